@@ -1,0 +1,1 @@
+"""The hands: the only code that touches a compiler or a driver."""

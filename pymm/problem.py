@@ -1,0 +1,100 @@
+"""What is to be computed: one frozen `Problem`, the key of everything that is tuned, stored and chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+#: Element types by their short name: the one spelling in CUDA defines, YAML, CSV and on the command line.
+DTYPES = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
+
+#: How the arithmetic rounds. "ieee" is plain multiply-add in the type of the operands.
+PRECISIONS = ("ieee",)
+
+#: Dimensions travel to the kernels as 32-bit integers; offsets are 64-bit.
+MAX_EXTENT = 2**31 - 1
+
+
+def dtype_name(dtype: np.dtype | type | str) -> str:
+    """The short name ("f32") of a NumPy dtype or of a short name itself. `TypeError` if pymm has no such type."""
+    if isinstance(dtype, str) and dtype in DTYPES:
+        return dtype
+    wanted = np.dtype(dtype)
+    for name, known in DTYPES.items():
+        if known == wanted:
+            return name
+    raise TypeError(f"dtype {wanted} is none of {', '.join(d.name for d in DTYPES.values())}")
+
+
+@dataclass(frozen=True, slots=False)
+class Problem:
+    """`C <- alpha op(A) op(B) + beta C` for matrices stored by rows.
+
+    `op(A)` is m x k and `op(B)` is k x n. `trans_a` says that A is *stored* as k x m (so `op(A) = A^T`), `trans_b`
+    that B is stored as n x k. A matrix stored by columns is the transpose of one stored by rows, so four kinds
+    cover every order. `batch` counts the matrices of a stack. alpha, beta and leading dimensions are arguments of
+    a call and do not belong to the problem.
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "f32"
+    trans_a: bool = False
+    trans_b: bool = False
+    batch: int = 1
+    op: str = "gemm"
+    precision: str = "ieee"
+
+    def __post_init__(self) -> None:
+        for axis in ("m", "n", "k", "batch"):
+            extent = getattr(self, axis)
+            if not isinstance(extent, int) or isinstance(extent, bool) or not 0 <= extent <= MAX_EXTENT:
+                raise ValueError(f"{axis}={extent!r} is not an integer between 0 and {MAX_EXTENT}")
+        if self.op != "gemm":
+            raise NotImplementedError(f"operation {self.op!r}: pymm has gemm")
+        if self.dtype not in DTYPES:
+            raise NotImplementedError(f"dtype {self.dtype!r}: pymm has {', '.join(DTYPES)}")
+        if self.precision not in PRECISIONS:
+            raise NotImplementedError(
+                f"precision {self.precision!r}: pymm has {', '.join(PRECISIONS)}"
+            )
+
+    @cached_property
+    def numpy_dtype(self) -> np.dtype:
+        """The NumPy dtype of A, B and C."""
+        return DTYPES[self.dtype]
+
+    @property
+    def layout(self) -> str:
+        """"NN", "NT", "TN" or "TT": how A and B are stored, in BLAS's letters."""
+        return ("T" if self.trans_a else "N") + ("T" if self.trans_b else "N")
+
+    @property
+    def flops(self) -> int:
+        """2 m n k floating-point operations for each matrix of the stack."""
+        return 2 * self.m * self.n * self.k * self.batch
+
+    @property
+    def bytes(self) -> int:
+        """Fewest bytes of device memory to move with beta = 0: A and B read once, C written once."""
+        elements = self.m * self.k + self.k * self.n + self.m * self.n
+        return elements * self.batch * self.numpy_dtype.itemsize
+
+    @property
+    def empty(self) -> bool:
+        """True if C has no element, so that there is nothing to write."""
+        return self.m == 0 or self.n == 0 or self.batch == 0
+
+    @property
+    def slug(self) -> str:
+        """The one spelling in file names, CSV fields and test ids: `f32-NN-1024x1024x64`, a stack ends in `-b8`."""
+        stack = f"-b{self.batch}" if self.batch != 1 else ""
+        op = "" if self.op == "gemm" else f"{self.op}-"
+        return f"{op}{self.dtype}-{self.layout}-{self.m}x{self.n}x{self.k}{stack}"
+
+    def same_kind(self, other: Problem) -> bool:
+        """True if the two differ in their extents alone."""
+        return replace(other, m=self.m, n=self.n, k=self.k, batch=self.batch) == self

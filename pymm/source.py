@@ -1,0 +1,82 @@
+"""From a configuration and a kernel file to one self-contained text: nothing included, every parameter defined on top."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from importlib import resources
+
+from pymm.kernels import Config
+from pymm.problem import Problem
+
+#: Headers that a kernel may still include because nothing else gives what they declare. None so far: the text is the key.
+ALLOWED_INCLUDES: tuple[str, ...] = ()
+
+C_TYPES = {"f32": "float", "f64": "double"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """One text to compile, the name of its entry point, and where it came from."""
+
+    text: str
+    entry: str
+    config: Config
+
+    @cached_property
+    def key(self) -> str:
+        """SHA-256 of the text: two sources with the same key compile to the same binary with the same compiler."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def render(config: Config, problem: Problem) -> Source:
+    """The text of `config`'s kernel for the types, layout and remainders of `problem`. `ValueError` on a missing parameter."""
+    kernel = config.kernel
+    missing = set(kernel.space) - set(dict(config.parameters))
+    if missing:
+        raise ValueError(f"{config.slug} lacks {', '.join(sorted(missing))}")
+    return _render(config, problem.dtype, problem.trans_a, problem.trans_b, kernel.guarded(config, problem))
+
+
+@lru_cache(maxsize=4096)
+def _render(config: Config, dtype: str, trans_a: bool, trans_b: bool, guarded: bool) -> Source:
+    kernel = config.kernel
+    defines = dict(config.parameters)
+    defines |= {"REAL": C_TYPES[dtype], "TRANS_A": int(trans_a), "TRANS_B": int(trans_b)}
+    if kernel.backend == "cuda":
+        defines["GUARDED"] = int(guarded)
+    head = "".join(f"#define {name} {value}\n" for name, value in defines.items())
+    return Source(head + kernel_text(kernel.backend, kernel.file), "gemm", config)
+
+
+@lru_cache(maxsize=64)
+def kernel_text(backend: str, file: str) -> str:
+    """The text of one kernel file with the project's own headers put in their places, each at most once."""
+    folder = "cuda_src" if backend == "cuda" else "cpu_src"
+    return _inline(f"pymm.{folder}", file, set())
+
+
+def kernel_digest(backend: str, file: str) -> str:
+    """Short digest of `kernel_text`: a tuned record made from another text is stale."""
+    return hashlib.sha256(kernel_text(backend, file).encode()).hexdigest()[:12]
+
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"[^\n]*\n', re.MULTILINE)
+
+
+def _inline(package: str, file: str, seen: set[str]) -> str:
+    if file in seen:
+        return ""
+    seen.add(file)
+    text = resources.files(package).joinpath(file).read_text(encoding="utf-8")
+    if not text.endswith("\n"):
+        text += "\n"
+
+    def put(match: re.Match[str]) -> str:
+        line = text.count("\n", 0, match.end()) + 1
+        inner = _inline(package, match.group(1), seen)
+        return f'{inner}#line {line} "{file}"\n' if inner else "\n"
+
+    return f'#line 1 "{file}"\n' + _INCLUDE.sub(put, text)
