@@ -1,4 +1,6 @@
-"""What it is computed on: one frozen `Device` of limits and peak rates, as data. Also describes devices not present."""
+"""What it is computed on: one frozen `Device` of limits and peak rates, as data. Also describes
+devices not present.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-#: Floating-point operations of one multiprocessor and clock, two for a fused multiply-add: NVIDIA, CUDA C++ Programming
-#: Guide, table "Throughput of Native Arithmetic Instructions" (results per clock and multiprocessor, times two). f64 of
-#: 8.0 and 9.0 is the tensor cores' rate (A100 and H100 whitepapers), the most that a kernel can reach there.
+#: Floating-point operations of one multiprocessor and clock, two for a fused multiply-add:
+#: NVIDIA, CUDA C++ Programming Guide, table "Throughput of Native Arithmetic Instructions"
+#: (results per clock and multiprocessor, times two). f64 of 8.0 and 9.0 is the tensor cores' rate
+#: (A100 and H100 whitepapers), the most that a kernel can reach there.
 CUDA_FLOPS_PER_CLOCK = {
     (7, 0): {"f32": 128, "f64": 64},
     (7, 5): {"f32": 128, "f64": 4},
@@ -27,9 +30,9 @@ CUDA_FLOPS_PER_CLOCK = {
 class Device:
     """Limits (bytes, counts) and peak rates (operations and bytes per second) of one device.
 
-    For a CUDA device `threads`, `shared_*` and `registers_*` are the driver's limits. For a CPU `sms` counts the
-    cores in use, `vector_bytes` and `vector_registers` describe its SIMD unit, and `cache_bytes` its caches from the
-    innermost out.
+    For a CUDA device `threads`, `shared_*` and `registers_*` are the driver's limits. For a CPU
+    `sms` counts the cores in use, `vector_bytes` and `vector_registers` describe its SIMD unit,
+    and `cache_bytes` its caches from the innermost out.
     """
 
     name: str
@@ -70,7 +73,9 @@ class Device:
 
     @property
     def arch(self) -> str:
-        """Target of the compiler: `sm_75` to `sm_89`, and `sm_90a` on, where `a` opens Hopper's own instructions."""
+        """Target of the compiler: `sm_75` to `sm_89`, and `sm_90a` on, where `a` opens Hopper's
+        own instructions.
+        """
         major, minor = self.capability
         return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
 
@@ -80,6 +85,8 @@ def _rebuild(fields: dict) -> Device:
 
 
 def cuda_peaks(capability: tuple[int, int], sms: int, clock_hz: float) -> dict[str, float]:
-    """Peak operations per second by dtype. Empty for a capability that the table above does not know."""
+    """Peak operations per second by dtype. Empty for a capability that the table above does not
+    know.
+    """
     rates = CUDA_FLOPS_PER_CLOCK.get(capability, {})
     return {dtype: rate * sms * clock_hz for dtype, rate in rates.items()}

@@ -1,7 +1,8 @@
-"""How it is computed: the one declaration of every kernel. Space, default, rules, geometry, shared memory.
+"""How it is computed: the one declaration of every kernel. Space, default, rules, geometry,
+shared memory.
 
-A limit on a configuration is a named `Rule` here and nowhere else; the `static_assert`s of the kernel files mirror
-the rules that do not depend on the device.
+A limit on a configuration is a named `Rule` here and nowhere else; the `static_assert`s of the
+kernel files mirror the rules that do not depend on the device.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from functools import cached_property
 from pymm.device import Device
 from pymm.problem import Problem
 
-#: No tile, depth or register tile of any kernel is larger; a number above it in a file or an argument is a mistake.
+#: No tile, depth or register tile of any kernel is larger; a number above it in a file or an
+#: argument is a mistake.
 MAX_PARAMETER = 65536
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition that a configuration must meet, with the sentence that a person reads when it does not."""
+    """A condition that a configuration must meet, with the sentence that a person reads when it
+    does not.
+    """
 
     reason: str
     holds: Callable[[Config, Problem, Device], bool]
@@ -29,7 +33,9 @@ class Rule:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One rung: its file, the values each parameter may take in a search, its default, its rules and its geometry."""
+    """One rung: its file, the values each parameter may take in a search, its default, its rules
+    and its geometry.
+    """
 
     number: int
     name: str
@@ -53,18 +59,21 @@ class Kernel:
         return self.config(self.default)
 
     def config(self, parameters: Mapping[str, int]) -> Config:
-        """A configuration of this kernel. `ValueError` unless it names exactly this kernel's parameters, as positive integers.
+        """A configuration of this kernel. `ValueError` unless it names exactly this kernel's
+        parameters, as positive integers.
 
-        Values outside `space` are allowed: `space` is what a search walks through, `violations` is what decides.
+        Values outside `space` are allowed: `space` is what a search walks through, `violations`
+        is what decides.
         """
         if set(parameters) != set(self.space):
-            raise ValueError(
-                f"{self.name} takes {', '.join(self.space)}; got {', '.join(map(str, parameters)) or 'none'}"
-            )
+            got = ", ".join(map(str, parameters)) or "none"
+            raise ValueError(f"{self.name} takes {', '.join(self.space)}; got {got}")
         for name, value in parameters.items():
             if type(value) is not int or not 1 <= value <= MAX_PARAMETER:
-                raise ValueError(f"{name}={value!r} is not an integer between 1 and {MAX_PARAMETER}")
-        return Config(self.name, tuple((name, parameters[name]) for name in self.space), self.backend)
+                limit = f"an integer between 1 and {MAX_PARAMETER}"
+                raise ValueError(f"{name}={value!r} is not {limit}")
+        values = tuple((name, parameters[name]) for name in self.space)
+        return Config(self.name, values, self.backend)
 
     def shared_bytes(self, config: Config, problem: Problem) -> int:
         """Bytes of shared memory that one block takes."""
@@ -75,7 +84,9 @@ class Kernel:
         return (-(-problem.n // config.NB), -(-problem.m // config.MB), problem.batch)
 
     def guarded(self, config: Config, problem: Problem) -> bool:
-        """True if some tile is partial, so that the kernel must check every index that it reads or writes."""
+        """True if some tile is partial, so that the kernel must check every index that it reads
+        or writes.
+        """
         extents = {"MB": problem.m, "NB": problem.n, "KB": problem.k}
         return any(extents[name] % value for name, value in config.parameters if name in extents)
 
@@ -85,7 +96,9 @@ class Kernel:
         return [rule.reason for rule in rules if not rule.holds(config, problem, device)]
 
     def configs(self, problem: Problem, device: Device) -> tuple[list[Config], Counter[str]]:
-        """All configurations of the space that may run, and how many each rule turned down (first broken rule counts)."""
+        """All configurations of the space that may run, and how many each rule turned down (first
+        broken rule counts).
+        """
         valid, rejected = [], Counter()
         for config in self._all():
             broken = self.violations(config, problem, device)
@@ -131,7 +144,9 @@ class Config:
 
 
 def find_kernel(name: str | int, backend: str = "cuda") -> Kernel:
-    """A kernel by name, by number (4) or by both ("04_transposed_a"). `ValueError` that lists what exists."""
+    """A kernel by name, by number (4) or by both ("04_transposed_a"). `ValueError` that lists
+    what exists.
+    """
     for kernel in KERNELS:
         if kernel.backend == backend and name in (
             kernel.name,
@@ -168,12 +183,13 @@ def _words(problem: Problem) -> int:
 
 
 def _registers(c: Config, p: Problem) -> int:
-    """Registers of a thread with a TA x TB tile: accumulators, one column of A, one row of B, and 40 for addresses and
-    counters (nvcc 13.0 for sm_90a needs 24 to 38 in these kernels)."""
+    """Registers of a thread with a TA x TB tile: accumulators, one column of A, one row of B, and
+    40 for addresses and counters (nvcc 13.0 for sm_90a needs 24 to 38 in these kernels).
+    """
     return (c.TA * c.TB + c.TA + c.TB) * _words(p) + 40
 
 
-# What holds for every kernel of a backend --------------------------------------------------------------------------
+# What holds for every kernel of a backend
 
 COMMON_RULES: dict[str, tuple[Rule, ...]] = {
     "cuda": (
@@ -193,7 +209,7 @@ COMMON_RULES: dict[str, tuple[Rule, ...]] = {
     "cpu": (),
 }
 
-# Kernels 0 to 4: the ladder that the project started from ------------------------------------------------------------
+# Kernels 0 to 4: the ladder that the project started from
 
 _ONE_ELEMENT = dict(threads=lambda c: c.MB * c.NB)
 
@@ -282,7 +298,7 @@ TRANSPOSED_A = Kernel(
     **_REGISTER_TILE,
 )
 
-# The CPU: cache blocks and a register tile, the same five parameters --------------------------------------------------
+# The CPU: cache blocks and a register tile, the same five parameters
 
 REORDERED = Kernel(
     number=0,

@@ -1,4 +1,6 @@
-"""What is to be computed: one frozen `Problem`, the key of everything that is tuned, stored and chosen."""
+"""What is to be computed: one frozen `Problem`, the key of everything that is tuned, stored and
+chosen.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,8 @@ from functools import cached_property
 
 import numpy as np
 
-#: Element types by their short name: the one spelling in CUDA defines, YAML, CSV and on the command line.
+#: Element types by their short name: the one spelling in CUDA defines, YAML, CSV and on the
+#: command line.
 DTYPES = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
 
 #: How the arithmetic rounds. "ieee" is plain multiply-add in the type of the operands.
@@ -18,7 +21,9 @@ MAX_EXTENT = 2**31 - 1
 
 
 def dtype_name(dtype: np.dtype | type | str) -> str:
-    """The short name ("f32") of a NumPy dtype or of a short name itself. `TypeError` if pymm has no such type."""
+    """The short name ("f32") of a NumPy dtype or of a short name itself. `TypeError` if pymm has
+    no such type.
+    """
     if isinstance(dtype, str) and dtype in DTYPES:
         return dtype
     wanted = np.dtype(dtype)
@@ -32,10 +37,10 @@ def dtype_name(dtype: np.dtype | type | str) -> str:
 class Problem:
     """`C <- alpha op(A) op(B) + beta C` for matrices stored by rows.
 
-    `op(A)` is m x k and `op(B)` is k x n. `trans_a` says that A is *stored* as k x m (so `op(A) = A^T`), `trans_b`
-    that B is stored as n x k. A matrix stored by columns is the transpose of one stored by rows, so four kinds
-    cover every order. `batch` counts the matrices of a stack. alpha, beta and leading dimensions are arguments of
-    a call and do not belong to the problem.
+    `op(A)` is m x k and `op(B)` is k x n. `trans_a` says that A is *stored* as k x m (so `op(A) =
+    A^T`), `trans_b` that B is stored as n x k. A matrix stored by columns is the transpose of one
+    stored by rows, so four kinds cover every order. `batch` counts the matrices of a stack.
+    alpha, beta and leading dimensions are arguments of a call and do not belong to the problem.
     """
 
     m: int
@@ -51,7 +56,7 @@ class Problem:
     def __post_init__(self) -> None:
         for axis in ("m", "n", "k", "batch"):
             extent = getattr(self, axis)
-            if not isinstance(extent, int) or isinstance(extent, bool) or not 0 <= extent <= MAX_EXTENT:
+            if type(extent) is not int or not 0 <= extent <= MAX_EXTENT:
                 raise ValueError(f"{axis}={extent!r} is not an integer between 0 and {MAX_EXTENT}")
         if self.op != "gemm":
             raise NotImplementedError(f"operation {self.op!r}: pymm has gemm")
@@ -79,7 +84,8 @@ class Problem:
 
     @property
     def bytes(self) -> int:
-        """Fewest bytes of device memory to move with beta = 0: A and B read once, C written once."""
+        """Fewest bytes of device memory to move with beta = 0: A and B read once, C written once.
+        """
         elements = self.m * self.k + self.k * self.n + self.m * self.n
         return elements * self.batch * self.numpy_dtype.itemsize
 
@@ -90,7 +96,9 @@ class Problem:
 
     @property
     def slug(self) -> str:
-        """The one spelling in file names, CSV fields and test ids: `f32-NN-1024x1024x64`, a stack ends in `-b8`."""
+        """The one spelling in file names, CSV fields and test ids: `f32-NN-1024x1024x64`, a stack
+        ends in `-b8`.
+        """
         stack = f"-b{self.batch}" if self.batch != 1 else ""
         op = "" if self.op == "gemm" else f"{self.op}-"
         return f"{op}{self.dtype}-{self.layout}-{self.m}x{self.n}x{self.k}{stack}"

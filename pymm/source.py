@@ -1,4 +1,6 @@
-"""From a configuration and a kernel file to one self-contained text: nothing included, every parameter defined on top."""
+"""From a configuration and a kernel file to one self-contained text: nothing included, every
+parameter defined on top.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from importlib import resources
 from pymm.kernels import Config
 from pymm.problem import Problem
 
-#: Headers that a kernel may still include because nothing else gives what they declare. None so far: the text is the key.
+#: Headers that a kernel may still include because nothing else gives what they declare. None so
+#: far: the text is the key.
 ALLOWED_INCLUDES: tuple[str, ...] = ()
 
 C_TYPES = {"f32": "float", "f64": "double"}
@@ -27,17 +30,22 @@ class Source:
 
     @cached_property
     def key(self) -> str:
-        """SHA-256 of the text: two sources with the same key compile to the same binary with the same compiler."""
+        """SHA-256 of the text: two sources with the same key compile to the same binary with the
+        same compiler.
+        """
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 def render(config: Config, problem: Problem) -> Source:
-    """The text of `config`'s kernel for the types, layout and remainders of `problem`. `ValueError` on a missing parameter."""
+    """The text of `config`'s kernel for the types, layout and remainders of `problem`.
+    `ValueError` on a missing parameter.
+    """
     kernel = config.kernel
     missing = set(kernel.space) - set(dict(config.parameters))
     if missing:
         raise ValueError(f"{config.slug} lacks {', '.join(sorted(missing))}")
-    return _render(config, problem.dtype, problem.trans_a, problem.trans_b, kernel.guarded(config, problem))
+    guarded = kernel.guarded(config, problem)
+    return _render(config, problem.dtype, problem.trans_a, problem.trans_b, guarded)
 
 
 @lru_cache(maxsize=4096)
@@ -53,7 +61,9 @@ def _render(config: Config, dtype: str, trans_a: bool, trans_b: bool, guarded: b
 
 @lru_cache(maxsize=64)
 def kernel_text(backend: str, file: str) -> str:
-    """The text of one kernel file with the project's own headers put in their places, each at most once."""
+    """The text of one kernel file with the project's own headers put in their places, each at
+    most once.
+    """
     folder = "cuda_src" if backend == "cuda" else "cpu_src"
     return _inline(f"pymm.{folder}", file, set())
 

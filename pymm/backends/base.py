@@ -1,4 +1,6 @@
-"""What a backend offers: memory, binaries, launches, a stopwatch. Above this line nobody knows which machine it is."""
+"""What a backend offers: memory, binaries, launches, a stopwatch. Above this line nobody knows
+which machine it is.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,9 @@ class LaunchFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Matrix:
-    """Where a kernel finds a matrix or a stack: address in bytes, leading dimension and distance between the matrices of
-    the stack in elements. `owner` keeps the memory alive."""
+    """Where a kernel finds a matrix or a stack: address in bytes, leading dimension and distance
+    between the matrices of the stack in elements. `owner` keeps the memory alive.
+    """
 
     address: int
     ld: int
@@ -48,7 +51,9 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Resources:
-    """What the compiler gave a kernel: registers and spilled bytes of a thread, shared bytes of a block."""
+    """What the compiler gave a kernel: registers and spilled bytes of a thread, shared bytes of a
+    block.
+    """
 
     registers: int = 0
     spilled_bytes: int = 0
@@ -68,7 +73,9 @@ class Buffer(ABC):
 
     @abstractmethod
     def read(self, array: np.ndarray, offset: int = 0) -> None:
-        """Copy `array.nbytes` bytes from `offset` on into a contiguous array; waits for the device."""
+        """Copy `array.nbytes` bytes from `offset` on into a contiguous array; waits for the
+        device.
+        """
 
     @abstractmethod
     def fill(self, byte: int) -> None:
@@ -83,46 +90,65 @@ class Executable(ABC):
 
     @abstractmethod
     def bind(
-        self, problem: Problem, alpha: float, a: Matrix, b: Matrix, beta: float, c: Matrix, stream: Any = None
+        self,
+        problem: Problem,
+        alpha: float,
+        a: Matrix,
+        b: Matrix,
+        beta: float,
+        c: Matrix,
+        stream: Any = None,
     ) -> Callable[[], None]:
         """A call without arguments that launches the product on `stream` and does not wait for it.
 
-        Everything that can be worked out ahead (geometry, packed arguments) is worked out here. The call raises
-        `LaunchFailed`. `problem` has no empty extent but possibly k.
+        Everything that can be worked out ahead (geometry, packed arguments) is worked out here.
+        The call raises `LaunchFailed`. `problem` has no empty extent but possibly k.
         """
 
 
 class Backend(ABC):
-    """One device and its compiler. Made by `open` of its module; cheap to keep, not shared between processes."""
+    """One device and its compiler. Made by `open` of its module; cheap to keep, not shared
+    between processes.
+    """
 
     device: Device
 
     @abstractmethod
     def precompile(self, source: Source) -> None:
-        """Put the binary of `source` into the cache unless it is there. Needs no context; many processes may do it at once.
+        """Put the binary of `source` into the cache unless it is there. Needs no context; many
+        processes may do it at once.
 
         Raises `CompileFailed`.
         """
 
     @abstractmethod
     def load(self, source: Source) -> Executable:
-        """The kernel of `source`, from the cache where possible. Raises `CompileFailed`, `LaunchFailed`."""
+        """The kernel of `source`, from the cache where possible. Raises `CompileFailed`,
+        `LaunchFailed`.
+        """
 
     @abstractmethod
     def allocate(self, nbytes: int) -> Buffer:
-        """Uninitialised device memory. Raises `MemoryError` with what was asked and what is free."""
+        """Uninitialised device memory. Raises `MemoryError` with what was asked and what is free.
+        """
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait for all work of this process on the device. Raises `LaunchFailed` if any of it failed."""
+        """Wait for all work of this process on the device. Raises `LaunchFailed` if any of it
+        failed.
+        """
 
     @abstractmethod
     def time(self, calls: Sequence[Callable[[], None]], flush: bool = True) -> list[float]:
-        """Seconds that each call takes on the device, one after the other, with cold caches if `flush`."""
+        """Seconds that each call takes on the device, one after the other, with cold caches if
+        `flush`.
+        """
 
     @abstractmethod
     def telemetry(self) -> Mapping[str, float | str]:
-        """Clock (MHz), power (W), temperature (C), throttle reasons where they can be read; else what is known."""
+        """Clock (MHz), power (W), temperature (C), throttle reasons where they can be read; else
+        what is known.
+        """
 
     @property
     @abstractmethod
@@ -130,5 +156,6 @@ class Backend(ABC):
         """Compiler and version: part of what makes a tuned record current or stale."""
 
 
-#: Where binaries are kept; given by the caller so that backends read no settings of their own for it.
+#: Where binaries are kept; given by the caller so that backends read no settings of their own for
+#: it.
 CacheDirectory = Path
