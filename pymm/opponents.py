@@ -19,9 +19,10 @@ def opponents(
 ) -> dict[str, Call]:
     """By name, calls that compute C = op(A) op(B) with the libraries importable here.
 
-    On a CPU NumPy's BLAS, limited to the threads of the device. On a GPU cuBLAS, through PyTorch
-    (once with each of its two BLAS back ends), else CuPy. Empty where no library is, and in the
-    simulator. The calls write C and must be made in the process that owns the memory.
+    On a CPU NumPy's BLAS, which is held to the device's threads in this process from then on. On
+    a GPU cuBLAS, through PyTorch (once with each of its two BLAS back ends), else CuPy. Empty
+    where no library is, and in the simulator. The calls write C and must be made in the process
+    that owns the memory.
     """
     if backend.device.kind == "cpu":
         return {"numpy": _numpy(problem, a, b, c, backend.device.sms)}
@@ -71,17 +72,12 @@ def _oriented(problem: Problem, a: Any, b: Any) -> tuple[Any, Any]:
 
 
 def _numpy(problem: Problem, a: Matrix, b: Matrix, c: Matrix, threads: int) -> Call:
-    from threadpoolctl import ThreadpoolController
+    from threadpoolctl import threadpool_limits
 
     left, right, out = (np.asarray(x) for x in _operands(problem, a, b, c))
     left, right = _oriented(problem, left, right)
-    controller = ThreadpoolController()
-
-    def call() -> None:
-        with controller.limit(limits=threads, user_api="blas"):
-            np.matmul(left, right, out=out)
-
-    return call
+    threadpool_limits(limits=threads, user_api="blas")  # once: within the call it would be timed
+    return lambda: np.matmul(left, right, out=out)
 
 
 def _torch(torch: Any, problem: Problem, a: Matrix, b: Matrix, c: Matrix) -> dict[str, Call]:
