@@ -20,6 +20,10 @@ from pymm.problem import Problem
 #: argument is a mistake.
 MAX_PARAMETER = 65536
 
+#: Blocks that a CUDA grid may have along y or z (CUDA C++ Programming Guide, "Technical
+#: Specifications per Compute Capability"; 2^31 - 1 along x).
+MAX_GRID_YZ = 65535
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -80,8 +84,13 @@ class Kernel:
         return self.shared_elements(config) * problem.numpy_dtype.itemsize
 
     def grid(self, config: Config, problem: Problem) -> tuple[int, int, int]:
-        """Blocks along n, along m, and matrices of the stack."""
-        return (-(-problem.n // config.NB), -(-problem.m // config.MB), problem.batch)
+        """Blocks along n, along m, and matrices of the stack.
+
+        Where the rows need more blocks than a grid has along y, each block of the kernel takes
+        several tiles of rows. A stack of more than `MAX_GRID_YZ` matrices is the launch's business.
+        """
+        rows = min(-(-problem.m // config.MB), MAX_GRID_YZ)
+        return (-(-problem.n // config.NB), rows, problem.batch)
 
     def guarded(self, config: Config, problem: Problem) -> bool:
         """True if some tile is partial, so that the kernel must check every index that it reads

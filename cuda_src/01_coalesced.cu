@@ -1,0 +1,45 @@
+// 01 coalesced: rung 00 with threadIdx.x and threadIdx.y exchanged, nothing else.
+//
+// Still one thread for one element, but the neighbouring threads of a warp now walk *along* a row
+// of C, which is how matrices lie in memory:
+//
+//             j    j+1  j+2
+//     i    .  0    1    2  .      lane 0 reads B[p * ldb + j]       all lanes read the same
+//          .  .    .    .  .      lane 1 reads B[p * ldb + j + 1]   A[i * lda + p]: one broadcast
+//
+// 32 lanes read 32 numbers of B that lie side by side: 4 sectors for float, 8 for double, every byte
+// of them used. A comes as one broadcast, C is written in one piece.
+// Cost of a thread: the same 2k operations for 2k + 1 accesses as rung 00; only their addresses
+// differ. The origin of this ladder measured a factor of 14 between the two rungs. What remains is
+// the number of accesses: each block reads its MB rows of A and NB columns of B again and again,
+// from the caches at best. Rung 02 keeps them close. If B is stored transposed, its reads are a
+// column apart here, as those of A in rung 00.
+
+#include "common/tile.cuh"
+
+#ifndef MB
+#define MB 32  // rows of C that one block computes: threads along y
+#endif
+#ifndef NB
+#define NB 32  // columns of C that one block computes: threads along x
+#endif
+
+static_assert(MB * NB % 32 == 0, "a block is made of whole warps");
+
+extern "C" __global__ void __launch_bounds__(MB * NB)
+    gemm(int m, int n, int k, REAL alpha, const REAL* __restrict__ A, long long lda,
+         long long batch_a, const REAL* __restrict__ B, long long ldb, long long batch_b, REAL beta,
+         REAL* C, long long ldc, long long batch_c) {
+    A += blockIdx.z * batch_a;
+    B += blockIdx.z * batch_b;
+    C += blockIdx.z * batch_c;
+    const unsigned j = blockIdx.x * NB + threadIdx.x;
+    if (GUARDED && j >= n) return;
+
+    for (unsigned i = blockIdx.y * MB + threadIdx.y; i < m; i += gridDim.y * MB) {
+        REAL sum = 0;
+        for (int p = 0; p < k; p++)
+            sum += A[offset(TRANS_A, i, p, lda)] * B[offset(TRANS_B, p, j, ldb)];
+        store(C + offset(false, i, j, ldc), alpha, sum, beta);
+    }
+}
