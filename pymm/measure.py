@@ -1,0 +1,192 @@
+"""Verify, then time: one configuration after the other on the operands of one problem."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pymm.backends.base import Backend, CompileFailed, Executable, LaunchFailed, Resources
+from pymm.kernels import Config
+from pymm.problem import Problem
+from pymm.source import render
+from pymm.verify import Verifier
+
+#: What can become of a trial. The first has a time that counts, the last a rough one.
+OUTCOMES = (
+    "ok",
+    "compile_failed",
+    "launch_failed",
+    "crashed",
+    "timed_out",
+    "wrong",
+    "too_slow",
+)
+
+#: A first run slower than this times the best so far is not repeated. Single runs stray by up to
+#: 12 % (95th percentile, Turing, public benchmark_hub data), on a shared CPU by up to 40 %.
+HOPELESS = 1.5
+
+#: Repeats of a promising configuration: until the spread is `ENOUGH` or one of the limits is met.
+REPEATS, MOST_REPEATS = 7, 31
+ENOUGH = 0.01
+SECONDS_PER_TRIAL = 2.0
+
+#: A single run shorter than this is looked at three times before it is called hopeless: it costs
+#: nothing, and an interruption of a millisecond is a large part of it.
+SHORT_RUN = 0.05
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What became of one configuration on one problem.
+
+    `seconds` is the median of `times` (NaN if there is none), `spread` their interquartile range
+    as a part of the median, `error` the largest deviation as a part of its bound.
+    """
+
+    problem: Problem
+    config: Config
+    outcome: str
+    seconds: float = math.nan
+    spread: float = math.nan
+    times: tuple[float, ...] = ()
+    error: float = math.nan
+    resources: Resources = field(default_factory=Resources)
+    detail: str = ""
+    telemetry: Mapping[str, float | str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if self.outcome not in OUTCOMES:
+            raise ValueError(f"outcome {self.outcome!r} is none of {', '.join(OUTCOMES)}")
+
+    @property
+    def gflops(self) -> float:
+        """10^9 operations per second, NaN without a time."""
+        return self.problem.flops / self.seconds / 1e9 if self.seconds > 0 else math.nan
+
+
+def median_and_spread(times: Sequence[float]) -> tuple[float, float]:
+    """Median, and interquartile range divided by it (0 for fewer than four times)."""
+    median = statistics.median(times)
+    if len(times) < 4 or median <= 0:
+        return median, 0.0
+    low, _, high = statistics.quantiles(times, n=4, method="inclusive")
+    return median, (high - low) / median
+
+
+class Workbench:
+    """Operands of one problem on one device, on which configurations are verified and timed.
+
+    `lost` turns True when the device's context is gone and only a new process can go on.
+    `calls` holds further calls by name, which `compare` runs in turn with the configurations;
+    `times` has what its last run measured, by name.
+    """
+
+    def __init__(self, backend: Backend, problem: Problem, seed: int = 0) -> None:
+        self.backend, self.problem = backend, problem
+        self.seed, self.lost = seed, False
+        self.calls: dict[str, Call] = {}
+        self.times: dict[str, list[float]] = {}
+        self._verifier = Verifier(backend, problem, seed)
+        self.a, self.b, self.c = self._verifier.operands
+
+    def load(self, config: Config, problem: Problem | None = None) -> Executable:
+        """The compiled kernel of `config`. Raises `CompileFailed`, `LaunchFailed`."""
+        return self.backend.load(render(config, problem or self.problem))
+
+    def call(self, executable: Executable) -> Call:
+        """`executable` bound to the operands, alpha = 1 and beta = 0."""
+        return executable.bind(self.problem, 1.0, self.a, self.b, 0.0, self.c)
+
+    def verify(self, config: Config) -> Trial:
+        """Check `config` without timing it: outcome `ok` (no time), `wrong` or a failure."""
+        return self._guarded(config, lambda executable: {})
+
+    def measure(self, config: Config, best_seconds: float | None = None) -> Trial:
+        """Check `config`, run it once, and unless that is hopeless beside `best_seconds` repeat
+        it until the median is firm.
+        """
+        return self._guarded(config, lambda executable: self._race(executable, best_seconds))
+
+    def compare(self, configs: Sequence[Config], rounds: int = 15) -> list[Trial]:
+        """Time configurations and `calls` in turn, A B A B, so that a drift of the clock meets all
+        of them alike. A configuration that fails is left out of the rounds.
+        """
+        bound: dict[str, Call] = {}
+        trials: dict[Config, Trial] = {}
+        for config in configs:
+            trial = trials[config] = self.verify(config)
+            if self.lost:
+                return list(trials.values())
+            if trial.outcome == "ok":
+                bound[config.slug] = self.call(self.load(config))
+        self.times = self.interleave({**bound, **self.calls}, rounds)
+        telemetry = dict(self.backend.telemetry())
+        for config, trial in trials.items():
+            if config.slug in bound:
+                times = self.times[config.slug]
+                found = _timed(times) | {"telemetry": telemetry}
+                trials[config] = Trial(**{**trial.__dict__, **found})
+        return list(trials.values())
+
+    def interleave(self, calls: Mapping[str, Call], rounds: int) -> dict[str, list[float]]:
+        """Seconds of every call by name, measured in `rounds` rounds after one to warm up."""
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        if calls:
+            self.backend.time(list(calls.values()))
+        for _ in range(rounds if calls else 0):
+            for name, seconds in zip(calls, self.backend.time(list(calls.values())), strict=True):
+                times[name].append(seconds)
+        return times
+
+    def _guarded(self, config: Config, then: Callable[[Executable], dict]) -> Trial:
+        """A trial of `config`, whatever happens: load, verify, and if right go on with `then`."""
+        found: dict = {}
+        try:
+            executable = self.load(config)
+            found["resources"] = executable.resources
+            finding = self._verifier.check(executable, lambda p: self.load(config, p))
+            found["error"] = finding.error
+            if not finding.right:
+                return Trial(self.problem, config, "wrong", detail=finding.detail, **found)
+            return Trial(self.problem, config, **{"outcome": "ok", **found, **then(executable)})
+        except CompileFailed as failure:
+            return Trial(self.problem, config, "compile_failed", detail=str(failure), **found)
+        except (LaunchFailed, MemoryError) as failure:
+            self.lost = getattr(failure, "sticky", False)
+            detail = str(failure) or "out of memory"
+            return Trial(self.problem, config, "launch_failed", detail=detail, **found)
+
+    def _race(self, executable: Executable, best_seconds: float | None) -> dict:
+        call, time_calls = self.call(executable), self.backend.time
+        started = time.monotonic()
+        times = time_calls([call])  # verification was the warm-up
+        if best_seconds is not None and times[0] > HOPELESS * best_seconds:
+            if times[0] < SHORT_RUN:
+                times += time_calls([call, call])
+            if min(times) > HOPELESS * best_seconds:
+                return dict(outcome="too_slow", **_timed(times))
+        times = time_calls([call] * self._affordable(times[0]))
+        while (
+            len(times) < MOST_REPEATS
+            and median_and_spread(times)[1] > ENOUGH
+            and time.monotonic() - started < SECONDS_PER_TRIAL
+        ):
+            times += time_calls([call] * self._affordable(times[0]))
+        return dict(**_timed(times), telemetry=dict(self.backend.telemetry()))
+
+    @staticmethod
+    def _affordable(seconds: float) -> int:
+        """Repeats at a time: 7, fewer (but three) where they would take longer than a trial may.
+        """
+        return max(3, min(REPEATS, int(SECONDS_PER_TRIAL / max(seconds, 1e-9))))
+
+
+def _timed(times: Sequence[float]) -> dict:
+    seconds, spread = median_and_spread(times)
+    return {"seconds": seconds, "spread": spread, "times": tuple(times)}

@@ -1,0 +1,101 @@
+"""The product in float64 and how far from it a right answer may lie: the judge of every kernel.
+
+Bounds follow N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed. (SIAM, 2002),
+section 3.1: a sum of k products, in whatever order and with or without fused multiply-add, is off
+by at most gamma_k times the sum of the absolute values, gamma_k = k u / (1 - k u).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pymm.problem import Problem, dtype_name
+
+#: Unit roundoff of round-to-nearest: half the distance from 1 to the next number.
+ROUNDOFF = {"f32": 2.0**-24, "f64": 2.0**-53}
+
+#: Integers up to 2^24 are exact in float32 (24 significant bits) and more so in float64.
+EXACT_INTEGER = 2**24
+
+
+def gamma(k: int, dtype: str | np.dtype | type) -> float:
+    """gamma_k = k u / (1 - k u) of the arithmetic of `dtype`; from k u = 1/2 on k u itself.
+
+    The quotient blows up at k u = 1. For inner products k u alone is a bound for every k (C.-P.
+    Jeannerod and S. M. Rump, Improved error bounds for inner products in floating-point
+    arithmetic, SIAM J. Matrix Anal. Appl. 34(2), 2013). `ValueError` for a negative k.
+    """
+    if k < 0:
+        raise ValueError(f"gamma of k={k}: a sum has at least 0 terms")
+    relative = k * ROUNDOFF[dtype_name(dtype)]
+    return relative / (1 - relative) if relative < 0.5 else relative
+
+
+def oriented(problem: Problem, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """op(A), m x k, and op(B), k x n, as views of the stored matrices (or stacks of them)."""
+    left = a.swapaxes(-1, -2) if problem.trans_a else a
+    right = b.swapaxes(-1, -2) if problem.trans_b else b
+    return left, right
+
+
+def product(
+    problem: Problem,
+    a: np.ndarray,
+    b: np.ndarray,
+    c: np.ndarray | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+) -> np.ndarray:
+    """`alpha op(A) op(B) + beta C` in float64, with alpha and beta first rounded to the problem's
+    type, as a kernel gets them. `a` and `b` are the stored matrices; C is not read if beta = 0.
+    """
+    left, right = oriented(problem, a.astype(np.float64), b.astype(np.float64))
+    alpha, beta = (float(problem.numpy_dtype.type(x)) for x in (alpha, beta))
+    result = alpha * (left @ right)
+    if beta != 0:
+        result += beta * np.asarray(c, np.float64)
+    return result
+
+
+def error_bound(
+    problem: Problem,
+    a: np.ndarray,
+    b: np.ndarray,
+    c: np.ndarray | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+) -> np.ndarray:
+    """For each element of C, the most by which a right answer may differ from `product`.
+
+    gamma(k + 2) |alpha| |op(A)| |op(B)| + gamma(2) |beta| |C|: k products and their sum, the
+    product with alpha, the sum with beta C; the product beta C and that sum. In float64 the
+    reference errs as much as the kernel, hence twice the bound. Results below the smallest normal
+    number add at most one smallest subnormal for each operation.
+    """
+    left, right = oriented(problem, np.abs(a.astype(np.float64)), np.abs(b.astype(np.float64)))
+    alpha, beta = (abs(float(problem.numpy_dtype.type(x))) for x in (alpha, beta))
+    bound = gamma(problem.k + 2, problem.dtype) * alpha * (left @ right)
+    if beta != 0:
+        bound += gamma(2, problem.dtype) * beta * np.abs(np.asarray(c, np.float64))
+    tiny = np.finfo(problem.numpy_dtype).smallest_subnormal
+    bound += (problem.k + 2) * float(tiny)
+    return 2 * bound if problem.dtype == "f64" else bound
+
+
+def exact_integers(k: int) -> int:
+    """The largest r such that k products of integers from -r to r add up exactly in float32,
+    k r^2 <= 2^24 (at least 1, at most 64).
+    """
+    return int(min(64, max(1, (EXACT_INTEGER // max(k, 1)) ** 0.5)))
+
+
+def signs(n: int, count: int, seed: int) -> np.ndarray:
+    """`count` random vectors of n entries -1 and 1, float64, n x count, for Freivalds' check.
+
+    If C differs from A B, then C x differs from A (B x) for at least half of all such x, so
+    `count` independent ones miss it with a probability of at most 2^-count (R. Freivalds,
+    Probabilistic machines can use less running time, IFIP Congress 1977). That holds where both
+    sides are exact: give it operands of `exact_integers`.
+    """
+    drawn = np.random.default_rng(seed).integers(0, 2, size=(n, count))
+    return (2.0 * drawn - 1.0).astype(np.float64)

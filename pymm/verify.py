@@ -1,0 +1,241 @@
+"""Is a configuration right? Poisoned output, guard zones, float64 reference, odd sizes; before any
+timing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from pymm import reference
+from pymm.backends.base import Backend, Executable, Matrix
+from pymm.fields import Field, normal, stored_shapes
+from pymm.kernels import Config
+from pymm.problem import Problem
+from pymm.source import render
+
+#: Up to this many operations every element is compared with the float64 product (a second of one
+#: core); above it rows and columns are, and Freivalds' check looks at the rest.
+FULL_CHECK_FLOPS = 2**31
+
+#: Random vectors of Freivalds' check: a wrong product passes with a probability of at most 2^-16.
+VECTORS = 16
+
+#: Rows and columns of a large product that are compared element by element, besides the outermost.
+LINES = 16
+
+#: Scalars of the small hard problem: exact in every type, neither trivial nor a power of two.
+HARD_ALPHA, HARD_BETA = -1.25, 0.75
+
+#: Depth of the hard problem for a kernel without KB: a prime.
+HARD_DEPTH = 37
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found: `error` is the largest |C - C64| as a part of its bound (at most 1 for a
+    right answer), `detail` says in words what is wrong and is empty if nothing is.
+    """
+
+    error: float
+    detail: str = ""
+
+    @property
+    def right(self) -> bool:
+        """True if nothing wrong was found."""
+        return not self.detail
+
+
+class Verifier:
+    """Checks configurations of one problem on one device. Operands are made once, from `seed`."""
+
+    def __init__(self, backend: Backend, problem: Problem, seed: int = 0) -> None:
+        if problem.empty:
+            raise ValueError(f"{problem.slug} has no element to compute or to verify")
+        self.backend, self.problem, self.seed = backend, problem, seed
+        real = problem.numpy_dtype
+        self._a, self._b, _ = normal(problem, seed)
+        self.fields = [Field(backend, real, shape) for shape in stored_shapes(problem)]
+        self.fields[0].write(self._a)
+        self.fields[1].write(self._b)
+        self._hard: dict[tuple[int, int, int], _Hard] = {}
+
+    @property
+    def operands(self) -> tuple[Matrix, Matrix, Matrix]:
+        """A, B and C on the device, dense rows, standard normal A and B."""
+        return tuple(field.matrix for field in self.fields)
+
+    def check(self, executable: Executable, load: Callable[[Problem], Executable]) -> Finding:
+        """Run the configuration on the problem and on a small hard one and judge what it wrote.
+
+        `load` gives the executable for another problem of the same configuration. Raises
+        `LaunchFailed`, `CompileFailed`, `MemoryError`.
+        """
+        a, b, c = self.fields
+        finding = self._judge(executable, a, b, c)
+        if finding.right and not self._small:
+            finding = self._freivalds(executable) or finding
+        hard = hard_problem(executable.config, self.problem)
+        if finding.right and self._may_run(executable.config, hard):
+            found = self._hard_case(hard).judge(load(hard))
+            error = max(finding.error, found.error)
+            finding = Finding(error, found.detail and f"{hard.slug}: {found.detail}")
+        return finding
+
+    def _may_run(self, config: Config, hard: Problem) -> bool:
+        return not config.kernel.violations(config, hard, self.backend.device)
+
+    def _hard_case(self, hard: Problem) -> _Hard:
+        key = (hard.m, hard.n, hard.k)
+        if key not in self._hard:
+            if len(self._hard) >= 16:  # a few hundred kilobytes each
+                self._hard.pop(next(iter(self._hard)))
+            self._hard[key] = _Hard(self.backend, hard, self.seed + 1)
+        return self._hard[key]
+
+    @property
+    def _small(self) -> bool:
+        return self.problem.flops <= FULL_CHECK_FLOPS
+
+    def _judge(self, executable: Executable, a: Field, b: Field, c: Field) -> Finding:
+        c.poison()
+        executable.bind(self.problem, 1.0, a.matrix, b.matrix, 0.0, c.matrix)()
+        self.backend.synchronize()
+        values, touched = c.read()
+        if touched:
+            return Finding(np.inf, f"writes {touched}")
+        if self._small:
+            return compare(values, *self._full)
+        for pick, expected, bound in self._lines:
+            finding = compare(values[pick], expected, bound)
+            if not finding.right:
+                return finding
+        return finding
+
+    @cached_property
+    def _full(self) -> tuple[np.ndarray, np.ndarray]:
+        arguments = (self.problem, self._a, self._b)
+        return reference.product(*arguments), reference.error_bound(*arguments)
+
+    @cached_property
+    def _lines(self) -> list[tuple[tuple, np.ndarray, np.ndarray]]:
+        """Rows and columns of C to look at: index, float64 values, bounds."""
+        p, generator = self.problem, np.random.default_rng(self.seed)
+        rows = np.unique(np.r_[0, p.m - 1, generator.integers(0, p.m, LINES)])
+        columns = np.unique(np.r_[0, p.n - 1, generator.integers(0, p.n, LINES)])
+        left, right = reference.oriented(p, self._a, self._b)
+        plain = replace(p, trans_a=False, trans_b=False)
+        lines = []
+        for pick, a, b in (
+            ((slice(None), rows), left[:, rows], right),
+            ((slice(None), slice(None), columns), left, right[:, :, columns]),
+        ):
+            expected = reference.product(plain, a, b)
+            lines.append((pick, expected, reference.error_bound(plain, a, b)))
+        return lines
+
+    @cached_property
+    def _integers(self) -> tuple[list[Field], np.ndarray, np.ndarray]:
+        """Integer operands on the device, random signs X and op(A) (op(B) X), all exact."""
+        p, generator = self.problem, np.random.default_rng(self.seed + 2)
+        r = reference.exact_integers(p.k)
+        shapes = stored_shapes(p)[:2]
+        a, b = (generator.integers(-r, r + 1, shape).astype(p.numpy_dtype) for shape in shapes)
+        fields = [Field(self.backend, p.numpy_dtype, shape) for shape in shapes]
+        for field, values in zip(fields, (a, b), strict=True):
+            field.write(values)
+        left, right = reference.oriented(p, a.astype(np.float64), b.astype(np.float64))
+        x = reference.signs(p.n, VECTORS, self.seed + 3)
+        return fields, x, left @ (right @ x)
+
+    def _freivalds(self, executable: Executable) -> Finding | None:
+        (a, b), x, expected = self._integers
+        c = self.fields[2]
+        c.poison()
+        executable.bind(self.problem, 1.0, a.matrix, b.matrix, 0.0, c.matrix)()
+        self.backend.synchronize()
+        values, touched = c.read()
+        if touched:
+            return Finding(np.inf, f"writes {touched}")
+        block = max(1, 2**22 // max(1, self.problem.n))  # 32 MiB of float64 at a time
+        for batch in range(self.problem.batch):
+            for row in range(0, self.problem.m, block):
+                rows = slice(row, row + block)
+                got = values[batch, rows].astype(np.float64) @ x
+                wrong = (got != expected[batch, rows]).any(axis=1)  # true for NaN as well
+                if wrong.any():
+                    where = f"row {row + int(np.argmax(wrong))}"
+                    return Finding(np.inf, f"wrong in {where} (Freivalds' check on integers)")
+        return None
+
+
+class _Hard:
+    """The small hard problem: no extent a multiple of the tile, rows apart, alpha and beta."""
+
+    def __init__(self, backend: Backend, problem: Problem, seed: int) -> None:
+        self.backend, self.problem = backend, problem
+        self.values = normal(problem, seed)
+        shapes = stored_shapes(problem)
+        gaps = (3, 5, 7)  # odd, so that no row but the first is aligned
+        self.fields = [
+            Field(backend, problem.numpy_dtype, shape, gap)
+            for shape, gap in zip(shapes, gaps, strict=True)
+        ]
+        for field, values in zip(self.fields, self.values, strict=True):
+            field.write(values)
+        arguments = (problem, *self.values, HARD_ALPHA, HARD_BETA)
+        self.expected = reference.product(*arguments)
+        self.bound = reference.error_bound(*arguments)
+
+    def judge(self, executable: Executable) -> Finding:
+        a, b, c = self.fields
+        c.write(self.values[2])
+        bound = executable.bind(
+            self.problem, HARD_ALPHA, a.matrix, b.matrix, HARD_BETA, c.matrix
+        )
+        bound()
+        self.backend.synchronize()
+        got, touched = c.read()
+        if touched:
+            return Finding(np.inf, f"writes {touched}")
+        return compare(got, self.expected, self.bound)
+
+
+def hard_problem(config: Config, problem: Problem) -> Problem:
+    """A small problem of the same kind with partial tiles on every side: MB + 1 rows, NB - 1
+    columns, depth KB + 3.
+    """
+    tile = config.as_dict()
+    n = max(tile.get("NB", 32) - 1, 1)
+    k = tile["KB"] + 3 if "KB" in tile else HARD_DEPTH
+    return replace(problem, m=tile.get("MB", 32) + 1, n=n, k=k, batch=1)
+
+
+def compare(values: np.ndarray, expected: np.ndarray, bound: np.ndarray) -> Finding:
+    """Judge every element of `values` against the float64 `expected` and its `bound`."""
+    difference = np.abs(values.astype(np.float64) - expected)
+    ratio = np.divide(difference, bound, where=bound > 0, out=np.zeros_like(bound))
+    ratio[(bound == 0) & (difference > 0)] = np.inf
+    ratio[np.isnan(difference)] = np.inf
+    worst = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
+    error = float(ratio[worst])
+    if error <= 1:
+        return Finding(error)
+    count = int((ratio > 1).sum())
+    where = ", ".join(str(int(i)) for i in worst[1:])
+    got, wanted = float(values[worst]), float(expected[worst])
+    what = "is not written or not a number" if np.isnan(got) else f"is {got!r}"
+    return Finding(
+        error, f"{count} of {ratio.size} elements wrong; C[{where}] {what} instead of {wanted!r}"
+    )
+
+
+def sources(config: Config, problem: Problem) -> list:
+    """The texts that checking and timing `config` compiles: one, or two where the problem itself
+    has no partial tile.
+    """
+    texts = (render(config, problem), render(config, hard_problem(config, problem)))
+    return list({source.key: source for source in texts}.values())
