@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
 
 from pymm.kernels import Config
 from pymm.problem import Problem
@@ -65,7 +67,7 @@ def kernel_text(backend: str, file: str) -> str:
     most once.
     """
     folder = "cuda_src" if backend == "cuda" else "cpu_src"
-    return _inline(f"pymm.{folder}", file, set())
+    return _inline(shipped_folder(folder), file, set())
 
 
 def kernel_digest(backend: str, file: str) -> str:
@@ -73,20 +75,28 @@ def kernel_digest(backend: str, file: str) -> str:
     return hashlib.sha256(kernel_text(backend, file).encode()).hexdigest()[:12]
 
 
+def shipped_folder(folder: str) -> Traversable:
+    """A folder of files that go with the package: inside it once installed, beside it in a
+    checkout.
+    """
+    inside = resources.files("pymm").joinpath(folder)
+    return inside if inside.is_dir() else Path(__file__).parents[1] / folder
+
+
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"[^\n]*\n', re.MULTILINE)
 
 
-def _inline(package: str, file: str, seen: set[str]) -> str:
+def _inline(folder: Traversable, file: str, seen: set[str]) -> str:
     if file in seen:
         return ""
     seen.add(file)
-    text = resources.files(package).joinpath(file).read_text(encoding="utf-8")
+    text = folder.joinpath(file).read_text(encoding="utf-8")
     if not text.endswith("\n"):
         text += "\n"
 
     def put(match: re.Match[str]) -> str:
         line = text.count("\n", 0, match.end()) + 1
-        inner = _inline(package, match.group(1), seen)
+        inner = _inline(folder, match.group(1), seen)
         return f'{inner}#line {line} "{file}"\n' if inner else "\n"
 
     return f'#line 1 "{file}"\n' + _INCLUDE.sub(put, text)
