@@ -61,8 +61,25 @@ class Resources:
     max_threads: int = 0
 
 
+class Compiler(ABC):
+    """Source to binary on disk, without a device. Small, picklable, the same in every process."""
+
+    @property
+    @abstractmethod
+    def toolchain(self) -> str:
+        """Compiler and version: part of what makes a tuned record current or stale."""
+
+    @abstractmethod
+    def build(self, source: Source) -> Path:
+        """The binary of `source` in the cache, compiled unless a sound one is there.
+
+        Many processes may build the same source at once: each sees a whole file or none.
+        Raises `CompileFailed`.
+        """
+
+
 class Buffer(ABC):
-    """Device memory that is given back when the object goes."""
+    """Device memory that is given back when the object goes, from any thread."""
 
     address: int
     nbytes: int
@@ -101,25 +118,30 @@ class Executable(ABC):
     ) -> Callable[[], None]:
         """A call without arguments that launches the product on `stream` and does not wait for it.
 
-        Everything that can be worked out ahead (geometry, packed arguments) is worked out here.
-        The call raises `LaunchFailed`. `problem` has no empty extent but possibly k.
+        Everything that can be worked out ahead (geometry, packed arguments) is worked out here,
+        and a geometry that the device cannot launch raises `LaunchFailed` here. The call keeps
+        the owners of the matrices alive, may be made from any thread, and raises `LaunchFailed`.
+        `stream` is anything that `Backend.stream` takes. `problem` has no empty extent but
+        possibly k.
         """
 
 
 class Backend(ABC):
-    """One device and its compiler. Made by `open` of its module; cheap to keep, not shared
-    between processes.
+    """One device and its compiler. Made by `pymm.backends.open_device`, cheap to keep, not shared
+    between processes. Everything may be called from any thread.
     """
 
     device: Device
+    compiler: Compiler
 
-    @abstractmethod
+    @property
+    def toolchain(self) -> str:
+        """Compiler and version: part of what makes a tuned record current or stale."""
+        return self.compiler.toolchain
+
     def precompile(self, source: Source) -> None:
-        """Put the binary of `source` into the cache unless it is there. Needs no context; many
-        processes may do it at once.
-
-        Raises `CompileFailed`.
-        """
+        """Put the binary of `source` into the cache unless it is there. Raises `CompileFailed`."""
+        self.compiler.build(source)
 
     @abstractmethod
     def load(self, source: Source) -> Executable:
@@ -127,35 +149,96 @@ class Backend(ABC):
         `LaunchFailed`.
         """
 
+    # Memory
+
     @abstractmethod
     def allocate(self, nbytes: int) -> Buffer:
         """Uninitialised device memory. Raises `MemoryError` with what was asked and what is free.
         """
 
     @abstractmethod
-    def synchronize(self) -> None:
-        """Wait for all work of this process on the device. Raises `LaunchFailed` if any of it
-        failed.
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+        """A new uninitialised array in C order of the device's own kind: a PyCUDA `GPUArray`, on
+        a CPU a NumPy array. Raises `MemoryError`.
         """
+
+    @abstractmethod
+    def is_own(self, array: Any) -> bool:
+        """Whether `array` is of the kind that `empty` makes. Imports nothing to find out."""
+
+    @abstractmethod
+    def row_pitch(self, row_bytes: int) -> int:
+        """Bytes from row to row, `row_bytes` or more, at which every row starts on a boundary that
+        the device reads well: what "pitched" rows mean here.
+        """
+
+    @abstractmethod
+    def copy_in(
+        self,
+        array: np.ndarray,
+        address: int,
+        pitch: int,
+        transfer: str = "pageable",
+        stream: Any = None,
+    ) -> None:
+        """Copy the rows of a NumPy matrix (rows x columns, neighbours of a row next to each other,
+        rows any distance of at least a row apart) to device rows `pitch` bytes apart.
+
+        After the work already on `stream`, before work put there later. On return `array` may be
+        changed. `transfer` is one of `TRANSFERS`; all give the same bytes. A memory that cannot be
+        registered goes the pinned way. `ValueError` for another transfer or layout.
+        """
+
+    @abstractmethod
+    def copy_out(
+        self,
+        address: int,
+        pitch: int,
+        array: np.ndarray,
+        transfer: str = "pageable",
+        stream: Any = None,
+    ) -> None:
+        """The way back, same layout: waits for `stream` and returns when `array` holds the rows.
+        Raises `LaunchFailed` if the work on the stream failed.
+        """
+
+    # Order
+
+    @abstractmethod
+    def stream(self, stream: Any) -> Any:
+        """What a user may give as a stream in the form that the rest of this class takes: None
+        (the default stream), a PyCUDA `Stream`, an integer handle, or an object with
+        `__cuda_stream__` (PyTorch, CuPy, cuda.core), `cuda_stream` or `ptr`. `TypeError` for
+        anything else; on a CPU for anything but None.
+        """
+
+    @abstractmethod
+    def order(self, before: Any, after: Any) -> None:
+        """Make later work on stream `after` wait for the work that is on stream `before` now,
+        without waiting here.
+        """
+
+    @abstractmethod
+    def synchronize(self, stream: Any = None) -> None:
+        """Wait for all work of this process on the device, or for one stream's. Raises
+        `LaunchFailed` if any of it failed.
+        """
+
+    # Measurement
 
     @abstractmethod
     def time(self, calls: Sequence[Callable[[], None]], flush: bool = True) -> list[float]:
         """Seconds that each call takes on the device, one after the other, with cold caches if
-        `flush`.
+        `flush`. The calls use the default stream. Raises `LaunchFailed`.
         """
 
     @abstractmethod
     def telemetry(self) -> Mapping[str, float | str]:
-        """Clock (MHz), power (W), temperature (C), throttle reasons where they can be read; else
-        what is known.
+        """What can be read of: `sm_mhz`, `memory_mhz`, `power_w`, `temperature_c`, `throttle`
+        (reasons joined by "+", "" for none). Never raises.
         """
 
-    @property
-    @abstractmethod
-    def toolchain(self) -> str:
-        """Compiler and version: part of what makes a tuned record current or stale."""
 
-
-#: Where binaries are kept; given by the caller so that backends read no settings of their own for
-#: it.
-CacheDirectory = Path
+#: How host memory travels: as it is, through a page-locked staging area, or page-locked in place
+#: for the time of the copy.
+TRANSFERS = ("pageable", "pinned", "registered")
