@@ -1,0 +1,288 @@
+"""Other people's arrays as operands: where their elements lie, whose they are, which stream made
+them. Nothing here reads or writes an element.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass, field
+from functools import lru_cache
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from pymm.problem import DTYPES, dtype_name
+
+#: Work that NumPy may spend on finding out whether two interleaved arrays really share an element
+#: (candidates tried); beyond it they count as sharing, which costs a copy and nothing else.
+OVERLAP_WORK = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Extents, strides in bytes and dtype of an array: everything about it but its place."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype
+
+    @classmethod
+    def packed(cls, shape: tuple[int, ...], dtype: np.dtype) -> Form:
+        """The form of a C-contiguous array."""
+        strides, step = [], dtype.itemsize
+        for extent in reversed(shape):
+            strides.append(step)
+            step *= max(extent, 1)
+        return cls(tuple(shape), tuple(reversed(strides)), dtype)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """First byte and the byte behind the last, relative to the first element."""
+        if not self.size:
+            return (0, 0)
+        steps = [(n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)]
+        low = sum(step for step in steps if step < 0)
+        return (low, sum(step for step in steps if step > 0) + self.dtype.itemsize)
+
+    def transposed(self) -> Form:
+        """The last two axes swapped."""
+        (*stack, rows, columns), (*steps, down, across) = self.shape, self.strides
+        return Form((*stack, columns, rows), (*steps, across, down), self.dtype)
+
+    def with_axis(self, axis: int) -> Form:
+        """An axis of extent 1 inserted before the last axis (-2) or behind it (-1)."""
+        at = len(self.shape) + axis + 1
+        shape = (*self.shape[:at], 1, *self.shape[at:])
+        return Form(shape, (*self.strides[:at], 0, *self.strides[at:]), self.dtype)
+
+    def spread(self, stack: tuple[int, ...]) -> Form:
+        """The stack broadcast to `stack`: new and repeated axes have stride 0."""
+        missing = len(stack) + 2 - len(self.shape)
+        shape = (1,) * missing + self.shape
+        strides = (0,) * missing + self.strides
+        steps = [0 if old == 1 else s for old, s in zip(shape[:-2], strides[:-2], strict=True)]
+        return Form((*stack, *shape[-2:]), (*steps, *strides[-2:]), self.dtype)
+
+    def stored(self) -> tuple[bool, int] | None:
+        """How the matrices of a stack lie: (by columns?, leading dimension in elements), by rows
+        where both are true. None if neither axis has unit stride or lines run backwards.
+        """
+        size, (rows, columns), (down, across) = (
+            self.dtype.itemsize,
+            self.shape[-2:],
+            self.strides[-2:],
+        )
+        steps = zip(self.shape, self.strides, strict=True)
+        if any(step % size for extent, step in steps if extent > 1):
+            return None
+        if columns <= 1 or across == size:
+            ld = down // size if rows > 1 else max(columns, 1)
+            if ld >= max(columns, 1):
+                return False, ld
+        if rows <= 1 or down == size:
+            ld = across // size if columns > 1 else max(rows, 1)
+            if ld >= max(rows, 1):
+                return True, ld
+        return None
+
+    def distinct(self) -> bool:
+        """True if no two elements lie in the same place, shown by strides that nest."""
+        steps = zip(self.strides, self.shape, strict=True)
+        reach = self.dtype.itemsize
+        for step, extent in sorted((abs(step), extent) for step, extent in steps if extent > 1):
+            if step < reach:
+                return False
+            reach = step * extent
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """An array that somebody gave us. `kind` is "numpy" for host memory, else "pycuda", "torch",
+    "cupy" or "cuda" (anything else with the CUDA array interface); `owner` is the array itself;
+    `stream` the handle of the CUDA stream that its contents are ready on (None: ready).
+    """
+
+    name: str
+    kind: str
+    address: int
+    form: Form
+    owner: Any = field(compare=False, repr=False)
+    readonly: bool = False
+    stream: int | None = None
+
+    @property
+    def on_host(self) -> bool:
+        """True for a NumPy array."""
+        return self.kind == "numpy"
+
+    @property
+    def aligned(self) -> bool:
+        """True if the first element stands at a multiple of its size."""
+        return self.address % self.form.dtype.itemsize == 0
+
+    def overlaps(self, other: Operand) -> bool:
+        """True if the two may share an element."""
+        (low, high), (start, end) = self._interval(), other._interval()
+        if high <= start or end <= low:
+            return False
+        try:
+            return np.shares_memory(_shadow(self), _shadow(other), max_work=OVERLAP_WORK)
+        except np.exceptions.TooHardError:
+            return True
+
+    def is_at(self, other: Operand) -> bool:
+        """True if both have the same elements in the same places."""
+        return self.address == other.address and self.form == other.form
+
+    def _interval(self) -> tuple[int, int]:
+        low, high = self.form.bounds
+        return self.address + low, self.address + high
+
+
+class _Interface:
+    """Carries a description of memory to NumPy."""
+
+    def __init__(self, operand: Operand) -> None:
+        form = operand.form
+        self.__array_interface__ = dict(
+            data=(operand.address, True),
+            shape=form.shape,
+            strides=form.strides,
+            typestr=form.dtype.str,
+            version=3,
+        )
+
+
+def _shadow(operand: Operand) -> np.ndarray:
+    """An ndarray in the operand's place, for NumPy's questions about overlap; never to be read: it
+    may be memory of a device.
+    """
+    return np.asarray(_Interface(operand))
+
+
+def adopt(array: Any, name: str = "array") -> Operand:
+    """`array` as an operand: a NumPy array or what `numpy.asarray` makes one of (lists, memory
+    maps), a PyCUDA GPUArray, or an object with `__cuda_array_interface__`.
+
+    `TypeError` for masked arrays, `numpy.matrix` and objects that are no array.
+    """
+    if type(array) is np.ndarray:
+        return _host(array, name)
+    try:
+        description = getattr(array, "__cuda_array_interface__", None)
+    except RuntimeError as error:  # PyTorch's answer for a tensor that requires grad
+        raise TypeError(f"{name} offers no array: {error}") from None
+    if description is not None:
+        return _device(array, description, name)
+    if isinstance(array, np.matrix | np.ma.MaskedArray):
+        what = "masked elements" if isinstance(array, np.ma.MaskedArray) else "numpy.matrix"
+        raise TypeError(f"{name}: pymm does not multiply {what}; give it numpy.asarray({name})")
+    try:
+        return _host(np.asarray(array), name)
+    except (TypeError, RuntimeError) as error:
+        kind = type(array).__name__
+        raise TypeError(f"{name} is a {kind}, which numpy.asarray refuses: {error}") from None
+
+
+def _host(array: np.ndarray, name: str) -> Operand:
+    form = Form(array.shape, array.strides, array.dtype)
+    address = array.__array_interface__["data"][0]
+    return Operand(name, "numpy", address, form, array, not array.flags.writeable)
+
+
+def _device(array: Any, description: dict, name: str) -> Operand:
+    """CUDA array interface, version 2 or 3: numba.readthedocs.io, "CUDA Array Interface"."""
+    if description.get("mask") is not None:
+        raise TypeError(f"{name}: pymm does not multiply masked elements")
+    dtype = np.dtype(description["typestr"])
+    shape = tuple(int(extent) for extent in description["shape"])
+    address, readonly = description["data"]
+    strides = description.get("strides")
+    form = Form.packed(shape, dtype)
+    if strides is not None:
+        form = Form(shape, tuple(int(stride) for stride in strides), dtype)
+    stream = description.get("stream")
+    if stream == 0:
+        raise ValueError(f"{name}: its CUDA array interface names stream 0, which is ambiguous")
+    module = type(array).__module__.partition(".")[0]
+    kind = module if module in ("pycuda", "torch", "cupy") else "cuda"
+    if kind == "torch" and stream is None:  # PyTorch describes version 2, which names no stream
+        stream = sys.modules["torch"].cuda.current_stream(array.device).cuda_stream or 1
+    return Operand(name, kind, address or 0, form, array, bool(readonly), stream)
+
+
+def empty_like(operand: Operand, shape: tuple[int, ...], dtype: np.dtype) -> Any | None:
+    """A new uninitialised array from the library that made `operand`; None if that is not the
+    array library's business but the device's (GPUArray, unknown objects).
+    """
+    if operand.kind == "numpy":
+        return np.empty(shape, dtype)
+    if operand.kind == "torch":
+        torch = sys.modules["torch"]
+        return torch.empty(shape, dtype=getattr(torch, dtype.name), device=operand.owner.device)
+    if operand.kind == "cupy":
+        with operand.owner.device:
+            return sys.modules["cupy"].empty(shape, dtype)
+    return None
+
+
+# What the types and the numbers of a call may be
+
+
+@lru_cache(maxsize=1024)
+def common_dtype(named: tuple[tuple[str, np.dtype], ...], dtype: Any, casting: str) -> np.dtype:
+    """The type that a product is computed in: `dtype`, else NumPy's `result_type`.
+
+    `TypeError` if an operand is no array of numbers or may not be cast to it under `casting`;
+    `NotImplementedError` if pymm has no such type.
+    """
+    for name, given in named:
+        if given.kind not in "biufc" and given.name != "bfloat16":
+            raise TypeError(f"{name} has dtype {given}, which is no type of numbers")
+    if dtype is not None:
+        wanted = DTYPES[dtype_name(dtype)] if dtype in DTYPES else np.dtype(dtype)
+    else:
+        wanted = np.result_type(*(given for _, given in named))
+    wanted = wanted.newbyteorder("=")
+    if wanted not in DTYPES.values():
+        known = " and ".join(known.name for known in DTYPES.values())
+        raise NotImplementedError(
+            f"a product in {wanted}: pymm computes in {known}; dtype= converts the operands"
+        )
+    for name, given in named:
+        if not np.can_cast(given, wanted, casting):
+            raise TypeError(f"cannot cast {name} from {given} to {wanted} with casting={casting!r}")
+    return wanted
+
+
+_TRANSPOSES = {False: False, True: True, "N": False, "T": True, "C": True}
+
+
+def transposes(flag: Any, name: str) -> bool:
+    """What a flag says: bool, or BLAS's letters "N", "T", "C" ("C" is "T" for real matrices)."""
+    try:
+        return _TRANSPOSES[flag.upper() if isinstance(flag, str) else flag]
+    except (KeyError, TypeError):
+        raise ValueError(f"{name}={flag!r} is neither a bool nor one of 'N', 'T', 'C'") from None
+
+
+def real(value: Any, name: str) -> float:
+    """A scalar as a float. `TypeError` unless it is a real number."""
+    if type(value) is float:
+        return value
+    if isinstance(value, Real | np.bool_):
+        return float(value)
+    raise TypeError(f"{name}={value!r} is not a real number")

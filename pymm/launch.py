@@ -1,0 +1,67 @@
+"""From a configuration and the launches of a product to one call without arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from pymm.backends.base import Backend, Executable, Matrix
+from pymm.kernels import Config
+from pymm.problem import Problem
+from pymm.product import Place, Product
+from pymm.source import render
+
+_loaded: WeakKeyDictionary[Backend, dict[str, Executable]] = WeakKeyDictionary()
+
+
+def executable(backend: Backend, config: Config, problem: Problem) -> Executable:
+    """The compiled kernel of `config` for the types, layout and remainders of `problem`: loaded
+    once per backend. Raises `CompileFailed`, `LaunchFailed`.
+    """
+    source = render(config, problem)
+    known = _loaded.setdefault(backend, {})
+    found = known.get(source.key)
+    if found is None:
+        found = known[source.key] = backend.load(source)
+    return found
+
+
+def bind(
+    backend: Backend,
+    config: Config,
+    product: Product,
+    addresses: Sequence[int],
+    scalars: tuple[float, float],
+    stream: Any = None,
+) -> Callable[[], None]:
+    """A call that launches all of `product` on `stream`: `addresses` are those of the first
+    elements of a, b and the result, `scalars` alpha and beta. Geometry and arguments are worked
+    out here, once.
+
+    alpha = 0 is a product with k = 0: as in BLAS, it reads neither a nor b.
+    """
+    a, b, out = addresses
+    left, right = (b, a) if product.swapped else (a, b)
+    alpha, beta = scalars
+    calls = []
+    for step in product.steps:
+        problem = step.problem
+        if alpha == 0:
+            problem = replace(problem, k=0)
+        kernel = executable(backend, config, problem)
+        matrices = _at(left, step.left), _at(right, step.right), _at(out, step.out)
+        calls.append(kernel.bind(problem, alpha, *matrices[:2], beta, matrices[2], stream))
+    if len(calls) == 1:
+        return calls[0]
+
+    def launch() -> None:
+        for call in calls:
+            call()
+
+    return launch
+
+
+def _at(address: int, place: Place) -> Matrix:
+    return Matrix(address + place.offset, place.ld, place.batch_stride)
