@@ -1,0 +1,33 @@
+# Each target sets up what it needs: .venv, once. Arguments go through: make tune ARGS="--help".
+PYTHON ?= python3
+VENV := .venv/bin/python
+ARGS ?=
+
+.PHONY: help setup tune test test-gpu lint clean
+
+help:
+	@echo "make tune      find the device, tune a standard set of shapes, show the table"
+	@echo "make test      every test this machine can run; CUDA kernels run in the simulator"
+	@echo "make test-gpu  the tests on this machine's GPU"
+	@echo "make lint      ruff and the rules of the house"
+	@echo "make clean     remove .venv and everything that was built"
+
+setup:
+	@$(PYTHON) tools/set_up.py
+
+tune: setup
+	@$(VENV) -m pymm.tune $(ARGS)
+
+test: setup
+	$(VENV) -m pytest -n 2 --dist loadgroup $(ARGS)
+
+test-gpu: setup
+	PYMM_TEST_GPU=1 $(VENV) -m pytest $(ARGS)
+
+lint: setup
+	$(VENV) -m ruff check .
+	$(VENV) -m pytest -q tests/test_house.py
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
