@@ -1,4 +1,4 @@
-"""Which configuration for a problem, and why: exact, else the nearest of its kind, else a default."""
+"""Which configuration for a problem, and why: exact, else nearest of its kind, else a default."""
 
 from __future__ import annotations
 
