@@ -202,6 +202,23 @@ class Backend(ABC):
         Raises `LaunchFailed` if the work on the stream failed.
         """
 
+    def copy_within(
+        self,
+        source: int,
+        source_pitch: int,
+        target: int,
+        target_pitch: int,
+        shape: tuple[int, int],
+        stream: Any = None,
+    ) -> None:
+        """Copy `shape` = (rows, bytes of a row) from one place of the device to another that does
+        not overlap it, rows their pitches apart, in the stream's order and perhaps without waiting
+        for it. By way of the host, where a backend knows no shorter one.
+        """
+        rows = np.empty(shape, np.uint8)
+        self.copy_out(source, source_pitch, rows, stream=stream)
+        self.copy_in(rows, target, target_pitch, stream=stream)
+
     # Order
 
     @abstractmethod

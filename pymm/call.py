@@ -1,0 +1,171 @@
+"""The arguments of one call, checked: everything that can be wrong with them is said here, before
+anything is written.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from pymm.arrays import Operand, adopt, common_dtype, real, transposes
+from pymm.problem import MAX_EXTENT, PRECISIONS
+from pymm.product import result_shape
+
+_CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One checked product: operands, the type it is computed in, the shape of its result."""
+
+    a: Operand
+    b: Operand
+    c: Operand | None
+    out: Operand | None
+    alpha: float
+    beta: float
+    trans_a: bool
+    trans_b: bool
+    dtype: np.dtype
+    precision: str
+    shape: tuple[int, ...]
+
+    @property
+    def on_host(self) -> bool:
+        """True if the operands are NumPy arrays."""
+        return self.a.on_host
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """Those that take part: c only if it is read."""
+        given = (self.a, self.b, self.c if self.reads_c else None, self.out)
+        return tuple(operand for operand in given if operand is not None)
+
+    @property
+    def reads_c(self) -> bool:
+        """False for beta = 0, whatever c holds."""
+        return self.beta != 0
+
+    @property
+    def c_in_place(self) -> bool:
+        """True if the result stands where c stood, so that nothing is to be copied."""
+        return self.reads_c and self.out is not None and self.out.is_at(self.c)
+
+    @cached_property
+    def copies(self) -> dict[str, str]:
+        """Which operands cannot be used as they lie, by name, and why."""
+        reasons = {x.name: why for x in (self.a, self.b) if (why := self._unusable(x))}
+        if self.out is not None and (why := self._unusable(self.out) or self._shared(reasons)):
+            reasons["out"] = why
+        if self.reads_c and not (self.c_in_place and "out" not in reasons):
+            reasons["c"] = "the result is computed in the place of c, and c is kept"
+        return reasons
+
+    def _unusable(self, operand: Operand) -> str:
+        form = operand.form
+        if form.dtype != self.dtype:
+            return f"{form.dtype} converted to {self.dtype}"
+        if not operand.aligned:
+            return f"elements do not stand at multiples of {form.dtype.itemsize} bytes"
+        flat = form.with_axis(-2) if len(form.shape) == 1 else form
+        if len(form.shape) and flat.stored() is None:
+            return "neither of its last two axes has unit stride and increasing lines"
+        return ""
+
+    def _shared(self, copied: dict[str, str]) -> str:
+        if not self.out.form.distinct():
+            return "elements of out share memory"
+        for operand in (self.a, self.b):
+            if operand.name not in copied and self.out.overlaps(operand):
+                return f"out overlaps {operand.name}"
+        return ""
+
+
+def check(
+    a: Any,
+    b: Any,
+    out: Any = None,
+    *,
+    c: Any = None,
+    alpha: Any = 1,
+    beta: Any = None,
+    trans_a: Any = False,
+    trans_b: Any = False,
+    dtype: Any = None,
+    casting: str = "same_kind",
+    precision: str = "ieee",
+) -> Call:
+    """The call that the arguments of `pymm.matmul` ask for. Raises what `matmul` documents."""
+    if casting not in _CASTINGS:
+        raise ValueError(f"casting={casting!r} is none of {', '.join(_CASTINGS)}")
+    if precision not in PRECISIONS:
+        raise NotImplementedError(f"precision={precision!r}: pymm has {', '.join(PRECISIONS)}")
+    trans_a, trans_b = transposes(trans_a, "trans_a"), transposes(trans_b, "trans_b")
+    a, b = adopt(a, "a"), adopt(b, "b")
+    c = None if c is None else adopt(c, "c")
+    out = None if out is None else _target(out)
+    _one_place([x for x in (a, b, c, out) if x is not None])
+    shape = result_shape(a.form.shape, b.form.shape, trans_a, trans_b)
+    for operand in (c, out):
+        if operand is not None and operand.form.shape != shape:
+            raise ValueError(
+                f"{operand.name} has shape {operand.form.shape}, but the product of shapes "
+                f"{a.form.shape} and {b.form.shape} has {shape}"
+            )
+    named = tuple((x.name, x.form.dtype) for x in (a, b, c) if x is not None)
+    common = common_dtype(named, dtype, casting)
+    if out is not None and not np.can_cast(common, out.form.dtype, casting):
+        raise TypeError(f"cannot cast the product from {common} to {out.form.dtype}, the dtype of "
+                        f"out, with casting={casting!r}")  # fmt: skip
+    alpha, beta = _scalar(alpha, "alpha", common), _beta(beta, c, common)
+    return Call(a, b, c, out, alpha, beta, trans_a, trans_b, common, precision, shape)
+
+
+def _target(out: Any) -> Operand:
+    operand = adopt(out, "out") if _is_array(out) else None
+    if operand is None:
+        raise TypeError(f"out is a {type(out).__name__}, not an array that can be written")
+    if operand.readonly:
+        raise ValueError("out is read-only")
+    return operand
+
+
+def _is_array(out: Any) -> bool:
+    return isinstance(out, np.ndarray) or hasattr(type(out), "__cuda_array_interface__")
+
+
+def _one_place(operands: list[Operand]) -> None:
+    """All on the host or all on the device."""
+    first = operands[0]
+    for other in operands:
+        if other.on_host != first.on_host:
+            host, device = (other, first) if other.on_host else (first, other)
+            raise TypeError(
+                f"{host.name} is a NumPy array on the host and {device.name} a "
+                f"{type(device.owner).__name__} on a device: copy one of them to the other's side "
+                f"(pycuda.gpuarray.to_gpu, torch.as_tensor(..., device='cuda'), cupy.asarray; or "
+                f".get(), .cpu().numpy())"
+            )
+        if max(other.form.shape, default=0) > MAX_EXTENT:
+            raise ValueError(f"{other.name} has shape {other.form.shape}; pymm's extents end at "
+                             f"{MAX_EXTENT}")  # fmt: skip
+
+
+def _scalar(value: Any, name: str, dtype: np.dtype) -> float:
+    number = real(value, name)
+    if math.isfinite(number) and abs(number) > np.finfo(dtype).max:
+        raise ValueError(f"{name}={value!r} is beyond the range of {dtype}")
+    return number
+
+
+def _beta(beta: Any, c: Operand | None, dtype: np.dtype) -> float:
+    if c is not None and beta is None:
+        raise ValueError("c needs beta: beta=1 adds c to the product, beta=0 does not read it")
+    value = _scalar(0.0 if beta is None else beta, "beta", dtype)
+    if c is None and value != 0:
+        raise ValueError(f"beta={beta!r} needs c, the array that it scales (c may be out itself)")
+    return value
