@@ -1,24 +1,29 @@
 // Reordered loops: the sequential product that everything else is measured against.
 //
-// C <- alpha op(A) op(B) + beta C by the definition is three loops, i over rows of C, j over its columns, p over k, and
-// the textbook nests them i-j-p: a dot product per element. Its inner loop walks down a column of B, one cache
-// line for every number used. Nested i-p-j the inner loop instead takes one number of A and adds a multiple of a *row*
-// of B to a *row* of C: both are read one after the other, and every line that is fetched is used up.
+// C <- alpha op(A) op(B) + beta C by the definition is three loops: i over rows of C, j over its
+// columns, p over k. The textbook nests them i-j-p, a dot product per element, and its inner loop
+// walks down a column of B: one cache line for every number used. Nested i-p-j the inner loop takes
+// one number of A and adds a multiple of a *row* of B to a *row* of C, so that every line that is
+// fetched is used up:
 //
-//     for i            C[i, j0:j1]  +=  A[i, p] * B[p, j0:j1]        (the inner loop runs along j)
+//     for i            C[i, j0:j1]  +=  A[i, p] * B[p, j0:j1]      (the inner loop runs along j)
 //       for p              ----            x         ----
 //         for j
 //
-// Rows of large matrices do not stay in the cache until they are needed again, so the same three loops run once more
-// around them in steps of MB, NB, KB: the KB x NB block of B (64 x 256 floats: 64 KiB) is used MB times before it
-// leaves, and KB terms are added to a piece of C of NB elements (1 KiB) while it sits in the first-level cache.
+// Rows of large matrices do not stay in the cache until they are needed again, so the same three
+// loops run once more around them in steps of MB, NB, KB: the KB x NB block of B (64 x 256 floats:
+// 64 KiB) is used MB times before it leaves, and KB terms are added to a piece of C of NB elements
+// (1 KiB) while it sits in the first-level cache.
 //
-// What it costs: every multiply-add loads an element of B, loads one of C and stores it again. Registers hold nothing
-// for longer than one step; that is what the register tile of blocked.cpp is for. The compiler is told not to make
-// vectors of the inner loop either: this rung is the plain sequential code, one multiply-add at a time, so
-// that what vectors bring can be read off the next one. One thread: the argument is there for the common signature.
+// What it costs: every multiply-add loads an element of B, loads one of C and stores it again: on
+// Zen 4 one multiply-add per clock at best (6 GFLOP/s, float or double). Registers hold nothing for
+// longer than one step; that is what the register tile of blocked.cpp is for. The compiler is told
+// not to make vectors of the inner loop: this rung is the plain sequential code, so that what
+// vectors bring can be read off the next one. One thread: the last argument is there for the common
+// signature.
 //
-// Compile: g++ -O3 -march=native -std=c++17 -fopenmp -shared -fPIC (never -ffast-math: NaN and Inf must come through).
+// Compile: g++ -O3 -march=native -std=c++17 -fopenmp -shared -fPIC
+// Never with -ffast-math: NaN and Inf must come through.
 #pragma GCC optimize("no-tree-vectorize")
 
 #ifndef REAL
@@ -53,8 +58,8 @@ static void scale(Index m, Index n, REAL beta, REAL* C, Index ldc) {
             C[i * ldc + j] = beta == 0 ? REAL(0) : beta * C[i * ldc + j];
 }
 
-static void product(Index m, Index n, Index k, REAL alpha, const REAL* A, Index lda, const REAL* B, Index ldb,
-                    REAL* C, Index ldc) {
+static void product(Index m, Index n, Index k, REAL alpha, const REAL* A, Index lda, const REAL* B,
+                    Index ldb, REAL* C, Index ldc) {
     for (Index i0 = 0; i0 < m; i0 += MB)
         for (Index p0 = 0; p0 < k; p0 += KB)
             for (Index j0 = 0; j0 < n; j0 += NB)
@@ -66,14 +71,17 @@ static void product(Index m, Index n, Index k, REAL alpha, const REAL* A, Index 
                     }
 }
 
-// C (m x n, ldc) <- alpha op(A) op(B) + beta C for each of `batch` matrices, batch_* elements apart. As in BLAS, alpha = 0
-// reads neither A nor B and beta = 0 does not read C. Returns 0: nothing here can fail.
-extern "C" int gemm(int m, int n, int k, REAL alpha, const REAL* A, long long lda, long long batch_a, const REAL* B,
-                    long long ldb, long long batch_b, REAL beta, REAL* C, long long ldc, long long batch_c,
-                    int batch, int /* threads */) {
+// C (m x n, rows ldc apart) <- alpha op(A) op(B) + beta C for each of `batch` matrices, batch_*
+// elements apart (A and B: 0 for the same one each time). As in BLAS, alpha = 0 reads neither A nor
+// B and beta = 0 does not read C. Returns 0: nothing here can fail.
+extern "C" int gemm(int m, int n, int k, REAL alpha, const REAL* A, long long lda,
+                    long long batch_a, const REAL* B, long long ldb, long long batch_b, REAL beta,
+                    REAL* C, long long ldc, long long batch_c, int batch, int /* threads */) {
     for (Index s = 0; s < batch; s++) {
         if (beta != 1) scale(m, n, beta, C + s * batch_c, ldc);
-        if (alpha != 0) product(m, n, k, alpha, A + s * batch_a, lda, B + s * batch_b, ldb, C + s * batch_c, ldc);
+        if (alpha != 0)
+            product(m, n, k, alpha, A + s * batch_a, lda, B + s * batch_b, ldb, C + s * batch_c,
+                    ldc);
     }
     return 0;
 }
