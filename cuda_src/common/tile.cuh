@@ -24,29 +24,36 @@ __device__ __forceinline__ long long offset(bool transposed, unsigned row, unsig
     return transposed ? column * ld + row : row * ld + column;
 }
 
-// Fills `tile` from the ROWS x COLS elements of op(X) that begin at X, of which only rows x columns
-// lie inside the matrix. Any number of threads loads a tile of any shape: thread t takes elements
-// t, t + THREADS, t + 2 THREADS, ... counted along the axis that is contiguous in memory, so that
-// neighbouring threads read neighbouring addresses in both layouts.
+// Fills `tile` with the ROWS x COLS elements of op(X) that begin at X, of which only rows x columns
+// lie inside the matrix. Any number of threads loads a tile of any shape: they line up along the
+// axis that is contiguous in memory, WIDTH in a line, DEPTH lines, and move on by strides. So
+// neighbouring threads read neighbouring addresses in both layouts. Six threads, a tile of 4 x 3:
 //
-//     not transposed: t = 0 1 2 3     transposed: t = 0 3 6 9     (THREADS = 12, one step)
-//                         4 5 6 7                     1 4 7 10
-//                         8 9 10 11                   2 5 8 11
+//     not transposed   0 1 2   WIDTH 3    transposed   0 4 2    WIDTH 4 (threads 4 and 5 idle in
+//                      3 4 5   DEPTH 2                 1 . .    the drawing's second line)
 //
 // What lies outside becomes zero in both tiles of a product: it adds 0 * 0 to a sum and never meets
-// an Inf or NaN of the other operand. Up to 16 loads are under way before the first is stored.
+// an Inf or NaN of the other operand.
 template <int THREADS, bool TRANSPOSED, int ROWS, int COLS>
 __device__ __forceinline__ void load_tile(REAL (&tile)[ROWS][COLS], const REAL* X, long long ld,
                                           unsigned rows, unsigned columns, unsigned thread) {
-    constexpr int SIZE = ROWS * COLS, LENGTH = TRANSPOSED ? ROWS : COLS;
-    constexpr int STEPS = (SIZE + THREADS - 1) / THREADS;
+    constexpr int LENGTH = TRANSPOSED ? ROWS : COLS, LINES = TRANSPOSED ? COLS : ROWS;
+    constexpr int WIDTH = LENGTH < THREADS ? LENGTH : THREADS, DEPTH = THREADS / WIDTH;
+    constexpr int STEPS = (LENGTH + WIDTH - 1) / WIDTH;
+    if (WIDTH * DEPTH < THREADS && thread >= WIDTH * DEPTH) return;
+    unsigned line = thread / WIDTH;
+    const REAL* source = X + line * ld + thread % WIDTH;
+#pragma unroll(STEPS < 16 ? 16 / STEPS : 1)
+    for (int first = 0; first < LINES; first += DEPTH, line += DEPTH, source += DEPTH * ld) {
+        if (LINES % DEPTH != 0 && line >= LINES) break;
 #pragma unroll(STEPS < 16 ? STEPS : 16)
-    for (int step = 0; step < STEPS; step++) {
-        const unsigned e = step * THREADS + thread, along = e % LENGTH, across = e / LENGTH;
-        const unsigned row = TRANSPOSED ? along : across, column = TRANSPOSED ? across : along;
-        if (SIZE % THREADS != 0 && e >= SIZE) break;
-        const bool inside = !GUARDED || (row < rows && column < columns);
-        tile[row][column] = inside ? X[across * ld + along] : REAL(0);
+        for (int step = 0; step < STEPS; step++) {
+            const unsigned e = thread % WIDTH + step * WIDTH;
+            if (LENGTH % WIDTH != 0 && e >= LENGTH) break;
+            const unsigned row = TRANSPOSED ? e : line, column = TRANSPOSED ? line : e;
+            const bool inside = !GUARDED || (row < rows && column < columns);
+            tile[row][column] = inside ? source[step * WIDTH] : REAL(0);
+        }
     }
 }
 
