@@ -76,8 +76,8 @@ def compiler():
 
 def check_machine():
     """Refuse a machine that lacks what pip cannot bring, with the line that mends it."""
-    version = "%d.%d" % sys.version_info[:2]
-    if sys.version_info < (3, 11):
+    version = "{}.{}".format(*sys.version_info)
+    if sys.version_info < (3, 11):  # noqa: UP036 the one line that an older Python does run
         reason = f"pymm needs Python 3.11 or newer and {sys.executable} is {version}"
         raise SetUpError(f"{reason}: name a newer one, as in make PYTHON=python3.12 test")
     if not sys.platform.startswith("linux"):
