@@ -1,0 +1,83 @@
+"""Every test runs in directories of its own and, unless PYMM_TEST_GPU=1, on the simulated GPU.
+
+The variables are set before anything imports pymm or PyCUDA: the stand-in driver takes the real
+one's place only in a process that has not loaded a driver yet.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ON_GPU = os.environ.get("PYMM_TEST_GPU") == "1"
+
+# A checkout can be tested without being installed, as on a machine that only lends its GPU.
+sys.path.insert(0, str(ROOT))
+
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit what the first process chose
+    _home = tempfile.mkdtemp(prefix="pymm-tests-")
+    for _kind in ("CACHE", "CONFIG", "STATE"):
+        os.environ[f"PYMM_{_kind}_DIR"] = os.path.join(_home, _kind.lower())
+    os.environ["PYCUDA_CACHE_DIR"] = os.path.join(_home, "pycuda")
+    os.makedirs(os.environ["PYCUDA_CACHE_DIR"])
+    if not ON_GPU:
+        os.environ["PYMM_SIMULATOR"] = "1"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what this machine is not asked to run; pytest reports how many."""
+    unwanted = "simulator" if ON_GPU else "gpu"
+    left_out = [item for item in items if item.get_closest_marker(unwanted)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_report_header() -> str:
+    """Where the CUDA kernels run."""
+    return "CUDA kernels: on the GPU" if ON_GPU else "CUDA kernels: in the simulator"
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the first process's directories, binaries included."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        shutil.rmtree(_home, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def own_directories(tmp_path_factory: pytest.TempPathFactory, monkeypatch) -> None:
+    """No test sees another's tuned configurations or studies. Compiled binaries are shared: their
+    key is the text that they were made from.
+    """
+    for kind in ("CONFIG", "STATE"):
+        monkeypatch.setenv(f"PYMM_{kind}_DIR", str(tmp_path_factory.mktemp(kind.lower())))
+
+
+@pytest.fixture(scope="session")
+def cuda():
+    """The backend that runs CUDA kernels: the simulator, or the first GPU with PYMM_TEST_GPU=1."""
+    from pymm.backends import open_device
+
+    return open_device("cuda")
+
+
+@pytest.fixture(scope="session")
+def cpu():
+    """The backend of this machine's CPU, one thread."""
+    from pymm.backends import open_device
+
+    return open_device("cpu:1")
+
+
+@pytest.fixture
+def outside_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty current directory, so that nothing is found only because it stands there."""
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
