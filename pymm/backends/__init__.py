@@ -1,1 +1,86 @@
 """The hands: the only code that touches a compiler or a driver."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import warnings
+from functools import lru_cache
+from pathlib import Path
+
+from pymm.backends.base import Backend, NoDevice
+from pymm.backends.directories import cache_directory, private
+from pymm.device import Device
+
+__all__ = ["available_devices", "open_device"]
+
+_opening = threading.RLock()
+
+
+def open_device(spec: str | int | None = None, cache: Path | None = None) -> Backend:
+    """The backend for a device. Opening is remembered: the same spec gives the same backend.
+
+    `spec` is "cuda", "cuda:1" or 1 for a GPU, "cpu" for this machine's CPU with all the cores
+    that the process may use, "cpu:1" with one thread, "simulator" for the CUDA kernels on a CPU.
+    None is the first GPU, else the CPU. With PYMM_SIMULATOR=1 in the environment the simulator
+    stands in for the GPU. `cache` is where binaries are kept, else `cache_directory()`.
+
+    `NoDevice` says what is missing and what to do; `ValueError` if `spec` is no device's name.
+    """
+    kind, number = _parsed(spec)
+    if os.environ.get("PYMM_SIMULATOR", "0") not in ("", "0") and kind in ("cuda", None):
+        kind = "simulator"
+    where = private(Path(cache).absolute()) if cache is not None else cache_directory()
+    with _opening:
+        return _opened(kind, number, where, os.getpid())
+
+
+def available_devices() -> list[Device]:
+    """Every device that `open_device` can open here, GPUs first. Empty if there is none."""
+    devices, index = [], 0
+    while True:
+        try:
+            devices.append(open_device(index).device)
+        except NoDevice:
+            break
+        index += 1
+    try:
+        devices.append(open_device("cpu").device)
+    except NoDevice:
+        pass
+    return devices
+
+
+def _parsed(spec: str | int | None) -> tuple[str | None, int | None]:
+    """Kind and number that a spec names."""
+    if spec is None:
+        return None, None
+    if isinstance(spec, int) and not isinstance(spec, bool) and spec >= 0:
+        return "cuda", spec
+    named = re.compile(r"(cuda|cpu|simulator)(?::(\d{1,6}))?")
+    match = named.fullmatch(spec) if isinstance(spec, str) else None
+    if match is None:
+        raise ValueError(
+            f"device {spec!r} is none of 'cuda', 'cuda:1', 1, 'cpu', 'cpu:4' (threads), 'simulator'"
+        )
+    return match[1], None if match[2] is None else int(match[2])
+
+
+@lru_cache(maxsize=64)
+def _opened(kind: str | None, number: int | None, cache: Path, process: int) -> Backend:
+    """`process` is the caller's id: what a parent has opened is of no use in a forked child."""
+    if kind == "cpu":
+        from pymm.backends.cpu import open_cpu
+
+        return open_cpu(number, cache)
+    if kind is not None:
+        from pymm.backends.cuda import open_cuda
+
+        return open_cuda(number or 0, cache, simulator=kind == "simulator")
+    try:
+        return _opened("cuda", 0, cache, process)
+    except NoDevice as error:
+        if any(Path(node).exists() for node in ("/dev/nvidiactl", "/dev/dxg")):
+            warnings.warn(f"working on the CPU, not on this machine's GPU: {error}", stacklevel=4)
+        return _opened("cpu", None, cache, process)

@@ -36,6 +36,9 @@ class LaunchFailed(RuntimeError):
         super().__init__(message)
         self.sticky = sticky
 
+    def __reduce__(self):
+        return type(self), (str(self), self.sticky)
+
 
 @dataclass(frozen=True)
 class Matrix:
@@ -259,3 +262,22 @@ class Backend(ABC):
 #: How host memory travels: as it is, through a page-locked staging area, or page-locked in place
 #: for the time of the copy.
 TRANSFERS = ("pageable", "pinned", "registered")
+
+
+def check_rows(array: np.ndarray, pitch: int) -> tuple[int, int]:
+    """Rows and columns of a matrix that `copy_in` and `copy_out` take. `ValueError` for any other
+    array, and for rows that would overlap at `pitch`.
+    """
+    if array.ndim != 2:
+        raise ValueError(f"copies take a matrix; got shape {array.shape}")
+    rows, columns = array.shape
+    row_bytes = columns * array.itemsize
+    steps = array.strides
+    if (columns > 1 and steps[1] != array.itemsize) or (rows > 1 and steps[0] < row_bytes):
+        raise ValueError(
+            f"copies take rows of neighbouring elements, one after the other; shape {array.shape} "
+            f"has strides {steps} bytes for elements of {array.itemsize}"
+        )
+    if pitch < row_bytes:
+        raise ValueError(f"rows of {row_bytes} bytes do not fit {pitch} bytes apart")
+    return rows, columns

@@ -1,0 +1,311 @@
+"""The CPU as a device of its own: kernels in C++, memory as it is, a clock on the wall."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pymm.backends.base import (
+    TRANSFERS,
+    Backend,
+    Buffer,
+    Executable,
+    LaunchFailed,
+    Matrix,
+    NoDevice,
+    Resources,
+    check_rows,
+)
+from pymm.backends.binaries import key_of
+from pymm.backends.cpu_compiler import CpuCompiler, find_compiler, processor_field
+from pymm.device import Device
+from pymm.problem import Problem
+from pymm.source import Source, kernel_text
+
+REALS = {"f32": ctypes.c_float, "f64": ctypes.c_double}
+
+#: Buffers start on a boundary of this many bytes: a cache line, and the widest vector.
+ALIGNMENT = 64
+
+#: The walk that empties the caches goes through twice the largest cache, at most this far.
+MOST_FLUSHED = 64 * 2**20
+
+
+def open_cpu(threads: int | None, cache: Path) -> CpuBackend:
+    """The backend for this machine's CPU with `threads` threads (default: every core that this
+    process may use). Measures the peak rate once per machine and compiler. `NoDevice` without a
+    C++ compiler or with more threads than cores.
+    """
+    compiler = find_compiler(cache)
+    usable = usable_cores() if "-fopenmp" in compiler.flags else 1
+    if threads is not None and not 1 <= threads <= usable:
+        why = "" if "-fopenmp" in compiler.flags else f", because {compiler.path} has no OpenMP"
+        raise NoDevice(f"cpu:{threads}: this process may use 1 to {usable} cores{why}")
+    return CpuBackend(describe(threads or usable, compiler), compiler)
+
+
+def usable_cores() -> int:
+    """Cores that the scheduler gives to this process."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def describe(threads: int, compiler: CpuCompiler) -> Device:
+    """This machine's CPU with `threads` cores in use."""
+    width, registers = _vectors()
+    caches = cache_sizes()
+    return Device(
+        name=f"{processor_name()}, {threads} core{'s' if threads > 1 else ''}",
+        kind="cpu",
+        sms=threads,
+        l2_bytes=caches[1] if len(caches) > 1 else 0,
+        memory_bytes=_memory("MemTotal"),
+        vector_bytes=width,
+        vector_registers=registers,
+        cache_bytes=caches,
+        peak_flops=_peaks(threads, width, compiler),
+        versions={"driver": f"{platform.system()} {platform.machine()}"},
+    )
+
+
+def processor_name() -> str:
+    """The processor's name as its maker writes it, without trademarks and clock."""
+    name = processor_field("model name", "Model", "Hardware") or platform.machine() or "CPU"
+    name = re.sub(r"\((R|TM|r|tm)\)|\bCPU\b|@.*", " ", name)
+    return " ".join(name.split())
+
+
+def _vectors() -> tuple[int, int]:
+    """Bytes and number of the SIMD registers."""
+    flags = set(processor_field("flags", "Features").replace(",", " ").split())
+    if "avx512f" in flags:
+        return 64, 32
+    if "avx2" in flags:
+        return 32, 16
+    if platform.machine() in ("aarch64", "arm64"):
+        return 16, 32
+    return 16, 16
+
+
+@lru_cache(maxsize=1)
+def cache_sizes() -> tuple[int, ...]:
+    """Bytes of the data caches seen by one core, innermost first. Empty if the system is silent."""
+    sizes = {}
+    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        try:
+            kind, level, size = (
+                (index / field).read_text(encoding="ascii").strip()
+                for field in ("type", "level", "size")
+            )
+            unit = {"K": 2**10, "M": 2**20}.get(size[-1], 1)
+            if kind != "Instruction":
+                sizes[int(level)] = int(size.rstrip("KM")) * unit
+        except (OSError, ValueError):
+            continue
+    return tuple(sizes[level] for level in sorted(sizes))
+
+
+def _memory(field: str) -> int:
+    """Bytes of a field of /proc/meminfo; 0 if it is not there."""
+    try:
+        found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found.group(1)) * 1024 if found else 0
+
+
+def _peaks(threads: int, width: int, compiler: CpuCompiler) -> dict[str, float]:
+    """Operations per second by dtype, measured by cpu_src/peak.cpp and kept in the cache.
+
+    Twenty runs of about 1 ms for each type; the best counts.
+    """
+    text = f"#define VECTOR_BYTES {width}\n" + kernel_text("cpu", "peak.cpp")
+    key = key_of(text, compiler.version, compiler.processor, str(threads))
+    kept = compiler.cache / "cpu" / f"peak-{key}"
+    try:
+        values = [float(word) for word in kept.read_text(encoding="ascii").split()]
+        return dict(zip(REALS, values, strict=True))
+    except (OSError, ValueError):
+        pass
+    library = ctypes.CDLL(str(compiler.build_text(text, "peak.cpp")))
+    peaks = {}
+    for dtype in REALS:
+        measure = getattr(library, f"peak_{dtype}")
+        measure.restype = ctypes.c_double
+        peaks[dtype] = measure(ctypes.c_int(threads), ctypes.c_int(20), ctypes.c_longlong(300_000))
+    fresh = kept.with_suffix(f".{os.getpid()}")
+    fresh.write_text(" ".join(f"{value:.6g}" for value in peaks.values()), encoding="ascii")
+    os.replace(fresh, kept)
+    return peaks
+
+
+class CpuBuffer(Buffer):
+    """Host memory on a boundary of `ALIGNMENT` bytes."""
+
+    def __init__(self, nbytes: int) -> None:
+        try:
+            memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+        except MemoryError:
+            free = _memory("MemAvailable")
+            raise MemoryError(f"{nbytes} bytes asked for, {free} bytes are free") from None
+        start = -memory.ctypes.data % ALIGNMENT
+        self._bytes = memory[start : start + nbytes]
+        self.nbytes = nbytes
+        self.address = self._bytes.ctypes.data
+
+    def write(self, array: np.ndarray) -> None:
+        self._bytes[: array.nbytes] = array.reshape(-1).view(np.uint8)
+
+    def read(self, array: np.ndarray, offset: int = 0) -> None:
+        array.reshape(-1).view(np.uint8)[:] = self._bytes[offset : offset + array.nbytes]
+
+    def fill(self, byte: int) -> None:
+        self._bytes[:] = byte
+
+
+class CpuExecutable(Executable):
+    """A kernel in a loaded shared object."""
+
+    def __init__(self, source: Source, path: Path, threads: int) -> None:
+        self.config = source.config
+        self.resources = Resources()
+        self._threads = threads
+        try:
+            self._gemm = getattr(ctypes.CDLL(str(path)), source.entry)
+        except (OSError, AttributeError) as error:
+            raise LaunchFailed(f"{source.config.slug} does not load: {error}") from error
+
+    def bind(
+        self,
+        problem: Problem,
+        alpha: float,
+        a: Matrix,
+        b: Matrix,
+        beta: float,
+        c: Matrix,
+        stream: Any = None,
+    ) -> Callable[[], None]:
+        only_default(stream)
+        real = REALS[problem.dtype]
+        arguments = [ctypes.c_int(extent) for extent in (problem.m, problem.n, problem.k)]
+        for factor, matrices in ((alpha, (a, b)), (beta, (c,))):
+            arguments.append(real(factor))
+            for matrix in matrices:
+                arguments.append(ctypes.c_void_p(matrix.address))
+                arguments.append(ctypes.c_longlong(matrix.ld))
+                arguments.append(ctypes.c_longlong(matrix.batch_stride))
+        arguments += [ctypes.c_int(problem.batch), ctypes.c_int(self._threads)]
+        return partial(_call, partial(self._gemm, *arguments), self.config, (self, a, b, c))
+
+
+def _call(gemm: Callable[[], int], config: Any, owners: Any) -> None:
+    if gemm():
+        raise LaunchFailed(
+            f"{config.slug} found no memory for its packed blocks; "
+            f"{_memory('MemAvailable')} bytes are free"
+        )
+
+
+class CpuBackend(Backend):
+    """This machine's CPU. A launch is a call and is over when it returns."""
+
+    def __init__(self, device: Device, compiler: CpuCompiler) -> None:
+        self.device = device
+        self.compiler = compiler
+        self._walk: np.ndarray | None = None
+
+    def load(self, source: Source) -> CpuExecutable:
+        return CpuExecutable(source, self.compiler.build(source), self.device.sms)
+
+    def allocate(self, nbytes: int) -> CpuBuffer:
+        return CpuBuffer(nbytes)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        return np.empty(shape, dtype)
+
+    def is_own(self, array: Any) -> bool:
+        return isinstance(array, np.ndarray)
+
+    def row_pitch(self, row_bytes: int) -> int:
+        return -(-row_bytes // ALIGNMENT) * ALIGNMENT
+
+    def copy_in(
+        self,
+        array: np.ndarray,
+        address: int,
+        pitch: int,
+        transfer: str = "pageable",
+        stream: Any = None,
+    ) -> None:
+        only_default(stream)
+        np.copyto(_rows(array, address, pitch, transfer), array)
+
+    def copy_out(
+        self,
+        address: int,
+        pitch: int,
+        array: np.ndarray,
+        transfer: str = "pageable",
+        stream: Any = None,
+    ) -> None:
+        only_default(stream)
+        np.copyto(array, _rows(array, address, pitch, transfer))
+
+    def stream(self, stream: Any) -> None:
+        only_default(stream)
+
+    def order(self, before: Any, after: Any) -> None:
+        only_default(before)
+        only_default(after)
+
+    def synchronize(self, stream: Any = None) -> None:
+        only_default(stream)
+
+    def time(self, calls: Sequence[Callable[[], None]], flush: bool = True) -> list[float]:
+        seconds = []
+        for call in calls:
+            if flush:
+                self._flush()
+            start = time.perf_counter_ns()
+            call()
+            seconds.append((time.perf_counter_ns() - start) * 1e-9)
+        return seconds
+
+    def _flush(self) -> None:
+        """Walk through more memory than the caches hold."""
+        if self._walk is None:
+            largest = max(self.device.cache_bytes, default=MOST_FLUSHED // 2)
+            self._walk = np.ones(min(2 * largest, MOST_FLUSHED) // 8, np.int64)
+        np.negative(self._walk, out=self._walk)
+
+    def telemetry(self) -> Mapping[str, float | str]:
+        try:
+            return {"load": os.getloadavg()[0]}
+        except (OSError, AttributeError):
+            return {}
+
+
+def only_default(stream: Any) -> None:
+    """`TypeError` unless `stream` is None: a CPU has no others."""
+    if stream is not None:
+        raise TypeError(f"the CPU has no streams; got {stream!r}, only None will do")
+
+
+def _rows(like: np.ndarray, address: int, pitch: int, transfer: str) -> np.ndarray:
+    """The rows at `address` as an array of the same shape and type as `like`."""
+    if transfer not in TRANSFERS:
+        raise ValueError(f"transfer {transfer!r} is none of {', '.join(TRANSFERS)}")
+    rows, columns = check_rows(like, pitch)
+    nbytes = max((rows - 1) * pitch + columns * like.itemsize, 0) if rows else 0
+    memory = (ctypes.c_char * nbytes).from_address(address)
+    return np.ndarray(like.shape, like.dtype, memory, strides=(pitch, like.itemsize))

@@ -1,0 +1,67 @@
+"""Where pymm keeps its files: settings from the environment, read here at the edge."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+
+def cache_directory() -> Path:
+    """Compiled kernels: `$PYMM_CACHE_DIR`, else the user's cache directory. Deleting it costs
+    compile time, nothing else. `PermissionError` if somebody else could change what is in it.
+    """
+    return private(_chosen("PYMM_CACHE_DIR", platformdirs.user_cache_dir), "PYMM_CACHE_DIR")
+
+
+def config_directory() -> Path:
+    """The user's tuned configurations: `$PYMM_CONFIG_DIR`, else the user's configuration directory.
+    """
+    return _made(_chosen("PYMM_CONFIG_DIR", platformdirs.user_config_dir), "PYMM_CONFIG_DIR")
+
+
+def state_directory() -> Path:
+    """Journals of tuning runs: `$PYMM_STATE_DIR`, else the user's state directory."""
+    return _made(_chosen("PYMM_STATE_DIR", platformdirs.user_state_dir), "PYMM_STATE_DIR")
+
+
+def private(path: Path, setting: str = "PYMM_CACHE_DIR") -> Path:
+    """`path` as a directory, made with mode 0700, whose files may be loaded as code.
+
+    `PermissionError` unless it is this user's, nobody else may write there, and this process may.
+    """
+    _made(path, setting)
+    status = path.stat()
+    if hasattr(os, "getuid") and status.st_uid != os.getuid():
+        raise PermissionError(
+            f"{path} belongs to user {status.st_uid}, and this process runs as {os.getuid()}: "
+            f"kernels loaded from there could be anybody's. Set {setting} to a directory of yours"
+        )
+    if os.name == "posix" and status.st_mode & 0o022:
+        raise PermissionError(
+            f"other users may write in {path} (mode {status.st_mode & 0o777:o}): kernels loaded "
+            f"from there could be anybody's. Run chmod 700 {path}, or set {setting}"
+        )
+    return path
+
+
+def _chosen(setting: str, default) -> Path:
+    given = os.environ.get(setting)
+    return Path(given).expanduser().absolute() if given else Path(default("pymm", appauthor=False))
+
+
+def _made(path: Path, setting: str) -> Path:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(path, setting, error.strerror) from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise _unwritable(path, setting, "Permission denied")
+    return path
+
+
+def _unwritable(path: Path, setting: str, why: str | None) -> PermissionError:
+    return PermissionError(
+        f"cannot write in {path} ({why}): set {setting} to a directory where you can"
+    )
