@@ -151,14 +151,16 @@ def _reason(problem: Problem, record: Record, device: Device, changes: str) -> s
     if tuned.layout != problem.layout:
         words += f", of layout {tuned.layout}"
     if changes:
-        words += f"; {changes}: re-tune with `{tune_command(problem)}`"
+        words += f"; {changes}: re-tune with `{tune_command(problem, device)}`"
     return words
 
 
-def tune_command(problem: Problem) -> str:
-    """The line that tunes `problem`."""
-    shape = f"{problem.m}x{problem.n}x{problem.k}"
-    return f"python -m pymm.tune --shapes {shape} --dtypes {problem.dtype}"
+def tune_command(problem: Problem, device: Device) -> str:
+    """The line that tunes `problem` on `device`."""
+    where = "cpu" if device.kind == "cpu" else str(device.index)
+    words = [f"--shapes {problem.m}x{problem.n}x{problem.k}", f"--dtypes {problem.dtype}"]
+    words += [] if problem.layout == "NN" else [f"--transposes {problem.layout}"]
+    return " ".join(["python -m pymm.tune", *words, f"--devices {where}"])
 
 
 # Defaults

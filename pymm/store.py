@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from pymm.records import (
     stale_because,
     unusable_because,
 )
+from pymm.source import shipped_folder
 
 __all__ = [
     "Environment", "Record", "StoreError", "Table", "files", "load", "put", "read", "stale_because",
@@ -61,7 +61,7 @@ class Table:
 
 def shipped() -> Any:
     """The folder of the files shipped with pymm."""
-    return resources.files("pymm.tuning_configs")
+    return shipped_folder("tuning_configs")
 
 
 def files(directory: Path | None) -> list[Path]:

@@ -1,39 +1,19 @@
-"""Files of tuned configurations: round trip, merge, damage, many writers, sudden death."""
+"""Files of tuned configurations: round trip, merge, staleness."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import re
-import signal
-import time
 from dataclasses import replace
 
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tuned import CPU, ENVIRONMENTS, GOOD, GPU, NOW, record
 
-from pymm import locks, store
-from pymm.device import Device
-from pymm.kernels import KERNELS, find_kernel
-from pymm.problem import Problem
-from pymm.records import Environment, Record, StoreError, device_facts, stale_because
-from pymm.source import kernel_digest
-
-GPU = Device("Test GPU 9", "cuda", capability=(9, 0), sms=132, versions={"driver": "580.10"})
-CPU = Device("Test CPU, 2 cores", "cpu", sms=2, vector_bytes=32)
-NOW = Environment("580.10", "nvcc 13.0.88", "0.1.0", "13.0")
-ENVIRONMENTS = (NOW, Environment("570.82", "nvcc 12.8", "0.1.0", "12.8"), Environment("", "g++ 12"))
-
-
-def record(m=64, n=64, k=64, kernel="transposed_a", environment=NOW, seconds=1e-5, **more):
-    backend = more.pop("backend", "cuda")
-    kernel = find_kernel(kernel, backend)
-    config = kernel.config({**kernel.default, **more.pop("config", {})})
-    fields = {"spread": 0.006, "date": "2026-11-21", "digest": kernel_digest(backend, kernel.file)}
-    fields |= {name: more.pop(name) for name in list(fields) if name in more}
-    return Record(Problem(m, n, k, **more), config, seconds, environment=environment, **fields)
+from pymm import store
+from pymm.kernels import KERNELS
+from pymm.records import StoreError, device_facts, stale_because
 
 
 def lines(path):
@@ -145,87 +125,6 @@ def test_a_record_refuses_what_makes_no_sense(fields, words):
         replace(record(), **fields)
 
 
-# Damage
-
-
-GOOD = store.render_table(store.Table(device_facts(GPU), (record(),)))
-DAMAGE = {
-    "empty": ("", "the file is no mapping"),
-    "binary": ("\x00\x01", "not YAML"),
-    "cut off": (GOOD[: len(GOOD) // 2], "lacks records|not YAML"),
-    "conflict": ("<<<<<<< HEAD\n" + GOOD, "not YAML"),
-    "unclosed": (GOOD.replace("}\n", "\n"), "not YAML"),
-    "list": ("- 1\n", "no mapping"),
-    "newer": (GOOD.replace("schema: 1", "schema: 2"), "schema 2; this pymm reads schema 1"),
-    "no schema": (GOOD.replace("schema: 1\n", ""), "schema"),
-    "new key": (GOOD.replace("{m: 64", "{colour: red, m: 64"), "unknown 'colour' .*newer"),
-    "no key": (GOOD.replace("k: 64, ", ""), "line 9: the record lacks k"),
-    "key twice": (GOOD.replace("m: 64,", "m: 64, m: 65,"), "twice"),
-    "word": (GOOD.replace("m: 64", "m: many"), "line 9: m is 'many', not a whole number"),
-    "fraction": (GOOD.replace("m: 64", "m: 6.4"), "not a whole number"),
-    "minus": (GOOD.replace("m: 64", "m: -64"), "not a whole number"),
-    "huge": (GOOD.replace("m: 64", "m: 9999999999"), "m=9999999999"),
-    "type": (GOOD.replace("type: f32", "type: f31"), "dtype 'f31'"),
-    "layout": (GOOD.replace("layout: NN", "layout: XX"), "layout 'XX' is none of NN"),
-    "time": (GOOD.replace("us: 10.0", "us: .inf"), "us is '.inf'"),
-    "zero": (GOOD.replace("us: 10.0", "us: 0.0"), "time of 0.0"),
-    "spread": (GOOD.replace("0.6%", "wide"), "spread 'wide'"),
-    "environment": (GOOD.replace("env: e", "env: f"), "is not in the head"),
-    "shell": (GOOD.replace("MB: 64", '"MB=1;rm -rf /": 64'), "no name of a parameter"),
-    "shell value": (GOOD.replace("MB: 64", 'MB: "$(date)"'), r"MB is '\$\(date\)'"),
-    "zero tile": (GOOD.replace("MB: 64", "MB: 0"), "MB=0"),
-    "large tile": (GOOD.replace("MB: 64", "MB: 65537"), "MB=65537"),
-    "path": (GOOD.replace("kernel: transposed_a", "kernel: ../x"), "no name of a kernel"),
-    "tag": (GOOD.replace("m: 64", "m: !!python/object/apply:os.getcwd []"), "no short value"),
-    "alias bomb": (
-        "a: &a [x, x, x, x, x, x, x, x]\n"
-        + "".join(
-            f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join([f'*{chr(97 + i)}'] * 8)}]\n"
-            for i in range(20)
-        )
-        + GOOD,
-        "unknown 'a'",
-    ),
-    "deep": ("[" * 3000, "not YAML"),
-    "long text": (GOOD.replace("nvcc 13.0.88", "n" * 201), "no short value"),
-    "device": (GOOD.replace("name: Test GPU 9", "name: [Test]"), "no short value"),
-    "other device": (GOOD.replace("name: Test GPU 9", "name: Other"), "belongs to Other"),
-}
-
-
-@pytest.mark.parametrize("name", DAMAGE)
-def test_damage_is_named_and_never_overwritten(tmp_path, name):
-    text, words = DAMAGE[name]
-    path = tmp_path / "test-gpu-9.yaml"
-    path.write_text(text)
-    for action in (lambda: store.load(GPU, tmp_path), lambda: store.put([record()], GPU, tmp_path)):
-        with pytest.raises(StoreError, match=words) as caught:
-            action()
-        message = str(caught.value)
-        assert str(path) in message and "\n" not in message
-        assert len(message) < 600
-        assert "move the file away" in message
-    assert path.read_text() == text
-
-
-def test_files_that_cannot_be_read_are_store_errors(tmp_path, monkeypatch):
-    path = tmp_path / "test-gpu-9.yaml"
-    path.write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(StoreError, match="cannot be read"):
-        store.load(GPU, tmp_path)
-    path.write_text("#" * 2000)
-    monkeypatch.setattr(store, "MAX_BYTES", 1000)
-    with pytest.raises(StoreError, match="more than the 1000"):
-        store.load(GPU, tmp_path)
-    path.unlink()
-    with pytest.raises(StoreError, match="longer than 1000"):
-        store.put([record(m) for m in range(1, 9)], GPU, tmp_path)
-    path.mkdir()
-    monkeypatch.undo()
-    with pytest.raises(StoreError, match="cannot be read"):
-        store.load(GPU, tmp_path)
-
-
 def test_the_same_name_with_other_multiprocessors_is_refused(tmp_path):
     path = store.put([record()], GPU, tmp_path)
     before, slice_of_it = path.read_text(), replace(GPU, sms=66)
@@ -291,86 +190,3 @@ def test_a_link_stays_a_link(tmp_path):
     target.write_text(GOOD)
     store.put([record(128)], GPU, tmp_path)
     assert link.is_symlink() and "m: 128" in target.read_text()
-
-
-# Many writers
-
-
-def _put_many(directory, start, count, without_flock):
-    if without_flock:
-        locks.fcntl = None
-    for m in range(start, start + count):
-        store.put([record(m)], GPU, directory)
-
-
-def _put_for_ever(directory, start):
-    m = start
-    while True:
-        store.put([record(m)], GPU, directory)
-        with open(directory / "done", "a") as done:
-            done.write(f"{m}\n")
-        m += 1
-
-
-@pytest.fixture(params=["flock", "exclusive file"])
-def lock_kind(request, monkeypatch):
-    if request.param == "exclusive file":
-        monkeypatch.setattr(locks, "fcntl", None)
-
-
-SERVER = multiprocessing.get_context("forkserver")
-
-
-def test_two_processes_that_put_at_once_lose_nothing(tmp_path, lock_kind):
-    starts, without = (1, 101, 201), locks.fcntl is None
-    writers = [
-        SERVER.Process(target=_put_many, args=(tmp_path, start, 12, without)) for start in starts
-    ]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join(60)
-        assert writer.exitcode == 0
-    found = store.load_file(GPU, tmp_path / "test-gpu-9.yaml")
-    assert [r.problem.m for r in found] == [start + i for start in starts for i in range(12)]
-
-
-def test_killed_in_the_middle_leaves_a_whole_file(tmp_path):
-    path = tmp_path / "test-gpu-9.yaml"
-    for round_ in range(4):
-        writer = SERVER.Process(target=_put_for_ever, args=(tmp_path, 1 + 1000 * round_))
-        writer.start()
-        done = tmp_path / "done"
-        deadline = time.monotonic() + 30
-        while not done.exists() or done.read_text().count("\n") < 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-        time.sleep(0.0017 * round_)
-        os.kill(writer.pid, signal.SIGKILL)
-        writer.join(10)
-        promised = {int(line) for line in done.read_text().splitlines() if line.isdigit()}
-        done.unlink()
-        assert promised <= {r.problem.m for r in store.load_file(GPU, path)}
-    store.put([record()], GPU, tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [path.name, path.name + ".lock"]
-
-
-def test_a_holder_that_does_not_let_go_is_named(tmp_path, lock_kind):
-    lock = tmp_path / "x.lock"
-    with (
-        locks.locked(lock),
-        pytest.raises(TimeoutError, match="x.lock has been held"),
-        locks.locked(lock, seconds=0.05),
-    ):
-        raise AssertionError("two hold the lock")
-    with locks.locked(lock, seconds=0.05):
-        pass
-
-
-def test_a_write_that_fails_leaves_the_old_text(tmp_path, monkeypatch):
-    path = tmp_path / "x.yaml"
-    path.write_text("old")
-    monkeypatch.setattr(locks.os, "replace", lambda *names: (_ for _ in ()).throw(OSError("full")))
-    with pytest.raises(OSError, match="full"):
-        locks.replace_text(path, "new")
-    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]

@@ -122,7 +122,7 @@ def test_other_tools_are_a_labelled_last_resort(tuned):
     assert choice.reason == (
         "tuned for this problem on this GPU (2026-11-21, 10 us); "
         "tuned with driver 570.82, now 580.10: "
-        "re-tune with `python -m pymm.tune --shapes 64x64x64 --dtypes f32`"
+        "re-tune with `python -m pymm.tune --shapes 64x64x64 --dtypes f32 --devices 0`"
     )
     choice = tuned(Problem(64, 64, 64), record(4096, mb=32, trans_a=True))
     assert choice.config.MB == 32, "any current record comes before one of other tools"

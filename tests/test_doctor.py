@@ -1,0 +1,127 @@
+"""What the doctor says about this machine, and about machines that lack things."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from pymm import backends, cache, doctor
+from pymm.device import Device
+
+
+@pytest.fixture
+def directories(tmp_path, monkeypatch):
+    for name in ("cache", "config", "state"):
+        folder = tmp_path / name
+        folder.mkdir(mode=0o700)
+        monkeypatch.setattr(cache, f"{name}_directory", lambda folder=folder: folder)
+        monkeypatch.setenv(f"PYMM_{name.upper()}_DIR", str(folder))
+    return tmp_path
+
+
+def by_topic(findings):
+    return {finding.topic: finding for finding in findings}
+
+
+def test_this_machine_can_multiply(directories, capsys):
+    assert doctor.main([]) == 0
+    text = capsys.readouterr().out
+    for topic in ("Python", "NumPy", "C++ compiler", "nvcc", "NVIDIA driver", "PyCUDA", "optuna"):
+        assert f"\n{topic} " in "\n" + text
+    assert "product on cpu" in text and "float32 and float64: right" in text
+    assert text.endswith("This machine can multiply.\n")
+    assert "fault of pymm" not in text
+
+
+def test_json_and_exit_code_without_a_device(directories, monkeypatch, capsys):
+    monkeypatch.setattr(backends, "available_devices", lambda: [])
+    assert doctor.main(["--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["works"] is False
+    assert all(set(f) == {"topic", "state", "found", "remedy"} for f in told["findings"])
+    assert all(f["remedy"] for f in told["findings"] if f["state"] != "ok")
+
+
+def test_what_is_missing_comes_with_the_line_that_mends_it(directories, monkeypatch, capsys):
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.setattr(doctor, "_find_nvcc", lambda: None)
+    monkeypatch.setattr(doctor, "_driver_version", lambda: None)
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(doctor, "_products", lambda devices: iter(()))
+    assert doctor.main([]) == 1
+    text = capsys.readouterr().out
+    assert "C++ compiler: apt install g++" in text
+    assert "nvcc: make setup" in text
+    assert "PyCUDA: make setup" in text
+    assert f"optuna: {sys.executable} -m pip install optuna" in text
+    assert "NVIDIA driver: with an NVIDIA GPU: install its driver" in text
+    assert text.endswith("No device here can multiply.\n")
+
+
+@pytest.mark.parametrize(
+    ("output", "driver", "state", "words"),
+    [
+        ("Cuda compilation tools, release 13.0, V13.0.88", (13, 0), "ok", "CUDA 13.0"),
+        ("Cuda compilation tools, release 13.0, V13.0.88", None, "ok", "CUDA 13.0"),
+        ("Cuda compilation tools, release 12.4, V12.4.1", (13, 0), "ok", "CUDA 12.4"),
+        ("release 13.0,", (12, 8), "broken", "newer than the driver's CUDA 12"),
+        ("cannot execute", (12, 8), "broken", "does not run: cannot execute"),
+    ],
+)
+def test_nvcc_is_held_against_the_driver(monkeypatch, output, driver, state, words):
+    monkeypatch.setattr(doctor, "_find_nvcc", lambda: "/opt/nvcc")
+    monkeypatch.setattr(doctor, "_output", lambda *command: output)
+    monkeypatch.setattr(doctor, "_driver_version", lambda: driver)
+    (finding,) = doctor._nvcc()
+    assert finding.state == state and words in finding.found
+    assert finding.remedy or state == "ok"
+
+
+def test_directories_that_others_may_write_are_named(directories):
+    (directories / "config").chmod(0o777)
+    found = by_topic(doctor._directories())
+    assert found["config directory"].state == "broken"
+    assert found["config directory"].remedy == f"chmod go-w {directories / 'config'}"
+    assert found["cache directory"].state == "ok"
+
+
+def test_damaged_files_are_named_and_left(directories):
+    path = directories / "config" / "x.yaml"
+    path.write_text("schema: [")
+    finding = next(f for f in doctor._stored([]) if str(path) in f.found)
+    assert finding.state == "broken" and finding.remedy == f"mv {path} {path}.damaged"
+    assert path.read_text() == "schema: ["
+
+
+def test_a_check_that_fails_is_a_finding():
+    def _odd():
+        raise RuntimeError("what")
+        yield
+
+    (finding,) = doctor._guarded(_odd)
+    assert (finding.topic, finding.state) == ("odd", "broken")
+    assert finding.found == "RuntimeError: what"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        (subprocess.CompletedProcess([], 0, "right\n", ""), "right"),
+        (subprocess.CompletedProcess([], 1, "", "Traceback\nNoDevice: none"), "NoDevice: none"),
+        (subprocess.CompletedProcess([], -11, "", ""), "ended with -11"),
+        (subprocess.TimeoutExpired("x", 1), "not done after"),
+    ],
+)
+def test_a_product_that_crashes_or_hangs_is_a_finding(monkeypatch, outcome, words):
+    def run(*arguments, **options):
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(doctor.subprocess, "run", run)
+    (finding,) = doctor._products([(Device("GPU", "cuda"), "nvcc")])
+    assert finding.topic == "product on cuda:0" and words in finding.found
+    assert (finding.state == "ok") == (words == "right")

@@ -1,0 +1,161 @@
+"""The command `pymm`: dispatch, help, configs, explain, tables."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+import pymm
+from pymm import __main__ as door
+from pymm import backends, cache, store
+from pymm.backends.base import NoDevice
+from pymm.device import Device
+from pymm.kernels import find_kernel
+from pymm.problem import Problem
+from pymm.records import Environment, Record
+from pymm.source import kernel_digest
+from pymm.tables import show_table
+
+GPU = Device("Test GPU 9", "cuda", capability=(9, 0), sms=132, versions={"driver": "580.10"})
+NOW = Environment("580.10", "nvcc 13.0.88", pymm.__version__)
+
+
+@pytest.fixture
+def gpu(tmp_path, monkeypatch):
+    """A described GPU with two records, one of them of another driver."""
+    fake = SimpleNamespace(device=GPU, toolchain="nvcc 13.0.88")
+
+    def open_device(spec=None, cache=None):
+        if spec == "cuda:7":
+            raise NoDevice("no GPU number 7: there is 1")
+        return fake
+
+    monkeypatch.setattr(backends, "open_device", open_device)
+    monkeypatch.setattr(cache, "config_directory", lambda: tmp_path)
+    monkeypatch.setattr(cache, "cache_directory", lambda: tmp_path)
+    monkeypatch.setattr(store, "shipped", lambda: tmp_path / "shipped")
+    kernel = find_kernel("transposed_a")
+    digest = kernel_digest("cuda", kernel.file)
+    best, problem = kernel.config({**kernel.default, "MB": 128}), Problem(1024, 1024, 1024)
+    record = Record(problem, best, 1e-3, 0.01, "2026-11-21", NOW, digest)
+    other = replace(record, problem=Problem(64, 64, 64), environment=replace(NOW, driver="1"))
+    store.put([record, other], GPU, tmp_path)
+
+
+def test_help_names_every_command_that_is_there_and_no_other(capsys):
+    for arguments in ([], ["--help"], ["-h"]):
+        assert door.main(arguments) == 0
+        text = capsys.readouterr().out
+        for command in ("doctor", "configs", "explain", "version"):
+            assert f"\n  {command} " in text
+        assert "examples:" in text and "absent" not in text
+
+
+def test_a_module_that_is_not_there_is_no_command(monkeypatch, capsys):
+    monkeypatch.setitem(door.MODULES, "absent", "does not exist")
+    assert door.main(["absent"]) == 2
+    error = capsys.readouterr().err
+    assert "no command 'absent'; there are" in error and "doctor" in error
+
+
+def test_commands_get_their_arguments_and_give_the_exit_code(monkeypatch):
+    seen = []
+    module = SimpleNamespace(main=lambda arguments: seen.append(arguments) or 3)
+    monkeypatch.setattr(door.importlib, "import_module", lambda name: module)
+    assert door.main(["doctor", "--json"]) == 3
+    assert seen == [["--json"]]
+
+
+def test_version(capsys):
+    for argument in ("version", "--version", "-V"):
+        assert door.main([argument]) == 0
+        assert capsys.readouterr().out == f"pymm {pymm.__version__}\n"
+
+
+def test_help_imports_neither_tuner_nor_driver():
+    code = (
+        "import sys, pymm.__main__ as door; door.main([]); "
+        "print([m for m in ('optuna', 'yaml', 'pycuda', 'rich') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_configs(gpu, capsys):
+    assert door.main(["configs"]) == 0
+    title, head, first, second = capsys.readouterr().out.splitlines()
+    assert title == "Test GPU 9: 2 records"
+    assert head.split()[:3] == ["problem", "configuration", "us"]
+    assert "f32-NN-64x64x64" in first and "tuned with driver 1, now 580.10" in first
+    assert (
+        second.split()
+        == (
+            "f32-NN-1024x1024x1024 transposed_a-MB128-NB64-KB16-TA4-TB4 1000 1.0% 2147 "
+            "2026-11-21 yours current"
+        ).split()
+    )
+    assert door.main(["configs", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[1]["state"] == "current"
+
+
+def test_configs_of_an_untuned_device_say_how_to_tune(gpu, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(cache, "config_directory", lambda: tmp_path / "empty")
+    assert door.main(["configs"]) == 0
+    assert "Nothing is tuned for Test GPU 9 yet: python -m pymm.tune" in capsys.readouterr().out
+
+
+def test_explain(gpu, capsys):
+    assert door.main(["explain", "1000", "1024x1024x512", "--layout", "TN"]) == 0
+    odd, even = capsys.readouterr().out.split("\n\n")
+    assert "f32-TN-1000x1000x1000" in odd and "some tiles are partial" in odd
+    assert "nearest tuned problem 1024x1024x1024 on this GPU, of layout NN" in odd
+    assert "transposed_a-MB128-NB64-KB16-TA4-TB4" in odd
+    assert "16 x 8 x 1 blocks" in even and "16 x 32 x 1 = 512 threads" in even
+    assert "remainders     none" in even
+    assert "may not: a block has at most the device's threads" in even
+    assert door.main(["explain", "64", "--dtype", "float64", "--kernel", "1", "--json"]) == 0
+    (facts,) = json.loads(capsys.readouterr().out)
+    assert facts["configuration"] == "coalesced-MB32-NB32"
+    assert facts["because"].startswith("default of coalesced: nothing tuned for f64")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["explain", "12x13"], "'12x13' has 2 extents"),
+        (["explain", "64", "--kernel", "best"], "no kernel 'best'"),
+        (["explain", "64", "--dtype", "int8"], "dtype int8 is none of float32"),
+        (["explain", "64", "--dtype", "nonsense"], "nonsense"),
+        (["explain", "64", "--device", "cuda:7"], "no GPU number 7"),
+        (["configs", "--device", "cuda:7"], "no GPU number 7"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(gpu, capsys, arguments, words):
+    assert door.main(arguments) == 1
+    error = capsys.readouterr().err
+    assert words in error and len(error.splitlines()) == 1
+
+
+def test_tables_are_plain_lines_where_there_is_no_terminal(capsys):
+    show_table(("name", "us"), [("a", 1), ("long name", 12345)], "Times", numbers=("us",))
+    assert capsys.readouterr().out == (
+        "Times\nname          us\na              1\nlong name  12345\n"
+    )
+    show_table(("name", "us"), [])
+    assert capsys.readouterr().out == "name  us\n"
+
+
+def test_tables_are_drawn_on_a_terminal_and_their_text_taken_as_it_is():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    terminal = Terminal()
+    show_table(("name", "us"), [("[red]a[/x]", 1)], "Times", file=terminal)
+    assert "[red]a[/x]" in terminal.getvalue() and "─" in terminal.getvalue()

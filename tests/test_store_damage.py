@@ -1,0 +1,85 @@
+"""Damaged and foreign files: named, never overwritten."""
+
+from __future__ import annotations
+
+import pytest
+from tuned import GOOD, GPU, record
+
+from pymm import store
+from pymm.records import StoreError
+
+DAMAGE = {
+    "empty": ("", "the file is no mapping"),
+    "binary": ("\x00\x01", "not YAML"),
+    "cut off": (GOOD[: len(GOOD) // 2], "lacks records|not YAML"),
+    "conflict": ("<<<<<<< HEAD\n" + GOOD, "not YAML"),
+    "unclosed": (GOOD.replace("}\n", "\n"), "not YAML"),
+    "list": ("- 1\n", "no mapping"),
+    "newer": (GOOD.replace("schema: 1", "schema: 2"), "schema 2; this pymm reads schema 1"),
+    "no schema": (GOOD.replace("schema: 1\n", ""), "schema"),
+    "new key": (GOOD.replace("{m: 64", "{colour: red, m: 64"), "unknown 'colour' .*newer"),
+    "no key": (GOOD.replace("k: 64, ", ""), "line 9: the record lacks k"),
+    "key twice": (GOOD.replace("m: 64,", "m: 64, m: 65,"), "twice"),
+    "word": (GOOD.replace("m: 64", "m: many"), "line 9: m is 'many', not a whole number"),
+    "fraction": (GOOD.replace("m: 64", "m: 6.4"), "not a whole number"),
+    "minus": (GOOD.replace("m: 64", "m: -64"), "not a whole number"),
+    "huge": (GOOD.replace("m: 64", "m: 9999999999"), "m=9999999999"),
+    "type": (GOOD.replace("type: f32", "type: f31"), "dtype 'f31'"),
+    "layout": (GOOD.replace("layout: NN", "layout: XX"), "layout 'XX' is none of NN"),
+    "time": (GOOD.replace("us: 10.0", "us: .inf"), "us is '.inf'"),
+    "zero": (GOOD.replace("us: 10.0", "us: 0.0"), "time of 0.0"),
+    "spread": (GOOD.replace("0.6%", "wide"), "spread 'wide'"),
+    "environment": (GOOD.replace("env: e", "env: f"), "is not in the head"),
+    "shell": (GOOD.replace("MB: 64", '"MB=1;rm -rf /": 64'), "no name of a parameter"),
+    "shell value": (GOOD.replace("MB: 64", 'MB: "$(date)"'), r"MB is '\$\(date\)'"),
+    "zero tile": (GOOD.replace("MB: 64", "MB: 0"), "MB=0"),
+    "large tile": (GOOD.replace("MB: 64", "MB: 65537"), "MB=65537"),
+    "path": (GOOD.replace("kernel: transposed_a", "kernel: ../x"), "no name of a kernel"),
+    "tag": (GOOD.replace("m: 64", "m: !!python/object/apply:os.getcwd []"), "no short value"),
+    "alias bomb": (
+        "a: &a [x, x, x, x, x, x, x, x]\n"
+        + "".join(
+            f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join([f'*{chr(97 + i)}'] * 8)}]\n"
+            for i in range(20)
+        )
+        + GOOD,
+        "unknown 'a'",
+    ),
+    "deep": ("[" * 3000, "not YAML"),
+    "long text": (GOOD.replace("nvcc 13.0.88", "n" * 201), "no short value"),
+    "device": (GOOD.replace("name: Test GPU 9", "name: [Test]"), "no short value"),
+    "other device": (GOOD.replace("name: Test GPU 9", "name: Other"), "belongs to Other"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_is_named_and_never_overwritten(tmp_path, name):
+    text, words = DAMAGE[name]
+    path = tmp_path / "test-gpu-9.yaml"
+    path.write_text(text)
+    for action in (lambda: store.load(GPU, tmp_path), lambda: store.put([record()], GPU, tmp_path)):
+        with pytest.raises(StoreError, match=words) as caught:
+            action()
+        message = str(caught.value)
+        assert str(path) in message and "\n" not in message
+        assert len(message) < 600
+        assert "move the file away" in message
+    assert path.read_text() == text
+
+
+def test_files_that_cannot_be_read_are_store_errors(tmp_path, monkeypatch):
+    path = tmp_path / "test-gpu-9.yaml"
+    path.write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(StoreError, match="cannot be read"):
+        store.load(GPU, tmp_path)
+    path.write_text("#" * 2000)
+    monkeypatch.setattr(store, "MAX_BYTES", 1000)
+    with pytest.raises(StoreError, match="more than the 1000"):
+        store.load(GPU, tmp_path)
+    path.unlink()
+    with pytest.raises(StoreError, match="longer than 1000"):
+        store.put([record(m) for m in range(1, 9)], GPU, tmp_path)
+    path.mkdir()
+    monkeypatch.undo()
+    with pytest.raises(StoreError, match="cannot be read"):
+        store.load(GPU, tmp_path)
