@@ -79,11 +79,10 @@ class Form:
         """How the matrices of a stack lie: (by columns?, leading dimension in elements), by rows
         where both are true. None if neither axis has unit stride or lines run backwards.
         """
-        size, (rows, columns), (down, across) = (
-            self.dtype.itemsize,
-            self.shape[-2:],
-            self.strides[-2:],
-        )
+        size = self.dtype.itemsize
+        (rows, columns), (down, across) = self.shape[-2:], self.strides[-2:]
+        if not self.size:
+            return False, max(columns, 1)
         steps = zip(self.shape, self.strides, strict=True)
         if any(step % size for extent, step in steps if extent > 1):
             return None
@@ -129,6 +128,12 @@ class Operand:
         return self.kind == "numpy"
 
     @property
+    def device_index(self) -> int | None:
+        """Number of the device that holds the array, where its library says so."""
+        device = getattr(self.owner, "device", None) if self.kind in ("torch", "cupy") else None
+        return getattr(device, "index", getattr(device, "id", None))
+
+    @property
     def aligned(self) -> bool:
         """True if the first element stands at a multiple of its size."""
         return self.address % self.form.dtype.itemsize == 0
@@ -153,12 +158,12 @@ class Operand:
 
 
 class _Interface:
-    """Carries a description of memory to NumPy."""
+    """Describes memory to NumPy, and keeps its owner alive for as long as NumPy looks at it."""
 
-    def __init__(self, operand: Operand) -> None:
-        form = operand.form
+    def __init__(self, address: int, form: Form, owner: Any) -> None:
+        self.owner = owner
         self.__array_interface__ = dict(
-            data=(operand.address, True),
+            data=(address, False),
             shape=form.shape,
             strides=form.strides,
             typestr=form.dtype.str,
@@ -166,11 +171,16 @@ class _Interface:
         )
 
 
+def view_at(address: int, form: Form, owner: Any) -> np.ndarray:
+    """Host memory at `address` as an array."""
+    return np.asarray(_Interface(address, form, owner))
+
+
 def _shadow(operand: Operand) -> np.ndarray:
-    """An ndarray in the operand's place, for NumPy's questions about overlap; never to be read: it
+    """An array in the operand's place, for NumPy's questions about overlap; never to be read: it
     may be memory of a device.
     """
-    return np.asarray(_Interface(operand))
+    return view_at(operand.address, operand.form, operand.owner)
 
 
 def adopt(array: Any, name: str = "array") -> Operand:

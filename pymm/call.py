@@ -5,6 +5,7 @@ anything is written.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -58,14 +59,20 @@ class Call:
     @cached_property
     def copies(self) -> dict[str, str]:
         """Which operands cannot be used as they lie, by name, and why."""
-        reasons = {x.name: why for x in (self.a, self.b) if (why := self._unusable(x))}
-        if self.out is not None and (why := self._unusable(self.out) or self._shared(reasons)):
-            reasons["out"] = why
+        reasons = self.misfits
+        if self.out is not None and "out" not in reasons and (why := self._shared(reasons)):
+            reasons = reasons | {"out": why}
         if self.reads_c and not (self.c_in_place and "out" not in reasons):
-            reasons["c"] = "the result is computed in the place of c, and c is kept"
+            reasons = reasons | {"c": "the result is computed where c was read"}
         return reasons
 
-    def _unusable(self, operand: Operand) -> str:
+    @cached_property
+    def misfits(self) -> dict[str, str]:
+        """Which of a, b and out no kernel can work on as they lie, and why."""
+        used = [x for x in (self.a, self.b, self.out) if x is not None]
+        return {x.name: why for x in used if (why := self._misfit(x))}
+
+    def _misfit(self, operand: Operand) -> str:
         form = operand.form
         if form.dtype != self.dtype:
             return f"{form.dtype} converted to {self.dtype}"
@@ -79,8 +86,10 @@ class Call:
     def _shared(self, copied: dict[str, str]) -> str:
         if not self.out.form.distinct():
             return "elements of out share memory"
-        for operand in (self.a, self.b):
-            if operand.name not in copied and self.out.overlaps(operand):
+        read = [x for x in (self.a, self.b) if x.name not in copied]
+        read += [self.c] if self.reads_c and not self.c_in_place else []
+        for operand in read:
+            if self.out.overlaps(operand):
                 return f"out overlaps {operand.name}"
         return ""
 
@@ -98,8 +107,12 @@ def check(
     dtype: Any = None,
     casting: str = "same_kind",
     precision: str = "ieee",
+    adopt: Callable[[Any, str], Operand] = adopt,
 ) -> Call:
-    """The call that the arguments of `pymm.matmul` ask for. Raises what `matmul` documents."""
+    """The call that the arguments of `pymm.matmul` ask for. Raises what `matmul` documents.
+
+    `adopt` makes operands of arrays.
+    """
     if casting not in _CASTINGS:
         raise ValueError(f"casting={casting!r} is none of {', '.join(_CASTINGS)}")
     if precision not in PRECISIONS:

@@ -111,7 +111,7 @@ def arrange(
     (left_t, lda), (right_t, ldb), (_, ldc) = left.stored(), right.stored(), out.stored()
     (m, n), k = out.shape[-2:], left.shape[-1]
     problem = Problem(m, n, k, dtype_name(a.dtype), left_t, right_t, 1, "gemm", precision)
-    axes = _merge([*zip(stack, *(f.strides[:-2] for f in (left, right, out)), strict=True)])
+    axes = merge_axes([*zip(stack, *(f.strides[:-2] for f in (left, right, out)), strict=True)])
     problem, axes = _fold(problem, axes, lda, ldc)
     steps = tuple(_steps(problem, axes, (lda, ldb, ldc))) if out.size else ()
     return Product(shape, swapped, steps[0].problem if steps else problem, steps)
@@ -129,9 +129,11 @@ def _matrix(form: Form, transposed: bool, axis: int) -> Form:
 Axis = tuple[int, int, int, int]
 
 
-def _merge(axes: list[Axis]) -> list[Axis]:
-    """The same walk through a stack with as few axes as possible."""
-    merged: list[Axis] = []
+def merge_axes(axes: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The same walk with as few axes as possible. An axis is its extent, then its strides in each
+    of the arrays that are walked through together.
+    """
+    merged: list[tuple[int, ...]] = []
     for axis in axes:
         extent, *steps = axis
         if extent == 1:

@@ -1,0 +1,176 @@
+"""What people call: `matmul` multiplies, `plan` multiplies many times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pymm.call import Call, check
+from pymm.launch import executable
+from pymm.prepare import find_backend, prepare
+from pymm.problem import Problem
+from pymm.kernels import Config
+from pymm.backends.base import Resources
+from pymm.select import Choice
+
+
+_CHECKED = ("alpha", "beta", "trans_a", "trans_b", "dtype", "casting", "precision")
+_RUNNING = ("stream", "kernel", "config", "device", "transfer")
+
+
+def matmul(
+    a: Any,
+    b: Any,
+    /,
+    out: Any = None,
+    *,
+    c: Any = None,
+    alpha: float = 1,
+    beta: float | None = None,
+    trans_a: bool | str = False,
+    trans_b: bool | str = False,
+    dtype: Any = None,
+    casting: str = "same_kind",
+    precision: str = "ieee",
+    stream: Any = None,
+    kernel: str | int | None = None,
+    config: Any = None,
+    device: Any = None,
+    transfer: str | None = None,
+) -> Any:
+    """`alpha op(a) op(b) + beta c`, by the kernel and configuration tuned for this product.
+
+    Shapes and types are those of `numpy.matmul`: `a` is (..., m, k), `b` (..., k, n), the result
+    (..., m, n); stacks broadcast; a vector is a row on the left, a column on the right, and its
+    axis is gone from the result; k = 0 gives zeros. float32 and float64, mixed ones promote.
+
+    Operands are NumPy arrays (the result is one too), or arrays of a GPU: PyCUDA GPUArray, PyTorch,
+    CuPy, anything with `__cuda_array_interface__`. Those are used where they lie, without waiting
+    for the device, and the result is of the first operand's kind (a GPUArray for kinds unknown).
+
+    out: array of the result's shape to write to, which is returned. It may overlap a, b and c.
+    c, beta: array of the result's shape, and its factor; one needs the other. c may be `out`
+        itself. beta = 0 does not read c; alpha = 0 reads neither a nor b.
+    trans_a, trans_b: op is the transpose of the last two axes: True, "T" or "C". Vectors stay.
+    dtype, casting: type to compute in, and which conversions may happen, as for NumPy's ufuncs.
+        Integers, half and complex need `dtype=`; arrays of a GPU are not converted.
+    precision: "ieee", plain multiply-add in the type of the product.
+    stream: PyCUDA Stream, integer handle, or a PyTorch, CuPy or `__cuda_stream__` object. Left out,
+        the work goes to the stream that the operands name, else to the default stream.
+    kernel, config: a kernel by name or number, and its parameters: dict, slug or `Config`.
+    device: "cpu", "cuda", "cuda:1", 1; left out, where the operands are, and for NumPy arrays a
+        GPU if there is one, else the CPU.
+    transfer: how NumPy arrays reach a GPU: "pageable", "pinned" or "registered" host memory, with
+        "+pitched" into padded rows; left out, by size. Nothing is transferred on a CPU.
+
+    Every matrix with unit stride along one of its axes is used without a copy, whichever axis it
+    is and whatever the distance of its lines. `pymm.explain` tells what would be copied.
+
+    Raises `ValueError` (shapes, scalars, flags, kernels and configurations), `TypeError` (objects,
+    types, operands on host and device at once), `NotImplementedError` (combinations that pymm does
+    not have), `NoDevice`, `MemoryError`, and `CompileFailed` or `LaunchFailed` from the device.
+    """
+    call = check(
+        a, b, out, c=c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b,
+        dtype=dtype, casting=casting, precision=precision,
+    )  # fmt: skip
+    backend = find_backend(call, device)
+    ready = prepare(backend, call, stream, kernel, config, transfer)
+    for step in ready.steps:
+        step()
+    scalar = out is None and call.on_host and not call.shape
+    return ready.result[()] if scalar else ready.result
+
+
+class Plan:
+    """A product bound to its arrays: `plan()` computes it again from what they hold by then, and
+    returns the result. Made by `pymm.plan`. Not to be called from two threads at once.
+    """
+
+    def __init__(self, call: Call, checking: dict[str, Any], running: dict[str, Any]) -> None:
+        self._checking, self._running = checking, running
+        self.backend = find_backend(call, running.pop("device"))
+        self._call = call
+        self._bind(call)
+
+    def __call__(self, *operands: Any, out: Any = None, c: Any = None) -> Any:
+        """Launch. With operands: bind `a`, `b` (and `out`, `c`; those left out stay) of the same
+        forms first. `ValueError` for other shapes, layouts or types.
+        """
+        if operands or out is not None or c is not None:
+            self._rebind(operands, out, c)
+        for step in self._steps:
+            step()
+        return self.out
+
+    def _bind(self, call: Call) -> None:
+        ready = prepare(self.backend, call, **self._running)
+        self._ready, self._steps, self.out = ready, ready.steps, ready.result
+        self._call = call
+
+    def _rebind(self, operands: tuple[Any, ...], out: Any, c: Any) -> None:
+        if len(operands) not in (0, 2):
+            raise TypeError(f"a plan takes no operands or a and b; got {len(operands)}")
+        old = self._call
+        a, b = operands or (old.a.owner, old.b.owner)
+        c = old.c.owner if c is None and old.c else c
+        call = check(a, b, self.out if out is None else out, c=c, **self._checking)
+        for name, x, y in (("a", call.a, old.a), ("b", call.b, old.b), ("c", call.c, old.c),
+                           ("out", call.out, old.out)):  # fmt: skip
+            if y is not None and x.form != y.form:
+                raise ValueError(
+                    f"the plan was made for {name} of shape {y.form.shape}, strides "
+                    f"{y.form.strides} and dtype {y.form.dtype}; got {x.form.shape}, "
+                    f"{x.form.strides}, {x.form.dtype}: make another plan"
+                )
+        self._bind(call)
+
+    @property
+    def problem(self) -> Problem:
+        """The problem of the first launch."""
+        return self._ready.product.problem
+
+    @property
+    def choice(self) -> Choice:
+        """Configuration and the reason for it."""
+        return self._ready.choice
+
+    @property
+    def config(self) -> Config:
+        """The configuration that runs."""
+        return self.choice.config
+
+    @property
+    def launches(self) -> int:
+        """Kernel launches of one call: more than one for some stacks, 0 for an empty product."""
+        return len(self._ready.product.steps)
+
+    @property
+    def resources(self) -> Resources:
+        """What the compiled kernel takes of the device. Zeros for an empty product."""
+        if not self.launches:
+            return Resources()
+        return executable(self.backend, self.config, self.problem).resources
+
+
+def plan(a: Any, b: Any, /, out: Any = None, *, c: Any = None, **options: Any) -> Plan:
+    """`matmul` made ready: shapes checked, configuration chosen, kernel compiled, arguments packed,
+    so that each `plan()` only launches. Takes the arguments of `matmul` and raises what it raises.
+
+    Without `out` the plan makes one result array and fills it at every call. For NumPy arrays on a
+    GPU it keeps the device memory and copies each time. Plans of arrays on a GPU do not look at
+    streams again: work goes to the stream that was current when the plan was made.
+    """
+    checking, running = split_options(options)
+    return Plan(check(a, b, out, c=c, **checking), checking, running)
+
+
+def split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The keyword arguments of `matmul` that say what is computed, and those that say how.
+    `TypeError` for one that it does not have.
+    """
+    checking = {name: options[name] for name in _CHECKED if name in options}
+    running = {name: options.get(name) for name in _RUNNING}
+    unknown = ", ".join(name for name in options if name not in (*_CHECKED, *_RUNNING))
+    if unknown:
+        raise TypeError(f"unknown argument {unknown}; there are {', '.join(_CHECKED + _RUNNING)}")
+    return checking, running

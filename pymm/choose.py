@@ -1,0 +1,121 @@
+"""Which configuration a call gets: the caller's own, else what the store selects, remembered until
+the store changes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pymm.backends.base import Backend
+from pymm.backends.directories import config_directory
+from pymm.device import Device
+from pymm.kernels import Config, Kernel, find_kernel, parse_slug
+from pymm.problem import Problem
+from pymm.records import Environment
+from pymm.select import Choice, select
+from pymm.store import record_files
+
+#: Seconds after which the files of tuned configurations are looked at again: two calls of `stat`
+#: a second, and what another process has tuned is used within one.
+LOOK_AGAIN = 1.0
+
+_chosen: dict[tuple, Choice] = {}
+_looked: dict[Device, tuple[float, tuple]] = {}
+
+#: Choices kept; a program with more problems than this pays for selecting again.
+MAX_CHOSEN = 8192
+
+
+def choose(
+    backend: Backend, problem: Problem, kernel: str | int | None = None, config: Any = None
+) -> Choice:
+    """The configuration for `problem` and the reason: `config` if given (a `Config`, a slug, or a
+    dict of parameters for `kernel`), else what `store` has, of `kernel` if that is given.
+
+    `ValueError` for an unknown kernel, and with the rules' own sentences for a configuration that
+    breaks them.
+    """
+    if config is not None:
+        return _own(config, kernel, problem, backend.device)
+    _notice(backend.device)
+    key = (backend, problem, kernel)
+    found = _chosen.get(key)
+    if found is None:
+        environment = Environment.of(backend.device, backend.toolchain)
+        found = select(problem, backend.device, _directory(), environment, kernel)
+        if len(_chosen) >= MAX_CHOSEN:
+            _chosen.clear()
+        _chosen[key] = found
+    return found
+
+
+def reload() -> None:
+    """Forget all choices, so that the next call looks at the tuned configurations afresh. Needed
+    only where a second is too long: changed files are noticed by themselves.
+    """
+    _chosen.clear()
+    _looked.clear()
+
+
+def _directory() -> Path | None:
+    """The user's files; None where no such directory can be had, as in a read-only home."""
+    try:
+        return config_directory()
+    except OSError:
+        return None
+
+
+def _notice(device: Device) -> None:
+    """Forget all choices if a file of `device` changed since it was last looked at."""
+    now = time.monotonic()
+    last, stamp = _looked.get(device, (0.0, None))
+    if stamp is not None and now - last < LOOK_AGAIN:
+        return
+    current = tuple(_stamp(path) for path in record_files(device, _directory()))
+    if stamp is not None and current != stamp:
+        _chosen.clear()
+    _looked[device] = (now, current)
+
+
+def _stamp(path: Any) -> tuple:
+    try:
+        status = path.stat()
+    except OSError:
+        return (str(path),)
+    return (str(path), status.st_mtime_ns, status.st_size, status.st_ino)
+
+
+def _own(config: Any, kernel: str | int | None, problem: Problem, device: Device) -> Choice:
+    """The caller's configuration, held to the rules."""
+    backend = "cpu" if device.kind == "cpu" else "cuda"
+    wanted = None if kernel is None else find_kernel(kernel, backend)
+    if isinstance(config, Mapping):
+        if wanted is None:
+            raise ValueError(f"config={dict(config)} needs kernel=, the kernel whose parameters "
+                             f"these are")  # fmt: skip
+        return _checked(wanted.config(dict(config)), wanted, problem, device)
+    if isinstance(config, str):
+        config = parse_slug(config, backend)
+    if not isinstance(config, Config):
+        kind = type(config).__name__
+        raise TypeError(f"config is a {kind}; it is a dict with kernel=, a slug or a Config")
+    if config.backend != backend:
+        raise ValueError(f"{config.slug} is a configuration for {config.backend}, not {backend}")
+    if wanted is not None and config.kernel_name != wanted.name:
+        raise ValueError(f"kernel={kernel!r} and config={config.slug} name two kernels")
+    return _checked(config, config.kernel, problem, device)
+
+
+@lru_cache(maxsize=1024)
+def _checked(config: Config, kernel: Kernel, problem: Problem, device: Device) -> Choice:
+    broken = kernel.violations(config, problem, device)
+    if problem.dtype not in kernel.dtypes:
+        broken.append(f"{kernel.name} computes in {', '.join(kernel.dtypes)}")
+    if broken:
+        raise ValueError(f"{config.slug} cannot run {problem.slug}: it breaks the rule"
+                         f"{'s' * (len(broken) > 1)}: {'; '.join(broken)}")  # fmt: skip
+    return Choice(config, "given by the caller")

@@ -1,0 +1,95 @@
+"""A checked call made ready to run: device, route, configuration, memory and bound launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pymm.backends import open_device
+from pymm.backends.base import Backend
+from pymm.call import Call
+from pymm.choose import choose
+from pymm.launch import bind
+from pymm.product import Product, arrange
+from pymm.routes import Across, InPlace, OnDevice, Route
+from pymm.select import Choice
+from pymm.transfer import Way
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A call that can be run any number of times: `steps` in their order leave the product in
+    `result`. `choice` is None for an empty product, which has no steps.
+    """
+
+    product: Product
+    choice: Choice | None
+    steps: tuple[Callable[[], None], ...]
+    result: Any
+    kept: tuple[Any, ...] = ()
+
+
+def find_backend(call: Call, device: Any = None) -> Backend:
+    """The device that a call runs on: the caller's (what `open_device` takes, or a `Backend`), else
+    the one that holds the operands, else the default one.
+
+    Raises `NoDevice`; `TypeError` for arrays of a GPU on the CPU; `ValueError` for arrays of
+    different devices.
+    """
+    held = {x.name: x.device_index for x in call.operands if x.device_index is not None}
+    if device is None and not call.on_host:
+        device = next((f"cuda:{index}" for index in held.values()), "cuda")
+    backend = device if isinstance(device, Backend) else open_device(device)
+    if not call.on_host and backend.device.kind == "cpu":
+        raise TypeError(
+            f"a is a {type(call.a.owner).__name__} on a GPU and the device {backend.device.name}: "
+            f"copy it to the host, or leave device= out"
+        )
+    if any(index != backend.device.index for index in held.values()):
+        places = ", ".join(f"{name} on device {index}" for name, index in held.items())
+        raise ValueError(f"{places}; the product would run on device {backend.device.index}")
+    return backend
+
+
+def find_route(backend: Backend, call: Call, transfer: str | None = None) -> Route:
+    """How the operands of `call` get to `backend`'s device. Touches no memory.
+
+    Raises `ValueError` for an unknown transfer, `NotImplementedError` for a conversion that would
+    have to happen on a device.
+    """
+    way = Way.parse(transfer)
+    if not call.on_host:
+        return OnDevice(backend, call)
+    return InPlace(backend, call) if backend.device.kind == "cpu" else Across(backend, call, way)
+
+
+def find_product(call: Call, route: Route) -> Product:
+    """The launches of a call by this route."""
+    return arrange(*route.forms, call.trans_a, call.trans_b, call.precision)
+
+
+def prepare(
+    backend: Backend,
+    call: Call,
+    stream: Any = None,
+    kernel: str | int | None = None,
+    config: Any = None,
+    transfer: str | None = None,
+) -> Ready:
+    """Everything that comes before the work itself. Nothing is written yet.
+
+    Raises `ValueError`, `NotImplementedError`, `TypeError` as `pymm.matmul` documents, and
+    `CompileFailed`, `LaunchFailed`, `MemoryError`.
+    """
+    route = find_route(backend, call, transfer)
+    product = find_product(call, route)
+    choice = choose(backend, product.problem, kernel, config)
+    stream = None if stream is None else backend.stream(stream)
+    opened = route.open(stream)
+    if not product.steps:
+        return Ready(product, None, (), opened.result)
+    scalars = (call.alpha, call.beta)
+    launch = bind(backend, choice.config, product, opened.addresses, scalars, opened.stream)
+    steps = (*opened.before, launch, *opened.after)
+    return Ready(product, choice, steps, opened.result, opened.kept)
