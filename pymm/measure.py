@@ -182,8 +182,7 @@ class Workbench:
 
     @staticmethod
     def _affordable(seconds: float) -> int:
-        """Repeats at a time: 7, fewer (but three) where they would take longer than a trial may.
-        """
+        """Repeats at a time: 7, fewer (but three) where they would take longer than a trial may."""
         return max(3, min(REPEATS, int(SECONDS_PER_TRIAL / max(seconds, 1e-9))))
 
 

@@ -193,9 +193,7 @@ class _Hard:
     def judge(self, executable: Executable) -> Finding:
         a, b, c = self.fields
         c.write(self.values[2])
-        bound = executable.bind(
-            self.problem, HARD_ALPHA, a.matrix, b.matrix, HARD_BETA, c.matrix
-        )
+        bound = executable.bind(self.problem, HARD_ALPHA, a.matrix, b.matrix, HARD_BETA, c.matrix)
         bound()
         self.backend.synchronize()
         got, touched = c.read()

@@ -1,0 +1,147 @@
+"""The files of a run: every trial as one line of a CSV, and care for the studies' journals."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pymm.device import Device
+from pymm.locks import locked
+from pymm.measure import Trial
+
+SCHEMA = 1
+
+#: Units: seconds (median), spread (interquartile range / median), gflops (10^9 operations per
+#: second), error (largest deviation / its bound), spills (bytes of a thread), shared (bytes of a
+#: block), clock (MHz), power (W), temperature (C).
+COLUMNS = (
+    "schema", "time", "device", "problem", "kernel", "config", "role", "outcome", "seconds",
+    "spread", "repeats", "gflops", "error", "registers", "spills", "shared", "clock", "power",
+    "temperature", "throttle", "detail",
+)  # fmt: skip
+
+#: Longest text of a field; a compiler's complaint can be pages.
+MAX_DETAIL = 500
+
+
+class TrialLog:
+    """A CSV file to which trials are appended, each one on disk before the next begins.
+
+    A half-written last line of a killed run is cut off. `ValueError` if the file exists and its
+    first line is another: it is not written to.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        header = ",".join(COLUMNS)
+        begun = path.exists() and path.stat().st_size > 0
+        if begun:
+            with open(path, "r+b") as file:
+                first = file.readline().decode(errors="replace").strip()
+                if first != header:
+                    raise ValueError(f"{path} has other columns than {header}; name another file")
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+        self._file = open(path, "a", encoding="utf-8", newline="")  # noqa: SIM115
+        if not begun:
+            self._append(header + "\n")
+
+    def write(self, trial: Trial, device: Device, role: str = "search") -> None:
+        """Append a trial; `role` is `search`, or `final` in the interleaved comparison."""
+        line = io.StringIO()
+        csv.writer(line, lineterminator="\n").writerow(_fields(trial, device, role))
+        self._append(line.getvalue())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _append(self, text: str) -> None:
+        self._file.write(text)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def _fields(trial: Trial, device: Device, role: str) -> list[object]:
+    seen, resources = trial.telemetry, trial.resources
+    timed = trial.seconds > 0
+    return [
+        SCHEMA,
+        datetime.now().astimezone().isoformat(timespec="seconds"),
+        device.slug,
+        trial.problem.slug,
+        trial.config.kernel_name,
+        trial.config.slug,
+        role,
+        trial.outcome,
+        f"{trial.seconds:.9g}" if timed else "",
+        f"{trial.spread:.4g}" if timed else "",
+        len(trial.times),
+        f"{trial.gflops:.6g}" if timed else "",
+        f"{trial.error:.3g}" if trial.error >= 0 else "",
+        resources.registers,
+        resources.spilled_bytes,
+        resources.shared_bytes,
+        *(seen.get(name, "") for name in ("clock", "power", "temperature", "throttle")),
+        " ".join(trial.detail[:MAX_DETAIL].split()),
+    ]
+
+
+def read_trials(path: Path) -> Iterator[dict[str, str]]:
+    """The lines of such a file by column, as text."""
+    with open(path, encoding="utf-8", newline="") as file:
+        yield from csv.DictReader(file)
+
+
+class JournalLock:
+    """The system's lock as Optuna wants it: it ends with the process that holds it, however that
+    ends. (Optuna's own are files that a killed process leaves behind.)
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._held: Any = None
+
+    def acquire(self) -> bool:
+        """Wait for the lock."""
+        self._held = locked(self._path)
+        self._held.__enter__()
+        return True
+
+    def release(self) -> None:
+        """Give the lock back."""
+        self._held.__exit__(None, None, None)
+
+
+class Busy(RuntimeError):
+    """Another process tunes the same problem with the same journal."""
+
+
+def repair(path: Path) -> str:
+    """Make the journal `path` readable again; what was done, in words, empty if nothing was."""
+    if not path.exists():
+        return ""
+    good = 0
+    with open(path, "rb") as journal:
+        lines = journal.readlines()
+    for count, line in enumerate(lines):
+        try:
+            whole = line.endswith(b"\n") and isinstance(json.loads(line), dict)
+        except ValueError:
+            whole = False
+        if not whole:
+            if count == len(lines) - 1:
+                with open(path, "r+b") as journal:
+                    journal.truncate(good)
+                return "cut off a half-written last line"
+            path.replace(path.with_name(path.name + ".damaged"))
+            return f"line {count + 1} is damaged; set the file aside"
+        good += len(line)
+    return ""

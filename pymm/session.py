@@ -1,0 +1,265 @@
+"""One kernel on one problem: ask, compile ahead, measure, tell; at the end the best few in turn."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from typing import Any
+
+from pymm.backends.base import CompileFailed
+from pymm.journal import TrialLog
+from pymm.kernels import Config, Kernel
+from pymm.measure import Trial
+from pymm.problem import Problem
+from pymm.progress import Progress
+from pymm.search import Search
+from pymm.verify import sources
+from pymm.worker import Reply, Request, Worker, WorkerFailed, time_limit
+
+#: Fastest configurations of the search that are measured again, in turn with the default.
+FINALISTS = 4
+
+#: Rounds of that comparison, fewer where they would take longer than `FINAL_SECONDS`.
+FINAL_ROUNDS, FEWEST_ROUNDS = 31, 5
+FINAL_SECONDS = 6.0
+
+#: A configuration replaces the default only if it is faster by more than this part: below it the
+#: two are the same, and the default is known to fit every size.
+TIE = 0.005
+
+#: Seconds between two looks at workers and compilers.
+PAUSE = 0.05
+
+#: A worker that cannot even start is tried so often before the run gives up.
+STARTS = 3
+
+
+@dataclass
+class Asked:
+    """A trial that was asked for: its number in the study, and its sources at the compiler."""
+
+    number: int
+    config: Config
+    builds: list[Future] = field(default_factory=list)
+
+    @property
+    def built(self) -> bool:
+        """True if no source is at the compiler any more."""
+        return all(build.done() for build in self.builds)
+
+    def complaint(self) -> str:
+        """The compiler's words if it refused a source."""
+        for build in self.builds:
+            failure = build.exception()
+            if isinstance(failure, CompileFailed):
+                return str(failure)
+            if failure is not None:
+                raise failure
+        return ""
+
+
+class Session:
+    """The search over one kernel's configurations for one problem.
+
+    `stop` is asked between steps; once it is true, or `ends` (monotonic seconds) or `most` trials
+    are reached, nothing new begins. `ahead` configurations are compiled before they are needed.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        kernel: Kernel,
+        search: Search,
+        workers: Sequence[Worker],
+        compiler: Any,
+        log: TrialLog,
+        progress: Progress,
+        stop: Callable[[], bool],
+        ahead: int = 2,
+        seed: int = 0,
+        limit: float | None = None,
+    ) -> None:
+        self.problem, self.kernel, self.search = problem, kernel, search
+        self.workers, self.compiler, self.log, self.progress = workers, compiler, log, progress
+        self.stop, self.ahead, self.seed, self.limit = stop, ahead, seed, limit
+        self._ahead: deque[Asked] = deque()
+        self._measuring: dict[int, Asked] = {}
+
+    @property
+    def device(self):
+        """The device that is tuned; all workers have the same kind."""
+        return self.workers[0].device
+
+    def run(self, ends: float, most: int | None = None) -> None:
+        """Search until the time is over or there is nothing left to try."""
+        try:
+            while not self.stop() and time.monotonic() < ends:
+                self._ask(most)
+                if not self._ahead and not self._measuring:
+                    return
+                self._hand_out()
+                self._wait()
+                self._collect()
+                self.progress.tick(self.compiler.pending)
+        finally:
+            self._give_up()
+
+    def _ask(self, most: int | None) -> None:
+        """Keep as many configurations compiled ahead as there are workers and compilers."""
+        depth = len(self.workers) + self.ahead
+        while len(self._ahead) < depth and not self.stop():
+            begun = len(self.search) + len(self._ahead) + len(self._measuring)
+            if (most is not None and begun >= most) or (asked := self.search.ask()) is None:
+                return
+            builds = [self.compiler.submit(source) for source in sources(asked[1], self.problem)]
+            self._ahead.append(Asked(*asked, builds))
+
+    def _hand_out(self) -> None:
+        """Give each idle worker the next compiled configuration.
+
+        A CPU is measured only while nothing compiles: the two would share its cores.
+        """
+        if self.device.kind == "cpu" and self.compiler.pending:
+            return
+        for place, worker in enumerate(self.workers):
+            while place not in self._measuring and self._ahead and self._ahead[0].built:
+                asked = self._ahead.popleft()
+                if complaint := asked.complaint():
+                    failed = Trial(self.problem, asked.config, "compile_failed", detail=complaint)
+                    self._record(asked, failed)
+                    continue
+                best = self.search.best[1] if self.search.best else None
+                request = Request("measure", self.problem, (asked.config,), self.seed, best)
+                limit = self.limit or time_limit(self.problem, self.device, best)
+                self._measuring[place] = asked
+                begin(worker, request, limit)
+
+    def _wait(self) -> None:
+        connections = [self.workers[place].connection for place in self._measuring]
+        if connections:
+            wait(connections, timeout=PAUSE)
+        elif self._ahead:
+            waiting = [build for build in self._ahead[0].builds if not build.done()]
+            if waiting:
+                _settle(waiting[0], PAUSE)
+
+    def _collect(self) -> None:
+        for place in list(self._measuring):
+            reply = self.workers[place].result()
+            if reply is not None:
+                asked = self._measuring.pop(place)
+                self._record(asked, trial_of(reply, self.problem, asked.config))
+
+    def _record(self, asked: Asked, trial: Trial) -> None:
+        self.log.write(trial, self.device)
+        self.search.tell(asked.number, trial)
+        self.progress.trial(trial)
+
+    def _give_up(self) -> None:
+        """Let go of what was asked for and not measured; the next run asks for it again."""
+        for place, asked in self._measuring.items():
+            self.workers[place].stop()
+            self.search.forget(asked.number, asked.config)
+        for asked in self._ahead:
+            for build in asked.builds:
+                build.cancel()
+            self.search.forget(asked.number, asked.config)
+        self._measuring.clear()
+        self._ahead.clear()
+
+    def decide(self, against_others: bool) -> Decision | None:
+        """Measure the best few and the default in turn, and say which is to be saved. None if
+        nothing works.
+        """
+        default = self.kernel.default_config
+        contenders = [c for c in self.search.best_configs(FINALISTS) if c != default]
+        configs = (default, *contenders)
+        longest = max((self.search.ranking.get(c, 0.0) for c in configs), default=0.0)
+        calls = len(configs) + 2 * against_others
+        rounds = int(FINAL_SECONDS / max(calls * longest, 1e-9))
+        rounds = min(FINAL_ROUNDS, max(FEWEST_ROUNDS, rounds))
+        request = Request("compare", self.problem, configs, self.seed, None, rounds, against_others)
+        limit = (self.limit or time_limit(self.problem, self.device)) * len(configs)
+        trials, times = self._compare(request, limit)
+        for trial in trials:
+            self.log.write(trial, self.device, role="final")
+        return choose(default, trials, times)
+
+    def _compare(self, request: Request, limit: float) -> tuple[list[Trial], dict]:
+        """The trials of a comparison; should one of them bring the child down, all others."""
+        worker = self.workers[0]
+        begin(worker, request, limit + 2 * FINAL_SECONDS)
+        while (reply := worker.result(timeout=1.0)) is None:
+            self.progress.tick(0)
+        if not reply.lost:
+            return list(reply.trials), reply.times
+        trials = []
+        for config in request.configs:
+            alone = Request("compare", self.problem, (config,), self.seed, None, request.rounds)
+            reply = worker.ask(alone, limit)
+            trials.append(trial_of(reply, self.problem, config))
+        return trials, {}
+
+
+def begin(worker: Worker, request: Request, limit: float) -> None:
+    """Send a request, with a few tries to start a child if there is none. Raises `WorkerFailed`."""
+    for attempt in range(STARTS):
+        try:
+            return worker.begin(request, limit)
+        except WorkerFailed:
+            if attempt == STARTS - 1:
+                raise
+    return None
+
+
+def trial_of(reply: Reply, problem: Problem, config: Config) -> Trial:
+    """The trial that a reply is about, also where the child did not live to describe it."""
+    if reply.trials:
+        return reply.trials[0]
+    return Trial(problem, config, reply.outcome, detail=reply.detail)
+
+
+def _settle(build: Future, seconds: float) -> None:
+    try:
+        build.exception(timeout=seconds)
+    except TimeoutError:
+        return
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a session comes to: the trial to save, the default's seconds in the same run, and the
+    fastest other library.
+    """
+
+    winner: Trial
+    default_seconds: float
+    library: str = ""
+    library_seconds: float = math.nan
+
+
+def choose(
+    default: Config, trials: Sequence[Trial], times: dict[str, list[float]]
+) -> Decision | None:
+    """The fastest of the right ones, the default where it is as fast but for `TIE`."""
+    right = [trial for trial in trials if trial.outcome == "ok"]
+    if not right:
+        return None
+    winner = min(right, key=lambda trial: trial.seconds)
+    own = next((trial for trial in right if trial.config == default), None)
+    if own is not None and own.seconds <= winner.seconds * (1 + TIE):
+        winner = own
+    medians = {name: statistics.median(seconds) for name, seconds in times.items() if seconds}
+    library = min(medians, key=medians.__getitem__, default="")
+    return Decision(
+        winner,
+        own.seconds if own is not None else math.nan,
+        library,
+        medians.get(library, math.nan),
+    )

@@ -1,0 +1,282 @@
+"""`python -m pymm.tune`: find the fastest configurations for a device, save them, show a table."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from pymm.cache import Precompiler, config_directory, state_directory
+from pymm.device import Device
+from pymm.interrupts import Stop
+from pymm.journal import TrialLog
+from pymm.kernels import Config, Kernel, find_kernel, kernels_for
+from pymm.options import Options, parse
+from pymm.problem import Problem
+from pymm.progress import Line, Progress, show_lines
+from pymm.search import Busy, Search, open_storage, open_study
+from pymm.session import Decision, Session
+from pymm.shapes import parse_shapes
+from pymm.source import kernel_digest
+from pymm.store import Environment, Record, StoreError, load, put
+from pymm.worker import Site, Worker, WorkerFailed
+
+TUNED, NOT_ALL, BAD_OPTIONS, NO_DEVICE, INTERRUPTED = 0, 1, 2, 3, 130
+
+#: Stored configurations of the nearest problems that are tried right after the default.
+PORTFOLIO = 5
+
+#: Part of a problem's time that is kept for the comparison at its end, and at most that long.
+FINAL_PART, FINAL_MOST = 0.3, 15.0
+
+#: Compilers at once at most; a core is left to the process that measures.
+MOST_COMPILERS = 8
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. Returns the exit status that `--help` describes."""
+    options = parse(argv)
+    return Tuner(options).run()
+
+
+@dataclass
+class Tuner:
+    """One run of the command. `hire` makes a worker from a site, `open_compiler` a pool of
+    compilers from a worker's compiler and their number; tests put others in their place.
+    """
+
+    options: Options
+    site: Site = field(default_factory=Site)
+    hire: Callable[[Site], Any] = Worker
+    open_compiler: Callable[[Any, int], Any] = Precompiler
+    console: Console = field(default_factory=Console)
+    stop: Stop = field(default_factory=Stop)
+
+    def run(self) -> int:
+        """Tune everything that the options name."""
+        self.started = time.monotonic()
+        self.lines: list[Line] = []
+        self.records: list[Record] = []
+        self.failed = 0
+        try:
+            with ExitStack() as held:
+                held.enter_context(self.stop.listening())
+                self.workers = self._hire(held)
+                self.device: Device = self.workers[0].device
+                self._introduce()
+                tasks = self._tasks()
+                if self.options.dry_run or self.options.list:
+                    return self._describe(tasks)
+                self._tune(tasks, held)
+        except WorkerFailed as failure:
+            return self._end(NO_DEVICE, str(failure))
+        except (ValueError, NotImplementedError, StoreError, Busy, OSError) as failure:
+            return self._end(BAD_OPTIONS, str(failure))
+        except KeyboardInterrupt:
+            return self._end(INTERRUPTED, "interrupted; what was measured is kept")
+        if self.lines:
+            show_lines(self.lines, self.console)
+        if self.stop():
+            return self._end(INTERRUPTED, "interrupted; the best so far is saved")
+        return NOT_ALL if self.failed else TUNED
+
+    def _end(self, status: int, message: str) -> int:
+        self.console.print(message, markup=False, highlight=False, soft_wrap=True)
+        return status
+
+    # Before the search
+
+    def _hire(self, held: ExitStack) -> list[Any]:
+        """A started worker for each device. Raises `WorkerFailed`, `ValueError`."""
+        workers = []
+        for name in self.options.devices:
+            site = Site(name, self.site.cache, self.site.opener, self.site.modules)
+            worker = self.hire(site)
+            held.callback(worker.stop)
+            worker.start()
+            workers.append(worker)
+        names = sorted({worker.device.name for worker in workers})
+        if len(names) > 1:
+            raise ValueError(f"the devices differ ({', '.join(names)}): tune each by itself")
+        return workers
+
+    def _introduce(self) -> None:
+        device, say = self.device, self.console.print
+        if device.kind == "cpu" and self.options.devices == (None,):
+            say("No NVIDIA GPU that pymm can use here: tuning the CPU kernel on this machine's CPU "
+                "(python -m pymm.doctor says what is missing).", soft_wrap=True)  # fmt: skip
+        count = f"{len(self.workers)} x " if len(self.workers) > 1 else ""
+        say(f"Device: {count}{device.name}", markup=False, highlight=False, soft_wrap=True)
+        if device.kind == "simulator":
+            say("The simulator's times mean nothing: nothing will be saved.")
+
+    def _tasks(self) -> list[tuple[Problem, Kernel]]:
+        """Problems and kernels, in the order in which they are tuned. `ValueError` if a kernel or
+        a shape does not fit.
+        """
+        names = {"cpu": "standard", "simulator": "16"}
+        standard = parse_shapes(names.get(self.device.kind, "standard-gpu"))
+        tasks = []
+        for problem in self.options.problems(standard):
+            known = kernels_for(problem, self.device)
+            chosen = known[-1:]
+            if self.options.kernels == ("all",):
+                chosen = known
+            elif self.options.kernels:
+                backend = known[0].backend
+                chosen = [find_kernel(name, backend) for name in self.options.kernels]
+            if 3 * problem.bytes > self.device.memory_bytes > 0:
+                raise ValueError(
+                    f"{problem.slug} and what checks it take {3 * problem.bytes / 2**30:.1f} GiB, "
+                    f"{self.device.name} has {self.device.memory_bytes / 2**30:.1f}: "
+                    "tune a smaller shape"
+                )
+            tasks += [(problem, kernel) for kernel in chosen]
+        return tasks
+
+    def _describe(self, tasks: Sequence[tuple[Problem, Kernel]]) -> int:
+        for problem, kernel in tasks:
+            valid, rejected = kernel.configs(problem, self.device)
+            if self.options.list:
+                for config in valid:
+                    self.console.print(f"{problem.slug} {config.slug}", soft_wrap=True)
+                continue
+            total = len(valid) + rejected.total()
+            name = f"{problem.slug} {kernel.number:02d}_{kernel.name}"
+            self._say(f"{name}: {len(valid)} of {total} configurations are valid")
+            for reason, count in rejected.most_common():
+                self._say(f"  {count:6d} turned down: {reason}")
+        return TUNED
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    # The search
+
+    def _tune(self, tasks: Sequence[tuple[Problem, Kernel]], held: ExitStack) -> None:
+        cores = len(os.sched_getaffinity(0))
+        self.ahead = max(1, min(MOST_COMPILERS, cores - (self.device.kind != "cpu")))
+        storage = self.options.storage or state_directory()
+        self.folder = storage / self.device.slug
+        self.output = self.options.output or config_directory()
+        load(self.device, self.output)  # a damaged file is to be known before, not after, the work
+        compiler = held.enter_context(self.open_compiler(self.workers[0].compiler, self.ahead))
+        log = TrialLog(self.options.csv or self.folder / "trials.csv")
+        held.callback(log.close)
+        progress = held.enter_context(Progress(self.console))
+        for place, (problem, kernel) in enumerate(tasks):
+            if self.stop():
+                break
+            ends = self._share(len(tasks) - place)
+            of = f"{place + 1}/{len(tasks)}"
+            self._one(problem, kernel, ends, of, compiler, log, progress)
+
+    def _share(self, left: int) -> float:
+        """When the next of `left` tasks is over, by the monotonic clock."""
+        if self.options.budget is None:
+            return math.inf
+        now = time.monotonic()
+        return now + max(0.0, self.started + self.options.budget - now) / left
+
+    def _one(
+        self,
+        problem: Problem,
+        kernel: Kernel,
+        ends: float,
+        of: str,
+        compiler: Any,
+        log: TrialLog,
+        progress: Progress,
+    ) -> None:
+        valid, _ = kernel.configs(problem, self.device)
+        default = kernel.default_config
+        if not kernel.violations(default, problem, self.device) and default not in valid:
+            valid.append(default)
+        if not valid:
+            self.failed += 1
+            return progress.say(f"{problem.slug} {kernel.name}: no configuration is valid here")
+        options = self.options
+        progress.begin(problem, kernel.name, len(valid), ends, of)
+        with open_storage(self.folder / f"{problem.slug}.journal") as storage:
+            study = open_study(storage, kernel.name, self._facts(kernel), options.resume)
+            search = Search(study, valid, options.sampler, options.seed)
+            search.enqueue([default, *self._portfolio(problem, kernel)])
+            session = Session(
+                problem, kernel, search, self.workers, compiler, log, progress, self.stop,
+                self.ahead, options.seed, options.limit,
+            )  # fmt: skip
+            reserve = min(FINAL_MOST, FINAL_PART * (ends - time.monotonic()))
+            session.run(ends - max(0.0, reserve), options.trials)
+            decision = session.decide(self.device.kind in ("cpu", "cuda"))
+            if decision is None:
+                self.failed += 1
+                return progress.say(f"{problem.slug} {kernel.name}: no configuration works")
+            self._save(problem, kernel, decision, progress)
+            if not self.stop():
+                search.finish()
+        return None
+
+    def _facts(self, kernel: Kernel) -> dict[str, str]:
+        """What must be the same for an earlier run's times to count."""
+        environment = Environment.of(self.device, self.workers[0].compiler.toolchain)
+        return {
+            "device": self.device.name,
+            "driver": environment.driver,
+            "compiler": environment.compiler,
+            "source": kernel_digest(kernel.backend, kernel.file),
+        }
+
+    def _portfolio(self, problem: Problem, kernel: Kernel) -> list[Config]:
+        """Configurations of the nearest tuned problems, of this run and stored, each once."""
+        stored = [*self.records, *load(self.device, self.output)]
+        alike = [r for r in stored if r.config.kernel == kernel and _alike(r.problem, problem)]
+        alike.sort(key=lambda record: _distance(record.problem, problem))
+        return list(dict.fromkeys(record.config for record in alike))[:PORTFOLIO]
+
+    def _save(
+        self, problem: Problem, kernel: Kernel, decision: Decision, progress: Progress
+    ) -> None:
+        winner = decision.winner
+        peak = self.device.peak_flops.get(problem.dtype, 0.0)
+        remark = "the default" if winner.config == kernel.default_config else ""
+        self.lines.append(
+            Line(problem, decision.default_seconds, winner.seconds, decision.library_seconds,
+                 decision.library, peak, winner.config, remark)
+        )  # fmt: skip
+        record = Record(
+            problem,
+            winner.config,
+            winner.seconds,
+            winner.spread,
+            date.today().isoformat(),
+            Environment.of(self.device, self.workers[0].compiler.toolchain),
+            kernel_digest(kernel.backend, kernel.file),
+        )
+        self.records.append(record)
+        if self.device.kind != "simulator":
+            put([record], self.device, Path(self.output))
+
+
+def _alike(other: Problem, problem: Problem) -> bool:
+    """Same operation and precision: a good tile serves other layouts and types, too."""
+    return other.op == problem.op and other.precision == problem.precision
+
+
+def _distance(other: Problem, problem: Problem) -> float:
+    """Same type and layout first, then by the logarithms of the extents."""
+    pairs = ((other.m, problem.m), (other.n, problem.n), (other.k, problem.k))
+    apart = sum(abs(math.log2(max(x, 1) / max(y, 1))) for x, y in pairs)
+    return apart + 100 * (other.dtype != problem.dtype) + 10 * (other.layout != problem.layout)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
