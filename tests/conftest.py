@@ -10,7 +10,6 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -74,10 +73,3 @@ def cpu():
     from pymm.backends import open_device
 
     return open_device("cpu:1")
-
-
-@pytest.fixture
-def outside_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty current directory, so that nothing is found only because it stands there."""
-    monkeypatch.chdir(tmp_path)
-    yield tmp_path

@@ -141,14 +141,17 @@ def test_size(path):
 def test_functions_are_short(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            length = node.end_lineno - node.lineno + 1
+            docstring = node.body[0] if ast.get_docstring(node) else None
+            told = docstring.end_lineno - docstring.lineno + 1 if docstring else 0
+            length = node.end_lineno - node.lineno + 1 - told
             assert length <= 50, f"{relative(path)}: {node.name} has {length} lines"
 
 
 @each(KERNELS)
 def test_kernel_file_opens_with_its_story(path):
     story = re.match(r"(?:(?://[^\n]*|#pragma once)\n)+", path.read_text())
-    assert story and len(story[0].splitlines()) >= 3, f"{relative(path)} tells no story"
+    enough = 1 if path.suffix == ".cuh" else 5
+    assert story and len(story[0].splitlines()) >= enough, f"{relative(path)} tells no story"
 
 
 @each([path for path in KERNELS if "cuda_src" in path.parts])

@@ -152,6 +152,12 @@ def keep_wheel(wheel, directory):
     return directory / wheel.name
 
 
+def empty_driver(path):
+    """A shared library with the driver's name and nothing in it."""
+    name = "-Wl,-soname,libcuda.so.1"
+    run(*shlex.split(compiler()), "-shared", "-x", "c++", os.devnull, name, "-o", path)
+
+
 def build_wheel(python, toolkit, folder):
     """Build PyCUDA from its sdist inside `folder`, with the headers of the toolkit's wheels."""
     name = f"pycuda-{PYCUDA}"
@@ -160,8 +166,7 @@ def build_wheel(python, toolkit, folder):
     with tarfile.open(folder / f"{name}.tar.gz") as archive:
         archive.extractall(folder, filter="data")
     driver, cxx = folder / "libcuda.so", compiler()
-    soname = "-Wl,-soname,libcuda.so.1"
-    run(*shlex.split(cxx), "-shared", "-x", "c++", os.devnull, soname, "-o", driver)
+    empty_driver(driver)
     siteconf = SITECONF.format(toolkit=str(toolkit), driver=str(driver))
     (folder / name / "siteconf.py").write_text(siteconf)
     tools = {"CC": os.environ.get("CC", cxx), "CXX": cxx}

@@ -1,0 +1,146 @@
+"""What pip installs, from wheel, sdist or editable: all of pymm, and it multiplies away from its
+checkout.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SITE = sysconfig.get_path("purelib")
+SOURCES = ("pymm", "cpu_src", "cuda_src", "tuning_configs")
+KINDS = {".py", ".cu", ".cuh", ".cpp", ".hpp", ".md", ".yaml"}
+
+pytestmark = pytest.mark.xdist_group("package")  # one process builds for all of them
+
+MULTIPLY = """
+import os
+from importlib import resources
+import numpy as np
+import pymm
+from pymm.kernels import KERNELS
+from pymm.source import kernel_text
+
+texts = [kernel_text(kernel.backend, kernel.file) for kernel in KERNELS]
+assert all("gemm" in text for text in texts)
+for folder in ("cpu_src", "cuda_src", "tuning_configs"):
+    assert resources.files(f"pymm.{folder}").is_dir()
+a, b = np.arange(35.0).reshape(5, 7), np.arange(21.0).reshape(7, 3)
+np.testing.assert_array_equal(pymm.matmul(a, b, device="cpu"), a @ b)
+print(os.path.realpath(pymm.__file__))
+"""
+
+
+def run(*command: object, cwd: Path) -> str:
+    clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONWARNINGS")}
+    words = [str(word) for word in command]
+    done = subprocess.run(words, cwd=cwd, env=clean, capture_output=True, text=True)
+    assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+    return done.stdout.strip()
+
+
+def shipped() -> set[str]:
+    """The package's files in a checkout, under the names that they have once installed."""
+    return {
+        str(path.relative_to(ROOT) if folder == "pymm" else "pymm" / path.relative_to(ROOT))
+        for folder in SOURCES
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and path.suffix in KINDS
+    }
+
+
+def pip(python: object, *words: object, cwd: Path) -> str:
+    """Pip without the index: what is needed to build stands in the running environment."""
+    return run(python, "-m", "pip", "-q", "--disable-pip-version-check", *words, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout without anything that was built in it."""
+    copy = tmp_path_factory.mktemp("checkout") / "pymm"
+    copy.mkdir()
+    for folder in (*SOURCES, "tests", "tools"):
+        skip = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / folder, copy / folder, ignore=skip)
+    for path in ROOT.iterdir():
+        if path.is_file():
+            shutil.copy(path, copy)
+    return copy
+
+
+def build_wheel(source: Path, folder: Path) -> Path:
+    pip(
+        sys.executable, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, source,
+        cwd=folder,
+    )  # fmt: skip
+    (wheel,) = folder.glob("pymm-*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(checkout, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def sdist(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sdist")
+    build = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    run(sys.executable, "-c", build, folder, cwd=checkout)
+    (archive,) = folder.glob("pymm-*.tar.gz")
+    return archive
+
+
+@pytest.fixture
+def clean(tmp_path: Path) -> Path:
+    """The Python of an empty environment: it sees this one's packages, as a directory on its
+    path, but not through this one's .pth files, so that pymm is not among them.
+    """
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "env", cwd=tmp_path)
+    python = tmp_path / "env" / "bin" / "python"
+    purelib = run(python, "-c", "import sysconfig as s; print(s.get_path('purelib'))", cwd=tmp_path)
+    Path(purelib, "dependencies.pth").write_text(SITE + "\n")
+    return python
+
+
+def names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if ".dist-info/" not in name}
+
+
+def test_wheel_holds_every_file_and_no_other(wheel):
+    assert names(wheel) == shipped()
+    assert wheel.name.endswith("-py3-none-any.whl")
+
+
+def test_sdist_builds_the_same_wheel(sdist, wheel, tmp_path):
+    assert names(build_wheel(sdist, tmp_path)) == names(wheel)
+
+
+def test_wheel_multiplies_in_a_clean_environment(wheel, clean, tmp_path):
+    pip(clean, "install", "--no-deps", "--no-index", "--ignore-installed", wheel, cwd=tmp_path)
+    where = run(clean, "-W", "error", "-c", MULTIPLY, cwd=tmp_path)
+    assert Path(where).is_relative_to(tmp_path / "env")
+    assert "usage" in run(tmp_path / "env/bin/pymm", "--help", cwd=tmp_path)
+
+
+def test_editable_install_multiplies_with_the_checkout(checkout, clean, tmp_path):
+    pip(
+        clean, "install", "--no-deps", "--no-index", "--no-build-isolation", "--ignore-installed",
+        "--editable", checkout, cwd=tmp_path,
+    )  # fmt: skip
+    where = run(clean, "-W", "error", "-c", MULTIPLY, cwd=tmp_path)
+    assert Path(where) == checkout / "pymm" / "__init__.py"
+
+
+def test_checkout_multiplies_without_being_installed(checkout, clean):
+    code = MULTIPLY.replace('resources.files(f"pymm.{folder}").is_dir()', "True")
+    assert Path(run(clean, "-c", code, cwd=checkout)) == checkout / "pymm" / "__init__.py"
