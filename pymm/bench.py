@@ -1,0 +1,244 @@
+"""`python -m pymm.bench`: kernels side by side with other libraries, every row in a CSV at once.
+
+Each problem is one run: every kernel's default and tuned configuration and every opponent that can
+be imported, verified, then timed in turn (A B A B) with cold caches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from pymm.cache import config_directory
+from pymm.device import Device
+from pymm.kernels import Config, Kernel, find_kernel, kernels_for
+from pymm.measure import Trial, median_and_spread
+from pymm.problem import DTYPES, Problem
+from pymm.records import Environment, Record, StoreError, stale_because
+from pymm.shapes import parse_shapes
+from pymm.source import kernel_digest
+from pymm.store import load
+from pymm.worker import Reply, Request, Site, Worker, WorkerFailed, time_limit
+
+SCHEMA = 1
+
+#: Units: seconds (median), spread (interquartile range / median), gflops (10^9 operations per
+#: second), peak (part of the device's peak rate), ratio (time of the fastest opponent in the same
+#: run / this time), error (largest deviation / its bound), spills (bytes of a thread), shared
+#: (bytes of a block), clock (MHz), power (W), temperature (C).
+COLUMNS = (
+    "schema", "time", "device", "driver", "compiler", "pymm", "dtype", "layout", "m", "n", "k",
+    "name", "variant", "config", "source", "outcome", "seconds", "spread", "rounds", "gflops",
+    "peak", "ratio", "error", "registers", "spills", "shared", "clock", "power", "temperature",
+    "throttle", "detail",
+)  # fmt: skip
+
+EXAMPLES = """\
+examples:
+  python -m pymm.bench --shapes ladder --kernels all
+      every rung, default and tuned, beside cuBLAS
+  python -m pymm.bench --shapes 4096 --dtypes f32 --rounds 31 --csv ladder.csv
+
+exit status: 0 everything measured is right, 1 something failed or is wrong, 2 bad options,
+3 no such device
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. Returns the exit status that `--help` describes."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    console = Console()
+    try:
+        shapes = parse_shapes(options.shapes)
+        dtypes = list(DTYPES) if options.dtypes == "all" else options.dtypes.split(",")
+        problems = [
+            Problem(m, n, k, dtype, layout[0] == "T", layout[1] == "T")
+            for dtype in dtypes
+            for layout in options.transposes.split(",")
+            for m, n, k in shapes
+        ]
+        worker = Worker(Site(options.device))
+        worker.start()
+    except WorkerFailed as failure:
+        console.print(str(failure), markup=False, highlight=False, soft_wrap=True)
+        return 3
+    except (ValueError, NotImplementedError, OSError) as failure:
+        parser.error(str(failure))
+    try:
+        return _run(worker, problems, options, console)
+    except (StoreError, ValueError) as failure:
+        parser.error(str(failure))
+    finally:
+        worker.stop()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m pymm.bench",
+        description="Measure pymm's kernels and other libraries side by side.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--shapes", action="append", metavar="SHAPES", required=True,
+        help="as for pymm.tune: 1024, 8192x8192x128, 250:10001:250, a CSV file, a named set")
+    add("--dtypes", default="f32,f64", help="f32, f64 or all (default: both)")
+    add("--transposes", default="NN", metavar="LAYOUTS", help="NN, NT, TN, TT (default: NN)")
+    add("--kernels", default="all", help="names or numbers, or all (default: all)")
+    add("--device", help="0, cpu, cpu:1 (default: the first GPU, else the CPU)")
+    add("--rounds", type=int, default=15, help="times that everything is run (default: 15)")
+    add("--records", type=Path, metavar="DIR",
+        help="folder of the tuned configurations (default: the user's configuration)")
+    add("--csv", type=Path, metavar="FILE", help="file to append to (default: only the table)")
+    return parser  # fmt: skip
+
+
+def _run(
+    worker: Worker, problems: Sequence[Problem], options: argparse.Namespace, console: Console
+) -> int:
+    device, directory = worker.device, options.records or config_directory()
+    environment = Environment.of(device, worker.compiler.toolchain)
+    records = [r for r in load(device, directory) if not stale_because(r, device, environment)]
+    failures = 0
+    with Progress(console=console, disable=not console.is_terminal) as progress:
+        for problem in progress.track(problems, description=device.name):
+            variants = _variants(problem, _kernels(options.kernels, problem, device), records)
+            configs = tuple(dict.fromkeys(variants.values()))
+            limit = len(configs) * time_limit(problem, device) + 60.0
+            request = Request("compare", problem, configs, rounds=options.rounds,
+                              against_others=True)  # fmt: skip
+            reply = worker.ask(request, limit)
+            if reply.outcome != "ok":
+                console.print(f"{problem.slug}: {reply.outcome}, {reply.detail}", markup=False)
+                failures += 1
+                continue
+            rows = list(_rows(problem, device, environment, variants, reply))
+            failures += sum(row["outcome"] != "ok" for row in rows)
+            if options.csv:
+                append(options.csv, rows)
+            _show(console, problem, rows)
+    return 1 if failures else 0
+
+
+def _kernels(names: str, problem: Problem, device: Device) -> list[Kernel]:
+    if names == "all":
+        return kernels_for(problem, device)
+    backend = "cpu" if device.kind == "cpu" else "cuda"
+    return [find_kernel(name, backend) for name in names.split(",")]
+
+
+def _variants(
+    problem: Problem, kernels: Sequence[Kernel], records: Sequence[Record]
+) -> dict[tuple[str, str], Config]:
+    """What to run by kernel and variant. `tuned` is there only if this very problem was tuned."""
+    variants = {}
+    for kernel in kernels:
+        name = f"{kernel.number:02d}_{kernel.name}"
+        variants[name, "default"] = kernel.default_config
+        for record in records:
+            if record.problem == problem and record.config.kernel_name == kernel.name:
+                variants[name, "tuned"] = record.config
+                break
+    return variants
+
+
+def _rows(
+    problem: Problem,
+    device: Device,
+    environment: Environment,
+    variants: dict[tuple[str, str], Config],
+    reply: Reply,
+) -> Iterator[dict[str, object]]:
+    shared = {
+        "schema": SCHEMA,
+        "time": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "device": device.slug,
+        "driver": environment.driver,
+        "compiler": environment.compiler,
+        "pymm": environment.pymm,
+        "dtype": problem.dtype,
+        "layout": problem.layout,
+        **{axis: getattr(problem, axis) for axis in "mnk"},
+    }
+    others = {name: statistics.median(times) for name, times in reply.times.items()}
+    best = min(others.values(), default=float("nan"))
+    for name, times in reply.times.items():
+        seconds, spread = median_and_spread(times)
+        speed = _speed(problem, device, seconds, best)
+        yield shared | {"name": name, "outcome": "ok", "spread": f"{spread:.4g}",
+                        "rounds": len(times), **speed}  # fmt: skip
+    found = {trial.config: trial for trial in reply.trials}
+    for (name, variant), config in variants.items():
+        yield shared | {"name": name, "variant": variant} | _measured(found[config], device, best)
+
+
+def _measured(trial: Trial, device: Device, best: float) -> dict[str, object]:
+    config, seen = trial.config, trial.telemetry
+    row = {
+        "config": config.slug,
+        "source": kernel_digest(config.backend, config.kernel.file),
+        "outcome": trial.outcome,
+        "registers": trial.resources.registers,
+        "spills": trial.resources.spilled_bytes,
+        "shared": trial.resources.shared_bytes,
+        "detail": " ".join(trial.detail.split())[:500],
+        **{name: seen.get(name, "") for name in ("clock", "power", "temperature", "throttle")},
+    }
+    if trial.seconds > 0:
+        row |= _speed(trial.problem, device, trial.seconds, best)
+        row |= {"spread": f"{trial.spread:.4g}", "rounds": len(trial.times),
+                "error": f"{trial.error:.3g}"}  # fmt: skip
+    return row
+
+
+def _speed(problem: Problem, device: Device, seconds: float, best: float) -> dict[str, str]:
+    rate, peak = problem.flops / seconds, device.peak_flops.get(problem.dtype)
+    return {
+        "seconds": f"{seconds:.9g}",
+        "gflops": f"{rate / 1e9:.6g}",
+        "peak": f"{rate / peak:.4g}" if peak else "",
+        "ratio": f"{best / seconds:.4g}" if best == best else "",
+    }
+
+
+def append(path: Path, rows: Sequence[dict[str, object]]) -> None:
+    """Append rows to a CSV, with its header if the file is new. `ValueError`, and nothing written,
+    if the file has other columns.
+    """
+    header = ",".join(COLUMNS)
+    begun = path.exists() and path.stat().st_size > 0
+    if begun:
+        with open(path, encoding="utf-8") as file:
+            if file.readline().strip() != header:
+                raise ValueError(f"{path} has other columns than {header}; name another file")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if not begun:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
+def _show(console: Console, problem: Problem, rows: Sequence[dict[str, object]]) -> None:
+    console.print(problem.slug, markup=False, highlight=False)
+    for row in rows:
+        seconds = row.get("seconds")
+        time = f"{float(seconds) * 1e6:12.1f} us {float(row['gflops']):10.1f} GFLOP/s" if (
+            seconds) else f"{row['outcome']}: {row['detail']}"  # fmt: skip
+        ratio = f"  {float(row['ratio']):6.3f} of the opponent" if row.get("ratio") else ""
+        what = f"{row['name']} {row.get('variant', '')}"
+        line = f"  {what:26s}{time}{ratio}  {row.get('config', '')}"
+        console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""What the bench command measures, writes and refuses."""
+
+import csv
+
+import pytest
+
+from pymm.bench import COLUMNS, main
+
+
+def rows_of(path):
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_rows_hold_kernels_and_the_opponent_in_one_run(tmp_path):
+    """Each kernel's default and NumPy, right and with times; a second run appends."""
+    path = tmp_path / "bench.csv"
+    arguments = ["--shapes", "33x17x5", "--dtypes", "f64", "--device", "cpu:1", "--rounds", "4"]
+    assert main([*arguments, "--csv", str(path)]) == 0
+    rows = rows_of(path)
+    assert tuple(rows[0]) == COLUMNS
+    assert [row["name"] for row in rows] == ["numpy", "00_reordered", "01_blocked"]
+    for row in rows:
+        assert row["outcome"] == "ok"
+        assert (row["m"], row["n"], row["k"]) == ("33", "17", "5")
+        rate = 2 * 33 * 17 * 5 / float(row["seconds"]) / 1e9
+        assert float(row["gflops"]) == pytest.approx(rate, rel=1e-4)
+        assert float(row["ratio"]) > 0
+    assert all(float(row["error"]) <= 1 for row in rows[1:])
+    assert main([*arguments, "--csv", str(path)]) == 0
+    assert len(rows_of(path)) == 6
+
+
+def test_a_file_with_other_columns_is_left_alone(tmp_path, capsys):
+    """A foreign CSV is refused with a sentence and stays as it is."""
+    path = tmp_path / "other.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["--shapes", "4", "--dtypes", "f32", "--device", "cpu:1", "--csv", str(path)])
+    assert ended.value.code == 2
+    assert "other columns" in capsys.readouterr().err
+    assert path.read_text() == "a,b\n1,2\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--shapes", "banana"], "banana"),
+        (["--shapes", "4", "--dtypes", "f99"], "f99"),
+        (["--shapes", "4", "--kernels", "77", "--device", "cpu:1"], "77"),
+    ],
+)
+def test_bad_options_end_with_a_sentence(arguments, words, capsys):
+    """Status 2 and a message that names what was asked."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
