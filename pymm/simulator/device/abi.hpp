@@ -1,0 +1,107 @@
+// What the stand-in driver and a compiled kernel module share. Both include this file; its hash
+// is part of every cache key, so the two never disagree.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+struct uint3 { unsigned x, y, z; };
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+    constexpr dim3(uint3 v) : x(v.x), y(v.y), z(v.z) {}
+    constexpr operator uint3() const { return {x, y, z}; }
+};
+
+namespace pymm_sim {
+
+// Every CUDA thread is a fiber on a stack of this size, aligned to it, with its Thread record at
+// the top. So code finds its own record from the frame address, without thread-local storage.
+constexpr std::size_t stack_bytes = 64 << 10;
+constexpr std::size_t record_bytes = 256;
+
+enum class Vote { all, any, ballot, match_any, match_all };
+enum class Reduce { none, count, all, any };
+
+// A failure of a kernel; the values are the driver's error codes.
+enum Fault : int {
+    illegal_address = 700,
+    assertion = 710,
+    illegal_instruction = 715,
+    misaligned_address = 716,
+    launch_failed = 719,
+};
+
+// Functions of the driver that kernels call.
+struct Calls {
+    void (*barrier)(const char* file, int line);
+    int (*barrier_reduce)(Reduce what, int predicate, const char* file, int line);
+    void (*warp_sync)(unsigned mask, const char* file, int line);
+    std::uint64_t (*shuffle)(unsigned mask, std::uint64_t value, unsigned lane, const char* file,
+                             int line);
+    std::uint64_t (*vote)(Vote what, unsigned mask, std::uint64_t value, const char* file,
+                          int line);
+    unsigned (*active_mask)();
+    void (*named_barrier)(unsigned id, unsigned threads, bool wait, const char* file, int line);
+    void (*yield)();
+    void (*load)(std::uintptr_t address, std::size_t bytes, const void* where);
+    void (*store)(std::uintptr_t address, std::size_t bytes, const void* where);
+    void (*fail)(Fault fault, const void* where, const char* text);
+};
+
+struct Worker;  // one per CPU core, private to the driver
+
+struct Thread {
+    uint3 thread_index, block_index;
+    dim3 block_size, grid_size;
+    unsigned lane, linear;        // lane in its warp; number in its block, x fastest
+    unsigned dynamic_bytes;       // of extern __shared__
+    void* dynamic_shared;
+    void* const* shared;          // address of each SharedVariable, by its index
+    const Calls* calls;
+    Worker* worker;
+};
+static_assert(sizeof(Thread) <= record_bytes, "a Thread record outgrew its place on the stack");
+
+// One `__shared__` declaration (of one template instance).
+struct SharedVariable {
+    const char* name;
+    const void* owner;            // the __global__ function it stands in, or null in a __device__ one
+    std::size_t bytes, alignment, element;
+    unsigned rank, extents[4];
+    int index;
+    SharedVariable* next;
+};
+
+struct Parameter { std::size_t offset, bytes; };
+
+// One `__global__` function.
+struct Kernel {
+    const char* name;
+    const void* function;
+    void (*invoke)(const Kernel&, const char* arguments);
+    const Parameter* parameters;
+    unsigned parameter_count, argument_bytes;
+    int max_threads;              // from __launch_bounds__, 0 where there is none
+    Kernel* next;
+};
+
+// What a module exports, as the symbol `pymm_module`.
+struct Module {
+    Kernel* kernels;
+    SharedVariable* shared;
+    int shared_count;
+    int architecture;             // 900 for sm_90
+};
+
+// Static shared memory of a kernel as the assembler would count it: its own variables, and those
+// of every __device__ function of the module (which of them it calls is not known here).
+__attribute__((no_sanitize("kernel-address"))) inline std::size_t static_shared(
+    const Module& module, const Kernel& kernel) {
+    std::size_t bytes = 0;
+    for (const SharedVariable* v = module.shared; v; v = v->next)
+        if (!v->owner || v->owner == kernel.function)
+            bytes = (bytes + v->alignment - 1) / v->alignment * v->alignment + v->bytes;
+    return bytes;
+}
+
+}  // namespace pymm_sim

@@ -1,0 +1,117 @@
+// The table of a module's kernels and shared variables, and what translate.py writes into the text.
+#pragma once
+
+extern "C" {
+__attribute__((visibility("default"), used)) inline pymm_sim::Module pymm_module{};
+}
+
+namespace pymm_sim {
+
+struct SetArchitecture {
+    PYMM_SIM_UNCHECKED SetArchitecture(int architecture) {
+        pymm_module.architecture = architecture;
+    }
+};
+
+// Runs while the module is loaded, before anything may be checked.
+struct AddShared {
+    SharedVariable variable;
+    PYMM_SIM_UNCHECKED AddShared(SharedVariable v) : variable(v) {
+        variable.index = pymm_module.shared_count++;
+        variable.next = pymm_module.shared;
+        pymm_module.shared = &variable;
+    }
+};
+
+struct AddKernel {
+    Kernel kernel;
+    PYMM_SIM_UNCHECKED AddKernel(Kernel k) : kernel(k) {
+        kernel.next = pymm_module.kernels;
+        pymm_module.kernels = &kernel;
+    }
+};
+
+// `Place` is a class local to the declaration, so that every declaration, in every instance of a
+// template, has a variable of its own.
+template <class Type, std::size_t alignment, class Place>
+struct Shared {
+    static AddShared entry;
+};
+template <class Type, std::size_t alignment, class Place>
+AddShared Shared<Type, alignment, Place>::entry{SharedVariable{
+    Place::name(), Place::owner(), sizeof(Type),
+    alignment > alignof(Type) ? alignment : alignof(Type),
+    sizeof(std::remove_all_extents_t<Type>), static_cast<unsigned>(std::rank_v<Type>),
+    {static_cast<unsigned>(std::extent_v<Type, 0>), static_cast<unsigned>(std::extent_v<Type, 1>),
+     static_cast<unsigned>(std::extent_v<Type, 2>), static_cast<unsigned>(std::extent_v<Type, 3>)},
+    0, nullptr}};
+
+// Unchecked: the table of addresses is the driver's own memory.
+PYMM_SIM_UNCHECKED inline void* shared_address(int index) { return self().shared[index]; }
+
+template <class Type, std::size_t alignment, class Place>
+inline Type& shared() {
+    static_assert(std::is_trivially_destructible_v<Type>,
+                  "a __shared__ variable may not have a destructor");
+    return *static_cast<Type*>(shared_address(Shared<Type, alignment, Place>::entry.variable.index));
+}
+
+// `extern __shared__ Type name[];` outside every function.
+template <class Type>
+struct DynamicShared {
+    operator std::remove_extent_t<Type>*() const {
+        return static_cast<std::remove_extent_t<Type>*>(self().dynamic_shared);
+    }
+};
+
+template <class Type>
+inline std::remove_extent_t<Type>* dynamic_shared() {
+    return static_cast<std::remove_extent_t<Type>*>(self().dynamic_shared);
+}
+
+// Where each parameter lies in the buffer of arguments: CUDA's layout is C's.
+template <class... Types>
+struct Layout {
+    static constexpr std::size_t count = sizeof...(Types);
+    Parameter parameters[count + 1] = {};
+    std::size_t bytes = 0;
+    constexpr Layout() {
+        std::size_t i = 0;
+        ((bytes = (bytes + alignof(Types) - 1) / alignof(Types) * alignof(Types),
+          parameters[i] = {bytes, sizeof(Types)}, i++, bytes += sizeof(Types)), ...);
+    }
+};
+
+template <class... Types>
+struct Caller {
+    static constexpr Layout<Types...> layout{};
+    template <std::size_t... I>
+    PYMM_SIM_UNCHECKED static void call(const Kernel& k, const char* a, std::index_sequence<I...>) {
+        auto function = reinterpret_cast<void (*)(Types...)>(const_cast<void*>(k.function));
+        function(*reinterpret_cast<const Types*>(a + layout.parameters[I].offset)...);
+    }
+    PYMM_SIM_UNCHECKED static void invoke(const Kernel& k, const char* arguments) {
+        call(k, arguments, std::index_sequence_for<Types...>{});
+    }
+};
+
+template <class... Types>
+PYMM_SIM_UNCHECKED Kernel describe(void (*function)(Types...), const char* name,
+                                   int max_threads = 0, int = 0, int = 0) {
+    using Call = Caller<Types...>;
+    return Kernel{name, reinterpret_cast<const void*>(function), Call::invoke,
+                  Call::layout.parameters, static_cast<unsigned>(sizeof...(Types)),
+                  static_cast<unsigned>(Call::layout.bytes), max_threads, nullptr};
+}
+
+}  // namespace pymm_sim
+
+// For the stand-in nvcc: name and static shared memory of kernel `number`, null past the last.
+extern "C" PYMM_SIM_UNCHECKED __attribute__((visibility("default"))) inline const char*
+pymm_kernel_shared(int number, std::size_t* bytes) {
+    const pymm_sim::Kernel* k = pymm_module.kernels;
+    while (k && number-- > 0) k = k->next;
+    if (!k) return nullptr;
+    *bytes = pymm_sim::static_shared(pymm_module, *k);
+    return k->name;
+}

@@ -1,0 +1,328 @@
+// One block at a time on one worker: a fiber per CUDA thread, run in turn from barrier to barrier.
+#include "worker.hpp"
+
+#include <sys/mman.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+
+namespace pymm_sim {
+
+thread_local Worker* this_worker = nullptr;
+
+namespace {
+
+constexpr std::size_t window_bytes = 8 << 20;  // shared memory of a worker with its red zones
+constexpr std::size_t red_zone = 128;
+
+std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
+
+// The order in which ready threads get their turn. By default blocks take turns among three, so
+// that a missing barrier shows whichever way the data flows.
+struct Order {
+    enum { rotate, forward, backward, random } kind = rotate;
+    std::uint64_t seed = 1;
+};
+
+Order order_wanted() {
+    const char* text = std::getenv("PYMM_SIMULATOR_ORDER");
+    Order o;
+    if (!text || !*text || !std::strcmp(text, "rotate")) return o;
+    if (!std::strcmp(text, "forward")) o.kind = Order::forward;
+    else if (!std::strcmp(text, "backward")) o.kind = Order::backward;
+    else if (!std::strncmp(text, "random", 6)) {
+        o.kind = Order::random;
+        if (text[6] == ':') o.seed = std::strtoull(text + 7, nullptr, 10);
+    } else {
+        std::fprintf(stderr, "pymm simulator: PYMM_SIMULATOR_ORDER=%s is not known; it may be "
+                             "forward, backward, random:SEED or rotate\n", text);
+        std::exit(2);
+    }
+    return o;
+}
+
+void shuffle(Worker& w) {  // Fisher-Yates over xorshift64
+    for (unsigned i = w.threads - 1; i > 0; i--) {
+        w.random ^= w.random << 13;
+        w.random ^= w.random >> 7;
+        w.random ^= w.random << 17;
+        std::swap(w.order[i], w.order[w.random % (i + 1)]);
+    }
+}
+
+void choose_order(Worker& w, std::uint64_t block) {
+    static const Order wanted = order_wanted();
+    auto kind = wanted.kind;
+    if (kind == Order::rotate) {
+        constexpr decltype(kind) turns[] = {Order::forward, Order::backward, Order::random};
+        kind = turns[(w.launch->serial + block) % 3];
+    }
+    for (unsigned i = 0; i < w.threads; i++)
+        w.order[i] = static_cast<std::uint16_t>(kind == Order::backward ? w.threads - 1 - i : i);
+    w.shuffled = kind == Order::random;
+    w.random = (wanted.seed + 1) * 0x9E3779B97F4A7C15ull + block * 0xD1342543DE82EF95ull + 1;
+    if (w.shuffled) shuffle(w);
+}
+
+void body() {  // of every fiber
+    Worker& w = *this_worker;
+    const Kernel& kernel = *w.launch->function->kernel;
+    kernel.invoke(kernel, w.launch->arguments);
+    w.alive--;
+    suspend(w, State::done, nullptr, 0);
+    std::abort();
+}
+
+void lay_out_shared(Worker& w) {
+    const Launch& launch = *w.launch;
+    const Module& module = *launch.function->module->contents;
+    if (!w.shared_begin) {
+        w.shared_begin = reinterpret_cast<std::uintptr_t>(reserve_window(window_bytes));
+        commit_window(reinterpret_cast<void*>(w.shared_begin), window_bytes);
+    }
+    std::uintptr_t place = w.shared_begin;
+    for (Region& r : w.shared) forbid(r.begin, r.bytes);
+    w.shared.clear();
+    w.addresses.assign(static_cast<std::size_t>(module.shared_count), nullptr);
+    auto add = [&](std::size_t bytes, std::size_t alignment, const SharedVariable* variable) {
+        place = round_up(place + red_zone, alignment);
+        if (place + bytes + red_zone > w.shared_begin + window_bytes) std::abort();
+        Region r{0, 0, Space::shared, 0, {nullptr, std::free}, variable};
+        make_region(r, place, bytes, Space::shared);
+        w.shared.push_back(std::move(r));
+        place += bytes;
+        return reinterpret_cast<void*>(place - bytes);
+    };
+    for (const SharedVariable* v = module.shared; v; v = v->next)
+        if (!v->owner || v->owner == launch.function->kernel->function)
+            w.addresses[static_cast<std::size_t>(v->index)] =
+                add(v->bytes, v->alignment > 16 ? v->alignment : 16, v);
+    void* dynamic = add(launch.dynamic_bytes, 1024, nullptr);
+    for (unsigned i = 0; i < w.threads; i++) {
+        Thread& t = w.thread(i);
+        t = Thread{{i % launch.block.x, i / launch.block.x % launch.block.y,
+                    i / (launch.block.x * launch.block.y)},
+                   {0, 0, 0}, launch.block, launch.grid, i % 32, i,
+                   static_cast<unsigned>(launch.dynamic_bytes), dynamic, w.addresses.data(), &calls,
+                   &w};
+    }
+}
+
+void release_barrier(Worker& w) {
+    int total = 0;
+    for (unsigned i = 0; i < w.threads; i++) total += w.fibers[i].predicate != 0;
+    for (unsigned i = 0; i < w.threads; i++) {
+        Fiber& f = w.fibers[i];
+        int n = static_cast<int>(w.threads);
+        f.result = static_cast<std::uint64_t>(f.reduce == Reduce::all   ? total == n
+                                              : f.reduce == Reduce::any ? total > 0
+                                                                        : total);
+        f.state = State::ready;
+    }
+    w.at_barrier = 0;
+    if (w.shuffled) shuffle(w);
+}
+
+// No thread can go on: some wait for others that will not come.
+[[noreturn]] void stalled(Worker& w) {
+    unsigned first = 0;
+    while (w.fibers[first].state == State::done) first++;
+    w.current = first;
+    abandon(w, launch_failed, nullptr,
+            "the block is stuck: not every thread comes to where others wait" + places(w));
+}
+
+void run_block(Worker& w, std::uint64_t number) {
+    const Launch& launch = *w.launch;
+    w.block_index = dim3(static_cast<unsigned>(number % launch.grid.x),
+                         static_cast<unsigned>(number / launch.grid.x % launch.grid.y),
+                         static_cast<unsigned>(number / launch.grid.x / launch.grid.y));
+    for (Region& r : w.shared) forget_writes(r);
+    for (unsigned i = 0; i < w.threads; i++) {
+        w.thread(i).block_index = w.block_index;
+        // Stacks are a power of two apart: stagger what they hold over the cache's sets.
+        char* top = w.stack(i) + stack_bytes - record_bytes - i % 32 * 192;
+        start_context(w.fibers[i].context, w.stack(i), top, body);
+        w.fibers[i].state = State::ready;
+    }
+    w.alive = w.threads;
+    w.at_barrier = 0;
+    std::memset(w.waiting, 0, sizeof w.waiting);
+    std::memset(w.arrived, 0, sizeof w.arrived);
+    choose_order(w, number);
+    while (w.alive) {
+        bool moved = false;
+        for (unsigned i = 0; i < w.threads; i++) {
+            unsigned next = w.order[i];
+            if (w.fibers[next].state != State::ready) continue;
+            moved = true;
+            w.current = next;
+            switch_context(w.scheduler, w.fibers[next].context);
+        }
+        if (w.at_barrier == w.threads) release_barrier(w);
+        else if (!moved) stalled(w);
+    }
+}
+
+void barrier_arrive(Worker& w, Reduce reduce, int predicate, const char* file, int line) {
+    for (unsigned i = 0; w.at_barrier && i < w.threads; i++) {
+        const Fiber& f = w.fibers[i];
+        if (f.state != State::barrier) continue;
+        if (f.line != line || std::strcmp(f.file, file))
+            abandon(w, launch_failed, nullptr,
+                    "comes to the __syncthreads of line " + std::to_string(line) + ", but thread " +
+                        name_of(w, i) + " of its block waits at that of line " +
+                        std::to_string(f.line) + " (every thread must come to the same one)");
+        break;
+    }
+    w.me().reduce = reduce;
+    w.me().predicate = predicate;
+    w.at_barrier++;
+    suspend(w, State::barrier, file, line);
+}
+
+void barrier(const char* file, int line) {
+    barrier_arrive(*this_worker, Reduce::none, 0, file, line);
+}
+
+int barrier_reduce(Reduce what, int predicate, const char* file, int line) {
+    Worker& w = *this_worker;
+    barrier_arrive(w, what, predicate, file, line);
+    return static_cast<int>(w.me().result);
+}
+
+void named_barrier(unsigned id, unsigned threads, bool wait, const char* file, int line) {
+    Worker& w = *this_worker;
+    Fiber& me = w.me();
+    if (id > 15 || threads == 0 || threads % 32 || threads > w.threads)
+        abandon(w, launch_failed, nullptr, "barrier " + std::to_string(id) + " of " +
+                std::to_string(threads) + " threads: ids go to 15, threads are a multiple of 32 "
+                "and at most the block's " + std::to_string(w.threads));
+    unsigned& arrived = w.arrived[id];
+    me.barrier_id = id;
+    if (++arrived == threads) {
+        arrived = 0;
+        for (unsigned i = 0; i < w.threads; i++) {
+            Fiber& f = w.fibers[i];
+            if (f.state == State::named_barrier && f.barrier_id == id) f.state = State::ready;
+        }
+    } else if (wait) {
+        suspend(w, State::named_barrier, file, line);
+    }
+}
+
+void yield() {
+    Worker& w = *this_worker;
+    suspend(w, State::ready, w.me().file, w.me().line);
+}
+
+}  // namespace
+
+Worker* new_worker() {
+    auto* w = new Worker;
+    std::size_t bytes = device::max_threads * stack_bytes;
+    void* got = mmap(nullptr, bytes + stack_bytes, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (got == MAP_FAILED) std::abort();
+    auto begin = round_up(reinterpret_cast<std::uintptr_t>(got), stack_bytes);
+    w->stacks = reinterpret_cast<char*>(begin);
+    allow(w->stacks, bytes);
+    allow(&calls, sizeof calls);
+    for (unsigned i = 0; i < device::max_threads; i++) mprotect(w->stack(i), 4096, PROT_NONE);
+    w->fibers.resize(device::max_threads);
+    w->order.resize(device::max_threads);
+    return w;
+}
+
+void run_blocks(Worker& w, Launch& launch) {
+    w.launch = &launch;
+    w.threads = launch.block.x * launch.block.y * launch.block.z;
+    lay_out_shared(w);
+    std::uint64_t blocks = std::uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
+    this_worker = &w;
+    if (!sigsetjmp(w.escape, 0))
+        while (!launch.fault) {
+            std::uint64_t number = launch.next_block++;
+            if (number >= blocks) break;
+            run_block(w, number);
+        }
+    this_worker = nullptr;
+}
+
+void suspend(Worker& w, State state, const char* file, int line) {
+    Fiber& me = w.me();
+    me.state = state;
+    me.file = file;
+    me.line = line;
+    switch_context(me.context, w.scheduler);
+}
+
+void report(Worker& w, Fault fault, const void* where, const std::string& text) {
+    static std::mutex once;
+    std::lock_guard lock(once);
+    int none = 0;
+    if (!w.launch->fault.compare_exchange_strong(none, fault)) return;  // the first one speaks
+    dim3 b = w.block_index;
+    std::string place = where ? source_line(where) + ": " : "";
+    std::fprintf(stderr, "pymm simulator: kernel %s, block (%u,%u,%u), thread %s: %s%s\n",
+                 w.launch->function->kernel->name, b.x, b.y, b.z, name_of(w, w.current).c_str(),
+                 place.c_str(), text.c_str());
+    std::fflush(stderr);
+}
+
+void abandon(Worker& w, Fault fault, const void* where, const std::string& text) {
+    report(w, fault, where, text);
+    siglongjmp(w.escape, 1);
+}
+
+Region* shared_region(Worker& w, std::uintptr_t address) {
+    for (Region& r : w.shared)
+        if (r.contains(address, 1)) return &r;
+    return nullptr;
+}
+
+std::string name_of(const Worker& w, unsigned i) {
+    dim3 b = w.launch->block;
+    return "(" + std::to_string(i % b.x) + "," + std::to_string(i / b.x % b.y) + "," +
+           std::to_string(i / (b.x * b.y)) + ")";
+}
+
+std::string places(Worker& w) {
+    static const char* const names[] = {"ready", "at __syncthreads", "at a named barrier",
+                                        "in a warp operation", "returned"};
+    std::string text;
+    std::vector<bool> told(w.threads);
+    for (unsigned i = 0; i < w.threads; i++) {
+        if (told[i]) continue;
+        const Fiber& f = w.fibers[i];
+        std::string who;
+        unsigned count = 0;
+        for (unsigned j = i; j < w.threads; j++) {
+            const Fiber& g = w.fibers[j];
+            if (told[j] || g.state != f.state || (f.state != State::done && g.line != f.line))
+                continue;
+            told[j] = true;
+            if (++count <= 4) who += " " + name_of(w, j);
+        }
+        text += "\n    " + std::to_string(count) + (count == 1 ? " thread " : " threads ") +
+                names[static_cast<int>(f.state)] +
+                (f.state == State::done ? "" : ", line " + std::to_string(f.line)) + ":" + who +
+                (count > 4 ? " ..." : "");
+    }
+    return text;
+}
+
+extern void kernel_load(std::uintptr_t, std::size_t, const void*);
+extern void kernel_store(std::uintptr_t, std::size_t, const void*);
+extern void kernel_fail(Fault, const void*, const char*);
+extern void warp_sync(unsigned, const char*, int);
+extern std::uint64_t warp_shuffle(unsigned, std::uint64_t, unsigned, const char*, int);
+extern std::uint64_t warp_vote(Vote, unsigned, std::uint64_t, const char*, int);
+extern unsigned warp_active_mask();
+
+const Calls calls = {barrier, barrier_reduce, warp_sync, warp_shuffle, warp_vote, warp_active_mask,
+                     named_barrier, yield, kernel_load, kernel_store, kernel_fail};
+
+}  // namespace pymm_sim

@@ -1,0 +1,143 @@
+// Inside of the stand-in libcuda.so.1: the declarations that its parts share.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../device/abi.hpp"
+
+using CUresult = int;
+using CUdevice = int;
+using CUdeviceptr = unsigned long long;
+
+// The driver API's own numbers (cuda.h, CUDA 13.0).
+enum : CUresult {
+    success = 0, invalid_value = 1, out_of_memory = 2, not_initialized = 3,
+    invalid_device = 101, invalid_image = 200, invalid_context = 201, no_binary = 209,
+    unsupported_limit = 215,
+    peer_access_unsupported = 217, file_not_found = 301, operating_system = 304,
+    invalid_handle = 400, not_found = 500, launch_out_of_resources = 701,
+    peer_access_not_enabled = 705, primary_context_active = 708,
+    host_memory_already_registered = 712, host_memory_not_registered = 713, not_supported = 801,
+};
+
+#define CU_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace pymm_sim {
+
+// The invented device. Limits are those of compute capability 9.0 (CUDA C++ Programming Guide,
+// "Technical Specifications per Compute Capability"); it has few multiprocessors.
+namespace device {
+constexpr int multiprocessors = 4;
+constexpr int warp_size = 32;
+constexpr unsigned max_threads = 1024;
+constexpr unsigned max_block[3] = {1024, 1024, 64};
+constexpr unsigned max_grid[3] = {2147483647, 65535, 65535};
+constexpr std::size_t shared_static = 48 << 10;         // without opt-in
+constexpr std::size_t shared_optin = 227 << 10;
+constexpr std::size_t shared_multiprocessor = 228 << 10;
+constexpr std::size_t shared_reserved = 1 << 10;        // per block, taken by the system
+constexpr int registers = 65536;
+constexpr int registers_per_thread = 32;                // invented: g++ counts none
+constexpr int threads_per_multiprocessor = 2048;
+constexpr int blocks_per_multiprocessor = 32;
+constexpr std::size_t alignment = 512;                  // of cuMemAlloc and of pitches
+std::size_t memory_bytes();                             // PYMM_SIMULATOR_MEMORY, else 8 GiB
+}  // namespace device
+
+// --- memory.cpp: device memory and the shadow that says what of it may be read ----------------
+
+enum class Space { global, host, shared };
+
+struct Region {
+    std::uintptr_t begin;
+    std::size_t bytes;
+    Space space;
+    unsigned serial;                         // "allocation 3", counted from 1
+    std::unique_ptr<std::uint8_t[], void (*)(void*)> written;  // one bit per byte
+    const SharedVariable* variable;          // of a shared region; null: the dynamic one
+    std::uintptr_t end() const { return begin + bytes; }
+    bool contains(std::uintptr_t p, std::size_t n) const {
+        return p >= begin && n <= bytes && p - begin <= bytes - n;
+    }
+};
+
+bool start_memory(std::string& why_not);
+Region* allocate(std::size_t bytes, Space space);       // null: out of memory
+bool release(std::uintptr_t begin, Space space);
+Region* find(std::uintptr_t address);                   // the region that holds it, or null
+Region* nearest(std::uintptr_t address);                // the one that ends or begins closest
+std::size_t free_bytes();
+
+void* reserve_window(std::size_t bytes);                // a stretch of the arena, all forbidden
+void commit_window(void* begin, std::size_t bytes);     // readable and writable by the driver
+void make_region(Region& region, std::uintptr_t begin, std::size_t bytes, Space space);
+void forbid(std::uintptr_t begin, std::size_t bytes);   // poison: no kernel may touch it
+void forget_writes(Region& region);                     // everything uninitialised again
+void allow(const void* begin, std::size_t bytes);       // opens memory outside the arena
+std::uintptr_t shadowed(std::uintptr_t fault);          // fault in the shadow -> address meant, or 0
+
+void mark_written(Region& region, std::size_t offset, std::size_t bytes);
+bool is_written(const Region& region, std::size_t offset, std::size_t bytes);
+void copy_state(Region& to, std::size_t to_offset, const Region& from, std::size_t from_offset,
+                std::size_t bytes);
+
+// --- module.cpp: loaded kernels -----------------------------------------------------------------
+
+struct Function;
+struct LoadedModule {
+    void* library = nullptr;
+    int file = -1;                           // the memory file it was loaded from
+    std::uintptr_t base = 0;
+    std::vector<std::pair<std::uintptr_t, std::size_t>> segments;
+    const Module* contents = nullptr;
+    std::vector<std::unique_ptr<Function>> functions;
+};
+
+struct Function {
+    const Kernel* kernel;
+    LoadedModule* module;
+    std::size_t static_shared;
+    std::size_t dynamic_limit;               // MAX_DYNAMIC_SHARED_SIZE_BYTES
+    int max_threads;
+    unsigned block[3] = {0, 0, 0};           // cuFuncSetBlockShape
+    int carveout = -1;
+};
+
+Function* function_of(void* handle);         // null: not a live function
+bool in_module(std::uintptr_t address, std::size_t bytes);
+std::string source_line(const void* code);   // "kernel.cu:12", or the offset in the module
+
+// --- block.cpp: one block of fibers --------------------------------------------------------------
+
+struct Launch {
+    const Function* function;
+    dim3 grid, block;
+    std::size_t dynamic_bytes;
+    const char* arguments;
+    unsigned serial;
+    std::atomic<std::uint64_t> next_block{0};
+    std::atomic<int> fault{0};
+};
+
+Worker* new_worker();
+void run_blocks(Worker& worker, Launch& launch);        // until none is left or one failed
+void report(Worker& worker, Fault fault, const void* where, const std::string& text);
+Region* shared_region(Worker& worker, std::uintptr_t address);
+extern const Calls calls;
+
+// --- launch.cpp ----------------------------------------------------------------------------------
+
+int run(Launch& launch);                                 // 0 or the fault
+
+// --- context.cpp: state of the process -----------------------------------------------------------
+
+CUresult guard();                // not initialised, poisoned, or no context current
+CUresult guard_alive();          // the same without the context
+void poison(int fault);
+int poisoned();
+bool live_stream(void* stream);
+
+}  // namespace pymm_sim

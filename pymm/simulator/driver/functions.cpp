@@ -1,0 +1,193 @@
+// Functions: attributes, occupancy, launches with the real driver's refusals.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "driver.hpp"
+
+using namespace pymm_sim;
+
+namespace {
+
+enum Attribute {
+    max_threads_per_block = 0, shared_bytes = 1, constant_bytes = 2, local_bytes = 3,
+    registers = 4, ptx_version = 5, binary_version = 6, cache_mode = 7, dynamic_shared_limit = 8,
+    carveout = 9,
+};
+
+bool launch_blocking() {
+    static const char* text = std::getenv("CUDA_LAUNCH_BLOCKING");
+    return text && *text && std::strcmp(text, "0");
+}
+
+CUresult check_sizes(const Function& f, dim3 grid, dim3 block, std::size_t dynamic) {
+    const unsigned g[] = {grid.x, grid.y, grid.z}, b[] = {block.x, block.y, block.z};
+    std::uint64_t threads = 1;
+    for (int i = 0; i < 3; i++) {
+        if (!g[i] || g[i] > device::max_grid[i] || !b[i] || b[i] > device::max_block[i])
+            return invalid_value;
+        threads *= b[i];
+    }
+    if (threads > device::max_threads) return invalid_value;
+    if (threads > static_cast<unsigned>(f.max_threads)) return launch_out_of_resources;
+    if (dynamic > f.dynamic_limit) return invalid_value;
+    return success;
+}
+
+// Arguments in one buffer, each at its own offset. Empty: not enough of them.
+bool gather(const Kernel& k, void** parameters, void** extra, std::vector<char>& out) {
+    out.assign(std::max(k.argument_bytes, 1u), 0);
+    if (parameters) {
+        for (unsigned i = 0; i < k.parameter_count; i++) {
+            if (!parameters[i]) return false;
+            std::memcpy(&out[k.parameters[i].offset], parameters[i], k.parameters[i].bytes);
+        }
+        return true;
+    }
+    const void* buffer = nullptr;
+    std::size_t bytes = 0;
+    for (; extra && *extra; extra += 2) {  // CU_LAUNCH_PARAM_BUFFER_POINTER 1, _SIZE 2
+        auto what = reinterpret_cast<std::uintptr_t>(extra[0]);
+        if (what == 1) buffer = extra[1];
+        else if (what == 2) bytes = *static_cast<std::size_t*>(extra[1]);
+        else return false;
+    }
+    if (k.parameter_count == 0) return true;
+    if (!buffer || bytes < k.argument_bytes) return false;
+    std::memcpy(out.data(), buffer, k.argument_bytes);
+    return true;
+}
+
+CUresult launch(Function& f, dim3 grid, dim3 block, std::size_t dynamic, void** parameters,
+                void** extra) {
+    static std::atomic<unsigned> serials{0};
+    if (CUresult e = check_sizes(f, grid, block, dynamic)) return e;
+    std::vector<char> arguments;
+    if ((parameters && extra) || !gather(*f.kernel, parameters, extra, arguments))
+        return invalid_value;
+    Launch l;
+    l.function = &f;
+    l.grid = grid;
+    l.block = block;
+    l.dynamic_bytes = dynamic;
+    l.arguments = arguments.data();
+    l.serial = serials++;
+    int fault = run(l);
+    if (fault) poison(fault);
+    // A real launch returns before the kernel runs: its fault shows at the next call.
+    return launch_blocking() ? fault : success;
+}
+
+}  // namespace
+
+CU_EXPORT CUresult cuFuncGetAttribute(int* value, int attribute, void* handle) {
+    if (CUresult e = guard()) return e;
+    Function* f = function_of(handle);
+    if (!f) return invalid_handle;
+    if (!value) return invalid_value;
+    switch (attribute) {
+        case max_threads_per_block: *value = f->max_threads; break;
+        case shared_bytes: *value = static_cast<int>(f->static_shared); break;
+        case constant_bytes: case local_bytes: case cache_mode: *value = 0; break;
+        case registers: *value = device::registers_per_thread; break;
+        case ptx_version: case binary_version: *value = 90; break;
+        case dynamic_shared_limit: *value = static_cast<int>(f->dynamic_limit); break;
+        case carveout: *value = f->carveout; break;
+        default:
+            if (attribute < 0 || attribute > 15) return invalid_value;
+            *value = 0;  // clusters
+    }
+    return success;
+}
+
+CU_EXPORT CUresult cuFuncSetAttribute(void* handle, int attribute, int value) {
+    if (CUresult e = guard()) return e;
+    Function* f = function_of(handle);
+    if (!f) return invalid_handle;
+    if (attribute == dynamic_shared_limit) {
+        if (value < 0 || f->static_shared + static_cast<std::size_t>(value) > device::shared_optin)
+            return invalid_value;
+        f->dynamic_limit = static_cast<std::size_t>(value);
+        return success;
+    }
+    if (attribute == carveout) {
+        if (value < -1 || value > 100) return invalid_value;
+        f->carveout = value;
+        return success;
+    }
+    return attribute > carveout && attribute <= 15 ? not_supported : invalid_value;
+}
+
+CU_EXPORT CUresult cuFuncSetCacheConfig(void* handle, int) {
+    if (CUresult e = guard()) return e;
+    return function_of(handle) ? success : invalid_handle;  // a hint, and no such cache here
+}
+
+CU_EXPORT CUresult cuFuncSetSharedMemConfig(void* handle, int config) {
+    return cuFuncSetCacheConfig(handle, config);
+}
+
+CU_EXPORT CUresult cuFuncGetParamInfo(void* handle, std::size_t index, std::size_t* offset,
+                                      std::size_t* bytes) {
+    if (CUresult e = guard()) return e;
+    Function* f = function_of(handle);
+    if (!f) return invalid_handle;
+    if (!offset || index >= f->kernel->parameter_count) return invalid_value;
+    *offset = f->kernel->parameters[index].offset;
+    if (bytes) *bytes = f->kernel->parameters[index].bytes;
+    return success;
+}
+
+CU_EXPORT CUresult cuFuncGetName(const char** name, void* handle) {
+    if (CUresult e = guard()) return e;
+    Function* f = function_of(handle);
+    if (!f) return invalid_handle;
+    if (!name) return invalid_value;
+    *name = f->kernel->name;
+    return success;
+}
+
+CU_EXPORT CUresult cuFuncSetBlockShape(void* handle, int x, int y, int z) {
+    if (CUresult e = guard()) return e;
+    Function* f = function_of(handle);
+    if (!f) return invalid_handle;
+    if (x <= 0 || y <= 0 || z <= 0) return invalid_value;
+    std::uint64_t threads = std::uint64_t(x) * std::uint64_t(y) * std::uint64_t(z);
+    if (threads > device::max_threads) return invalid_value;
+    const int sizes[] = {x, y, z};
+    for (int i = 0; i < 3; i++) f->block[i] = static_cast<unsigned>(sizes[i]);
+    return success;
+}
+
+CU_EXPORT CUresult cuFuncSetSharedSize(void* handle, unsigned bytes) {
+    if (CUresult e = guard()) return e;
+    Function* f = function_of(handle);
+    if (!f) return invalid_handle;
+    return bytes <= f->dynamic_limit ? success : invalid_value;
+}
+
+CU_EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* out, void* handle, int threads,
+                                                               std::size_t dynamic) {
+    if (CUresult e = guard()) return e;
+    Function* f = function_of(handle);
+    if (!f) return invalid_handle;
+    if (!out || threads <= 0) return invalid_value;
+    if (threads > f->max_threads || dynamic > f->dynamic_limit) return *out = 0, success;
+    int warps = (threads + device::warp_size - 1) / device::warp_size;
+    std::size_t shared = f->static_shared + dynamic + device::shared_reserved;
+    int by_threads = device::threads_per_multiprocessor / (warps * device::warp_size);
+    int by_shared = static_cast<int>(device::shared_multiprocessor / shared);
+    int by_registers = device::registers / (warps * 32 * device::registers_per_thread);
+    *out = std::min({by_threads, by_shared, by_registers, device::blocks_per_multiprocessor});
+    return success;
+}
+
+CU_EXPORT CUresult cuLaunchKernel(void* handle, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+                                  unsigned by, unsigned bz, unsigned dynamic, void* stream,
+                                  void** parameters, void** extra) {
+    if (CUresult e = guard()) return e;
+    Function* f = function_of(handle);
+    if (!f || !live_stream(stream)) return invalid_handle;
+    return launch(*f, dim3(gx, gy, gz), dim3(bx, by, bz), dynamic, parameters, extra);
+}

@@ -1,0 +1,283 @@
+"""CUDA C++, preprocessed, into C++ that g++ compiles against device/cuda.hpp.
+
+Three things of the language have no spelling in C++ and are rewritten, each on its own line so
+that line numbers stay: ``__shared__`` declarations, ``__global__`` functions (with their launch
+bounds), and ``#pragma unroll``. Everything else is macros and functions of the header.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+class Refused(Exception):
+    """The text uses something that cannot be simulated; the message names file and line."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    name: str
+    begin: int  # of the body
+    end: int
+    pointer: str  # expression for its address inside its own body
+
+
+_LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)+\'|^[ \t]*#[^\n]*', re.MULTILINE)
+_MARKER = re.compile(r'^#(?:line)? (\d+) "((?:[^"\\]|\\.)*)"((?: \d)*)', re.MULTILINE)
+_ATTRIBUTES = ("__launch_bounds__", "__attribute__", "alignas", "__cluster_dims__")
+_CLOSERS = {"(": ")", "[": "]", "{": "}"}
+
+
+def _blank(match: re.Match[str]) -> str:
+    return re.sub(r"[^\n]", " ", match.group())
+
+
+def _match(text: str, at: int) -> int:
+    """Index of the bracket that closes the one at `at`."""
+    opener, closer, depth = text[at], _CLOSERS[text[at]], 0
+    for i in range(at, len(text)):
+        if text[i] == opener:
+            depth += 1
+        elif text[i] == closer:
+            depth -= 1
+            if depth == 0:
+                return i
+    raise Refused(f"error: {opener!r} is never closed")
+
+
+def _split(text: str) -> list[str]:
+    """Parts between the commas that stand in no bracket of any kind."""
+    parts, depth, begin = [], 0, 0
+    for i, c in enumerate(text):
+        if c in "([{<":
+            depth += 1
+        elif c in ")]}>":
+            depth -= 1
+        elif c == "," and depth == 0:
+            parts.append(text[begin:i])
+            begin = i + 1
+    return [*parts, text[begin:]]
+
+
+def _statement_begin(text: str, at: int) -> int:
+    return max(text.rfind(c, 0, at) for c in ";{}") + 1
+
+
+class Translation:
+    """One text on its way; `edits` are (begin, end, replacement) on the original."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.code = _LITERAL.sub(_blank, text)  # same length, literals and # lines blanked
+        self.edits: list[tuple[int, int, str]] = []
+        self.kernels: list[Kernel] = []
+        self.bounds: set[str] = set()  # template kernels that have launch bounds
+
+    def place(self, at: int) -> tuple[str, int, bool]:
+        """File, line and whether it is a system header, of the text at `at`."""
+        file, line, system, last = "kernel.cu", 1, False, 0
+        for m in _MARKER.finditer(self.text, 0, at):
+            file, line, system, last = m[2], int(m[1]), "3" in m[3], m.end() + 1
+        return file, line + self.text.count("\n", last, at), system
+
+    def refuse(self, at: int, why: str) -> None:
+        file, line, _ = self.place(at)
+        raise Refused(f"{file}:{line}: error: {why}")
+
+    def run(self) -> str:
+        self._no_assembler()
+        for m in re.finditer(r"\b__global__\b", self.code):
+            self._global(m.start(), m.end())
+        for m in re.finditer(r"\b__shared__\b", self.code):
+            self._shared(m.start())
+        self._unroll()
+        out, done = [], 0
+        for begin, end, new in sorted(self.edits):
+            out += [self.text[done:begin], new]
+            done = end
+        return "".join([*out, self.text[done:]])
+
+    def _no_assembler(self) -> None:
+        for m in re.finditer(r"\b(?:asm|__asm__|__asm)\b", self.code):
+            if not self.place(m.start())[2]:
+                self.refuse(m.start(), "inline PTX cannot be simulated: put it in common/ptx.cuh "
+                                       "with a plain C++ twin under #ifdef PYMM_SIMULATOR")
+
+    def _unroll(self) -> None:
+        # Full unrolling as nvcc does it would make g++ slow; 8 keeps a register tile in registers.
+        for m in re.finditer(r"^[ \t]*#[ \t]*pragma[ \t]+unroll\b[ \t]*\(?(\w*)[^\n]*", self.text,
+                             re.MULTILINE):
+            wanted = int(m[1]) if m[1].isdigit() else 8
+            self.edits.append((*m.span(), f"#pragma GCC unroll {min(max(wanted, 1), 8)}"))
+
+    # --- __global__ ---------------------------------------------------------------------------
+
+    def _global(self, at: int, after: int) -> None:
+        code, begin = self.code, _statement_begin(self.code, at)
+        name_begin, opening = self._name_and_parameters(after)
+        name = self.text[name_begin:opening].strip()
+        bounds = self._take_bounds(begin, opening)
+        closing = _match(code, opening)
+        following = re.compile(r"\s*([;{])").match(code, closing + 1)
+        if not following:
+            self.refuse(at, f"__global__ {name}: neither a body nor ; follows its parameters")
+        prefix = code[begin:at]
+        template = re.search(r"\btemplate\b\s*(<?)", prefix)
+        instance = bool(template and not template[1])
+        default = '__attribute__((visibility("default"), noinline))'
+        self.edits.append((at, after, "" if instance else default))
+        number = len(self.edits)
+        if instance:
+            base = name.split("<")[0].strip()
+            limit = f"pymm_bounds_{base}{name[name.index('<'):]}()" if base in self.bounds else "0"
+            self._register(following.end(), number, name, limit)
+        elif following[1] == "{":
+            end = _match(code, following.end() - 1)
+            pointer = f"&{name}"
+            if template:
+                parameters = self._template_parameters(begin + template.end() - 1)
+                pointer += f"<{', '.join(self._parameter_names(parameters))}>"
+                if bounds:
+                    self.bounds.add(name)
+                    self.edits.append((end + 1, end + 1,
+                                       f" template <{parameters}> constexpr int pymm_bounds_{name}"
+                                       f"() {{ return {_split(bounds)[0]}; }}"))
+            else:
+                self._register(end + 1, number, name, bounds or "0")
+            self.kernels.append(Kernel(name, following.end(), end, pointer))
+
+    def _register(self, at: int, number: int, name: str, bounds: str) -> None:
+        self.edits.append((at, at, f" static pymm_sim::AddKernel pymm_kernel_{number}"
+                                   f'{{pymm_sim::describe(&{name}, "{name}", {bounds})}};'))
+
+    def _name_and_parameters(self, at: int) -> tuple[int, int]:
+        """Where the name begins and where its parameter list opens, after `__global__`."""
+        code = self.code
+        while True:
+            opening = code.find("(", at)
+            if opening < 0:
+                self.refuse(at, "__global__ without a function")
+            head = re.search(r"(\w+)\s*(<[^;{}]*>)?\s*$", code[at:opening])
+            if head is None:
+                self.refuse(at, "__global__ without a function name")
+            if head[1] not in _ATTRIBUTES:
+                return at + head.start(), opening
+            at = _match(code, opening) + 1
+
+    def _take_bounds(self, begin: int, end: int) -> str:
+        m = re.compile(r"\b__launch_bounds__\s*\(").search(self.code, begin, end)
+        if not m:
+            return ""
+        closing = _match(self.code, m.end() - 1)
+        lines = self.text.count("\n", m.start(), closing)
+        self.edits.append((m.start(), closing + 1, "\n" * lines))
+        return self.text[m.end():closing].replace("\n", " ")
+
+    def _template_parameters(self, angle: int) -> str:
+        depth = 0
+        for i in range(angle, len(self.code)):
+            depth += {"<": 1, ">": -1, "(": 1, ")": -1}.get(self.code[i], 0)
+            if depth == 0:
+                return self.text[angle + 1:i].replace("\n", " ")
+        self.refuse(angle, "template < without >")
+        return ""
+
+    @staticmethod
+    def _parameter_names(parameters: str) -> list[str]:
+        names = []
+        for part in _split(parameters):
+            declared = part.split("=")[0]
+            pack = "..." if "..." in declared else ""
+            names.append(re.findall(r"\w+", declared)[-1] + pack)
+        return names
+
+    # --- __shared__ ---------------------------------------------------------------------------
+
+    def _shared(self, at: int) -> None:
+        begin = _statement_begin(self.code, at)
+        end = self.code.find(";", at)
+        if end < 0:
+            self.refuse(at, "__shared__ without a declaration")
+        begin += len(self.code[begin:at]) - len(self.code[begin:at].lstrip())
+        words = self.code[begin:end]
+        newlines = "\n" * words.count("\n")
+        words = words.replace("\n", " ")
+        if "=" in re.sub(r"[<>=!]=", "", words):
+            self.refuse(at, "a __shared__ variable may not have an initializer")
+        words, alignment = self._take_alignment(words)
+        dynamic = re.search(r"\bextern\b", words) is not None
+        words = re.sub(r"\b(__shared__|extern|static)\b", " ", words)
+        owner = next((k for k in self.kernels if k.begin <= at < k.end), None)
+        base, out = "", []
+        for i, declarator in enumerate(_split(words)):
+            before, name, extents = self._declarator(declarator, at)
+            base = before if i == 0 else base
+            kind = f"{base if i == 0 else base + before}{extents}"
+            if dynamic:
+                out.append(self._dynamic(at, name, kind))
+            else:
+                out.append(self._static(at, i, name, kind, alignment, owner))
+        self.edits.append((begin, end + 1, " ".join(out) + newlines))
+
+    def _take_alignment(self, words: str) -> tuple[str, str]:
+        alignment = "0"
+        while m := re.search(r"\b(?:alignas|__attribute__)\s*\(", words):
+            closing = _match(words, m.end() - 1)
+            inner = words[m.end():closing]
+            a = re.search(r"aligned\s*\(", inner)
+            alignment = inner[a.end():_match(inner, a.end() - 1)] if a else inner
+            words = words[:m.start()] + " " + words[closing + 1:]
+        return words, alignment
+
+    def _declarator(self, text: str, at: int) -> tuple[str, str, str]:
+        """Type (or the stars before the name), name and extents of `type name[..][..]`."""
+        text, extents = text.strip(), ""
+        while text.endswith("]"):
+            depth, i = 0, len(text)
+            while i > 0:
+                i -= 1
+                depth += {"]": 1, "[": -1}.get(text[i], 0)
+                if depth == 0:
+                    break
+            text, extents = text[:i].rstrip(), text[i:] + extents
+        m = re.fullmatch(r"(.*?)\b([A-Za-z_]\w*)", text, re.DOTALL)
+        if m is None:
+            self.refuse(at, f"cannot read the __shared__ declaration of `{text}`")
+        return m[1].strip(), m[2], extents
+
+    def _static(self, at: int, i: int, name: str, kind: str, alignment: str,
+                owner: Kernel | None) -> str:
+        if not self._in_function(at):
+            self.refuse(at, f"declare __shared__ {name} inside a function")
+        place = f"pymm_place_{at}_{i}"
+        pointer = f"reinterpret_cast<const void*>({owner.pointer})" if owner else "nullptr"
+        return (f'struct {place} {{ static const char* name() {{ return "{name}"; }} '
+                f"static const void* owner() {{ return {pointer}; }} }}; "
+                f"auto& {name} = pymm_sim::shared<{kind}, {alignment}, {place}>();")
+
+    def _dynamic(self, at: int, name: str, kind: str) -> str:
+        if self._in_function(at):
+            return f"auto* const {name} = pymm_sim::dynamic_shared<{kind}>();"
+        return f"static const pymm_sim::DynamicShared<{kind}> {name}{{}};"
+
+    def _in_function(self, at: int) -> bool:
+        """Whether some open brace before `at` belongs to a function."""
+        opened: list[int] = []
+        for m in re.finditer(r"[{}]", self.code[:at]):
+            if m.group() == "{":
+                opened.append(m.start())
+            elif opened:
+                opened.pop()
+        for brace in opened:
+            head = self.code[_statement_begin(self.code, brace):brace]
+            if not re.match(r"\s*(inline\s+)?(namespace|extern|struct|class|union)\b", head) \
+                    or "(" in head:
+                return True
+        return False
+
+
+def translate(text: str, architecture: int) -> str:
+    """C++ for `text`, CUDA C++ after the preprocessor. Raises Refused."""
+    return (Translation(text).run()
+            + f"\nstatic pymm_sim::SetArchitecture pymm_architecture{{{architecture}}};\n")
