@@ -1,0 +1,121 @@
+"""Writes the measured tables of README.md between their markers: `python benchmarks/tables.py`.
+
+A table stands between `<!-- name: FILE.csv -->` and `<!-- end name -->`, where name is `ladder` or
+`cpu` and the file was written by `python -m pymm.bench`. With `--check` nothing is written and the
+status is 1 if a table is not what its file says.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from pymm.kernels import find_kernel
+
+ROOT = Path(__file__).resolve().parent.parent
+MARKED = re.compile(r"<!-- (ladder|cpu): (\S+) -->\n.*?<!-- end \1 -->", re.DOTALL)
+
+Row = dict[str, str]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write, or with `--check` compare. Returns the exit status."""
+    readme = ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    filled = MARKED.sub(_fill, text)
+    if "--check" in arguments:
+        return int(filled != text)
+    readme.write_text(filled, encoding="utf-8")
+    return 0
+
+
+def _fill(match: re.Match[str]) -> str:
+    name, file = match.groups()
+    with open(ROOT / file, encoding="utf-8", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    table = {"ladder": ladder, "cpu": cpu}[name](rows)
+    return "\n".join([f"<!-- {name}: {file} -->", *table, f"<!-- end {name} -->"])
+
+
+def ladder(rows: Iterable[Row]) -> list[str]:
+    """Every rung at m = n = k = 4096: default and tuned, percent of cuBLAS and of the peak."""
+    at = [row for row in rows if (row["m"], row["n"], row["k"]) == ("4096",) * 3]
+    lines = [
+        "| rung | what it adds | type | default | tuned | TFLOP/s | of cuBLAS | of peak |",
+        "|---|---|---|--:|--:|--:|--:|--:|",
+    ]
+    names = sorted({row["name"] for row in at if row["variant"]})
+    for name in names:
+        for dtype in ("f32", "f64"):
+            default = _find(at, name, dtype, "default")
+            best = _find(at, name, dtype, "tuned") or default
+            lines.append(
+                f"| {name} | {find_kernel(name).title} | {dtype} | {_time(default)} "
+                f"| {_time(best)} | {float(best['gflops']) / 1e3:.2f} "
+                f"| {float(best['ratio']):.1%} | {float(best['peak']):.1%} |"
+            )
+    for dtype in ("f32", "f64"):
+        for library in ("cublas", "cublaslt"):
+            row = _find(at, library, dtype, "")
+            if row:
+                lines.append(
+                    f"| | {library} | {dtype} | | {_time(row)} | {float(row['gflops']) / 1e3:.2f} "
+                    f"| {float(row['ratio']):.1%} | {float(row['peak']):.1%} |"
+                )
+    return lines
+
+
+def cpu(rows: Iterable[Row]) -> list[str]:
+    """Each shape on one thread: sequential, default, tuned and NumPy, and the means that count."""
+    rows = list(rows)
+    lines = [
+        "| type | m x n x k | sequential | default | tuned | NumPy | tuned / NumPy "
+        "| tuned / sequential | configuration |",
+        "|---|---|--:|--:|--:|--:|--:|--:|---|",
+    ]
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+        ratios, gains = [], []
+        of_type = [row for row in rows if row["dtype"] == dtype]
+        for shape in dict.fromkeys((row["m"], row["n"], row["k"]) for row in of_type):
+            at = [row for row in of_type if (row["m"], row["n"], row["k"]) == shape]
+            slow = _find(at, "00_reordered", dtype, "default")
+            default = _find(at, "01_blocked", dtype, "default")
+            tuned = _find(at, "01_blocked", dtype, "tuned") or default
+            numpy = _find(at, "numpy", dtype, "")
+            ratios.append(float(tuned["ratio"]))
+            gains.append(float(slow["seconds"]) / float(tuned["seconds"]))
+            cells = [f"{float(row['gflops']):.1f}" for row in (slow, default, tuned, numpy)]
+            what = tuned["config"].removeprefix("blocked-").replace("-", " ")
+            lines.append(
+                f"| {dtype} | {' x '.join(shape)} | {' | '.join(cells)} | {ratios[-1]:.2f} "
+                f"| {gains[-1]:.1f} | {what} |"
+            )
+        lines.append(
+            f"| {dtype} | geometric mean | | | | "
+            f"| **{_mean(ratios):.2f}** | **{_mean(gains):.1f}** | |"
+        )
+    return ["Rates in GFLOP/s, and two ratios of times.", "", *lines]
+
+
+def _find(rows: Iterable[Row], name: str, dtype: str, variant: str) -> Row | None:
+    for row in rows:
+        if (row["name"], row["dtype"], row["variant"]) == (name, dtype, variant):
+            return row
+    return None
+
+
+def _time(row: Row) -> str:
+    seconds = float(row["seconds"])
+    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
