@@ -1,17 +1,20 @@
-"""What people call: `matmul` multiplies, `plan` multiplies many times."""
+"""What people call: `matmul` multiplies, `plan` multiplies many times, `configs` lists."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from pymm.call import Call, check
-from pymm.launch import executable
-from pymm.prepare import find_backend, prepare
-from pymm.problem import Problem
-from pymm.kernels import Config
 from pymm.backends.base import Resources
+from pymm.call import Call, check
+from pymm.choose import reload, tuned_directory
+from pymm.kernels import Config
+from pymm.launch import executable
+from pymm.prepare import find_backend, open_backend, prepare
+from pymm.problem import Problem
+from pymm.records import Environment, Record
 from pymm.select import Choice
-
+from pymm.select import configs as records_of
 
 _CHECKED = ("alpha", "beta", "trans_a", "trans_b", "dtype", "casting", "precision")
 _RUNNING = ("stream", "kernel", "config", "device", "transfer")
@@ -174,3 +177,22 @@ def split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, An
     if unknown:
         raise TypeError(f"unknown argument {unknown}; there are {', '.join(_CHECKED + _RUNNING)}")
     return checking, running
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A record of the store, and why it is stale ("" if it is current)."""
+
+    record: Record
+    stale: str
+
+
+def configs(device: Any = None) -> list[Tuned]:
+    """What is tuned for a device (what `matmul` takes as `device=`): the user's records, then those
+    shipped with pymm. Looks at the files afresh. Raises `NoDevice`, `ValueError`.
+    """
+    backend = open_backend(device)
+    reload()
+    environment = Environment.of(backend.device, backend.toolchain)
+    rows = records_of(backend.device, tuned_directory(), environment)
+    return [Tuned(record, stale) for record, _, stale in rows]

@@ -46,7 +46,7 @@ def choose(
     found = _chosen.get(key)
     if found is None:
         environment = Environment.of(backend.device, backend.toolchain)
-        found = select(problem, backend.device, _directory(), environment, kernel)
+        found = select(problem, backend.device, tuned_directory(), environment, kernel)
         if len(_chosen) >= MAX_CHOSEN:
             _chosen.clear()
         _chosen[key] = found
@@ -61,7 +61,7 @@ def reload() -> None:
     _looked.clear()
 
 
-def _directory() -> Path | None:
+def tuned_directory() -> Path | None:
     """The user's files; None where no such directory can be had, as in a read-only home."""
     try:
         return config_directory()
@@ -75,7 +75,7 @@ def _notice(device: Device) -> None:
     last, stamp = _looked.get(device, (0.0, None))
     if stamp is not None and now - last < LOOK_AGAIN:
         return
-    current = tuple(_stamp(path) for path in record_files(device, _directory()))
+    current = tuple(_stamp(path) for path in record_files(device, tuned_directory()))
     if stamp is not None and current != stamp:
         _chosen.clear()
     _looked[device] = (now, current)

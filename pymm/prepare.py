@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from pymm.backends import open_device
@@ -40,7 +42,7 @@ def find_backend(call: Call, device: Any = None) -> Backend:
     held = {x.name: x.device_index for x in call.operands if x.device_index is not None}
     if device is None and not call.on_host:
         device = next((f"cuda:{index}" for index in held.values()), "cuda")
-    backend = device if isinstance(device, Backend) else open_device(device)
+    backend = open_backend(device)
     if not call.on_host and backend.device.kind == "cpu":
         raise TypeError(
             f"a is a {type(call.a.owner).__name__} on a GPU and the device {backend.device.name}: "
@@ -50,6 +52,17 @@ def find_backend(call: Call, device: Any = None) -> Backend:
         places = ", ".join(f"{name} on device {index}" for name, index in held.items())
         raise ValueError(f"{places}; the product would run on device {backend.device.index}")
     return backend
+
+
+def open_backend(device: Any = None) -> Backend:
+    """The backend for what `open_device` takes; one that is open already is returned."""
+    return device if isinstance(device, Backend) else _device(device, os.getpid())
+
+
+@lru_cache(maxsize=64)
+def _device(spec: Any, process: int) -> Backend:
+    """`open_device` reads the environment and looks at directories; a call has no time for that."""
+    return open_device(spec)
 
 
 def find_route(backend: Backend, call: Call, transfer: str | None = None) -> Route:

@@ -114,9 +114,7 @@ def _pieces(array: np.ndarray, image: Form) -> Iterator[tuple[np.ndarray, int, i
         yield view_at(start + here, place, array), there, pitch
 
 
-def rows_of(
-    form: Form, image: Form
-) -> Iterator[tuple[int, int, tuple[int, int], int, int]]:
+def rows_of(form: Form, image: Form) -> Iterator[tuple[int, int, tuple[int, int], int, int]]:
     """Two forms of one array walked through together, in as few pieces as both allow: offset of
     the piece in each, its rows and their bytes, distance of rows in each.
     """
