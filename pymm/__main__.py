@@ -79,7 +79,6 @@ def _parser(name: str, text: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--device", help="cpu, cuda, cuda:1; by default the first GPU, else the CPU"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 
@@ -99,7 +98,9 @@ def list_configs(arguments: list[str]) -> int:
     from pymm.select import configs
     from pymm.tables import show_table
 
-    options = _parser("configs", "Lists what is tuned for a device.").parse_args(arguments)
+    parser = _parser("configs", "Lists what is tuned for a device, and what of it is stale.")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(arguments)
     try:
         backend, environment = _open(options.device)
     except (NoDevice, ValueError) as error:
@@ -127,10 +128,8 @@ def list_configs(arguments: list[str]) -> int:
 
 def explain(arguments: list[str]) -> int:
     """`pymm explain SHAPE`."""
-    from pymm import cache
-    from pymm.backends.base import NoDevice
-    from pymm.problem import Problem, dtype_name
-    from pymm.select import select
+    from pymm.backends.base import CompileFailed, LaunchFailed, NoDevice
+    from pymm.explanation import explain
     from pymm.shapes import parse_shapes
 
     parser = _parser("explain", "Says what a product would run with, and why.")
@@ -141,46 +140,19 @@ def explain(arguments: list[str]) -> int:
     parser.add_argument("--kernel", help="name or number of a kernel")
     options = parser.parse_args(arguments)
     trans_a, trans_b = (letter == "T" for letter in options.layout)
-    told = []
+    more = {"dtype": options.dtype, "kernel": options.kernel, "device": options.device}
     try:
-        backend, environment = _open(options.device)
-        for m, n, k in parse_shapes(options.shapes):
-            problem = Problem(m, n, k, dtype_name(options.dtype), trans_a, trans_b)
-            where = cache.config_directory()
-            choice = select(problem, backend.device, where, environment, options.kernel)
-            told.append(_facts(problem, choice, backend.device))
+        for number, (m, n, k) in enumerate(parse_shapes(options.shapes)):
+            a, b = (k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n)
+            told = explain(a, b, trans_a=trans_a, trans_b=trans_b, **more)
+            print(f"\n{told}" if number else told)
     except (NoDevice, ValueError, TypeError, NotImplementedError) as error:
         print(f"pymm explain: {error}", file=sys.stderr)
         return 1
-    if options.json:
-        print(json.dumps(told, indent=2))
-    else:
-        print("\n\n".join("\n".join(f"{k:<14} {v}" for k, v in facts.items()) for facts in told))
+    except (CompileFailed, LaunchFailed) as error:
+        print(f"pymm explain: the kernel cannot be made here: {error}", file=sys.stderr)
+        return 1
     return 0
-
-
-def _facts(problem, choice, device) -> dict[str, str]:
-    """What `explain` tells about one choice."""
-    config, kernel = choice.config, choice.config.kernel
-    valid, rejected = kernel.configs(problem, device)
-    facts = {
-        "problem": problem.slug,
-        "device": device.name,
-        "kernel": f"{kernel.number:02d} {kernel.name}: {kernel.title}",
-        "configuration": config.slug,
-        "because": choice.reason,
-    }
-    if kernel.backend == "cuda":
-        grid, block = (kernel.grid(config, problem), kernel.block(config))
-        facts["grid"] = " x ".join(map(str, grid)) + " blocks"
-        facts["block"] = " x ".join(map(str, block)) + f" = {kernel.threads(config)} threads"
-        facts["shared memory"] = f"{kernel.shared_bytes(config, problem)} bytes in a block"
-        partial = "some tiles are partial: indices are checked"
-        facts["remainders"] = partial if kernel.guarded(config, problem) else "none"
-    facts["rules"] = f"{len(valid)} configurations of {kernel.name} may run"
-    for reason, count in rejected.most_common():
-        facts["rules"] += f"; {count} may not: {reason}"
-    return facts
 
 
 if __name__ == "__main__":

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import importlib.util
 import json
 import re
-import shutil
 import stat
 import subprocess
 import sys
@@ -18,6 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from pymm import backends, cache, installed
+from pymm.backends.base import NoDevice
+from pymm.backends.cpu_compiler import find_compiler
+from pymm.backends.cuda.nvcc import find_nvcc
 from pymm.device import Device
 from pymm.installed import BROKEN, LACKS, OK, Finding, version
 from pymm.problem import Problem
@@ -53,18 +54,18 @@ def examine() -> list[Finding]:
     checks = (installed.python, installed.numpy, installed.packages)
     for check in (*checks, _compiler, _driver, _nvcc, _pycuda, _directories):
         findings += _guarded(check)
-    devices = _devices()
-    findings += _guarded(lambda: _seen(devices))
-    findings += _guarded(lambda: _stored(devices))
-    findings += _guarded(lambda: _products(devices))
+    devices: list[tuple[Device, str]] = []
+    findings += _guarded(_devices, devices)
+    findings += _guarded(_stored, devices)
+    findings += _guarded(_products, devices)
     return findings
 
 
-def _guarded(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+def _guarded(check: Callable[..., Iterator[Finding]], *arguments: object) -> list[Finding]:
     try:
-        return list(check())
+        return list(check(*arguments))
     except Exception as error:  # the doctor is for machines on which anything may be wrong
-        name = getattr(check, "__name__", "check").strip("_<>")
+        name = check.__name__.strip("_")
         what = f"{type(error).__name__}: {error}"
         return [Finding(name, BROKEN, what, "a fault of pymm's: please report it")]
 
@@ -84,12 +85,12 @@ def _print(findings: list[Finding], works: bool) -> None:
 
 
 def _compiler() -> Iterator[Finding]:
-    for name in ("g++", "clang++", "c++"):
-        if path := shutil.which(name):
-            yield Finding("C++ compiler", OK, f"{path}, {_first_line(path, '--version')}")
-            return
-    hint = "apt install g++ (Debian, Ubuntu) or dnf install gcc-c++ (Fedora)"
-    yield Finding("C++ compiler", LACKS, "none: no CPU device, no simulator, no nvcc", hint)
+    try:
+        compiler = find_compiler(cache.cache_directory())
+        yield Finding("C++ compiler", OK, f"{compiler.path}, {compiler.version}")
+    except NoDevice as error:
+        hint = "apt install g++ (Debian, Ubuntu) or dnf install gcc-c++ (Fedora)"
+        yield Finding("C++ compiler", LACKS, f"no CPU device, simulator or nvcc: {error}", hint)
 
 
 def _driver() -> Iterator[Finding]:
@@ -123,35 +124,11 @@ _TOOLKIT = "make setup in a checkout, or: pip install 'pymm[cuda]'"
 
 
 def _nvcc() -> Iterator[Finding]:
-    path = _find_nvcc()
-    if not path:
-        yield Finding("nvcc", LACKS, "none: no CUDA device", _TOOLKIT)
-        return
-    output = _output(path, "--version")
-    match = re.search(r"release (\d+)\.(\d+)", output)
-    if not match:
-        yield Finding("nvcc", BROKEN, f"{path} does not run: {output[:80]}", _TOOLKIT)
-        return
-    release, driver = (int(match[1]), int(match[2])), _driver_version()
-    found = f"{path}, CUDA {match[1]}.{match[2]}"
-    if driver and release[0] > driver[0]:
-        hint = f"pip install 'cuda-toolkit[nvcc,cccl]=={driver[0]}.*', or update the driver"
-        yield Finding("nvcc", BROKEN, f"{found}, newer than the driver's CUDA {driver[0]}", hint)
-    else:
-        yield Finding("nvcc", OK, found)
-
-
-def _find_nvcc() -> str | None:
-    if path := shutil.which("nvcc"):
-        return path
-    usual = Path("/usr/local/cuda/bin/nvcc")
-    if usual.exists():
-        return str(usual)
     try:
-        pathfinder = importlib.import_module("cuda.pathfinder")
-        return pathfinder.find_nvidia_binary_utility("nvcc")
-    except (ImportError, AttributeError):
-        return None
+        found = find_nvcc(_driver_version())
+        yield Finding("nvcc", OK, f"{found.path}, {found.version}")
+    except NoDevice as error:
+        yield Finding("nvcc", LACKS, str(error), _TOOLKIT)
 
 
 def _pycuda() -> Iterator[Finding]:
@@ -174,10 +151,6 @@ def _output(*command: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return done.stdout or done.stderr
-
-
-def _first_line(*command: str) -> str:
-    return _output(*command).partition("\n")[0].strip()
 
 
 # Directories and stored configurations
@@ -218,32 +191,28 @@ def _stored(devices: list[tuple[Device, str]]) -> Iterator[Finding]:
 # Devices and products
 
 
-def _devices() -> list[tuple[Device, str]]:
-    """The devices at hand and the toolchain of each."""
-    found = []
+def _devices(found: list[tuple[Device, str]]) -> Iterator[Finding]:
+    """Puts the devices at hand and their toolchains into `found`."""
     for device in backends.available_devices():
-        try:
-            toolchain = backends.open_device(_spec(device), cache.cache_directory()).toolchain
-        except Exception as error:  # told by the product, which runs in a process of its own
-            toolchain = f"none ({error})"
+        toolchain = backends.open_device(_spec(device), cache.cache_directory()).toolchain
         found.append((device, toolchain))
-    return found
+        if device.kind == "cpu":
+            words = f"vectors of {device.vector_bytes} bytes"
+        else:
+            memory = device.memory_bytes / 2**30
+            words = f"{device.arch}, {device.sms} multiprocessors, {memory:.0f} GiB"
+        if device.kind == "simulator":
+            words += "; PYMM_SIMULATOR is set: CUDA kernels run on the CPU, times mean nothing"
+        yield Finding(_spec(device), OK, f"{device.name}, {words}; {toolchain}")
+    for spec in {"cuda", "cpu"} - {_spec(device).partition(":")[0] for device, _ in found}:
+        try:
+            backends.open_device(spec, cache.cache_directory())
+        except NoDevice as error:
+            yield Finding(spec, LACKS, str(error), "see the lines above")
 
 
 def _spec(device: Device) -> str:
     return "cpu" if device.kind == "cpu" else f"cuda:{device.index}"
-
-
-def _seen(devices: list[tuple[Device, str]]) -> Iterator[Finding]:
-    for device, toolchain in devices:
-        if device.kind == "cpu":
-            words = f"{device.sms} cores, vectors of {device.vector_bytes} bytes"
-        else:
-            memory = device.memory_bytes / 2**30
-            words = f"{device.arch}, {device.sms} multiprocessors, {memory:.0f} GiB"
-        yield Finding(_spec(device), OK, f"{device.name}, {words}; {toolchain}")
-    if not any(device.kind != "cpu" for device, _ in devices):
-        yield Finding("cuda", LACKS, "no NVIDIA GPU that can be used", "see the lines above")
 
 
 def _products(devices: list[tuple[Device, str]]) -> Iterator[Finding]:

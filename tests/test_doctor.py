@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from pymm import backends, cache, doctor
+from pymm.backends.base import NoDevice
 from pymm.device import Device
 
 
@@ -20,6 +22,10 @@ def directories(tmp_path, monkeypatch):
         monkeypatch.setattr(cache, f"{name}_directory", lambda folder=folder: folder)
         monkeypatch.setenv(f"PYMM_{name.upper()}_DIR", str(folder))
     return tmp_path
+
+
+def no_compiler(directory):
+    raise NoDevice("none is on the path")
 
 
 def by_topic(findings):
@@ -46,8 +52,8 @@ def test_json_and_exit_code_without_a_device(directories, monkeypatch, capsys):
 
 
 def test_what_is_missing_comes_with_the_line_that_mends_it(directories, monkeypatch, capsys):
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
-    monkeypatch.setattr(doctor, "_find_nvcc", lambda: None)
+    monkeypatch.setattr(doctor, "find_compiler", no_compiler)
+    monkeypatch.setattr(doctor, "find_nvcc", no_compiler)
     monkeypatch.setattr(doctor, "_driver_version", lambda: None)
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(doctor, "_products", lambda devices: iter(()))
@@ -61,23 +67,17 @@ def test_what_is_missing_comes_with_the_line_that_mends_it(directories, monkeypa
     assert text.endswith("No device here can multiply.\n")
 
 
-@pytest.mark.parametrize(
-    ("output", "driver", "state", "words"),
-    [
-        ("Cuda compilation tools, release 13.0, V13.0.88", (13, 0), "ok", "CUDA 13.0"),
-        ("Cuda compilation tools, release 13.0, V13.0.88", None, "ok", "CUDA 13.0"),
-        ("Cuda compilation tools, release 12.4, V12.4.1", (13, 0), "ok", "CUDA 12.4"),
-        ("release 13.0,", (12, 8), "broken", "newer than the driver's CUDA 12"),
-        ("cannot execute", (12, 8), "broken", "does not run: cannot execute"),
-    ],
-)
-def test_nvcc_is_held_against_the_driver(monkeypatch, output, driver, state, words):
-    monkeypatch.setattr(doctor, "_find_nvcc", lambda: "/opt/nvcc")
-    monkeypatch.setattr(doctor, "_output", lambda *command: output)
-    monkeypatch.setattr(doctor, "_driver_version", lambda: driver)
+def test_the_drivers_version_goes_to_the_search_for_nvcc(monkeypatch):
+    monkeypatch.setattr(doctor, "_output", lambda *command: "CUDA 12 8\n")
+    monkeypatch.setattr(doctor, "find_nvcc", lambda driver: no_compiler(driver))
     (finding,) = doctor._nvcc()
-    assert finding.state == state and words in finding.found
-    assert finding.remedy or state == "ok"
+    assert finding.state == "lacks" and "none is on the path" in finding.found
+    asked = []
+    found = SimpleNamespace(path="/opt/nvcc", version="nvcc 12.4.1")
+    monkeypatch.setattr(doctor, "find_nvcc", lambda driver: asked.append(driver) or found)
+    (finding,) = doctor._nvcc()
+    assert (finding.state, finding.found) == ("ok", "/opt/nvcc, nvcc 12.4.1")
+    assert asked == [(12, 8)]
 
 
 def test_directories_that_others_may_write_are_named(directories):

@@ -13,7 +13,7 @@ import pytest
 
 import pymm
 from pymm import __main__ as door
-from pymm import backends, cache, store
+from pymm import backends, cache, explanation, store
 from pymm.backends.base import NoDevice
 from pymm.device import Device
 from pymm.kernels import find_kernel
@@ -110,29 +110,29 @@ def test_configs_of_an_untuned_device_say_how_to_tune(gpu, monkeypatch, tmp_path
     assert "Nothing is tuned for Test GPU 9 yet: python -m pymm.tune" in capsys.readouterr().out
 
 
-def test_explain(gpu, capsys):
-    assert door.main(["explain", "1000", "1024x1024x512", "--layout", "TN"]) == 0
-    odd, even = capsys.readouterr().out.split("\n\n")
-    assert "f32-TN-1000x1000x1000" in odd and "some tiles are partial" in odd
-    assert "nearest tuned problem 1024x1024x1024 on this GPU, of layout NN" in odd
-    assert "transposed_a-MB128-NB64-KB16-TA4-TB4" in odd
-    assert "16 x 8 x 1 blocks" in even and "16 x 32 x 1 = 512 threads" in even
-    assert "remainders     none" in even
-    assert "may not: a block has at most the device's threads" in even
-    assert door.main(["explain", "64", "--dtype", "float64", "--kernel", "1", "--json"]) == 0
-    (facts,) = json.loads(capsys.readouterr().out)
-    assert facts["configuration"] == "coalesced-MB32-NB32"
-    assert facts["because"].startswith("default of coalesced: nothing tuned for f64")
+def test_explain_is_the_librarys(monkeypatch, capsys):
+    asked = []
+    told = lambda *shapes, **more: asked.append((shapes, more)) or "because"  # noqa: E731
+    monkeypatch.setattr(explanation, "explain", told)
+    assert door.main(["explain", "4", "2x3x5", "--layout", "TN", "--kernel", "1"]) == 0
+    assert capsys.readouterr().out == "because\n\nbecause\n"
+    more = {"trans_a": True, "trans_b": False, "dtype": "f32", "kernel": "1", "device": None}
+    assert asked == [(((4, 4), (4, 4)), more), (((5, 2), (5, 3)), more)]
+
+
+def test_explain_on_this_cpu(capsys):
+    assert door.main(["explain", "100x90x7", "--dtype", "f64", "--device", "cpu:1"]) == 0
+    text = capsys.readouterr().out
+    assert "f64-NN-100x90x7" in text and "default of blocked: nothing tuned for f64" in text
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["explain", "12x13"], "'12x13' has 2 extents"),
-        (["explain", "64", "--kernel", "best"], "no kernel 'best'"),
-        (["explain", "64", "--dtype", "int8"], "dtype int8 is none of float32"),
+        (["explain", "64", "--kernel", "best", "--device", "cpu:1"], "no kernel 'best'"),
+        (["explain", "64", "--dtype", "int8"], "int8"),
         (["explain", "64", "--dtype", "nonsense"], "nonsense"),
-        (["explain", "64", "--device", "cuda:7"], "no GPU number 7"),
         (["configs", "--device", "cuda:7"], "no GPU number 7"),
     ],
 )
