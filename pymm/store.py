@@ -110,7 +110,8 @@ def put(records: Iterable[Record], device: Device, directory: Path) -> Path:
     A record replaces the one with the same problem, kernel, driver and compiler. Many processes may
     do this at once; one that dies leaves the old file or the new one. Raises `ValueError` for a
     record that `device` could not run and for a simulated device, and `StoreError` for a file that
-    cannot be read or is another device's: it is left as it is.
+    cannot be read or is another device's: it is left as it is. Without records it checks that and
+    writes nothing, so that a tuner need not learn it at the end.
     """
     records = list(records)
     _refuse_useless(records, device)
@@ -121,6 +122,8 @@ def put(records: Iterable[Record], device: Device, directory: Path) -> Path:
         if table and table.device != facts:
             was, now = device_words(table.device), device_words(facts)
             raise StoreError(f"{path} belongs to {was}; this device is {now}; {_MEND}")
+        if not records:
+            return path
         merged = {record.key: record for record in (*(table.records if table else ()), *records)}
         text = render_table(Table(facts, tuple(merged.values())))
         if len(text.encode()) > MAX_BYTES:

@@ -97,6 +97,14 @@ def test_a_cpu_file_holds_cpu_kernels(tmp_path):
     assert tuned in store.load(CPU, tmp_path)
 
 
+def test_putting_nothing_only_checks(tmp_path):
+    assert not store.put([], GPU, tmp_path).exists()
+    path = store.put([record()], GPU, tmp_path)
+    before = path.stat()
+    store.put([], GPU, tmp_path)
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+
+
 def test_nothing_is_stored_of_a_simulator_or_of_what_cannot_run(tmp_path):
     with pytest.raises(ValueError, match="simulator"):
         store.put([record()], replace(GPU, kind="simulator"), tmp_path)

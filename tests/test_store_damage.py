@@ -57,7 +57,12 @@ def test_damage_is_named_and_never_overwritten(tmp_path, name):
     text, words = DAMAGE[name]
     path = tmp_path / "test-gpu-9.yaml"
     path.write_text(text)
-    for action in (lambda: store.load(GPU, tmp_path), lambda: store.put([record()], GPU, tmp_path)):
+    actions = (
+        lambda: store.load(GPU, tmp_path),
+        lambda: store.put([], GPU, tmp_path),
+        lambda: store.put([record()], GPU, tmp_path),
+    )
+    for action in actions:
         with pytest.raises(StoreError, match=words) as caught:
             action()
         message = str(caught.value)
