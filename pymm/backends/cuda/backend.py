@@ -1,0 +1,226 @@
+"""The GPU through PyCUDA: memory, kernels, order, time."""
+
+from __future__ import annotations
+
+import numbers
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pycuda.driver as drv
+
+from pymm.backends.base import Backend, Buffer
+from pymm.backends.cuda.compiler import CudaCompiler
+from pymm.backends.cuda.context import Contexts, Held, failure, working
+from pymm.backends.cuda.copies import HostCopies
+from pymm.backends.cuda.driver import Driver, DriverError
+from pymm.backends.cuda.executable import CudaExecutable
+from pymm.backends.telemetry import read_telemetry
+from pymm.device import Device
+from pymm.source import Source
+
+#: Rows start on a boundary of this many bytes: four sectors, and the line of the caches.
+ROW_ALIGNMENT = 128
+
+#: Least bytes that are written to flush the L2 cache: also what keeps the device busy while
+#: the host queues the next launch, so that its time does not count.
+LEAST_FLUSH = 64 * 2**20
+
+
+class CudaBuffer(Buffer):
+    """Device memory in the context that was current for this thread when it was allocated."""
+
+    def __init__(self, context: drv.Context, nbytes: int) -> None:
+        with working(context, f"{nbytes} bytes of device memory asked for"):
+            memory = drv.mem_alloc(max(nbytes, 1))
+        self._held = Held(context, memory=memory)
+        self._context = context
+        self.nbytes = nbytes
+        self.address = int(memory)
+
+    def write(self, array: np.ndarray) -> None:
+        if array.nbytes > self.nbytes:
+            raise ValueError(f"{array.nbytes} bytes do not fit a buffer of {self.nbytes}")
+        if array.nbytes:
+            with working(self._context, f"copying {array.nbytes} bytes to the device"):
+                drv.memcpy_htod(self.address, array)
+
+    def read(self, array: np.ndarray, offset: int = 0) -> None:
+        if offset < 0 or offset + array.nbytes > self.nbytes:
+            raise ValueError(
+                f"{array.nbytes} bytes from {offset} on are not in a buffer of {self.nbytes}"
+            )
+        if array.nbytes:
+            with working(self._context, f"copying {array.nbytes} bytes from the device"):
+                drv.memcpy_dtoh(array, self.address + offset)
+
+    def fill(self, byte: int) -> None:
+        if self.nbytes:
+            with working(self._context, f"filling {self.nbytes} bytes"):
+                drv.memset_d8(self.address, byte, self.nbytes)
+
+
+class CudaBackend(Backend):
+    """One GPU, or the simulator. Makes no context before something needs one."""
+
+    def __init__(self, gpu: drv.Device, device: Device, compiler: CudaCompiler) -> None:
+        self.device = device
+        self.compiler = compiler
+        self._bus_id = gpu.pci_bus_id()
+        self._contexts = Contexts(gpu)
+        self._driver = Driver()
+        self._copies: dict[int, HostCopies] = {}
+        self._lock = threading.Lock()
+        limit = drv.device_attribute
+        self._most_blocks = tuple(
+            gpu.get_attribute(axis)
+            for axis in (limit.MAX_GRID_DIM_X, limit.MAX_GRID_DIM_Y, limit.MAX_GRID_DIM_Z)
+        )
+
+    def load(self, source: Source) -> CudaExecutable:
+        return CudaExecutable(
+            source, self.compiler, self._contexts, self._driver, self._most_blocks
+        )
+
+    # Memory
+
+    def allocate(self, nbytes: int) -> CudaBuffer:
+        return CudaBuffer(self._contexts.current(), nbytes)
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+        from pycuda.gpuarray import GPUArray
+
+        nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        buffer = self.allocate(nbytes) if nbytes else None
+        with working(self._contexts.current(), f"making an array of {nbytes} bytes"):
+            if buffer is None:
+                return GPUArray(shape, dtype)
+            return GPUArray(shape, dtype, gpudata=buffer.address, base=buffer)
+
+    def is_own(self, array: Any) -> bool:
+        module = sys.modules.get("pycuda.gpuarray")
+        return module is not None and isinstance(array, module.GPUArray)
+
+    def row_pitch(self, row_bytes: int) -> int:
+        return -(-row_bytes // ROW_ALIGNMENT) * ROW_ALIGNMENT
+
+    def copy_in(
+        self,
+        array: np.ndarray,
+        address: int,
+        pitch: int,
+        transfer: str = "pageable",
+        stream: Any = None,
+    ) -> None:
+        self._copy(array, address, pitch, transfer, stream, True)
+
+    def copy_out(
+        self,
+        address: int,
+        pitch: int,
+        array: np.ndarray,
+        transfer: str = "pageable",
+        stream: Any = None,
+    ) -> None:
+        self._copy(array, address, pitch, transfer, stream, False)
+
+    def _copy(
+        self,
+        array: np.ndarray,
+        address: int,
+        pitch: int,
+        transfer: str,
+        stream: Any,
+        into_device: bool,
+    ) -> None:
+        context = self._contexts.current()
+        doing = f"copying {array.nbytes} bytes ({transfer})"
+        with working(context, doing):
+            with self._lock:
+                copies = self._copies.get(context.handle)
+                if copies is None:
+                    copies = self._copies[context.handle] = HostCopies(context, self._driver)
+            handle = self._handle(stream)
+            try:
+                copies.copy(array, address, pitch, transfer, handle, into_device)
+            except DriverError as error:
+                raise failure(context, error, doing) from error
+
+    # Order
+
+    def stream(self, stream: Any) -> drv.Stream | int | None:
+        if stream is None or isinstance(stream, drv.Stream):
+            return stream
+        if isinstance(stream, numbers.Integral) and not isinstance(stream, bool):
+            return None if stream in (0, 1) else int(stream)  # 0 and 1: the default stream
+        protocol = getattr(stream, "__cuda_stream__", None)
+        if protocol is not None:
+            return self.stream((protocol() if callable(protocol) else protocol)[1])
+        for name in ("cuda_stream", "ptr"):
+            handle = getattr(stream, name, None)
+            if isinstance(handle, numbers.Integral):
+                return self.stream(handle)
+        raise TypeError(
+            f"{type(stream).__name__} is no stream: pass None, a PyCUDA Stream, an integer "
+            "handle, or an object with __cuda_stream__ (PyTorch, CuPy)"
+        )
+
+    def _handle(self, stream: Any) -> int:
+        known = self.stream(stream)
+        return 0 if known is None else known if isinstance(known, int) else known.handle
+
+    def order(self, before: Any, after: Any) -> None:
+        first, second = self._handle(before), self._handle(after)
+        if first != second:
+            self._drive("ordering two streams", lambda: self._driver.order(first, second))
+
+    def synchronize(self, stream: Any = None) -> None:
+        doing = "waiting for the device"
+        if stream is None:
+            with working(self._contexts.current(), doing):
+                drv.Context.synchronize()
+        else:
+            handle = self._handle(stream)
+            self._drive(doing, lambda: self._driver.synchronize(handle))
+
+    def _drive(self, doing: str, action: Callable[[], None]) -> None:
+        context = self._contexts.current()
+        with working(context, doing):
+            try:
+                action()
+            except DriverError as error:
+                raise failure(context, error, doing) from error
+
+    # Measurement
+
+    def time(self, calls: Sequence[Callable[[], None]], flush: bool = True) -> list[float]:
+        """With CUDA events. The device is given something to write first (with `flush`: before
+        each call), so that it is still busy when the next launch is queued: what is between
+        the two events is then the kernel alone, and the clock is not that of an idle device.
+        """
+        if not calls:
+            return []
+        context = self._contexts.current()
+        size = 2 * self.device.l2_bytes
+        if self.device.kind != "simulator":
+            size = max(size, LEAST_FLUSH)
+        trash = self.allocate(size)
+        with working(context, "timing"):
+            starts = [drv.Event() for _ in calls]
+            ends = [drv.Event() for _ in calls]
+            if not flush:
+                for _ in range(min(len(calls), 64)):
+                    drv.memset_d8(trash.address, 0, size)
+            for start, call, end in zip(starts, calls, ends, strict=True):
+                if flush:
+                    drv.memset_d8(trash.address, 0, size)
+                start.record()
+                call()
+                end.record()
+            drv.Context.synchronize()
+            return [start.time_till(end) * 1e-3 for start, end in zip(starts, ends, strict=True)]
+
+    def telemetry(self) -> Mapping[str, float | str]:
+        return {} if self.device.kind == "simulator" else read_telemetry(self._bus_id)

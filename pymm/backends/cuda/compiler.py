@@ -1,0 +1,111 @@
+"""Kernel text to cubin, through PyCUDA's own compiler, into a cache that is safe to share."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from pymm.backends.base import CompileFailed, Compiler
+from pymm.backends.binaries import key_of, obtain
+from pymm.source import Source
+
+#: -w, because PyCUDA turns every remark of the compiler into a Python warning. -lineinfo costs
+#: nothing at run time and lets profilers and compute-sanitizer name lines of the kernel files.
+OPTIONS = ("-O3", "-std=c++17", "-lineinfo", "-w")
+
+#: nvcc takes these from the environment, and PyCUDA's own key of a binary does not know of them.
+_AMBIENT = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN")
+
+
+def import_pycuda(simulator: bool) -> ModuleType:
+    """`pycuda.driver`, over the simulator if asked. Opens no device. Raises `ImportError`, and
+    `RuntimeError` where the simulator cannot be had.
+    """
+    if simulator:
+        import pymm.simulator
+
+        pymm.simulator.activate()
+    import pycuda.driver
+
+    return pycuda.driver
+
+
+@dataclass(frozen=True)
+class CudaCompiler(Compiler):
+    """nvcc at `nvcc` for one target architecture; the same in every process."""
+
+    nvcc: str
+    version: str
+    arch: str
+    cache: Path
+    simulator: bool = False
+
+    @property
+    def toolchain(self) -> str:
+        return self.version
+
+    def folder(self, source: Source) -> Path:
+        """The folder of a source's cubin. `SourceModule` is given it as its cache, and finds there
+        the one file that it looks for.
+
+        Its name covers what decides the binary, the environment included.
+        """
+        ambient = [f"{name}={os.environ.get(name, '')}" for name in _AMBIENT]
+        key = key_of(source.text, self.nvcc, self.version, self.arch, *OPTIONS, *ambient)
+        return self.cache / "cuda" / key
+
+    def arguments(self, folder: Path) -> dict:
+        """What `SourceModule` and `compile` get besides the text: the same, so that one finds what
+        the other left.
+        """
+        return dict(
+            nvcc=self.nvcc,
+            options=list(OPTIONS),
+            no_extern_c=True,
+            arch=self.arch,
+            cache_dir=str(folder),
+        )
+
+    def build(self, source: Source) -> Path:
+        return obtain(self.folder(source), lambda place: self._compile(source, place))
+
+    def _compile(self, source: Source, place: Path) -> Path:
+        """Compile in the private directory `place`. PyCUDA writes its cache without a rename and
+        without a check, so nobody else may see the directory until it is complete.
+        """
+        driver = import_pycuda(self.simulator)
+        from pycuda.compiler import compile
+
+        try:
+            binary = compile(source.text, **self.arguments(place))
+        except driver.CompileError as error:
+            _remove_leftovers(error.msg)
+            raise CompileFailed(_message(source, self, error)) from error
+        except OSError as error:
+            raise CompileFailed(f"{self.nvcc} does not run: {error}") from error
+        kept = next(place.glob("*.cubin"), None)
+        if kept is None:  # PYCUDA_DISABLE_CACHE: PyCUDA will compile again at every load
+            kept = place / "kernel.cubin"
+            kept.write_bytes(binary)
+        return kept
+
+
+def _message(source: Source, compiler: CudaCompiler, error: Exception) -> str:
+    words = "\n".join(_text(stream).strip() for stream in (error.stderr, error.stdout) if stream)
+    return f"{compiler.version} for {compiler.arch} refused {source.config.slug}:\n{words}".rstrip()
+
+
+def _text(output: str | bytes) -> str:
+    """PyCUDA gives the preprocessor's words as bytes and the compiler's as str."""
+    return output.decode("utf-8", "replace") if isinstance(output, bytes) else output
+
+
+def _remove_leftovers(message: str) -> None:
+    """Remove the temporary directory that PyCUDA leaves behind when a compilation fails."""
+    found = re.search(r"of (\S.*?)[/\\]kernel\.cu failed", message)
+    if found and os.path.basename(found[1]).startswith("tmp"):
+        shutil.rmtree(found[1], ignore_errors=True)
