@@ -24,7 +24,7 @@ FLAGS = [
     "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=fast",
     # Only loads and stores that the text asks for, each of them checked:
     "-fno-tree-vectorize", "-fno-tree-loop-distribute-patterns", "-fno-hoist-adjacent-loads",
-    "-fsanitize=kernel-address", "-fasan-shadow-offset=0x7fff8000",
+    "-fsanitize=kernel-address,alignment", "-fasan-shadow-offset=0x7fff8000",
     "--param", "asan-stack=0", "--param", "asan-globals=0",
     "--param", "asan-instrumentation-with-call-threshold=2000000000",
 ]  # fmt: skip

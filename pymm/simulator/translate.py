@@ -105,11 +105,32 @@ class Translation:
                                        "with a plain C++ twin under #ifdef PYMM_SIMULATOR")
 
     def _unroll(self) -> None:
-        # Full unrolling as nvcc does it would make g++ slow; 8 keeps a register tile in registers.
+        # nvcc unrolls fully, which would make g++ slow. 8 times keeps a register tile in registers,
+        # and the loop around a loop around a loop gains nothing more.
         for m in re.finditer(r"^[ \t]*#[ \t]*pragma[ \t]+unroll\b[ \t]*\(?(\w*)[^\n]*", self.text,
                              re.MULTILINE):
             wanted = int(m[1]) if m[1].isdigit() else 8
+            if self._statement(m.end())[1] > 2:
+                wanted = 1
             self.edits.append((*m.span(), f"#pragma GCC unroll {min(max(wanted, 1), 8)}"))
+
+    def _statement(self, at: int) -> tuple[int, int]:
+        """End of the statement at `at`, and how deep its loops are nested."""
+        head = re.compile(r"\s*(for|while|if|else|do)?\b(\s*constexpr\b)?\s*").match(self.code, at)
+        begin = head.end() if head else at
+        if head and head[1]:
+            opened = self.code[begin:begin + 1] == "(" and head[1] not in ("else", "do")
+            after = _match(self.code, begin) + 1 if opened else begin
+            end, depth = self._statement(after)
+            return end, depth + (head[1] in ("for", "while", "do"))
+        begin += len(self.code[begin:]) - len(self.code[begin:].lstrip())
+        if self.code[begin:begin + 1] != "{":
+            return self.code.find(";", begin) + 1, 0
+        closing, depth, inner = _match(self.code, begin), 0, begin + 1
+        while loop := re.compile(r"\b(for|while)\b").search(self.code, inner, closing):
+            inner, found = self._statement(loop.start())
+            depth = max(depth, found)
+        return closing + 1, depth
 
     # --- __global__ ---------------------------------------------------------------------------
 

@@ -37,6 +37,22 @@ PYMM_SIM_REPORT_N(store)
 #undef PYMM_SIM_REPORT
 #undef PYMM_SIM_REPORT_N
 
+// What g++ calls when an address is no multiple of its type's alignment (-fsanitize=alignment).
+struct PymmSimMismatch {
+    const char* file;
+    unsigned line, column;
+    const struct { std::uint16_t kind, info; char name[1]; }* type;
+    unsigned char log_alignment, access;
+};
+extern "C" PYMM_SIM_UNCHECKED void __ubsan_handle_type_mismatch_v1(const PymmSimMismatch* found,
+                                                                   std::uintptr_t address) {
+    char text[200];
+    snprintf(text, sizeof text, "accesses %.80s at 0x%llx, which is no multiple of %d",
+             found->type->name, static_cast<unsigned long long>(address),
+             1 << found->log_alignment);
+    pymm_sim::self().calls->fail(pymm_sim::misaligned_address, __builtin_return_address(0), text);
+}
+
 // Hooks around the constructors of a module's own tables.
 extern "C" PYMM_SIM_UNCHECKED void __asan_before_dynamic_init(const char*) {}
 extern "C" PYMM_SIM_UNCHECKED void __asan_after_dynamic_init() {}

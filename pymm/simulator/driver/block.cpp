@@ -230,7 +230,6 @@ Worker* new_worker() {
     w->stacks = reinterpret_cast<char*>(begin);
     allow(w->stacks, bytes);
     allow(&calls, sizeof calls);
-    for (unsigned i = 0; i < device::max_threads; i++) mprotect(w->stack(i), 4096, PROT_NONE);
     w->fibers.resize(device::max_threads);
     w->order.resize(device::max_threads);
     return w;
@@ -239,6 +238,7 @@ Worker* new_worker() {
 void run_blocks(Worker& w, Launch& launch) {
     w.launch = &launch;
     w.threads = launch.block.x * launch.block.y * launch.block.z;
+    for (; w.guarded < w.threads; w.guarded++) mprotect(w.stack(w.guarded), 4096, PROT_NONE);
     lay_out_shared(w);
     std::uint64_t blocks = std::uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
     this_worker = &w;

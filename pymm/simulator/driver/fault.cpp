@@ -56,7 +56,8 @@ std::string beside(Worker& w, std::uintptr_t address) {
         return "no device memory is near (a host pointer, or a wild one)";
     if (address < closest->begin)
         return bytes(closest->begin - address) + " before the start of " + describe(*closest);
-    return bytes(address - closest->end()) + " past the end of " + describe(*closest);
+    std::uintptr_t past = address - closest->end();
+    return (past ? bytes(past) : "right") + " past the end of " + describe(*closest);
 }
 
 void outside(Worker& w, const char* verb, std::uintptr_t address, std::size_t size,

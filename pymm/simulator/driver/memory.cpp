@@ -39,25 +39,28 @@ std::uint8_t* shadow(std::uintptr_t address) {
 
 std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
 
+// Opens memory, and the shadow of it and of a forbidden span on either side.
 bool open_pages(std::uintptr_t begin, std::size_t bytes) {
     std::size_t whole = round_up(bytes, span);
-    return mprotect(reinterpret_cast<void*>(begin), whole, PROT_READ | PROT_WRITE) == 0 &&
-           mprotect(shadow(begin), whole / 8, PROT_READ | PROT_WRITE) == 0;
+    bool ok = mprotect(reinterpret_cast<void*>(begin), whole, PROT_READ | PROT_WRITE) == 0 &&
+              mprotect(shadow(begin - span), (whole + 2 * span) / 8, PROT_READ | PROT_WRITE) == 0;
+    if (ok) forbid(begin - span, whole + 2 * span);
+    return ok;
 }
 
 void close_pages(std::uintptr_t begin, std::size_t bytes) {
     std::size_t whole = round_up(bytes, span);
-    void* pages[] = {reinterpret_cast<void*>(begin), shadow(begin)};
-    std::size_t sizes[] = {whole, whole / 8};
+    void* pages[] = {reinterpret_cast<void*>(begin), shadow(begin - span)};
+    std::size_t sizes[] = {whole, (whole + 2 * span) / 8};
     for (int i = 0; i < 2; i++) {
         madvise(pages[i], sizes[i], MADV_DONTNEED);
         mprotect(pages[i], sizes[i], PROT_NONE);
     }
 }
 
-// A stretch of the arena with a gap of one span behind it; 0 when none is left.
+// A stretch of the arena with a span to spare on either side; 0 when none is left.
 std::uintptr_t take(std::size_t bytes) {
-    std::size_t wanted = round_up(bytes, span) + span;
+    std::size_t wanted = round_up(bytes, span) + 2 * span;
     auto hole = holes.lower_bound(cursor);
     for (std::size_t tried = 0; tried <= holes.size(); tried++, ++hole) {
         if (hole == holes.end()) hole = holes.begin();
@@ -67,13 +70,14 @@ std::uintptr_t take(std::size_t bytes) {
         holes.erase(hole);
         if (size > wanted) holes[begin + wanted] = size - wanted;
         cursor = begin + wanted;
-        return begin;
+        return begin + span;
     }
     return 0;
 }
 
 void give(std::uintptr_t begin, std::size_t bytes) {
-    std::size_t size = round_up(bytes, span) + span;
+    std::size_t size = round_up(bytes, span) + 2 * span;
+    begin -= span;
     auto next = holes.lower_bound(begin);
     if (next != holes.end() && next->first == begin + size) {
         size += next->second;
@@ -167,7 +171,6 @@ Region* allocate(std::size_t bytes, Space space) {
         return nullptr;
     }
     used += charge;
-    forbid(begin, round_up(bytes, span));
     auto region = std::unique_ptr<Region>(new Region{0, 0, space, ++serials, {nullptr, std::free},
                                                      nullptr});
     make_region(*region, begin, bytes, space);
@@ -217,7 +220,6 @@ void* reserve_window(std::size_t bytes) {
 void commit_window(void* begin, std::size_t bytes) {
     auto address = reinterpret_cast<std::uintptr_t>(begin);
     if (!open_pages(address, bytes)) std::abort();
-    forbid(address, round_up(bytes, span));
 }
 
 void forbid(std::uintptr_t begin, std::size_t bytes) {

@@ -33,6 +33,7 @@ struct Fiber {
 
 struct Worker {
     char* stacks = nullptr;
+    unsigned guarded = 0;                    // stacks that end in a forbidden page
     std::uintptr_t shared_begin = 0;
     std::vector<Region> shared;              // static variables in module order, then dynamic
     std::vector<void*> addresses;            // of the static variables
