@@ -9,17 +9,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from pymm import backends, cache, doctor
+from pymm import backends, doctor
 from pymm.backends.base import NoDevice
 from pymm.device import Device
 
 
 @pytest.fixture
 def directories(tmp_path, monkeypatch):
-    for name in ("cache", "config", "state"):
+    """Configurations and studies of the test's own; binaries are shared, they cost seconds."""
+    for name in ("config", "state"):
         folder = tmp_path / name
         folder.mkdir(mode=0o700)
-        monkeypatch.setattr(cache, f"{name}_directory", lambda folder=folder: folder)
         monkeypatch.setenv(f"PYMM_{name.upper()}_DIR", str(folder))
     return tmp_path
 
