@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 import subprocess
 import sys
@@ -28,6 +29,9 @@ MODULES = [path for path in PYTHON if PACKAGE in path.parents]
 KERNELS = [path for path in FILES if path.parent.name in ("cpu_src", "cuda_src", "common")]
 KERNELS = [path for path in KERNELS if path.suffix != ".py"]
 DOCUMENTS = [path for path in sorted(ROOT.glob("*.md")) if path.name != "CHANGELOG.md"]
+
+#: Folders that the stairs name as one room.
+FOLDED = ("backends.cuda", "simulator")
 
 #: What may be imported only in some places: elsewhere everything runs and is tested without it.
 PLACES = {
@@ -56,11 +60,10 @@ def stairs() -> list[str]:
 
 
 def name_of(path: Path) -> str:
-    """`backends.cuda` for pymm/backends/cuda.py; the simulator is one room."""
+    """`backends.cpu` for pymm/backends/cpu.py; a folder of FOLDED is one room."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
-    if parts[0] == "simulator":
-        return "simulator"
-    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+    name = ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+    return next((room for room in FOLDED if name.startswith(room)), name)
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -99,6 +102,16 @@ def test_imports_only_what_stands_before(path):
     assert own in order, f"the stairs in DESIGN.md do not name {own}"
     above = rooms(path, order) - set(order[: order.index(own)]) - {own}
     assert not above, f"{relative(path)} imports {', '.join(sorted(above))}, which stands above it"
+
+
+def test_no_import_cycles():
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in MODULES}
+    names = {name.removesuffix(".__init__"): path for name, path in names.items()}
+    graph = {name: set(imports(path)) & set(names) - {name} for name, path in names.items()}
+    graph = {name: found - {"pymm"} for name, found in graph.items()}  # imported before them all
+    for name, found in graph.items():  # and a folder before its modules
+        found -= {other for other in names if name.startswith(f"{other}.")}
+    graphlib.TopologicalSorter(graph).prepare()
 
 
 def uses(path: Path) -> set[str]:

@@ -100,7 +100,8 @@ def test_changed_needs_and_a_lost_interpreter_make_it_anew(script, made, tmp_pat
 
 def test_the_key_knows_the_checkout_and_its_needs(script, tmp_path, monkeypatch):
     key = script.environment_key()
-    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    for name in ("pyproject.toml", "setup.py"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
     monkeypatch.setattr(script, "ROOT", tmp_path)
     moved = script.environment_key()
     (tmp_path / "pyproject.toml").write_text("[project]\n")

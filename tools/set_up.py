@@ -99,7 +99,8 @@ def digest(*parts):
 
 def environment_key():
     """Changes whenever .venv must be made anew: a moved checkout, another Python, other needs."""
-    texts = [(ROOT / "pyproject.toml").read_text(), Path(__file__).read_text()]
+    sources = [ROOT / "pyproject.toml", ROOT / "setup.py", Path(__file__)]
+    texts = [path.read_text() for path in sources]
     return digest(ROOT, sys.base_prefix, sys.version, *texts)
 
 
