@@ -20,7 +20,8 @@ from translate import Refused, translate
 SHARED_LIMIT = 48 << 10  # bytes of static shared memory, of every architecture
 FLAGS = [
     "-std=c++17", "-O2", "-g1", "-w", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique",
-    "-fno-exceptions", "-fno-rtti", "-fno-asynchronous-unwind-tables", "-fno-semantic-interposition",
+    "-fno-exceptions", "-fno-rtti", "-fno-asynchronous-unwind-tables",
+    "-fno-semantic-interposition",
     "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=fast",
     # Only loads and stores that the text asks for, each of them checked:
     "-fno-tree-vectorize", "-fno-tree-loop-distribute-patterns", "-fno-hoist-adjacent-loads",

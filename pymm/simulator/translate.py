@@ -10,9 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-
-class Refused(Exception):
-    """The text uses something that cannot be simulated; the message names file and line."""
+from brackets import Refused, match, split, statement_begin
 
 
 @dataclass(frozen=True)
@@ -26,42 +24,10 @@ class Kernel:
 _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)+\'|^[ \t]*#[^\n]*', re.MULTILINE)
 _MARKER = re.compile(r'^#(?:line)? (\d+) "((?:[^"\\]|\\.)*)"((?: \d)*)', re.MULTILINE)
 _ATTRIBUTES = ("__launch_bounds__", "__attribute__", "alignas", "__cluster_dims__")
-_CLOSERS = {"(": ")", "[": "]", "{": "}"}
 
 
 def _blank(match: re.Match[str]) -> str:
     return re.sub(r"[^\n]", " ", match.group())
-
-
-def _match(text: str, at: int) -> int:
-    """Index of the bracket that closes the one at `at`."""
-    opener, closer, depth = text[at], _CLOSERS[text[at]], 0
-    for i in range(at, len(text)):
-        if text[i] == opener:
-            depth += 1
-        elif text[i] == closer:
-            depth -= 1
-            if depth == 0:
-                return i
-    raise Refused(f"error: {opener!r} is never closed")
-
-
-def _split(text: str) -> list[str]:
-    """Parts between the commas that stand in no bracket of any kind."""
-    parts, depth, begin = [], 0, 0
-    for i, c in enumerate(text):
-        if c in "([{<":
-            depth += 1
-        elif c in ")]}>":
-            depth -= 1
-        elif c == "," and depth == 0:
-            parts.append(text[begin:i])
-            begin = i + 1
-    return [*parts, text[begin:]]
-
-
-def _statement_begin(text: str, at: int) -> int:
-    return max(text.rfind(c, 0, at) for c in ";{}") + 1
 
 
 class Translation:
@@ -120,13 +86,13 @@ class Translation:
         begin = head.end() if head else at
         if head and head[1]:
             opened = self.code[begin:begin + 1] == "(" and head[1] not in ("else", "do")
-            after = _match(self.code, begin) + 1 if opened else begin
+            after = match(self.code, begin) + 1 if opened else begin
             end, depth = self._statement(after)
             return end, depth + (head[1] in ("for", "while", "do"))
         begin += len(self.code[begin:]) - len(self.code[begin:].lstrip())
         if self.code[begin:begin + 1] != "{":
             return self.code.find(";", begin) + 1, 0
-        closing, depth, inner = _match(self.code, begin), 0, begin + 1
+        closing, depth, inner = match(self.code, begin), 0, begin + 1
         while loop := re.compile(r"\b(for|while)\b").search(self.code, inner, closing):
             inner, found = self._statement(loop.start())
             depth = max(depth, found)
@@ -135,11 +101,11 @@ class Translation:
     # --- __global__ ---------------------------------------------------------------------------
 
     def _global(self, at: int, after: int) -> None:
-        code, begin = self.code, _statement_begin(self.code, at)
+        code, begin = self.code, statement_begin(self.code, at)
         name_begin, opening = self._name_and_parameters(after)
         name = self.text[name_begin:opening].strip()
         bounds = self._take_bounds(begin, opening)
-        closing = _match(code, opening)
+        closing = match(code, opening)
         following = re.compile(r"\s*([;{])").match(code, closing + 1)
         if not following:
             self.refuse(at, f"__global__ {name}: neither a body nor ; follows its parameters")
@@ -154,7 +120,7 @@ class Translation:
             limit = f"pymm_bounds_{base}{name[name.index('<'):]}()" if base in self.bounds else "0"
             self._register(following.end(), number, name, limit)
         elif following[1] == "{":
-            end = _match(code, following.end() - 1)
+            end = match(code, following.end() - 1)
             pointer = f"&{name}"
             if template:
                 parameters = self._template_parameters(begin + template.end() - 1)
@@ -163,7 +129,7 @@ class Translation:
                     self.bounds.add(name)
                     self.edits.append((end + 1, end + 1,
                                        f" template <{parameters}> constexpr int pymm_bounds_{name}"
-                                       f"() {{ return {_split(bounds)[0]}; }}"))
+                                       f"() {{ return {split(bounds)[0]}; }}"))
             else:
                 self._register(end + 1, number, name, bounds or "0")
             self.kernels.append(Kernel(name, following.end(), end, pointer))
@@ -184,13 +150,13 @@ class Translation:
                 self.refuse(at, "__global__ without a function name")
             if head[1] not in _ATTRIBUTES:
                 return at + head.start(), opening
-            at = _match(code, opening) + 1
+            at = match(code, opening) + 1
 
     def _take_bounds(self, begin: int, end: int) -> str:
         m = re.compile(r"\b__launch_bounds__\s*\(").search(self.code, begin, end)
         if not m:
             return ""
-        closing = _match(self.code, m.end() - 1)
+        closing = match(self.code, m.end() - 1)
         lines = self.text.count("\n", m.start(), closing)
         self.edits.append((m.start(), closing + 1, "\n" * lines))
         return self.text[m.end():closing].replace("\n", " ")
@@ -207,7 +173,7 @@ class Translation:
     @staticmethod
     def _parameter_names(parameters: str) -> list[str]:
         names = []
-        for part in _split(parameters):
+        for part in split(parameters):
             declared = part.split("=")[0]
             pack = "..." if "..." in declared else ""
             names.append(re.findall(r"\w+", declared)[-1] + pack)
@@ -216,7 +182,7 @@ class Translation:
     # --- __shared__ ---------------------------------------------------------------------------
 
     def _shared(self, at: int) -> None:
-        begin = _statement_begin(self.code, at)
+        begin = statement_begin(self.code, at)
         end = self.code.find(";", at)
         if end < 0:
             self.refuse(at, "__shared__ without a declaration")
@@ -231,7 +197,7 @@ class Translation:
         words = re.sub(r"\b(__shared__|extern|static)\b", " ", words)
         owner = next((k for k in self.kernels if k.begin <= at < k.end), None)
         base, out = "", []
-        for i, declarator in enumerate(_split(words)):
+        for i, declarator in enumerate(split(words)):
             before, name, extents = self._declarator(declarator, at)
             base = before if i == 0 else base
             kind = f"{base if i == 0 else base + before}{extents}"
@@ -244,10 +210,10 @@ class Translation:
     def _take_alignment(self, words: str) -> tuple[str, str]:
         alignment = "0"
         while m := re.search(r"\b(?:alignas|__attribute__)\s*\(", words):
-            closing = _match(words, m.end() - 1)
+            closing = match(words, m.end() - 1)
             inner = words[m.end():closing]
             a = re.search(r"aligned\s*\(", inner)
-            alignment = inner[a.end():_match(inner, a.end() - 1)] if a else inner
+            alignment = inner[a.end():match(inner, a.end() - 1)] if a else inner
             words = words[:m.start()] + " " + words[closing + 1:]
         return words, alignment
 
@@ -291,7 +257,7 @@ class Translation:
             elif opened:
                 opened.pop()
         for brace in opened:
-            head = self.code[_statement_begin(self.code, brace):brace]
+            head = self.code[statement_begin(self.code, brace):brace]
             if not re.match(r"\s*(inline\s+)?(namespace|extern|struct|class|union)\b", head) \
                     or "(" in head:
                 return True

@@ -65,7 +65,7 @@ static_assert(sizeof(Thread) <= record_bytes, "a Thread record outgrew its place
 // One `__shared__` declaration (of one template instance).
 struct SharedVariable {
     const char* name;
-    const void* owner;            // the __global__ function it stands in, or null in a __device__ one
+    const void* owner;            // the __global__ function around it, null in a __device__ one
     std::size_t bytes, alignment, element;
     unsigned rank, extents[4];
     int index;

@@ -76,7 +76,8 @@ inline unsigned __brev(unsigned a) {
     return b;
 }
 inline int __mul24(int a, int b) {
-    return static_cast<int>(static_cast<unsigned>(a << 8 >> 8) * static_cast<unsigned>(b << 8 >> 8));
+    unsigned low = static_cast<unsigned>(a << 8 >> 8), high = static_cast<unsigned>(b << 8 >> 8);
+    return static_cast<int>(low * high);
 }
 inline unsigned __umul24(unsigned a, unsigned b) { return (a & 0xffffffu) * (b & 0xffffffu); }
 inline unsigned __umulhi(unsigned a, unsigned b) {

@@ -30,7 +30,8 @@ extern "C" __attribute__((noinline, used)) void* memcpy(
     std::size_t i = 0;
     if (((reinterpret_cast<std::uintptr_t>(t) | reinterpret_cast<std::uintptr_t>(f)) & 7) == 0)
         for (; i + 8 <= bytes; i += 8)
-            *reinterpret_cast<std::uint64_t*>(t + i) = *reinterpret_cast<const std::uint64_t*>(f + i);
+            *reinterpret_cast<std::uint64_t*>(t + i) =
+                *reinterpret_cast<const std::uint64_t*>(f + i);
     for (; i < bytes; i++) t[i] = f[i];
     return to;
 }

@@ -33,6 +33,9 @@ struct AddKernel {
 
 // `Place` is a class local to the declaration, so that every declaration, in every instance of a
 // template, has a variable of its own.
+template <class Type, unsigned dimension>
+constexpr unsigned extent = static_cast<unsigned>(std::extent_v<Type, dimension>);
+
 template <class Type, std::size_t alignment, class Place>
 struct Shared {
     static AddShared entry;
@@ -42,8 +45,7 @@ AddShared Shared<Type, alignment, Place>::entry{SharedVariable{
     Place::name(), Place::owner(), sizeof(Type),
     alignment > alignof(Type) ? alignment : alignof(Type),
     sizeof(std::remove_all_extents_t<Type>), static_cast<unsigned>(std::rank_v<Type>),
-    {static_cast<unsigned>(std::extent_v<Type, 0>), static_cast<unsigned>(std::extent_v<Type, 1>),
-     static_cast<unsigned>(std::extent_v<Type, 2>), static_cast<unsigned>(std::extent_v<Type, 3>)},
+    {extent<Type, 0>, extent<Type, 1>, extent<Type, 2>, extent<Type, 3>},
     0, nullptr}};
 
 // Unchecked: the table of addresses is the driver's own memory.
@@ -53,7 +55,8 @@ template <class Type, std::size_t alignment, class Place>
 inline Type& shared() {
     static_assert(std::is_trivially_destructible_v<Type>,
                   "a __shared__ variable may not have a destructor");
-    return *static_cast<Type*>(shared_address(Shared<Type, alignment, Place>::entry.variable.index));
+    int index = Shared<Type, alignment, Place>::entry.variable.index;
+    return *static_cast<Type*>(shared_address(index));
 }
 
 // `extern __shared__ Type name[];` outside every function.

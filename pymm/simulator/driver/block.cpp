@@ -19,53 +19,6 @@ constexpr std::size_t red_zone = 128;
 
 std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
 
-// The order in which ready threads get their turn. By default blocks take turns among three, so
-// that a missing barrier shows whichever way the data flows.
-struct Order {
-    enum { rotate, forward, backward, random } kind = rotate;
-    std::uint64_t seed = 1;
-};
-
-Order order_wanted() {
-    const char* text = std::getenv("PYMM_SIMULATOR_ORDER");
-    Order o;
-    if (!text || !*text || !std::strcmp(text, "rotate")) return o;
-    if (!std::strcmp(text, "forward")) o.kind = Order::forward;
-    else if (!std::strcmp(text, "backward")) o.kind = Order::backward;
-    else if (!std::strncmp(text, "random", 6)) {
-        o.kind = Order::random;
-        if (text[6] == ':') o.seed = std::strtoull(text + 7, nullptr, 10);
-    } else {
-        std::fprintf(stderr, "pymm simulator: PYMM_SIMULATOR_ORDER=%s is not known; it may be "
-                             "forward, backward, random:SEED or rotate\n", text);
-        std::exit(2);
-    }
-    return o;
-}
-
-void shuffle(Worker& w) {  // Fisher-Yates over xorshift64
-    for (unsigned i = w.threads - 1; i > 0; i--) {
-        w.random ^= w.random << 13;
-        w.random ^= w.random >> 7;
-        w.random ^= w.random << 17;
-        std::swap(w.order[i], w.order[w.random % (i + 1)]);
-    }
-}
-
-void choose_order(Worker& w, std::uint64_t block) {
-    static const Order wanted = order_wanted();
-    auto kind = wanted.kind;
-    if (kind == Order::rotate) {
-        constexpr decltype(kind) turns[] = {Order::forward, Order::backward, Order::random};
-        kind = turns[(w.launch->serial + block) % 3];
-    }
-    for (unsigned i = 0; i < w.threads; i++)
-        w.order[i] = static_cast<std::uint16_t>(kind == Order::backward ? w.threads - 1 - i : i);
-    w.shuffled = kind == Order::random;
-    w.random = (wanted.seed + 1) * 0x9E3779B97F4A7C15ull + block * 0xD1342543DE82EF95ull + 1;
-    if (w.shuffled) shuffle(w);
-}
-
 void body() {  // of every fiber
     Worker& w = *this_worker;
     const Kernel& kernel = *w.launch->function->kernel;
@@ -110,21 +63,6 @@ void lay_out_shared(Worker& w) {
     }
 }
 
-void release_barrier(Worker& w) {
-    int total = 0;
-    for (unsigned i = 0; i < w.threads; i++) total += w.fibers[i].predicate != 0;
-    for (unsigned i = 0; i < w.threads; i++) {
-        Fiber& f = w.fibers[i];
-        int n = static_cast<int>(w.threads);
-        f.result = static_cast<std::uint64_t>(f.reduce == Reduce::all   ? total == n
-                                              : f.reduce == Reduce::any ? total > 0
-                                                                        : total);
-        f.state = State::ready;
-    }
-    w.at_barrier = 0;
-    if (w.shuffled) shuffle(w);
-}
-
 // No thread can go on: some wait for others that will not come.
 [[noreturn]] void stalled(Worker& w) {
     unsigned first = 0;
@@ -163,53 +101,6 @@ void run_block(Worker& w, std::uint64_t number) {
         }
         if (w.at_barrier == w.threads) release_barrier(w);
         else if (!moved) stalled(w);
-    }
-}
-
-void barrier_arrive(Worker& w, Reduce reduce, int predicate, const char* file, int line) {
-    for (unsigned i = 0; w.at_barrier && i < w.threads; i++) {
-        const Fiber& f = w.fibers[i];
-        if (f.state != State::barrier) continue;
-        if (f.line != line || std::strcmp(f.file, file))
-            abandon(w, launch_failed, nullptr,
-                    "comes to the __syncthreads of line " + std::to_string(line) + ", but thread " +
-                        name_of(w, i) + " of its block waits at that of line " +
-                        std::to_string(f.line) + " (every thread must come to the same one)");
-        break;
-    }
-    w.me().reduce = reduce;
-    w.me().predicate = predicate;
-    w.at_barrier++;
-    suspend(w, State::barrier, file, line);
-}
-
-void barrier(const char* file, int line) {
-    barrier_arrive(*this_worker, Reduce::none, 0, file, line);
-}
-
-int barrier_reduce(Reduce what, int predicate, const char* file, int line) {
-    Worker& w = *this_worker;
-    barrier_arrive(w, what, predicate, file, line);
-    return static_cast<int>(w.me().result);
-}
-
-void named_barrier(unsigned id, unsigned threads, bool wait, const char* file, int line) {
-    Worker& w = *this_worker;
-    Fiber& me = w.me();
-    if (id > 15 || threads == 0 || threads % 32 || threads > w.threads)
-        abandon(w, launch_failed, nullptr, "barrier " + std::to_string(id) + " of " +
-                std::to_string(threads) + " threads: ids go to 15, threads are a multiple of 32 "
-                "and at most the block's " + std::to_string(w.threads));
-    unsigned& arrived = w.arrived[id];
-    me.barrier_id = id;
-    if (++arrived == threads) {
-        arrived = 0;
-        for (unsigned i = 0; i < w.threads; i++) {
-            Fiber& f = w.fibers[i];
-            if (f.state == State::named_barrier && f.barrier_id == id) f.state = State::ready;
-        }
-    } else if (wait) {
-        suspend(w, State::named_barrier, file, line);
     }
 }
 
@@ -314,6 +205,9 @@ std::string places(Worker& w) {
     return text;
 }
 
+extern void barrier(const char*, int);
+extern int barrier_reduce(Reduce, int, const char*, int);
+extern void named_barrier(unsigned, unsigned, bool, const char*, int);
 extern void kernel_load(std::uintptr_t, std::size_t, const void*);
 extern void kernel_store(std::uintptr_t, std::size_t, const void*);
 extern void kernel_fail(Fault, const void*, const char*);

@@ -77,7 +77,7 @@ void make_region(Region& region, std::uintptr_t begin, std::size_t bytes, Space 
 void forbid(std::uintptr_t begin, std::size_t bytes);   // poison: no kernel may touch it
 void forget_writes(Region& region);                     // everything uninitialised again
 void allow(const void* begin, std::size_t bytes);       // opens memory outside the arena
-std::uintptr_t shadowed(std::uintptr_t fault);          // fault in the shadow -> address meant, or 0
+std::uintptr_t shadowed(std::uintptr_t fault);          // the address whose shadow it is, or 0
 
 void mark_written(Region& region, std::size_t offset, std::size_t bytes);
 bool is_written(const Region& region, std::size_t offset, std::size_t bytes);

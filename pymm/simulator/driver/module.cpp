@@ -185,7 +185,7 @@ CU_EXPORT CUresult cuModuleGetFunction(void** out, void* handle, const char* nam
         f->module = m;
         f->static_shared = shared;
         f->dynamic_limit = shared < device::shared_static ? device::shared_static - shared : 0;
-        f->max_threads = k->max_threads > 0 ? k->max_threads : static_cast<int>(device::max_threads);
+        f->max_threads = k->max_threads ? k->max_threads : static_cast<int>(device::max_threads);
         *out = f.get();
         functions.insert(f.get());
         m->functions.push_back(std::move(f));

@@ -64,4 +64,8 @@ void suspend(Worker& worker, State state, const char* file, int line);
 std::string name_of(const Worker& worker, unsigned thread);     // "(3,0,0)"
 std::string places(Worker& worker);          // where every thread of the block is
 
+void choose_order(Worker& worker, std::uint64_t block);         // order.cpp
+void shuffle(Worker& worker);
+void release_barrier(Worker& worker);                           // barriers.cpp
+
 }  // namespace pymm_sim
