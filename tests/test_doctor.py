@@ -28,7 +28,7 @@ def directories(tmp_path, monkeypatch):
     return tmp_path
 
 
-def no_compiler(directory):
+def no_compiler(*arguments):
     raise NoDevice("none is on the path")
 
 
@@ -51,6 +51,7 @@ def test_this_machine_can_multiply(directories):
 
 def test_json_and_exit_code_without_a_device(directories, monkeypatch, capsys):
     monkeypatch.setattr(backends, "available_devices", lambda: [])
+    monkeypatch.setattr(backends, "open_device", no_compiler)
     assert doctor.main(["--json"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert told["works"] is False
@@ -64,6 +65,7 @@ def test_what_is_missing_comes_with_the_line_that_mends_it(directories, monkeypa
     monkeypatch.setattr(doctor, "_driver_version", lambda: None)
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(backends, "available_devices", lambda: [])
+    monkeypatch.setattr(backends, "open_device", no_compiler)
     assert doctor.main([]) == 1
     text = capsys.readouterr().out
     assert "C++ compiler: apt install g++" in text
@@ -76,7 +78,7 @@ def test_what_is_missing_comes_with_the_line_that_mends_it(directories, monkeypa
 
 def test_the_drivers_version_goes_to_the_search_for_nvcc(monkeypatch):
     monkeypatch.setattr(doctor, "_output", lambda *command: "CUDA 12 8\n")
-    monkeypatch.setattr(doctor, "find_nvcc", lambda driver: no_compiler(driver))
+    monkeypatch.setattr(doctor, "find_nvcc", no_compiler)
     (finding,) = doctor._nvcc()
     assert finding.state == "lacks" and "none is on the path" in finding.found
     asked = []
