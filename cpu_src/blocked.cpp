@@ -31,21 +31,18 @@
 // Never with -ffast-math: NaN and Inf must come through.
 #include <atomic>
 #include <cstdlib>
-#ifdef _OPENMP
 #include <omp.h>
-#endif
 
 #if defined(__AVX512F__)
 #define VECTOR_BYTES 64
-#define VECTOR_REGISTERS 32
 #elif defined(__AVX__)
 #define VECTOR_BYTES 32
-#define VECTOR_REGISTERS 16
-#elif defined(__aarch64__)
-#define VECTOR_BYTES 16
-#define VECTOR_REGISTERS 32
 #else
 #define VECTOR_BYTES 16
+#endif
+#if defined(__AVX512F__) || defined(__aarch64__)
+#define VECTOR_REGISTERS 32
+#else
 #define VECTOR_REGISTERS 16
 #endif
 
@@ -97,15 +94,8 @@ constexpr Index WORKSPACE = A_BLOCK + NB / TB * B_PANEL;  // elements for one th
 typedef REAL Vector __attribute__((vector_size(VECTOR_BYTES), may_alias));
 typedef REAL Unaligned __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
 
-struct Matrix {
-    const REAL* data;
-    Index ld;
-};
-struct Target {
-    REAL* data;
-    Index ld;
-    REAL alpha, beta;  // element <- alpha * sum + beta * element; beta = 0 does not read
-};
+struct Matrix { const REAL* data; Index ld; };
+struct Target { REAL* data; Index ld; REAL alpha, beta; };  // <- alpha * sum + beta * element
 
 static Index least(Index a, Index b) { return a < b ? a : b; }
 static Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
@@ -160,8 +150,8 @@ static void write_part(const REAL* sum, int pitch, Target C, int rows, int colum
         }
 }
 
-// R rows of V vectors of C. Every loop but the one over p has constant bounds and is unrolled, which
-// is what lets the compiler keep `sum` in registers.
+// R rows of V vectors of C. Every loop but the one over p has constant bounds and is unrolled:
+// that lets the compiler keep `sum` in registers.
 template <int R, int V>
 static void tile(int depth, const REAL* a, const REAL* b, Target C, int rows, int columns) {
     Vector sum[R][V] = {};
@@ -186,7 +176,7 @@ static void tile(int depth, const REAL* a, const REAL* b, Target C, int rows, in
                 *c = C.beta == 0 ? x : x + C.beta * *c;
             }
     } else {
-        Vector part[R][V];
+        Vector part[R][V];  // a copy: taking the address of `sum` itself would put it in memory
 #pragma GCC unroll 32
         for (int i = 0; i < R; i++)
 #pragma GCC unroll 32
@@ -248,7 +238,7 @@ struct Spare {
 static Spare spare;
 
 static REAL* take(Index elements) {
-    REAL* memory = spare.memory.exchange(nullptr);  // its first element's line holds its size
+    REAL* memory = spare.memory.exchange(nullptr);  // the first line of it holds its size
     if (memory && *(Index*)memory >= elements) return memory;
     std::free(memory);
     memory = (REAL*)std::aligned_alloc(64, ceil_div(elements, LINE) * 64 + 64);
@@ -261,9 +251,7 @@ static void give_back(REAL* memory) { std::free(spare.memory.exchange(memory)); 
 // Of all ways to cut C into `parts` = rows x columns rectangles of whole tiles, the one whose
 // rectangles take least time: h * w multiply-adds for each step along k and the packing of h + w
 // elements, each of which takes as long as about 8 multiply-adds.
-struct Grid {
-    Index rows, columns, height, width;
-};
+struct Grid { Index rows, columns, height, width; };
 
 static Grid cut(Index m, Index n, Index parts) {
     Grid best{};
@@ -296,11 +284,7 @@ extern "C" int gemm(int m, int n, int k, REAL alpha, const REAL* A, long long ld
     if (multiply && !workspace) return 1;
 #pragma omp parallel for num_threads(team) schedule(static) if (team > 1)
     for (Index item = 0; item < items; item++) {
-#ifdef _OPENMP
         REAL* own = workspace + LINE + omp_get_thread_num() * WORKSPACE;
-#else
-        REAL* own = workspace + LINE;
-#endif
         const Index s = item / parts, row = item % parts / grid.columns;
         const Index column = item % grid.columns;
         const Index i0 = row * grid.height, i1 = least(i0 + grid.height, m);
