@@ -200,6 +200,8 @@ def adopt(array: Any, name: str = "array") -> Operand:
     if isinstance(array, np.matrix | np.ma.MaskedArray):
         what = "masked elements" if isinstance(array, np.ma.MaskedArray) else "numpy.matrix"
         raise TypeError(f"{name}: pymm does not multiply {what}; give it numpy.asarray({name})")
+    if isinstance(array, np.ndarray):
+        return _host(array, name)
     try:
         return _host(np.asarray(array), name)
     except (TypeError, RuntimeError) as error:
@@ -286,13 +288,17 @@ def transposes(flag: Any, name: str) -> bool:
     try:
         return _TRANSPOSES[flag.upper() if isinstance(flag, str) else flag]
     except (KeyError, TypeError):
-        raise ValueError(f"{name}={flag!r} is neither a bool nor one of 'N', 'T', 'C'") from None
+        given = repr(flag) if isinstance(flag, str | int) else f"a {type(flag).__name__}"
+        raise ValueError(f"{name} is {given}, not a bool and not one of 'N', 'T', 'C'") from None
 
 
 def real(value: Any, name: str) -> float:
     """A scalar as a float. `TypeError` unless it is a real number."""
     if type(value) is float:
         return value
-    if isinstance(value, Real | np.bool_):
+    if not isinstance(value, Real | np.bool_):
+        raise TypeError(f"{name} is a {type(value).__name__}, not a real number")
+    try:
         return float(value)
-    raise TypeError(f"{name}={value!r} is not a real number")
+    except OverflowError:
+        raise ValueError(f"{name} is beyond the range of float64") from None

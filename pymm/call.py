@@ -139,16 +139,12 @@ def check(
 
 
 def _target(out: Any) -> Operand:
-    operand = adopt(out, "out") if _is_array(out) else None
-    if operand is None:
+    operand = adopt(out, "out")
+    if operand.owner is not out:
         raise TypeError(f"out is a {type(out).__name__}, not an array that can be written")
     if operand.readonly:
         raise ValueError("out is read-only")
     return operand
-
-
-def _is_array(out: Any) -> bool:
-    return isinstance(out, np.ndarray) or hasattr(type(out), "__cuda_array_interface__")
 
 
 def _one_place(operands: list[Operand]) -> None:
@@ -170,7 +166,7 @@ def _one_place(operands: list[Operand]) -> None:
 
 def _scalar(value: Any, name: str, dtype: np.dtype) -> float:
     number = real(value, name)
-    if math.isfinite(number) and abs(number) > np.finfo(dtype).max:
+    if math.isfinite(number) and abs(number) > float(np.finfo(dtype).max):
         raise ValueError(f"{name}={value!r} is beyond the range of {dtype}")
     return number
 

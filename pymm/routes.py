@@ -21,7 +21,7 @@ from pymm.transfer import (
     device_form,
     download,
     footprint,
-    rows_fit,
+    shared_rows,
     upload,
 )
 
@@ -146,7 +146,7 @@ class Across(Route):
         copies = dict(self.call.misfits)
         for operand in (self.call.a, self.call.b, self.call.out):
             if operand is not None and operand.name not in copies:
-                if not rows_fit(operand.form, operand.form):
+                if shared_rows(operand.form, operand.form) is None:
                     copies[operand.name] = "elements of a vector are packed for the journey"
         return copies
 
@@ -171,7 +171,11 @@ class Across(Route):
     def _host(self, operand: Operand, image: Form, before: list[Step]) -> np.ndarray:
         """The operand as it can travel: itself, or a copy in the type and order of its image."""
         fits = operand.form.dtype == image.dtype and operand.aligned
-        if fits and operand.name not in self.copies and rows_fit(operand.form, image):
+        if (
+            fits
+            and operand.name not in self.copies
+            and shared_rows(operand.form, image) is not None
+        ):
             return operand.owner
         by_columns = len(image.shape) > 1 and image.stored()[0]
         shape = image.transposed().shape if by_columns else image.shape

@@ -120,7 +120,7 @@ def rows_of(form: Form, image: Form) -> Iterator[tuple[int, int, tuple[int, int]
     """
     if not form.size:
         return
-    by_columns = len(image.shape) > 1 and image.stored()[0]
+    by_columns = shared_rows(form, image)
     one, other = (_rows_last(f, by_columns) for f in (form, image))
     width = one.shape[-1] * one.dtype.itemsize
     axes = list(zip(one.shape[:-1], one.strides[:-1], other.strides[:-1], strict=True))
@@ -139,18 +139,20 @@ def rows_of(form: Form, image: Form) -> Iterator[tuple[int, int, tuple[int, int]
 def _rows_last(form: Form, by_columns: bool) -> Form:
     """The form as matrices of contiguous rows; a vector is one row, a scalar one element."""
     if len(form.shape) < 2:
-        shape = form.shape or (1,)
-        return Form((1, *shape), (form.nbytes, form.dtype.itemsize), form.dtype)
+        shape, strides = form.shape or (1,), form.strides or (form.dtype.itemsize,)
+        return Form((1, *shape), (form.nbytes, *strides), form.dtype)
     return form.transposed() if by_columns else form
 
 
-def rows_fit(form: Form, image: Form) -> bool:
-    """True if the rows of an image are rows of neighbouring elements in `form` too."""
-    by_columns = len(image.shape) > 1 and image.stored()[0]
-    flat = _rows_last(form, by_columns)
-    if len(form.shape) == 1:
-        return form.shape[0] <= 1 or form.strides[0] == form.dtype.itemsize
-    return flat.shape[-1] <= 1 or flat.strides[-1] == form.dtype.itemsize
+def shared_rows(form: Form, image: Form) -> bool | None:
+    """Which lines are contiguous in both forms of an array: False for its rows, True for its
+    columns, None for neither.
+    """
+    for by_columns in (False, True):
+        flats = [_rows_last(f, by_columns) for f in (form, image)]
+        if all(f.shape[-1] <= 1 or f.strides[-1] == f.dtype.itemsize for f in flats):
+            return by_columns
+    return None
 
 
 def elements(form: Form) -> Form:
@@ -163,7 +165,7 @@ def copy_across(
     backend: Backend, source: int, form: Form, target: int, image: Form, stream: Any
 ) -> None:
     """Copy an array on the device to another place there, whatever the strides of both."""
-    if not (rows_fit(form, image) and rows_fit(image, form)):
+    if shared_rows(form, image) is None:
         form, image = elements(form), elements(image)
     for here, there, shape, step, pitch in rows_of(form, image):
         backend.copy_within(source + here, step, target + there, pitch, shape, stream)
