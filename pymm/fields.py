@@ -11,6 +11,9 @@ from pymm.problem import Problem
 #: writes here and which spoils every sum that it is read into.
 POISON = 0xFF
 
+#: Such bytes are an ordinary number: 48.5 as float32, 1.6e11 as float64.
+NUMBER = 0x42
+
 #: Guard zone on each side of a matrix: several rows of the widest tile, and a multiple of 256 so
 #: that the matrix stays aligned as the allocator made it.
 GUARD_BYTES = 1 << 16
@@ -19,15 +22,22 @@ GUARD_BYTES = 1 << 16
 class Field:
     """A matrix (or a stack) on the device between two guard zones, rows `ld` elements apart.
 
-    Guards and the gaps between row end and next row hold poison: what is read there spoils the
-    result, what is written there is seen.
+    Guards and the gaps between row end and next row hold the byte `around`. `POISON` there spoils
+    every result that it is read into; `NUMBER` shows writes that poison hides, since a NaN plus
+    one is the same NaN.
     """
 
     def __init__(
-        self, backend: Backend, dtype: np.dtype, shape: tuple[int, int, int], gap: int = 0
+        self,
+        backend: Backend,
+        dtype: np.dtype,
+        shape: tuple[int, int, int],
+        gap: int = 0,
+        around: int = POISON,
     ) -> None:
         batch, rows, columns = shape
         self.dtype, self.shape, ld = dtype, shape, columns + gap
+        self._around = around
         self._pitched = (batch, rows, ld)
         self._bytes = batch * rows * ld * dtype.itemsize
         self._buffer = backend.allocate(self._bytes + 2 * GUARD_BYTES)
@@ -35,12 +45,13 @@ class Field:
         self.matrix = Matrix(address, ld, rows * ld, owner=self._buffer)
 
     def poison(self) -> None:
-        """Make every element, gap and guard a NaN."""
+        """Make every element a NaN, and with them gaps and guards."""
+        self._around = POISON
         self._buffer.fill(POISON)
 
     def write(self, values: np.ndarray) -> None:
-        """Set the elements (batch x rows x columns); gaps and guards become poison."""
-        image = np.full(self._bytes + 2 * GUARD_BYTES, POISON, np.uint8)
+        """Set the elements (batch x rows x columns), gaps and guards."""
+        image = np.full(self._bytes + 2 * GUARD_BYTES, self._around, np.uint8)
         self._inner(image)[..., : self.shape[2]] = values
         self._buffer.write(image)
 
@@ -54,7 +65,7 @@ class Field:
             ("behind the matrix", image[GUARD_BYTES + self._bytes :]),
             ("between its rows", inner[..., self.shape[2] :].copy().view(np.uint8)),
         ]
-        touched = [name for name, zone in outside if (zone != POISON).any()]
+        touched = [name for name, zone in outside if (zone != self._around).any()]
         return inner[..., : self.shape[2]], " and ".join(touched)
 
     def _inner(self, image: np.ndarray) -> np.ndarray:

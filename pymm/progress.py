@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -17,6 +18,9 @@ from pymm.problem import Problem
 #: Seconds between two plain lines when nothing better was found.
 PLAIN_EVERY = 10.0
 
+#: Columns of the table in a file.
+TABLE_WIDTH = 160
+
 
 def engineering(seconds: float) -> str:
     """A time with a unit that suits it: `1.234 ms`, `56.7 us`; `-` for none."""
@@ -29,7 +33,9 @@ def engineering(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds: `3:07`."""
+    """Minutes and seconds: `3:07`; for a time that never ends `any time`."""
+    if math.isinf(seconds):
+        return "any time"
     whole = max(0, int(seconds))
     return f"{whole // 60}:{whole % 60:02d}"
 
@@ -139,6 +145,8 @@ class Line:
 def show_lines(lines: list[Line], console: Console) -> None:
     """The table: GFLOP/s of default, tuned and reference, and what was chosen."""
     library = next((line.library for line in lines if line.library), "reference")
+    if not console.is_terminal:  # a file or a pipe has no width of its own
+        console = Console(file=console.file, width=TABLE_WIDTH)
     table = Table(title="GFLOP/s, medians of one interleaved run for each line", title_style="")
     for name in ("problem", "default", "tuned", library, "tuned / default", f"tuned / {library}"):
         table.add_column(name, justify="left" if name == "problem" else "right", no_wrap=True)

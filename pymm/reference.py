@@ -67,16 +67,18 @@ def error_bound(
 ) -> np.ndarray:
     """For each element of C, the most by which a right answer may differ from `product`.
 
-    gamma(k + 2) |alpha| |op(A)| |op(B)| + gamma(2) |beta| |C|: k products and their sum, the
-    product with alpha, the sum with beta C; the product beta C and that sum. In float64 the
-    reference errs as much as the kernel, hence twice the bound. Results below the smallest normal
-    number add at most one smallest subnormal for each operation.
+    gamma(k + 2) (|alpha| |op(A)| |op(B)| + |beta| |C|): each of the k + 1 terms meets at most k
+    additions, its own product and that with alpha, in whatever order a kernel adds (beta C may
+    come first, and gather the sums of every step along k). In float64 the reference errs as much
+    as the kernel, hence twice the bound. Results below the smallest normal number add at most one
+    smallest subnormal for each operation.
     """
     left, right = oriented(problem, np.abs(a.astype(np.float64)), np.abs(b.astype(np.float64)))
     alpha, beta = (abs(float(problem.numpy_dtype.type(x))) for x in (alpha, beta))
-    bound = gamma(problem.k + 2, problem.dtype) * alpha * (left @ right)
+    bound = alpha * (left @ right)
     if beta != 0:
-        bound += gamma(2, problem.dtype) * beta * np.abs(np.asarray(c, np.float64))
+        bound += beta * np.abs(np.asarray(c, np.float64))
+    bound *= gamma(problem.k + 2, problem.dtype)
     tiny = np.finfo(problem.numpy_dtype).smallest_subnormal
     bound += (problem.k + 2) * float(tiny)
     return 2 * bound if problem.dtype == "f64" else bound

@@ -12,7 +12,7 @@ import numpy as np
 
 from pymm import reference
 from pymm.backends.base import Backend, Executable, Matrix
-from pymm.fields import Field, normal, stored_shapes
+from pymm.fields import NUMBER, POISON, Field, normal, stored_shapes
 from pymm.kernels import Config
 from pymm.problem import Problem
 from pymm.source import render
@@ -57,8 +57,8 @@ class Verifier:
             raise ValueError(f"{problem.slug} has no element to compute or to verify")
         self.backend, self.problem, self.seed = backend, problem, seed
         real = problem.numpy_dtype
-        self._a, self._b, _ = normal(problem, seed)
         self.fields = [Field(backend, real, shape) for shape in stored_shapes(problem)]
+        self._a, self._b, _ = normal(problem, seed)
         self.fields[0].write(self._a)
         self.fields[1].write(self._b)
         self._hard: dict[tuple[int, int, int], _Hard] = {}
@@ -180,9 +180,10 @@ class _Hard:
         self.values = normal(problem, seed)
         shapes = stored_shapes(problem)
         gaps = (3, 5, 7)  # odd, so that no row but the first is aligned
+        arounds = (POISON, POISON, NUMBER)
         self.fields = [
-            Field(backend, problem.numpy_dtype, shape, gap)
-            for shape, gap in zip(shapes, gaps, strict=True)
+            Field(backend, problem.numpy_dtype, *description)
+            for description in zip(shapes, gaps, arounds, strict=True)
         ]
         for field, values in zip(self.fields, self.values, strict=True):
             field.write(values)
