@@ -22,6 +22,7 @@ FLAGS = [
     "-std=c++17", "-O2", "-g1", "-w", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique",
     "-fno-exceptions", "-fno-rtti", "-fno-asynchronous-unwind-tables",
     "-fno-semantic-interposition",
+    "-fstack-clash-protection",  # a large frame meets the page that ends a fiber's stack
     "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=fast",
     # Only loads and stores that the text asks for, each of them checked:
     "-fno-tree-vectorize", "-fno-tree-loop-distribute-patterns", "-fno-hoist-adjacent-loads",

@@ -77,7 +77,8 @@ void make_region(Region& region, std::uintptr_t begin, std::size_t bytes, Space 
 void forbid(std::uintptr_t begin, std::size_t bytes);   // poison: no kernel may touch it
 void forget_writes(Region& region);                     // everything uninitialised again
 void allow(const void* begin, std::size_t bytes);       // opens memory outside the arena
-std::uintptr_t shadowed(std::uintptr_t fault);          // the address whose shadow it is, or 0
+bool in_shadow(std::uintptr_t address);
+std::uintptr_t meant_by(std::uintptr_t shadow_address);  // the address whose shadow it is
 
 void mark_written(Region& region, std::size_t offset, std::size_t bytes);
 bool is_written(const Region& region, std::size_t offset, std::size_t bytes);
@@ -112,7 +113,16 @@ std::string source_line(const void* code);   // "kernel.cu:12", or the offset in
 
 // --- block.cpp: one block of fibers --------------------------------------------------------------
 
+// By default blocks take turns among three orders of their threads, so that a missing barrier
+// shows whichever way the data flows.
+struct Order {
+    enum { rotate, forward, backward, random } kind = rotate;
+    std::uint64_t seed = 1;
+};
+bool read_order(Order& order);               // PYMM_SIMULATOR_ORDER; false: not understood
+
 struct Launch {
+    Order order;
     const Function* function;
     dim3 grid, block;
     std::size_t dynamic_bytes;

@@ -91,6 +91,15 @@ const void* program_counter(void* context) {
 #endif
 }
 
+std::uintptr_t stack_pointer(void* context) {
+    auto* c = static_cast<ucontext_t*>(context);
+#if defined(__x86_64__)
+    return static_cast<std::uintptr_t>(c->uc_mcontext.gregs[REG_RSP]);
+#else
+    return c->uc_mcontext.sp;
+#endif
+}
+
 void on_signal(int signal, siginfo_t* info, void* context) {
     Worker* w = this_worker;
     if (!w) {  // not a kernel's: give it back to whoever had the signal
@@ -103,14 +112,13 @@ void on_signal(int signal, siginfo_t* info, void* context) {
         abandon(*w, launch_failed, where,
                 "divides an integer by zero (a GPU gives an unspecified value instead)");
     auto address = reinterpret_cast<std::uintptr_t>(info->si_addr);
-    auto stacks = reinterpret_cast<std::uintptr_t>(w->stacks);
-    if (address >= stacks && address < stacks + device::max_threads * stack_bytes)
+    auto stack = reinterpret_cast<std::uintptr_t>(w->stack(w->current));
+    if (stack_pointer(context) - stack - 4096 >= stack_bytes - 4096 || address - stack < 4096)
         abandon(*w, launch_failed, where,
                 "needs more than " + bytes(stack_bytes) + " of stack in the simulator");
     if (info->si_code == SI_KERNEL)
         abandon(*w, illegal_address, where, "follows a pointer that is no address at all");
-    std::uintptr_t meant = shadowed(address);
-    std::uintptr_t at = meant ? meant : address;
+    std::uintptr_t at = in_shadow(address) ? meant_by(address) : address;
     abandon(*w, illegal_address, where, "accesses memory at " + hex(at) + ": " + beside(*w, at));
 }
 

@@ -67,6 +67,7 @@ CUresult launch(Function& f, dim3 grid, dim3 block, std::size_t dynamic, void** 
     if ((parameters && extra) || !gather(*f.kernel, parameters, extra, arguments))
         return invalid_value;
     Launch l;
+    if (!read_order(l.order)) return invalid_value;
     l.function = &f;
     l.grid = grid;
     l.block = block;

@@ -237,9 +237,12 @@ void allow(const void* begin, std::size_t bytes) {
     mprotect(shadow(first), (last - first) / 8, PROT_READ | PROT_WRITE);
 }
 
-std::uintptr_t shadowed(std::uintptr_t fault) {
-    bool inside = fault >= shadow_begin && fault - shadow_begin < shadow_bytes;
-    return inside ? (fault - shadow_begin) << 3 : 0;
+bool in_shadow(std::uintptr_t address) {
+    return address >= shadow_begin && address - shadow_begin < shadow_bytes;
+}
+
+std::uintptr_t meant_by(std::uintptr_t shadow_address) {
+    return (shadow_address - shadow_begin) << 3;
 }
 
 void mark_written(Region& r, std::size_t offset, std::size_t bytes) {

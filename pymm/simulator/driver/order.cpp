@@ -7,33 +7,22 @@
 #include "worker.hpp"
 
 namespace pymm_sim {
-namespace {
 
-// The order in which ready threads get their turn. By default blocks take turns among three, so
-// that a missing barrier shows whichever way the data flows.
-struct Order {
-    enum { rotate, forward, backward, random } kind = rotate;
-    std::uint64_t seed = 1;
-};
-
-Order order_wanted() {
+bool read_order(Order& o) {
     const char* text = std::getenv("PYMM_SIMULATOR_ORDER");
-    Order o;
-    if (!text || !*text || !std::strcmp(text, "rotate")) return o;
+    if (!text || !*text || !std::strcmp(text, "rotate")) return true;
+    char* end = nullptr;
     if (!std::strcmp(text, "forward")) o.kind = Order::forward;
     else if (!std::strcmp(text, "backward")) o.kind = Order::backward;
-    else if (!std::strncmp(text, "random", 6)) {
+    else if (!std::strncmp(text, "random:", 7) && text[7]) {
         o.kind = Order::random;
-        if (text[6] == ':') o.seed = std::strtoull(text + 7, nullptr, 10);
-    } else {
-        std::fprintf(stderr, "pymm simulator: PYMM_SIMULATOR_ORDER=%s is not known; it may be "
-                             "forward, backward, random:SEED or rotate\n", text);
-        std::exit(2);
+        o.seed = std::strtoull(text + 7, &end, 10);
     }
-    return o;
+    if (o.kind != Order::rotate && (!end || !*end)) return true;
+    std::fprintf(stderr, "pymm simulator: PYMM_SIMULATOR_ORDER=%s is not known; it may be forward, "
+                         "backward, random:SEED or rotate\n", text);
+    return false;
 }
-
-}  // namespace
 
 void shuffle(Worker& w) {  // Fisher-Yates over xorshift64
     for (unsigned i = w.threads - 1; i > 0; i--) {
@@ -45,7 +34,7 @@ void shuffle(Worker& w) {  // Fisher-Yates over xorshift64
 }
 
 void choose_order(Worker& w, std::uint64_t block) {
-    static const Order wanted = order_wanted();
+    const Order& wanted = w.launch->order;
     auto kind = wanted.kind;
     if (kind == Order::rotate) {
         constexpr decltype(kind) turns[] = {Order::forward, Order::backward, Order::random};
