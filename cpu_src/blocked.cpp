@@ -73,9 +73,8 @@
 
 using Index = long long;  // offsets: m * lda passes 2^31 long before memory ends
 constexpr int LANES = VECTOR_BYTES / sizeof(REAL);
-constexpr int VECTORS = TB / LANES;          // vectors in a row of the register tile
+constexpr int VECTORS = TB / LANES;           // vectors in a row of the register tile
 constexpr int LINE = 64 / int(sizeof(REAL));  // elements of a cache line
-
 static_assert(sizeof(REAL) == 4 || sizeof(REAL) == 8, "REAL is float or double");
 static_assert(TA >= 1 && TB >= 1 && KB >= 1, "tiles have at least one row and column");
 static_assert(TB % LANES == 0, "TB is a multiple of the vector length");
@@ -238,8 +237,8 @@ struct Spare {
 static Spare spare;
 
 static REAL* take(Index elements) {
-    REAL* memory = spare.memory.exchange(nullptr);  // the first line of it holds its size
-    if (memory && *(Index*)memory >= elements) return memory;
+    REAL* memory = spare.memory.exchange(nullptr);
+    if (memory && *(Index*)memory >= elements) return memory;  // its first line holds its size
     std::free(memory);
     memory = (REAL*)std::aligned_alloc(64, ceil_div(elements, LINE) * 64 + 64);
     if (memory) *(Index*)memory = elements;
@@ -285,8 +284,8 @@ extern "C" int gemm(int m, int n, int k, REAL alpha, const REAL* A, long long ld
 #pragma omp parallel for num_threads(team) schedule(static) if (team > 1)
     for (Index item = 0; item < items; item++) {
         REAL* own = workspace + LINE + omp_get_thread_num() * WORKSPACE;
-        const Index s = item / parts, row = item % parts / grid.columns;
-        const Index column = item % grid.columns;
+        const Index s = item / parts, part = item % parts;
+        const Index row = part / grid.columns, column = part % grid.columns;
         const Index i0 = row * grid.height, i1 = least(i0 + grid.height, m);
         const Index j0 = column * grid.width, j1 = least(j0 + grid.width, n);
         const Target target{C + s * batch_c, ldc, alpha, beta};
