@@ -24,7 +24,6 @@ from pymm.store import record_files
 LOOK_AGAIN = 1.0
 
 _chosen: dict[tuple, Choice] = {}
-_looked: dict[Device, tuple[float, tuple]] = {}
 
 #: Choices kept; a program with more problems than this pays for selecting again.
 MAX_CHOSEN = 8192
@@ -41,10 +40,11 @@ def choose(
     """
     if config is not None:
         return _own(config, kernel, problem, backend.device)
-    _notice(backend.device)
+    generation()
     key = (backend, problem, kernel)
     found = _chosen.get(key)
     if found is None:
+        _watch.add(backend.device)
         environment = Environment.of(backend.device, backend.toolchain)
         found = select(problem, backend.device, tuned_directory(), environment, kernel)
         if len(_chosen) >= MAX_CHOSEN:
@@ -57,8 +57,10 @@ def reload() -> None:
     """Forget all choices, so that the next call looks at the tuned configurations afresh. Needed
     only where a second is too long: changed files are noticed by themselves.
     """
+    _watch.generation += 1
+    _watch.seen.clear()
+    _watch.next_look = 0.0
     _chosen.clear()
-    _looked.clear()
 
 
 def tuned_directory() -> Path | None:
@@ -69,16 +71,39 @@ def tuned_directory() -> Path | None:
         return None
 
 
-def _notice(device: Device) -> None:
-    """Forget all choices if a file of `device` changed since it was last looked at."""
-    now = time.monotonic()
-    last, stamp = _looked.get(device, (0.0, None))
-    if stamp is not None and now - last < LOOK_AGAIN:
-        return
-    current = tuple(_stamp(path) for path in record_files(device, tuned_directory()))
-    if stamp is not None and current != stamp:
-        _chosen.clear()
-    _looked[device] = (now, current)
+def generation() -> int:
+    """A number that grows when choices may have changed. Looks at the files now and then."""
+    if time.monotonic() >= _watch.next_look:
+        _watch.look()
+    return _watch.generation
+
+
+class _Watch:
+    """The files of tuned configurations as they were when last looked at."""
+
+    def __init__(self) -> None:
+        self.generation, self.next_look = 0, 0.0
+        self.seen: dict[Device, tuple] = {}
+
+    def add(self, device: Device) -> None:
+        """Look at the files of `device` too from now on."""
+        if device not in self.seen:
+            self.seen[device] = _stamps(device)
+
+    def look(self) -> None:
+        """Forget all choices if a file changed."""
+        now = {device: _stamps(device) for device in self.seen}
+        if now != self.seen:
+            self.generation += 1
+            _chosen.clear()
+        self.seen, self.next_look = now, time.monotonic() + LOOK_AGAIN
+
+
+_watch = _Watch()
+
+
+def _stamps(device: Device) -> tuple:
+    return tuple(_stamp(path) for path in record_files(device, tuned_directory()))
 
 
 def _stamp(path: Any) -> tuple:

@@ -31,6 +31,11 @@ class Ready:
     result: Any
     kept: tuple[Any, ...] = ()
 
+    @property
+    def in_place(self) -> bool:
+        """True if there is nothing to do but launch."""
+        return len(self.steps) == 1
+
 
 def find_backend(call: Call, device: Any = None) -> Backend:
     """The device that a call runs on: the caller's (what `open_device` takes, or a `Backend`), else

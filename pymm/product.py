@@ -15,10 +15,6 @@ import numpy as np
 from pymm.arrays import Form
 from pymm.problem import MAX_EXTENT, Problem, dtype_name
 
-#: Matrices of a stack that one launch takes: they are the z axis of the grid (CUDA C++ Programming
-#: Guide, "Technical Specifications per Compute Capability": at most 65535).
-MAX_BATCH = 65535
-
 
 class Place(NamedTuple):
     """Where a launch finds a matrix: bytes behind the operand's first element, leading dimension
@@ -165,12 +161,10 @@ def _steps(problem: Problem, axes: list[Axis], lds: tuple[int, int, int]) -> Ite
     others = list(axes)
     if forward:
         others.remove(batch)
-    extent, *strides = batch
+    batched = replace(problem, batch=batch[0])
     for index in itertools.product(*(range(axis[0]) for axis in others)):
-        for start in range(0, extent, MAX_BATCH):
-            places = []
-            for which, (ld, stride) in enumerate(zip(lds, strides, strict=True), 1):
-                walked = sum(i * axis[which] for i, axis in zip(index, others, strict=True))
-                places.append(Place(walked + start * stride, ld, stride // size))
-            count = min(MAX_BATCH, extent - start)
-            yield Step(replace(problem, batch=count), *places)
+        places = []
+        for which, ld in enumerate(lds, 1):
+            offset = sum(i * axis[which] for i, axis in zip(index, others, strict=True))
+            places.append(Place(offset, ld, batch[which] // size))
+        yield Step(batched, *places)

@@ -1,0 +1,86 @@
+"""Calls that were made before: the bound launch of a product whose operands stand where they stood,
+so that making it again costs a dictionary lookup.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pymm.choose import generation
+
+#: Launches kept: some 2 KiB each. All are forgotten when there would be more.
+MAX_KEPT = 4096
+
+#: A launch, and the generation of tuned configurations that its own was chosen from. Whatever can
+#: make a call fail is part of its key, so a hit needs no checks; no entry keeps an operand alive.
+_kept: dict[tuple, tuple[Callable[[], None], int]] = {}
+os.register_at_fork(after_in_child=_kept.clear)
+
+
+def key_of(a: Any, b: Any, out: Any, c: Any, options: tuple) -> tuple | None:
+    """What a call is recognised by: places and forms of the arrays, and every option. None for a
+    call that is not kept: without `out`, or with operands that are copied before they are used.
+    """
+    if out is None:
+        return None
+    marks = (_mark(a), _mark(b), _mark(out), None if c is None else _mark(c))
+    if None in marks[:3] or (c is not None and marks[3] is None):
+        return None
+    key = (*marks, *options, type(options[0]), type(options[1]))
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _mark(array: Any) -> tuple | None:
+    """Place, form and kind of an array."""
+    kind = type(array)
+    if kind is np.ndarray:
+        place = array.__array_interface__["data"]
+        return (kind, place, array.shape, array.strides, array.dtype)
+    if kind.__module__.partition(".")[0] == "torch":
+        return _torch_mark(array)
+    try:
+        told = array.__cuda_array_interface__
+    except (AttributeError, RuntimeError):
+        return None
+    if told.get("mask") is not None:
+        return None
+    place = getattr(getattr(array, "device", None), "id", None)
+    form = (told["shape"], told.get("strides"), told["typestr"])
+    return (kind, told["data"], *form, told.get("stream"), place)
+
+
+def _torch_mark(tensor: Any) -> tuple | None:
+    """A tensor's own words: its CUDA array interface takes PyTorch microseconds to make."""
+    if not getattr(tensor, "is_cuda", False) or tensor.requires_grad:
+        return None
+    stream = sys.modules["torch"].cuda.current_stream(tensor.device).cuda_stream
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    return (type(tensor), tensor.data_ptr(), shape, strides, tensor.dtype, tensor.device, stream)
+
+
+def find(key: tuple) -> Callable[[], None] | None:
+    """The launch of this call, if it was kept and the choice of its configuration still holds."""
+    entry = _kept.get(key)
+    if entry is None:
+        return None
+    launch, chosen_in = entry
+    if generation() == chosen_in:
+        return launch
+    _kept.clear()
+    return None
+
+
+def keep(key: tuple, launch: Callable[[], None]) -> None:
+    """Remember the launch of a call."""
+    if len(_kept) >= MAX_KEPT:
+        _kept.clear()
+    _kept[key] = (launch, generation())
