@@ -30,7 +30,7 @@ def open_device(spec: str | int | None = None, cache: Path | None = None) -> Bac
     """
     kind, number = _parsed(spec)
     if os.environ.get("PYMM_SIMULATOR", "0") not in ("", "0") and kind in ("cuda", None):
-        kind = "simulator"
+        kind, number = "simulator", number or 0
     where = private(Path(cache).absolute()) if cache is not None else cache_directory()
     with _opening:
         return _opened(kind, number, where, os.getpid())
@@ -64,7 +64,10 @@ def _parsed(spec: str | int | None) -> tuple[str | None, int | None]:
         raise ValueError(
             f"device {spec!r} is none of 'cuda', 'cuda:1', 1, 'cpu', 'cpu:4' (threads), 'simulator'"
         )
-    return match[1], None if match[2] is None else int(match[2])
+    kind, number = match[1], match[2]
+    if number is None:
+        return kind, None if kind == "cpu" else 0
+    return kind, int(number)
 
 
 @lru_cache(maxsize=64)
@@ -77,7 +80,7 @@ def _opened(kind: str | None, number: int | None, cache: Path, process: int) -> 
     if kind is not None:
         from pymm.backends.cuda import open_cuda
 
-        return open_cuda(number or 0, cache, simulator=kind == "simulator")
+        return open_cuda(number, cache, simulator=kind == "simulator")
     try:
         return _opened("cuda", 0, cache, process)
     except NoDevice as error:

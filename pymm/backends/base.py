@@ -273,7 +273,8 @@ def check_rows(array: np.ndarray, pitch: int) -> tuple[int, int]:
     rows, columns = array.shape
     row_bytes = columns * array.itemsize
     steps = array.strides
-    if (columns > 1 and steps[1] != array.itemsize) or (rows > 1 and steps[0] < row_bytes):
+    apart = rows > 1 and steps[0] < row_bytes
+    if array.size and (apart or (columns > 1 and steps[1] != array.itemsize)):
         raise ValueError(
             f"copies take rows of neighbouring elements, one after the other; shape {array.shape} "
             f"has strides {steps} bytes for elements of {array.itemsize}"
@@ -281,3 +282,9 @@ def check_rows(array: np.ndarray, pitch: int) -> tuple[int, int]:
     if pitch < row_bytes:
         raise ValueError(f"rows of {row_bytes} bytes do not fit {pitch} bytes apart")
     return rows, columns
+
+
+def check_range(size: int, offset: int, nbytes: int) -> None:
+    """`ValueError` unless `nbytes` bytes from `offset` on lie in a buffer of `size`."""
+    if offset < 0 or offset + nbytes > size:
+        raise ValueError(f"{nbytes} bytes from {offset} on do not lie in a buffer of {size}")

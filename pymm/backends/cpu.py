@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +21,14 @@ from pymm.backends.base import (
     Matrix,
     NoDevice,
     Resources,
+    check_range,
     check_rows,
 )
-from pymm.backends.binaries import key_of
-from pymm.backends.cpu_compiler import CpuCompiler, find_compiler, processor_field
+from pymm.backends.cpu_compiler import CpuCompiler, find_compiler
+from pymm.backends.cpu_device import describe, memory_field, usable_cores
 from pymm.device import Device
 from pymm.problem import Problem
-from pymm.source import Source, kernel_text
+from pymm.source import Source
 
 REALS = {"f32": ctypes.c_float, "f64": ctypes.c_double}
 
@@ -53,102 +52,6 @@ def open_cpu(threads: int | None, cache: Path) -> CpuBackend:
     return CpuBackend(describe(threads or usable, compiler), compiler)
 
 
-def usable_cores() -> int:
-    """Cores that the scheduler gives to this process."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def describe(threads: int, compiler: CpuCompiler) -> Device:
-    """This machine's CPU with `threads` cores in use."""
-    width, registers = _vectors()
-    caches = cache_sizes()
-    return Device(
-        name=f"{processor_name()}, {threads} core{'s' if threads > 1 else ''}",
-        kind="cpu",
-        sms=threads,
-        l2_bytes=caches[1] if len(caches) > 1 else 0,
-        memory_bytes=_memory("MemTotal"),
-        vector_bytes=width,
-        vector_registers=registers,
-        cache_bytes=caches,
-        peak_flops=_peaks(threads, width, compiler),
-        versions={"driver": f"{platform.system()} {platform.machine()}"},
-    )
-
-
-def processor_name() -> str:
-    """The processor's name as its maker writes it, without trademarks and clock."""
-    name = processor_field("model name", "Model", "Hardware") or platform.machine() or "CPU"
-    name = re.sub(r"\((R|TM|r|tm)\)|\bCPU\b|@.*", " ", name)
-    return " ".join(name.split())
-
-
-def _vectors() -> tuple[int, int]:
-    """Bytes and number of the SIMD registers."""
-    flags = set(processor_field("flags", "Features").replace(",", " ").split())
-    if "avx512f" in flags:
-        return 64, 32
-    if "avx2" in flags:
-        return 32, 16
-    if platform.machine() in ("aarch64", "arm64"):
-        return 16, 32
-    return 16, 16
-
-
-@lru_cache(maxsize=1)
-def cache_sizes() -> tuple[int, ...]:
-    """Bytes of the data caches seen by one core, innermost first. Empty if the system is silent."""
-    sizes = {}
-    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
-        try:
-            kind, level, size = (
-                (index / field).read_text(encoding="ascii").strip()
-                for field in ("type", "level", "size")
-            )
-            unit = {"K": 2**10, "M": 2**20}.get(size[-1], 1)
-            if kind != "Instruction":
-                sizes[int(level)] = int(size.rstrip("KM")) * unit
-        except (OSError, ValueError):
-            continue
-    return tuple(sizes[level] for level in sorted(sizes))
-
-
-def _memory(field: str) -> int:
-    """Bytes of a field of /proc/meminfo; 0 if it is not there."""
-    try:
-        found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    except OSError:
-        return 0
-    return int(found.group(1)) * 1024 if found else 0
-
-
-def _peaks(threads: int, width: int, compiler: CpuCompiler) -> dict[str, float]:
-    """Operations per second by dtype, measured by cpu_src/peak.cpp and kept in the cache.
-
-    Twenty runs of about 1 ms for each type; the best counts.
-    """
-    text = f"#define VECTOR_BYTES {width}\n" + kernel_text("cpu", "peak.cpp")
-    key = key_of(text, compiler.version, compiler.processor, str(threads))
-    kept = compiler.cache / "cpu" / f"peak-{key}"
-    try:
-        values = [float(word) for word in kept.read_text(encoding="ascii").split()]
-        return dict(zip(REALS, values, strict=True))
-    except (OSError, ValueError):
-        pass
-    library = ctypes.CDLL(str(compiler.build_text(text, "peak.cpp")))
-    peaks = {}
-    for dtype in REALS:
-        measure = getattr(library, f"peak_{dtype}")
-        measure.restype = ctypes.c_double
-        peaks[dtype] = measure(ctypes.c_int(threads), ctypes.c_int(20), ctypes.c_longlong(300_000))
-    fresh = kept.with_suffix(f".{os.getpid()}")
-    fresh.write_text(" ".join(f"{value:.6g}" for value in peaks.values()), encoding="ascii")
-    os.replace(fresh, kept)
-    return peaks
-
-
 class CpuBuffer(Buffer):
     """Host memory on a boundary of `ALIGNMENT` bytes."""
 
@@ -156,7 +59,7 @@ class CpuBuffer(Buffer):
         try:
             memory = np.empty(nbytes + ALIGNMENT, np.uint8)
         except MemoryError:
-            free = _memory("MemAvailable")
+            free = memory_field("MemAvailable")
             raise MemoryError(f"{nbytes} bytes asked for, {free} bytes are free") from None
         start = -memory.ctypes.data % ALIGNMENT
         self._bytes = memory[start : start + nbytes]
@@ -164,9 +67,11 @@ class CpuBuffer(Buffer):
         self.address = self._bytes.ctypes.data
 
     def write(self, array: np.ndarray) -> None:
+        check_range(self.nbytes, 0, array.nbytes)
         self._bytes[: array.nbytes] = array.reshape(-1).view(np.uint8)
 
     def read(self, array: np.ndarray, offset: int = 0) -> None:
+        check_range(self.nbytes, offset, array.nbytes)
         array.reshape(-1).view(np.uint8)[:] = self._bytes[offset : offset + array.nbytes]
 
     def fill(self, byte: int) -> None:
@@ -212,7 +117,7 @@ def _call(gemm: Callable[[], int], config: Any, owners: Any) -> None:
     if gemm():
         raise LaunchFailed(
             f"{config.slug} found no memory for its packed blocks; "
-            f"{_memory('MemAvailable')} bytes are free"
+            f"{memory_field('MemAvailable')} bytes are free"
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pycuda.driver as drv
 
-from pymm.backends.base import Backend, Buffer
+from pymm.backends.base import Backend, Buffer, check_range
 from pymm.backends.cuda.compiler import CudaCompiler
 from pymm.backends.cuda.context import Contexts, Held, failure, working
 from pymm.backends.cuda.copies import HostCopies
@@ -41,17 +41,13 @@ class CudaBuffer(Buffer):
         self.address = int(memory)
 
     def write(self, array: np.ndarray) -> None:
-        if array.nbytes > self.nbytes:
-            raise ValueError(f"{array.nbytes} bytes do not fit a buffer of {self.nbytes}")
+        check_range(self.nbytes, 0, array.nbytes)
         if array.nbytes:
             with working(self._context, f"copying {array.nbytes} bytes to the device"):
                 drv.memcpy_htod(self.address, array)
 
     def read(self, array: np.ndarray, offset: int = 0) -> None:
-        if offset < 0 or offset + array.nbytes > self.nbytes:
-            raise ValueError(
-                f"{array.nbytes} bytes from {offset} on are not in a buffer of {self.nbytes}"
-            )
+        check_range(self.nbytes, offset, array.nbytes)
         if array.nbytes:
             with working(self._context, f"copying {array.nbytes} bytes from the device"):
                 drv.memcpy_dtoh(array, self.address + offset)

@@ -105,7 +105,14 @@ def _text(output: str | bytes) -> str:
 
 
 def _remove_leftovers(message: str) -> None:
-    """Remove the temporary directory that PyCUDA leaves behind when a compilation fails."""
-    found = re.search(r"of (\S.*?)[/\\]kernel\.cu failed", message)
-    if found and os.path.basename(found[1]).startswith("tmp"):
-        shutil.rmtree(found[1], ignore_errors=True)
+    """Remove what PyCUDA leaves behind when a compilation fails: a temporary directory, or one
+    file if it was the preprocessor that failed. Its message names them.
+    """
+    found = re.search(r"nvcc (compilation|preprocessing) of (.+?\.cu) failed", message)
+    if not found:
+        return
+    left = Path(found[2])
+    if found[1] == "preprocessing":
+        left.unlink(missing_ok=True)
+    elif left.name == "kernel.cu" and left.parent.name.startswith("tmp"):
+        shutil.rmtree(left.parent, ignore_errors=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pycuda.driver as drv
@@ -85,6 +86,9 @@ class CudaExecutable(Executable):
         c: Matrix,
         stream: Any = None,
     ) -> Callable[[], None]:
+        most = self._most_blocks[2]
+        if problem.batch > most:
+            return self._in_parts(most, problem, alpha, (a, b), beta, c, stream)
         context = self._contexts.current()
         loaded = self._in(context)
         grid, block = self._geometry(problem)
@@ -101,6 +105,34 @@ class CudaExecutable(Executable):
             )
             return _elsewhere(launch, context, what, (self, a, b, c))
         return _bound(loaded, grid, block, packed, stream, context, what, (self, a, b, c))
+
+    def _in_parts(
+        self,
+        most: int,
+        problem: Problem,
+        alpha: float,
+        factors: tuple[Matrix, Matrix],
+        beta: float,
+        c: Matrix,
+        stream: Any,
+    ) -> Callable[[], None]:
+        """A stack of more matrices than a grid has blocks along z, in several launches."""
+        size = problem.numpy_dtype.itemsize
+
+        def from_matrix(first: int, matrix: Matrix) -> Matrix:
+            return replace(matrix, address=matrix.address + first * matrix.batch_stride * size)
+
+        calls = []
+        for first in range(0, problem.batch, most):
+            part = replace(problem, batch=min(most, problem.batch - first))
+            a, b, out = (from_matrix(first, matrix) for matrix in (*factors, c))
+            calls.append(self.bind(part, alpha, a, b, beta, out, stream))
+
+        def call() -> None:
+            for launch in calls:
+                launch()
+
+        return call
 
     def _geometry(self, problem: Problem) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         """Grid and block. `LaunchFailed` for more blocks or threads than a launch can have."""

@@ -1,0 +1,371 @@
+"""Binaries on disk: whole or absent, whoever writes at the same time; and the pool that makes them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from pymm.backends import open_device
+from pymm.backends.base import CompileFailed, NoDevice
+from pymm.backends.binaries import key_of, obtain, sound
+from pymm.backends.cpu_compiler import find_compiler
+from pymm.backends.cuda.nvcc import find_nvcc
+from pymm.cache import Precompiler, cache_directory, config_directory, state_directory
+from pymm.kernels import find_kernel
+from pymm.problem import Problem
+from pymm.source import Source, render
+
+ROOT = Path(__file__).resolve().parents[1]
+NAIVE = find_kernel("naive").config(dict(MB=8, NB=8))
+REORDERED = find_kernel("reordered", "cpu").default_config
+PROBLEM = Problem(8, 8, 8)
+
+
+def source(kind: str, text: str | None = None) -> Source:
+    rendered = render(NAIVE if kind == "cuda" else REORDERED, PROBLEM)
+    return rendered if text is None else Source(text, "gemm", rendered.config)
+
+
+@pytest.fixture(params=["cpu:1", "cuda"])
+def fresh(request, tmp_path):
+    """A backend with an empty cache of its own."""
+    return open_device(request.param, tmp_path / "cache")
+
+
+def kind(backend) -> str:
+    return "cpu" if backend.device.kind == "cpu" else "cuda"
+
+
+def leftovers(folder: Path) -> list[str]:
+    return [path.name for path in folder.rglob("new-*")]
+
+
+# The folder of a binary
+
+
+def test_made_once_and_found_again(tmp_path):
+    made = []
+
+    def make(place: Path) -> Path:
+        made.append(place)
+        (place / "rubbish").write_text("left by the compiler")
+        (place / "binary").write_bytes(b"code")
+        return place / "binary"
+
+    folder = tmp_path / "a" / "key"
+    first = obtain(folder, make)
+    assert first == obtain(folder, make) == sound(folder) == folder / "binary"
+    assert len(made) == 1 and first.read_bytes() == b"code"
+    assert sorted(path.name for path in folder.iterdir()) == ["binary", "sha256"]
+    assert not leftovers(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "no digest", "no binary", "empty"])
+def test_damage_is_seen_and_mended(tmp_path, damage):
+    def make(place: Path) -> Path:
+        (place / "binary").write_bytes(b"the whole code")
+        return place / "binary"
+
+    folder = tmp_path / "key"
+    binary = obtain(folder, make)
+    if damage == "cut":
+        binary.write_bytes(b"the wh")
+    elif damage == "changed":
+        binary.write_bytes(b"the whole c0de")
+    elif damage == "no digest":
+        (folder / "sha256").unlink()
+    elif damage == "no binary":
+        binary.unlink()
+    else:
+        (folder / "sha256").write_text("")
+    assert sound(folder) is None
+    assert obtain(folder, make).read_bytes() == b"the whole code"
+    assert not leftovers(tmp_path)
+
+
+def test_a_failure_leaves_nothing(tmp_path):
+    def make(place: Path) -> Path:
+        (place / "half").write_bytes(b"x")
+        raise CompileFailed("no")
+
+    with pytest.raises(CompileFailed):
+        obtain(tmp_path / "key", make)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_many_at_once_agree(tmp_path):
+    barrier = threading.Barrier(8)
+    got = []
+
+    def make(place: Path) -> Path:
+        barrier.wait(timeout=10)  # everybody compiles, nobody is first
+        (place / "binary").write_bytes(b"code" * 1000)
+        return place / "binary"
+
+    threads = [
+        threading.Thread(target=lambda: got.append(obtain(tmp_path / "key", make).read_bytes()))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == [b"code" * 1000] * 8
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
+
+
+def test_keys_do_not_run_together():
+    assert key_of("ab", "c") != key_of("a", "bc") != key_of("abc")
+
+
+# Real compilers
+
+
+def test_a_binary_cut_short_is_compiled_again(fresh):
+    text = source(kind(fresh))
+    path = fresh.compiler.build(text)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    assert fresh.load(text).config == text.config
+    assert path.read_bytes()[:4] == b"\x7fELF" and sound(path.parent) == path
+
+
+def test_compiling_ahead_is_all_the_compiling(fresh, monkeypatch):
+    text = source(kind(fresh))
+    fresh.precompile(text)
+    monkeypatch.setattr(type(fresh.compiler), "_compile", None)
+    if kind(fresh) == "cuda":
+        import pycuda.compiler
+
+        calls = pycuda.compiler.call_capture_output
+        pycuda.compiler.get_nvcc_version(fresh.compiler.nvcc)  # asked once per process
+
+        def no_compiler(*arguments, **options):
+            raise AssertionError(f"SourceModule compiles: {arguments}")
+
+        monkeypatch.setattr(pycuda.compiler, "call_capture_output", no_compiler)
+        assert calls is not no_compiler
+    assert fresh.load(text).config == text.config
+
+
+def test_the_compilers_words(fresh, tmp_path, monkeypatch):
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    monkeypatch.setenv("TMPDIR", str(place))
+    text = source(kind(fresh)).text + "\nint x = undeclared_thing;\n"
+    with pytest.raises(CompileFailed, match="undeclared_thing") as caught:
+        fresh.load(source(kind(fresh), text))
+    assert source(kind(fresh)).config.slug in str(caught.value)
+    assert list(place.iterdir()) == []
+    assert not leftovers(tmp_path)
+
+
+def test_an_include_in_the_text_is_no_trouble(fresh, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    text = "#include <no_such_header.h>\n" + source(kind(fresh)).text
+    with pytest.raises(CompileFailed, match="no_such_header"):
+        fresh.load(source(kind(fresh), text))
+    left = [path.name for path in tmp_path.iterdir() if path.name != "cache"]
+    assert left == []
+
+
+def test_flags_from_the_environment_are_part_of_the_key(cuda, monkeypatch):
+    plain = cuda.compiler.folder(source("cuda"))
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "-DX=1")
+    assert cuda.compiler.folder(source("cuda")) != plain
+
+
+def test_a_compiler_that_is_not_there(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(NoDevice, match="CXX names .no-such-compiler.*apt install"):
+        find_compiler(tmp_path)
+
+
+# The pool
+
+
+@pytest.fixture(scope="module", params=["cpu:1", "cuda"])
+def pool(request, tmp_path_factory):
+    backend = open_device(request.param, tmp_path_factory.mktemp("pool"))
+    with Precompiler(backend, workers=2) as pool:
+        yield backend, pool
+
+
+def test_two_processes_compile_the_same(pool):
+    backend, pool = pool
+    text = source(kind(backend))
+    futures = [pool.submit(text) for _ in range(2)]
+    assert [future.result(timeout=120) for future in futures] == [None, None]
+    assert pool.pending == 0
+    path = backend.compiler.build(text)
+    assert sound(path.parent) == path
+    assert not leftovers(backend.compiler.cache)
+
+
+def test_a_refusal_comes_back_from_the_pool(pool):
+    backend, pool = pool
+    future = pool.submit(source(kind(backend), "this is no program"))
+    with pytest.raises(CompileFailed, match=source(kind(backend)).config.slug):
+        future.result(timeout=120)
+
+
+def test_a_pool_ends_and_cleans_up(cpu, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with Precompiler(cpu, workers=1) as pool:
+        pool.submit(source("cpu")).result(timeout=120)
+        assert len(list(tmp_path.iterdir())) == 1
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match="workers=0"):
+        Precompiler(cpu, workers=0)
+
+
+def test_a_pool_ends_with_its_parent():
+    script = (
+        "import os, sys\n"
+        "from pymm.cache import Precompiler\n"
+        "from tests.test_cache import source\n"
+        "pool = Precompiler('cpu:1', workers=1)\n"
+        "pool.submit(source('cpu')).result()\n"
+        "print(*pool._pool._processes, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    (worker,) = map(int, done.stdout.split())
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{worker}").exists():
+        assert time.monotonic() < deadline, f"process {worker} outlives its parent"
+        time.sleep(0.05)
+
+
+# Directories
+
+
+def test_directories_are_private(tmp_path, monkeypatch):
+    for setting, directory in (
+        ("PYMM_CACHE_DIR", cache_directory),
+        ("PYMM_CONFIG_DIR", config_directory),
+        ("PYMM_STATE_DIR", state_directory),
+    ):
+        monkeypatch.setenv(setting, str(tmp_path / setting / "deep"))
+        assert directory() == tmp_path / setting / "deep"
+        assert directory().stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_that_others_may_change_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYMM_CACHE_DIR", str(tmp_path))
+    tmp_path.chmod(0o777)
+    with pytest.raises(PermissionError, match="chmod 700.*or set PYMM_CACHE_DIR"):
+        cache_directory()
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(os, "getuid", lambda: 12345678)
+    with pytest.raises(PermissionError, match="this process runs as 12345678.*PYMM_CACHE_DIR"):
+        cache_directory()
+
+
+def test_a_directory_that_cannot_be(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PYMM_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    with pytest.raises(PermissionError, match="cannot write in .*set PYMM_CACHE_DIR"):
+        open_device("cpu:1")
+
+
+# nvcc
+
+
+@pytest.fixture
+def nvcc(tmp_path):
+    """Makes programs that call themselves nvcc of some release."""
+
+    def make(release: str, folder: str = "bin") -> Path:
+        path = tmp_path / folder / "nvcc"
+        path.parent.mkdir(parents=True)
+        version = f"Cuda compilation tools, release {release}, V{release}.1"
+        path.write_text(f"#!/bin/sh\necho '{version}'")
+        path.chmod(0o755)
+        return path
+
+    return make
+
+
+def test_nvcc_is_taken_where_asked_for(nvcc, tmp_path, monkeypatch):
+    asked, home = nvcc("12.4", "asked"), nvcc("12.8", "home/bin")
+    on_path = nvcc("12.9", "path")
+    monkeypatch.setenv("PYMM_NVCC", str(asked))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PATH", str(on_path.parent), prepend=os.pathsep)
+    assert (find_nvcc().path, find_nvcc().version) == (str(asked), "nvcc 12.4.1")
+    monkeypatch.delenv("PYMM_NVCC")
+    assert find_nvcc((12, 0)).path == str(home)
+    monkeypatch.delenv("CUDA_HOME")
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    assert find_nvcc().path == str(on_path)
+    assert find_nvcc().release == (12, 9)
+
+
+def test_an_nvcc_newer_than_the_driver_is_refused(nvcc, monkeypatch):
+    monkeypatch.setenv("PYMM_NVCC", str(nvcc("99.1")))
+    wanted = "is of CUDA 99.1, and the driver knows CUDA 12.4.*PYMM_NVCC"
+    with pytest.raises(NoDevice, match=wanted):
+        find_nvcc((12, 4))
+
+
+def test_an_nvcc_too_new_gives_way_to_the_next(nvcc, tmp_path, monkeypatch):
+    monkeypatch.delenv("PYMM_NVCC", raising=False)
+    monkeypatch.setenv("CUDA_HOME", str(nvcc("99.1", "home/bin").parents[1]))
+    older = nvcc("12.0", "path")
+    monkeypatch.setenv("PATH", str(older.parent), prepend=os.pathsep)
+    assert find_nvcc((13, 0)).path == str(older)
+
+
+def test_a_link_to_nvcc_is_followed_to_its_parts(nvcc, tmp_path, monkeypatch):
+    real = nvcc("12.0", "toolkit/bin")
+    link = tmp_path / "links" / "nvcc"
+    link.parent.mkdir()
+    link.symlink_to(real)
+    monkeypatch.delenv("PYMM_NVCC", raising=False)
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setenv("PATH", str(link.parent), prepend=os.pathsep)
+    assert find_nvcc().path == str(real)
+
+
+def test_what_is_no_nvcc_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYMM_NVCC", str(tmp_path / "nowhere"))
+    with pytest.raises(NoDevice, match="nowhere.*No such file"):
+        find_nvcc()
+
+
+def test_without_pycuda_the_message_says_what_to_do():
+    script = (
+        "import sys\n"
+        "sys.modules['pycuda'] = None\n"
+        "from pymm.backends import open_device\n"
+        "from pymm.backends.base import NoDevice\n"
+        "try:\n"
+        "    open_device('cuda')\n"
+        "except NoDevice as error:\n"
+        "    print(error)\n"
+        "print(open_device().device.kind)\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "PYMM_SIMULATOR"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "pip install 'pymm[cuda]'" in done.stdout and "doctor" in done.stdout, done.stderr
+    assert done.stdout.endswith("\ncpu\n")
