@@ -1,0 +1,220 @@
+"""What nvcc makes of the kernels: static_asserts that say what the rules say, and no spills.
+
+These tests need a CUDA toolkit's nvcc, but no GPU; without one they fail and say how to get one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pymm import simulator, store
+from pymm.backends.base import NoDevice
+from pymm.backends.cuda.nvcc import find_nvcc
+from pymm.device import Device
+from pymm.kernels import COMMON_RULES, KERNELS, Kernel, find_kernel, parse_slug
+from pymm.problem import DTYPES, Problem
+from pymm.source import kernel_text, render
+
+CUDA = [kernel for kernel in KERNELS if kernel.backend == "cuda"]
+ENDLESS = 10**9
+#: What a rule still forbids here it forbids on every device.
+LIMITLESS = Device(
+    "limitless",
+    "cuda",
+    max_threads=ENDLESS,
+    shared_static=ENDLESS,
+    shared_per_block=ENDLESS,
+    registers_per_block=ENDLESS,
+    max_registers_per_thread=ENDLESS,
+)
+#: Breaks one rule or several, each rule of each rung at least once.
+BREAKING = (
+    "naive-MB3-NB5",
+    "coalesced-MB1-NB8",
+    "shared_tile-MB8-NB16-KB8",
+    "shared_tile-MB16-NB16-KB8",
+    "shared_tile-MB4-NB4-KB4",
+    "shared_tile-MB4-NB2-KB8",
+    "register_tile-MB16-NB16-KB8-TA3-TB1",
+    "register_tile-MB16-NB16-KB8-TA1-TB3",
+    "register_tile-MB16-NB16-KB8-TA4-TB4",
+    "transposed_a-MB48-NB48-KB8-TA5-TB3",
+    "transposed_a-MB32-NB48-KB8-TA4-TB5",
+    "transposed_a-MB8-NB8-KB8-TA1-TB8",
+)
+KEEPING = (
+    "naive-MB1-NB32",
+    "coalesced-MB32-NB1",
+    "shared_tile-MB24-NB24-KB24",
+    "register_tile-MB48-NB48-KB16-TA3-TB3",
+    "transposed_a-MB48-NB48-KB16-TA3-TB3",
+)
+
+
+@pytest.fixture(scope="module")
+def nvcc() -> str:
+    """Path of the toolkit's nvcc, also where the simulator's has taken the first place."""
+    with pytest.MonkeyPatch.context() as patch:
+        if simulator.active():
+            stand_in = str(Path(simulator.nvcc()).parent)
+            folders = os.environ["PATH"].split(os.pathsep)
+            patch.setenv("PATH", os.pathsep.join(f for f in folders if f != stand_in))
+        try:
+            return find_nvcc().path
+        except NoDevice as error:
+            pytest.fail(f"the CUDA kernels cannot be compiled: {error}")
+
+
+def sentences(kernel: Kernel) -> set[str]:
+    """The messages of the static_asserts of a kernel file that speak of its parameters."""
+    text = kernel_text("cuda", kernel.file)
+    found = re.findall(r'static_assert\([^;]*?,\s*"([^"]+)"\);', text)
+    assert len(found) == len(re.findall(r"\bstatic_assert\(", text))
+    return set(found) - {"REAL is float or double"}
+
+
+def front_end(compiler: str, slug: str, folder: Path) -> subprocess.CompletedProcess:
+    """Compile a configuration as far as PTX."""
+    file = folder / f"{slug}.cu"
+    config = parse_slug(slug)
+    file.write_text(render(config, Problem(97, 97, 97)).text)
+    command = [compiler, "-ptx", "-arch=sm_90a", "-o", str(file.with_suffix(".ptx")), str(file)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("slug", BREAKING)
+def test_what_the_rules_forbid_does_not_compile(nvcc, tmp_path, slug):
+    config = parse_slug(slug)
+    broken = set(config.kernel.violations(config, Problem(97, 97, 97), LIMITLESS))
+    done = front_end(nvcc, slug, tmp_path)
+    assert broken and done.returncode != 0
+    said = {sentence for sentence in sentences(config.kernel) if sentence in done.stderr}
+    assert said == broken, done.stderr
+
+
+@pytest.mark.parametrize("slug", KEEPING)
+def test_what_the_rules_allow_compiles(nvcc, tmp_path, slug):
+    config = parse_slug(slug)
+    assert not config.kernel.violations(config, Problem(97, 97, 97), Device("any", "cuda"))
+    done = front_end(nvcc, slug, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("kernel", CUDA, ids=lambda kernel: kernel.name)
+def test_every_static_assert_is_a_rule_and_every_general_rule_is_tried(kernel):
+    reasons = {rule.reason for rule in COMMON_RULES["cuda"] + kernel.rules}
+    assert sentences(kernel) <= reasons
+    tried = [parse_slug(slug) for slug in BREAKING if slug.startswith(f"{kernel.name}-")]
+    problem = Problem(97, 97, 97)
+    broken = {r for config in tried for r in kernel.violations(config, problem, LIMITLESS)}
+    assert broken == sentences(kernel)
+
+
+@pytest.mark.parametrize("kernel", CUDA, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_space_has_valid_configurations_and_the_default_is_one(kernel, dtype):
+    device = Device("any", "cuda")
+    problem = Problem(4096, 4096, 4096, dtype)
+    valid, rejected = kernel.configs(problem, device)
+    assert kernel.default_config in valid
+    assert len(valid) == len(set(valid)) and len(valid) + sum(rejected.values()) > len(valid) > 2
+    assert not kernel.violations(kernel.default_config, Problem(1, 1, 0, dtype), device)
+
+
+def test_symmetric_products_tile_fits_both_register_rungs():
+    """48 x 48, 3 x 3 elements on 16 x 16 threads in double precision (origins.md, O3)."""
+    for name in ("register_tile", "transposed_a"):
+        config = find_kernel(name).config(dict(MB=48, NB=48, KB=16, TA=3, TB=3))
+        assert config.kernel.block(config) == (16, 16, 1)
+        problem = Problem(500, 500, 500, "f64", trans_a=True)
+        assert config.kernel.violations(config, problem, Device("Tesla", "cuda")) == []
+        assert config.kernel.grid(config, problem) == (11, 11, 1)
+
+
+#: Turing, Ampere (two), Ada, Hopper.
+ARCHITECTURES = ("75", "80", "86", "89", "90a")
+#: Configurations with hardly a register to spare, which the rules must let through only if
+#: nothing spills: 1024 threads of 64 registers or 256 of 255.
+TIGHT = (
+    ("register_tile-MB64-NB32-KB16-TA1-TB2", "f32"),
+    ("register_tile-MB256-NB128-KB16-TA16-TB8", "f32"),
+    ("transposed_a-MB64-NB64-KB16-TA2-TB2", "f32"),
+    ("transposed_a-MB128-NB128-KB8-TA4-TB16", "f64"),
+)
+#: Configurations that spilled before the rules turned them down.
+SPILLING = (
+    ("register_tile-MB64-NB64-KB16-TA2-TB2", "f32"),
+    ("register_tile-MB128-NB64-KB32-TA8-TB1", "f32"),
+    ("register_tile-MB32-NB128-KB32-TA4-TB1", "f32"),
+    ("transposed_a-MB32-NB256-KB32-TA1-TB8", "f32"),
+    ("transposed_a-MB64-NB64-KB16-TA4-TB1", "f64"),
+    ("transposed_a-MB256-NB64-KB16-TA4-TB8", "f64"),
+    ("transposed_a-MB256-NB64-KB16-TA16-TB8", "f64"),
+)
+
+
+def texts() -> dict[str, str]:
+    """What to compile, by name: every default, whole tiles by rows and partial ones by columns;
+    every shipped record as it stands; the tight ones. No text twice.
+    """
+    wanted = []
+    for kernel in CUDA:
+        config = kernel.default_config
+        for dtype in kernel.dtypes:
+            wanted.append((config, Problem(4096, 4096, 4096, dtype)))
+            wanted.append((config, Problem(997, 997, 997, dtype, True, True)))
+    for path in store.files(None):
+        for record in store.read(path).records:
+            if record.config.backend == "cuda":
+                wanted.append((record.config, record.problem))
+    wanted += [(parse_slug(slug), Problem(4096, 4096, 4096, dtype)) for slug, dtype in TIGHT]
+    named = {}
+    for config, problem in wanted:
+        source = render(config, problem)
+        named.setdefault(source.key, (f"{config.slug}-{problem.slug}", source.text))
+    return dict(named.values())
+
+
+TEXTS = texts()
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_no_architecture_spills(nvcc, tmp_path, name):
+    file = tmp_path / "gemm.cu"
+    file.write_text(TEXTS[name])
+    targets = [f"-gencode=arch=compute_{a},code=sm_{a}" for a in ARCHITECTURES]
+    command = [
+        nvcc,
+        "-fatbin",
+        *targets,
+        "--threads=2",
+        "-Xptxas=-v",
+        "-o",
+        "gemm.fatbin",
+        "gemm.cu",
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert len(re.findall(r"Compiling entry function 'gemm' for 'sm_\w+'", said)) == 5, said
+    assert re.findall(r"(\d+) bytes spill (?:stores|loads)", said) == ["0"] * 10, said
+    assert "warning" not in said and not re.search(r"\bC75\d\d\b", said), said
+
+
+@pytest.mark.parametrize("slug, dtype", SPILLING)
+def test_configurations_that_spill_are_refused(slug, dtype):
+    config = parse_slug(slug)
+    broken = config.kernel.violations(config, Problem(512, 512, 512, dtype), Device("any", "cuda"))
+    assert any("register" in reason for reason in broken), broken
+
+
+@pytest.mark.parametrize("slug, dtype", TIGHT)
+def test_tight_configurations_are_allowed(slug, dtype):
+    config = parse_slug(slug)
+    assert not config.kernel.violations(config, Problem(8, 8, 8, dtype), Device("any", "cuda"))
