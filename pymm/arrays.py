@@ -7,13 +7,9 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass, field
-from functools import lru_cache
-from numbers import Real
 from typing import Any
 
 import numpy as np
-
-from pymm.problem import DTYPES, dtype_name
 
 #: Work that NumPy may spend on finding out whether two interleaved arrays really share an element
 #: (candidates tried); beyond it they count as sharing, which costs a copy and nothing else.
@@ -249,56 +245,3 @@ def empty_like(operand: Operand, shape: tuple[int, ...], dtype: np.dtype) -> Any
         with operand.owner.device:
             return sys.modules["cupy"].empty(shape, dtype)
     return None
-
-
-# What the types and the numbers of a call may be
-
-
-@lru_cache(maxsize=1024)
-def common_dtype(named: tuple[tuple[str, np.dtype], ...], dtype: Any, casting: str) -> np.dtype:
-    """The type that a product is computed in: `dtype`, else NumPy's `result_type`.
-
-    `TypeError` if an operand is no array of numbers or may not be cast to it under `casting`;
-    `NotImplementedError` if pymm has no such type.
-    """
-    for name, given in named:
-        if given.kind not in "biufc" and given.name != "bfloat16":
-            raise TypeError(f"{name} has dtype {given}, which is no type of numbers")
-    if dtype is not None:
-        wanted = DTYPES[dtype_name(dtype)] if dtype in DTYPES else np.dtype(dtype)
-    else:
-        wanted = np.result_type(*(given for _, given in named))
-    wanted = wanted.newbyteorder("=")
-    if wanted not in DTYPES.values():
-        known = " and ".join(known.name for known in DTYPES.values())
-        raise NotImplementedError(
-            f"a product in {wanted}: pymm computes in {known}; dtype= converts the operands"
-        )
-    for name, given in named:
-        if not np.can_cast(given, wanted, casting):
-            raise TypeError(f"cannot cast {name} from {given} to {wanted} with casting={casting!r}")
-    return wanted
-
-
-_TRANSPOSES = {False: False, True: True, "N": False, "T": True, "C": True}
-
-
-def transposes(flag: Any, name: str) -> bool:
-    """What a flag says: bool, or BLAS's letters "N", "T", "C" ("C" is "T" for real matrices)."""
-    try:
-        return _TRANSPOSES[flag.upper() if isinstance(flag, str) else flag]
-    except (KeyError, TypeError):
-        given = repr(flag) if isinstance(flag, str | int) else f"a {type(flag).__name__}"
-        raise ValueError(f"{name} is {given}, not a bool and not one of 'N', 'T', 'C'") from None
-
-
-def real(value: Any, name: str) -> float:
-    """A scalar as a float. `TypeError` unless it is a real number."""
-    if type(value) is float:
-        return value
-    if not isinstance(value, Real | np.bool_):
-        raise TypeError(f"{name} is a {type(value).__name__}, not a real number")
-    try:
-        return float(value)
-    except OverflowError:
-        raise ValueError(f"{name} is beyond the range of float64") from None

@@ -7,7 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
-from pymm.arrays import Form, adopt, common_dtype, real, transposes, view_at
+from pymm.arrays import Form, adopt, view_at
+from pymm.call import common_dtype, real, transposes
 from pymm.product import arrange, merge_axes, result_shape
 
 
