@@ -30,10 +30,14 @@ COLUMNS = (
 MAX_DETAIL = 500
 
 
+class ForeignFile(ValueError):
+    """A file that is not one of ours stands where one is to be written; it is left as it is."""
+
+
 class TrialLog:
     """A CSV file to which trials are appended, each one on disk before the next begins.
 
-    A half-written last line of a killed run is cut off. `ValueError` if the file exists and its
+    A half-written last line of a killed run is cut off. `ForeignFile` if the file exists and its
     first line is another: it is not written to.
     """
 
@@ -46,7 +50,7 @@ class TrialLog:
             with open(path, "r+b") as file:
                 first = file.readline().decode(errors="replace").strip()
                 if first != header:
-                    raise ValueError(f"{path} has other columns than {header}; name another file")
+                    raise ForeignFile(f"{path} has other columns than {header}; name another file")
                 file.seek(0)
                 file.truncate(file.read().rfind(b"\n") + 1)
         self._file = open(path, "a", encoding="utf-8", newline="")  # noqa: SIM115

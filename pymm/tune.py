@@ -18,12 +18,12 @@ from rich.console import Console
 from pymm.cache import Precompiler, config_directory, state_directory
 from pymm.device import Device
 from pymm.interrupts import Stop
-from pymm.journal import TrialLog
+from pymm.journal import Busy, ForeignFile, TrialLog
 from pymm.kernels import Config, Kernel, find_kernel, kernels_for
 from pymm.options import Options, parse
 from pymm.problem import Problem
 from pymm.progress import Line, Progress, show_lines
-from pymm.search import Busy, Search, open_storage, open_study
+from pymm.search import Search, open_storage, open_study
 from pymm.session import Decision, Session
 from pymm.shapes import parse_shapes
 from pymm.source import kernel_digest
@@ -70,16 +70,19 @@ class Tuner:
         try:
             with ExitStack() as held:
                 held.enter_context(self.stop.listening())
-                self.workers = self._hire(held)
-                self.device: Device = self.workers[0].device
-                self._introduce()
-                tasks = self._tasks()
+                try:
+                    self.workers = self._hire(held)
+                    self.device: Device = self.workers[0].device
+                    self._introduce()
+                    tasks = self._tasks()
+                except (ValueError, NotImplementedError) as refusal:
+                    return self._end(BAD_OPTIONS, str(refusal))
                 if self.options.dry_run or self.options.list:
                     return self._describe(tasks)
                 self._tune(tasks, held)
         except WorkerFailed as failure:
             return self._end(NO_DEVICE, str(failure))
-        except (ValueError, NotImplementedError, StoreError, Busy, OSError) as failure:
+        except (ForeignFile, StoreError, Busy, OSError) as failure:
             return self._end(BAD_OPTIONS, str(failure))
         except KeyboardInterrupt:
             return self._end(INTERRUPTED, "interrupted; what was measured is kept")

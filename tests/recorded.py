@@ -11,6 +11,7 @@ import gzip
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -49,8 +50,11 @@ class RecordedWorker:
     before: Callable[[Config], None] = lambda config: None
     library: float | None = None
     compiler = SimpleNamespace(toolchain="recorder 1.0")
-    connection = None
     _reply: Reply | None = None
+
+    def __post_init__(self):
+        self.connection, self._other = Pipe()  # always ready: there is something to read
+        self._other.send("ready")
 
     def start(self):
         self.started += 1

@@ -1,0 +1,336 @@
+"""The whole loop against recorded timings: asked, compiled, measured, told, saved, shown."""
+
+import io
+import math
+import signal
+
+import pytest
+from recorded import NoCompiler, RecordedWorker
+from rich.console import Console
+
+from pymm import kernels
+from pymm.child import Site
+from pymm.device import Device
+from pymm.journal import COLUMNS, TrialLog, read_trials
+from pymm.kernels import find_kernel
+from pymm.options import parse
+from pymm.problem import Problem
+from pymm.session import choose
+from pymm.store import load
+from pymm.tune import BAD_OPTIONS, INTERRUPTED, NO_DEVICE, NOT_ALL, TUNED, Stop, Tuner
+from pymm.worker import WorkerFailed
+
+GPU = Device("recorded GPU", "cuda", memory_bytes=2**33, peak_flops={"f32": 1e12})
+KERNEL = find_kernel("register_tile")
+BEST = KERNEL.config({"MB": 128, "NB": 128, "KB": 16, "TA": 8, "TB": 8})
+
+
+def smooth(config, problem):
+    """Seconds, best at `BEST`."""
+    pairs = zip(config.parameters, BEST.parameters, strict=False)
+    return 1e-4 * (1 + sum(abs(math.log2(x / y)) for (_, x), (_, y) in pairs))
+
+
+class Run:
+    """A tuner on recorded workers, with its files in `folder`."""
+
+    def __init__(self, folder, arguments, outcome=smooth, device=GPU, workers=1, **details):
+        self.folder, self.text = folder, io.StringIO()
+        self.workers, self.compilers = [], []
+        self.stop = Stop()
+
+        def hire(site):
+            self.workers.append(RecordedWorker(outcome, device, **details))
+            return self.workers[-1]
+
+        def open_compiler(compiler, count):
+            self.compilers.append(NoCompiler())
+            return self.compilers[-1]
+
+        defaults = "--shapes 256 --dtypes f32 --kernels register_tile --sampler random"
+        where = f"--storage {folder}/state --output {folder}/out --csv {folder}/trials.csv"
+        options = parse(f"{defaults} {where} {arguments}".split())
+        console = Console(file=self.text, width=200)
+        self.tuner = Tuner(options, Site(), hire, open_compiler, console, self.stop)
+        self.status = self.tuner.run()
+        self.output = self.text.getvalue()
+
+    @property
+    def asked(self):
+        return [config for worker in self.workers for config in worker.asked]
+
+    @property
+    def rows(self):
+        return list(read_trials(self.folder / "trials.csv"))
+
+    @property
+    def records(self):
+        return load(GPU, self.folder / "out")
+
+
+def test_finds_saves_and_shows(tmp_path):
+    run = Run(tmp_path, "--trials 90 --sampler local", library=1.5e-4)
+    assert run.status == TUNED
+    (record,) = run.records
+    assert record.problem == Problem(256, 256, 256)
+    assert record.seconds <= 3e-4 and record.config != KERNEL.default_config
+    searched = [row for row in run.rows if row["role"] == "search"]
+    assert len(searched) == 90
+    assert searched[0]["config"] == KERNEL.default_config.slug, "the default is asked first"
+    assert len({row["config"] for row in searched}) == 90, "nothing twice"
+    valid = {c.slug for c in KERNEL.configs(record.problem, GPU)[0]}
+    assert {row["config"] for row in searched} <= valid, "nothing invalid"
+    assert tuple(run.rows[0]) == COLUMNS
+    assert record.config.slug in run.output and "tuned / library" in run.output
+    final = [row for row in run.rows if row["role"] == "final"]
+    assert KERNEL.default_config.slug in {row["config"] for row in final}
+
+
+def test_nothing_is_compiled_twice(tmp_path):
+    """A multiple of the tile needs two texts, the plain and the guarded one; others one."""
+    run = Run(tmp_path, "--trials 30")
+    keys = run.compilers[0].keys
+    assert 30 <= len(keys) <= 60 and len(keys) == len(set(keys))
+
+
+def test_default_stays_where_nothing_is_faster(tmp_path):
+    def outcome(config, problem):
+        return 1e-4 if config == KERNEL.default_config else 0.999e-4
+
+    run = Run(tmp_path, "--trials 12", outcome)
+    assert run.status == TUNED
+    assert run.records[0].config == KERNEL.default_config
+    assert "the default" in run.output
+
+
+def test_failures_of_every_kind_are_recorded(tmp_path):
+    kinds = ["compile_failed", "launch_failed", "crashed", "timed_out", "wrong"]
+
+    def outcome(config, problem):
+        place = (config.MB + config.NB + config.TA + 3 * config.TB) % 7
+        return smooth(config, problem) if place > 4 or config == BEST else kinds[place]
+
+    run = Run(tmp_path, "--trials 80", outcome)
+    assert run.status == TUNED
+    assert {row["outcome"] for row in run.rows} >= {"ok", *kinds}
+    for row in run.rows:
+        assert bool(row["seconds"]) == (row["outcome"] in ("ok", "too_slow"))
+    ok = {row["config"] for row in run.rows if row["outcome"] == "ok"}
+    assert run.records[0].config.slug in ok
+
+
+def test_a_winner_that_turns_out_wrong_is_not_saved(tmp_path):
+    """Fastest in the search, wrong when it is verified once more: the next one is taken."""
+    seen = []
+
+    def outcome(config, problem):
+        if config.TA == 8:
+            seen.append(config)
+            return "wrong" if seen.count(config) > 1 else 1e-6
+        return smooth(config, problem)
+
+    run = Run(tmp_path, "--trials 40", outcome)
+    assert run.status == TUNED
+    assert run.records[0].config.TA != 8
+
+
+def test_nothing_works(tmp_path):
+    run = Run(tmp_path, "--trials 10", lambda config, problem: "crashed")
+    assert run.status == NOT_ALL
+    assert not run.records and "no configuration works" in run.output
+
+
+def test_simulated_times_are_never_saved(tmp_path):
+    simulated = Device("simulator", "simulator", memory_bytes=2**33)
+    run = Run(tmp_path, "--trials 5", device=simulated)
+    assert run.status == TUNED and run.rows
+    assert not (tmp_path / "out").exists()
+    assert "nothing will be saved" in run.output
+
+
+def test_budget_is_shared(tmp_path):
+    """No problem takes the time of the others; each gets at least its default measured."""
+    import time
+
+    def slow(config, problem):
+        time.sleep(0.01)
+        return smooth(config, problem)
+
+    started = time.monotonic()
+    run = Run(tmp_path, "--shapes 256,300,512 --budget 1.5", slow)
+    assert time.monotonic() - started < 6
+    assert run.status == TUNED and len(run.records) == 3
+
+
+def test_what_one_problem_teaches_serves_the_next(tmp_path):
+    run = Run(tmp_path, "--shapes 256,512 --trials 60")
+    first, second = sorted(run.records, key=lambda record: record.problem.flops)
+    rows = [row for row in run.rows if row["problem"] == second.problem.slug]
+    assert [row["config"] for row in rows[:2]] == [
+        KERNEL.default_config.slug,
+        first.config.slug,
+    ]
+
+
+def test_interrupted_run_goes_on(tmp_path):
+    """Ctrl-C saves the best so far; the next run measures nothing again and ends the study."""
+    count = []
+
+    def interrupt(config):
+        count.append(config)
+        if len(count) == 20:
+            signal.raise_signal(signal.SIGINT)
+
+    first = Run(tmp_path, "--trials 50", before=interrupt)
+    assert first.status == INTERRUPTED and "best so far" in first.output
+    before = [row["config"] for row in first.rows if row["role"] == "search"]
+    assert 19 <= len(before) <= 21 and len(first.records) == 1
+    second = Run(tmp_path, "--trials 50")
+    assert second.status == TUNED
+    searched = [row["config"] for row in second.rows if row["role"] == "search"]
+    assert len(searched) == len(set(searched)) == 50
+    third = Run(tmp_path, "--trials 50")
+    searched = [row["config"] for row in third.rows if row["role"] == "search"]
+    assert len(searched) == 100, "a finished study is begun anew"
+    fourth = Run(tmp_path, "--trials 50 --resume always")
+    searched = [row["config"] for row in fourth.rows if row["role"] == "search"]
+    assert len(searched) == 100, "all of its trials are done"
+    assert fourth.status == TUNED
+
+
+def test_second_interrupt_leaves_at_once(tmp_path):
+    def interrupt(config):
+        signal.raise_signal(signal.SIGINT)
+
+    run = Run(tmp_path, "--trials 50", before=interrupt)
+    assert run.status == INTERRUPTED
+    assert len(run.asked) <= 4 and not run.records
+
+
+def test_interrupt_handlers_are_given_back(tmp_path):
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    Run(tmp_path, "--trials 2")
+    assert before == (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
+
+
+def test_several_devices_share_the_trials(tmp_path):
+    run = Run(tmp_path, "--trials 40 --devices 0,1,2")
+    assert run.status == TUNED and len(run.workers) == 3
+    searched = [row["config"] for row in run.rows if row["role"] == "search"]
+    assert len(searched) == len(set(searched)) == 40
+    assert min(len(worker.asked) for worker in run.workers) >= 10
+
+
+def test_all_kernels(tmp_path):
+    run = Run(tmp_path, "--kernels all --trials 5")
+    assert run.status == TUNED
+    names = {record.config.kernel_name for record in run.records}
+    assert names == {k.name for k in kernels.KERNELS if k.backend == "cuda"}
+
+
+def test_dry_run_and_list_measure_nothing(tmp_path):
+    run = Run(tmp_path, "--dry-run")
+    valid, rejected = KERNEL.configs(Problem(256, 256, 256), GPU)
+    assert run.status == TUNED and not run.asked and not list(tmp_path.iterdir())
+    total = len(valid) + rejected.total()
+    assert f"{len(valid)} of {total} configurations are valid" in run.output
+    for reason in rejected:
+        assert reason in run.output
+    listed = Run(tmp_path, "--list").output.splitlines()
+    assert sum(line.startswith("f32-NN-256x256x256 register_tile-") for line in listed) == len(valid)
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        ("--kernels 99", "no kernel '99'"),
+        ("--shapes 100000", "smaller shape"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_before_anything_is_written(tmp_path, arguments, says):
+    run = Run(tmp_path, arguments)
+    assert run.status == BAD_OPTIONS and says in run.output
+    assert not run.asked and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        ("--shapes 12xx3", "12xx3"),
+        ("--dtypes f16", "f16"),
+        ("--transposes TNT", "TNT"),
+        ("--trials 0", "above 0"),
+        ("--budget -5", "above 0"),
+        ("--sampler best", "best"),
+        ("--shapes no-such-file.csv", "no-such-file.csv"),
+    ],
+)
+def test_bad_options(arguments, says, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(arguments.split())
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_damaged_store_is_known_before_the_work(tmp_path):
+    (tmp_path / "out").mkdir()
+    path = tmp_path / "out" / f"{GPU.slug}.yaml"
+    path.write_text("schema: [")
+    run = Run(tmp_path, "--trials 5")
+    assert run.status == BAD_OPTIONS and path.name in run.output
+    assert not run.asked and path.read_text() == "schema: ["
+
+
+def test_no_device(tmp_path):
+    class Absent(RecordedWorker):
+        def start(self):
+            raise WorkerFailed("no CUDA driver: install one")
+
+    tuner = Tuner(parse([]), hire=lambda site: Absent(smooth, GPU), console=Console(file=io.StringIO()))
+    assert tuner.run() == NO_DEVICE
+    assert "install one" in tuner.console.file.getvalue()
+
+
+def test_without_a_gpu_it_says_so(tmp_path):
+    cpu = Device("some CPU", "cpu", vector_bytes=32, vector_registers=16)
+    run = Run(tmp_path, "--trials 3 --kernels reordered", lambda c, p: 1e-3, device=cpu)
+    assert "No NVIDIA GPU" in run.output and run.status == TUNED
+
+
+def test_unlike_devices_are_refused(tmp_path):
+    devices = iter([GPU, Device("another GPU", "cuda")])
+    tuner = Tuner(
+        parse(["--devices", "0,1"]),
+        hire=lambda site: RecordedWorker(smooth, next(devices)),
+        console=Console(file=io.StringIO()),
+    )
+    assert tuner.run() == BAD_OPTIONS
+    assert "differ" in tuner.console.file.getvalue()
+
+
+def test_a_tie_goes_to_the_default():
+    default = KERNEL.default_config
+    from pymm.measure import Trial
+
+    p = Problem(8, 8, 8)
+    own, other = Trial(p, default, "ok", 1.000), Trial(p, BEST, "ok", 0.996)
+    assert choose(default, [own, other], {}).winner is own
+    faster = Trial(p, BEST, "ok", 0.99)
+    decision = choose(default, [own, faster], {"a": [3.0, 2.0, 4.0], "b": [9.0]})
+    assert decision.winner is faster
+    assert (decision.library, decision.library_seconds) == ("a", 3.0)
+    assert choose(default, [Trial(p, default, "wrong")], {}) is None
+    assert choose(default, [Trial(p, default, "wrong"), other], {}).winner is other
+
+
+def test_half_written_line_of_the_log_is_cut_off(tmp_path):
+    path = tmp_path / "trials.csv"
+    TrialLog(path).close()
+    whole = path.read_text()
+    path.write_text(whole + "1,2026-")
+    TrialLog(path).close()
+    assert path.read_text() == whole
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="other columns"):
+        TrialLog(path)
+    assert path.read_text() == "a,b\n1,2\n"
