@@ -4,6 +4,7 @@ so that making it again costs a dictionary lookup.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -28,15 +29,11 @@ def key_of(a: Any, b: Any, out: Any, c: Any, options: tuple) -> tuple | None:
     """
     if out is None:
         return None
-    marks = (_mark(a), _mark(b), _mark(out), None if c is None else _mark(c))
-    if None in marks[:3] or (c is not None and marks[3] is None):
+    x, y, z = _mark(a), _mark(b), _mark(out)
+    w = _mark(c) if c is not None else ()
+    if x is None or y is None or z is None or w is None:
         return None
-    key = (*marks, *options, type(options[0]), type(options[1]))
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
+    return (x, y, z, w, options, type(options[0]), type(options[1]))
 
 
 def _mark(array: Any) -> tuple | None:
@@ -69,7 +66,10 @@ def _torch_mark(tensor: Any) -> tuple | None:
 
 def find(key: tuple) -> Callable[[], None] | None:
     """The launch of this call, if it was kept and the choice of its configuration still holds."""
-    entry = _kept.get(key)
+    try:
+        entry = _kept.get(key)
+    except TypeError:  # a dict as config, an array as alpha: this call is never kept
+        return None
     if entry is None:
         return None
     launch, chosen_in = entry
@@ -80,7 +80,8 @@ def find(key: tuple) -> Callable[[], None] | None:
 
 
 def keep(key: tuple, launch: Callable[[], None]) -> None:
-    """Remember the launch of a call."""
+    """Remember the launch of a call, unless its options cannot be recognised."""
     if len(_kept) >= MAX_KEPT:
         _kept.clear()
-    _kept[key] = (launch, generation())
+    with contextlib.suppress(TypeError):
+        _kept[key] = (launch, generation())
