@@ -36,8 +36,8 @@ SLOWEST_KERNEL = 1e-3
 #: Runs of the kernel within one request: verification, first run, as many repeats as fit.
 RUNS = 10
 
-#: Peak to assume where a device states none: the simulator runs some 10^8 operations a second.
-UNKNOWN_PEAK = 1e8
+#: Peak to assume where a device states none: the simulator runs 10^7 to 10^8 operations a second.
+UNKNOWN_PEAK = 1e10
 
 
 class WorkerFailed(RuntimeError):
