@@ -9,12 +9,13 @@
 //     TA numbers of     a0  | 00 01 02        TA + TB reads from shared memory,
 //     column p of As    a1  | 10 11 12        TA * TB multiply-adds
 //
-// The tile of the block is no longer tied to the number of threads: MB x NB, deep KB, computed by
+// The tile of the block is no longer tied to the number of threads: MB x NB, KB deep, computed by
 // NB / TB x MB / TA threads, which load both tiles together in as many strides as that takes.
 // Cost of a thread, for each of its TA TB elements: 2k operations, k / MB + k / NB + 1 accesses to
-// global memory, k / TA + k / TB to shared memory. With 8 x 8 that is an eighth of rung 02's.
-// The price is registers: TA TB sums + TA + TB operands (twice as many for double). A thread has
-// 255, and the more it takes, the fewer threads hide each other's latency.
+// global memory, k / TA + k / TB to shared memory: with 4 x 4 a quarter of rung 02's. Multiply-adds
+// are 76 % of the instructions of the default's main loop, 34 % in rung 02 (sm_90a, nvcc 13.0).
+// The price is registers: TA TB sums, TA + TB operands, twice as many for double. A thread has 255,
+// and the more it takes, the fewer threads are there to hide each other's latency.
 
 #include "common/tile.cuh"
 

@@ -27,10 +27,12 @@ __device__ __forceinline__ long long offset(bool transposed, unsigned row, unsig
 // Fills `tile` with the ROWS x COLS elements of op(X) that begin at X, of which only rows x columns
 // lie inside the matrix. Any number of threads loads a tile of any shape: they line up along the
 // axis that is contiguous in memory, WIDTH in a line, DEPTH lines, and move on by strides. So
-// neighbouring threads read neighbouring addresses in both layouts. Six threads, a tile of 4 x 3:
+// neighbouring threads read neighbouring addresses in both layouts. Six threads, 4 x 3:
 //
-//     not transposed   0 1 2   WIDTH 3    transposed   0 4 2    WIDTH 4 (threads 4 and 5 idle in
-//                      3 4 5   DEPTH 2                 1 . .    the drawing's second line)
+//     not transposed   0 1 2   WIDTH 3        transposed   0 0 0   WIDTH 4
+//     (row by row)     3 4 5   DEPTH 2        (column      1 1 1   DEPTH 1
+//                      0 1 2                  by column)   2 2 2   threads 4 and 5 idle
+//                      3 4 5                               3 3 3
 //
 // What lies outside becomes zero in both tiles of a product: it adds 0 * 0 to a sum and never meets
 // an Inf or NaN of the other operand.
