@@ -15,7 +15,8 @@ import os
 import sys
 from pathlib import Path
 
-from .build import CannotSimulate, build
+from .build import CannotSimulate
+from .build import build as _build
 
 __all__ = ["CannotSimulate", "activate", "active", "nvcc"]
 
@@ -50,7 +51,7 @@ def activate() -> None:
     if loaded := _loaded_drivers():
         raise CannotSimulate(f"this process already uses the driver {loaded[0]}; activate the "
                              "simulator first, in a process of its own")
-    folder = build()
+    folder = _build()
     _driver = ctypes.CDLL(str(folder / "lib" / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
     _folder = folder
     os.environ["PATH"] = f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -58,4 +59,4 @@ def activate() -> None:
 
 def nvcc() -> str:
     """Absolute path of the stand-in nvcc, for ``SourceModule(..., nvcc=...)``."""
-    return str((_folder or build()) / "bin" / "nvcc")
+    return str((_folder or _build()) / "bin" / "nvcc")

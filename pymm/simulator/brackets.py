@@ -24,13 +24,11 @@ def match(text: str, at: int) -> int:
 
 def split(text: str) -> list[str]:
     """Parts between the commas that stand in no bracket of any kind."""
-    parts, depth, begin = [], 0, 0
+    parts, depth, angles, begin = [], 0, 0, 0  # a > inside other brackets compares
     for i, c in enumerate(text):
-        if c in "([{<":
-            depth += 1
-        elif c in ")]}>":
-            depth -= 1
-        elif c == "," and depth == 0:
+        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(c, 0)
+        angles += {"<": 1, ">": -1}.get(c, 0) if depth == 0 else 0
+        if c == "," and depth == 0 and angles == 0:
             parts.append(text[begin:i])
             begin = i + 1
     return [*parts, text[begin:]]

@@ -200,7 +200,8 @@ class Translation:
         for i, declarator in enumerate(split(words)):
             before, name, extents = self._declarator(declarator, at)
             base = before if i == 0 else base
-            kind = f"{base if i == 0 else base + before}{extents}"
+            kind = f"pymm_type_{at}_{i}"
+            out.append(f"typedef {base if i == 0 else base + before} {kind}{extents};")
             if dynamic:
                 out.append(self._dynamic(at, name, kind))
             else:

@@ -22,7 +22,7 @@
 #define __CUDACC_VER_MINOR__ 0
 
 // __global__, __shared__ and __launch_bounds__ stay in the text: translate.py rewrites them.
-#define __device__
+#define __device__ __attribute__((visibility("default")))  // a variable is asked for by name
 #define __host__
 #define __constant__ __attribute__((visibility("default"), used))
 #define __managed__ __attribute__((visibility("default"), used))

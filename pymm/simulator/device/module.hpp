@@ -18,8 +18,9 @@ struct AddShared {
     SharedVariable variable;
     PYMM_SIM_UNCHECKED AddShared(SharedVariable v) : variable(v) {
         variable.index = pymm_module.shared_count++;
-        variable.next = pymm_module.shared;
-        pymm_module.shared = &variable;
+        SharedVariable** last = &pymm_module.shared;
+        while (*last) last = &(*last)->next;
+        *last = &variable;
     }
 };
 
