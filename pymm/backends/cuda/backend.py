@@ -131,16 +131,35 @@ class CudaBackend(Backend):
         stream: Any,
         into_device: bool,
     ) -> None:
-        context = self._contexts.current()
         doing = f"copying {array.nbytes} bytes ({transfer})"
+        handle = self._handle(stream)
+        self._with_copies(
+            doing, lambda own: own.copy(array, address, pitch, transfer, handle, into_device)
+        )
+
+    def copy_within(
+        self,
+        source: int,
+        source_pitch: int,
+        target: int,
+        target_pitch: int,
+        shape: tuple[int, int],
+        stream: Any = None,
+    ) -> None:
+        handle = self._handle(stream)
+        places = (source, source_pitch), (target, target_pitch)
+        doing = f"copying {shape[0]} rows of {shape[1]} bytes on the device"
+        self._with_copies(doing, lambda own: own.copy_within(*places, shape, handle))
+
+    def _with_copies(self, doing: str, action: Callable[[HostCopies], None]) -> None:
+        context = self._contexts.current()
         with working(context, doing):
             with self._lock:
                 copies = self._copies.get(context.handle)
                 if copies is None:
                     copies = self._copies[context.handle] = HostCopies(context, self._driver)
-            handle = self._handle(stream)
             try:
-                copies.copy(array, address, pitch, transfer, handle, into_device)
+                action(copies)
             except DriverError as error:
                 raise failure(context, error, doing) from error
 
