@@ -128,6 +128,8 @@ def test_copies_on_a_stream(cuda, driver, primary):
 def test_copies_in_many_pieces(cuda, monkeypatch, limit):
     from pymm.backends.cuda import copies
 
+    monkeypatch.setattr(copies, "SHARED_OUT", 20)
+    monkeypatch.setattr(copies, "usable_cores", lambda: 3)
     monkeypatch.setattr(copies, "STAGE", limit)
     monkeypatch.setattr(copies, "PIECE", limit)
     monkeypatch.setattr(cuda, "_copies", {})

@@ -212,7 +212,7 @@ def test_a_refusal_comes_back_from_the_pool(pool):
 
 def test_a_pool_ends_and_cleans_up(cpu, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with Precompiler(cpu, workers=1) as pool:
+    with Precompiler(cpu.compiler, workers=1) as pool:
         pool.submit(source("cpu")).result(timeout=120)
         assert len(list(tmp_path.iterdir())) == 1
     assert list(tmp_path.iterdir()) == []

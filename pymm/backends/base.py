@@ -255,7 +255,8 @@ class Backend(ABC):
     @abstractmethod
     def telemetry(self) -> Mapping[str, float | str]:
         """What can be read of: `sm_mhz`, `memory_mhz`, `power_w`, `temperature_c`, `throttle`
-        (reasons joined by "+", "" for none). Never raises.
+        (reasons joined by "+", "" for none); on a CPU `load` (mean length of the run queue over a
+        minute). Never raises.
         """
 
 
