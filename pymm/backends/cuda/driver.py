@@ -2,8 +2,7 @@
 
 PyCUDA launches on its own `Stream` objects only, and shows no handle of a function. For a stream
 of PyTorch or CuPy the cubin is therefore loaded once more through here. All of it works in the
-context that is current; errors are `OSError`s that `failure` of context.py never sees, so the
-callers translate them.
+context that is current, and raises `DriverError`, which the callers translate.
 """
 
 from __future__ import annotations
@@ -46,10 +45,6 @@ class Driver:
     def unload(self, module: int) -> None:
         """Give a module back."""
         self._call("cuModuleUnload", c_void_p(module))
-
-    def allow_shared(self, function: int, nbytes: int) -> None:
-        """Let a function have more than 48 KiB of dynamic shared memory."""
-        self._call("cuFuncSetAttribute", c_void_p(function), c_int(8), c_int(nbytes))
 
     def launcher(
         self,
