@@ -189,7 +189,7 @@ def adopt(array: Any, name: str = "array") -> Operand:
         return _host(array, name)
     try:
         description = getattr(array, "__cuda_array_interface__", None)
-    except RuntimeError as error:  # PyTorch's answer for a tensor that requires grad
+    except (RuntimeError, TypeError, KeyError) as error:  # PyTorch: requires grad, no such dtype
         raise TypeError(f"{name} offers no array: {error}") from None
     if description is not None:
         return _device(array, description, name)

@@ -20,7 +20,8 @@ MAX_KEPT = 4096
 #: A launch, and the generation of tuned configurations that its own was chosen from. Whatever can
 #: make a call fail is part of its key, so a hit needs no checks; no entry keeps an operand alive.
 _kept: dict[tuple, tuple[Callable[[], None], int]] = {}
-os.register_at_fork(after_in_child=_kept.clear)
+if hasattr(os, "register_at_fork"):  # a child has none of its parent's devices
+    os.register_at_fork(after_in_child=_kept.clear)
 
 
 def key_of(a: Any, b: Any, out: Any, c: Any, options: tuple) -> tuple | None:

@@ -38,13 +38,13 @@ class Way:
 
     @classmethod
     def parse(cls, text: str | None) -> Way:
-        """`pageable`, `pinned` or `registered`, then perhaps `+pitched` or `+plain`; None leaves
-        all to the sizes. `ValueError` for anything else.
+        """`pageable`, `pinned` or `registered`, then perhaps `+pitched`; None leaves all to the
+        sizes. `ValueError` for anything else.
         """
         if text is None:
             return cls()
         transfer, _, rows = str(text).partition("+")
-        if transfer not in TRANSFERS or rows not in ("", "pitched", "plain"):
+        if transfer not in TRANSFERS or text not in (transfer, f"{transfer}+pitched"):
             known = ", ".join(TRANSFERS)
             raise ValueError(f"transfer={text!r} is none of {known}, with or without +pitched")
         return cls(transfer, rows == "pitched")

@@ -95,7 +95,7 @@ class HostDevice(Backend):
     """`kind` "cpu" takes operands where they lie; "simulator" has them copied to and fro."""
 
     def __init__(self, kind="cpu"):
-        self.device = Device(f"host memory as {kind}", kind, vector_bytes=32, vector_registers=16)
+        self.device = Device(f"host memory as {kind}", kind, vector_bytes=64, vector_registers=32)
         self.compiler = NoCompiler()
         self.log, self.live = [], weakref.WeakSet()
 
