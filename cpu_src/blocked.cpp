@@ -75,12 +75,12 @@ using Index = long long;  // offsets: m * lda passes 2^31 long before memory end
 constexpr int LANES = VECTOR_BYTES / sizeof(REAL);
 constexpr int VECTORS = TB / LANES;           // vectors in a row of the register tile
 constexpr int LINE = 64 / int(sizeof(REAL));  // elements of a cache line
-static_assert(sizeof(REAL) == 4 || sizeof(REAL) == 8, "REAL is float or double");
 static_assert(TA >= 1 && TB >= 1 && KB >= 1, "tiles have at least one row and column");
-static_assert(TB % LANES == 0, "TB is a multiple of the vector length");
-static_assert(TA * VECTORS + VECTORS + 1 <= VECTOR_REGISTERS,
-              "the register tile, a row of B and an element of A fit in the vector registers");
-static_assert(MB % TA == 0 && NB % TB == 0, "TA divides MB and TB divides NB");
+static_assert(TB % LANES == 0, "a row of the register tile is made of whole vectors");
+static_assert((TA + 1) * VECTORS + 1 <= VECTOR_REGISTERS,
+              "the register tile, a row of B and one number of A fit in the vector registers");
+static_assert(MB % TA == 0 && NB % TB == 0,
+              "register tiles fill the cache blocks: TA divides MB and TB divides NB");
 
 // A packed panel of A has (i, p) at i * A_ROW + p * A_STEP, one of B has (p, j) at p * TB + j.
 constexpr int A_ROW = TRANS_A ? 1 : KB + LINE;

@@ -111,7 +111,7 @@ def _run(
     failures = 0
     with Progress(console=console, disable=not console.is_terminal) as progress:
         for problem in progress.track(problems, description=device.name):
-            variants = _variants(problem, _kernels(options.kernels, problem, device), records)
+            variants = _variants(problem, device, options.kernels, records)
             configs = tuple(dict.fromkeys(variants.values()))
             limit = len(configs) * time_limit(problem, device) + 60.0
             request = Request("compare", problem, configs, rounds=options.rounds,
@@ -137,13 +137,13 @@ def _kernels(names: str, problem: Problem, device: Device) -> list[Kernel]:
 
 
 def _variants(
-    problem: Problem, kernels: Sequence[Kernel], records: Sequence[Record]
+    problem: Problem, device: Device, names: str, records: Sequence[Record]
 ) -> dict[tuple[str, str], Config]:
     """What to run by kernel and variant. `tuned` is there only if this very problem was tuned."""
     variants = {}
-    for kernel in kernels:
+    for kernel in _kernels(names, problem, device):
         name = f"{kernel.number:02d}_{kernel.name}"
-        variants[name, "default"] = kernel.default_config
+        variants[name, "default"] = kernel.default_for(problem, device)
         for record in records:
             if record.problem == problem and record.config.kernel_name == kernel.name:
                 variants[name, "tuned"] = record.config

@@ -173,7 +173,7 @@ def _default(problem: Problem, device: Device, wanted: Kernel | None, damage: st
         raise NotImplementedError(f"{wanted.name} has no {problem.dtype}")
     why = "in the simulator" if device.kind == "simulator" else f"nothing tuned for {problem.dtype}"
     for kernel in kernels:
-        config = kernel.default_config
+        config = kernel.default_for(problem, device)
         if not kernel.violations(config, problem, device):
             return Choice(config, f"default of {kernel.name}: {why} on {device.name}{damage}")
     for kernel in kernels:

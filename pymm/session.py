@@ -177,7 +177,7 @@ class Session:
         """Measure the best few and the default in turn, and say which is to be saved. None if
         nothing works.
         """
-        default = self.kernel.default_config
+        default = self.kernel.default_for(self.problem, self.device)
         contenders = [c for c in self.search.best_configs(FINALISTS) if c != default]
         configs = (default, *contenders)
         longest = max((self.search.ranking.get(c, 0.0) for c in configs), default=0.0)

@@ -201,7 +201,7 @@ class Tuner:
         progress: Progress,
     ) -> None:
         valid, _ = kernel.configs(problem, self.device)
-        default = kernel.default_config
+        default = kernel.default_for(problem, self.device)
         if not kernel.violations(default, problem, self.device) and default not in valid:
             valid.append(default)
         if not valid:
@@ -250,7 +250,7 @@ class Tuner:
     ) -> None:
         winner = decision.winner
         peak = self.device.peak_flops.get(problem.dtype, 0.0)
-        remark = "the default" if winner.config == kernel.default_config else ""
+        remark = "the default" if winner.config == kernel.default_for(problem, self.device) else ""
         self.lines.append(
             Line(problem, decision.default_seconds, winner.seconds, decision.library_seconds,
                  decision.library, peak, winner.config, remark)

@@ -31,7 +31,7 @@ KERNELS = [path for path in KERNELS if path.suffix != ".py"]
 DOCUMENTS = [path for path in sorted(ROOT.glob("*.md")) if path.name != "CHANGELOG.md"]
 
 #: Folders that the stairs name as one room.
-FOLDED = ("backends.cuda", "simulator")
+FOLDED = ("backends.cuda", "kernels", "simulator")
 
 #: What may be imported only in some places: elsewhere everything runs and is tested without it.
 PLACES = {

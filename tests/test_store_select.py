@@ -20,7 +20,8 @@ from pymm.select import configs, select
 from pymm.source import kernel_digest
 
 GPU = Device("Test GPU 9", "cuda", capability=(9, 0), sms=132, versions={"driver": "580.10"})
-CPU = Device("Test CPU", "cpu", sms=2, vector_bytes=32)
+CPU = Device("Test CPU", "cpu", sms=2, vector_bytes=64, vector_registers=32)
+NARROW = replace(CPU, vector_bytes=32, vector_registers=16)
 NOW = Environment("580.10", "nvcc 13.0.88", "0.1.0", "13.0")
 OLD = replace(NOW, driver="570.82")
 
@@ -162,6 +163,8 @@ def test_the_cpu_has_kernels_and_words_of_its_own(tuned):
     here = Environment("", "g++ 12")
     choice = tuned(Problem(64, 64, 64), device=CPU, environment=here)
     assert choice.config == find_kernel("blocked", "cpu").default_config
+    narrow = tuned(Problem(64, 64, 64), device=NARROW, environment=here).config
+    assert (narrow.kernel_name, narrow.TB) == ("blocked", 16), "its tile fits 16 registers"
     best = record(64, kernel="blocked", backend="cpu", mb=192, environment=here)
     choice = tuned(Problem(99, 99, 99), best, device=CPU, environment=here)
     assert choice.config == best.config

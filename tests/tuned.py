@@ -10,7 +10,7 @@ from pymm.records import Environment, Record, device_facts
 from pymm.source import kernel_digest
 
 GPU = Device("Test GPU 9", "cuda", capability=(9, 0), sms=132, versions={"driver": "580.10"})
-CPU = Device("Test CPU, 2 cores", "cpu", sms=2, vector_bytes=32)
+CPU = Device("Test CPU, 2 cores", "cpu", sms=2, vector_bytes=64, vector_registers=32)
 NOW = Environment("580.10", "nvcc 13.0.88", "0.1.0", "13.0")
 ENVIRONMENTS = (NOW, Environment("570.82", "nvcc 12.8", "0.1.0", "12.8"), Environment("", "g++ 12"))
 

@@ -1,0 +1,63 @@
+"""How it is computed: the one declaration of every kernel. Space, default, rules, geometry,
+shared memory.
+
+A limit on a configuration is a named `Rule` here and nowhere else; the `static_assert`s of the
+kernel files mirror the rules that do not depend on the device.
+"""
+
+from __future__ import annotations
+
+from pymm.device import Device
+from pymm.kernels.cpu import BLOCKED, REORDERED
+from pymm.kernels.declaration import MAX_GRID_YZ, MAX_PARAMETER, Config, Kernel, Rule
+from pymm.kernels.simt import COALESCED, NAIVE, REGISTER_TILE, SHARED_TILE, TRANSPOSED_A
+from pymm.problem import Problem
+
+__all__ = [
+    "KERNELS", "MAX_GRID_YZ", "MAX_PARAMETER", "Config", "Kernel", "Rule", "find_kernel",
+    "kernels_for", "parse_slug",
+]  # fmt: skip
+
+KERNELS: tuple[Kernel, ...] = (
+    NAIVE,
+    COALESCED,
+    SHARED_TILE,
+    REGISTER_TILE,
+    TRANSPOSED_A,
+    REORDERED,
+    BLOCKED,
+)
+
+
+def find_kernel(name: str | int, backend: str = "cuda") -> Kernel:
+    """A kernel by name, by number (4) or by both ("04_transposed_a"). `ValueError` that lists
+    what exists.
+    """
+    for kernel in KERNELS:
+        if kernel.backend == backend and name in (
+            kernel.name,
+            kernel.number,
+            str(kernel.number),
+            f"{kernel.number:02d}",
+            f"{kernel.number:02d}_{kernel.name}",
+        ):
+            return kernel
+    known = ", ".join(f"{k.number:02d}_{k.name}" for k in KERNELS if k.backend == backend)
+    raise ValueError(f"no kernel {name!r} for {backend}; there are {known}")
+
+
+def kernels_for(problem: Problem, device: Device) -> list[Kernel]:
+    """The kernels that can compute `problem` on a device of this kind, lowest rung first."""
+    backend = "cpu" if device.kind == "cpu" else "cuda"
+    return [k for k in KERNELS if k.backend == backend and problem.dtype in k.dtypes]
+
+
+def parse_slug(slug: str, backend: str = "cuda") -> Config:
+    """The configuration that a slug spells. `ValueError` if it spells none."""
+    name, *fields = slug.split("-")
+    kernel = find_kernel(name, backend)
+    parameters = {field.rstrip("0123456789"): field for field in fields}
+    try:
+        return kernel.config({key: int(field[len(key) :]) for key, field in parameters.items()})
+    except ValueError as error:
+        raise ValueError(f"{slug!r} is no configuration of {kernel.name}: {error}") from None

@@ -1,0 +1,57 @@
+"""The CPU's kernels: cache blocks and a register tile, named by the same five parameters."""
+
+from __future__ import annotations
+
+from pymm.device import Device
+from pymm.kernels.declaration import Config, Kernel, Rule
+from pymm.problem import Problem
+
+
+def _vectors(c: Config, p: Problem, d: Device) -> int:
+    """Vectors that a row of the register tile takes."""
+    return c.TB * p.numpy_dtype.itemsize // d.vector_bytes
+
+
+REORDERED = Kernel(
+    number=0,
+    name="reordered",
+    file="reordered.cpp",
+    title="sequential scalar product over cache tiles, loops reordered",
+    space=dict(MB=(16, 32, 64, 128, 256), NB=(64, 128, 256, 512), KB=(16, 32, 64, 128, 256)),
+    default=dict(MB=64, NB=256, KB=64),
+    threads=lambda c: 1,
+    rules=(),
+    backend="cpu",
+)
+
+BLOCKED = Kernel(
+    number=1,
+    name="blocked",
+    file="blocked.cpp",
+    title="packed cache blocks MB x NB x KB, and TA rows by TB columns of C in vector registers",
+    space=dict(
+        MB=(48, 96, 192, 384),
+        NB=(192, 384, 768, 1536, 3072),
+        KB=(128, 192, 256, 384),
+        TA=(4, 6, 8, 12),
+        TB=(4, 8, 12, 16, 24, 32, 48, 64),
+    ),
+    default=dict(MB=192, NB=1536, KB=256, TA=6, TB=64),
+    fallbacks=tuple(dict(MB=192, NB=1536, KB=256, TA=6, TB=width) for width in (32, 16, 8, 4)),
+    threads=lambda c: 1,
+    rules=(
+        Rule(
+            "a row of the register tile is made of whole vectors",
+            lambda c, p, d: c.TB * p.numpy_dtype.itemsize % d.vector_bytes == 0,
+        ),
+        Rule(
+            "the register tile, a row of B and one number of A fit in the vector registers",
+            lambda c, p, d: (c.TA + 1) * _vectors(c, p, d) + 1 <= d.vector_registers,
+        ),
+        Rule(
+            "register tiles fill the cache blocks: TA divides MB and TB divides NB",
+            lambda c, p, d: c.MB % c.TA == 0 and c.NB % c.TB == 0,
+        ),
+    ),
+    backend="cpu",
+)

@@ -1,0 +1,159 @@
+"""The nouns of a kernel: `Rule`, `Kernel`, `Config`."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from pymm.device import Device
+from pymm.problem import Problem
+
+#: No tile, depth or register tile of any kernel is larger; a number above it in a file or an
+#: argument is a mistake.
+MAX_PARAMETER = 65536
+
+#: Blocks that a CUDA grid may have along y or z (CUDA C++ Programming Guide, "Technical
+#: Specifications per Compute Capability"; 2^31 - 1 along x).
+MAX_GRID_YZ = 65535
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A condition that a configuration must meet, with the sentence that a person reads when it
+    does not.
+    """
+
+    reason: str
+    holds: Callable[[Config, Problem, Device], bool]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One rung: its file, the values each parameter may take in a search, its default, its rules
+    and its geometry.
+    """
+
+    number: int
+    name: str
+    file: str
+    title: str
+    space: Mapping[str, tuple[int, ...]]
+    default: Mapping[str, int]
+    rules: tuple[Rule, ...]
+    threads: Callable[[Config], int]
+    block: Callable[[Config], tuple[int, int, int]] = lambda c: (1, 1, 1)
+    shared_elements: Callable[[Config], int] = lambda c: 0
+    backend: str = "cuda"
+    dtypes: tuple[str, ...] = ("f32", "f64")
+    fallbacks: tuple[Mapping[str, int], ...] = ()
+
+    def __hash__(self) -> int:
+        return hash((self.backend, self.name))
+
+    @property
+    def default_config(self) -> Config:
+        """The first choice without tuning."""
+        return self.config(self.default)
+
+    def default_for(self, problem: Problem, device: Device) -> Config:
+        """The configuration that every tuned one is compared with: the default, or where a rule
+        forbids it the first of `fallbacks` that obeys them all.
+        """
+        for parameters in (self.default, *self.fallbacks):
+            config = self.config(parameters)
+            if not self.violations(config, problem, device):
+                return config
+        return self.default_config
+
+    def config(self, parameters: Mapping[str, int]) -> Config:
+        """A configuration of this kernel. `ValueError` unless it names exactly this kernel's
+        parameters, as positive integers.
+
+        Values outside `space` are allowed: `space` is what a search walks through, `violations`
+        is what decides.
+        """
+        if set(parameters) != set(self.space):
+            got = ", ".join(map(str, parameters)) or "none"
+            raise ValueError(f"{self.name} takes {', '.join(self.space)}; got {got}")
+        for name, value in parameters.items():
+            if type(value) is not int or not 1 <= value <= MAX_PARAMETER:
+                limit = f"an integer between 1 and {MAX_PARAMETER}"
+                raise ValueError(f"{name}={value!r} is not {limit}")
+        values = tuple((name, parameters[name]) for name in self.space)
+        return Config(self.name, values, self.backend)
+
+    def shared_bytes(self, config: Config, problem: Problem) -> int:
+        """Bytes of shared memory that one block takes."""
+        return self.shared_elements(config) * problem.numpy_dtype.itemsize
+
+    def grid(self, config: Config, problem: Problem) -> tuple[int, int, int]:
+        """Blocks along n, along m, and matrices of the stack.
+
+        Where the rows need more blocks than a grid has along y, each block of the kernel takes
+        several tiles of rows. A stack of more than `MAX_GRID_YZ` matrices is the launch's business.
+        """
+        rows = min(-(-problem.m // config.MB), MAX_GRID_YZ)
+        return (-(-problem.n // config.NB), rows, problem.batch)
+
+    def guarded(self, config: Config, problem: Problem) -> bool:
+        """True if some tile is partial, so that the kernel must check every index that it reads
+        or writes.
+        """
+        extents = {"MB": problem.m, "NB": problem.n, "KB": problem.k}
+        return any(extents[name] % value for name, value in config.parameters if name in extents)
+
+    def violations(self, config: Config, problem: Problem, device: Device) -> list[str]:
+        """The reasons of the rules that `config` breaks; empty if it may run."""
+        return [rule.reason for rule in self.rules if not rule.holds(config, problem, device)]
+
+    def configs(self, problem: Problem, device: Device) -> tuple[list[Config], Counter[str]]:
+        """All configurations of the space that may run, and how many each rule turned down (first
+        broken rule counts).
+        """
+        valid, rejected = [], Counter()
+        for config in self._all():
+            broken = self.violations(config, problem, device)
+            if broken:
+                rejected[broken[0]] += 1
+            else:
+                valid.append(config)
+        return valid, rejected
+
+    def _all(self) -> Iterator[Config]:
+        for values in itertools.product(*self.space.values()):
+            yield Config(self.name, tuple(zip(self.space, values, strict=True)), self.backend)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A kernel's name and its integer parameters, which read as attributes: `config.MB`."""
+
+    kernel_name: str
+    parameters: tuple[tuple[str, int], ...]
+    backend: str = "cuda"
+
+    def __getattr__(self, name: str) -> int:
+        if name.isupper():
+            for known, value in self.parameters:
+                if known == name:
+                    return value
+        raise AttributeError(name)
+
+    @property
+    def kernel(self) -> Kernel:
+        """The declaration that this configuration belongs to."""
+        from pymm.kernels import find_kernel
+
+        return find_kernel(self.kernel_name, self.backend)
+
+    @cached_property
+    def slug(self) -> str:
+        """The one spelling of a configuration: `register_tile-MB64-NB64-KB16-TA4-TB4`."""
+        return "-".join([self.kernel_name, *(f"{name}{value}" for name, value in self.parameters)])
+
+    def as_dict(self) -> dict[str, int]:
+        """The parameters by name."""
+        return dict(self.parameters)

@@ -1,0 +1,132 @@
+"""Kernels 0 to 4, the ladder that the project started from: every thread multiplies and adds."""
+
+from __future__ import annotations
+
+from pymm.kernels.declaration import Config, Kernel, Rule
+from pymm.problem import Problem
+
+
+def _words(problem: Problem) -> int:
+    """32-bit registers that one element takes."""
+    return problem.numpy_dtype.itemsize // 4
+
+
+def _registers(c: Config, p: Problem) -> int:
+    """Registers of a thread with a TA x TB tile: accumulators, one row of B, one column of A, and
+    48 for addresses, counters and numbers on their way to shared memory.
+
+    In rung 3 a column of A lies across the rows of the tile, and the compiler reads up to 32 bytes
+    of each row ahead: the columns of several steps along k. In steps of eight, as registers are
+    handed out. Checked with nvcc 13.0 for sm_75 to sm_90a: what these rules let through does not
+    spill.
+    """
+    column = 8 * c.TA if c.kernel_name == "register_tile" else c.TA * _words(p)
+    return -(-((c.TA * c.TB + c.TB) * _words(p) + column + 48) // 8) * 8
+
+
+COMMON_RULES = (
+    Rule(
+        "a block has at most the device's threads",
+        lambda c, p, d: c.kernel.threads(c) <= d.max_threads,
+    ),
+    Rule(
+        "a block is made of whole warps",
+        lambda c, p, d: c.kernel.threads(c) % 32 == 0,
+    ),
+    Rule(
+        "both tiles fit in static shared memory",
+        lambda c, p, d: c.kernel.shared_bytes(c, p) <= min(d.shared_static, d.shared_per_block),
+    ),
+)
+
+_ONE_ELEMENT = dict(threads=lambda c: c.MB * c.NB)
+
+NAIVE = Kernel(
+    number=0,
+    name="naive",
+    file="00_naive.cu",
+    title="one thread, one element; neighbouring threads a row apart",
+    space=dict(MB=(1, 2, 4, 8, 16, 32, 64, 128, 256), NB=(1, 2, 4, 8, 16, 32, 64, 128, 256)),
+    default=dict(MB=32, NB=32),
+    block=lambda c: (c.MB, c.NB, 1),
+    rules=COMMON_RULES,
+    **_ONE_ELEMENT,
+)
+
+COALESCED = Kernel(
+    number=1,
+    name="coalesced",
+    file="01_coalesced.cu",
+    title="one thread, one element; neighbouring threads read neighbouring addresses",
+    space=dict(MB=(1, 2, 4, 8, 16, 32), NB=(8, 16, 32, 64, 128, 256)),
+    default=dict(MB=32, NB=32),
+    block=lambda c: (c.NB, c.MB, 1),
+    rules=COMMON_RULES,
+    **_ONE_ELEMENT,
+)
+
+SHARED_TILE = Kernel(
+    number=2,
+    name="shared_tile",
+    file="02_shared_tile.cu",
+    title="square tiles in shared memory, one element per thread",
+    space=dict(MB=(8, 16, 32), NB=(8, 16, 32), KB=(8, 16, 32)),
+    default=dict(MB=32, NB=32, KB=32),
+    block=lambda c: (c.NB, c.MB, 1),
+    shared_elements=lambda c: c.MB * c.KB + c.KB * c.NB,
+    rules=(
+        *COMMON_RULES,
+        Rule("the tiles are square: MB = NB = KB", lambda c, p, d: c.MB == c.NB == c.KB),
+    ),
+    **_ONE_ELEMENT,
+)
+
+_REGISTER_TILE_SPACE = dict(
+    MB=(16, 32, 64, 128, 256),
+    NB=(16, 32, 64, 128, 256),
+    KB=(4, 8, 16, 32),
+    TA=(1, 2, 4, 8, 16),
+    TB=(1, 2, 4, 8, 16),
+)
+
+_REGISTER_TILE_RULES = (
+    *COMMON_RULES,
+    Rule(
+        "threads tile the block evenly: TA divides MB and TB divides NB",
+        lambda c, p, d: c.MB % c.TA == 0 and c.NB % c.TB == 0,
+    ),
+    Rule(
+        "a thread's tile fits in its registers without spilling",
+        lambda c, p, d: _registers(c, p) <= d.max_registers_per_thread,
+    ),
+    Rule(
+        "a block's threads fit in the register file",
+        # and do not fill it: at the very limit ptxas spills for sm_75 and sm_80
+        lambda c, p, d: _registers(c, p) * c.kernel.threads(c) < d.registers_per_block,
+    ),
+)
+
+_REGISTER_TILE = dict(
+    space=_REGISTER_TILE_SPACE,
+    default=dict(MB=64, NB=64, KB=16, TA=4, TB=4),
+    threads=lambda c: (c.MB // c.TA) * (c.NB // c.TB),
+    block=lambda c: (c.NB // c.TB, c.MB // c.TA, 1),
+    shared_elements=lambda c: c.KB * (c.MB + c.NB),
+    rules=_REGISTER_TILE_RULES,
+)
+
+REGISTER_TILE = Kernel(
+    number=3,
+    name="register_tile",
+    file="03_register_tile.cu",
+    title="MB x NB x KB block tile in shared memory, TA x TB elements of C in a thread's registers",
+    **_REGISTER_TILE,
+)
+
+TRANSPOSED_A = Kernel(
+    number=4,
+    name="transposed_a",
+    file="04_transposed_a.cu",
+    title="the register tile with A transposed in shared memory, so that fragments load as vectors",
+    **_REGISTER_TILE,
+)
