@@ -7,6 +7,7 @@ import graphlib
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,9 @@ MODULES = [path for path in PYTHON if PACKAGE in path.parents]
 KERNELS = [path for path in FILES if path.parent.name in ("cpu_src", "cuda_src", "common")]
 KERNELS = [path for path in KERNELS if path.suffix != ".py"]
 DOCUMENTS = [path for path in sorted(ROOT.glob("*.md")) if path.name != "CHANGELOG.md"]
+
+#: Libraries compared with where a user has them; nothing asks for them.
+OPPONENTS = {"cupy", "torch"}
 
 #: Folders that the stairs name as one room.
 FOLDED = ("backends.cuda", "kernels", "simulator")
@@ -139,6 +143,18 @@ def test_importing_pymm_is_light():
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_every_foreign_package_is_declared():
+    """An import that no requirement brings works only where somebody installed it by hand."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = [*project["dependencies"], *project["optional-dependencies"]["cuda"]]
+    declared = {re.match(r"[\w-]+", line)[0] for line in required}
+    given = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py", "cuda": "cuda-pathfinder"}
+    own = {"pymm", "", *sys.stdlib_module_names}
+    own |= {path.stem for path in PACKAGE.glob("simulator/*.py")}  # its nvcc runs as a script
+    foreign = {name.split(".")[0] for path in MODULES for name in imports(path)} - own
+    assert {given.get(name, name) for name in foreign} <= declared | OPPONENTS
 
 
 @each(FILES)
