@@ -19,11 +19,11 @@ SCHEMA = 1
 
 #: Units: seconds (median), spread (interquartile range / median), gflops (10^9 operations per
 #: second), error (largest deviation / its bound), spills (bytes of a thread), shared (bytes of a
-#: block), clock (MHz), power (W), temperature (C).
+#: block), and what `Backend.telemetry` has seen.
+SEEN = ("sm_mhz", "memory_mhz", "power_w", "temperature_c", "throttle")
 COLUMNS = (
     "schema", "time", "device", "problem", "kernel", "config", "role", "outcome", "seconds",
-    "spread", "repeats", "gflops", "error", "registers", "spills", "shared", "clock", "power",
-    "temperature", "throttle", "detail",
+    "spread", "repeats", "gflops", "error", "registers", "spills", "shared", *SEEN, "detail",
 )  # fmt: skip
 
 #: Longest text of a field; a compiler's complaint can be pages.
@@ -93,7 +93,10 @@ def _fields(trial: Trial, device: Device, role: str) -> list[object]:
         resources.registers,
         resources.spilled_bytes,
         resources.shared_bytes,
-        *(seen.get(name, "") for name in ("clock", "power", "temperature", "throttle")),
+        *(
+            seen.get(name, "")
+            for name in ("sm_mhz", "memory_mhz", "power_w", "temperature", "throttle")
+        ),
         " ".join(trial.detail[:MAX_DETAIL].split()),
     ]
 

@@ -12,7 +12,7 @@ from pymm.backends.base import Backend, CompileFailed, Executable, LaunchFailed,
 from pymm.kernels import Config
 from pymm.problem import Problem
 from pymm.source import render
-from pymm.verify import Verifier
+from pymm.verify import Verifier, render_hard
 
 #: What can become of a trial. The first has a time that counts, the last a rough one.
 OUTCOMES = (
@@ -95,9 +95,12 @@ class Workbench:
         self._verifier = Verifier(backend, problem, seed)
         self.a, self.b, self.c = self._verifier.operands
 
-    def load(self, config: Config, problem: Problem | None = None) -> Executable:
+    def load(self, config: Config) -> Executable:
         """The compiled kernel of `config`. Raises `CompileFailed`, `LaunchFailed`."""
-        return self.backend.load(render(config, problem or self.problem))
+        return self.backend.load(render(config, self.problem))
+
+    def _load_hard(self, config: Config, hard: Problem) -> Executable:
+        return self.backend.load(render_hard(config, hard))
 
     def call(self, executable: Executable) -> Call:
         """`executable` bound to the operands, alpha = 1 and beta = 0."""
@@ -150,7 +153,7 @@ class Workbench:
         try:
             executable = self.load(config)
             found["resources"] = executable.resources
-            finding = self._verifier.check(executable, lambda p: self.load(config, p))
+            finding = self._verifier.check(executable, lambda hard: self._load_hard(config, hard))
             found["error"] = finding.error
             if not finding.right:
                 return Trial(self.problem, config, "wrong", detail=finding.detail, **found)

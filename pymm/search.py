@@ -123,6 +123,7 @@ class Search:
         self.known = Known({}, set())
         self.best: tuple[Config, float] | None = None
         self.ranking: dict[Config, float] = {}
+        self._asked: dict[int, optuna.trial.Trial] = {}
         study.sampler = PoolSampler(self, sampler, seed)
         self._recall()
 
@@ -153,27 +154,28 @@ class Search:
             if index is not None and index not in self.known.seconds:
                 if index not in self.known.pending:
                     self.known.pending.add(index)
+                    self._asked[trial.number] = trial
                     return trial.number, self.configs[index]
-            self._fail(trial.number, "repeated")  # enqueued twice, or by an older space
+            self._fail(trial, "repeated")  # enqueued twice, or by an older space
         return None
 
     def tell(self, number: int, trial: Trial) -> None:
-        """What became of a trial. A time goes to the study, also a rough one; a failure fails it."""
+        """What became of a trial: a time is told, also a rough one; a failure fails the trial."""
         index = self._index[trial.config]
         self.known.pending.discard(index)
-        handle = optuna.trial.Trial(self.study, self.study.trials[number]._trial_id)
-        handle.set_user_attr("outcome", trial.outcome)
+        asked = self._asked.pop(number)
+        asked.set_user_attr("outcome", trial.outcome)
         if trial.outcome in ("ok", "too_slow"):
-            self.study.tell(number, trial.seconds)
+            self.study.tell(asked, trial.seconds)
         else:
-            handle.set_user_attr("detail", trial.detail[:200])
-            self.study.tell(number, state=TrialState.FAIL)
+            asked.set_user_attr("detail", trial.detail[:200])
+            self.study.tell(asked, state=TrialState.FAIL)
         self._remember(index, trial.outcome, trial.seconds)
 
     def forget(self, number: int, config: Config) -> None:
         """Give up a trial that was asked for and not measured."""
         self.known.pending.discard(self._index[config])
-        self._fail(number, "interrupted")
+        self._fail(self._asked.pop(number), "interrupted")
 
     def finish(self) -> None:
         """Mark the study as done: the next run begins a new one."""
@@ -183,10 +185,9 @@ class Search:
         """The configurations with the smallest times, fastest first."""
         return sorted(self.ranking, key=self.ranking.__getitem__)[:count]
 
-    def _fail(self, number: int, outcome: str) -> None:
-        handle = optuna.trial.Trial(self.study, self.study.trials[number]._trial_id)
-        handle.set_user_attr("outcome", outcome)
-        self.study.tell(number, state=TrialState.FAIL)
+    def _fail(self, trial: optuna.trial.Trial, outcome: str) -> None:
+        trial.set_user_attr("outcome", outcome)
+        self.study.tell(trial, state=TrialState.FAIL)
 
     def _of(self, params: Mapping[str, int]) -> int | None:
         """The index of a configuration by its parameters, None if it is none of the pool."""
@@ -208,7 +209,7 @@ class Search:
             outcome = trial.user_attrs.get("outcome", "")
             index = self._of(_parameters(trial))
             if trial.state == TrialState.RUNNING:
-                self._fail(trial.number, "interrupted")
+                self._fail(optuna.trial.Trial(self.study, trial._trial_id), "interrupted")
                 begun.append(index)
             elif index is None or outcome in ("interrupted", "repeated"):
                 continue

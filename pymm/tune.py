@@ -131,6 +131,8 @@ class Tuner:
         tasks = []
         for problem in self.options.problems(standard):
             known = kernels_for(problem, self.device)
+            if not known:
+                raise ValueError(f"no kernel computes {problem.slug} on {self.device.name}")
             chosen = known[-1:]
             if self.options.kernels == ("all",):
                 chosen = known

@@ -15,7 +15,7 @@ from pymm.backends.base import Backend, Executable, Matrix
 from pymm.fields import NUMBER, POISON, Field, normal, stored_shapes
 from pymm.kernels import Config
 from pymm.problem import Problem
-from pymm.source import render
+from pymm.source import Source, render
 
 #: Up to this many operations every element is compared with the float64 product (a second of one
 #: core); above it rows and columns are, and Freivalds' check looks at the rest.
@@ -232,9 +232,14 @@ def compare(values: np.ndarray, expected: np.ndarray, bound: np.ndarray) -> Find
     )
 
 
-def sources(config: Config, problem: Problem) -> list:
+def render_hard(config: Config, hard: Problem) -> Source:
+    """The text for the hard problem, whose rows start at any element."""
+    return render(config, hard, alignment=hard.numpy_dtype.itemsize)
+
+
+def sources(config: Config, problem: Problem) -> list[Source]:
     """The texts that checking and timing `config` compiles: one, or two where the problem itself
-    has no partial tile.
+    has no partial tile or rows that are better aligned.
     """
-    texts = (render(config, problem), render(config, hard_problem(config, problem)))
+    texts = (render(config, problem), render_hard(config, hard_problem(config, problem)))
     return list({source.key: source for source in texts}.values())

@@ -5,6 +5,7 @@
 import sys
 
 import faulty_kernels
+
 from pymm import kernels
 
 kernels.KERNELS = faulty_kernels.declared()

@@ -17,7 +17,7 @@ from pymm.problem import Problem
 from pymm.search import SAMPLERS, Search, open_storage, open_study
 
 PROBLEM = Problem(256, 256, 256)
-DEVICE = Device("recorder", "cuda", memory_bytes=2**33)
+DEVICE = Device("recorder", "cuda", capability=(9, 0), memory_bytes=2**33)
 KERNEL = find_kernel("register_tile")
 VALID = KERNEL.configs(PROBLEM, DEVICE)[0]
 TINY = find_kernel("shared_tile").configs(PROBLEM, DEVICE)[0]

@@ -1,71 +1,18 @@
 """The whole loop against recorded timings: asked, compiled, measured, told, saved, shown."""
 
-import io
-import math
 import signal
+import time
 
 import pytest
-from recorded import NoCompiler, RecordedWorker
-from rich.console import Console
+from recorded_run import BEST, GPU, KERNEL, Run, smooth
 
 from pymm import kernels
-from pymm.child import Site
 from pymm.device import Device
-from pymm.journal import COLUMNS, TrialLog, read_trials
-from pymm.kernels import find_kernel
-from pymm.options import parse
+from pymm.journal import COLUMNS, TrialLog
+from pymm.measure import Trial
 from pymm.problem import Problem
 from pymm.session import choose
-from pymm.store import load
-from pymm.tune import BAD_OPTIONS, INTERRUPTED, NO_DEVICE, NOT_ALL, TUNED, Stop, Tuner
-from pymm.worker import WorkerFailed
-
-GPU = Device("recorded GPU", "cuda", memory_bytes=2**33, peak_flops={"f32": 1e12})
-KERNEL = find_kernel("register_tile")
-BEST = KERNEL.config({"MB": 128, "NB": 128, "KB": 16, "TA": 8, "TB": 8})
-
-
-def smooth(config, problem):
-    """Seconds, best at `BEST`."""
-    pairs = zip(config.parameters, BEST.parameters, strict=False)
-    return 1e-4 * (1 + sum(abs(math.log2(x / y)) for (_, x), (_, y) in pairs))
-
-
-class Run:
-    """A tuner on recorded workers, with its files in `folder`."""
-
-    def __init__(self, folder, arguments, outcome=smooth, device=GPU, workers=1, **details):
-        self.folder, self.text = folder, io.StringIO()
-        self.workers, self.compilers = [], []
-        self.stop = Stop()
-
-        def hire(site):
-            self.workers.append(RecordedWorker(outcome, device, **details))
-            return self.workers[-1]
-
-        def open_compiler(compiler, count):
-            self.compilers.append(NoCompiler())
-            return self.compilers[-1]
-
-        defaults = "--shapes 256 --dtypes f32 --kernels register_tile --sampler random"
-        where = f"--storage {folder}/state --output {folder}/out --csv {folder}/trials.csv"
-        options = parse(f"{defaults} {where} {arguments}".split())
-        console = Console(file=self.text, width=200)
-        self.tuner = Tuner(options, Site(), hire, open_compiler, console, self.stop)
-        self.status = self.tuner.run()
-        self.output = self.text.getvalue()
-
-    @property
-    def asked(self):
-        return [config for worker in self.workers for config in worker.asked]
-
-    @property
-    def rows(self):
-        return list(read_trials(self.folder / "trials.csv"))
-
-    @property
-    def records(self):
-        return load(GPU, self.folder / "out")
+from pymm.tune import INTERRUPTED, NOT_ALL, TUNED
 
 
 def test_finds_saves_and_shows(tmp_path):
@@ -141,7 +88,7 @@ def test_nothing_works(tmp_path):
 
 
 def test_simulated_times_are_never_saved(tmp_path):
-    simulated = Device("simulator", "simulator", memory_bytes=2**33)
+    simulated = Device("simulator", "simulator", capability=(9, 0), memory_bytes=2**33)
     run = Run(tmp_path, "--trials 5", device=simulated)
     assert run.status == TUNED and run.rows
     assert not (tmp_path / "out").exists()
@@ -150,7 +97,6 @@ def test_simulated_times_are_never_saved(tmp_path):
 
 def test_budget_is_shared(tmp_path):
     """No problem takes the time of the others; each gets at least its default measured."""
-    import time
 
     def slow(config, problem):
         time.sleep(0.01)
@@ -228,90 +174,14 @@ def test_all_kernels(tmp_path):
     assert names == {k.name for k in kernels.KERNELS if k.backend == "cuda"}
 
 
-def test_dry_run_and_list_measure_nothing(tmp_path):
-    run = Run(tmp_path, "--dry-run")
-    valid, rejected = KERNEL.configs(Problem(256, 256, 256), GPU)
-    assert run.status == TUNED and not run.asked and not list(tmp_path.iterdir())
-    total = len(valid) + rejected.total()
-    assert f"{len(valid)} of {total} configurations are valid" in run.output
-    for reason in rejected:
-        assert reason in run.output
-    listed = Run(tmp_path, "--list").output.splitlines()
-    assert sum(line.startswith("f32-NN-256x256x256 register_tile-") for line in listed) == len(valid)
-
-
-@pytest.mark.parametrize(
-    "arguments, says",
-    [
-        ("--kernels 99", "no kernel '99'"),
-        ("--shapes 100000", "smaller shape"),
-    ],
-)
-def test_what_cannot_be_tuned_is_refused_before_anything_is_written(tmp_path, arguments, says):
-    run = Run(tmp_path, arguments)
-    assert run.status == BAD_OPTIONS and says in run.output
-    assert not run.asked and not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    "arguments, says",
-    [
-        ("--shapes 12xx3", "12xx3"),
-        ("--dtypes f16", "f16"),
-        ("--transposes TNT", "TNT"),
-        ("--trials 0", "above 0"),
-        ("--budget -5", "above 0"),
-        ("--sampler best", "best"),
-        ("--shapes no-such-file.csv", "no-such-file.csv"),
-    ],
-)
-def test_bad_options(arguments, says, capsys):
-    with pytest.raises(SystemExit) as ended:
-        parse(arguments.split())
-    assert ended.value.code == 2
-    assert says in capsys.readouterr().err
-
-
-def test_damaged_store_is_known_before_the_work(tmp_path):
-    (tmp_path / "out").mkdir()
-    path = tmp_path / "out" / f"{GPU.slug}.yaml"
-    path.write_text("schema: [")
-    run = Run(tmp_path, "--trials 5")
-    assert run.status == BAD_OPTIONS and path.name in run.output
-    assert not run.asked and path.read_text() == "schema: ["
-
-
-def test_no_device(tmp_path):
-    class Absent(RecordedWorker):
-        def start(self):
-            raise WorkerFailed("no CUDA driver: install one")
-
-    tuner = Tuner(parse([]), hire=lambda site: Absent(smooth, GPU), console=Console(file=io.StringIO()))
-    assert tuner.run() == NO_DEVICE
-    assert "install one" in tuner.console.file.getvalue()
-
-
 def test_without_a_gpu_it_says_so(tmp_path):
     cpu = Device("some CPU", "cpu", vector_bytes=32, vector_registers=16)
     run = Run(tmp_path, "--trials 3 --kernels reordered", lambda c, p: 1e-3, device=cpu)
     assert "No NVIDIA GPU" in run.output and run.status == TUNED
 
 
-def test_unlike_devices_are_refused(tmp_path):
-    devices = iter([GPU, Device("another GPU", "cuda")])
-    tuner = Tuner(
-        parse(["--devices", "0,1"]),
-        hire=lambda site: RecordedWorker(smooth, next(devices)),
-        console=Console(file=io.StringIO()),
-    )
-    assert tuner.run() == BAD_OPTIONS
-    assert "differ" in tuner.console.file.getvalue()
-
-
 def test_a_tie_goes_to_the_default():
     default = KERNEL.default_config
-    from pymm.measure import Trial
-
     p = Problem(8, 8, 8)
     own, other = Trial(p, default, "ok", 1.000), Trial(p, BEST, "ok", 0.996)
     assert choose(default, [own, other], {}).winner is own

@@ -88,7 +88,9 @@ def test_killed_while_idle(worker):
 
 
 def test_comparison_with_other_libraries(worker):
-    reply = worker.ask(Request("compare", PROBLEM, (config(1),), rounds=5, against_others=True), 60.0)
+    reply = worker.ask(
+        Request("compare", PROBLEM, (config(1),), rounds=5, against_others=True), 60.0
+    )
     assert len(reply.trials[0].times) == 5
     assert len(reply.times["numpy"]) == 5 and min(reply.times["numpy"]) > 0
 
