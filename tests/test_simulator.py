@@ -385,6 +385,18 @@ def test_calls_by_ctypes(drv):
     assert library.cuGraphLaunch() == 801
 
 
+def test_registered_host_memory(drv, features):
+    """By ctypes, as pymm does it: PyCUDA's own call crashes with numpy 2."""
+    library, array = ctypes.CDLL("libcuda.so.1"), np.zeros(4096, np.float32)
+    address, size = ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)
+    assert library.cuMemHostRegister_v2(address, size, 2) == 0
+    assert library.cuMemHostRegister_v2(address, size, 2) == 712  # already registered
+    features.get_function("bounded")(np.intp(address.value), block=(32, 1, 1))
+    assert array.sum() == 32
+    assert library.cuMemHostUnregister(address) == 0
+    assert library.cuMemHostUnregister(address) == 713  # not registered
+
+
 # --- starting it ----------------------------------------------------------------------------------
 
 

@@ -74,6 +74,7 @@ REFUSED = {
                                "template with C linkage"),
     "inline PTX": (RIGHT + '\n__device__ void g() { asm volatile("bar.sync 0;"); }', 3,
                    "inline PTX cannot be simulated"),
+    "clusters": ("\n__global__ void __cluster_dims__(2, 1, 1) f() {}", 2, "clusters of thread"),
     "an initializer": ("__global__ void f() {\n  __shared__ int x = 3;\n}", 2,
                        "__shared__ variable may not have an initializer"),
     "shared memory outside": ("\n__shared__ float x[4];", 2, "declare __shared__ x inside"),

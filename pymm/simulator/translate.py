@@ -52,7 +52,7 @@ class Translation:
         raise Refused(f"{file}:{line}: error: {why}")
 
     def run(self) -> str:
-        self._no_assembler()
+        self._refuse_what_is_missing()
         for m in re.finditer(r"\b__global__\b", self.code):
             self._global(m.start(), m.end())
         for m in re.finditer(r"\b__shared__\b", self.code):
@@ -64,11 +64,13 @@ class Translation:
             done = end
         return "".join([*out, self.text[done:]])
 
-    def _no_assembler(self) -> None:
+    def _refuse_what_is_missing(self) -> None:
         for m in re.finditer(r"\b(?:asm|__asm__|__asm)\b", self.code):
             if not self.place(m.start())[2]:
                 self.refuse(m.start(), "inline PTX cannot be simulated: put it in common/ptx.cuh "
                                        "with a plain C++ twin under #ifdef PYMM_SIMULATOR")
+        if m := re.search(r"\b__cluster_dims__\b", self.code):
+            self.refuse(m.start(), "clusters of thread blocks cannot be simulated")
 
     def _unroll(self) -> None:
         # nvcc unrolls fully, which would make g++ slow. 8 times keeps a register tile in registers,

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -67,6 +68,7 @@ int run(Launch& launch) {
     work(workers[0]);
     for (std::thread& t : others) t.join();
     release_signals();
+    std::fflush(stdout);  // what kernels printed comes before what Python prints next
     return launch.fault;
 }
 
