@@ -9,18 +9,21 @@ from weakref import WeakKeyDictionary
 
 from pymm.backends.base import Backend, Executable, Matrix
 from pymm.kernels import Config
-from pymm.problem import Problem
+from pymm.problem import Problem, common_alignment
 from pymm.product import Place, Product
 from pymm.source import render
 
 _loaded: WeakKeyDictionary[Backend, dict[str, Executable]] = WeakKeyDictionary()
 
 
-def executable(backend: Backend, config: Config, problem: Problem) -> Executable:
-    """The compiled kernel of `config` for the types, layout and remainders of `problem`: loaded
-    once per backend. Raises `CompileFailed`, `LaunchFailed`.
+def executable(
+    backend: Backend, config: Config, problem: Problem, alignment: int | None = None
+) -> Executable:
+    """The compiled kernel of `config` for the types, layout and remainders of `problem` and rows
+    that start at multiples of `alignment` bytes (None: as in dense matrices): loaded once per
+    backend. Raises `CompileFailed`, `LaunchFailed`.
     """
-    source = render(config, problem)
+    source = render(config, problem, alignment)
     known = _loaded.setdefault(backend, {})
     found = known.get(source.key)
     if found is None:
@@ -50,8 +53,8 @@ def bind(
         problem = step.problem
         if alpha == 0:
             problem = replace(problem, k=0)
-        kernel = executable(backend, config, problem)
         matrices = _at(left, step.left), _at(right, step.right), _at(out, step.out)
+        kernel = executable(backend, config, problem, alignment(problem, matrices))
         calls.append(kernel.bind(problem, alpha, *matrices[:2], beta, matrices[2], stream))
     if len(calls) == 1:
         return calls[0]
@@ -61,6 +64,15 @@ def bind(
             call()
 
     return launch
+
+
+def alignment(problem: Problem, matrices: Sequence[Matrix]) -> int:
+    """Bytes, at most 16, that every row of `matrices` starts at a multiple of, its length counted
+    in: a kernel may then move rows in whole pieces of that size.
+    """
+    size = problem.numpy_dtype.itemsize
+    strides = [n * size for matrix in matrices for n in (matrix.ld, matrix.batch_stride)]
+    return common_alignment(problem.alignment, *strides, *(matrix.address for matrix in matrices))
 
 
 def _at(address: int, place: Place) -> Matrix:

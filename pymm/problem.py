@@ -20,6 +20,14 @@ PRECISIONS = ("ieee",)
 MAX_EXTENT = 2**31 - 1
 
 
+def common_alignment(*numbers: int) -> int:
+    """The largest power of two up to 16 that divides all of `numbers` (bytes, addresses)."""
+    bits = 16
+    for number in numbers:
+        bits |= number
+    return bits & -bits
+
+
 def dtype_name(dtype: np.dtype | type | str) -> str:
     """The short name ("f32") of a NumPy dtype or of a short name itself. `TypeError` if pymm has
     no such type.
@@ -93,6 +101,14 @@ class Problem:
     def empty(self) -> bool:
         """True if C has no element, so that there is nothing to write."""
         return self.m == 0 or self.n == 0 or self.batch == 0
+
+    @property
+    def alignment(self) -> int:
+        """Bytes, at most 16, that every row of A, B and C starts at a multiple of if the matrices
+        are dense and start at a multiple of 16.
+        """
+        rows = (self.m if self.trans_a else self.k, self.k if self.trans_b else self.n, self.n)
+        return common_alignment(*(row * self.numpy_dtype.itemsize for row in rows))
 
     @property
     def slug(self) -> str:

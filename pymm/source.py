@@ -24,11 +24,14 @@ C_TYPES = {"f32": "float", "f64": "double"}
 
 @dataclass(frozen=True)
 class Source:
-    """One text to compile, the name of its entry point, and where it came from."""
+    """One text to compile, the name of its entry point, and where it came from. The kernel wants
+    rows that start at multiples of `alignment` bytes.
+    """
 
     text: str
     entry: str
     config: Config
+    alignment: int = 1
 
     @cached_property
     def key(self) -> str:
@@ -38,27 +41,36 @@ class Source:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
-def render(config: Config, problem: Problem) -> Source:
-    """The text of `config`'s kernel for the types, layout and remainders of `problem`.
-    `ValueError` on a missing parameter.
+def render(config: Config, problem: Problem, alignment: int | None = None) -> Source:
+    """The text of `config`'s kernel for the types, layout and remainders of `problem`, and for rows
+    that start at multiples of `alignment` bytes (None: as dense matrices have them).
+
+    Raises `ValueError` on a missing parameter.
     """
     kernel = config.kernel
     missing = set(kernel.space) - set(dict(config.parameters))
     if missing:
         raise ValueError(f"{config.slug} lacks {', '.join(sorted(missing))}")
-    guarded = kernel.guarded(config, problem)
-    return _render(config, problem.dtype, problem.trans_a, problem.trans_b, guarded)
+    defines = {"TRANS_A": int(problem.trans_a), "TRANS_B": int(problem.trans_b)}
+    if kernel.backend == "cuda":
+        defines["GUARDED"] = int(kernel.guarded(config, problem))
+    if not kernel.aligned:
+        alignment = problem.numpy_dtype.itemsize
+    elif alignment is None:
+        alignment = problem.alignment
+    return _render(config, problem.dtype, alignment, tuple(defines.items()))
 
 
 @lru_cache(maxsize=4096)
-def _render(config: Config, dtype: str, trans_a: bool, trans_b: bool, guarded: bool) -> Source:
+def _render(
+    config: Config, dtype: str, alignment: int, defines: tuple[tuple[str, int], ...]
+) -> Source:
     kernel = config.kernel
-    defines = dict(config.parameters)
-    defines |= {"REAL": C_TYPES[dtype], "TRANS_A": int(trans_a), "TRANS_B": int(trans_b)}
-    if kernel.backend == "cuda":
-        defines["GUARDED"] = int(guarded)
-    head = "".join(f"#define {name} {value}\n" for name, value in defines.items())
-    return Source(head + kernel_text(kernel.backend, kernel.file), "gemm", config)
+    lines = [*config.parameters, ("REAL", C_TYPES[dtype]), *defines]
+    if kernel.aligned:
+        lines.append(("ALIGN", alignment))
+    head = "".join(f"#define {name} {value}\n" for name, value in lines)
+    return Source(head + kernel_text(kernel.backend, kernel.file), "gemm", config, alignment)
 
 
 @lru_cache(maxsize=64)

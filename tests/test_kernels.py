@@ -1,4 +1,4 @@
-"""Rungs 00 to 04 against float64 NumPy: every type, layout and variant, on shapes chosen to hurt.
+"""Every rung against float64 NumPy: every type, layout and variant, on shapes chosen to hurt.
 
 Each matrix is laid out with NaN between its rows and behind each matrix of a stack, and its memory
 ends with its last element: a kernel that uses what is not its own shows it in the result or faults.
@@ -29,6 +29,7 @@ SMALL = (
     "register_tile-MB16-NB12-KB5-TA2-TB3",
     "transposed_a-MB16-NB16-KB8-TA4-TB2",
     "transposed_a-MB24-NB32-KB6-TA3-TB8",
+    "pipelined-MB32-NB32-KB8-TA4-TB4-LANES4-STAGES3-BLOCKS1-GROUP2",
 )
 #: The configuration of origins.md's symmetric product (48 x 48, 3 x 3 on 16 x 16 threads) and wide
 #: tiles where the line that is loaded is longer than the block has threads.
@@ -76,15 +77,19 @@ class Runner:
         self.backend = backend
         self.compiled: dict[tuple, Executable] = {}
 
-    def executable(self, slug: str, dtype: str, layout: str, guarded: bool) -> Executable:
-        key = slug, dtype, layout, guarded
+    def executable(
+        self, slug: str, dtype: str, layout: str, guarded: bool, alignment: int = 0
+    ) -> Executable:
+        """Compiled for rows anywhere, or at multiples of `alignment` bytes."""
+        key = slug, dtype, layout, guarded, alignment
         if key not in self.compiled:
             config = parse_slug(slug)
             # One column more than whole tiles have needs the guarded variant.
             m, n, k = config.MB, config.NB + guarded, config.as_dict().get("KB", 1)
             probe = Problem(m, n, k, dtype, layout[0] == "T", layout[1] == "T")
             assert config.kernel.guarded(config, probe) == guarded
-            self.compiled[key] = self.backend.load(render(config, probe))
+            alignment = alignment or probe.numpy_dtype.itemsize
+            self.compiled[key] = self.backend.load(render(config, probe, alignment))
         return self.compiled[key]
 
     def __call__(self, executable, problem, a, b, c, alpha=1.0, beta=0.0) -> None:
@@ -198,6 +203,38 @@ def test_other_tiles(runner, slug, dtype, layout):
         problem = Problem(*shape, dtype, *trans)
         executable = runner.executable(slug, dtype, layout, guarded)
         check(runner, executable, problem, make(problem), 2.0, 0.5)
+
+
+ALIGNED = (
+    "pipelined-MB32-NB32-KB8-TA4-TB4-LANES4-STAGES2-BLOCKS1-GROUP1",
+    "pipelined-MB64-NB64-KB8-TA4-TB8-LANES8-STAGES4-BLOCKS1-GROUP8",
+    "pipelined-MB32-NB64-KB16-TA8-TB4-LANES4-STAGES3-BLOCKS2-GROUP8",
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("slug", ALIGNED)
+def test_rows_at_multiples_of_16_bytes(runner, slug, dtype, layout):
+    """Pieces of 8 and 16 bytes, with and without guards; partial tiles end in whole pieces."""
+    tile, trans = parse_slug(slug).as_dict(), [letter == "T" for letter in layout]
+    vector = 16 // DTYPES[dtype].itemsize
+    shapes = [(tile["MB"] + 4, tile["NB"] - 4, 2 * tile["KB"] + 4), (4, 8, 4), (12, 96, 52)]
+    for guarded, shape in [*((True, s) for s in shapes), (False, whole(tile)[1])]:
+        problem = Problem(*shape, dtype, *trans)
+        executable = runner.executable(slug, dtype, layout, guarded, 16)
+        check(runner, executable, problem, make(problem), 1.5, 0.5, pad=vector)
+    executable = runner.executable(slug, dtype, layout, True, 8)
+    problem = Problem(34, 38, 10, dtype, *trans)
+    check(runner, executable, problem, make(problem), pad=2)
+
+
+def test_rows_elsewhere_are_refused(runner):
+    """A kernel compiled for 16 bytes at a time never meets a row that starts anywhere else."""
+    executable = runner.executable(ALIGNED[0], "f32", "NN", True, 16)
+    problem = Problem(8, 8, 8)
+    with pytest.raises(ValueError, match="multiples of 16 bytes"):
+        check(runner, executable, problem, make(problem), pad=1)
 
 
 @pytest.mark.parametrize("slug", SMALL)

@@ -30,10 +30,22 @@ class Rule:
     holds: Callable[[Config, Problem, Device], bool]
 
 
+def columns_and_rows(config: Config, problem: Problem) -> tuple[int, int]:
+    """Blocks along n and along m. Where the rows need more blocks than a grid has along y, each
+    block of the kernel takes several tiles of rows.
+    """
+    rows = min(-(-problem.m // config.MB), MAX_GRID_YZ)
+    return -(-problem.n // config.NB), rows
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One rung: its file, the values each parameter may take in a search, its default, its rules
     and its geometry.
+
+    `tiles` gives the blocks along x and y. With `dynamic_shared` the launch hands the block its
+    shared memory, which may then pass 48 KiB. An `aligned` kernel is compiled for the alignment of
+    its operands: `ALIGN` bytes. `capability` is the least that a GPU must have.
     """
 
     number: int
@@ -45,10 +57,14 @@ class Kernel:
     rules: tuple[Rule, ...]
     threads: Callable[[Config], int]
     block: Callable[[Config], tuple[int, int, int]] = lambda c: (1, 1, 1)
-    shared_elements: Callable[[Config], int] = lambda c: 0
+    shared_elements: Callable[[Config, Problem], int] = lambda c, p: 0
     backend: str = "cuda"
     dtypes: tuple[str, ...] = ("f32", "f64")
     fallbacks: tuple[Mapping[str, int], ...] = ()
+    tiles: Callable[[Config, Problem], tuple[int, int]] = columns_and_rows
+    dynamic_shared: bool = False
+    aligned: bool = False
+    capability: tuple[int, int] = (7, 0)
 
     def __hash__(self) -> int:
         return hash((self.backend, self.name))
@@ -87,16 +103,13 @@ class Kernel:
 
     def shared_bytes(self, config: Config, problem: Problem) -> int:
         """Bytes of shared memory that one block takes."""
-        return self.shared_elements(config) * problem.numpy_dtype.itemsize
+        return self.shared_elements(config, problem) * problem.numpy_dtype.itemsize
 
     def grid(self, config: Config, problem: Problem) -> tuple[int, int, int]:
-        """Blocks along n, along m, and matrices of the stack.
-
-        Where the rows need more blocks than a grid has along y, each block of the kernel takes
-        several tiles of rows. A stack of more than `MAX_GRID_YZ` matrices is the launch's business.
+        """Blocks along x and y, and matrices of the stack. A stack of more than `MAX_GRID_YZ`
+        matrices is the launch's business.
         """
-        rows = min(-(-problem.m // config.MB), MAX_GRID_YZ)
-        return (-(-problem.n // config.NB), rows, problem.batch)
+        return (*self.tiles(config, problem), problem.batch)
 
     def guarded(self, config: Config, problem: Problem) -> bool:
         """True if some tile is partial, so that the kernel must check every index that it reads

@@ -6,7 +6,7 @@ from pymm.kernels.declaration import Config, Kernel, Rule
 from pymm.problem import Problem
 
 
-def _words(problem: Problem) -> int:
+def words(problem: Problem) -> int:
     """32-bit registers that one element takes."""
     return problem.numpy_dtype.itemsize // 4
 
@@ -20,8 +20,8 @@ def _registers(c: Config, p: Problem) -> int:
     handed out. Checked with nvcc 13.0 for sm_75 to sm_90a: what these rules let through does not
     spill.
     """
-    column = 8 * c.TA if c.kernel_name == "register_tile" else c.TA * _words(p)
-    return -(-((c.TA * c.TB + c.TB) * _words(p) + column + 48) // 8) * 8
+    column = 8 * c.TA if c.kernel_name == "register_tile" else c.TA * words(p)
+    return -(-((c.TA * c.TB + c.TB) * words(p) + column + 48) // 8) * 8
 
 
 COMMON_RULES = (
@@ -73,7 +73,7 @@ SHARED_TILE = Kernel(
     space=dict(MB=(8, 16, 32), NB=(8, 16, 32), KB=(8, 16, 32)),
     default=dict(MB=32, NB=32, KB=32),
     block=lambda c: (c.NB, c.MB, 1),
-    shared_elements=lambda c: c.MB * c.KB + c.KB * c.NB,
+    shared_elements=lambda c, p: c.MB * c.KB + c.KB * c.NB,
     rules=(
         *COMMON_RULES,
         Rule("the tiles are square: MB = NB = KB", lambda c, p, d: c.MB == c.NB == c.KB),
@@ -111,7 +111,7 @@ _REGISTER_TILE = dict(
     default=dict(MB=64, NB=64, KB=16, TA=4, TB=4),
     threads=lambda c: (c.MB // c.TA) * (c.NB // c.TB),
     block=lambda c: (c.NB // c.TB, c.MB // c.TA, 1),
-    shared_elements=lambda c: c.KB * (c.MB + c.NB),
+    shared_elements=lambda c, p: c.KB * (c.MB + c.NB),
     rules=_REGISTER_TILE_RULES,
 )
 

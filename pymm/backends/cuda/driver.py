@@ -13,6 +13,7 @@ from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
 
 _ALREADY_REGISTERED = 712
 _DISABLE_TIMING = 2
+_SHARED_SIZE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
 class DriverError(RuntimeError):
@@ -41,6 +42,10 @@ class Driver:
         self._call("cuModuleLoadData", byref(module), cubin)
         self._call("cuModuleGetFunction", byref(function), module, entry.encode())
         return module.value or 0, function.value or 0
+
+    def allow_shared(self, function: int, nbytes: int) -> None:
+        """Let blocks of a function take more than 48 KiB of shared memory."""
+        self._call("cuFuncSetAttribute", c_void_p(function), c_int(_SHARED_SIZE), c_int(nbytes))
 
     def unload(self, module: int) -> None:
         """Give a module back."""

@@ -27,6 +27,9 @@ from pymm.backends.cuda.driver import Driver, DriverError
 from pymm.problem import Problem
 from pymm.source import Source
 
+#: Bytes of shared memory that every block may have.
+STATIC_SHARED = 48 * 1024
+
 #: m n k alpha A lda batch_a B ldb batch_b beta C ldc batch_c as `pack` spells them. It aligns every
 #: item to its own size, as CUDA does.
 FORMATS = {"f32": "iiifPqqPqqfPqq", "f64": "iiidPqqPqqdPqq"}
@@ -91,7 +94,9 @@ class CudaExecutable(Executable):
             return self._in_parts(most, problem, alpha, (a, b), beta, c, stream)
         context = self._contexts.current()
         loaded = self._in(context)
+        self._check_alignment(problem, (a, b, c))
         grid, block = self._geometry(problem)
+        shared = self._claim(loaded, context, problem)
         packed = pack(
             FORMATS[problem.dtype],
             *(problem.m, problem.n, problem.k, alpha),
@@ -100,11 +105,12 @@ class CudaExecutable(Executable):
         )
         what = f"launching {self.config.slug} on {problem.slug} ({grid} blocks of {block} threads)"
         if isinstance(stream, int):
-            launch = self._foreign(context, loaded).launcher(
-                loaded.foreign[1], grid, block, 0, stream, packed
+            launch = self._foreign(context, loaded, shared).launcher(
+                loaded.foreign[1], grid, block, shared, stream, packed
             )
             return _elsewhere(launch, context, what, (self, a, b, c))
-        return _bound(loaded, grid, block, packed, stream, context, what, (self, a, b, c))
+        geometry = (grid, block, packed, shared, stream)
+        return _bound(loaded, geometry, context, what, (self, a, b, c))
 
     def _in_parts(
         self,
@@ -153,14 +159,41 @@ class CudaExecutable(Executable):
             )
         return grid, block
 
-    def _foreign(self, context: drv.Context, loaded: Held) -> Driver:
-        """See to it that the kernel is loaded for streams that PyCUDA does not know."""
+    def _claim(self, loaded: Held, context: drv.Context, problem: Problem) -> int:
+        """Bytes of shared memory that the launch hands to a block; beyond 48 KiB the kernel has to
+        be told before (CUDA C++ Programming Guide, "Shared Memory" of compute capability 9.0).
+        """
+        kernel = self.config.kernel
+        shared = kernel.shared_bytes(self.config, problem) if kernel.dynamic_shared else 0
+        if shared > STATIC_SHARED:
+            attribute = drv.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
+            with working(context, f"taking {shared} bytes of shared memory for {self.config.slug}"):
+                loaded.function.set_attribute(attribute, shared)
+        return shared
+
+    def _check_alignment(self, problem: Problem, matrices: tuple[Matrix, ...]) -> None:
+        """`ValueError` for matrices whose rows lie where the compiled kernel cannot fetch them."""
+        wanted, size = self._source.alignment, problem.numpy_dtype.itemsize
+        for matrix in matrices:
+            places = (matrix.address, matrix.ld * size, matrix.batch_stride * size)
+            if any(place % wanted for place in places):
+                raise ValueError(
+                    f"{self.config.slug} was compiled for rows at multiples of {wanted} bytes, and "
+                    f"a matrix has rows at {places[0]:#x} + i * {places[1]}: render it for less"
+                )
+
+    def _foreign(self, context: drv.Context, loaded: Held, shared: int) -> Driver:
+        """See to it that the kernel is loaded for streams that PyCUDA does not know, and may take
+        `shared` bytes of shared memory.
+        """
         with self._lock:
             if not hasattr(loaded, "foreign"):
                 cubin = self._compiler.build(self._source).read_bytes()
                 with active(context):
                     try:
                         handles = self._driver.load(cubin, self._source.entry)
+                        if shared > STATIC_SHARED:
+                            self._driver.allow_shared(handles[1], shared)
                     except DriverError as error:
                         raise failure(context, error, f"loading {self.config.slug}") from error
                 loaded.foreign = handles
@@ -181,10 +214,7 @@ class _Foreign:
 
 def _bound(
     loaded: Held,
-    grid: tuple[int, int, int],
-    block: tuple[int, int, int],
-    packed: bytes,
-    stream: drv.Stream | None,
+    geometry: tuple,
     context: drv.Context,
     what: str,
     owners: tuple,
@@ -196,11 +226,11 @@ def _bound(
     def call() -> None:
         try:
             if current_context() is context:
-                loaded.launch(grid, block, packed, 0, stream)
+                loaded.launch(*geometry)
                 return
             context.push()
             try:
-                loaded.launch(grid, block, packed, 0, stream)
+                loaded.launch(*geometry)
             finally:
                 pop_context()
         except drv.Error as error:

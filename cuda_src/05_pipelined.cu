@@ -1,0 +1,177 @@
+// 05 pipelined: rung 04 with the memory system kept busy while the threads compute.
+//
+// Rung 04 loads, waits, computes, waits: no warp multiplies while the next tile is on its way. Here
+// a ring of STAGES tiles hides that time, and three smaller waits go with it:
+//
+//     step s      | fetch tile s + STAGES - 1 |  multiply tile s           | barrier | step s + 1
+//     row p of s  |  read the fragments of row p + 1   | TA x TB multiply-adds of row p |
+//
+// - Tiles come by cp.async, past the registers. A tile that lies along k (A stored by rows) is read
+//   16 bytes at a time and turned round on its way into shared memory (common/staged.cuh).
+// - Fragments are read one row ahead, the first of the next tile before the last of this one is
+//   multiplied: no warp waits for shared memory after the barrier.
+// - A warp owns a compact tile, LANES x 32/LANES threads. Its fragments are vectors of 16 bytes that
+//   lie side by side for neighbouring lanes, so each read touches every bank once.
+//
+// The multiply-adds run back and forth (boustrophedon): the number that stays is reused from the
+// operand cache, so that each instruction reads two registers and meets no bank conflict. Main loop
+// of 128 x 256 x 16, 8 x 16 per thread, nvcc 13.0 for sm_90a: 2048 FFMA of 2207 instructions.
+// Tried without gain: reading A along k, 16 bytes of each row, without turning it round (fewer
+// instructions, but a column of A then sits in one register bank: 43 instead of 51 TFLOP/s).
+
+#include "common/tile.cuh"
+#include "common/ptx.cuh"
+#include "common/schedule.cuh"
+
+#ifndef MB
+#define MB 128  // rows of C that one block computes
+#endif
+#ifndef NB
+#define NB 128  // columns of C that one block computes
+#endif
+#ifndef KB
+#define KB 16  // depth of a tile
+#endif
+#ifndef TA
+#define TA 8  // rows of C that one thread computes
+#endif
+#ifndef TB
+#define TB 8  // columns of C that one thread computes
+#endif
+#ifndef LANES
+#define LANES 4  // threads of a warp along m; 32 / LANES lie along n
+#endif
+#ifndef STAGES
+#define STAGES 3  // tiles in shared memory
+#endif
+#ifndef BLOCKS
+#define BLOCKS 2  // blocks that one multiprocessor is to hold: bounds the registers of a thread
+#endif
+
+#include "common/staged.cuh"
+
+constexpr int ACROSS = 32 / LANES;  // threads of a warp along n
+constexpr int WARPS_M = MB / (TA * LANES), WARPS_N = NB / (TB * ACROSS);
+constexpr int THREADS = 32 * WARPS_M * WARPS_N;
+
+static_assert(32 % LANES == 0 && MB % (TA * LANES) == 0 && NB % (TB * ACROSS) == 0,
+              "warps tile the block evenly: TA * LANES divides MB and TB * 32 / LANES divides NB");
+static_assert(TA % VECTOR == 0 && TB % VECTOR == 0, "fragments are made of 16-byte vectors");
+static_assert(STAGES >= 2 && KB >= 2, "a tile is fetched while another is used: STAGES, KB >= 2");
+
+using TileA = Staged<!TRANS_A, MB, THREADS>;
+using TileB = Staged<TRANS_B, NB, THREADS>;
+
+// The T numbers of one lane from a row of a tile: vectors, `lanes` vectors apart.
+template <int T, int SPAN>
+__device__ __forceinline__ void read_fragment(REAL (&fragment)[T], const REAL* row) {
+#pragma unroll
+    for (int i = 0; i < T; i += VECTOR) {
+        const Vector v = *reinterpret_cast<const Vector*>(row + i * SPAN);
+#pragma unroll
+        for (int x = 0; x < VECTOR; x++) fragment[i + x] = v.x[x];
+    }
+}
+
+// sum += a b^T, back and forth along the longer side of the tile.
+__device__ __forceinline__ void multiply(REAL (&sum)[TA][TB], const REAL (&a)[TA],
+                                         const REAL (&b)[TB]) {
+    constexpr int LONG = TA > TB ? TA : TB, SHORT = TA > TB ? TB : TA;
+#pragma unroll
+    for (int s = 0; s < SHORT; s++)
+#pragma unroll
+        for (int l = 0; l < LONG; l++) {
+            const int turned = s % 2 ? LONG - 1 - l : l;
+            const int i = TA > TB ? turned : s, j = TA > TB ? s : turned;
+            sum[i][j] += a[i] * b[j];
+        }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    gemm(int m, int n, int k, REAL alpha, const REAL* __restrict__ A, long long lda,
+         long long batch_a, const REAL* __restrict__ B, long long ldb, long long batch_b, REAL beta,
+         REAL* C, long long ldc, long long batch_c) {
+    extern __shared__ __align__(16) unsigned char shared[];
+    REAL* const As = reinterpret_cast<REAL*>(shared);
+    REAL* const Bs = As + STAGES * TileA::ELEMENTS;
+    const unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+    // Where the lane's first vectors lie: its warp's tile, then its place in the warp.
+    const unsigned y = warp / WARPS_N * (TA * LANES) + lane / ACROSS * VECTOR;
+    const unsigned x = warp % WARPS_N * (TB * ACROSS) + lane % ACROSS * VECTOR;
+    unsigned i0, j0;
+    tile_of(blockIdx.x, (m + MB - 1u) / MB, (n + NB - 1u) / NB, i0, j0);
+    i0 *= MB;
+    j0 *= NB;
+
+    REAL sum[TA][TB] = {};
+    const int steps = (k + KB - 1u) / KB;
+    if (steps > 0) {
+        AsyncCopies copies;
+        TileA tile_a(A + blockIdx.z * batch_a, lda, i0, m, k, thread);
+        TileB tile_b(B + blockIdx.z * batch_b, ldb, j0, n, k, thread);
+#pragma unroll
+        for (int stage = 0; stage < STAGES - 1; stage++) {
+            if (stage < steps) {
+                tile_a.fetch(As + stage * TileA::ELEMENTS, stage * KB, copies);
+                tile_b.fetch(Bs + stage * TileB::ELEMENTS, stage * KB, copies);
+                tile_a.put(As + stage * TileA::ELEMENTS);
+                tile_b.put(Bs + stage * TileB::ELEMENTS);
+            }
+            copies.commit();
+        }
+        copies.wait<STAGES - 2>();
+        __syncthreads();
+        REAL a[2][TA], b[2][TB];
+        const REAL *row_a = As + y, *row_b = Bs + x;
+        read_fragment<TA, LANES>(a[0], row_a);
+        read_fragment<TB, ACROSS>(b[0], row_b);
+        int reading = 0, writing = STAGES - 1;
+#pragma unroll 1
+        for (int step = 0; step < steps; step++) {
+            const bool more = step + STAGES - 1 < steps;
+            REAL* const next_a = As + writing * TileA::ELEMENTS;
+            REAL* const next_b = Bs + writing * TileB::ELEMENTS;
+#pragma unroll
+            for (int p = 0; p < KB; p++) {
+                if (p == KB - 1) {  // the next tile, whose first row is read now, must be there
+                    if (more) {
+                        tile_a.put(next_a);
+                        tile_b.put(next_b);
+                    }
+                    copies.wait<STAGES - 2>();
+                    __syncthreads();
+                    reading = reading + 1 == STAGES ? 0 : reading + 1;
+                    writing = writing + 1 == STAGES ? 0 : writing + 1;
+                    row_a = As + reading * TileA::ELEMENTS + y;
+                    row_b = Bs + reading * TileB::ELEMENTS + x;
+                }
+                if (p < KB - 1 || step + 1 < steps) {
+                    read_fragment<TA, LANES>(a[(p + 1) % 2], row_a + (p + 1) % KB * TileA::PITCH);
+                    read_fragment<TB, ACROSS>(b[(p + 1) % 2], row_b + (p + 1) % KB * TileB::PITCH);
+                }
+                if (p == 0) {  // every warp has left the tile that is overwritten
+                    if (more) {
+                        tile_a.fetch(next_a, (step + STAGES - 1) * KB, copies);
+                        tile_b.fetch(next_b, (step + STAGES - 1) * KB, copies);
+                    }
+                    copies.commit();
+                }
+                multiply(sum, a[p % 2], b[p % 2]);
+            }
+        }
+    }
+    C += blockIdx.z * batch_c;
+#pragma unroll
+    for (int i = 0; i < TA; i++)
+#pragma unroll
+        for (int j = 0; j < TB; j += PIECE) {
+            const unsigned row = i0 + y + i / VECTOR * LANES * VECTOR + i % VECTOR;
+            const unsigned column = j0 + x + j / VECTOR * ACROSS * VECTOR + j % VECTOR;
+            if (GUARDED && (row >= m || column >= n)) continue;
+            Piece* const c = reinterpret_cast<Piece*>(C + row * ldc + column);
+            Piece result = beta == REAL(0) ? Piece{} : *c;
+#pragma unroll
+            for (int e = 0; e < PIECE; e++) store(&result.x[e], alpha, sum[i][j + e], beta);
+            *c = result;
+        }
+}

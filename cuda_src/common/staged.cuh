@@ -1,0 +1,79 @@
+// Tiles on their way from global to shared memory while the block computes on older ones.
+
+#ifndef ALIGN
+#define ALIGN 4  // bytes that every row of A, B and C starts at a multiple of, its length included
+#endif
+
+constexpr int PIECE = ALIGN / sizeof(REAL) > 0 ? ALIGN / sizeof(REAL) : 1;  // elements at a time
+constexpr int VECTOR = 16 / sizeof(REAL);  // elements of a 16-byte access to shared memory
+
+struct alignas(16) Vector {
+    REAL x[VECTOR];
+};
+struct alignas(PIECE * sizeof(REAL)) Piece {
+    REAL x[PIECE];
+};
+
+// A tile of OUTER x KB elements of op(A) (or of op(B)^T), kept as KB rows of OUTER elements. If it
+// lies the same way in memory it comes by asynchronous copies. If it lies along k (K_CONTIGUOUS)
+// it has to be turned round: `fetch` reads pieces into registers, `put` spreads them over rows of
+// shared memory once the multiply-adds in between have hidden the latency. The padding of 16 bytes
+// makes the 4-byte stores of a warp, 8 rows x 4 columns of pieces, miss one another's banks.
+template <bool K_CONTIGUOUS, int OUTER, int THREADS>
+struct Staged {
+    static constexpr int PITCH = OUTER + (K_CONTIGUOUS ? VECTOR : 0), ELEMENTS = KB * PITCH;
+    static constexpr int LINE = K_CONTIGUOUS ? KB : OUTER, LINES = K_CONTIGUOUS ? OUTER : KB;
+    static constexpr int IN_LINE = LINE / PIECE, PIECES = IN_LINE * LINES / THREADS;
+    static_assert(LINE % PIECE == 0 && (THREADS % IN_LINE == 0 || IN_LINE % THREADS == 0) &&
+                      IN_LINE * LINES % THREADS == 0,
+                  "threads share the pieces of both tiles evenly");
+
+    const REAL* source;  // the thread's first piece at k = 0
+    long long ld;
+    unsigned line, at;       // where that piece lies within the tile
+    unsigned lines, length;  // of the matrix, from this tile's start; k counts from 0
+    Piece pieces[K_CONTIGUOUS ? PIECES : 1];
+
+    __device__ __forceinline__ Staged(const REAL* X, long long ld, unsigned first, unsigned outer,
+                                      int k, unsigned thread)
+        : ld(ld), line(thread / IN_LINE), at(thread % IN_LINE * PIECE) {
+        source = X + (K_CONTIGUOUS ? (first + line) * ld + at : line * ld + first + at);
+        lines = K_CONTIGUOUS ? outer - first : k;
+        length = K_CONTIGUOUS ? k : outer - first;
+    }
+
+    // Ask for the tile that begins at k0.
+    __device__ __forceinline__ void fetch(REAL* tile, unsigned k0, AsyncCopies& copies) {
+        const REAL* from = source + (K_CONTIGUOUS ? k0 : k0 * ld);
+#pragma unroll
+        for (int i = 0; i < PIECES; i++) {
+            const int down = i * THREADS / IN_LINE, along = i * THREADS % IN_LINE * PIECE;
+            const bool inside = !GUARDED || (line + down + (K_CONTIGUOUS ? 0 : k0) < lines &&
+                                             at + along + (K_CONTIGUOUS ? k0 : 0) < length);
+            const REAL* piece = from + down * ld + along;
+            if constexpr (K_CONTIGUOUS) {
+                if (inside) {
+                    pieces[i] = *reinterpret_cast<const Piece*>(piece);
+                } else {
+                    pieces[i] = Piece{};
+                }
+            } else {
+                copies.copy<PIECE * sizeof(REAL)>(tile + (line + down) * PITCH + at + along,
+                                                  inside ? piece : source, inside);
+            }
+        }
+    }
+
+    // Store what `fetch` holds in registers.
+    __device__ __forceinline__ void put(REAL* tile) {
+        if constexpr (K_CONTIGUOUS) {
+#pragma unroll
+            for (int i = 0; i < PIECES; i++) {
+                const int down = i * THREADS / IN_LINE, along = i * THREADS % IN_LINE * PIECE;
+#pragma unroll
+                for (int x = 0; x < PIECE; x++)
+                    tile[(at + along + x) * PITCH + line + down] = pieces[i].x[x];
+            }
+        }
+    }
+};
