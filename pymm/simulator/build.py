@@ -75,14 +75,20 @@ def _fill(folder: Path, name: str) -> None:
     shutil.copytree(_HERE / "device", folder / "device")
     drivers = [str(p) for p in sorted((_HERE / "driver").glob("*.cpp"))]
     _run([compiler(), *_DRIVER_FLAGS, *drivers, "-o", str(folder / "lib" / "libcuda.so.1"), "-ldl"])
-    script = str(_HERE / "nvcc.py")
+    # A copy of the compiler, so that this folder outlives the checkout or environment it came from.
+    (folder / "compiler").mkdir()
+    for part in ("nvcc.py", "translate.py", "brackets.py"):
+        shutil.copy(_HERE / part, folder / "compiler" / part)
+    script = str(folder / "compiler" / "nvcc.py")
     _run([sys.executable, "-S", "-E", script, str(folder), "--precompile"])
     (folder / "version").write_text(f"nvcc: stand-in of the pymm simulator, release 13.0, {name}")
     launcher = folder / "bin" / "nvcc"
     launcher.parent.mkdir()
-    # The folder of the script itself, since this one is moved to its place when it is whole.
-    launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E "{script}" '
-                        '"$(dirname "$(dirname "$0")")" "$@"\n')
+    # Relative to itself, since the folder is moved to its place when it is whole.
+    launcher.write_text(
+        '#!/bin/sh\nhere=$(dirname "$(dirname "$0")")\n'
+        f'exec "{sys.executable}" -S -E "$here/compiler/nvcc.py" "$here" "$@"\n'
+    )
     launcher.chmod(0o700)
 
 
