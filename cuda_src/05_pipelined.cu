@@ -147,7 +147,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 }
                 if (p < KB - 1 || step + 1 < steps) {
                     read_fragment<TA, LANES>(a[(p + 1) % 2], row_a + (p + 1) % KB * TileA::PITCH);
-                    read_fragment<TB, ACROSS>(b[(p + 1) % 2], row_b + (p + 1) % KB * TileB::PITCH);
+                    read_fragment<TB, ACROSS>(b[(p + 1) % 2],
+                                              row_b + (p + 1) % KB * TileB::PITCH);
                 }
                 if (p == 0) {  // every warp has left the tile that is overwritten
                     if (more) {
