@@ -10,7 +10,7 @@
 //   16 bytes at a time and turned round on its way into shared memory (common/staged.cuh).
 // - Fragments are read one row ahead, the first of the next tile before the last of this one is
 //   multiplied: no warp waits for shared memory after the barrier.
-// - A warp owns a compact tile, LANES x 32/LANES threads. Its fragments are vectors of 16 bytes that
+// - A warp owns a compact tile, LANES x 32/LANES threads. Its fragments are 16-byte vectors that
 //   lie side by side for neighbouring lanes, so each read touches every bank once.
 //
 // The multiply-adds run back and forth (boustrophedon): the number that stays is reused from the
