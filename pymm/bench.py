@@ -19,6 +19,7 @@ from rich.progress import Progress
 
 from pymm.cache import config_directory
 from pymm.device import Device
+from pymm.journal import SEEN
 from pymm.kernels import Config, Kernel, find_kernel, kernels_for
 from pymm.measure import Trial, median_and_spread
 from pymm.problem import DTYPES, Problem
@@ -33,12 +34,11 @@ SCHEMA = 1
 #: Units: seconds (median), spread (interquartile range / median), gflops (10^9 operations per
 #: second), peak (part of the device's peak rate), ratio (time of the fastest opponent in the same
 #: run / this time), error (largest deviation / its bound), spills (bytes of a thread), shared
-#: (bytes of a block), clock (MHz), power (W), temperature (C).
+#: (bytes of a block), and what `Backend.telemetry` tells.
 COLUMNS = (
     "schema", "time", "device", "driver", "compiler", "pymm", "dtype", "layout", "m", "n", "k",
     "name", "variant", "config", "source", "outcome", "seconds", "spread", "rounds", "gflops",
-    "peak", "ratio", "error", "registers", "spills", "shared", "clock", "power", "temperature",
-    "throttle", "detail",
+    "peak", "ratio", "error", "registers", "spills", "shared", *SEEN, "detail",
 )  # fmt: skip
 
 EXAMPLES = """\
@@ -191,7 +191,7 @@ def _measured(trial: Trial, device: Device, best: float) -> dict[str, object]:
         "spills": trial.resources.spilled_bytes,
         "shared": trial.resources.shared_bytes,
         "detail": " ".join(trial.detail.split())[:500],
-        **{name: seen.get(name, "") for name in ("clock", "power", "temperature", "throttle")},
+        **{name: seen.get(name, "") for name in SEEN},
     }
     if trial.seconds > 0:
         row |= _speed(trial.problem, device, trial.seconds, best)

@@ -93,10 +93,7 @@ def _fields(trial: Trial, device: Device, role: str) -> list[object]:
         resources.registers,
         resources.spilled_bytes,
         resources.shared_bytes,
-        *(
-            seen.get(name, "")
-            for name in ("sm_mhz", "memory_mhz", "power_w", "temperature", "throttle")
-        ),
+        *(seen.get(name, "") for name in SEEN),
         " ".join(trial.detail[:MAX_DETAIL].split()),
     ]
 

@@ -23,9 +23,9 @@ extern "C" __global__ void gemm(int m, int n, int k, REAL alpha, const REAL* __r
         sum += A[offset(TRANS_A, i, p, lda)] * B[offset(TRANS_B, p, j, ldb)];
     if (FAULT == 2 && i == m - 1 && j == n - 1) sum += 1;  // one wrong element
     if (FAULT == 3 && i == 0 && j == 0) C[1LL << 40] = sum;  // an address that nobody has
-    if (FAULT == 4) {  // never ends, and the compiler may not assume that it does
-        volatile int running = 1;
-        while (running) {}
+    if (FAULT == 4) {  // never ends: A[0] stays equal to itself, and has to be read to be known
+        const volatile REAL* running = A;
+        while (running[0] == running[0]) {}
     }
     if (FAULT == 5 && i == 0 && j == 0) C[m * ldc + 8] = sum;  // just behind the matrix
     store(C + offset(false, i, j, ldc), alpha, sum, beta);
