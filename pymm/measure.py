@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pymm.backends.base import Backend, CompileFailed, Executable, LaunchFailed, Resources
 from pymm.kernels import Config
 from pymm.problem import Problem
-from pymm.source import render
+from pymm.source import Source, render
 from pymm.verify import Verifier, render_hard
 
 #: What can become of a trial. The first has a time that counts, the last a rough one.
@@ -97,10 +97,19 @@ class Workbench:
 
     def load(self, config: Config) -> Executable:
         """The compiled kernel of `config`. Raises `CompileFailed`, `LaunchFailed`."""
-        return self.backend.load(render(config, self.problem))
+        return self._without_spills(render(config, self.problem))
 
     def _load_hard(self, config: Config, hard: Problem) -> Executable:
-        return self.backend.load(render_hard(config, hard))
+        return self._without_spills(render_hard(config, hard))
+
+    def _without_spills(self, source: Source) -> Executable:
+        """Load `source`. A kernel whose registers spill to memory counts as one that cannot be
+        compiled: there is always a configuration beside it that does not.
+        """
+        executable = self.backend.load(source)
+        if spilled := executable.resources.spilled_bytes:
+            raise CompileFailed(f"{source.config.slug} spills {spilled} bytes of each thread")
+        return executable
 
     def call(self, executable: Executable) -> Call:
         """`executable` bound to the operands, alpha = 1 and beta = 0."""

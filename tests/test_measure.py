@@ -5,7 +5,7 @@ import pytest
 from recorded import NumpyBackend, view
 
 from pymm import verify
-from pymm.backends.base import CompileFailed, LaunchFailed
+from pymm.backends.base import CompileFailed, LaunchFailed, Resources
 from pymm.fields import Field
 from pymm.kernels import find_kernel
 from pymm.measure import OUTCOMES, Trial, Workbench, median_and_spread
@@ -250,3 +250,19 @@ def test_median_and_spread():
     with pytest.raises(ValueError, match="none of"):
         Trial(SMALL, CONFIG, "fine")
     assert len(OUTCOMES) == 7
+
+
+def test_a_kernel_that_spills_is_not_timed():
+    """Registers that go to memory are an outcome, with their bytes, and cost no run."""
+    backend = NumpyBackend()
+    load = backend.load
+
+    def spilling(source):
+        executable = load(source)
+        executable.resources = Resources(registers=255, spilled_bytes=64)
+        return executable
+
+    backend.load = spilling
+    trial = Workbench(backend, SMALL).measure(CONFIG)
+    assert trial.outcome == "compile_failed" and "spills 64 bytes" in trial.detail
+    assert not backend.timed
