@@ -12,6 +12,7 @@ from pymm.kernels.cpu import BLOCKED, REORDERED
 from pymm.kernels.declaration import MAX_GRID_YZ, MAX_PARAMETER, Config, Kernel, Rule
 from pymm.kernels.pipelined import PIPELINED
 from pymm.kernels.simt import COALESCED, NAIVE, REGISTER_TILE, SHARED_TILE, TRANSPOSED_A
+from pymm.kernels.tensor import TENSOR_F64
 from pymm.problem import Problem
 
 __all__ = [
@@ -26,6 +27,7 @@ KERNELS: tuple[Kernel, ...] = (
     REGISTER_TILE,
     TRANSPOSED_A,
     PIPELINED,
+    TENSOR_F64,
     REORDERED,
     BLOCKED,
 )

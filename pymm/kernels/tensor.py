@@ -1,0 +1,108 @@
+"""Kernel 6: warps multiply with the tensor cores through `mma.sync`."""
+
+from __future__ import annotations
+
+from pymm.device import Device
+from pymm.kernels.declaration import Config, Kernel, Rule
+from pymm.problem import Problem
+
+#: Between the lines of a tile in shared memory, in elements.
+_PADDING = 4
+
+
+def _lines(c: Config, p: Problem) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Length and number of the lines of the tiles of A and B, which lie as in memory."""
+    return (
+        (c.MB, c.KB) if p.trans_a else (c.KB, c.MB),
+        (c.KB, c.NB) if p.trans_b else (c.NB, c.KB),
+    )
+
+
+def _whole_lines(c: Config, p: Problem) -> bool:
+    """True if the threads copy whole lines of both tiles at a time, with 16 bytes each as well as
+    with one element.
+    """
+    threads = c.kernel.threads(c)
+    for size in (p.numpy_dtype.itemsize, 16):
+        for length, count in _lines(c, p):
+            pieces, rest = divmod(length * p.numpy_dtype.itemsize, size)
+            if rest or threads % pieces or pieces * count % threads:
+                return False
+    return True
+
+
+def _fit_together(c: Config, p: Problem, d: Device) -> bool:
+    """True if BLOCKS blocks fit: accumulators, the fragments of two rows of A and one of B, and 48
+    registers for the rest.
+    """
+    doubles = c.TA * c.TB // 32 + c.KI + c.TB * c.KI // 32
+    registers = -(-(2 * doubles + 48) // 8) * 8
+    threads = c.BLOCKS * c.kernel.threads(c)
+    return (
+        registers <= d.max_registers_per_thread + 1
+        and registers * threads <= d.registers_per_block
+        and threads <= d.max_threads_per_sm
+        and c.BLOCKS * (c.kernel.shared_bytes(c, p) + 1024) <= d.shared_per_sm
+    )
+
+
+TENSOR_F64 = Kernel(
+    number=6,
+    name="tensor_f64",
+    file="06_tensor_f64.cu",
+    title="double precision on the tensor cores, through mma.sync; TA x TB is a warp's tile",
+    space=dict(
+        MB=(32, 64, 128, 256),
+        NB=(32, 64, 128, 256),
+        KB=(8, 16, 32),
+        TA=(16, 32, 64),
+        TB=(16, 32, 64),
+        KI=(4, 8, 16),
+        STAGES=(2, 3, 4, 5),
+        BLOCKS=(1, 2, 3, 4),
+        GROUP=(1, 8),
+    ),
+    default=dict(MB=64, NB=64, KB=16, TA=32, TB=32, KI=16, STAGES=3, BLOCKS=2, GROUP=8),
+    threads=lambda c: 32 * (c.MB // c.TA) * (c.NB // c.TB),
+    block=lambda c: (32 * (c.MB // c.TA) * (c.NB // c.TB), 1, 1),
+    tiles=lambda c, p: (-(-p.m // c.MB) * -(-p.n // c.NB), 1),
+    shared_elements=lambda c, p: (
+        c.STAGES * sum((length + _PADDING) * count for length, count in _lines(c, p))
+    ),
+    dtypes=("f64",),
+    dynamic_shared=True,
+    aligned=True,
+    capability=(8, 0),
+    rules=(
+        Rule(
+            "warps tile the block evenly, in pieces of 16 x 16: TA divides MB, TB divides NB",
+            lambda c, p, d: (
+                c.MB % c.TA == 0 and c.NB % c.TB == 0 and c.TA % 16 == 0 and c.TB % 16 == 0
+            ),
+        ),
+        Rule(
+            "KI is the depth of an instruction, 4, 8 or 16, and divides KB",
+            lambda c, p, d: c.KI in (4, 8, 16) and c.KB % c.KI == 0,
+        ),
+        Rule(
+            "a tile is fetched while another is used: STAGES >= 2",
+            lambda c, p, d: c.STAGES >= 2,
+        ),
+        Rule(
+            "a block has at most the device's threads",
+            lambda c, p, d: c.kernel.threads(c) <= d.max_threads,
+        ),
+        Rule(
+            "threads copy whole lines of both tiles at a time",
+            lambda c, p, d: _whole_lines(c, p),
+        ),
+        Rule(
+            "the stages fit in shared memory",
+            lambda c, p, d: c.kernel.shared_bytes(c, p) <= d.shared_per_block,
+        ),
+        Rule(
+            "BLOCKS blocks fit in a multiprocessor's registers, threads and shared memory",
+            lambda c, p, d: _fit_together(c, p, d),
+        ),
+    ),
+)
