@@ -243,7 +243,7 @@ def test_narrower_machines(folder):
     [
         (dict(MB=25), "TA divides MB"),
         (dict(NB=200), "TB divides NB"),
-        (dict(TB=17), "multiple of the vector length"),
+        (dict(TB=17), "made of whole vectors"),
         (dict(TA=12, TB=64, MB=24), "fit in the vector registers"),
     ],
 )

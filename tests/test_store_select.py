@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pymm import select as selecting
 from pymm import store
 from pymm.device import Device
-from pymm.kernels import find_kernel
+from pymm.kernels import find_kernel, kernels_for
 from pymm.problem import Problem
 from pymm.records import Environment, Record
 from pymm.select import configs, select
@@ -175,8 +175,9 @@ def test_the_cpu_has_kernels_and_words_of_its_own(tuned):
 def test_the_simulator_knows_defaults_only(tuned):
     tuned(Problem(64, 64, 64), record(64, mb=128))
     choice = tuned(Problem(64, 64, 64), device=replace(GPU, kind="simulator"))
-    assert choice.config == find_kernel("transposed_a").default_config
-    assert choice.reason == "default of transposed_a: in the simulator on Test GPU 9"
+    highest = kernels_for(Problem(64, 64, 64), GPU)[-1]
+    assert choice.config == highest.default_for(Problem(64, 64, 64), GPU)
+    assert choice.reason == f"default of {highest.name}: in the simulator on Test GPU 9"
 
 
 def test_configs_lists_every_record_with_file_and_staleness(tuned):

@@ -9,7 +9,15 @@ from pymm.problem import Problem
 from pymm.records import Environment, Record, device_facts
 from pymm.source import kernel_digest
 
-GPU = Device("Test GPU 9", "cuda", capability=(9, 0), sms=132, versions={"driver": "580.10"})
+GPU = Device(
+    "Test GPU 9",
+    "cuda",
+    capability=(9, 0),
+    sms=132,
+    shared_per_block=227 * 1024,
+    shared_per_sm=228 * 1024,
+    versions={"driver": "580.10"},
+)
 CPU = Device("Test CPU, 2 cores", "cpu", sms=2, vector_bytes=64, vector_registers=32)
 NOW = Environment("580.10", "nvcc 13.0.88", "0.1.0", "13.0")
 ENVIRONMENTS = (NOW, Environment("570.82", "nvcc 12.8", "0.1.0", "12.8"), Environment("", "g++ 12"))
@@ -21,10 +29,13 @@ def record(m=64, n=64, k=64, kernel="transposed_a", environment=NOW, seconds=1e-
     """
     backend = more.pop("backend", "cuda")
     kernel = find_kernel(kernel, backend)
-    config = kernel.config({**kernel.default, **more.pop("config", {})})
+    changes = more.pop("config", {})
     fields = {"spread": 0.006, "date": "2026-11-21", "digest": kernel_digest(backend, kernel.file)}
     fields |= {name: more.pop(name) for name in list(fields) if name in more}
-    return Record(Problem(m, n, k, **more), config, seconds, environment=environment, **fields)
+    problem = Problem(m, n, k, **more)
+    default = kernel.default_for(problem, GPU if backend == "cuda" else CPU)
+    config = kernel.config({**default.as_dict(), **changes})
+    return Record(problem, config, seconds, environment=environment, **fields)
 
 
 #: A file with one record.

@@ -64,7 +64,7 @@ class Kernel:
     tiles: Callable[[Config, Problem], tuple[int, int]] = columns_and_rows
     dynamic_shared: bool = False
     aligned: bool = False
-    capability: tuple[int, int] = (7, 0)
+    capability: tuple[int, int] = (0, 0)
 
     def __hash__(self) -> int:
         return hash((self.backend, self.name))
