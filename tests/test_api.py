@@ -184,8 +184,9 @@ def test_transfers_are_forced_or_chosen_by_size():
     taken = [entry[1] for entry in device.log if entry[0] == "in"]
     assert taken == ["pageable", "pinned", "registered"]  # x travels once for both
     ways = [Way().for_size(size) for size in (1, 2**20, 2**30)]
-    assert [way.transfer for way in ways] == ["pageable", "pinned", "registered"]
-    assert [way.pitched for way in ways] == [False, True, True]
+    assert [way.transfer for way in ways] == ["pageable", "pageable", "pinned"]
+    assert not any(way.pitched for way in ways)
+    assert Way.parse("registered+pitched").for_size(1) == Way("registered", True)
 
 
 def test_a_stack_travels_in_one_copy_and_a_repeated_matrix_once():
