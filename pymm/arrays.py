@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from pymm.problem import DTYPES
+
 #: Work that NumPy may spend on finding out whether two interleaved arrays really share an element
 #: (candidates tried); beyond it they count as sharing, which costs a copy and nothing else.
 OVERLAP_WORK = 1000
@@ -169,7 +171,8 @@ class _Interface:
 
 def view_at(address: int, form: Form, owner: Any) -> np.ndarray:
     """Host memory at `address` as an array."""
-    return np.asarray(_Interface(address, form, owner))
+    array = np.asarray(_Interface(address, form, owner))
+    return array if array.dtype == form.dtype else array.view(form.dtype)
 
 
 def _shadow(operand: Operand) -> np.ndarray:
@@ -215,7 +218,7 @@ def _device(array: Any, description: dict, name: str) -> Operand:
     """CUDA array interface, version 2 or 3: numba.readthedocs.io, "CUDA Array Interface"."""
     if description.get("mask") is not None:
         raise TypeError(f"{name}: pymm does not multiply masked elements")
-    dtype = np.dtype(description["typestr"])
+    dtype = _dtype(array, description["typestr"])
     shape = tuple(int(extent) for extent in description["shape"])
     address, readonly = description["data"]
     strides = description.get("strides")
@@ -230,6 +233,14 @@ def _device(array: Any, description: dict, name: str) -> Operand:
     if kind == "torch" and stream is None:  # PyTorch describes version 2, which names no stream
         stream = sys.modules["torch"].cuda.current_stream(array.device).cuda_stream or 1
     return Operand(name, kind, address or 0, form, array, bool(readonly), stream)
+
+
+def _dtype(array: Any, typestr: str) -> np.dtype:
+    """The protocol has no name for bfloat16: PyTorch, CuPy and PyCUDA say "two bytes"."""
+    named = str(getattr(array, "dtype", "")).removeprefix("torch.")
+    if typestr == "<V2" and named == "bfloat16":
+        return DTYPES["bf16"]
+    return np.dtype(typestr)
 
 
 def empty_like(operand: Operand, shape: tuple[int, ...], dtype: np.dtype) -> Any | None:

@@ -11,6 +11,7 @@ from functools import cached_property, lru_cache
 from numbers import Real
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from pymm.arrays import Operand, adopt
@@ -167,9 +168,13 @@ def _one_place(operands: list[Operand]) -> None:
 
 def _scalar(value: Any, name: str, dtype: np.dtype) -> float:
     number = real(value, name)
-    if math.isfinite(number) and abs(number) > float(np.finfo(dtype).max):
-        raise ValueError(f"{name}={value!r} is beyond the range of {dtype}")
+    if math.isfinite(number) and abs(number) > float(ml_dtypes.finfo(_scalar_dtype(dtype)).max):
+        raise ValueError(f"{name}={value!r} is beyond the range of {_scalar_dtype(dtype)}")
     return number
+
+
+def _scalar_dtype(dtype: np.dtype) -> np.dtype:
+    return DTYPES["f32"] if dtype.itemsize < 4 else dtype
 
 
 def _beta(beta: Any, c: Operand | None, dtype: np.dtype) -> float:
@@ -200,7 +205,7 @@ def common_dtype(named: tuple[tuple[str, np.dtype], ...], dtype: Any, casting: s
         wanted = np.result_type(*(given for _, given in named))
     wanted = wanted.newbyteorder("=")
     if wanted not in DTYPES.values():
-        known = " and ".join(known.name for known in DTYPES.values())
+        known = ", ".join(known.name for known in DTYPES.values())
         raise NotImplementedError(
             f"a product in {wanted}: pymm computes in {known}; dtype= converts the operands"
         )

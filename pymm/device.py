@@ -11,16 +11,16 @@ from types import MappingProxyType
 
 #: Floating-point operations of one multiprocessor and clock, two for a fused multiply-add:
 #: NVIDIA, CUDA C++ Programming Guide, table "Throughput of Native Arithmetic Instructions"
-#: (results per clock and multiprocessor, times two). f64 of 8.0 and 9.0 is the tensor cores' rate
-#: (A100 and H100 whitepapers), the most that a kernel can reach there.
+#: (results per clock and multiprocessor, times two). f64 and 16 bits of 8.0 and 9.0 are the tensor
+#: cores' rates (A100 and H100 whitepapers, dense), the most that a kernel can reach there.
 CUDA_FLOPS_PER_CLOCK = {
     (7, 0): {"f32": 128, "f64": 64},
     (7, 5): {"f32": 128, "f64": 4},
-    (8, 0): {"f32": 128, "f64": 128},
+    (8, 0): {"f32": 128, "f64": 128, "f16": 2048, "bf16": 2048},
     (8, 6): {"f32": 256, "f64": 4},
     (8, 7): {"f32": 256, "f64": 4},
     (8, 9): {"f32": 256, "f64": 4},
-    (9, 0): {"f32": 256, "f64": 256},
+    (9, 0): {"f32": 256, "f64": 256, "f16": 4096, "bf16": 4096},
     (10, 0): {"f32": 256, "f64": 128},
     (12, 0): {"f32": 256, "f64": 4},
 }

@@ -7,11 +7,11 @@ import numpy as np
 from pymm.backends.base import Backend, Matrix
 from pymm.problem import Problem
 
-#: Every byte of the poison: as float32 or float64 such bytes are a NaN, which no right kernel
+#: Every byte of the poison: in every type such bytes are a NaN, which no right kernel
 #: writes here and which spoils every sum that it is read into.
 POISON = 0xFF
 
-#: Such bytes are an ordinary number: 48.5 as float32, 1.6e11 as float64.
+#: Such bytes are an ordinary number: 48.5 as float32, 1.6e11 as float64, 3.1 as float16.
 NUMBER = 0x42
 
 #: Guard zone on each side of a matrix: several rows of the widest tile, and a multiple of 256 so

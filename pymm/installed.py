@@ -45,6 +45,7 @@ def numpy() -> Iterator[Finding]:
 def packages() -> Iterator[Finding]:
     """What pip installs with pymm, and what it is compared with where it is there."""
     needed = {"optuna": "tune", "yaml": "stored configurations", "rich": "live display"}
+    needed |= {"ml_dtypes": "bfloat16"}
     needed |= {"platformdirs": "user's directories", "pynvml": "clock and power while tuning"}
     names = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py"}
     for module, use in needed.items():

@@ -37,7 +37,9 @@ def opponents(
 
 
 class _Strided:
-    """Memory that somebody else owns, described by the two array protocols."""
+    """Memory that somebody else owns, described by the two array protocols. Neither has a name for
+    bfloat16: it goes as int16, to be viewed as what it is.
+    """
 
     def __init__(self, matrix: Matrix, rows: int, columns: int, problem: Problem) -> None:
         dtype = problem.numpy_dtype
@@ -46,8 +48,9 @@ class _Strided:
             shape = (problem.batch, *shape)
             strides = (matrix.batch_stride * dtype.itemsize, *strides)
         self.owner = matrix.owner
+        typestr = "<i2" if problem.dtype == "bf16" else dtype.str
         description = dict(
-            shape=shape, strides=strides, typestr=dtype.str, data=(matrix.address, False), version=3
+            shape=shape, strides=strides, typestr=typestr, data=(matrix.address, False), version=3
         )
         self.__array_interface__ = description
         self.__cuda_array_interface__ = description
@@ -82,7 +85,10 @@ def _numpy(problem: Problem, a: Matrix, b: Matrix, c: Matrix, threads: int) -> C
 
 def _torch(torch: Any, problem: Problem, a: Matrix, b: Matrix, c: Matrix) -> dict[str, Call]:
     torch.backends.cuda.matmul.allow_tf32 = False
-    left, right, out = (torch.as_tensor(x, device="cuda") for x in _operands(problem, a, b, c))
+    given = [torch.as_tensor(x, device="cuda") for x in _operands(problem, a, b, c)]
+    if problem.dtype == "bf16":
+        given = [x.view(torch.bfloat16) for x in given]
+    left, right, out = given
     left, right = _oriented(problem, left, right)
     choose = getattr(torch.backends.cuda, "preferred_blas_library", None)
     if choose is None:
@@ -99,6 +105,7 @@ def _torch(torch: Any, problem: Problem, a: Matrix, b: Matrix, c: Matrix) -> dic
 
 
 def _cupy(cupy: Any, problem: Problem, a: Matrix, b: Matrix, c: Matrix) -> dict[str, Call]:
-    left, right, out = (cupy.asarray(x) for x in _operands(problem, a, b, c))
+    given = (cupy.asarray(x) for x in _operands(problem, a, b, c))
+    left, right, out = (x.view(problem.numpy_dtype) for x in given)
     left, right = _oriented(problem, left, right)
     return {"cublas": lambda: cupy.matmul(left, right, out=out)}

@@ -7,13 +7,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import ml_dtypes
 import numpy as np
 
-#: Element types by their short name: the one spelling in CUDA defines, YAML, CSV and on the
-#: command line.
-DTYPES = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
+#: Element types by their short name: the one spelling in YAML, CSV and on the command line.
+DTYPES = {
+    "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+}
 
-#: How the arithmetic rounds. "ieee" is plain multiply-add in the type of the operands.
+#: Types narrower than float32, whose products are added up in float32.
+HALVES = ("f16", "bf16")
+
+#: How the arithmetic rounds. "ieee" is plain multiply-add in the type of the operands; for types of
+#: 16 bits in float32, with one rounding to the type at the end.
 PRECISIONS = ("ieee",)
 
 #: Dimensions travel to the kernels as 32-bit integers; offsets are 64-bit.
@@ -79,6 +88,11 @@ class Problem:
     def numpy_dtype(self) -> np.dtype:
         """The NumPy dtype of A, B and C."""
         return DTYPES[self.dtype]
+
+    @property
+    def scalar_dtype(self) -> np.dtype:
+        """The NumPy dtype of alpha, beta and of every sum."""
+        return DTYPES["f32"] if self.dtype in HALVES else self.numpy_dtype
 
     @property
     def layout(self) -> str:

@@ -7,12 +7,23 @@ by at most gamma_k times the sum of the absolute values, gamma_k = k u / (1 - k 
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
-from pymm.problem import Problem, dtype_name
+from pymm.problem import HALVES, Problem, dtype_name
 
-#: Unit roundoff of round-to-nearest: half the distance from 1 to the next number.
-ROUNDOFF = {"f32": 2.0**-24, "f64": 2.0**-53}
+#: Unit roundoff of a sum: for round-to-nearest half the distance from 1 to the next number.
+#:
+#: Products of 16-bit numbers are exact in float32, but a tensor core adds 16 of them at a time with
+#: the sum so far, aligned to the largest and cut off with two bits more than float32 has (M. Fasi,
+#: N. J. Higham, M. Mikaitis, S. Pranesh, Numerical behavior of NVIDIA tensor cores, PeerJ Computer
+#: Science 7:e330, 2021). Each instruction then loses at most 17 times 2^-25 and the result's last
+#: bit, 2^-23, of the sum of absolute values: less than 16 times 2^-24, and 2^-23 for each term
+#: leaves room for cores that keep one bit less.
+ROUNDOFF = {"f32": 2.0**-24, "f64": 2.0**-53, "f16": 2.0**-23, "bf16": 2.0**-23}
+
+#: Unit roundoff of storing a result in 16 bits: 11 and 8 significant bits.
+STORING = {"f16": 2.0**-11, "bf16": 2.0**-8}
 
 #: Integers up to 2^24 are exact in float32 (24 significant bits) and more so in float64.
 EXACT_INTEGER = 2**24
@@ -50,7 +61,7 @@ def product(
     type, as a kernel gets them. `a` and `b` are the stored matrices; C is not read if beta = 0.
     """
     left, right = oriented(problem, a.astype(np.float64), b.astype(np.float64))
-    alpha, beta = (float(problem.numpy_dtype.type(x)) for x in (alpha, beta))
+    alpha, beta = (float(problem.scalar_dtype.type(x)) for x in (alpha, beta))
     result = alpha * (left @ right)
     if beta != 0:
         result += beta * np.asarray(c, np.float64)
@@ -71,16 +82,22 @@ def error_bound(
     additions, its own product and that with alpha, in whatever order a kernel adds (beta C may
     come first, and gather the sums of every step along k). In float64 the reference errs as much
     as the kernel, hence twice the bound. Results below the smallest normal number add at most one
-    smallest subnormal for each operation.
+    smallest subnormal for each operation. Types of 16 bits: sums in float32, and then the rounding
+    of the result.
     """
     left, right = oriented(problem, np.abs(a.astype(np.float64)), np.abs(b.astype(np.float64)))
-    alpha, beta = (abs(float(problem.numpy_dtype.type(x))) for x in (alpha, beta))
+    factors = [float(problem.scalar_dtype.type(x)) for x in (alpha, beta)]
+    alpha, beta = map(abs, factors)
     bound = alpha * (left @ right)
     if beta != 0:
         bound += beta * np.abs(np.asarray(c, np.float64))
     bound *= gamma(problem.k + 2, problem.dtype)
-    tiny = np.finfo(problem.numpy_dtype).smallest_subnormal
+    tiny = np.finfo(problem.scalar_dtype).smallest_subnormal
     bound += (problem.k + 2) * float(tiny)
+    if problem.dtype in HALVES:
+        result = np.abs(product(problem, a, b, c, *factors))
+        tiny = ml_dtypes.finfo(problem.numpy_dtype).smallest_subnormal
+        bound += STORING[problem.dtype] * (result + bound) + float(tiny)
     return 2 * bound if problem.dtype == "f64" else bound
 
 
@@ -89,6 +106,28 @@ def exact_integers(k: int) -> int:
     k r^2 <= 2^24 (at least 1, at most 64).
     """
     return int(min(64, max(1, (EXACT_INTEGER // max(k, 1)) ** 0.5)))
+
+
+def exact_operands(
+    problem: Problem, shapes: tuple[tuple[int, ...], ...], generator: np.random.Generator
+) -> list[np.ndarray]:
+    """Random integer matrices of the problem's type whose product has no rounding.
+
+    Where the result has 16 bits they are made of -1, 0 and 1, so few of them not 0 that the
+    largest integer up to which all are exact (2^8, 2^11) is 8 standard deviations of an element:
+    k d^2 variance for a share d.
+    """
+    real = problem.numpy_dtype
+    if problem.dtype not in HALVES:
+        r = exact_integers(problem.k)
+        return [generator.integers(-r, r + 1, shape).astype(real) for shape in shapes]
+    share = min(1.0, 1 / STORING[problem.dtype] / 8 / max(problem.k, 1) ** 0.5)
+
+    def draw(shape: tuple[int, ...]) -> np.ndarray:
+        drawn = generator.random(shape, np.float32)
+        return ((drawn < share / 2).astype(np.float32) - (drawn > 1 - share / 2)).astype(real)
+
+    return [draw(shape) for shape in shapes]
 
 
 def signs(n: int, count: int, seed: int) -> np.ndarray:

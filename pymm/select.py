@@ -170,7 +170,9 @@ def _default(problem: Problem, device: Device, wanted: Kernel | None, damage: st
     """The default of the highest rung that may run here, or the first configuration that may."""
     kernels = [k for k in kernels_for(problem, device)[::-1] if wanted in (None, k)]
     if not kernels:
-        raise NotImplementedError(f"{wanted.name} has no {problem.dtype}")
+        what = "no kernel of pymm" if wanted is None else f"{wanted.name} cannot"
+        verb = "computes" if wanted is None else "compute"
+        raise NotImplementedError(f"{what} {verb} in {problem.dtype} on {device.name}")
     why = "in the simulator" if device.kind == "simulator" else f"nothing tuned for {problem.dtype}"
     for kernel in kernels:
         config = kernel.default_for(problem, device)

@@ -19,7 +19,8 @@ from pymm.problem import Problem
 #: far: the text is the key.
 ALLOWED_INCLUDES: tuple[str, ...] = ()
 
-C_TYPES = {"f32": "float", "f64": "double"}
+#: F16 and BF16 are the kernels' own (common/hopper.cuh): CUDA's names need an include.
+C_TYPES = {"f32": "float", "f64": "double", "f16": "F16", "bf16": "BF16"}
 
 
 @dataclass(frozen=True)

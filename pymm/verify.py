@@ -141,9 +141,8 @@ class Verifier:
     def _integers(self) -> tuple[list[Field], np.ndarray, np.ndarray]:
         """Integer operands on the device, random signs X and op(A) (op(B) X), all exact."""
         p, generator = self.problem, np.random.default_rng(self.seed + 2)
-        r = reference.exact_integers(p.k)
         shapes = stored_shapes(p)[:2]
-        a, b = (generator.integers(-r, r + 1, shape).astype(p.numpy_dtype) for shape in shapes)
+        a, b = reference.exact_operands(p, shapes, generator)
         fields = [Field(self.backend, p.numpy_dtype, shape) for shape in shapes]
         for field, values in zip(fields, (a, b), strict=True):
             field.write(values)

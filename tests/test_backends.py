@@ -236,7 +236,7 @@ def test_device_describes_what_is_there(backend):
     device = backend.device
     assert device.sms >= 1 and device.memory_bytes > 2**20
     assert all(value > 1e9 for value in device.peak_flops.values())
-    assert set(device.peak_flops) == {"f32", "f64"}
+    assert set(device.peak_flops) >= {"f32", "f64"}
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", device.slug)
     assert device.versions["driver"] and backend.toolchain
 

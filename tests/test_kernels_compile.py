@@ -17,7 +17,7 @@ from pymm.backends.base import NoDevice
 from pymm.backends.cuda.nvcc import find_nvcc
 from pymm.device import Device
 from pymm.kernels import KERNELS, Kernel, find_kernel, parse_slug
-from pymm.problem import DTYPES, Problem
+from pymm.problem import Problem
 from pymm.source import Source, kernel_text, render
 
 CUDA = [kernel for kernel in KERNELS if kernel.backend == "cuda"]
@@ -125,8 +125,11 @@ def test_every_static_assert_is_a_rule_and_every_general_rule_is_tried(kernel):
     assert broken == sentences(kernel)
 
 
-@pytest.mark.parametrize("kernel", CUDA, ids=lambda kernel: kernel.name)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "kernel, dtype",
+    [(kernel, dtype) for kernel in CUDA for dtype in kernel.dtypes],
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_the_space_has_valid_configurations_and_the_default_is_one(kernel, dtype):
     problem = Problem(4096, 4096, 4096, dtype)
     valid, rejected = kernel.configs(problem, ANY)

@@ -45,7 +45,7 @@ def test_what_cannot_be_tuned_is_refused_before_anything_is_written(tmp_path, ar
     "arguments, says",
     [
         ("--shapes 12xx3", "12xx3"),
-        ("--dtypes f16", "f16"),
+        ("--dtypes f8", "f8"),
         ("--transposes TNT", "TNT"),
         ("--trials 0", "above 0"),
         ("--budget -5", "above 0"),

@@ -12,8 +12,10 @@ from pathlib import Path
 from pymm.backends.binaries import key_of
 from pymm.backends.cpu_compiler import CpuCompiler, processor_field
 from pymm.device import Device
-from pymm.problem import DTYPES
 from pymm.source import kernel_text
+
+#: Types whose peak rate cpu_src/peak.cpp measures.
+MEASURED = ("f32", "f64")
 
 
 def usable_cores() -> int:
@@ -97,12 +99,12 @@ def _peaks(threads: int, width: int, compiler: CpuCompiler) -> dict[str, float]:
     kept = compiler.cache / "cpu" / f"peak-{key}"
     try:
         values = [float(word) for word in kept.read_text(encoding="ascii").split()]
-        return dict(zip(DTYPES, values, strict=True))
+        return dict(zip(MEASURED, values, strict=True))
     except (OSError, ValueError):
         pass
     library = ctypes.CDLL(str(compiler.build_text(text, "peak.cpp")))
     peaks = {}
-    for dtype in DTYPES:
+    for dtype in MEASURED:
         measure = getattr(library, f"peak_{dtype}")
         measure.restype = ctypes.c_double
         peaks[dtype] = measure(ctypes.c_int(threads), ctypes.c_int(20), ctypes.c_longlong(300_000))
