@@ -49,6 +49,7 @@
 #endif
 
 #include "common/staged.cuh"
+#include "common/split.cuh"
 
 constexpr int ACROSS = 32 / LANES;  // threads of a warp along n
 constexpr int WARPS_M = MB / (TA * LANES), WARPS_N = NB / (TB * ACROSS);
@@ -90,7 +91,7 @@ __device__ __forceinline__ void multiply(REAL (&sum)[TA][TB], const REAL (&a)[TA
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     gemm(int m, int n, int k, REAL alpha, const REAL* __restrict__ A, long long lda,
          long long batch_a, const REAL* __restrict__ B, long long ldb, long long batch_b, REAL beta,
-         REAL* C, long long ldc, long long batch_c) {
+         REAL* C, long long ldc, long long batch_c, void* workspace) {
     extern __shared__ __align__(16) unsigned char shared[];
     REAL* const As = reinterpret_cast<REAL*>(shared);
     REAL* const Bs = As + STAGES * TileA::ELEMENTS;
@@ -104,16 +105,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     j0 *= NB;
 
     REAL sum[TA][TB] = {};
-    const int steps = (k + KB - 1u) / KB;
+    const unsigned all = (k + KB - 1u) / KB, share = (all + SPLIT - 1) / SPLIT;
+    const unsigned begin = blockIdx.y * share, end = begin + share < all ? begin + share : all;
+    const int steps = end - begin;  // of this block, from step `begin` on
     if (steps > 0) {
         AsyncCopies copies;
         TileA tile_a(A + blockIdx.z * batch_a, lda, i0, m, k, thread);
         TileB tile_b(B + blockIdx.z * batch_b, ldb, j0, n, k, thread);
+        // Only tiles on the edges of the matrices have anything to check.
+        const bool inner = i0 + MB <= m && j0 + NB <= n;
+        const auto fetch = [&](REAL* a, REAL* b, unsigned step) {
+            const unsigned k0 = (begin + step) * KB;
+            if (!GUARDED || (inner && k0 + KB <= k)) {
+                tile_a.fetch<false>(a, k0, copies);
+                tile_b.fetch<false>(b, k0, copies);
+            } else {
+                tile_a.fetch<true>(a, k0, copies);
+                tile_b.fetch<true>(b, k0, copies);
+            }
+        };
 #pragma unroll
         for (int stage = 0; stage < STAGES - 1; stage++) {
             if (stage < steps) {
-                tile_a.fetch(As + stage * TileA::ELEMENTS, stage * KB, copies);
-                tile_b.fetch(Bs + stage * TileB::ELEMENTS, stage * KB, copies);
+                fetch(As + stage * TileA::ELEMENTS, Bs + stage * TileB::ELEMENTS, stage);
                 tile_a.put(As + stage * TileA::ELEMENTS);
                 tile_b.put(Bs + stage * TileB::ELEMENTS);
             }
@@ -151,16 +165,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                                               row_b + (p + 1) % KB * TileB::PITCH);
                 }
                 if (p == 0) {  // every warp has left the tile that is overwritten
-                    if (more) {
-                        tile_a.fetch(next_a, (step + STAGES - 1) * KB, copies);
-                        tile_b.fetch(next_b, (step + STAGES - 1) * KB, copies);
-                    }
+                    if (more) fetch(next_a, next_b, step + STAGES - 1);
                     copies.commit();
                 }
                 multiply(sum, a[p % 2], b[p % 2]);
             }
         }
     }
+    if (!combine<THREADS>(sum, workspace, thread)) return;
     C += blockIdx.z * batch_c;
 #pragma unroll
     for (int i = 0; i < TA; i++)

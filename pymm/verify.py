@@ -204,11 +204,11 @@ class _Hard:
 
 def hard_problem(config: Config, problem: Problem) -> Problem:
     """A small problem of the same kind with partial tiles on every side: MB + 1 rows, NB - 1
-    columns, depth KB + 3.
+    columns, depth KB + 3 (for a split product that of every part).
     """
     tile = config.as_dict()
     n = max(tile.get("NB", 32) - 1, 1)
-    k = tile["KB"] + 3 if "KB" in tile else HARD_DEPTH
+    k = tile["KB"] * tile.get("SPLIT", 1) + 3 if "KB" in tile else HARD_DEPTH
     return replace(problem, m=tile.get("MB", 32) + 1, n=n, k=k, batch=1)
 
 

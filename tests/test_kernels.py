@@ -29,7 +29,7 @@ SMALL = (
     "register_tile-MB16-NB12-KB5-TA2-TB3",
     "transposed_a-MB16-NB16-KB8-TA4-TB2",
     "transposed_a-MB24-NB32-KB6-TA3-TB8",
-    "pipelined-MB32-NB32-KB8-TA4-TB4-LANES4-STAGES3-BLOCKS1-GROUP2",
+    "pipelined-MB32-NB32-KB8-TA4-TB4-LANES4-STAGES3-BLOCKS1-GROUP2-SPLIT1",
 )
 #: The configuration of origins.md's symmetric product (48 x 48, 3 x 3 on 16 x 16 threads) and wide
 #: tiles where the line that is loaded is longer than the block has threads.
@@ -207,9 +207,10 @@ def test_other_tiles(runner, slug, dtype, layout):
 
 
 ALIGNED = (
-    "pipelined-MB32-NB32-KB8-TA4-TB4-LANES4-STAGES2-BLOCKS1-GROUP1",
-    "pipelined-MB64-NB64-KB8-TA4-TB8-LANES8-STAGES4-BLOCKS1-GROUP8",
-    "pipelined-MB32-NB64-KB16-TA8-TB4-LANES4-STAGES3-BLOCKS2-GROUP8",
+    "pipelined-MB32-NB32-KB8-TA4-TB4-LANES4-STAGES2-BLOCKS1-GROUP1-SPLIT1",
+    "pipelined-MB64-NB64-KB8-TA4-TB8-LANES8-STAGES4-BLOCKS1-GROUP8-SPLIT1",
+    "pipelined-MB32-NB64-KB16-TA8-TB4-LANES4-STAGES3-BLOCKS2-GROUP8-SPLIT1",
+    "pipelined-MB32-NB32-KB8-TA4-TB4-LANES4-STAGES3-BLOCKS1-GROUP8-SPLIT4",
 )
 
 

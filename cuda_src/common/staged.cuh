@@ -42,13 +42,14 @@ struct Staged {
         length = K_CONTIGUOUS ? k : outer - first;
     }
 
-    // Ask for the tile that begins at k0.
+    // Ask for the tile that begins at k0. CHECKED: it may stick out of the matrix.
+    template <bool CHECKED>
     __device__ __forceinline__ void fetch(REAL* tile, unsigned k0, AsyncCopies& copies) {
         const REAL* from = source + (K_CONTIGUOUS ? k0 : k0 * ld);
 #pragma unroll
         for (int i = 0; i < PIECES; i++) {
             const int down = i * THREADS / IN_LINE, along = i * THREADS % IN_LINE * PIECE;
-            const bool inside = !GUARDED || (line + down + (K_CONTIGUOUS ? 0 : k0) < lines &&
+            const bool inside = !CHECKED || (line + down + (K_CONTIGUOUS ? 0 : k0) < lines &&
                                              at + along + (K_CONTIGUOUS ? k0 : 0) < length);
             const REAL* piece = from + down * ld + along;
             if constexpr (K_CONTIGUOUS) {

@@ -45,7 +45,9 @@ class Kernel:
 
     `tiles` gives the blocks along x and y. With `dynamic_shared` the launch hands the block its
     shared memory, which may then pass 48 KiB. An `aligned` kernel is compiled for the alignment of
-    its operands: `ALIGN` bytes. `capability` is the least that a GPU must have.
+    its operands: `ALIGN` bytes. One with a `workspace` takes a pointer to so many bytes as its last
+    argument: zeros at first, and left with zeros where it counts. `capability` is the least that a
+    GPU must have.
     """
 
     number: int
@@ -62,6 +64,7 @@ class Kernel:
     dtypes: tuple[str, ...] = ("f32", "f64")
     fallbacks: tuple[Mapping[str, int], ...] = ()
     tiles: Callable[[Config, Problem], tuple[int, int]] = columns_and_rows
+    workspace: Callable[[Config, Problem], int] | None = None
     dynamic_shared: bool = False
     aligned: bool = False
     capability: tuple[int, int] = (0, 0)
@@ -128,16 +131,19 @@ class Kernel:
         """
         valid, rejected = [], Counter()
         for config in self._all():
-            broken = self.violations(config, problem, device)
-            if broken:
-                rejected[broken[0]] += 1
+            for rule in self.rules:
+                if not rule.holds(config, problem, device):
+                    rejected[rule.reason] += 1
+                    break
             else:
                 valid.append(config)
         return valid, rejected
 
     def _all(self) -> Iterator[Config]:
         for values in itertools.product(*self.space.values()):
-            yield Config(self.name, tuple(zip(self.space, values, strict=True)), self.backend)
+            config = Config(self.name, tuple(zip(self.space, values, strict=True)), self.backend)
+            config.__dict__["kernel"] = self
+            yield config
 
 
 @dataclass(frozen=True)
@@ -148,14 +154,13 @@ class Config:
     parameters: tuple[tuple[str, int], ...]
     backend: str = "cuda"
 
-    def __getattr__(self, name: str) -> int:
-        if name.isupper():
-            for known, value in self.parameters:
-                if known == name:
-                    return value
-        raise AttributeError(name)
+    def __post_init__(self) -> None:
+        self.__dict__.update(self.parameters)  # rules read them some 10^6 times in a search
 
-    @property
+    def __reduce__(self):
+        return Config, (self.kernel_name, self.parameters, self.backend)
+
+    @cached_property
     def kernel(self) -> Kernel:
         """The declaration that this configuration belongs to."""
         from pymm.kernels import find_kernel

@@ -47,6 +47,31 @@ def _fit_together(c: Config, p: Problem, d: Device) -> bool:
     )
 
 
+def _tiles(c: Config, p: Problem) -> int:
+    return -(-p.m // c.MB) * -(-p.n // c.NB)
+
+
+#: Tiles of C that can be shared by several blocks: the counters of common/split.cuh.
+COUNTERS = 16384
+
+#: Bytes that the parts of a split product may take.
+MOST_PARTS = 128 * 2**20
+
+
+def workspace_bytes(c: Config, p: Problem) -> int:
+    """Bytes for the counters and the parts of tiles that several blocks share."""
+    if c.SPLIT == 1:
+        return 0
+    elements = _tiles(c, p) * p.batch * c.SPLIT * c.MB * c.NB
+    return 4 * COUNTERS + elements * p.numpy_dtype.itemsize
+
+
+def _split_pays(c: Config, p: Problem, d: Device) -> bool:
+    """True unless there are blocks enough without splitting k, or parts without a step."""
+    tiles = _tiles(c, p) * p.batch
+    return c.SPLIT == 1 or (tiles * c.SPLIT <= 8 * d.sms and c.SPLIT * c.KB <= p.k)
+
+
 PIPELINED = Kernel(
     number=5,
     name="pipelined",
@@ -61,13 +86,17 @@ PIPELINED = Kernel(
         LANES=(4, 8),
         STAGES=(2, 3, 4),
         BLOCKS=(1, 2, 3, 4),
-        GROUP=(1, 8),
+        GROUP=(8,),
+        SPLIT=(1, 2, 4, 8, 16, 32),
     ),
-    default=dict(MB=64, NB=128, KB=16, TA=8, TB=8, LANES=4, STAGES=3, BLOCKS=3, GROUP=8),
-    fallbacks=(dict(MB=64, NB=64, KB=16, TA=4, TB=4, LANES=4, STAGES=3, BLOCKS=2, GROUP=8),),
+    default=dict(MB=64, NB=128, KB=16, TA=8, TB=8, LANES=4, STAGES=3, BLOCKS=3, GROUP=8, SPLIT=1),
+    fallbacks=(
+        dict(MB=64, NB=64, KB=16, TA=4, TB=4, LANES=4, STAGES=3, BLOCKS=2, GROUP=8, SPLIT=1),
+    ),
     threads=lambda c: c.MB * c.NB // (c.TA * c.TB),
     block=lambda c: (c.MB * c.NB // (c.TA * c.TB), 1, 1),
-    tiles=lambda c, p: (-(-p.m // c.MB) * -(-p.n // c.NB), 1),
+    tiles=lambda c, p: (_tiles(c, p), c.SPLIT),
+    workspace=lambda c, p: workspace_bytes(c, p),
     shared_elements=lambda c, p: c.STAGES * c.KB * sum(_pitches(c, p)),
     dynamic_shared=True,
     aligned=True,
@@ -98,6 +127,17 @@ PIPELINED = Kernel(
         Rule(
             "threads share the pieces of both tiles evenly",
             lambda c, p, d: _pieces_are_shared(c, p),
+        ),
+        Rule(
+            "k is split only into parts of a step or more, and only for idle multiprocessors",
+            _split_pays,
+        ),
+        Rule(
+            "tiles that are shared have a counter, and their parts fit in 128 MiB",
+            lambda c, p, d: (
+                c.SPLIT == 1
+                or (_tiles(c, p) * p.batch <= COUNTERS and workspace_bytes(c, p) <= MOST_PARTS)
+            ),
         ),
         Rule(
             "the stages fit in shared memory",

@@ -45,7 +45,9 @@ class CudaExecutable(Executable):
         contexts: Contexts,
         driver: Driver,
         most_blocks: tuple[int, int, int],
+        scratch: Callable[[Any, int], Any],
     ) -> None:
+        self._scratch = scratch
         self.config = source.config
         self._source, self._compiler, self._driver = source, compiler, driver
         self._contexts, self._most_blocks = contexts, most_blocks
@@ -97,20 +99,22 @@ class CudaExecutable(Executable):
         self._check_alignment(problem, (a, b, c))
         grid, block = self._geometry(problem)
         shared = self._claim(loaded, context, problem)
+        scratch = self._scratch_for(problem, stream)
         packed = pack(
-            FORMATS[problem.dtype],
+            FORMATS[problem.dtype] + "P" * len(scratch),
             *(problem.m, problem.n, problem.k, alpha),
             *(a.address, a.ld, a.batch_stride, b.address, b.ld, b.batch_stride),
             *(beta, c.address, c.ld, c.batch_stride),
+            *(buffer.address for buffer in scratch),
         )
         what = f"launching {self.config.slug} on {problem.slug} ({grid} blocks of {block} threads)"
         if isinstance(stream, int):
             launch = self._foreign(context, loaded, shared).launcher(
                 loaded.foreign[1], grid, block, shared, stream, packed
             )
-            return _elsewhere(launch, context, what, (self, a, b, c))
+            return _elsewhere(launch, context, what, (self, a, b, c, *scratch))
         geometry = (grid, block, packed, shared, stream)
-        return _bound(loaded, geometry, context, what, (self, a, b, c))
+        return _bound(loaded, geometry, context, what, (self, a, b, c, *scratch))
 
     def _in_parts(
         self,
@@ -158,6 +162,13 @@ class CudaExecutable(Executable):
                 "can be launched: choose smaller tiles"
             )
         return grid, block
+
+    def _scratch_for(self, problem: Problem, stream: Any) -> tuple:
+        """The workspace of a launch on `stream`, if the kernel takes one."""
+        workspace = self.config.kernel.workspace
+        if workspace is None:
+            return ()
+        return (self._scratch(stream, workspace(self.config, problem)),)
 
     def _claim(self, loaded: Held, context: drv.Context, problem: Problem) -> int:
         """Bytes of shared memory that the launch hands to a block; beyond 48 KiB the kernel has to
