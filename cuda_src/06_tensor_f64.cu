@@ -24,7 +24,7 @@
 #define TB 32  // columns of C that one warp computes
 #endif
 #ifndef KI
-#define KI 16  // depth of one mma: 4, 8 or 16
+#define KI 4  // depth of one mma: 4, 8 or 16
 #endif
 #ifndef STAGES
 #define STAGES 4  // tiles in shared memory
@@ -40,24 +40,35 @@ constexpr int ROWS = TA / 16, COLUMNS = TB / 8;  // mma of a warp along m and n
 
 static_assert(MB % TA == 0 && NB % TB == 0 && TA % 16 == 0 && TB % 16 == 0,
               "warps tile the block evenly, in pieces of 16 x 16: TA divides MB, TB divides NB");
-static_assert((KI == 4 || KI == 8 || KI == 16) && KB % KI == 0,
-              "KI is the depth of an instruction, 4, 8 or 16, and divides KB");
+static_assert((KI == 4 || KI == 8 || KI == 16) && KB % (2 * KI) == 0,
+              "KI is the depth of an instruction, 4, 8 or 16, and 2 * KI divides KB");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
 
 using TileA = Copied<!TRANS_A, MB, THREADS>;
 using TileB = Copied<TRANS_B, NB, THREADS>;
-using FragmentA = double[KI / 2];  // 16 x KI
-using FragmentB = double[KI / 4];  // KI x 8
+// What a lane holds of KI columns of the warp's rows of A and of KI rows of its columns of B.
+struct Fragments {
+    double a[ROWS][KI / 2], b[COLUMNS][KI / 4];
 
-// `tile` points at the lane's element of the first fragment; (outer, p) is where this one begins.
-__device__ __forceinline__ void read_a(FragmentA& a, const double* tile, int outer, int p) {
+    // `from_a` and `from_b` point at the lane's first element of the warp's part of the tiles.
+    __device__ __forceinline__ void read(const double* from_a, const double* from_b, int p) {
 #pragma unroll
-    for (int x = 0; x < KI / 2; x++)
-        a[x] = tile[TileA::place(outer + x % 2 * 8, p + x / 2 * 4)];
-}
-__device__ __forceinline__ void read_b(FragmentB& b, const double* tile, int outer, int p) {
+        for (int j = 0; j < COLUMNS; j++)
 #pragma unroll
-    for (int x = 0; x < KI / 4; x++) b[x] = tile[TileB::place(outer, p + x * 4)];
+            for (int x = 0; x < KI / 4; x++) b[j][x] = from_b[TileB::place(j * 8, p + x * 4)];
+#pragma unroll
+        for (int i = 0; i < ROWS; i++)
+#pragma unroll
+            for (int x = 0; x < KI / 2; x++)
+                a[i][x] = from_a[TileA::place(i * 16 + x % 2 * 8, p + x / 2 * 4)];
+    }
+};
+
+__device__ __forceinline__ void multiply(double (&sum)[ROWS][COLUMNS][4], const Fragments& f) {
+#pragma unroll
+    for (int i = 0; i < ROWS; i++)
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++) mma<KI>(sum[i][j], f.a[i], f.b[j]);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -78,8 +89,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const int steps = (k + KB - 1u) / KB;
     if (steps > 0) {
         AsyncCopies copies;
-        const TileA tile_a(A + blockIdx.z * batch_a, lda, i0, m, k, thread);
-        const TileB tile_b(B + blockIdx.z * batch_b, ldb, j0, n, k, thread);
+        TileA tile_a(A + blockIdx.z * batch_a, lda, i0, m, k, thread);
+        TileB tile_b(B + blockIdx.z * batch_b, ldb, j0, n, k, thread);
 #pragma unroll
         for (int stage = 0; stage < STAGES - 1; stage++) {
             if (stage < steps) {
@@ -92,52 +103,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         __syncthreads();
         const double* const from_a = As + TileA::place(y + lane / 4, lane % 4);
         const double* const from_b = Bs + TileB::place(x + lane / 4, lane % 4);
-        FragmentA a, next;
-        FragmentB b[COLUMNS];
-        read_a(a, from_a, 0, 0);
-#pragma unroll
-        for (int j = 0; j + 1 < COLUMNS; j++) read_b(b[j], from_b, j * 8, 0);
+        Fragments now, next;
+        now.read(from_a, from_b, 0);
         int reading = 0, writing = STAGES - 1;
 #pragma unroll 1
         for (int step = 0; step < steps; step++) {
             const double* here_a = from_a + reading * TileA::ELEMENTS;
             const double* here_b = from_b + reading * TileB::ELEMENTS;
 #pragma unroll
-            for (int p = 0; p < KB; p += KI) {
-#pragma unroll
-                for (int i = 0; i < ROWS; i++) {
-                    const bool last_row = i + 1 == ROWS, last = last_row && p + KI == KB;
-                    const bool more = !last || step + 1 < steps;
-                    const int ahead = last_row ? (p + KI) % KB : p;
-#pragma unroll
-                    for (int j = 0; j < COLUMNS; j++) {
-                        mma<KI>(sum[i][j], a, b[j]);
-                        if (j == 0) {
-                            if (i == 0) read_b(b[COLUMNS - 1], here_b, TB - 8, p);
-                            if (last) {  // the next tile, read from now on, must be there
-                                copies.wait<STAGES - 2>();
-                                __syncthreads();
-                                reading = reading + 1 == STAGES ? 0 : reading + 1;
-                                here_a = from_a + reading * TileA::ELEMENTS;
-                                here_b = from_b + reading * TileB::ELEMENTS;
-                            }
-                            if (more) read_a(next, here_a, last_row ? 0 : i * 16 + 16, ahead);
-                        } else if (last_row && more) {
-                            read_b(b[j - 1], here_b, j * 8 - 8, ahead);
-                        }
+            for (int p = 0; p < KB; p += 2 * KI) {
+                next.read(here_a, here_b, p + KI);
+                if (p == 0) {  // every warp has left the tile that is overwritten
+                    if (step + STAGES - 1 < steps) {
+                        const unsigned k0 = (step + STAGES - 1) * KB;
+                        tile_a.fetch(As + writing * TileA::ELEMENTS, k0, copies);
+                        tile_b.fetch(Bs + writing * TileB::ELEMENTS, k0, copies);
                     }
-#pragma unroll
-                    for (int e = 0; e < KI / 2; e++) a[e] = next[e];
-                    if (p == 0 && i == 0) {  // every warp has left the tile that is overwritten
-                        if (step + STAGES - 1 < steps) {
-                            const unsigned k0 = (step + STAGES - 1) * KB;
-                            tile_a.fetch(As + writing * TileA::ELEMENTS, k0, copies);
-                            tile_b.fetch(Bs + writing * TileB::ELEMENTS, k0, copies);
-                        }
-                        copies.commit();
-                        writing = writing + 1 == STAGES ? 0 : writing + 1;
-                    }
+                    copies.commit();
+                    writing = writing + 1 == STAGES ? 0 : writing + 1;
                 }
+                multiply(sum, now);
+                if (p + 2 * KI == KB) {
+                    // The next tile, read from now on, must be there. After the last tile its own
+                    // beginning is read once more, for nothing: cheaper than a branch.
+                    copies.wait<STAGES - 2>();
+                    __syncthreads();
+                    if (step + 1 < steps) reading = reading + 1 == STAGES ? 0 : reading + 1;
+                    here_a = from_a + reading * TileA::ELEMENTS;
+                    here_b = from_b + reading * TileB::ELEMENTS;
+                }
+                now.read(here_a, here_b, (p + 2 * KI) % KB);
+                multiply(sum, next);
             }
         }
     }

@@ -15,7 +15,7 @@ struct Copied {
     static_assert(LINE % PIECE == 0 && THREADS % IN_LINE == 0 && IN_LINE * LINES % THREADS == 0,
                   "threads copy whole lines of both tiles at a time");
 
-    const REAL* source;  // the thread's first piece at k = 0
+    const REAL* source;  // the thread's first piece of the next tile
     long long ld;
     unsigned line, at;       // where that piece lies within the tile
     unsigned lines, length;  // of the matrix, from this tile's start; k counts from 0
@@ -28,17 +28,18 @@ struct Copied {
         length = K_CONTIGUOUS ? k : outer - first;
     }
 
-    // Ask for the tile that begins at k0.
-    __device__ __forceinline__ void fetch(REAL* tile, unsigned k0, AsyncCopies& copies) const {
-        const REAL* from = source + (K_CONTIGUOUS ? k0 : k0 * ld);
+    // Ask for the next tile along k, which begins at k0.
+    __device__ __forceinline__ void fetch(REAL* tile, unsigned k0, AsyncCopies& copies) {
+        const REAL* from = source;
         REAL* to = tile + line * PITCH + at;
         const bool along = !GUARDED || at + (K_CONTIGUOUS ? k0 : 0) < length;
 #pragma unroll
         for (int i = 0; i < PIECES; i++, from += DOWN * ld, to += DOWN * PITCH) {
             const unsigned y = line + i * DOWN + (K_CONTIGUOUS ? 0 : k0);
             const bool inside = !GUARDED || (along && y < lines);
-            copies.copy<PIECE * sizeof(REAL)>(to, inside ? from : source, inside);
+            copies.copy<PIECE * sizeof(REAL)>(to, from, inside);
         }
+        source += K_CONTIGUOUS ? KB : KB * ld;
     }
 
     // Where element (outer, p) of the tile lies.
