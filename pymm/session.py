@@ -111,7 +111,12 @@ class Session:
             self._give_up()
 
     def _ask(self, most: int | None) -> None:
-        """Keep as many configurations compiled ahead as there are workers and compilers."""
+        """Keep as many configurations compiled ahead as there are workers and compilers.
+
+        On a CPU nothing is sent to the compiler while something is measured.
+        """
+        if self.device.kind == "cpu" and self._measuring:
+            return
         depth = len(self.workers) + self.ahead
         while len(self._ahead) < depth and not self.stop():
             begun = len(self.search) + len(self._ahead) + len(self._measuring)
