@@ -30,6 +30,7 @@ SMALL = (
     "transposed_a-MB16-NB16-KB8-TA4-TB2",
     "transposed_a-MB24-NB32-KB6-TA3-TB8",
     "pipelined-MB32-NB32-KB8-TA4-TB4-LANES4-STAGES3-BLOCKS1-GROUP2-SPLIT1",
+    "tensor_f64-MB32-NB16-KB16-TA16-TB8-KI8-STAGES3-BLOCKS1-GROUP2-SPLIT1",
 )
 #: The configuration of origins.md's symmetric product (48 x 48, 3 x 3 on 16 x 16 threads) and wide
 #: tiles where the line that is loaded is longer than the block has threads.
@@ -159,6 +160,11 @@ def hurting(tile: dict[str, int]) -> list[tuple[int, int, int]]:
     ]
 
 
+def typed(slugs: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Each configuration with each of its kernel's real types."""
+    return [(slug, t) for slug in slugs for t in REALS if t in parse_slug(slug).kernel.dtypes]
+
+
 def whole(tile: dict[str, int]) -> list[tuple[int, int, int]]:
     """Shapes that are multiples of a tile, k = 0 among them: (m, n, k)."""
     mb, nb, kb = tile["MB"], tile["NB"], tile.get("KB", 4)
@@ -166,8 +172,7 @@ def whole(tile: dict[str, int]) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", REALS)
-@pytest.mark.parametrize("slug", SMALL)
+@pytest.mark.parametrize("slug, dtype", typed(SMALL))
 def test_any_size(runner, slug, dtype, layout):
     tile, trans = parse_slug(slug).as_dict(), [letter == "T" for letter in layout]
     guarded = runner.executable(slug, dtype, layout, True)
@@ -178,8 +183,7 @@ def test_any_size(runner, slug, dtype, layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", REALS)
-@pytest.mark.parametrize("slug", SMALL)
+@pytest.mark.parametrize("slug, dtype", typed(SMALL))
 def test_multiples_without_guards(runner, slug, dtype, layout):
     tile, trans = parse_slug(slug).as_dict(), [letter == "T" for letter in layout]
     executable = runner.executable(slug, dtype, layout, False)
@@ -211,12 +215,13 @@ ALIGNED = (
     "pipelined-MB64-NB64-KB8-TA4-TB8-LANES8-STAGES4-BLOCKS1-GROUP8-SPLIT1",
     "pipelined-MB32-NB64-KB16-TA8-TB4-LANES4-STAGES3-BLOCKS2-GROUP8-SPLIT1",
     "pipelined-MB32-NB32-KB8-TA4-TB4-LANES4-STAGES3-BLOCKS1-GROUP8-SPLIT4",
+    "tensor_f64-MB64-NB32-KB16-TA16-TB32-KI4-STAGES4-BLOCKS1-GROUP1-SPLIT1",
+    "tensor_f64-MB32-NB64-KB32-TA32-TB32-KI16-STAGES2-BLOCKS1-GROUP8-SPLIT3",
 )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", REALS)
-@pytest.mark.parametrize("slug", ALIGNED)
+@pytest.mark.parametrize("slug, dtype", typed(ALIGNED))
 def test_rows_at_multiples_of_16_bytes(runner, slug, dtype, layout):
     """Pieces of 8 and 16 bytes, with and without guards; partial tiles end in whole pieces."""
     tile, trans = parse_slug(slug).as_dict(), [letter == "T" for letter in layout]
@@ -242,7 +247,8 @@ def test_rows_elsewhere_are_refused(runner):
 @pytest.mark.parametrize("slug", SMALL)
 def test_stacks(runner, slug):
     cases = (("f32", "NN", (1, 3)), ("f64", "TT", (3, 1)), ("f32", "TN", (3, 3)))
-    for dtype, layout, stacks in cases:
+    for wanted, layout, stacks in cases:
+        dtype = wanted if wanted in parse_slug(slug).kernel.dtypes else "f64"
         trans = [letter == "T" for letter in layout]
         executable = runner.executable(slug, dtype, layout, True)
         problem = Problem(17, 19, 11, dtype, *trans, batch=3)
@@ -255,13 +261,14 @@ def test_nan_and_inf_stay_in_their_row_and_column(runner, slug, layout):
     """Inf in the last column of A and the last row of B, where partial tiles end: padding must
     not turn it into NaN, and a NaN must not reach other rows.
     """
-    problem = Problem(18, 21, 9, "f32", *(letter == "T" for letter in layout))
+    dtype = parse_slug(slug).kernel.dtypes[0]
+    problem = Problem(18, 21, 9, dtype, *(letter == "T" for letter in layout))
     a, b, c = (np.abs(x) + 1 for x in make(problem))
     left = a.swapaxes(1, 2) if problem.trans_a else a
     right = b.swapaxes(1, 2) if problem.trans_b else b
     left[0, 3, 8], right[0, 8, 5], left[0, 17, 0] = np.inf, -np.inf, np.nan
     where = Stored.of(c, 2)
-    executable = runner.executable(slug, "f32", layout, True)
+    executable = runner.executable(slug, dtype, layout, True)
     runner(executable, problem, Stored.of(a, 2), Stored.of(b, 2), where)
     got = where.elements[0]
     want = np.full((18, 21), 1.0)

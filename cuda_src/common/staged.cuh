@@ -1,18 +1,6 @@
 // Tiles on their way from global to shared memory while the block computes on older ones.
 
-#ifndef ALIGN
-#define ALIGN 4  // bytes that every row of A, B and C starts at a multiple of, its length included
-#endif
-
-constexpr int PIECE = ALIGN / sizeof(REAL) > 0 ? ALIGN / sizeof(REAL) : 1;  // elements at a time
-constexpr int VECTOR = 16 / sizeof(REAL);  // elements of a 16-byte access to shared memory
-
-struct alignas(16) Vector {
-    REAL x[VECTOR];
-};
-struct alignas(PIECE * sizeof(REAL)) Piece {
-    REAL x[PIECE];
-};
+#include "common/pieces.cuh"
 
 // A tile of OUTER x KB elements of op(A) (or of op(B)^T), kept as KB rows of OUTER elements. If it
 // lies the same way in memory it comes by asynchronous copies. If it lies along k (K_CONTIGUOUS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pymm.device import Device
 from pymm.kernels.declaration import Config, Kernel, Rule
 from pymm.kernels.simt import words
+from pymm.kernels.split import SPLIT_RULES, tiles, workspace_bytes
 from pymm.problem import Problem
 
 
@@ -47,31 +48,6 @@ def _fit_together(c: Config, p: Problem, d: Device) -> bool:
     )
 
 
-def _tiles(c: Config, p: Problem) -> int:
-    return -(-p.m // c.MB) * -(-p.n // c.NB)
-
-
-#: Tiles of C that can be shared by several blocks: the counters of common/split.cuh.
-COUNTERS = 16384
-
-#: Bytes that the parts of a split product may take.
-MOST_PARTS = 128 * 2**20
-
-
-def workspace_bytes(c: Config, p: Problem) -> int:
-    """Bytes for the counters and the parts of tiles that several blocks share."""
-    if c.SPLIT == 1:
-        return 0
-    elements = _tiles(c, p) * p.batch * c.SPLIT * c.MB * c.NB
-    return 4 * COUNTERS + elements * p.numpy_dtype.itemsize
-
-
-def _split_pays(c: Config, p: Problem, d: Device) -> bool:
-    """True unless there are blocks enough without splitting k, or parts without a step."""
-    tiles = _tiles(c, p) * p.batch
-    return c.SPLIT == 1 or (tiles * c.SPLIT <= 8 * d.sms and c.SPLIT * c.KB <= p.k)
-
-
 PIPELINED = Kernel(
     number=5,
     name="pipelined",
@@ -95,8 +71,8 @@ PIPELINED = Kernel(
     ),
     threads=lambda c: c.MB * c.NB // (c.TA * c.TB),
     block=lambda c: (c.MB * c.NB // (c.TA * c.TB), 1, 1),
-    tiles=lambda c, p: (_tiles(c, p), c.SPLIT),
-    workspace=lambda c, p: workspace_bytes(c, p),
+    tiles=lambda c, p: (tiles(c, p), c.SPLIT),
+    workspace=workspace_bytes,
     shared_elements=lambda c, p: c.STAGES * c.KB * sum(_pitches(c, p)),
     dynamic_shared=True,
     aligned=True,
@@ -128,17 +104,7 @@ PIPELINED = Kernel(
             "threads share the pieces of both tiles evenly",
             lambda c, p, d: _pieces_are_shared(c, p),
         ),
-        Rule(
-            "k is split only into parts of a step or more, and only for idle multiprocessors",
-            _split_pays,
-        ),
-        Rule(
-            "tiles that are shared have a counter, and their parts fit in 128 MiB",
-            lambda c, p, d: (
-                c.SPLIT == 1
-                or (_tiles(c, p) * p.batch <= COUNTERS and workspace_bytes(c, p) <= MOST_PARTS)
-            ),
-        ),
+        *SPLIT_RULES,
         Rule(
             "the stages fit in shared memory",
             lambda c, p, d: c.kernel.shared_bytes(c, p) <= d.shared_per_block,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pymm.device import Device
 from pymm.kernels.declaration import Config, Kernel, Rule
+from pymm.kernels.split import SPLIT_RULES, tiles, workspace_bytes
 from pymm.problem import Problem
 
 #: Between the lines of a tile in shared memory, in elements.
@@ -31,22 +32,23 @@ def _whole_lines(c: Config, p: Problem) -> bool:
     return True
 
 
-def _registers(c: Config) -> int:
-    """Registers of a thread, in steps of eight: accumulators, the fragments of two depths, and 40
-    for the rest. Checked with nvcc 13.0 for sm_80 and sm_90a: what this lets through does not
-    spill.
+def _registers(c: Config, p: Problem) -> int:
+    """Registers of a thread: accumulators, the fragments of two depths, and the rest, which is
+    less where nothing is checked and 16 bytes are copied at a time. Checked with nvcc 13.0 for
+    sm_80 and sm_90a: what this lets through does not spill.
     """
     doubles = c.TA * c.TB // 32 + (c.TA + c.TB) * c.KI // 16
-    return -(-(2 * doubles + 40) // 8) * 8
+    plain = p.alignment == 16 and not c.kernel.guarded(c, p)
+    return 2 * doubles + (30 if plain else 40)
 
 
 def _fit_together(c: Config, p: Problem, d: Device) -> bool:
-    """True if BLOCKS blocks fit."""
-    registers = _registers(c)
+    """True if BLOCKS blocks fit; registers are handed out by eight."""
+    registers = _registers(c, p)
     threads = c.BLOCKS * c.kernel.threads(c)
     return (
         registers <= d.max_registers_per_thread
-        and registers * threads <= d.registers_per_block
+        and -(-registers // 8) * 8 * threads <= d.registers_per_block
         and threads <= d.max_threads_per_sm
         and c.BLOCKS * (c.kernel.shared_bytes(c, p) + 1024) <= d.shared_per_sm
     )
@@ -58,20 +60,25 @@ TENSOR_F64 = Kernel(
     file="06_tensor_f64.cu",
     title="double precision on the tensor cores, through mma.sync; TA x TB is a warp's tile",
     space=dict(
-        MB=(32, 64, 128, 256),
-        NB=(32, 64, 128, 256),
-        KB=(8, 16, 32),
+        MB=(32, 64, 128),
+        NB=(32, 64, 128),
+        KB=(16, 32),
         TA=(16, 32, 64),
         TB=(16, 32, 64),
-        KI=(4, 8, 16),
-        STAGES=(2, 3, 4, 5),
+        KI=(4, 8),  # 16 needs more registers than it saves time; the kernel takes it all the same
+        STAGES=(2, 3, 4),
         BLOCKS=(1, 2, 3, 4),
         GROUP=(1, 8),
+        SPLIT=(1, 2, 4, 8, 16),
     ),
-    default=dict(MB=64, NB=64, KB=16, TA=32, TB=32, KI=16, STAGES=3, BLOCKS=2, GROUP=8),
+    default=dict(MB=64, NB=64, KB=16, TA=32, TB=32, KI=8, STAGES=4, BLOCKS=2, GROUP=8, SPLIT=1),
+    fallbacks=(
+        dict(MB=64, NB=64, KB=16, TA=32, TB=32, KI=8, STAGES=3, BLOCKS=1, GROUP=8, SPLIT=1),
+    ),
     threads=lambda c: 32 * (c.MB // c.TA) * (c.NB // c.TB),
     block=lambda c: (32 * (c.MB // c.TA) * (c.NB // c.TB), 1, 1),
-    tiles=lambda c, p: (-(-p.m // c.MB) * -(-p.n // c.NB), 1),
+    tiles=lambda c, p: (tiles(c, p), c.SPLIT),
+    workspace=workspace_bytes,
     shared_elements=lambda c, p: (
         c.STAGES * sum((length + _PADDING) * count for length, count in _lines(c, p))
     ),
@@ -81,9 +88,9 @@ TENSOR_F64 = Kernel(
     capability=(8, 0),
     rules=(
         Rule(
-            "warps tile the block evenly, in pieces of 16 x 16: TA divides MB, TB divides NB",
+            "warps tile the block evenly, in pieces of 16 x 8: TA divides MB, TB divides NB",
             lambda c, p, d: (
-                c.MB % c.TA == 0 and c.NB % c.TB == 0 and c.TA % 16 == 0 and c.TB % 16 == 0
+                c.MB % c.TA == 0 and c.NB % c.TB == 0 and c.TA % 16 == 0 and c.TB % 8 == 0
             ),
         ),
         Rule(
@@ -102,6 +109,7 @@ TENSOR_F64 = Kernel(
             "threads copy whole lines of both tiles at a time",
             lambda c, p, d: _whole_lines(c, p),
         ),
+        *SPLIT_RULES,
         Rule(
             "the stages fit in shared memory",
             lambda c, p, d: c.kernel.shared_bytes(c, p) <= d.shared_per_block,
