@@ -12,8 +12,8 @@
 //   takes 254 of 255, and deeper instructions, though they are cooler, leave no room to read ahead.
 //
 // Main loop of 128 x 128 x 16, nvcc 13.0 for sm_90a: 32 DMMA.16x8x8, 48 LDS.64, 8 LDGSTS. One H200:
-// 60.1 TFLOP/s at 4096. Tried without gain: one row of fragments read ahead with KI 16, where a read
-// that overwrites a fragment waits for the instruction that still uses it (57 TFLOP/s).
+// 60.1 TFLOP/s at 4096. Tried without gain: one row of fragments read ahead, with KI 16, where a
+// read that overwrites a fragment waits for the instruction that still uses it (57 TFLOP/s).
 
 #ifndef REAL
 #define REAL double
@@ -165,10 +165,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             const unsigned column = j0 + x + j / 2 * 8 + lane % 4 * 2 + j % 2;
             if (GUARDED && (row >= m || column >= n)) continue;
             Piece* const c = reinterpret_cast<Piece*>(C + row * ldc + column);
+            const double(&part)[4] = sum[i / 2 * COLUMNS + j / 2];
             Piece result = beta == 0.0 ? Piece{} : *c;
 #pragma unroll
             for (int e = 0; e < PIECE; e++)
-                store(&result.x[e], alpha, sum[i / 2 * COLUMNS + j / 2][i % 2 * 2 + (j + e) % 2], beta);
+                store(&result.x[e], alpha, part[i % 2 * 2 + (j + e) % 2], beta);
             *c = result;
         }
     }
