@@ -140,6 +140,8 @@ def _checked(config: Config, kernel: Kernel, problem: Problem, device: Device) -
     broken = kernel.violations(config, problem, device)
     if problem.dtype not in kernel.dtypes:
         broken.append(f"{kernel.name} computes in {', '.join(kernel.dtypes)}")
+    if not kernel.runs_on(device):
+        broken.append(f"{kernel.name} is made for other devices than {device.name}")
     if broken:
         raise ValueError(f"{config.slug} cannot run {problem.slug}: it breaks the rule"
                          f"{'s' * (len(broken) > 1)}: {'; '.join(broken)}")  # fmt: skip

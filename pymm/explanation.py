@@ -128,7 +128,7 @@ def _explained(
         reason=reason,
         launches=len(product.steps),
         swapped=product.swapped,
-        grid=kernel.grid(config, problem),
+        grid=kernel.grid(config, problem, backend.device.sms),
         block=kernel.block(config),
         threads=kernel.threads(config),
         guarded=kernel.guarded(config, problem),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pymm.backends.base import Backend, Matrix
-from pymm.problem import Problem
+from pymm.problem import Problem, stored_shapes
 
 #: Every byte of the poison: in every type such bytes are a NaN, which no right kernel
 #: writes here and which spoils every sum that it is read into.
@@ -71,14 +71,6 @@ class Field:
     def _inner(self, image: np.ndarray) -> np.ndarray:
         inside = image[GUARD_BYTES : GUARD_BYTES + self._bytes]
         return inside.view(self.dtype).reshape(self._pitched)
-
-
-def stored_shapes(problem: Problem) -> tuple[tuple[int, int, int], ...]:
-    """Batch, rows and columns of A, B and C as they lie in memory."""
-    m, n, k = problem.m, problem.n, problem.k
-    a = (k, m) if problem.trans_a else (m, k)
-    b = (n, k) if problem.trans_b else (k, n)
-    return tuple((problem.batch, *shape) for shape in (a, b, (m, n)))
 
 
 def normal(problem: Problem, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -136,3 +136,11 @@ class Problem:
     def same_kind(self, other: Problem) -> bool:
         """True if the two differ in their extents alone."""
         return replace(other, m=self.m, n=self.n, k=self.k, batch=self.batch) == self
+
+
+def stored_shapes(problem: Problem) -> tuple[tuple[int, int, int], ...]:
+    """Batch, rows and columns of A, B and C as they lie in memory."""
+    m, n, k = problem.m, problem.n, problem.k
+    a = (k, m) if problem.trans_a else (m, k)
+    b = (n, k) if problem.trans_b else (k, n)
+    return tuple((problem.batch, *shape) for shape in (a, b, (m, n)))

@@ -53,7 +53,7 @@ def render(config: Config, problem: Problem, alignment: int | None = None) -> So
     if missing:
         raise ValueError(f"{config.slug} lacks {', '.join(sorted(missing))}")
     defines = {"TRANS_A": int(problem.trans_a), "TRANS_B": int(problem.trans_b)}
-    if kernel.backend == "cuda":
+    if kernel.backend == "cuda" and not kernel.hopper:
         defines["GUARDED"] = int(kernel.guarded(config, problem))
     if not kernel.aligned:
         alignment = problem.numpy_dtype.itemsize

@@ -60,6 +60,11 @@ BREAKING = (
     "tensor_f64-MB32-NB32-KB16-TA16-TB16-KI4-STAGES1-BLOCKS1-GROUP8-SPLIT1",
     "tensor_f64-MB32-NB32-KB16-TA4-TB32-KI4-STAGES2-BLOCKS1-GROUP8-SPLIT1",
     "tensor_f64-MB128-NB48-KB16-TA16-TB48-KI8-STAGES2-BLOCKS1-GROUP8-SPLIT1",
+    "wgmma-MB128-NB128-KB64-TA96-TB128-STAGES2-CLUSTER1-GROUP8",
+    "wgmma-MB64-NB128-KB96-TA64-TB128-STAGES2-CLUSTER1-GROUP8",
+    "wgmma-MB64-NB128-KB64-TA64-TB128-STAGES1-CLUSTER2-GROUP8",
+    "wgmma-MB64-NB64-KB64-TA64-TB64-STAGES2-CLUSTER2-GROUP8",
+    "wgmma-MB128-NB256-KB64-TA128-TB256-STAGES2-CLUSTER1-GROUP8",
 )
 KEEPING = (
     "naive-MB1-NB32",
@@ -169,6 +174,14 @@ TIGHT = (
     ("transposed_a-MB64-NB64-KB16-TA2-TB2", "f32"),
     ("transposed_a-MB128-NB128-KB8-TA4-TB16", "f64"),
 )
+#: Every number of warpgroups of kernel 7, one and two blocks in a cluster.
+HOPPER = (
+    ("wgmma-MB64-NB192-KB128-TA64-TB192-STAGES2-CLUSTER1-GROUP4", "bf16", False, True),
+    ("wgmma-MB128-NB256-KB64-TA64-TB256-STAGES4-CLUSTER2-GROUP8", "f16", True, False),
+    ("wgmma-MB256-NB128-KB64-TA128-TB128-STAGES4-CLUSTER2-GROUP8", "bf16", True, True),
+    ("wgmma-MB64-NB192-KB64-TA64-TB64-STAGES3-CLUSTER1-GROUP1", "bf16", False, False),
+    ("wgmma-MB128-NB256-KB64-TA64-TB128-STAGES3-CLUSTER2-GROUP8", "f16", True, True),
+)
 #: Configurations that spilled before the rules turned them down.
 SPILLING = (
     ("register_tile-MB64-NB64-KB16-TA2-TB2", "f32"),
@@ -196,6 +209,8 @@ def texts() -> dict[str, Source]:
             if record.config.backend == "cuda":
                 wanted.append((record.config, record.problem))
     wanted += [(parse_slug(slug), Problem(4096, 4096, 4096, dtype)) for slug, dtype in TIGHT]
+    for slug, *kind in HOPPER:
+        wanted.append((parse_slug(slug), Problem(4096, 4096, 4096, *kind)))
     named = {}
     for config, problem in wanted:
         source = render(config, problem)
@@ -231,7 +246,8 @@ def test_no_architecture_spills(nvcc, tmp_path, name):
     assert done.returncode == 0, said
     compiled = re.findall(r"Compiling entry function 'gemm' for 'sm_\w+'", said)
     assert len(compiled) == len(targets) > 0, said
-    assert re.findall(r"(\d+) bytes spill (?:stores|loads)", said) == ["0"] * 2 * len(targets), said
+    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", said)
+    assert len(spills) >= 2 * len(targets) and set(spills) == {"0"}, said
     assert "warning" not in said and not re.search(r"\bC75\d\d\b", said), said
 
 

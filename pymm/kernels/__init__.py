@@ -10,6 +10,7 @@ from __future__ import annotations
 from pymm.device import Device
 from pymm.kernels.cpu import BLOCKED, REORDERED
 from pymm.kernels.declaration import MAX_GRID_YZ, MAX_PARAMETER, Config, Kernel, Rule
+from pymm.kernels.hopper import WGMMA
 from pymm.kernels.pipelined import PIPELINED
 from pymm.kernels.simt import COALESCED, NAIVE, REGISTER_TILE, SHARED_TILE, TRANSPOSED_A
 from pymm.kernels.tensor import TENSOR_F64
@@ -28,6 +29,7 @@ KERNELS: tuple[Kernel, ...] = (
     TRANSPOSED_A,
     PIPELINED,
     TENSOR_F64,
+    WGMMA,
     REORDERED,
     BLOCKED,
 )
@@ -52,14 +54,7 @@ def find_kernel(name: str | int, backend: str = "cuda") -> Kernel:
 
 def kernels_for(problem: Problem, device: Device) -> list[Kernel]:
     """The kernels that can compute `problem` on a device of this kind, lowest rung first."""
-    backend = "cpu" if device.kind == "cpu" else "cuda"
-    return [
-        k
-        for k in KERNELS
-        if k.backend == backend
-        and problem.dtype in k.dtypes
-        and (backend == "cpu" or device.capability >= k.capability)
-    ]
+    return [k for k in KERNELS if problem.dtype in k.dtypes and k.runs_on(device)]
 
 
 def parse_slug(slug: str, backend: str = "cuda") -> Config:

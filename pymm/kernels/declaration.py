@@ -48,6 +48,11 @@ class Kernel:
     its operands: `ALIGN` bytes. One with a `workspace` takes a pointer to so many bytes as its last
     argument: zeros at first, and left with zeros where it counts. `capability` is the least that a
     GPU must have.
+
+    A `hopper` kernel is made of instructions that only compute capability 9.0 has: no other GPU and
+    no simulator runs it, it compiles for sm_90a alone. It gets its matrices as tensor maps, which
+    put zeros around them, so that one text serves all sizes; and it is persistent: its blocks, as
+    many as the device holds at a time, walk through the tiles of the whole stack.
     """
 
     number: int
@@ -68,6 +73,7 @@ class Kernel:
     dynamic_shared: bool = False
     aligned: bool = False
     capability: tuple[int, int] = (0, 0)
+    hopper: bool = False
 
     def __hash__(self) -> int:
         return hash((self.backend, self.name))
@@ -108,10 +114,24 @@ class Kernel:
         """Bytes of shared memory that one block takes."""
         return self.shared_elements(config, problem) * problem.numpy_dtype.itemsize
 
-    def grid(self, config: Config, problem: Problem) -> tuple[int, int, int]:
+    def runs_on(self, device: Device) -> bool:
+        """Whether a device of this kind has the instructions that the kernel is made of."""
+        if self.backend == "cpu" or device.kind == "cpu":
+            return self.backend == device.kind
+        if self.hopper:
+            return device.kind == "cuda" and device.capability[0] == 9
+        return device.capability >= self.capability
+
+    def grid(
+        self, config: Config, problem: Problem, sms: int | None = None
+    ) -> tuple[int, int, int]:
         """Blocks along x and y, and matrices of the stack. A stack of more than `MAX_GRID_YZ`
-        matrices is the launch's business.
+        matrices is the launch's business. A persistent kernel has one block for each of `sms`
+        multiprocessors, if it has tiles for so many.
         """
+        if self.hopper and sms is not None:
+            blocks = self.tiles(config, problem)[0] * problem.batch
+            return min(blocks, max(sms - sms % config.CLUSTER, config.CLUSTER)), 1, 1
         return (*self.tiles(config, problem), problem.batch)
 
     def guarded(self, config: Config, problem: Problem) -> bool:

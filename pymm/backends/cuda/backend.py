@@ -17,6 +17,7 @@ from pymm.backends.cuda.context import Contexts, Held, failure, working
 from pymm.backends.cuda.copies import HostCopies
 from pymm.backends.cuda.driver import Driver, DriverError
 from pymm.backends.cuda.executable import CudaExecutable
+from pymm.backends.cuda.mapped import MappedExecutable
 from pymm.backends.cuda.scratch import Scratch
 from pymm.backends.telemetry import read_telemetry
 from pymm.device import Device
@@ -70,6 +71,7 @@ class CudaBackend(Backend):
         self._driver = Driver()
         self._copies: dict[int, HostCopies] = {}
         self._scratch = Scratch(self, self._contexts.current)
+        self._padding = Scratch(self, self._contexts.current)
         self._lock = threading.Lock()
         limit = drv.device_attribute
         self._most_blocks = tuple(
@@ -78,14 +80,10 @@ class CudaBackend(Backend):
         )
 
     def load(self, source: Source) -> CudaExecutable:
-        return CudaExecutable(
-            source,
-            self.compiler,
-            self._contexts,
-            self._driver,
-            self._most_blocks,
-            self._scratch.get,
-        )
+        common = (source, self.compiler, self._contexts, self._driver, self._most_blocks)
+        if source.config.kernel.hopper:
+            return MappedExecutable(*common, self._padding.get, self.device)
+        return CudaExecutable(*common, self._scratch.get)
 
     # Memory
 

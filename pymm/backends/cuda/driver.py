@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
 _ALREADY_REGISTERED = 712
 _DISABLE_TIMING = 2
 _SHARED_SIZE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_SWIZZLE_128, _PROMOTE_128 = 3, 2  # of CUtensorMapSwizzle and CUtensorMapL2promotion
+_MAP_BYTES, _MAP_ALIGNMENT = 128, 64
 
 
 class DriverError(RuntimeError):
@@ -46,6 +48,46 @@ class Driver:
     def allow_shared(self, function: int, nbytes: int) -> None:
         """Let blocks of a function take more than 48 KiB of shared memory."""
         self._call("cuFuncSetAttribute", c_void_p(function), c_int(_SHARED_SIZE), c_int(nbytes))
+
+    def function(self, module: int, entry: str) -> int:
+        """Handle of another function of a loaded module."""
+        function = c_void_p()
+        self._call("cuModuleGetFunction", byref(function), c_void_p(module), entry.encode())
+        return function.value or 0
+
+    def parameters(self, function: int, count: int) -> list[tuple[int, int]]:
+        """Offset and size in bytes of the first `count` parameters of a function. Not what C's
+        rules give: an aligned structure is aligned where the GPU keeps it, 0x210 further on.
+        """
+        found = []
+        for index in range(count):
+            offset, size = c_size_t(), c_size_t()
+            where = (c_void_p(function), c_size_t(index), byref(offset), byref(size))
+            self._call("cuFuncGetParamInfo", *where)
+            found.append((offset.value, size.value))
+        return found
+
+    def tensor_map(
+        self,
+        kind: int,
+        address: int,
+        extents: tuple[int, ...],
+        strides: tuple[int, ...],
+        box: tuple[int, ...],
+    ) -> bytes:
+        """A tensor map of elements of `kind` (CUtensorMapDataType): extents innermost first, bytes
+        between neighbours along all axes but the first, boxes swizzled in rows of 128 bytes.
+        """
+        rank = len(extents)
+        room = ctypes.create_string_buffer(_MAP_BYTES + _MAP_ALIGNMENT)
+        place = -(-ctypes.addressof(room) // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
+        self._call(
+            *("cuTensorMapEncodeTiled", c_void_p(place), c_int(kind), c_uint(rank)),
+            *(c_void_p(address), (c_uint64 * rank)(*extents), (c_uint64 * (rank - 1))(*strides)),
+            *((c_uint * rank)(*box), (c_uint * rank)(*[1] * rank)),
+            *(c_int(0), c_int(_SWIZZLE_128), c_int(_PROMOTE_128), c_int(0)),
+        )
+        return ctypes.string_at(place, _MAP_BYTES)
 
     def unload(self, module: int) -> None:
         """Give a module back."""

@@ -112,9 +112,9 @@ class CudaExecutable(Executable):
             launch = self._foreign(context, loaded, shared).launcher(
                 loaded.foreign[1], grid, block, shared, stream, packed
             )
-            return _elsewhere(launch, context, what, (self, a, b, c, *scratch))
+            return foreign_call(launch, context, what, (self, a, b, c, *scratch))
         geometry = (grid, block, packed, shared, stream)
-        return _bound(loaded, geometry, context, what, (self, a, b, c, *scratch))
+        return bound_call(loaded, geometry, context, what, (self, a, b, c, *scratch))
 
     def _in_parts(
         self,
@@ -223,7 +223,7 @@ class _Foreign:
             self._driver.unload(self._module)
 
 
-def _bound(
+def bound_call(
     loaded: Held,
     geometry: tuple,
     context: drv.Context,
@@ -251,7 +251,7 @@ def _bound(
     return call
 
 
-def _elsewhere(
+def foreign_call(
     launch: Callable[[], None], context: drv.Context, what: str, owners: tuple
 ) -> Callable[[], None]:
     """The call on a stream that PyCUDA does not know."""

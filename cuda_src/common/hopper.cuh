@@ -1,0 +1,205 @@
+// What only Hopper (sm_90a) has, and the 16-bit types that its tensor cores take. No twin: the
+// simulator knows neither tensor maps nor wgmma.
+
+struct F16 {
+    unsigned short bits;
+};
+struct BF16 {
+    unsigned short bits;
+};
+
+__device__ __forceinline__ float widen(F16 x) {
+    float result;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(x.bits));
+    return result;
+}
+__device__ __forceinline__ float widen(BF16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
+
+// Two numbers rounded to nearest, the first in the lower half.
+__device__ __forceinline__ unsigned narrow(F16, float low, float high) {
+    unsigned result;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+    return result;
+}
+__device__ __forceinline__ unsigned narrow(BF16, float low, float high) {
+    unsigned result;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
+    return result;
+}
+
+// What cuTensorMapEncodeTiled makes: where a matrix lies, how it is cut into boxes.
+struct alignas(64) TensorMap {
+    unsigned long long words[16];
+};
+
+// Have the map read before the first copy needs it.
+__device__ __forceinline__ void prefetch(const TensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// Addresses of shared memory are 32 bits wide from here on.
+__device__ __forceinline__ unsigned address_of_shared(const void* p) {
+    return static_cast<unsigned>(__cvta_generic_to_shared(p));
+}
+
+// Barriers in shared memory, which count arrivals of threads and bytes of copies. A phase ends when
+// both counts are reached; `wait` returns when the phase of that parity has ended.
+__device__ __forceinline__ void barrier_make(unsigned barrier, unsigned arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+__device__ __forceinline__ void barriers_made() {
+    asm volatile("fence.mbarrier_init.release.cluster;");
+}
+__device__ __forceinline__ void barrier_expect(unsigned barrier, unsigned bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier),
+                 "r"(bytes)
+                 : "memory");
+}
+__device__ __forceinline__ void barrier_wait(unsigned barrier, unsigned parity) {
+    asm volatile(
+        "{ .reg .pred p; W: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @p bra D; "
+        "bra W; D: }" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
+}
+// Arrive at the same barrier of a block of this cluster. Without `.release.cluster`, which costs a
+// fence of the whole GPU: what is released are reads, and those have ended.
+__device__ __forceinline__ void barrier_arrive(unsigned barrier, unsigned block) {
+    asm volatile(
+        "{ .reg .b32 r; mapa.shared::cluster.u32 r, %0, %1; "
+        "mbarrier.arrive.shared::cluster.b64 _, [r]; }" ::"r"(barrier),
+        "r"(block)
+        : "memory");
+}
+
+__device__ __forceinline__ unsigned block_in_cluster() {
+    unsigned rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+// All threads of the cluster. Relaxed: orders no reads and writes, which would take a fence.
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.relaxed; barrier.cluster.wait;" ::: "memory");
+}
+
+// Registers of each thread of a warpgroup from here on.
+template <int COUNT>
+__device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT>
+__device__ __forceinline__ void leave_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+// A barrier of the 128 threads of one warpgroup.
+__device__ __forceinline__ void warpgroup_sync(int id) {
+    asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
+}
+
+// Copy the box at (x, y, z) to shared memory, of this block or of all blocks of the cluster in
+// `blocks`; its bytes count at the barrier of every block that gets it.
+__device__ __forceinline__ void fetch_box(unsigned target, const TensorMap* map, unsigned barrier,
+                                          int x, int y, int z) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(target),
+        "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+        : "memory");
+}
+__device__ __forceinline__ void fetch_box(unsigned target, const TensorMap* map, unsigned barrier,
+                                          int x, int y, int z, unsigned short blocks) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(target),
+        "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(blocks)
+        : "memory");
+}
+// Copy a box from shared memory; what lies outside the matrix is left out.
+__device__ __forceinline__ void store_box(const TensorMap* map, unsigned source, int x, int y,
+                                          int z) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], "
+        "[%1];" ::"l"(map),
+        "r"(source), "r"(x), "r"(y), "r"(z)
+        : "memory");
+}
+__device__ __forceinline__ void stores_commit() { asm volatile("cp.async.bulk.commit_group;"); }
+__device__ __forceinline__ void stores_have_read() {
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ __forceinline__ void stores_wait() {
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+// What threads wrote to shared memory is there for `store_box` after a barrier.
+__device__ __forceinline__ void written_for_copies() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Four 8 x 8 matrices of 16-bit numbers; lane 8 i + r gives the address of row r of matrix i.
+__device__ __forceinline__ void store_matrices(unsigned row, const unsigned (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
+                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
+// wgmma reads both operands from shared memory by descriptors (PTX ISA 9.0, "Matrix Descriptor").
+// Here: 128-byte swizzle, 1024 bytes from 8 rows of 128 bytes to the next 8, and 8192 from 64
+// columns to the next 64 where the operand does not lie along k. One added moves 16 bytes on.
+__device__ __forceinline__ unsigned long long describe(unsigned address) {
+    return (address & 0x3FFFFu) >> 4 | (8192ull >> 4) << 16 | (1024ull >> 4) << 32 | 1ull << 62;
+}
+__device__ __forceinline__ void wgmma_begin() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wgmma_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int N>
+__device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+// d = a b, or d += a b if `add`: 64 x N += 64 x 16 times 16 x N. Lane 4 g + t of warp w holds
+// d[4 j + 2 h + e] = D(16 w + g + 8 h, 8 j + 2 t + e).
+#define REGISTERS_8(r)                                                                       \
+    "+f"(d[r]), "+f"(d[r + 1]), "+f"(d[r + 2]), "+f"(d[r + 3]), "+f"(d[r + 4]), "+f"(d[r + 5]), \
+        "+f"(d[r + 6]), "+f"(d[r + 7])
+#define REGISTERS_32(r) \
+    REGISTERS_8(r), REGISTERS_8(r + 8), REGISTERS_8(r + 16), REGISTERS_8(r + 24)
+#define NAMES_0                                                                             \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define NAMES_32                                                                            \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "    \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NAMES_64                                                                            \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "    \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define NAMES_96                                                                            \
+    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, "    \
+    "%110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, "  \
+    "%124, %125, %126, %127"
+
+#define WGMMA(N, TYPE, NAME, NAMES, A, B, ADD, ACROSS_A, ACROSS_B, ...)                     \
+    template <bool ALONG_K_A, bool ALONG_K_B>                                               \
+    __device__ __forceinline__ void wgmma(TYPE, float (&d)[N / 2], unsigned long long a,    \
+                                          unsigned long long b, bool add) {                 \
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, " ADD ", 0; "                          \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME        \
+                     " {" NAMES "}, " A ", " B ", p, 1, 1, " ACROSS_A ", " ACROSS_B "; }"   \
+                     : __VA_ARGS__                                                          \
+                     : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(!ALONG_K_A),         \
+                       "n"(!ALONG_K_B));                                                    \
+    }
+#define WGMMA_OF(TYPE, NAME)                                                                \
+    WGMMA(64, TYPE, NAME, NAMES_0, "%32", "%33", "%34", "%35", "%36", REGISTERS_32(0))      \
+    WGMMA(128, TYPE, NAME, NAMES_0 NAMES_32, "%64", "%65", "%66", "%67", "%68",             \
+          REGISTERS_32(0), REGISTERS_32(32))                                                \
+    WGMMA(192, TYPE, NAME, NAMES_0 NAMES_32 NAMES_64, "%96", "%97", "%98", "%99", "%100",   \
+          REGISTERS_32(0), REGISTERS_32(32), REGISTERS_32(64))                              \
+    WGMMA(256, TYPE, NAME, NAMES_0 NAMES_32 NAMES_64 NAMES_96, "%128", "%129", "%130",      \
+          "%131", "%132", REGISTERS_32(0), REGISTERS_32(32), REGISTERS_32(64),              \
+          REGISTERS_32(96))
+
+WGMMA_OF(F16, "f16")
+WGMMA_OF(BF16, "bf16")

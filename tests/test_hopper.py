@@ -1,0 +1,184 @@
+"""Kernel 7 and its 16-bit types: who may run it, its geometry, its judge; on a GPU, products."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from pymm import reference
+from pymm.arrays import adopt
+from pymm.backends import open_device
+from pymm.device import Device
+from pymm.fields import NUMBER, POISON, Field, normal
+from pymm.kernels import find_kernel, kernels_for, parse_slug
+from pymm.launch import executable
+from pymm.problem import HALVES, Problem, stored_shapes
+from pymm.source import render
+from pymm.verify import compare
+
+WGMMA = find_kernel("wgmma")
+HOPPER = Device("hopper", "cuda", capability=(9, 0), sms=132, shared_per_block=232448)
+LAYOUTS = ("NN", "NT", "TN", "TT")
+SLUGS = (
+    "wgmma-MB128-NB256-KB64-TA64-TB256-STAGES4-CLUSTER1-GROUP8",
+    "wgmma-MB128-NB256-KB64-TA64-TB256-STAGES4-CLUSTER2-GROUP8",
+    "wgmma-MB256-NB128-KB64-TA128-TB128-STAGES4-CLUSTER2-GROUP1",
+    "wgmma-MB64-NB128-KB128-TA64-TB128-STAGES4-CLUSTER1-GROUP4",
+    "wgmma-MB64-NB192-KB64-TA64-TB64-STAGES3-CLUSTER1-GROUP1",
+    "wgmma-MB128-NB128-KB64-TA64-TB64-STAGES2-CLUSTER2-GROUP8",
+)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(
+    "device, runs",
+    [
+        (HOPPER, True),
+        (replace(HOPPER, kind="simulator"), False),
+        (replace(HOPPER, capability=(8, 9)), False),
+        (replace(HOPPER, capability=(10, 0)), False),
+        (Device("cpu", "cpu"), False),
+    ],
+    ids=["hopper", "simulator", "ada", "blackwell", "cpu"],
+)
+def test_only_hopper_runs_it(device, runs, dtype):
+    assert (WGMMA in kernels_for(Problem(8, 8, 8, dtype), device)) == runs
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_blocks_stay_and_come_in_whole_clusters(slug):
+    config = parse_slug(slug)
+    for problem in (Problem(1, 1, 1, "bf16"), Problem(129, 4097, 3, "f16", batch=7)):
+        assert not WGMMA.violations(config, problem, HOPPER)
+        every = WGMMA.tiles(config, problem)[0] * problem.batch
+        assert every * config.MB * config.NB >= problem.m * problem.n * problem.batch
+        for sms in (1, 2, 7, 132):
+            x, y, z = WGMMA.grid(config, problem, sms)
+            assert (y, z) == (1, 1) and x % config.CLUSTER == 0
+            assert x == every or x == max(sms - sms % config.CLUSTER, config.CLUSTER) < every
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_registers_of_all_warpgroups_are_those_of_the_launch(slug):
+    """More would make `setmaxnreg` wait for ever. By the kernel's own numbers: 40, 32 or 64 for
+    the warpgroup that fetches, 232, 160 or 104 for those that multiply.
+    """
+    config = parse_slug(slug)
+    count = (config.MB // config.TA) * (config.NB // config.TB)
+    few, many = {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (64, 104)}[count]
+    launched = min(232, 65536 // (128 * (count + 1)) // 8 * 8)
+    assert few + count * many <= (count + 1) * launched
+    assert config.TA * config.TB // 128 + 40 <= many
+
+
+def test_one_text_for_all_sizes():
+    config = parse_slug(SLUGS[0])
+    small, large = (Problem(*mnk, "bf16") for mnk in ((1, 1, 0), (4096, 4096, 4096)))
+    assert render(config, small, 2).key == render(config, large, 16).key
+    assert render(config, small).key != render(config, replace(small, dtype="f16")).key
+
+
+def summed_like_a_tensor_core(a, b):
+    """Products of 16 at a time added to the sum, everything cut off below the largest's 25th bit
+    (the least exact of the models in the source that `reference` names).
+    """
+    sums = np.zeros((len(a), b.shape[1]))
+    for k in range(0, a.shape[1], 16):
+        terms = a[:, k : k + 16, None] * b[None, k : k + 16, :]
+        terms = np.concatenate([sums[:, None], terms], axis=1)
+        _, exponent = np.frexp(np.abs(terms).max(axis=1, keepdims=True))
+        unit = np.ldexp(1.0, exponent - 25)
+        sums = (np.trunc(terms / unit) * unit).sum(axis=1)
+        _, exponent = np.frexp(sums)
+        unit = np.ldexp(1.0, exponent - 24)
+        sums = np.trunc(sums / unit) * unit
+    return sums
+
+
+@pytest.mark.parametrize("positive", [False, True])
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("k", [0, 1, 16, 37, 1024])
+def test_bound_holds_for_sums_that_are_cut_off(dtype, k, positive):
+    problem = Problem(9, 7, k, dtype)
+    a, b, c = (x[0] for x in normal(problem, k))
+    if positive:
+        a, b = abs(a), abs(b)
+    sums = summed_like_a_tensor_core(a.astype(float), b.astype(float))
+    result = (np.float32(0.75) * sums.astype(np.float32) - c.astype(np.float32)).astype(a.dtype)
+    expected = reference.product(problem, a, b, c, 0.75, -1.0)
+    bound = reference.error_bound(problem, a, b, c, 0.75, -1.0)
+    off = np.abs(result.astype(float) - expected)
+    assert (off <= bound).all()
+    wrong = np.abs(expected) * 4 * reference.STORING[dtype]
+    assert (wrong > bound).mean() > 0.8 or k > 37 or k == 0
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("k", [1, 100, 5000])
+def test_exact_operands_have_exact_products(dtype, k):
+    problem = Problem(64, 96, k, dtype)
+    a, b = reference.exact_operands(problem, ((64, k), (k, 96)), np.random.default_rng(k))
+    c = a.astype(float) @ b.astype(float)
+    assert (c.astype(a.dtype).astype(float) == c).all() and np.abs(c).max() > 0
+
+
+class Described:
+    """An array as PyTorch describes one of bfloat16."""
+
+    dtype = "torch.bfloat16"
+    __cuda_array_interface__ = dict(shape=(2, 3), strides=None, typestr="<V2", version=2,
+                                    data=(4096, False))  # fmt: skip
+
+
+def test_bfloat16_has_no_name_in_the_protocol():
+    assert adopt(Described()).form.dtype == ml_dtypes.bfloat16
+    void = Described()
+    void.dtype = "|V2"
+    assert adopt(void).form.dtype != ml_dtypes.bfloat16
+    host = np.ones((2, 2), ml_dtypes.bfloat16)
+    assert adopt(host).form.dtype == ml_dtypes.bfloat16
+
+
+def hurting(seed: int) -> tuple[Problem, tuple[int, int, int], tuple[float, float]]:
+    """A random problem, elements between the rows of A, B and C, alpha and beta."""
+    draw = random.Random(seed)
+    edges = (1, 2, 7, 63, 64, 65, 128, 257, draw.randint(1, 700), 8 * draw.randint(1, 80))
+    m, n = draw.choice(edges), draw.choice(edges)
+    k = draw.choice((0, 1, 8, 63, 65, 128, 513, draw.randint(1, 1200)))
+    layout = draw.choice(LAYOUTS)
+    trans = layout[0] == "T", layout[1] == "T"
+    problem = Problem(m, n, k, draw.choice(HALVES), *trans, draw.choice((1, 1, 2, 5)))
+    widths = [shape[2] for shape in stored_shapes(problem)]
+    gaps = tuple(draw.choice((0, 3, 8, -width % 8)) for width in widths)
+    return problem, gaps, draw.choice(((1.0, 0.0), (-1.25, 0.75), (0.5, 1.0)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("slug", SLUGS)
+def test_any_size_layout_stride_and_stack(slug):
+    backend = open_device("cuda")
+    if backend.device.capability[0] != 9:
+        with pytest.raises(ValueError, match="other devices"):
+            import pymm
+
+            pymm.explain((8, 8), (8, 8), dtype="f16", config=slug, device="cuda")
+        return
+    for seed in range(60):
+        problem, gaps, (alpha, beta) = hurting(seed)
+        arounds = (POISON, POISON, NUMBER)
+        places = zip(stored_shapes(problem), gaps, arounds, strict=True)
+        fields = [Field(backend, problem.numpy_dtype, *place) for place in places]
+        values = normal(problem, seed)
+        for field, value in zip(fields, values, strict=True):
+            field.write(value)
+        a, b, c = (field.matrix for field in fields)
+        executable(backend, parse_slug(slug), problem).bind(problem, alpha, a, b, beta, c)()
+        backend.synchronize()
+        got, touched = fields[2].read()
+        judged = (problem, *values, alpha, beta)
+        finding = compare(got, reference.product(*judged), reference.error_bound(*judged))
+        assert not touched and finding.right, (problem.slug, gaps, touched, finding.detail)
