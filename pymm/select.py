@@ -37,16 +37,22 @@ def select(
     In this order: a current record of this very problem; of the nearest problem in (log m, log n,
     log k) of the same type and layout; of another layout; the same three once more among records
     that another driver or compiler made; the kernel's default. A record counts only if its
-    configuration obeys every rule for `problem` on `device`. Never fails for want of a record or
+    configuration obeys every rule for `problem` on `device`, and one of a lower rung only where
+    the highest was measured on this very problem, too: a rung tuned by itself may be far slower
+    than the others untuned. Never fails for want of a record or
     for a damaged file (one warning, and the reason names it); `ValueError` for an unknown kernel
     and for one that cannot run here at all.
     """
     wanted = None if kernel is None else find_kernel(kernel, _backend(device))
     records, damage = _usable(device, directory)
+    highest = wanted or _highest(problem, device)
     for tools_changed in (False, True):
-        for record, changes in _nearest(problem, records, environment, tools_changed):
+        found = list(_nearest(problem, records, environment, tools_changed))
+        exact = {r.config.kernel_name for r, _ in found if r.problem == problem}
+        for record, changes in found:
             config = record.config
-            if wanted is not None and config.kernel_name != wanted.name:
+            compared = wanted is None and record.problem == problem and highest.name in exact
+            if config.kernel_name != highest.name and not compared:
                 continue
             if not config.kernel.violations(config, problem, device):
                 reason = _reason(problem, record, device, changes)
@@ -164,6 +170,17 @@ def tune_command(problem: Problem, device: Device) -> str:
 
 
 # Defaults
+
+
+def _highest(problem: Problem, device: Device) -> Kernel:
+    """The highest rung whose default may run here, else the highest of all."""
+    kernels = kernels_for(problem, device)[::-1]
+    if not kernels:
+        raise NotImplementedError(f"no kernel of pymm computes in {problem.dtype} on {device.name}")
+    for kernel in kernels:
+        if not kernel.violations(kernel.default_for(problem, device), problem, device):
+            return kernel
+    return kernels[0]
 
 
 def _default(problem: Problem, device: Device, wanted: Kernel | None, damage: str) -> Choice:

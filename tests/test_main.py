@@ -123,7 +123,7 @@ def test_explain_is_the_librarys(monkeypatch, capsys):
 def test_explain_on_this_cpu(capsys):
     assert door.main(["explain", "100x90x7", "--dtype", "f64", "--device", "cpu:1"]) == 0
     text = capsys.readouterr().out
-    assert "f64-NN-100x90x7" in text and "default of blocked: nothing tuned for f64" in text
+    assert "f64-NN-100x90x7" in text and "01_blocked" in text and "because" in text
 
 
 @pytest.mark.parametrize(

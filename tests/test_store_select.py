@@ -19,7 +19,8 @@ from pymm.records import Environment, Record
 from pymm.select import configs, select
 from pymm.source import kernel_digest
 
-GPU = Device("Test GPU 9", "cuda", capability=(9, 0), sms=132, versions={"driver": "580.10"})
+#: Of a capability whose highest rung is 04: the records below are of rungs 03 and 04.
+GPU = Device("Test GPU 9", "cuda", capability=(7, 5), sms=132, versions={"driver": "580.10"})
 CPU = Device("Test CPU", "cpu", sms=2, vector_bytes=64, vector_registers=32)
 NARROW = replace(CPU, vector_bytes=32, vector_registers=16)
 NOW = Environment("580.10", "nvcc 13.0.88", "0.1.0", "13.0")
@@ -218,3 +219,14 @@ def test_no_tuned_problem_of_the_kind_is_nearer_than_the_one_chosen(m, n, k, dty
 
     expected = sorted(distance(one) for one in RECORDS if one.problem.dtype == dtype)
     assert [distance(one) for one in found] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_lower_rung_tuned_by_itself_says_nothing_about_the_highest(tuned):
+    """Otherwise a tuned rung 03 would stand in the way of an untuned rung 04 everywhere."""
+    lower = record(64, kernel="register_tile", seconds=1e-6)
+    choice = tuned(Problem(64, 64, 64), lower)
+    assert choice.config.kernel_name == "transposed_a" and choice.record is None
+    both = tuned(Problem(64, 64, 64), lower, record(64, seconds=2e-6))
+    assert both.config.kernel_name == "register_tile", "measured on this very problem, and quicker"
+    near = tuned(Problem(65, 65, 65))
+    assert near.config.kernel_name == "transposed_a" and near.record is not None
