@@ -14,9 +14,11 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pymm.kernels import find_kernel
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # a checkout need not be installed
+
+from pymm.kernels import find_kernel  # noqa: E402
+
 MARKED = re.compile(r"<!-- (ladder|cpu): (\S+) -->\n.*?<!-- end \1 -->", re.DOTALL)
 
 Row = dict[str, str]
@@ -52,10 +54,12 @@ def ladder(rows: Iterable[Row]) -> list[str]:
     for name in names:
         for dtype in ("f32", "f64"):
             default = _find(at, name, dtype, "default")
-            best = _find(at, name, dtype, "tuned") or default
+            tuned = _find(at, name, dtype, "tuned")
+            best = tuned or default
+            title = find_kernel(name).title if dtype == "f32" else ""
             lines.append(
-                f"| {name} | {find_kernel(name).title} | {dtype} | {_time(default)} "
-                f"| {_time(best)} | {float(best['gflops']) / 1e3:.2f} "
+                f"| {name} | {title} | {dtype} | {_time(default)} "
+                f"| {_time(tuned) if tuned else 'not tuned'} | {float(best['gflops']) / 1e3:.2f} "
                 f"| {float(best['ratio']):.1%} | {float(best['peak']):.1%} |"
             )
     for dtype in ("f32", "f64"):

@@ -1,0 +1,22 @@
+"""The README shows what was measured, and its lines of Python run."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_tables_are_what_their_files_say():
+    """`python benchmarks/tables.py` would change nothing."""
+    command = [sys.executable, "benchmarks/tables.py", "--check"]
+    assert subprocess.run(command, cwd=ROOT).returncode == 0
+
+
+def test_the_lines_of_use_run():
+    """The Python block, as somebody would paste it."""
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "1000 x 700" in done.stdout
