@@ -88,6 +88,7 @@ static_assert(CONSUMERS <= 4 && TA * TB / 128 + 40 <= MANY,
 #endif
 
 #include "common/boxed.cuh"
+#include "common/repack.cuh"
 
 struct Maps {
     TensorMap a, b, c;

@@ -134,7 +134,7 @@ def explain(arguments: list[str]) -> int:
 
     parser = _parser("explain", "Says what a product would run with, and why.")
     parser.add_argument("shapes", nargs="+", metavar="SHAPE", help="1024, 8192x8192x128")
-    parser.add_argument("--dtype", default="f32", help="f32 or f64 (default: f32)")
+    parser.add_argument("--dtype", default="f32", help="f32, f64, f16 or bf16 (default: f32)")
     layouts = ("NN", "NT", "TN", "TT")
     parser.add_argument("--layout", default="NN", choices=layouts, help="how A and B are stored")
     parser.add_argument("--kernel", help="name or number of a kernel")

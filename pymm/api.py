@@ -45,7 +45,8 @@ def matmul(
 
     Shapes and types are those of `numpy.matmul`: `a` is (..., m, k), `b` (..., k, n), the result
     (..., m, n); stacks broadcast; a vector is a row on the left, a column on the right, and its
-    axis is gone from the result; k = 0 gives zeros. float32 and float64, mixed ones promote.
+    axis is gone from the result; k = 0 gives zeros. float32 and float64, on Hopper GPUs (H200)
+    float16 and bfloat16 with sums in float32; mixed ones promote.
 
     Operands are NumPy arrays (the result is one too), or arrays of a GPU: PyCUDA GPUArray, PyTorch,
     CuPy, anything with `__cuda_array_interface__`. Those are used where they lie, without waiting
@@ -56,8 +57,8 @@ def matmul(
         itself. beta = 0 does not read c; alpha = 0 reads neither a nor b.
     trans_a, trans_b: op is the transpose of the last two axes: True, "T" or "C". Vectors stay.
     dtype, casting: type to compute in, and which conversions may happen, as for NumPy's ufuncs.
-        Integers, half and complex need `dtype=`; arrays of a GPU are not converted.
-    precision: "ieee", plain multiply-add in the type of the product.
+        Integers and complex numbers need `dtype=`; arrays of a GPU are not converted.
+    precision: "ieee", plain multiply-add in the type of the product (16 bits: in float32).
     stream: PyCUDA Stream, integer handle, or a PyTorch, CuPy or `__cuda_stream__` object. Left out,
         the work goes to the stream that the operands name, else to the default stream.
     kernel, config: a kernel by name or number, and its parameters: dict, slug or `Config`.

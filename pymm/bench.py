@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--shapes", action="append", metavar="SHAPES", required=True,
         help="as for pymm.tune: 1024, 8192x8192x128, 250:10001:250, a CSV file, a named set")
-    add("--dtypes", default="f32,f64", help="f32, f64 or all (default: both)")
+    add("--dtypes", default="f32,f64", help="f32, f64, f16, bf16 or all (default: f32,f64)")
     add("--transposes", default="NN", metavar="LAYOUTS", help="NN, NT, TN, TT (default: NN)")
     add("--kernels", default="all", help="names or numbers, or all (default: all)")
     add("--device", help="0, cpu, cpu:1 (default: the first GPU, else the CPU)")
@@ -108,6 +108,8 @@ def _run(
     device, directory = worker.device, options.records or config_directory()
     environment = Environment.of(device, worker.compiler.toolchain)
     records = [r for r in load(device, directory) if not stale_because(r, device, environment)]
+    if options.dtypes == "all":
+        problems = [problem for problem in problems if kernels_for(problem, device)]
     failures = 0
     with Progress(console=console, disable=not console.is_terminal) as progress:
         for problem in progress.track(problems, description=device.name):

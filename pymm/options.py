@@ -136,7 +136,7 @@ WHAT = {
         "help": "1024 (a square), 8192x8192x128 (m x n x k), 250:10001:250 (a range), a CSV file, "
         "or a named set; several separated by commas (default: a small standard set)",
     },
-    "--dtypes": {"default": "f32,f64", "help": "f32, f64 or all (default: both)"},
+    "--dtypes": {"default": "f32,f64", "help": "f32, f64, f16, bf16 or all (default: f32,f64)"},
     "--transposes": {
         "default": "NN",
         "metavar": "LAYOUTS",

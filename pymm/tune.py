@@ -21,7 +21,7 @@ from pymm.interrupts import Stop
 from pymm.journal import Busy, ForeignFile, TrialLog
 from pymm.kernels import Config, Kernel, find_kernel, kernels_for
 from pymm.options import Options, parse
-from pymm.problem import Problem
+from pymm.problem import DTYPES, Problem
 from pymm.progress import Line, Progress, show_lines
 from pymm.search import Search, open_storage, open_study
 from pymm.session import Decision, Session
@@ -131,6 +131,8 @@ class Tuner:
         tasks = []
         for problem in self.options.problems(standard):
             known = kernels_for(problem, self.device)
+            if not known and self.options.dtypes == tuple(DTYPES):
+                continue  # "all" are those that the device has kernels for
             if not known:
                 raise ValueError(f"no kernel computes {problem.slug} on {self.device.name}")
             chosen = known[-1:]
