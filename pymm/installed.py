@@ -56,8 +56,8 @@ def packages() -> Iterator[Finding]:
             yield Finding(
                 name, BROKEN, f"missing ({use})", f"{sys.executable} -m pip install {name}"
             )
-    opponents = [name for name in ("torch", "cupy", "nvmath") if importlib.util.find_spec(name)]
-    found = ", ".join(opponents) or "none of torch, cupy, nvmath: no column for cuBLAS in tables"
+    opponents = [name for name in ("torch", "cupy") if importlib.util.find_spec(name)]
+    found = ", ".join(opponents) or "neither torch nor cupy: no column for cuBLAS in tables"
     hint = "pip install torch, where you want to compare with cuBLAS"
     yield Finding("cuBLAS through", OK if opponents else LACKS, found, hint)
 
