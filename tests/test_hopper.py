@@ -65,6 +65,19 @@ def test_blocks_stay_and_come_in_whole_clusters(slug):
             assert x == every or x == max(sms - sms % config.CLUSTER, config.CLUSTER) < every
 
 
+@pytest.mark.parametrize(
+    "n, tile",
+    [(1, (64, 64)), (512, (64, 64)), (1000, (128, 64)), (1024, (128, 64)), (1408, (128, 128)),
+     (2048, (128, 256)), (8192, (128, 256))],
+)  # fmt: skip
+def test_the_default_fills_the_gpu_where_it_can(n, tile):
+    config = WGMMA.default_for(Problem(n, n, n, "bf16"), HOPPER)
+    assert (config.MB, config.NB) == tile
+    little = replace(HOPPER, shared_per_block=99 * 1024)
+    problem = Problem(n, n, n, "f16")
+    assert not WGMMA.violations(WGMMA.default_for(problem, little), problem, little)
+
+
 @pytest.mark.parametrize("slug", SLUGS)
 def test_registers_of_all_warpgroups_are_those_of_the_launch(slug):
     """More would make `setmaxnreg` wait for ever. By the kernel's own numbers: 40, 32 or 64 for

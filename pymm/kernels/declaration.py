@@ -85,13 +85,18 @@ class Kernel:
 
     def default_for(self, problem: Problem, device: Device) -> Config:
         """The configuration that every tuned one is compared with: the default, or where a rule
-        forbids it the first of `fallbacks` that obeys them all.
+        forbids it the first of `fallbacks` that obeys them all. A persistent kernel takes the first
+        whose tiles keep nine multiprocessors of ten busy, else the last.
         """
+        found = None
         for parameters in (self.default, *self.fallbacks):
             config = self.config(parameters)
             if not self.violations(config, problem, device):
-                return config
-        return self.default_config
+                found = config
+                tiles = self.tiles(config, problem)[0] * problem.batch
+                if not self.hopper or 10 * tiles >= 9 * device.sms:
+                    break
+        return found or self.default_config
 
     def config(self, parameters: Mapping[str, int]) -> Config:
         """A configuration of this kernel. `ValueError` unless it names exactly this kernel's

@@ -53,7 +53,12 @@ WGMMA = Kernel(
         GROUP=(1, 4, 8, 16),
     ),
     default=dict(MB=128, NB=256, KB=64, TA=64, TB=256, STAGES=4, CLUSTER=1, GROUP=8),
-    fallbacks=(dict(MB=64, NB=128, KB=64, TA=64, TB=128, STAGES=3, CLUSTER=1, GROUP=8),),
+    fallbacks=(
+        dict(MB=128, NB=128, KB=64, TA=64, TB=128, STAGES=6, CLUSTER=1, GROUP=8),
+        dict(MB=128, NB=64, KB=64, TA=64, TB=64, STAGES=8, CLUSTER=1, GROUP=4),
+        dict(MB=64, NB=128, KB=64, TA=64, TB=128, STAGES=3, CLUSTER=1, GROUP=8),
+        dict(MB=64, NB=64, KB=128, TA=64, TB=64, STAGES=5, CLUSTER=1, GROUP=8),
+    ),
     threads=lambda c: 128 * (1 + _consumers(c)),
     block=lambda c: (128 * (1 + _consumers(c)), 1, 1),
     tiles=_tiles,
