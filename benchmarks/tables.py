@@ -74,11 +74,11 @@ def ladder(rows: Iterable[Row]) -> list[str]:
 
 
 def cpu(rows: Iterable[Row]) -> list[str]:
-    """Each shape on one thread: sequential, default, tuned and NumPy, and the means that count."""
+    """Each shape on a CPU: sequential, default, tuned and NumPy, and the means that count."""
     rows = list(rows)
     lines = [
-        "| type | m x n x k | sequential | default | tuned | NumPy | tuned / NumPy "
-        "| tuned / sequential | configuration |",
+        "| type | m x n x k | sequential | default | tuned | NumPy | pymm / NumPy "
+        "| pymm / sequential | configuration |",
         "|---|---|--:|--:|--:|--:|--:|--:|---|",
     ]
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
@@ -88,12 +88,16 @@ def cpu(rows: Iterable[Row]) -> list[str]:
             at = [row for row in of_type if (row["m"], row["n"], row["k"]) == shape]
             slow = _find(at, "00_reordered", dtype, "default")
             default = _find(at, "01_blocked", dtype, "default")
-            tuned = _find(at, "01_blocked", dtype, "tuned") or default
+            tuned = _find(at, "01_blocked", dtype, "tuned")
+            best = tuned or default
             numpy = _find(at, "numpy", dtype, "")
-            ratios.append(float(tuned["ratio"]))
-            gains.append(float(slow["seconds"]) / float(tuned["seconds"]))
-            cells = [f"{float(row['gflops']):.1f}" for row in (slow, default, tuned, numpy)]
-            what = tuned["config"].removeprefix("blocked-").replace("-", " ")
+            ratios.append(float(best["ratio"]))
+            gains.append(float(slow["seconds"]) / float(best["seconds"]))
+            cells = [
+                f"{float(row['gflops']):.1f}" if row else "not tuned"
+                for row in (slow, default, tuned, numpy)
+            ]
+            what = best["config"].removeprefix("blocked-").replace("-", " ")
             lines.append(
                 f"| {dtype} | {' x '.join(shape)} | {' | '.join(cells)} | {ratios[-1]:.2f} "
                 f"| {gains[-1]:.1f} | {what} |"
