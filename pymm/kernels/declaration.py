@@ -200,3 +200,16 @@ class Config:
     def as_dict(self) -> dict[str, int]:
         """The parameters by name."""
         return dict(self.parameters)
+
+
+# Rules that several families share
+
+THREADS_FIT = Rule(
+    "a block has at most the device's threads",
+    lambda c, p, d: c.kernel.threads(c) <= d.max_threads,
+)
+
+STAGES_FIT = Rule(
+    "the stages fit in shared memory",
+    lambda c, p, d: c.kernel.shared_bytes(c, p) <= d.shared_per_block,
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pymm.device import Device
-from pymm.kernels.declaration import Config, Kernel, Rule
+from pymm.kernels.declaration import STAGES_FIT, THREADS_FIT, Config, Kernel, Rule
 from pymm.kernels.simt import words
 from pymm.kernels.split import SPLIT_RULES, tiles, workspace_bytes
 from pymm.problem import Problem
@@ -96,19 +96,13 @@ PIPELINED = Kernel(
             "a tile is fetched while another is used: STAGES, KB >= 2",
             lambda c, p, d: c.STAGES >= 2 and c.KB >= 2,
         ),
-        Rule(
-            "a block has at most the device's threads",
-            lambda c, p, d: c.kernel.threads(c) <= d.max_threads,
-        ),
+        THREADS_FIT,
         Rule(
             "threads share the pieces of both tiles evenly",
             lambda c, p, d: _pieces_are_shared(c, p),
         ),
         *SPLIT_RULES,
-        Rule(
-            "the stages fit in shared memory",
-            lambda c, p, d: c.kernel.shared_bytes(c, p) <= d.shared_per_block,
-        ),
+        STAGES_FIT,
         Rule(
             "BLOCKS blocks fit in a multiprocessor's registers, threads and shared memory",
             lambda c, p, d: _fit_together(c, p, d),

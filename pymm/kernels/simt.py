@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pymm.kernels.declaration import Config, Kernel, Rule
+from pymm.kernels.declaration import THREADS_FIT, Config, Kernel, Rule
 from pymm.problem import Problem
 
 
@@ -25,10 +25,7 @@ def _registers(c: Config, p: Problem) -> int:
 
 
 COMMON_RULES = (
-    Rule(
-        "a block has at most the device's threads",
-        lambda c, p, d: c.kernel.threads(c) <= d.max_threads,
-    ),
+    THREADS_FIT,
     Rule(
         "a block is made of whole warps",
         lambda c, p, d: c.kernel.threads(c) % 32 == 0,

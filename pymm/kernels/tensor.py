@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pymm.device import Device
-from pymm.kernels.declaration import Config, Kernel, Rule
+from pymm.kernels.declaration import STAGES_FIT, THREADS_FIT, Config, Kernel, Rule
 from pymm.kernels.split import SPLIT_RULES, tiles, workspace_bytes
 from pymm.problem import Problem
 
@@ -101,19 +101,13 @@ TENSOR_F64 = Kernel(
             "a tile is fetched while another is used: STAGES >= 2",
             lambda c, p, d: c.STAGES >= 2,
         ),
-        Rule(
-            "a block has at most the device's threads",
-            lambda c, p, d: c.kernel.threads(c) <= d.max_threads,
-        ),
+        THREADS_FIT,
         Rule(
             "threads copy whole lines of both tiles at a time",
             lambda c, p, d: _whole_lines(c, p),
         ),
         *SPLIT_RULES,
-        Rule(
-            "the stages fit in shared memory",
-            lambda c, p, d: c.kernel.shared_bytes(c, p) <= d.shared_per_block,
-        ),
+        STAGES_FIT,
         Rule(
             "BLOCKS blocks fit in a multiprocessor's registers, threads and shared memory",
             lambda c, p, d: _fit_together(c, p, d),
