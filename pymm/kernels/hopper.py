@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pymm.device import Device
-from pymm.kernels.declaration import Config, Kernel, Rule
+from pymm.kernels.declaration import STAGES_FIT, Config, Kernel, Rule
 from pymm.problem import Problem
 
 #: Sums that a thread has room for, by the number of warpgroups that multiply: their registers (232,
@@ -88,9 +88,6 @@ WGMMA = Kernel(
             "TA * TB / 128 sums fit: at most 192 for 1 or 2 warpgroups, 120 for 3, 64 for 4",
             lambda c, p, d: c.TA * c.TB // 128 <= _SUMS.get(_consumers(c), 0),
         ),
-        Rule(
-            "the stages fit in shared memory",
-            lambda c, p, d: c.kernel.shared_bytes(c, p) <= d.shared_per_block,
-        ),
+        STAGES_FIT,
     ),
 )
