@@ -95,13 +95,18 @@ def test_comparison_with_other_libraries(worker):
     assert len(reply.times["numpy"]) == 5 and min(reply.times["numpy"]) > 0
 
 
-def test_problem_that_does_not_fit(worker):
+@pytest.mark.parametrize("device, kernel, expected", MACHINES)
+def test_problem_that_does_not_fit(device, kernel, expected):
     """Too much memory is an outcome, and the child lives on."""
-    huge = Problem(2**20, 2**20, 1, "f64")
-    reply = worker.ask(Request("measure", huge, (config(1),)), 60.0)
-    assert reply.trials[0].outcome == "launch_failed" and reply.trials[0].detail
-    assert measure(worker, 1).trials[0].outcome == "ok"
-    assert worker.replaced == 0
+    worker = Worker(Site(device, modules=SITE.modules))
+    try:
+        huge = Problem(2**20, 2**20, 1, "f64")
+        reply = worker.ask(Request("measure", huge, (config(1, kernel),)), 60.0)
+        assert reply.trials[0].outcome == "launch_failed" and reply.trials[0].detail
+        assert measure(worker, 1, kernel=kernel).trials[0].outcome == "ok"
+        assert worker.replaced == 0
+    finally:
+        worker.stop()
 
 
 def test_no_such_device():
