@@ -34,6 +34,12 @@
 #ifndef REAL
 #define REAL BF16  // element type of A, B and C: F16 or BF16
 #endif
+#ifndef OUT
+#define OUT REAL  // element type of C
+#endif
+#ifndef SUM
+#define SUM float  // type of the sums
+#endif
 #ifndef MB
 #define MB 128  // rows of C that one block computes
 #endif
@@ -88,6 +94,7 @@ static_assert(CONSUMERS <= 4 && TA * TB / 128 + 40 <= MANY,
 #endif
 
 #include "common/boxed.cuh"
+#include "common/combine.cuh"
 #include "common/repack.cuh"
 
 struct Maps {
@@ -202,7 +209,8 @@ __device__ __forceinline__ void consume(const Product& p, const Result& result, 
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
     gemm(const __grid_constant__ Maps maps, int m, int n, int k, int batch, float alpha, float beta,
-         int stack_a, int stack_b, int boxed, REAL* C, long long ldc, long long batch_c) {
+         int stack_a, int stack_b, int boxed, REAL* C, long long ldc, long long batch_c,
+         float* parts) {
     extern __shared__ unsigned char shared[];
     unsigned char* const aligned = shared + (-address_of_shared(shared) & 1023);
     unsigned char* const staging = aligned + STAGES * STAGE_BYTES;

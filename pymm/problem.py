@@ -10,15 +10,23 @@ from functools import cached_property
 import ml_dtypes
 import numpy as np
 
-#: Element types by their short name: the one spelling in YAML, CSV and on the command line.
+#: Types of products by their short name, the one spelling in YAML, CSV and on the command line: the
+#: type in which A and B are stored. The first four are those of C and of NumPy's arrays as well.
 DTYPES = {
     "f32": np.dtype(np.float32),
     "f64": np.dtype(np.float64),
     "f16": np.dtype(np.float16),
     "bf16": np.dtype(ml_dtypes.bfloat16),
+    "tf32": np.dtype(np.float32),  # rounded to 11 significant bits before they are multiplied
+    "tf32x3": np.dtype(np.float32),  # each the sum of two such numbers: three products
+    "f16_f32": np.dtype(np.float16),
+    "bf16_f32": np.dtype(ml_dtypes.bfloat16),
 }
 
-#: Types narrower than float32, whose products are added up in float32.
+#: Types of C that are not the operands'.
+RESULTS = {"f16_f32": DTYPES["f32"], "bf16_f32": DTYPES["f32"]}
+
+#: Types of 16 bits that C is stored in: the products are added up in float32.
 HALVES = ("f16", "bf16")
 
 #: How the arithmetic rounds. "ieee" is plain multiply-add in the type of the operands; for types of
@@ -86,13 +94,18 @@ class Problem:
 
     @cached_property
     def numpy_dtype(self) -> np.dtype:
-        """The NumPy dtype of A, B and C."""
+        """The NumPy dtype of A and B, and of C unless `out_dtype` differs."""
         return DTYPES[self.dtype]
+
+    @cached_property
+    def out_dtype(self) -> np.dtype:
+        """The NumPy dtype of C."""
+        return RESULTS.get(self.dtype, self.numpy_dtype)
 
     @property
     def scalar_dtype(self) -> np.dtype:
         """The NumPy dtype of alpha, beta and of every sum."""
-        return DTYPES["f32"] if self.dtype in HALVES else self.numpy_dtype
+        return DTYPES["f64" if self.dtype == "f64" else "f32"]
 
     @property
     def layout(self) -> str:

@@ -12,15 +12,15 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from pymm.kernels import Config
+from pymm.kernels import Config, Feed
 from pymm.problem import Problem
 
 #: Headers that a kernel may still include because nothing else gives what they declare. None so
 #: far: the text is the key.
 ALLOWED_INCLUDES: tuple[str, ...] = ()
 
-#: F16 and BF16 are the kernels' own (common/hopper.cuh): CUDA's names need an include.
-C_TYPES = {"f32": "float", "f64": "double", "f16": "F16", "bf16": "BF16"}
+#: By NumPy's names. F16 and BF16 are the kernels' own (common/halves.cuh): CUDA's need an include.
+C_TYPES = {"float32": "float", "float64": "double", "float16": "F16", "bfloat16": "BF16"}
 
 
 @dataclass(frozen=True)
@@ -52,22 +52,36 @@ def render(config: Config, problem: Problem, alignment: int | None = None) -> So
     missing = set(kernel.space) - set(dict(config.parameters))
     if missing:
         raise ValueError(f"{config.slug} lacks {', '.join(sorted(missing))}")
-    defines = {"TRANS_A": int(problem.trans_a), "TRANS_B": int(problem.trans_b)}
-    if kernel.backend == "cuda" and not kernel.hopper:
+    given = kernel.hopper.received(problem) if kernel.hopper else problem
+    defines = {"TRANS_A": int(given.trans_a), "TRANS_B": int(given.trans_b)}
+    if kernel.hopper:
+        defines |= _fed(kernel.hopper, problem)
+    elif kernel.backend == "cuda":
         defines["GUARDED"] = int(kernel.guarded(config, problem))
     if not kernel.aligned:
         alignment = problem.numpy_dtype.itemsize
     elif alignment is None:
         alignment = problem.alignment
-    return _render(config, problem.dtype, alignment, tuple(defines.items()))
+    defines["REAL"] = C_TYPES[problem.numpy_dtype.name]
+    return _render(config, alignment, tuple(defines.items()))
+
+
+def _fed(feed: Feed, problem: Problem) -> dict[str, int | str]:
+    """What common/repack.cuh and common/combine.cuh want to know: types of C and of the sums, how
+    many numbers stand for one, and whether they are rounded to tf32.
+    """
+    return {
+        "OUT": C_TYPES[problem.out_dtype.name],
+        "SUM": C_TYPES[problem.scalar_dtype.name],
+        "TERMS": feed.terms,
+        "ROUNDED": int(problem.dtype.startswith("tf32")),
+    }
 
 
 @lru_cache(maxsize=4096)
-def _render(
-    config: Config, dtype: str, alignment: int, defines: tuple[tuple[str, int], ...]
-) -> Source:
+def _render(config: Config, alignment: int, defines: tuple[tuple[str, int | str], ...]) -> Source:
     kernel = config.kernel
-    lines = [*config.parameters, ("REAL", C_TYPES[dtype]), *defines]
+    lines = [*config.parameters, *defines]
     if kernel.aligned:
         lines.append(("ALIGN", alignment))
     head = "".join(f"#define {name} {value}\n" for name, value in lines)

@@ -1,7 +1,5 @@
 """Kernel 7 and its 16-bit types: who may run it, its geometry, its judge; on a GPU, products."""
 
-# ruff: noqa: F811  (a fixture is imported by its name)
-
 from __future__ import annotations
 
 import random
@@ -10,7 +8,6 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
-from simulator_fixtures import drv  # noqa: F401
 
 from pymm import reference
 from pymm.arrays import adopt
@@ -20,7 +17,7 @@ from pymm.fields import NUMBER, POISON, Field, normal
 from pymm.kernels import find_kernel, kernels_for, parse_slug
 from pymm.launch import executable
 from pymm.problem import HALVES, Problem, stored_shapes
-from pymm.source import kernel_text, render
+from pymm.source import render
 from pymm.verify import compare
 
 WGMMA = find_kernel("wgmma")
@@ -157,54 +154,6 @@ def test_bfloat16_has_no_name_in_the_protocol():
     assert adopt(void).form.dtype != ml_dtypes.bfloat16
     host = np.ones((2, 2), ml_dtypes.bfloat16)
     assert adopt(host).form.dtype == ml_dtypes.bfloat16
-
-
-COPY = np.dtype(
-    dict(
-        names=("source", "target", "ld", "batch", "pitch", "rows", "columns", "count", "unused"),
-        formats=("u8", "u8", "i8", "i8", "i8", "u4", "u4", "u4", "u4"),
-    )
-)
-
-
-@pytest.fixture(scope="module")
-def repack(drv):
-    from pycuda.compiler import SourceModule
-
-    head = "struct BF16 { unsigned short bits; };\n#define REAL BF16\n"
-    text = head + kernel_text("cuda", "common/repack.cuh")
-    return SourceModule(text, no_extern_c=True, arch="sm_90").get_function("repack")
-
-
-@pytest.mark.simulator
-@pytest.mark.parametrize("seed", range(12))
-def test_rows_are_moved_to_multiples_of_16_bytes(drv, repack, seed):
-    """Two stacks in one launch, any even address, gaps that would show; one stack alone."""
-    draw = np.random.default_rng(seed)
-    copies, wanted, targets, keep = [], [], [], []
-    for _ in range(2 if seed % 3 else 1):
-        batch, rows, columns = (int(draw.integers(1, most)) for most in (4, 40, 600))
-        if seed == 1:
-            columns = 8
-        ld, start = columns + int(draw.integers(0, 9)), int(draw.integers(0, 8))
-        memory = draw.integers(1, 2**16, start + batch * rows * ld).astype(np.uint16)
-        stack = memory[start:].reshape(batch, rows, ld)[..., :columns]
-        pitch = -(-columns // 64) * 64
-        source, target = drv.to_device(memory), drv.mem_alloc(batch * rows * pitch * 2)
-        place = (int(source) + 2 * start, int(target), ld, rows * ld, pitch, rows, columns, batch)
-        copies.append(np.array([(*place, 0)], COPY))
-        wanted.append(stack)
-        targets.append((target, (batch, rows, pitch)))
-        keep.append(source)
-    copies += [np.zeros(1, COPY)] * (2 - len(copies))
-    extents = [stack.shape for stack in wanted]
-    across, down = (max(extent[axis] for extent in extents) for axis in (2, 1))
-    grid = (-(-across // 256), min(-(-down // 8), 3), sum(extent[0] for extent in extents))
-    repack(*copies, block=(32, 8, 1), grid=grid)
-    for stack, (target, shape) in zip(wanted, targets, strict=True):
-        got = np.empty(shape, np.uint16)
-        drv.memcpy_dtoh(got, target)
-        np.testing.assert_array_equal(got[..., : stack.shape[2]], stack)
 
 
 def hurting(seed: int) -> tuple[Problem, tuple[int, int, int], tuple[float, float]]:

@@ -32,7 +32,7 @@ KERNELS = [path for path in KERNELS if path.suffix != ".py"]
 DOCUMENTS = [path for path in sorted(ROOT.glob("*.md")) if path.name != "CHANGELOG.md"]
 
 #: Libraries compared with where a user has them; nothing asks for them.
-OPPONENTS = {"cupy", "torch"}
+OPPONENTS = {"cupy", "torch", "triton"}
 
 #: Folders that the stairs name as one room.
 FOLDED = ("backends.cuda", "kernels", "simulator")
@@ -186,7 +186,7 @@ def test_kernel_file_opens_with_its_story(path):
 @each([path for path in KERNELS if "cuda_src" in path.parts])
 def test_kernels_are_self_contained(path):
     text = re.sub(r"//[^\n]*|/\*.*?\*/", "", path.read_text(), flags=re.DOTALL)
-    if path.name not in ("ptx.cuh", "hopper.cuh"):  # the latter without twins for the simulator
+    if path.name not in ("ptx.cuh", "halves.cuh", "hopper.cuh"):  # the last one without twins
         assert not re.search(r"\b(__)?asm(__)?\b", text), "inline PTX stands in common/ptx.cuh"
     for header in re.findall(r"#\s*include\s*(\S+)", text):
         own = header.startswith('"') and (ROOT / "cuda_src" / header.strip('"')).is_file()

@@ -1,31 +1,6 @@
-// What only Hopper (sm_90a) has, and the 16-bit types that its tensor cores take. No twin: the
-// simulator knows neither tensor maps nor wgmma.
+// What only Hopper (sm_90a) has. No twin: the simulator knows neither tensor maps nor wgmma.
 
-struct F16 {
-    unsigned short bits;
-};
-struct BF16 {
-    unsigned short bits;
-};
-
-__device__ __forceinline__ float widen(F16 x) {
-    float result;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(x.bits));
-    return result;
-}
-__device__ __forceinline__ float widen(BF16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
-
-// Two numbers rounded to nearest, the first in the lower half.
-__device__ __forceinline__ unsigned narrow(F16, float low, float high) {
-    unsigned result;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
-    return result;
-}
-__device__ __forceinline__ unsigned narrow(BF16, float low, float high) {
-    unsigned result;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
-    return result;
-}
+#include "common/halves.cuh"
 
 // What cuTensorMapEncodeTiled makes: where a matrix lies, how it is cut into boxes.
 struct alignas(64) TensorMap {

@@ -1,42 +1,135 @@
-// Copies of 16-bit matrices with rows at any even address to rows at multiples of 16 bytes.
+// Copies of matrices for TMA: of those whose rows do not start at multiples of 16 bytes, of those
+// that lie along the other axis than the kernel wants, and of those whose numbers it wants rounded.
 
-// Eight elements from x on, of which only `left` belong to the row, the rest zeros. Read as words
-// of 4 bytes where all of those lie within the row.
-__device__ __forceinline__ uint4 eight(const REAL* x, bool first, unsigned left) {
-    unsigned words[5] = {};
-    if (!first && left > 8) {
-        const bool odd = reinterpret_cast<unsigned long long>(x) % 4 != 0;
-        const unsigned* const from = reinterpret_cast<const unsigned*>(x - odd);
-#pragma unroll
-        for (int i = 0; i < 5; i++) words[i] = i < 4 || odd ? from[i] : 0;
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (odd) words[i] = words[i] >> 16 | words[i + 1] << 16;
-    } else {
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            if (i < left) words[i / 2] |= unsigned(x[i].bits) << i % 2 * 16;
-    }
-    return {words[0], words[1], words[2], words[3]};
-}
+#include "common/halves.cuh"
 
-// A stack of `count` matrices to be copied to rows `pitch` elements apart, a multiple of 8.
+#ifndef TERMS
+#define TERMS 1  // numbers that stand for one of the matrix: 2 for high + low
+#endif
+#ifndef ROUNDED
+#define ROUNDED 0  // 1: to tf32
+#endif
+
+namespace repacking {
+constexpr int SIDE = 64;                                   // of the square that a block copies
+constexpr int WIDE = 16 / sizeof(REAL);                    // elements that are stored at a time
+constexpr int APART = SIDE + (sizeof(REAL) == 2 ? 2 : 1);  // rows in shared memory: odd in words
+
+struct alignas(16) Piece {
+    REAL x[WIDE];
+};
+
+// A stack of `count` matrices as it lies, and where it goes: to rows `pitch` elements apart, a
+// multiple of WIDE; turned, to `columns` rows of `rows` elements. With two terms each matrix is
+// followed by that of its low terms.
 struct Copy {
     const REAL* from;
     REAL* to;
     long long ld, batch, pitch;
-    unsigned rows, columns, count, unused;
+    unsigned rows, columns, count, turned;
+
+    __device__ __forceinline__ unsigned across() const { return (columns + SIDE - 1) / SIDE; }
+    __device__ __forceinline__ unsigned down() const { return (rows + SIDE - 1) / SIDE; }
 };
 
-extern "C" __global__ void __launch_bounds__(256) repack(Copy a, Copy b) {
-    const bool second = blockIdx.z >= a.count;
+// WIDE elements from x on, of which only `left` belong to the row, the rest zeros. Those of two
+// bytes are read as words where all of these lie within the row.
+__device__ __forceinline__ Piece read(const REAL* x, bool first, unsigned left) {
+    if (left >= WIDE && reinterpret_cast<unsigned long long>(x) % 16 == 0)
+        return *reinterpret_cast<const Piece*>(x);
+    Piece piece = {};
+    if (sizeof(REAL) == 2 && !first && left > WIDE) {
+        unsigned* const words = reinterpret_cast<unsigned*>(&piece);
+        const bool odd = reinterpret_cast<unsigned long long>(x) % 4 != 0;
+        const unsigned* const from = reinterpret_cast<const unsigned*>(x - odd);
+        unsigned next = from[0];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const unsigned word = next;
+            if (i < 3 || odd) next = from[i + 1];
+            words[i] = odd ? word >> 16 | next << 16 : word;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < WIDE; i++)
+            if (i < left) piece.x[i] = x[i];
+    }
+    return piece;
+}
+
+#if ROUNDED
+// To 11 significant bits, what lies in the middle away from zero, as cvt.rna.tf32.f32 does it; but
+// the largest numbers do not become infinite. NaN stays NaN where only the upper bits are read.
+__device__ __forceinline__ float rounded(float x) {
+    const unsigned bits = __float_as_uint(x), size = bits & 0x7FFFFFFFu;
+    if (size >= 0x7F800000u) return __uint_as_float(size > 0x7F800000u ? bits | 0x400000u : bits);
+    const unsigned up = size >= 0x7F7FF000u ? bits : bits + 0x1000u;
+    return __uint_as_float(up & ~0x1FFFu);
+}
+// What is left of x, rounded; nothing of what is infinite or no number.
+__device__ __forceinline__ float remainder(float x, float high) {
+    return (__float_as_uint(x) & 0x7FFFFFFFu) < 0x7F800000u ? rounded(x - high) : 0.0f;
+}
+#endif
+
+// A piece to its place, its low terms `behind` elements further on.
+__device__ __forceinline__ void store(REAL* to, Piece piece, long long behind) {
+#if ROUNDED
+    Piece low;
+#pragma unroll
+    for (int i = 0; i < WIDE; i++) {
+        const float high = rounded(piece.x[i]);
+        low.x[i] = remainder(piece.x[i], high);
+        piece.x[i] = high;
+    }
+    if (TERMS == 2) *reinterpret_cast<Piece*>(to + behind) = low;
+#endif
+    *reinterpret_cast<Piece*>(to) = piece;
+}
+}  // namespace repacking
+
+// One block for each square of both stacks.
+extern "C" __global__ void __launch_bounds__(256) repack(repacking::Copy a, repacking::Copy b) {
+    using namespace repacking;
+    __shared__ REAL square[SIDE * APART];
+    const unsigned before = a.across() * a.down() * a.count;
+    const bool second = blockIdx.x >= before;
     const Copy copy = second ? b : a;
-    const unsigned matrix = blockIdx.z - (second ? a.count : 0);
-    const unsigned column = (blockIdx.x * 32 + threadIdx.x) * 8;
-    if (column >= copy.columns) return;
-    const REAL* const from = copy.from + matrix * copy.batch + column;
-    REAL* const to = copy.to + 1ll * matrix * copy.rows * copy.pitch + column;
-    for (unsigned row = blockIdx.y * 8 + threadIdx.y; row < copy.rows; row += gridDim.y * 8)
-        *reinterpret_cast<uint4*>(to + row * copy.pitch) =
-            eight(from + row * copy.ld, column == 0, copy.columns - column);
+    const unsigned id = blockIdx.x - (second ? before : 0);
+    const unsigned across = copy.across(), down = copy.down(), matrix = id / across / down;
+    const unsigned i0 = id / across % down * SIDE, j0 = id % across * SIDE;
+    const unsigned rows = copy.rows - i0, columns = copy.columns - j0;  // to the matrix's end
+    const long long behind = copy.pitch * (copy.turned ? copy.columns : copy.rows);
+    const REAL* const from = copy.from + matrix * copy.batch + i0 * copy.ld + j0;
+    REAL* const to = copy.to + matrix * TERMS * behind +
+                     (copy.turned ? j0 * copy.pitch + i0 : i0 * copy.pitch + j0);
+    if (!copy.turned) {
+#pragma unroll
+        for (unsigned v = threadIdx.x; v < SIDE * SIDE / WIDE; v += 256) {
+            const unsigned i = v / (SIDE / WIDE), j = v % (SIDE / WIDE) * WIDE;
+            if (i < rows && j < columns)
+                store(to + i * copy.pitch + j,
+                      read(from + i * copy.ld + j, j0 + j == 0, columns - j), behind);
+        }
+        return;
+    }
+#pragma unroll 16
+    for (unsigned v = threadIdx.x; v < SIDE * SIDE; v += 256) {
+        const unsigned i = v / SIDE, j = v % SIDE;
+        if (i < rows && j < columns) square[i * APART + j] = from[i * copy.ld + j];
+    }
+    __syncthreads();
+    // A warp stores 128 bytes of each of four columns: its lanes read from different banks (those
+    // of two bytes two by two).
+#pragma unroll
+    for (unsigned v = threadIdx.x; v < SIDE * SIDE / WIDE; v += 256) {
+        const unsigned j = v / 32 / (SIDE / WIDE / 8) * 4 + v / 8 % 4;
+        const unsigned i = (v / 32 % (SIDE / WIDE / 8) * 8 + v % 8) * WIDE;
+        if (j >= columns || i >= rows) continue;
+        Piece piece = {};
+#pragma unroll
+        for (int e = 0; e < WIDE; e++)
+            if (i + e < rows) piece.x[e] = square[(i + e) * APART + j];
+        store(to + j * copy.pitch + i, piece, behind);
+    }
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pymm.device import Device
 from pymm.kernels.cpu import BLOCKED, REORDERED
-from pymm.kernels.declaration import MAX_GRID_YZ, MAX_PARAMETER, Config, Kernel, Rule
+from pymm.kernels.declaration import MAX_GRID_YZ, MAX_PARAMETER, Box, Config, Feed, Kernel, Rule
 from pymm.kernels.hopper import WGMMA
 from pymm.kernels.pipelined import PIPELINED
 from pymm.kernels.simt import COALESCED, NAIVE, REGISTER_TILE, SHARED_TILE, TRANSPOSED_A
@@ -17,8 +17,8 @@ from pymm.kernels.tensor import TENSOR_F64
 from pymm.problem import Problem
 
 __all__ = [
-    "KERNELS", "MAX_GRID_YZ", "MAX_PARAMETER", "Config", "Kernel", "Rule", "find_kernel",
-    "kernels_for", "parse_slug",
+    "KERNELS", "MAX_GRID_YZ", "MAX_PARAMETER", "Box", "Config", "Feed", "Kernel", "Rule",
+    "find_kernel", "kernels_for", "parse_slug",
 ]  # fmt: skip
 
 KERNELS: tuple[Kernel, ...] = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pymm.device import Device
@@ -30,6 +30,40 @@ class Rule:
     holds: Callable[[Config, Problem, Device], bool]
 
 
+@dataclass(frozen=True)
+class Box:
+    """What a tensor map fetches or stores at a time: `columns` elements of `rows` rows, in shared
+    memory swizzled in rows of 128 bytes, or with `swizzle` 0 as they come.
+    """
+
+    columns: int
+    rows: int
+    swizzle: int = 128
+
+
+@dataclass(frozen=True)
+class Feed:
+    """How a kernel gets its matrices by TMA.
+
+    `boxes` of A, B and C, for the problem as the kernel gets it; no box for a C that it never
+    stores by TMA. `along` says how A and B must lie: "any" as they are stored, "k" with rows along
+    k, "mn" with rows across k (A as k x m, B as k x n). With two `terms` each number x comes as
+    high + low, both rounded to tf32: the matrix of the low terms right behind that of the high
+    ones. `resident` blocks stay on a multiprocessor.
+    """
+
+    boxes: Callable[[Config, Problem], tuple[Box, Box, Box | None]]
+    along: tuple[str, str] = ("any", "any")
+    terms: int = 1
+    resident: Callable[[Config], int] = lambda c: 1
+
+    def received(self, problem: Problem) -> Problem:
+        """The problem with A and B as they lie when the kernel gets them."""
+        trans_a = {"any": problem.trans_a, "k": False, "mn": True}[self.along[0]]
+        trans_b = {"any": problem.trans_b, "k": True, "mn": False}[self.along[1]]
+        return replace(problem, trans_a=trans_a, trans_b=trans_b)
+
+
 def columns_and_rows(config: Config, problem: Problem) -> tuple[int, int]:
     """Blocks along n and along m. Where the rows need more blocks than a grid has along y, each
     block of the kernel takes several tiles of rows.
@@ -52,7 +86,8 @@ class Kernel:
     A `hopper` kernel is made of instructions that only compute capability 9.0 has: no other GPU and
     no simulator runs it, it compiles for sm_90a alone. It gets its matrices as tensor maps, which
     put zeros around them, so that one text serves all sizes; and it is persistent: its blocks, as
-    many as the device holds at a time, walk through the tiles of the whole stack.
+    many as the device holds at a time, walk through the tiles of the whole stack. Where it has a
+    parameter SPLIT, so many parts of k are units of work of their own, added up by a second launch.
     """
 
     number: int
@@ -73,7 +108,7 @@ class Kernel:
     dynamic_shared: bool = False
     aligned: bool = False
     capability: tuple[int, int] = (0, 0)
-    hopper: bool = False
+    hopper: Feed | None = None
 
     def __hash__(self) -> int:
         return hash((self.backend, self.name))
@@ -93,8 +128,7 @@ class Kernel:
             config = self.config(parameters)
             if not self.violations(config, problem, device):
                 found = config
-                tiles = self.tiles(config, problem)[0] * problem.batch
-                if not self.hopper or 10 * tiles >= 9 * device.sms:
+                if not self.hopper or 10 * self.units(config, problem) >= 9 * device.sms:
                     break
         return found or self.default_config
 
@@ -132,12 +166,18 @@ class Kernel:
     ) -> tuple[int, int, int]:
         """Blocks along x and y, and matrices of the stack. A stack of more than `MAX_GRID_YZ`
         matrices is the launch's business. A persistent kernel has one block for each of `sms`
-        multiprocessors, if it has tiles for so many.
+        multiprocessors, or as many as stay there, if it has work for so many.
         """
         if self.hopper and sms is not None:
-            blocks = self.tiles(config, problem)[0] * problem.batch
-            return min(blocks, max(sms - sms % config.CLUSTER, config.CLUSTER)), 1, 1
+            cluster = getattr(config, "CLUSTER", 1)
+            most = sms * self.hopper.resident(config)
+            blocks = min(self.units(config, problem), max(most - most % cluster, cluster))
+            return blocks, 1, 1
         return (*self.tiles(config, problem), problem.batch)
+
+    def units(self, config: Config, problem: Problem) -> int:
+        """What the blocks of a persistent kernel walk through: tiles, parts of k, matrices."""
+        return self.tiles(config, problem)[0] * parts_of(config) * problem.batch
 
     def guarded(self, config: Config, problem: Problem) -> bool:
         """True if some tile is partial, so that the kernel must check every index that it reads
@@ -202,7 +242,37 @@ class Config:
         return dict(self.parameters)
 
 
+# Split k of kernels fed by TMA: the sums of each part in memory, added up by common/combine.cuh
+
+#: Bytes that the parts of a split product may take.
+MOST_PARTS = 256 * 2**20
+
+
+def parts_of(config: Config) -> int:
+    """Parts that k is split into."""
+    return getattr(config, "SPLIT", 1)
+
+
+def parts_bytes(config: Config, problem: Problem) -> int:
+    """Bytes of all parts: m rows each, of n numbers and up to three more."""
+    if parts_of(config) == 1:
+        return 0
+    pitch = -(-problem.n // 4) * 4
+    matrices = parts_of(config) * problem.batch
+    return matrices * problem.m * pitch * problem.scalar_dtype.itemsize
+
+
 # Rules that several families share
+
+PARTS_FIT = Rule(
+    "the parts of a split product take at most 256 MiB",
+    lambda c, p, d: parts_bytes(c, p) <= MOST_PARTS,
+)
+
+PARTS_HAVE_STEPS = Rule(
+    "k is split only into parts of a step or more",
+    lambda c, p, d: c.SPLIT == 1 or c.SPLIT * c.KB <= p.k,
+)
 
 THREADS_FIT = Rule(
     "a block has at most the device's threads",

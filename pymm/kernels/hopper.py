@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pymm.device import Device
-from pymm.kernels.declaration import STAGES_FIT, Config, Kernel, Rule
+from pymm.kernels.declaration import STAGES_FIT, Box, Config, Feed, Kernel, Rule
 from pymm.problem import Problem
 
 #: Sums that a thread has room for, by the number of warpgroups that multiply: their registers (232,
@@ -66,7 +66,7 @@ WGMMA = Kernel(
     dtypes=("f16", "bf16"),
     dynamic_shared=True,
     capability=(9, 0),
-    hopper=True,
+    hopper=Feed(boxes=lambda c, p: (Box(64, 64), Box(64, 64), Box(64, 64))),
     rules=(
         Rule(
             "warpgroups tile the block evenly: 64 divides TA, TA MB, 64 TB, TB NB; TB <= 256",

@@ -14,7 +14,8 @@ from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 _ALREADY_REGISTERED = 712
 _DISABLE_TIMING = 2
 _SHARED_SIZE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-_SWIZZLE_128, _PROMOTE_128 = 3, 2  # of CUtensorMapSwizzle and CUtensorMapL2promotion
+_SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle by bytes
+_PROMOTE_128 = 2  # of CUtensorMapL2promotion
 _MAP_BYTES, _MAP_ALIGNMENT = 128, 64
 
 
@@ -74,9 +75,10 @@ class Driver:
         extents: tuple[int, ...],
         strides: tuple[int, ...],
         box: tuple[int, ...],
+        swizzle: int,
     ) -> bytes:
         """A tensor map of elements of `kind` (CUtensorMapDataType): extents innermost first, bytes
-        between neighbours along all axes but the first, boxes swizzled in rows of 128 bytes.
+        between neighbours along all axes but the first, boxes swizzled in rows of so many bytes.
         """
         rank = len(extents)
         room = ctypes.create_string_buffer(_MAP_BYTES + _MAP_ALIGNMENT)
@@ -85,7 +87,7 @@ class Driver:
             *("cuTensorMapEncodeTiled", c_void_p(place), c_int(kind), c_uint(rank)),
             *(c_void_p(address), (c_uint64 * rank)(*extents), (c_uint64 * (rank - 1))(*strides)),
             *((c_uint * rank)(*box), (c_uint * rank)(*[1] * rank)),
-            *(c_int(0), c_int(_SWIZZLE_128), c_int(_PROMOTE_128), c_int(0)),
+            *(c_int(0), c_int(_SWIZZLES[swizzle]), c_int(_PROMOTE_128), c_int(0)),
         )
         return ctypes.string_at(place, _MAP_BYTES)
 

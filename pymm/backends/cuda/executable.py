@@ -127,15 +127,15 @@ class CudaExecutable(Executable):
         stream: Any,
     ) -> Callable[[], None]:
         """A stack of more matrices than a grid has blocks along z, in several launches."""
-        size = problem.numpy_dtype.itemsize
+        sizes = (problem.numpy_dtype.itemsize,) * 2 + (problem.out_dtype.itemsize,)
 
-        def from_matrix(first: int, matrix: Matrix) -> Matrix:
+        def from_matrix(first: int, matrix: Matrix, size: int) -> Matrix:
             return replace(matrix, address=matrix.address + first * matrix.batch_stride * size)
 
         calls = []
         for first in range(0, problem.batch, most):
             part = replace(problem, batch=min(most, problem.batch - first))
-            a, b, out = (from_matrix(first, matrix) for matrix in (*factors, c))
+            a, b, out = (from_matrix(first, *x) for x in zip((*factors, c), sizes, strict=True))
             calls.append(self.bind(part, alpha, a, b, beta, out, stream))
 
         def call() -> None:

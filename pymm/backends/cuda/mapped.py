@@ -1,4 +1,4 @@
-"""Kernels that get their matrices as tensor maps, and the copies that make every matrix fit one."""
+"""Kernels that get their matrices as tensor maps, and what is launched before and after them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import struct
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pycuda.driver as drv
 from pycuda._pvt_struct import pack
@@ -15,30 +15,27 @@ from pymm.backends.base import Matrix
 from pymm.backends.cuda.context import Held, active, failure, working
 from pymm.backends.cuda.driver import DriverError
 from pymm.backends.cuda.executable import CudaExecutable, bound_call, foreign_call
+from pymm.backends.cuda.repacking import ROW_BYTES, Copy, fits, packed, wanted_copies
+from pymm.kernels import Box
+from pymm.kernels.declaration import parts_bytes, parts_of
 from pymm.problem import Problem, stored_shapes
 
-#: CUtensorMapDataType of the element types (cuda.h).
-KINDS = {"f16": 6, "bf16": 9}
-
-#: Rows of a tensor map start at multiples of this many bytes (CUDA driver API,
-#: "cuTensorMapEncodeTiled").
-ROW_BYTES = 16
-
-#: Copied rows start at multiples of this many elements: 128 bytes.
-PITCH = 64
-
-#: Rows and columns of the boxes that the kernels fetch and store.
-BOX = 64
+#: CUtensorMapDataType of the element types (cuda.h), and that of float32 that TMA rounds to tf32.
+KINDS = {"float16": 6, "float32": 7, "float64": 8, "bfloat16": 9}
+ROUNDED_KIND = 11
 
 #: Part of a device's memory that the copies of one stream may take: a longer stack is multiplied
 #: in parts.
 MOST_PADDING = 1 / 4
 
-#: maps m n k batch alpha beta stack_a stack_b boxed C ldc batch_c
-_PARAMETERS = "384s i i i i f f i i i Q q q".split()
+#: Threads of a block of `combine`; from so many parts on, rows of them share these.
+COMBINING, MANY_PARTS, SHARING = 256, 16, 8
 
-#: from to ld batch pitch rows columns count unused
-_COPY = "PPqqqIIII"
+#: maps m n k batch alpha beta stack_a stack_b boxed C ldc batch_c parts, the scalars apart
+_PARAMETERS = "384s i i i i {0} {0} i i i Q q q Q"
+
+#: parts C ldc batch_c alpha beta m n batch
+_COMBINE = "PPqq{0}{0}iii"
 
 #: Held while the launches of one product are queued: those of another thread on the same stream
 #: must not come between, they use the same memory.
@@ -48,15 +45,17 @@ _turn = threading.Lock()
 class MappedExecutable(CudaExecutable):
     """A kernel of three tensor maps.
 
-    Operands whose rows do not start at multiples of 16 bytes are copied first, by the kernel file's
-    `repack`, to memory that the launches of a stream share. A C whose rows do not also end there is
-    stored without its map: TMA reads rows of any length, but writes whole pieces of 16 bytes (seen
-    on an H200: gaps behind the rows were written).
+    Operands that TMA cannot read, or that lie otherwise than the kernel wants, are copied first by
+    the kernel file's `repack`, to memory that the launches of a stream share. So are the parts of a
+    split product, which `combine` adds up. A C whose rows do not also end at multiples of 16 bytes
+    is stored without its map: TMA reads rows of any length, but writes whole pieces of 16 bytes
+    (seen on an H200: gaps behind the rows were written).
     """
 
     def __init__(self, *common: Any) -> None:
         *others, self._device = common
         super().__init__(*others)
+        self._feed, self._parts = self.config.kernel.hopper, parts_of(self.config)
 
     def bind(
         self,
@@ -68,160 +67,168 @@ class MappedExecutable(CudaExecutable):
         c: Matrix,
         stream: Any = None,
     ) -> Callable[[], None]:
-        shapes = [
-            (shape[0] if matrix.batch_stride else 1, *shape[1:])
-            for shape, matrix in zip(stored_shapes(problem), (a, b), strict=False)
-        ]
-        moved = [problem.k > 0 and not _fits(x, problem) for x in (a, b)]
-        most = min(self._most_blocks[2] // 2, self._together(shapes, moved))
+        copies = wanted_copies(self._feed, problem, a, b)
+        most = min(self._most_blocks[2] // 2, self._together(copies))
         if problem.batch > most:
             return self._in_parts(most, problem, alpha, (a, b), beta, c, stream)
         context = self._contexts.current()
         loaded = self._in(context)
         self._check_alignment(problem, (a, b, c))
         self._prepare(loaded, context, problem)
-        room = [_padded_bytes(shape) * copied for shape, copied in zip(shapes, moved, strict=True)]
-        memory = self._scratch(stream, sum(room))
-        factors, steps, copies = [a, b], [], []
-        for i, at in enumerate((memory.address, memory.address + room[0])):
-            if moved[i]:
-                pitch = _pitch(shapes[i][2])
-                step = shapes[i][1] * pitch if factors[i].batch_stride else 0
-                copy = Matrix(at, pitch, step)
-                copies.append((factors[i], copy, shapes[i]))
-                factors[i] = copy
-        if copies:
-            steps.append(self._repack(loaded, context, copies, stream))
-        steps.append(self._multiply(loaded, context, problem, alpha, factors, beta, c, stream))
+        room = [copy.nbytes if copy else 0 for copy in copies]
+        parts = parts_bytes(self.config, problem)
+        memory = self._scratch(stream, sum(room) + parts)
+        run = _Run(loaded, context, stream, problem, (alpha, beta), c)
+        factors, moves, place = [a, b], [], memory.address
+        for i, copy in enumerate(copies):
+            if copy:
+                factors[i] = copy.at(place)
+                moves.append((copy, (a, b)[i], factors[i]))
+                place += room[i]
+        steps = [self._repack(run, moves)] if moves else []
+        shapes = [copy.shape if copy else None for copy in copies]
+        stacked = [int(matrix.batch_stride != 0) for matrix in (a, b)]
+        steps.append(self._multiply(run, factors, shapes, stacked, place))
+        if self._parts > 1:
+            steps.append(self._combine(run, place))
         return _in_turn(steps, (self, a, b, c, memory))
 
     def _geometry(self, problem: Problem) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         _, block = super()._geometry(problem)
         return self.config.kernel.grid(self.config, problem, self._device.sms), block
 
-    def _together(self, shapes: list[tuple[int, int, int]], moved: list[bool]) -> int:
+    def _together(self, copies: list[Copy | None]) -> int:
         """Matrices of a stack whose copies may exist at a time: one at least."""
-        pairs = zip(shapes, moved, strict=True)
-        one = sum(_padded_bytes((1, *shape[1:])) for shape, copied in pairs if copied)
+        one = sum(copy._replace(stack=1).nbytes for copy in copies if copy)
         most = int(self._device.memory_bytes * MOST_PADDING)
         return max(1, most // one) if one else self._most_blocks[2]
 
     def _prepare(self, loaded: Held, context: drv.Context, problem: Problem) -> None:
-        """See to it that `loaded` has both functions, for both kinds of streams, and the places of
+        """See to it that `loaded` has all functions, for both kinds of streams, and the places of
         the arguments. The driver says those for functions that it has loaded itself alone.
         """
         if hasattr(loaded, "places"):
             return
         driver = self._foreign(context, loaded, self._claim(loaded, context, problem))
         doing = f"loading {self.config.slug}"
+        others = ("repack", "combine") if self._parts > 1 else ("repack",)
         with working(context, doing):
-            repack = loaded.module.get_function("repack")
+            launches = {name: loaded.module.get_function(name)._launch_kernel for name in others}
             try:
                 module, gemm = loaded.foreign
-                loaded.handles = {"gemm": gemm, "repack": driver.function(module, "repack")}
-                places = driver.parameters(gemm, len(_PARAMETERS))
+                handles = {name: driver.function(module, name) for name in others}
+                places = driver.parameters(gemm, len(_PARAMETERS.split()))
             except DriverError as error:
                 raise failure(context, error, doing) from error
-        loaded.launches = {"gemm": loaded.launch, "repack": repack._launch_kernel}
+        loaded.launches = {"gemm": loaded.launch, **launches}
+        loaded.handles = {"gemm": gemm, **handles}
         loaded.places = places
 
     def _multiply(
         self,
-        loaded: Held,
-        context: drv.Context,
-        problem: Problem,
-        alpha: float,
+        run: _Run,
         factors: list[Matrix],
-        beta: float,
-        c: Matrix,
-        stream: Any,
+        shapes: list[tuple[int, int, int] | None],
+        stacked: list[int],
+        parts: int,
     ) -> Callable[[], None]:
+        """The launch of the kernel itself. `shapes` are those of copied operands."""
+        problem, c, places = run.problem, run.c, run.loaded.places
         grid, block = self._geometry(problem)
-        shared = self._claim(loaded, context, problem)
+        shared = self._claim(run.loaded, run.context, problem)
         what = f"launching {self.config.slug} on {problem.slug} ({grid} blocks of {block} threads)"
-        boxed = _fits(c, problem) and problem.n * problem.numpy_dtype.itemsize % ROW_BYTES == 0
-        used = (problem.k > 0, problem.k > 0, boxed)
         try:
-            with active(context):
-                matrices = zip((*factors, c), stored_shapes(problem), used, strict=True)
-                maps = [self._map(problem, x, s) if use else bytes(128) for x, s, use in matrices]
+            with active(run.context):
+                maps = self._maps(run, factors, shapes)
         except DriverError as error:
-            raise failure(context, error, what) from error
+            raise failure(run.context, error, what) from error
         values = (
-            *(b"".join(maps), problem.m, problem.n, problem.k, problem.batch, alpha, beta),
-            *(int(x.batch_stride != 0) for x in factors),
-            *(int(boxed), c.address, c.ld, c.batch_stride),
+            *(b"".join(maps), problem.m, problem.n, problem.k, problem.batch, *run.scalars),
+            *(*stacked, int(any(maps[2])), c.address, c.ld, c.batch_stride, parts),
         )
-        packed = bytearray(sum(loaded.places[-1]))
-        for (offset, _), form, value in zip(loaded.places, _PARAMETERS, values, strict=True):
-            struct.pack_into(f"<{form}", packed, offset, value)
-        launch = grid, block, bytes(packed), shared
-        return self._launch(loaded, context, "gemm", launch, stream, what)
+        forms = _PARAMETERS.format(_scalar(problem)).split()
+        room = bytearray(max(offset + size for offset, size in places))
+        for (offset, _), form, value in zip(places, forms, values, strict=True):
+            struct.pack_into(f"<{form}", room, offset, value)
+        return self._launch(run, "gemm", (grid, block, bytes(room), shared), what)
 
-    def _map(self, problem: Problem, matrix: Matrix, shape: tuple[int, int, int]) -> bytes:
+    def _maps(
+        self, run: _Run, factors: list[Matrix], shapes: list[tuple[int, int, int] | None]
+    ) -> list[bytes]:
+        """Tensor maps of A, B and C; zeros for those that the kernel does not use."""
+        problem, c = run.problem, run.c
+        boxes = self._feed.boxes(self.config, self._feed.received(problem))
+        stored = stored_shapes(problem)
+        maps = []
+        for matrix, shape, lies, box in zip(factors, shapes, stored, boxes, strict=False):
+            rounds = problem.dtype == "tf32" and shape is None
+            kind = ROUNDED_KIND if rounds else KINDS[problem.numpy_dtype.name]
+            described = kind, problem.numpy_dtype.itemsize, matrix, shape or lies, box
+            maps.append(self._map(*described) if problem.k else bytes(128))
+        size = problem.out_dtype.itemsize
+        whole = fits(c, problem, size) and problem.n * size % ROW_BYTES == 0
+        if whole and boxes[2] and self._parts == 1:
+            maps.append(self._map(KINDS[problem.out_dtype.name], size, c, stored[2], boxes[2]))
+        return maps if len(maps) == 3 else [*maps, bytes(128)]
+
+    def _map(
+        self, kind: int, size: int, matrix: Matrix, shape: tuple[int, int, int], box: Box
+    ) -> bytes:
         """The tensor map of a stack. One that repeats a matrix has it once."""
-        batch, rows, columns = shape
-        size, step = problem.numpy_dtype.itemsize, matrix.batch_stride
-        if step == 0 or batch == 1:
-            batch, step = 1, rows * matrix.ld
-        extents, strides = (columns, rows, batch), (matrix.ld * size, step * size)
-        kind = KINDS[problem.dtype]
-        return self._driver.tensor_map(kind, matrix.address, extents, strides, (BOX, BOX, 1))
+        stack, rows, columns = shape
+        step = matrix.batch_stride
+        if step == 0 or stack == 1:
+            stack, step = 1, rows * matrix.ld
+        extents, strides = (columns, rows, stack), (matrix.ld * size, step * size)
+        boxed = (box.columns, box.rows, 1), box.swizzle
+        return self._driver.tensor_map(kind, matrix.address, extents, strides, *boxed)
 
-    def _repack(
-        self,
-        loaded: Held,
-        context: drv.Context,
-        copies: list[tuple[Matrix, Matrix, tuple[int, int, int]]],
-        stream: Any,
-    ) -> Callable[[], None]:
-        """One launch that copies one or two stacks: source, target, shape."""
-        values: list[int] = []
-        for source, target, (batch, rows, columns) in copies:
-            values += (source.address, target.address, source.ld, source.batch_stride)
-            values += (target.ld, rows, columns, batch, 0)
-        packed = pack(2 * _COPY, *values, *[0] * (2 * len(_COPY) - len(values)))
-        shapes = [shape for _, _, shape in copies]
-        columns, rows = max(s[2] for s in shapes), max(s[1] for s in shapes)
-        grid = -(-columns // 256), min(-(-rows // 8), 2**15), sum(s[0] for s in shapes)
-        what = f"copying matrices of shapes {shapes} for {self.config.slug}"
-        launch = grid, (32, 8, 1), packed, 0
-        return self._launch(loaded, context, "repack", launch, stream, what)
+    def _repack(self, run: _Run, moves: list[tuple[Copy, Matrix, Matrix]]) -> Callable[[], None]:
+        """One launch that copies one or two stacks."""
+        grid = sum(copy.blocks for copy, _, _ in moves), 1, 1
+        shapes = [copy.shape for copy, _, _ in moves]
+        what = f"copying matrices to shapes {shapes} for {self.config.slug}"
+        return self._launch(run, "repack", (grid, (256, 1, 1), packed(moves), 0), what)
 
-    def _launch(
-        self,
-        loaded: Held,
-        context: drv.Context,
-        function: str,
-        launch: tuple,
-        stream: Any,
-        what: str,
-    ) -> Callable[[], None]:
+    def _combine(self, run: _Run, parts: int) -> Callable[[], None]:
+        """The launch that adds up the parts: 16 bytes of a row for each thread."""
+        problem, c = run.problem, run.c
+        pieces = parts_bytes(self.config, problem) // self._parts // 16
+        rows = SHARING if self._parts >= MANY_PARTS else 1
+        grid = -(-pieces * rows // COMBINING), 1, 1
+        form = _COMBINE.format(_scalar(problem))
+        place = parts, c.address, c.ld, c.batch_stride
+        arguments = pack(form, *place, *run.scalars, problem.m, problem.n, problem.batch)
+        what = f"adding up {self._parts} parts of {problem.slug}"
+        block = COMBINING // rows, rows, 1
+        return self._launch(run, "combine", (grid, block, arguments, 0), what)
+
+    def _launch(self, run: _Run, function: str, launch: tuple, what: str) -> Callable[[], None]:
         """One launch: (grid, block, arguments, shared bytes) on a stream of any kind."""
-        grid, block, packed, shared = launch
-        if isinstance(stream, int):
-            handle = loaded.handles[function]
-            call = self._driver.launcher(handle, grid, block, shared, stream, packed)
-            return foreign_call(call, context, what, (self,))
-        kernel = SimpleNamespace(launch=loaded.launches[function])
-        return bound_call(kernel, (grid, block, packed, shared, stream), context, what, (self,))
+        grid, block, arguments, shared = launch
+        if isinstance(run.stream, int):
+            handle = run.loaded.handles[function]
+            call = self._driver.launcher(handle, grid, block, shared, run.stream, arguments)
+            return foreign_call(call, run.context, what, (self,))
+        kernel = SimpleNamespace(launch=run.loaded.launches[function])
+        geometry = grid, block, arguments, shared, run.stream
+        return bound_call(kernel, geometry, run.context, what, (self,))
 
 
-def _fits(matrix: Matrix, problem: Problem) -> bool:
-    """Whether a tensor map can describe the matrix as it lies."""
-    size = problem.numpy_dtype.itemsize
-    places = [matrix.address, matrix.ld * size]
-    places += [matrix.batch_stride * size] if problem.batch > 1 else []
-    return all(place % ROW_BYTES == 0 for place in places)
+class _Run(NamedTuple):
+    """What all launches of one product share."""
+
+    loaded: Held
+    context: drv.Context
+    stream: Any
+    problem: Problem
+    scalars: tuple[float, float]
+    c: Matrix
 
 
-def _pitch(columns: int) -> int:
-    return -(-columns // PITCH) * PITCH
-
-
-def _padded_bytes(shape: tuple[int, int, int]) -> int:
-    batch, rows, columns = shape
-    return batch * rows * _pitch(columns) * 2
+def _scalar(problem: Problem) -> str:
+    """alpha and beta as `struct` spells them."""
+    return "d" if problem.scalar_dtype.itemsize == 8 else "f"
 
 
 def _in_turn(steps: list[Callable[[], None]], owners: tuple) -> Callable[[], None]:

@@ -1,0 +1,66 @@
+// The end of a product whose k was split: C = alpha (sum of the parts) + beta C.
+
+#include "common/halves.cuh"
+
+#ifndef SPLIT
+#define SPLIT 1  // parts that k is split into
+#endif
+
+#if SPLIT > 1
+namespace combining {
+constexpr int WIDE = 16 / sizeof(SUM);  // sums that are read at a time
+
+struct alignas(16) Sums {
+    SUM x[WIDE];
+    __device__ __forceinline__ void add(const Sums& other) {
+#pragma unroll
+        for (int i = 0; i < WIDE; i++) x[i] += other.x[i];
+    }
+};
+struct alignas(WIDE * sizeof(OUT)) Results {
+    OUT x[WIDE];
+};
+}  // namespace combining
+
+// A part is a stack of `batch` matrices of m rows, n rounded up to a multiple of 4 sums apart. A
+// thread has WIDE columns of one row; blockDim.y threads share its parts where there are many, for
+// a small C has few threads. Added up in an order that depends on nothing but the two numbers.
+extern "C" __global__ void __launch_bounds__(256)
+    combine(const SUM* parts, OUT* C, long long ldc, long long batch_c, SUM alpha, SUM beta, int m,
+            int n, int batch) {
+    using namespace combining;
+    __shared__ Sums totals[256];
+    const unsigned across = (n + 3) / 4 * (4 / WIDE);
+    const long long size = 1ll * batch * m * across;
+    const long long id = 1ll * blockIdx.x * blockDim.x + threadIdx.x;
+    Sums sum = {};
+    if (id < size) {
+        const Sums* const from = reinterpret_cast<const Sums*>(parts) + id;
+#pragma unroll 8
+        for (unsigned part = threadIdx.y; part < SPLIT; part += blockDim.y)
+            sum.add(from[part * size]);
+    }
+    if (blockDim.y > 1) {
+        totals[threadIdx.y * blockDim.x + threadIdx.x] = sum;
+        __syncthreads();
+        if (threadIdx.y > 0) return;
+        for (unsigned y = 1; y < blockDim.y; y++) sum.add(totals[y * blockDim.x + threadIdx.x]);
+    }
+    if (id >= size) return;
+    const long long row = id / across;
+    const unsigned column = static_cast<unsigned>(id % across) * WIDE;
+    OUT* const to = C + row / m * batch_c + row % m * ldc + column;
+    const bool whole = column + WIDE <= n && reinterpret_cast<size_t>(to) % sizeof(Results) == 0;
+    Results result;
+    if (beta != 0 && whole) result = *reinterpret_cast<const Results*>(to);
+#pragma unroll
+    for (int i = 0; i < WIDE; i++) {
+        if (column + i >= n) break;
+        SUM x = alpha * sum.x[i];
+        if (beta != 0) x += beta * widen(whole ? result.x[i] : to[i]);
+        put(result.x[i], x);
+        if (!whole) to[i] = result.x[i];
+    }
+    if (whole) *reinterpret_cast<Results*>(to) = result;
+}
+#endif
