@@ -7,9 +7,10 @@ be imported, verified, then timed in turn (A B A B) with cold caches.
 from __future__ import annotations
 
 import argparse
-import csv
+import math
 import statistics
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -18,12 +19,15 @@ from rich.console import Console
 from rich.progress import Progress
 
 from pymm.cache import config_directory
+from pymm.classes import LAYOUTS, class_problems
+from pymm.contest import ROUNDS, Contest
 from pymm.device import Device
 from pymm.journal import SEEN
 from pymm.kernels import Config, Kernel, find_kernel, kernels_for
 from pymm.measure import Trial, median_and_spread
 from pymm.problem import DTYPES, Problem
 from pymm.records import Environment, Record, StoreError, stale_because
+from pymm.rows import append
 from pymm.shapes import parse_shapes
 from pymm.source import kernel_digest
 from pymm.store import load
@@ -46,9 +50,12 @@ examples:
   python -m pymm.bench --shapes ladder --kernels all
       every rung, default and tuned, beside cuBLAS
   python -m pymm.bench --shapes 4096 --dtypes f32 --rounds 31 --csv ladder.csv
+  python -m pymm.bench --classes all --csv classes.csv --time-limit 250
+      every class, type and layout beside both cuBLAS, one row each; started again it goes on
+  python -m pymm.bench --classes large,odd --dtypes f32 --transposes NN --dry-run
 
-exit status: 0 everything measured is right, 1 something failed or is wrong, 2 bad options,
-3 no such device
+exit status: 0 everything measured is right, 1 something failed, is wrong or was left out for want
+of time, 2 bad options, 3 no such device
 """
 
 
@@ -57,15 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     console = Console()
+    started = time.monotonic()
     try:
-        shapes = parse_shapes(options.shapes)
-        dtypes = list(DTYPES) if options.dtypes == "all" else options.dtypes.split(",")
-        problems = [
-            Problem(m, n, k, dtype, layout[0] == "T", layout[1] == "T")
-            for dtype in dtypes
-            for layout in options.transposes.split(",")
-            for m, n, k in shapes
-        ]
+        products = _products(options)
         worker = Worker(Site(options.device))
         worker.start()
     except WorkerFailed as failure:
@@ -74,11 +75,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, NotImplementedError, OSError) as failure:
         parser.error(str(failure))
     try:
-        return _run(worker, problems, options, console)
+        if options.classes:
+            return _contest(worker, products, options, console, started)
+        return _run(worker, [problem for _, problem in products], options, console)
     except (StoreError, ValueError) as failure:
         parser.error(str(failure))
     finally:
         worker.stop()
+
+
+def _products(options: argparse.Namespace) -> list[tuple[str, Problem]]:
+    """What to measure, with the class of each ("" for shapes). `ValueError` for bad options."""
+    if bool(options.shapes) == bool(options.classes):
+        raise ValueError("give --shapes or --classes, one of the two")
+    every = options.dtypes == "all" or (options.classes and options.dtypes is None)
+    dtypes = list(DTYPES) if every else (options.dtypes or "f32,f64").split(",")
+    given = options.transposes or ("all" if options.classes else "NN")
+    layouts = LAYOUTS if given == "all" else given.split(",")
+    if options.classes:
+        names = [] if options.classes == "all" else options.classes.split(",")
+        return class_problems(names, dtypes, layouts)
+    options.dtypes = "all" if every else ",".join(dtypes)
+    return [
+        ("", Problem(m, n, k, dtype, layout[0] == "T", layout[1] == "T"))
+        for dtype in dtypes
+        for layout in layouts
+        for m, n, k in parse_shapes(options.shapes)
+    ]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,17 +112,47 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--shapes", action="append", metavar="SHAPES", required=True,
+    add("--shapes", action="append", metavar="SHAPES",
         help="as for pymm.tune: 1024, 8192x8192x128, 250:10001:250, a CSV file, a named set")
-    add("--dtypes", default="f32,f64", help="f32, f64, f16, bf16 or all (default: f32,f64)")
-    add("--transposes", default="NN", metavar="LAYOUTS", help="NN, NT, TN, TT (default: NN)")
+    add("--classes", metavar="CLASSES",
+        help="instead of shapes: large, small, odd, rank-k, skinny or all; then what matmul would "
+        "choose is measured, every type and layout, one row each")
+    add("--dtypes", help=f"{', '.join(DTYPES)} or all (default: f32,f64; of classes all)")
+    add("--transposes", metavar="LAYOUTS",
+        help="NN, NT, TN, TT or all (default: NN; of classes all)")
     add("--kernels", default="all", help="names or numbers, or all (default: all)")
     add("--device", help="0, cpu, cpu:1 (default: the first GPU, else the CPU)")
-    add("--rounds", type=int, default=15, help="times that everything is run (default: 15)")
+    add("--rounds", type=int,
+        help=f"times that everything is run (default: 15; of classes at most {ROUNDS})")
     add("--records", type=Path, metavar="DIR",
         help="folder of the tuned configurations (default: the user's configuration)")
     add("--csv", type=Path, metavar="FILE", help="file to append to (default: only the table)")
+    add("--time-limit", type=float, default=math.inf, metavar="SECONDS",
+        help="of classes: begin no product after so many seconds")
+    add("--triton", action="store_true", help="of classes: a Triton kernel as a third opponent")
+    add("--dry-run", action="store_true", help="of classes: only say what would be measured")
     return parser  # fmt: skip
+
+
+def _contest(
+    worker: Worker,
+    products: Sequence[tuple[str, Problem]],
+    options: argparse.Namespace,
+    console: Console,
+    started: float,
+) -> int:
+    contest = Contest(
+        worker, options.records or config_directory(), options.csv, started + options.time_limit,
+        options.triton, options.rounds or ROUNDS, console=console,
+    )  # fmt: skip
+    entries = contest.entries(products)
+    if options.dry_run:
+        contest.describe(entries)
+        return 0
+    failures = contest.run(entries)
+    if contest.left:
+        console.print(f"{contest.left} products left out for want of time; start it again")
+    return 1 if failures or contest.left else 0
 
 
 def _run(
@@ -116,7 +169,7 @@ def _run(
             variants = _variants(problem, device, options.kernels, records)
             configs = tuple(dict.fromkeys(variants.values()))
             limit = len(configs) * time_limit(problem, device) + 60.0
-            request = Request("compare", problem, configs, rounds=options.rounds,
+            request = Request("compare", problem, configs, rounds=options.rounds or 15,
                               against_others=True)  # fmt: skip
             reply = worker.ask(request, limit)
             if reply.outcome != "ok":
@@ -126,7 +179,7 @@ def _run(
             rows = list(_rows(problem, device, environment, variants, reply))
             failures += sum(row["outcome"] != "ok" for row in rows)
             if options.csv:
-                append(options.csv, rows)
+                append(options.csv, COLUMNS, rows)
             _show(console, problem, rows)
     return 1 if failures else 0
 
@@ -210,24 +263,6 @@ def _speed(problem: Problem, device: Device, seconds: float, best: float) -> dic
         "peak": f"{rate / peak:.4g}" if peak else "",
         "ratio": f"{best / seconds:.4g}" if best == best else "",
     }
-
-
-def append(path: Path, rows: Sequence[dict[str, object]]) -> None:
-    """Append rows to a CSV, with its header if the file is new. `ValueError`, and nothing written,
-    if the file has other columns.
-    """
-    header = ",".join(COLUMNS)
-    begun = path.exists() and path.stat().st_size > 0
-    if begun:
-        with open(path, encoding="utf-8") as file:
-            if file.readline().strip() != header:
-                raise ValueError(f"{path} has other columns than {header}; name another file")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        if not begun:
-            writer.writeheader()
-        writer.writerows(rows)
 
 
 def _show(console: Console, problem: Problem, rows: Sequence[dict[str, object]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import multiprocessing
 import os
 import resource
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from pymm.arena import Arena
 from pymm.backends.base import Backend, Compiler
 from pymm.device import Device
 from pymm.kernels import Config
@@ -46,7 +48,10 @@ class Site:
 @dataclass(frozen=True)
 class Request:
     """What a child is asked: to `measure` one configuration or to `compare` several, in turn with
-    the other libraries if `against_others`.
+    the other libraries if `against_others`; `triton` is one of them if asked for.
+
+    `quick` takes operands and checks of an arena, which cost milliseconds however large the
+    product is. A comparison has `rounds` rounds, fewer where `budget` seconds do not suffice.
     """
 
     action: str
@@ -56,12 +61,16 @@ class Request:
     best_seconds: float | None = None
     rounds: int = 15
     against_others: bool = False
+    quick: bool = False
+    budget: float = math.inf
+    triton: bool = False
 
 
 @dataclass(frozen=True)
 class Reply:
     """What came of it: trials, times of the other libraries by name, or why there are none
-    (`outcome` is `crashed` or `timed_out`, `detail` the reason).
+    (`outcome` is `crashed` or `timed_out`, `detail` the reason). `deviations` of a quick
+    comparison: root mean square of C - C64 beside that of C64, by slug and library.
     """
 
     trials: tuple[Trial, ...] = ()
@@ -69,6 +78,7 @@ class Reply:
     outcome: str = "ok"
     detail: str = ""
     lost: bool = False
+    deviations: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -97,24 +107,32 @@ def serve(connection: Connection, site: Site, words: str) -> None:
         _limit_memory()  # a CUDA context reserves more addresses than any such limit
     connection.send(Hello(backend.device, backend.compiler))
     bench: Workbench | None = None
+    arena = Arena(backend)
     while True:
         try:
             request, limit = connection.recv()
         except EOFError:
             return
         _end_after(2 * limit + 5)
-        if bench is None or (bench.problem, bench.seed) != (request.problem, request.seed):
+        if bench is not None and _differs(bench, request):
             bench = None  # its memory goes before the next one's is taken
-        reply, bench = _answer(backend, bench, request)
+        reply, bench = _answer(backend, bench, request, arena)
         _end_after(0)
         connection.send(reply)
 
 
+def _differs(bench: Workbench, request: Request) -> bool:
+    known = (bench.problem, bench.seed, bench.place is not None)
+    return known != (request.problem, request.seed, request.quick)
+
+
 def _answer(
-    backend: Backend, bench: Workbench | None, request: Request
+    backend: Backend, bench: Workbench | None, request: Request, arena: Arena
 ) -> tuple[Reply, Workbench | None]:
     try:
-        bench = bench or Workbench(backend, request.problem, request.seed)
+        if bench is None:
+            place = arena.place(request.problem) if request.quick else None
+            bench = Workbench(backend, request.problem, request.seed, place)
     except MemoryError as failure:
         detail = str(failure) or "out of memory"
         failed = [
@@ -126,10 +144,12 @@ def _answer(
         trials = [bench.measure(request.configs[0], request.best_seconds)]
     else:
         if request.against_others:
-            bench.calls = opponents(backend, request.problem, bench.a, bench.b, bench.c)
-        trials = bench.compare(request.configs, request.rounds)
+            operands = (request.problem, bench.a, bench.b, bench.c)
+            bench.calls = opponents(backend, *operands, triton=request.triton)
+        trials = bench.compare(request.configs, request.rounds, request.budget)
     times = {name: bench.times[name] for name in bench.calls if name in bench.times}
-    return Reply(tuple(trials), times, lost=bench.lost), bench
+    deviations = bench.deviations if request.quick else {}
+    return Reply(tuple(trials), times, lost=bench.lost, deviations=deviations), bench
 
 
 def _end_with_parent() -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pymm.arena import Place
 from pymm.backends.base import Backend, CompileFailed, Executable, LaunchFailed, Resources
 from pymm.kernels import Config
 from pymm.problem import Problem
@@ -37,6 +38,10 @@ SECONDS_PER_TRIAL = 2.0
 #: A single run shorter than this is looked at three times before it is called hopeless: it costs
 #: nothing, and an interruption of a millisecond is a large part of it.
 SHORT_RUN = 0.05
+
+#: Rounds of a comparison, however long they take, and what a call costs besides its own time: the
+#: caches' flush (256 MiB at 4 TB/s) and the launch.
+FEWEST_ROUNDS, FLUSH_SECONDS = 5, 1e-4
 
 Call = Callable[[], object]
 
@@ -84,15 +89,21 @@ class Workbench:
 
     `lost` turns True when the device's context is gone and only a new process can go on.
     `calls` holds further calls by name, which `compare` runs in turn with the configurations;
-    `times` has what its last run measured, by name.
+    `times` has what its last run measured, by name. With a `place` in an arena the operands are
+    the arena's, the check is its quick one, and `deviations` has how far each call's result is
+    from float64.
     """
 
-    def __init__(self, backend: Backend, problem: Problem, seed: int = 0) -> None:
+    def __init__(
+        self, backend: Backend, problem: Problem, seed: int = 0, place: Place | None = None
+    ) -> None:
         self.backend, self.problem = backend, problem
         self.seed, self.lost = seed, False
         self.calls: dict[str, Call] = {}
         self.times: dict[str, list[float]] = {}
-        self._verifier = Verifier(backend, problem, seed)
+        self.deviations: dict[str, float] = {}
+        self.place = place
+        self._verifier = place or Verifier(backend, problem, seed)
         self.a, self.b, self.c = self._verifier.operands
 
     def load(self, config: Config) -> Executable:
@@ -125,9 +136,12 @@ class Workbench:
         """
         return self._guarded(config, lambda executable: self._race(executable, best_seconds))
 
-    def compare(self, configs: Sequence[Config], rounds: int = 15) -> list[Trial]:
+    def compare(
+        self, configs: Sequence[Config], rounds: int = 15, budget: float = math.inf
+    ) -> list[Trial]:
         """Time configurations and `calls` in turn, A B A B, so that a drift of the clock meets all
-        of them alike. A configuration that fails is left out of the rounds.
+        of them alike. A configuration that fails is left out of the rounds. Fewer rounds, but at
+        least `FEWEST_ROUNDS`, where they would take more than `budget` seconds.
         """
         bound: dict[str, Call] = {}
         trials: dict[Config, Trial] = {}
@@ -137,20 +151,32 @@ class Workbench:
                 return list(trials.values())
             if trial.outcome == "ok":
                 bound[config.slug] = self.call(self.load(config))
-        self.times = self.interleave({**bound, **self.calls}, rounds)
+        self.times = self.interleave({**bound, **self.calls}, rounds, budget)
         telemetry = dict(self.backend.telemetry())
         for config, trial in trials.items():
             if config.slug in bound:
                 times = self.times[config.slug]
                 found = _timed(times) | {"telemetry": telemetry}
                 trials[config] = Trial(**{**trial.__dict__, **found})
+        if self.place is not None:
+            self._deviate({**bound, **self.calls})
         return list(trials.values())
 
-    def interleave(self, calls: Mapping[str, Call], rounds: int) -> dict[str, list[float]]:
+    def _deviate(self, calls: Mapping[str, Call]) -> None:
+        self.deviations = {}
+        for name, call in calls.items():
+            call()
+            self.backend.synchronize()
+            self.deviations[name] = self.place.deviation()
+
+    def interleave(
+        self, calls: Mapping[str, Call], rounds: int, budget: float = math.inf
+    ) -> dict[str, list[float]]:
         """Seconds of every call by name, measured in `rounds` rounds after one to warm up."""
         times: dict[str, list[float]] = {name: [] for name in calls}
         if calls:
-            self.backend.time(list(calls.values()))
+            first = sum(self.backend.time(list(calls.values()))) + len(calls) * FLUSH_SECONDS
+            rounds = min(rounds, max(FEWEST_ROUNDS, int(min(budget / first, rounds))))
         for _ in range(rounds if calls else 0):
             for name, seconds in zip(calls, self.backend.time(list(calls.values())), strict=True):
                 times[name].append(seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -9,20 +10,23 @@ from typing import Any
 import numpy as np
 
 from pymm.backends.base import Backend, Matrix
-from pymm.problem import Problem
+from pymm.problem import DTYPES, Problem
+
+BFLOAT16 = DTYPES["bf16"]
 
 Call = Callable[[], Any]
 
 
 def opponents(
-    backend: Backend, problem: Problem, a: Matrix, b: Matrix, c: Matrix
+    backend: Backend, problem: Problem, a: Matrix, b: Matrix, c: Matrix, triton: bool = False
 ) -> dict[str, Call]:
     """By name, calls that compute C = op(A) op(B) with the libraries importable here.
 
     On a CPU NumPy's BLAS, which is held to the device's threads in this process from then on. On
     a GPU cuBLAS, through PyTorch (once with each of its two BLAS back ends), else CuPy. Empty
-    where no library is, and in the simulator. The calls write C and must be made in the process
-    that owns the memory.
+    where no library is, and in the simulator. With `triton` also a kernel written in Triton, if
+    that is here, its configuration the fastest of a handful. The calls write C and must be made in
+    the process that owns the memory.
     """
     if backend.device.kind == "cpu":
         return {"numpy": _numpy(problem, a, b, c, backend.device.sms)}
@@ -32,7 +36,10 @@ def opponents(
                 library = importlib.import_module(module)
             except ImportError:
                 continue
-            return calls(library, problem, a, b, c)
+            found = calls(library, problem, a, b, c)
+            if triton and module == "torch":
+                found |= _triton(library, problem, a, b, c)
+            return found
     return {}
 
 
@@ -41,14 +48,15 @@ class _Strided:
     bfloat16: it goes as int16, to be viewed as what it is.
     """
 
-    def __init__(self, matrix: Matrix, rows: int, columns: int, problem: Problem) -> None:
-        dtype = problem.numpy_dtype
+    def __init__(
+        self, matrix: Matrix, rows: int, columns: int, dtype: np.dtype, batch: int
+    ) -> None:
         shape, strides = (rows, columns), (matrix.ld * dtype.itemsize, dtype.itemsize)
-        if problem.batch != 1:
-            shape = (problem.batch, *shape)
+        if batch != 1:
+            shape = (batch, *shape)
             strides = (matrix.batch_stride * dtype.itemsize, *strides)
         self.owner = matrix.owner
-        typestr = "<i2" if problem.dtype == "bf16" else dtype.str
+        typestr = "<i2" if dtype == BFLOAT16 else dtype.str
         description = dict(
             shape=shape, strides=strides, typestr=typestr, data=(matrix.address, False), version=3
         )
@@ -58,10 +66,11 @@ class _Strided:
 
 def _operands(problem: Problem, a: Matrix, b: Matrix, c: Matrix) -> list[_Strided]:
     m, n, k = problem.m, problem.n, problem.k
+    real, batch = problem.numpy_dtype, problem.batch
     return [
-        _Strided(a, *((k, m) if problem.trans_a else (m, k)), problem),
-        _Strided(b, *((n, k) if problem.trans_b else (k, n)), problem),
-        _Strided(c, m, n, problem),
+        _Strided(a, *((k, m) if problem.trans_a else (m, k)), real, batch),
+        _Strided(b, *((n, k) if problem.trans_b else (k, n)), real, batch),
+        _Strided(c, m, n, problem.out_dtype, batch),
     ]
 
 
@@ -83,29 +92,58 @@ def _numpy(problem: Problem, a: Matrix, b: Matrix, c: Matrix, threads: int) -> C
     return lambda: np.matmul(left, right, out=out)
 
 
+def lent_to(torch: Any, problem: Problem, a: Matrix, b: Matrix, c: Matrix) -> list[Any]:
+    """The stored matrices as tensors of PyTorch on the same memory."""
+    dtypes = (problem.numpy_dtype, problem.numpy_dtype, problem.out_dtype)
+    tensors = [torch.as_tensor(x, device="cuda") for x in _operands(problem, a, b, c)]
+    return [
+        tensor.view(torch.bfloat16) if dtype == BFLOAT16 else tensor
+        for tensor, dtype in zip(tensors, dtypes, strict=True)
+    ]
+
+
 def _torch(torch: Any, problem: Problem, a: Matrix, b: Matrix, c: Matrix) -> dict[str, Call]:
-    torch.backends.cuda.matmul.allow_tf32 = False
-    given = [torch.as_tensor(x, device="cuda") for x in _operands(problem, a, b, c)]
-    if problem.dtype == "bf16":
-        given = [x.view(torch.bfloat16) for x in given]
-    left, right, out = given
+    """tf32 only for `tf32`: the opponent of `tf32x3` is the product in float32."""
+    left, right, out = lent_to(torch, problem, a, b, c)
     left, right = _oriented(problem, left, right)
+    torch.backends.cuda.matmul.allow_tf32 = problem.dtype == "tf32"
+    multiply = functools.partial(torch.matmul, left, right, out=out)
+    if problem.out_dtype != problem.numpy_dtype:
+        single = torch.mm if problem.batch == 1 else torch.bmm
+        multiply = functools.partial(single, left, right, out_dtype=torch.float32, out=out)
+        try:
+            multiply()
+        except (TypeError, RuntimeError):  # before PyTorch 2.8
+            return {}
     choose = getattr(torch.backends.cuda, "preferred_blas_library", None)
-    if choose is None:
-        return {"cublas": lambda: torch.matmul(left, right, out=out)}
 
     def through(library: str) -> Call:
         def call() -> None:
-            choose(library)
-            torch.matmul(left, right, out=out)
+            if choose is not None:
+                choose(library)
+            multiply()
 
         return call
 
-    return {"cublas": through("cublas"), "cublaslt": through("cublaslt")}
+    libraries = ("cublas",) if choose is None else ("cublas", "cublaslt")
+    return {library: through(library) for library in libraries}
 
 
 def _cupy(cupy: Any, problem: Problem, a: Matrix, b: Matrix, c: Matrix) -> dict[str, Call]:
+    if problem.dtype == "tf32" or problem.out_dtype != problem.numpy_dtype:
+        return {}
     given = (cupy.asarray(x) for x in _operands(problem, a, b, c))
     left, right, out = (x.view(problem.numpy_dtype) for x in given)
     left, right = _oriented(problem, left, right)
     return {"cublas": lambda: cupy.matmul(left, right, out=out)}
+
+
+def _triton(torch: Any, problem: Problem, a: Matrix, b: Matrix, c: Matrix) -> dict[str, Call]:
+    try:
+        kernel = importlib.import_module("pymm.triton_product")
+    except ImportError:
+        return {}
+    left, right, out = lent_to(torch, problem, a, b, c)
+    left, right = _oriented(problem, left, right)
+    call = kernel.quickest(torch, left, right, out, tf32=problem.dtype == "tf32")
+    return {} if call is None else {"triton": call}

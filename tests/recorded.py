@@ -145,11 +145,12 @@ def view(matrix, dtype, rows, columns, batch=1):
     description = dict(
         shape=(batch, rows, columns),
         strides=(matrix.batch_stride * item, matrix.ld * item, item),
-        typestr=dtype.str,
+        typestr=f"|V{item}",
         data=(matrix.address, False),
         version=3,
     )
-    return np.asarray(SimpleNamespace(__array_interface__=description, owner=matrix.owner))
+    plain = np.asarray(SimpleNamespace(__array_interface__=description, owner=matrix.owner))
+    return plain.view(dtype)  # bfloat16 has no type string of its own
 
 
 class NumpyBackend:
@@ -201,7 +202,7 @@ class NumpyExecutable:
             right = view(b, dtype, *((p.n, p.k) if p.trans_b else (p.k, p.n)), p.batch)
             left = left.swapaxes(1, 2) if p.trans_a else left
             right = right.swapaxes(1, 2) if p.trans_b else right
-            out = view(c, dtype, p.m, p.n, p.batch)
+            out = view(c, p.out_dtype, p.m, p.n, p.batch)
             result = alpha * (left.astype(np.float64) @ right.astype(np.float64))
             out[...] = result + beta * out if beta else result
             if self.backend.spoil is not None:

@@ -1,0 +1,244 @@
+"""Many products in one run: two stretches of random numbers of each type, made once on the device,
+that the matrices of every problem are cut from, and a check of every result that costs no
+reference product.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from pymm import reference
+from pymm.backends.base import Backend, Buffer, Executable, Matrix
+from pymm.fields import GUARD_BYTES, POISON
+from pymm.opponents import lent_to
+from pymm.problem import Problem, stored_shapes
+from pymm.verify import Finding, compare
+
+#: Numbers after which a stretch repeats itself: a prime, so that no two rows of a matrix are alike
+#: and no kernel that confuses them gets away with it.
+PERIOD = 4_194_301
+
+#: Random vectors of Freivalds' check: a wrong product passes with a probability of at most 2^-8,
+#: and what is wrong in more than one row by less.
+VECTORS = 8
+
+#: Rows and columns of the normal product at whose crossings elements are compared with float64.
+ROWS, COLUMNS = 12, 24
+
+#: Least depth that the integers of the check are made for: few stretches serve all problems.
+LEAST_DEPTH = 2**14
+
+
+class Stretch:
+    """A long row of numbers on the device, `pattern` again and again."""
+
+    def __init__(self, backend: Backend, pattern: np.ndarray, count: int) -> None:
+        self.pattern, self.count = pattern, count
+        size = pattern.itemsize
+        self.buffer = backend.allocate(max(count, pattern.size) * size)
+        self.buffer.write(pattern)
+        address, done = self.buffer.address, pattern.size
+        while done < count:  # each copy doubles what is there
+            more = min(done, count - done)
+            nbytes = more * size
+            backend.copy_within(address, nbytes, address + done * size, nbytes, (1, nbytes))
+            done += more
+        backend.synchronize()
+
+    def matrix(self, shape: tuple[int, int, int]) -> Matrix:
+        """Dense matrices (batch, rows, columns) from the start of the stretch on."""
+        _, rows, columns = shape
+        return Matrix(self.buffer.address, columns, rows * columns, owner=self.buffer)
+
+    def values(self, shape: tuple[int, int, int], rows: Any = None, columns: Any = None) -> Any:
+        """The same on the host; of each matrix all rows and columns, or those named."""
+        batch, height, width = shape
+        rows = np.arange(height) if rows is None else rows
+        columns = np.arange(width) if columns is None else columns
+        first = np.arange(batch)[:, None, None] * height + rows[:, None]
+        return self.pattern[(first * width + columns) % self.pattern.size]
+
+
+class Arena:
+    """The operands of all problems on one device. Keeps the numbers of one type at a time."""
+
+    def __init__(self, backend: Backend, seed: int = 0) -> None:
+        self.backend, self.seed = backend, seed
+        self._dtype = ""
+        self._stretches: dict[tuple, Stretch] = {}
+        self._result: Buffer | None = None
+
+    def place(self, problem: Problem) -> Place:
+        """The matrices of `problem`. Raises `MemoryError`; `ValueError` for an empty problem."""
+        if problem.empty:
+            raise ValueError(f"{problem.slug} has no element to compute or to verify")
+        if problem.dtype != self._dtype:
+            self._stretches.clear()
+            self._dtype = problem.dtype
+        return Place(self, problem)
+
+    def stretch(self, kind: str, operand: int, problem: Problem) -> Stretch:
+        """Numbers for `operand` (0 or 1): "normal" ones or "integers" exact at the problem's
+        depth.
+        """
+        count = int(np.prod(stored_shapes(problem)[operand]))
+        depth = max(LEAST_DEPTH, 1 << max(problem.k - 1, 0).bit_length())
+        key = (kind, operand, depth if kind == "integers" else 0)
+        found = self._stretches.get(key)
+        if found is None or found.count < count:
+            self._stretches.pop(key, None)
+            pattern = found.pattern if found else self._pattern(kind, operand, depth, problem)
+            found = self._stretches[key] = Stretch(self.backend, pattern, count)
+        return found
+
+    def _pattern(self, kind: str, operand: int, depth: int, problem: Problem) -> np.ndarray:
+        generator = np.random.default_rng((self.seed, operand, depth))
+        if kind == "normal":
+            drawn = generator.standard_normal(PERIOD, np.float32)
+            return drawn.astype(problem.numpy_dtype)
+        deep = Problem(1, 1, depth, problem.dtype)
+        return reference.exact_operands(deep, ((PERIOD,),), generator)[0]
+
+    def result(self, nbytes: int) -> Buffer:
+        """Room for C and the guard zones on both of its sides."""
+        wanted = nbytes + 2 * GUARD_BYTES
+        if self._result is None or self._result.nbytes < wanted:
+            self._result = None
+            self._result = self.backend.allocate(wanted)
+        return self._result
+
+
+class Place:
+    """One problem's matrices in an arena: what a `Workbench` verifies and times on.
+
+    A result is right if Freivalds' check finds nothing on integers, which every element takes part
+    in, if some hundred elements of a product of normal numbers are within the bound of the
+    arithmetic, and if nothing is written around C.
+    """
+
+    def __init__(self, arena: Arena, problem: Problem) -> None:
+        self.arena, self.problem, self.backend = arena, problem, arena.backend
+        self._shapes = stored_shapes(problem)
+        self._result_dtype = problem.out_dtype
+        self._nbytes = int(np.prod(self._shapes[2])) * self._result_dtype.itemsize
+        self._buffer = arena.result(self._nbytes)
+        _, rows, columns = self._shapes[2]
+        address = self._buffer.address + GUARD_BYTES
+        self.c = Matrix(address, columns, rows * columns, owner=self._buffer)
+
+    def _operands(self, kind: str) -> tuple[Matrix, Matrix, Matrix]:
+        a, b = (self.arena.stretch(kind, i, self.problem).matrix(self._shapes[i]) for i in (0, 1))
+        return a, b, self.c
+
+    @property
+    def operands(self) -> tuple[Matrix, Matrix, Matrix]:
+        """A, B and C on the device, dense rows, standard normal A and B."""
+        return self._operands("normal")
+
+    def check(self, executable: Executable, load: Callable[[Problem], Executable]) -> Finding:
+        """Run the configuration and judge what it wrote. `load` is not needed here. Raises
+        `LaunchFailed`, `MemoryError`.
+        """
+        for kind, judge in (("integers", self._freivalds), ("normal", self.compare)):
+            a, b, c = self._operands(kind)
+            self._buffer.fill(POISON)
+            executable.bind(self.problem, 1.0, a, b, 0.0, c)()
+            self.backend.synchronize()
+            finding = self._around() or judge()
+            if not finding.right:
+                return finding
+        return finding
+
+    def _around(self) -> Finding | None:
+        zone = np.empty(GUARD_BYTES, np.uint8)
+        for offset, name in ((0, "before"), (GUARD_BYTES + self._nbytes, "behind")):
+            self._buffer.read(zone, offset)
+            if (zone != POISON).any():
+                return Finding(np.inf, f"writes {name} the matrix")
+        return None
+
+    # Normal numbers
+
+    def compare(self) -> Finding:
+        """Judge the elements that are looked at of the normal product that C holds."""
+        return compare(self._seen(), *self._expected)
+
+    def deviation(self) -> float:
+        """Root of the mean square of C - C64 over that of C64, of those elements."""
+        expected, _ = self._expected
+        apart = self._seen().astype(np.float64) - expected
+        return float(np.sqrt((apart**2).mean() / max((expected**2).mean(), 1e-300)))
+
+    def _seen(self) -> np.ndarray:
+        rows, columns = self._crossings
+        _, height, width = self._shapes[2]
+        size = self._result_dtype.itemsize
+        lines = np.empty((self.problem.batch, len(rows), width), self._result_dtype)
+        for index in np.ndindex(lines.shape[:2]):
+            start = (index[0] * height + int(rows[index[1]])) * width * size
+            self._buffer.read(lines[index], GUARD_BYTES + start)
+        return lines[:, :, columns]
+
+    @cached_property
+    def _crossings(self) -> tuple[np.ndarray, np.ndarray]:
+        generator = np.random.default_rng(self.arena.seed)
+        p = self.problem
+        rows = np.unique(np.r_[0, p.m - 1, generator.integers(0, p.m, ROWS - 2)])
+        return rows, np.unique(np.r_[0, p.n - 1, generator.integers(0, p.n, COLUMNS - 2)])
+
+    @cached_property
+    def _expected(self) -> tuple[np.ndarray, np.ndarray]:
+        p, (rows, columns) = self.problem, self._crossings
+        of_a = (None, rows) if p.trans_a else (rows, None)
+        of_b = (columns, None) if p.trans_b else (None, columns)
+        a, b = (
+            self.arena.stretch("normal", i, p).values(self._shapes[i], *pick)
+            for i, pick in enumerate((of_a, of_b))
+        )
+        few = Problem(
+            len(rows), len(columns), p.k, p.dtype, p.trans_a, p.trans_b, p.batch, p.op, p.precision
+        )
+        return reference.product(few, a, b), reference.error_bound(few, a, b)
+
+    # Integers
+
+    def _freivalds(self) -> Finding:
+        """C X against op(A) (op(B) X) for random signs X: every number is exact."""
+        wrong = self._wrong_row()
+        if wrong is None:
+            return Finding(0.0)
+        return Finding(np.inf, f"wrong in row {wrong} (Freivalds' check on integers)")
+
+    def _wrong_row(self) -> int | None:
+        p = self.problem
+        x = reference.signs(p.n, VECTORS, self.arena.seed + 3)
+        torch = _torch() if self.backend.device.kind == "cuda" else None
+        if torch is None:
+            values = np.empty((p.batch, p.m, p.n), self._result_dtype)
+            self._buffer.read(values, GUARD_BYTES)
+            stretches = (self.arena.stretch("integers", i, p) for i in (0, 1))
+            a, b = (s.values(shape) for s, shape in zip(stretches, self._shapes, strict=False))
+            left, right = reference.oriented(p, a.astype(np.float64), b.astype(np.float64))
+            got, expected = values.astype(np.float64) @ x, left @ (right @ x)
+            wrong = (got != expected).any(axis=(0, 2))  # true for NaN as well
+        else:
+            signs = torch.as_tensor(x, device="cuda")
+            a, b, c = lent_to(torch, p, *self._operands("integers"))
+            left, right = reference.oriented(p, a, b)
+            expected = left.double() @ (right.double() @ signs)
+            wrong = (c.double() @ signs != expected).any(dim=-1).reshape(-1, p.m).any(dim=0)
+            wrong = wrong.cpu().numpy()
+        return int(np.argmax(wrong)) if wrong.any() else None
+
+
+def _torch() -> Any:
+    """PyTorch, which checks a large result in milliseconds where it lies, if it is here."""
+    try:
+        return importlib.import_module("torch")
+    except ImportError:
+        return None

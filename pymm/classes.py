@@ -1,0 +1,48 @@
+"""The classes of products that are compared with other libraries as a whole: shapes by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pymm.problem import DTYPES, Problem
+from pymm.shapes import parse_shapes
+
+LAYOUTS = ("NN", "NT", "TN", "TT")
+
+#: Classes whose shapes are the set of that name.
+SETS = ("large", "small", "odd", "rank-k", "skinny")
+
+#: Classes of `tf32x3`, which is compared with float32's products: shapes as `parse_shapes` reads.
+ACCURATE = {
+    "2048": "2048",
+    "4096": "4096",
+    "8192": "8192",
+    "rank-k 64 to 156": "8192x8192x64,8192x8192x128,8192x8192x156",
+    "641 and 4097": "641,4097",
+}
+
+
+def shapes_of(dtype: str) -> dict[str, str]:
+    """The classes of a type: by name their shapes as `parse_shapes` reads them."""
+    return ACCURATE if dtype == "tf32x3" else {name: name for name in SETS}
+
+
+def class_problems(
+    classes: Sequence[str], dtypes: Sequence[str], layouts: Sequence[str]
+) -> list[tuple[str, Problem]]:
+    """Every product of the classes named (none: all) with its class, layout by layout and in each
+    type by type, so that a run that is cut off has all types. `ValueError` for an unknown name.
+    """
+    known = {name for dtype in DTYPES for name in shapes_of(dtype)}
+    for given, names in ((classes, known), (dtypes, DTYPES), (layouts, LAYOUTS)):
+        for name in given:
+            if name not in names:
+                raise ValueError(f"{name!r} is none of {', '.join(names)}")
+    return [
+        (name, Problem(m, n, k, dtype, layout[0] == "T", layout[1] == "T"))
+        for layout in layouts
+        for dtype in dtypes
+        for name, text in shapes_of(dtype).items()
+        if not classes or name in classes
+        for m, n, k in parse_shapes(text)
+    ]

@@ -1,0 +1,239 @@
+"""Every class of products next to other libraries in one run: what `matmul` would choose, checked,
+timed in turn with its opponents, one row of a CSV for each product. `python -m pymm.bench
+--classes` is the command.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from pymm.backends.base import CompileFailed
+from pymm.cache import Precompiler
+from pymm.device import Device
+from pymm.journal import SEEN
+from pymm.problem import Problem
+from pymm.records import Environment
+from pymm.rows import append, begun
+from pymm.select import Choice, select
+from pymm.source import kernel_digest, render
+from pymm.worker import LOAD_SECONDS, UNKNOWN_PEAK, Reply, Request, Worker, time_limit
+
+SCHEMA = 1
+
+#: Units: us (median, microseconds), spread (interquartile range / median), gflops (10^9 operations
+#: per second), peak (part of the device's peak rate), ratio (time of the faster of the two cuBLAS /
+#: this time), triton_ratio (the same of Triton), error (largest deviation / its bound), rms (root
+#: mean square of C - C64 beside that of C64) and that of the first opponent, clocks as telemetry
+#: has them.
+COLUMNS = (
+    "schema", "time", "device", "driver", "compiler", "pymm", "class", "dtype", "layout", "m", "n",
+    "k", "kernel", "config", "source", "reason", "outcome", "us", "spread", "rounds", "gflops",
+    "peak", "cublas_us", "cublaslt_us", "triton_us", "ratio", "triton_ratio", "error", "rms",
+    "opponent_rms", "registers", "spills", "shared", *SEEN, "detail",
+)  # fmt: skip
+
+#: Rounds at most, and seconds for one product's rounds: small ones take 31, the largest 5.
+ROUNDS, SECONDS_PER_PRODUCT = 31, 0.2
+
+#: Compilers at once: on a machine with a core for each, one is left to the process that measures.
+MOST_COMPILERS = 16
+
+#: Slowest kernel to wait for, as a part of the device's peak, and seconds that a check may take.
+SLOWEST, CHECK_SECONDS = 1e-3, 20.0
+
+#: The libraries that count as the opponent.
+RIVALS = ("cublas", "cublaslt", "numpy")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One product of the run: its class, what `matmul` would choose for it, and why."""
+
+    name: str
+    problem: Problem
+    choice: Choice
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What a row is found by again."""
+        p, config = self.problem, self.choice.config
+        digest = kernel_digest(config.backend, config.kernel.file)
+        return (self.name, p.dtype, p.layout, str(p.m), str(p.n), str(p.k), config.slug, digest)
+
+
+@dataclass
+class Contest:
+    """One run. `deadline` is the monotonic time after which no product is begun."""
+
+    worker: Worker
+    directory: Path | None
+    csv: Path | None = None
+    deadline: float = math.inf
+    triton: bool = False
+    rounds: int = ROUNDS
+    open_compiler: Callable[[Any, int], Any] = Precompiler
+    console: Console = field(default_factory=Console)
+
+    def __post_init__(self) -> None:
+        self.device: Device = self.worker.device
+        self.environment = Environment.of(self.device, self.worker.compiler.toolchain)
+        self.left = 0
+
+    def entries(self, problems: Sequence[tuple[str, Problem]]) -> list[Entry]:
+        """What to run: each product that some kernel here computes."""
+        found = []
+        for name, problem in problems:
+            try:
+                choice = select(problem, self.device, self.directory, self.environment)
+            except NotImplementedError:
+                continue
+            found.append(Entry(name, problem, choice))
+        return found
+
+    def describe(self, entries: Sequence[Entry]) -> None:
+        """Say what would be run."""
+        texts = {render(e.choice.config, e.problem).key for e in entries}
+        for entry in entries:
+            self._say(f"{entry.name}: {entry.problem.slug} {entry.choice.config.slug} "
+                      f"({entry.choice.reason})")  # fmt: skip
+        peaks = self.device.peak_flops
+        run = sum(3 * e.problem.flops / peaks.get(e.problem.dtype, UNKNOWN_PEAK) for e in entries)
+        self._say(f"{len(entries)} products, {len(texts)} texts to compile, about "
+                  f"{len(entries) * SECONDS_PER_PRODUCT + 6 * run:.0f} s of measuring")  # fmt: skip
+
+    def run(self, entries: Sequence[Entry]) -> int:
+        """Measure what the CSV does not have yet. Returns the number of products that failed;
+        `left` counts those that the time did not suffice for.
+        """
+        done = measured(self.csv) if self.csv else set()
+        waiting = [entry for entry in entries if entry.key not in done]
+        failures = 0
+        cores = len(os.sched_getaffinity(0)) - (self.device.kind != "cpu")
+        with self.open_compiler(self.worker.compiler, max(1, min(MOST_COMPILERS, cores))) as pool:
+            builds = [pool.submit(render(e.choice.config, e.problem)) for e in waiting]
+            for place, (entry, build) in enumerate(zip(waiting, builds, strict=True)):
+                if time.monotonic() > self.deadline:
+                    self.left = len(waiting) - place
+                    break
+                row = self._row(entry, build)
+                failures += row["outcome"] != "ok"
+                if self.csv:
+                    append(self.csv, COLUMNS, [row])
+                self._show(entry, row)
+            for build in builds:
+                build.cancel()
+        return failures
+
+    def _row(self, entry: Entry, build: Any) -> dict[str, object]:
+        try:
+            build.result()
+        except CompileFailed as failure:
+            return self._named(entry) | {"outcome": "compile_failed", "detail": _line(str(failure))}
+        reply = self.worker.ask(
+            Request("compare", entry.problem, (entry.choice.config,), rounds=self.rounds,
+                    against_others=True, quick=True, budget=SECONDS_PER_PRODUCT,
+                    triton=self.triton),
+            self._limit(entry.problem),
+        )  # fmt: skip
+        if reply.outcome != "ok":
+            return self._named(entry) | {"outcome": reply.outcome, "detail": _line(reply.detail)}
+        return self._named(entry) | self._measured(entry, reply)
+
+    def _limit(self, problem: Problem) -> float:
+        """Seconds after which a product is given up: a kernel that hangs costs no more."""
+        peak = self.device.peak_flops.get(problem.dtype) or UNKNOWN_PEAK
+        quick = LOAD_SECONDS + CHECK_SECONDS + problem.flops / (peak * SLOWEST)
+        return min(quick, time_limit(problem, self.device))
+
+    def _named(self, entry: Entry) -> dict[str, object]:
+        problem, config = entry.problem, entry.choice.config
+        return {
+            "schema": SCHEMA,
+            "time": datetime.now().astimezone().isoformat(timespec="seconds"),
+            "device": self.device.slug,
+            "driver": self.environment.driver,
+            "compiler": self.environment.compiler,
+            "pymm": self.environment.pymm,
+            "class": entry.name,
+            "dtype": problem.dtype,
+            "layout": problem.layout,
+            **{axis: getattr(problem, axis) for axis in "mnk"},
+            "kernel": f"{config.kernel.number:02d}_{config.kernel_name}",
+            "config": config.slug,
+            "source": kernel_digest(config.backend, config.kernel.file),
+            "reason": entry.choice.reason,
+        }
+
+    def _measured(self, entry: Entry, reply: Reply) -> dict[str, object]:
+        (trial,) = reply.trials
+        seen = trial.telemetry
+        row = {
+            "outcome": trial.outcome,
+            "registers": trial.resources.registers,
+            "spills": trial.resources.spilled_bytes,
+            "shared": trial.resources.shared_bytes,
+            "detail": _line(trial.detail),
+            **{name: seen.get(name, "") for name in SEEN},
+        }
+        others = {name: statistics.median(times) for name, times in reply.times.items() if times}
+        row |= {f"{name}_us": _us(s) for name, s in others.items() if f"{name}_us" in COLUMNS}
+        if not trial.seconds > 0:
+            return row
+        rivals = {name: others[name] for name in RIVALS if name in others}
+        rival = min(rivals, key=rivals.__getitem__, default="")
+        rate, peak = entry.problem.flops / trial.seconds, self.device.peak_flops
+        own = peak.get(entry.problem.dtype)
+        row |= {
+            "us": _us(trial.seconds),
+            "spread": f"{trial.spread:.4g}",
+            "rounds": len(trial.times),
+            "gflops": f"{rate / 1e9:.6g}",
+            "peak": f"{rate / own:.4g}" if own else "",
+            "ratio": f"{rivals[rival] / trial.seconds:.4g}" if rival else "",
+            "error": f"{trial.error:.3g}",
+            "rms": f"{reply.deviations.get(trial.config.slug, math.nan):.3g}",
+            "opponent_rms": f"{reply.deviations[rival]:.3g}" if rival else "",
+        }
+        if "triton" in others:
+            row["triton_ratio"] = f"{others['triton'] / trial.seconds:.4g}"
+        return row
+
+    def _show(self, entry: Entry, row: dict[str, object]) -> None:
+        if row.get("us"):
+            ratio = f", {row['ratio']} of the opponent" if row.get("ratio") else ""
+            words = f"{float(row['us']):.1f} us, {float(row['gflops']):.0f} GFLOP/s{ratio}"
+        else:
+            words = f"{row['outcome']}: {row['detail']}"
+        self._say(f"{entry.name}: {entry.problem.slug} {words}  {row['config']}")
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def measured(path: Path) -> set[tuple[str, ...]]:
+    """The keys of the products that a CSV has a sound row of."""
+    if not begun(path, COLUMNS):
+        return set()
+    names = ("class", "dtype", "layout", "m", "n", "k", "config", "source")
+    with open(path, encoding="utf-8", newline="") as file:
+        rows = csv.DictReader(file)
+        return {tuple(row[name] for name in names) for row in rows if row["outcome"] == "ok"}
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:.6g}"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:500]

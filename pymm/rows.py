@@ -1,0 +1,31 @@
+"""Rows that are appended to a CSV file, which keeps its columns."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def begun(path: Path, columns: Sequence[str]) -> bool:
+    """Whether the file has a header. `ValueError` if that is another one."""
+    if not path.exists() or path.stat().st_size == 0:
+        return False
+    header = ",".join(columns)
+    with open(path, encoding="utf-8") as file:
+        if file.readline().strip() != header:
+            raise ValueError(f"{path} has other columns than {header}; name another file")
+    return True
+
+
+def append(path: Path, columns: Sequence[str], rows: Sequence[dict[str, object]]) -> None:
+    """Append rows to a CSV, with its header if the file is new. `ValueError`, and nothing written,
+    if the file has other columns.
+    """
+    new = not begun(path, columns)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerows(rows)

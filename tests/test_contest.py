@@ -1,0 +1,85 @@
+"""The run over all classes: which products, one row each, going on after a break."""
+
+import csv
+import math
+
+import pytest
+
+from pymm import bench, classes, contest
+from pymm.classes import class_problems
+from pymm.problem import Problem
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    """Classes of small products."""
+    sets = {"large": "40", "small": "8", "odd": "7,9x3x5", "rank-k": "16x16x2", "skinny": "1x9x9"}
+    monkeypatch.setattr(classes, "shapes_of", lambda dtype: sets)
+
+
+def rows_of(path):
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def run(path, *more):
+    where = ["--device", "cpu:1", "--rounds", "5", "--csv", str(path)]
+    return bench.main(["--dtypes", "f64", *where, *more])
+
+
+def test_one_row_for_each_product_and_nothing_twice(tmp_path, capsys):
+    path = tmp_path / "classes.csv"
+    assert run(path, "--classes", "small,odd", "--transposes", "NN,TT") == 0
+    rows = rows_of(path)
+    assert tuple(rows[0]) == contest.COLUMNS
+    named = [(r["class"], r["layout"], r["m"], r["n"], r["k"]) for r in rows]
+    assert named[:3] == [("small", "NN", "8", "8", "8"), ("odd", "NN", "7", "7", "7"),
+                         ("odd", "NN", "9", "3", "5")]  # fmt: skip
+    assert len(rows) == len(set(named)) == 6
+    for row in rows:
+        assert row["outcome"] == "ok" and row["reason"]
+        assert float(row["us"]) > 0 and float(row["ratio"]) > 0
+        assert float(row["error"]) <= 1 and float(row["rms"]) < 1e-14
+        flops = 2 * int(row["m"]) * int(row["n"]) * int(row["k"])
+        assert float(row["gflops"]) == pytest.approx(flops / float(row["us"]) / 1e3, rel=1e-4)
+    assert run(path, "--classes", "all", "--transposes", "NN,TT") == 0
+    assert len(rows_of(path)) == 12, "only what was not there"
+
+
+def test_a_run_that_is_cut_off_says_so(tmp_path, capsys):
+    path = tmp_path / "classes.csv"
+    assert run(path, "--classes", "odd", "--transposes", "NN", "--time-limit", "-1") == 1
+    assert "2 products left out" in capsys.readouterr().out
+    assert not path.exists()
+
+
+def test_dry_run_measures_nothing(tmp_path, capsys):
+    path = tmp_path / "classes.csv"
+    assert run(path, "--classes", "all", "--transposes", "NN", "--dry-run") == 0
+    text = capsys.readouterr().out
+    assert "6 products" in text and "f64-NN-9x3x5" in text
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--classes", "huge"], "huge"),
+        (["--classes", "all", "--shapes", "4"], "one of the two"),
+        ([], "one of the two"),
+    ],
+)
+def test_bad_options(tmp_path, arguments, words, capsys):
+    with pytest.raises(SystemExit):
+        run(tmp_path / "x.csv", *arguments)
+    assert words in capsys.readouterr().err
+
+
+def test_all_classes_have_every_type_and_layout(monkeypatch):
+    monkeypatch.undo()
+    layouts = ("NN", "NT", "TN", "TT")
+    found = class_problems([], ["f32", "tf32x3"], layouts)
+    assert found[0] == ("large", Problem(2048, 2048, 2048))
+    assert len(found) == 4 * (21 + 8)
+    assert len({problem for _, problem in found}) == len(found)
+    assert math.prod(problem.m for _, problem in found) > 0
