@@ -53,8 +53,11 @@ def find_kernel(name: str | int, backend: str = "cuda") -> Kernel:
 
 
 def kernels_for(problem: Problem, device: Device) -> list[Kernel]:
-    """The kernels that can compute `problem` on a device of this kind, lowest rung first."""
-    return [k for k in KERNELS if problem.dtype in k.dtypes and k.runs_on(device)]
+    """The kernels that can compute `problem` on a device of this kind, lowest rung first; before
+    them those that are meant for other problems.
+    """
+    able = [k for k in KERNELS if problem.dtype in k.dtypes and k.runs_on(device)]
+    return sorted(able, key=lambda kernel: kernel.meant_for(problem, device))
 
 
 def parse_slug(slug: str, backend: str = "cuda") -> Config:

@@ -88,6 +88,9 @@ class Kernel:
     put zeros around them, so that one text serves all sizes; and it is persistent: its blocks, as
     many as the device holds at a time, walk through the tiles of the whole stack. Where it has a
     parameter SPLIT, so many parts of k are units of work of their own, added up by a second launch.
+
+    `suggested` gives a default made for a problem and device, where one for all is not enough. A
+    kernel for special problems says which with `meant_for`: it ranks below all rungs for others.
     """
 
     number: int
@@ -109,6 +112,8 @@ class Kernel:
     aligned: bool = False
     capability: tuple[int, int] = (0, 0)
     hopper: Feed | None = None
+    suggested: Callable[[Problem, Device], Mapping[str, int]] | None = None
+    meant_for: Callable[[Problem, Device], bool] = lambda p, d: True
 
     def __hash__(self) -> int:
         return hash((self.backend, self.name))
@@ -119,12 +124,14 @@ class Kernel:
         return self.config(self.default)
 
     def default_for(self, problem: Problem, device: Device) -> Config:
-        """The configuration that every tuned one is compared with: the default, or where a rule
-        forbids it the first of `fallbacks` that obeys them all. A persistent kernel takes the first
-        whose tiles keep nine multiprocessors of ten busy, else the last.
+        """The configuration that every tuned one is compared with: what is `suggested`, else the
+        default, or where a rule forbids it the first of `fallbacks` that obeys them all. A
+        persistent kernel takes the first whose tiles keep nine multiprocessors of ten busy, else
+        the last.
         """
         found = None
-        for parameters in (self.default, *self.fallbacks):
+        made = (self.suggested(problem, device),) if self.suggested else ()
+        for parameters in (*made, self.default, *self.fallbacks):
             config = self.config(parameters)
             if not self.violations(config, problem, device):
                 found = config
