@@ -46,6 +46,10 @@ __device__ __forceinline__ void barrier_arrive(unsigned barrier, unsigned block)
         "r"(block)
         : "memory");
 }
+// Arrive at a barrier of this block.
+__device__ __forceinline__ void barrier_arrive(unsigned barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 
 __device__ __forceinline__ unsigned block_in_cluster() {
     unsigned rank;
@@ -178,3 +182,45 @@ __device__ __forceinline__ void wgmma_wait() {
 
 WGMMA_OF(F16, "f16")
 WGMMA_OF(BF16, "bf16")
+
+// Rounded to nearest, ties away from zero, as the tensor cores' tf32: the lower 13 bits are zeros.
+__device__ __forceinline__ unsigned round_tf32(float x) {
+    unsigned result;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(result) : "f"(x));
+    return result;
+}
+
+// d = a b, or d += a b if `add`, in tf32: 64 x N += 64 x 8 times 8 x N, d as above. The lower 13
+// bits of an operand are ignored. Both lie along k in shared memory, or a is in registers: lane
+// 4 g + t of warp w holds a[2 x + h] = A(16 w + g + 8 h, t + 4 x).
+#define REGISTERS_16(r) REGISTERS_8(r), REGISTERS_8(r + 8)
+#define NAMES_OF_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define NAMES_OF_16 NAMES_OF_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+
+#define WGMMA_TF32(N, NAMES, P, Q, R, S, T, U, ...)                                         \
+    __device__ __forceinline__ void wgmma_tf32(float (&d)[N / 2], unsigned long long a,     \
+                                               unsigned long long b, bool add) {            \
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, " R ", 0; "                            \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k8.f32.tf32.tf32 "             \
+                     "{" NAMES "}, " P ", " Q ", p, 1, 1; }"                                \
+                     : __VA_ARGS__                                                          \
+                     : "l"(a), "l"(b), "r"(static_cast<int>(add)));                         \
+    }                                                                                       \
+    __device__ __forceinline__ void wgmma_tf32(float (&d)[N / 2], const unsigned (&a)[4],   \
+                                               unsigned long long b, bool add) {            \
+        asm volatile("{ .reg .pred p; setp.ne.b32 p, " U ", 0; "                            \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k8.f32.tf32.tf32 "             \
+                     "{" NAMES "}, {" P ", " Q ", " R ", " S "}, " T ", p, 1, 1; }"         \
+                     : __VA_ARGS__                                                          \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                  \
+                       "r"(static_cast<int>(add)));                                         \
+    }
+WGMMA_TF32(16, NAMES_OF_8, "%8", "%9", "%10", "%11", "%12", "%13", REGISTERS_8(0))
+WGMMA_TF32(32, NAMES_OF_16, "%16", "%17", "%18", "%19", "%20", "%21", REGISTERS_16(0))
+WGMMA_TF32(64, NAMES_0, "%32", "%33", "%34", "%35", "%36", "%37", REGISTERS_32(0))
+WGMMA_TF32(128, NAMES_0 NAMES_32, "%64", "%65", "%66", "%67", "%68", "%69", REGISTERS_32(0),
+           REGISTERS_32(32))
+WGMMA_TF32(192, NAMES_0 NAMES_32 NAMES_64, "%96", "%97", "%98", "%99", "%100", "%101",
+           REGISTERS_32(0), REGISTERS_32(32), REGISTERS_32(64))
+WGMMA_TF32(256, NAMES_0 NAMES_32 NAMES_64 NAMES_96, "%128", "%129", "%130", "%131", "%132",
+           "%133", REGISTERS_32(0), REGISTERS_32(32), REGISTERS_32(64), REGISTERS_32(96))
