@@ -58,6 +58,8 @@ def render(config: Config, problem: Problem, alignment: int | None = None) -> So
         defines |= _fed(kernel.hopper, problem)
     elif kernel.backend == "cuda":
         defines["GUARDED"] = int(kernel.guarded(config, problem))
+        if problem.out_dtype != problem.numpy_dtype:
+            defines["OUT"] = C_TYPES[problem.out_dtype.name]
     if not kernel.aligned:
         alignment = problem.numpy_dtype.itemsize
     elif alignment is None:

@@ -24,7 +24,7 @@ def workspace_bytes(c: Config, p: Problem) -> int:
     if c.SPLIT == 1:
         return 0
     elements = tiles(c, p) * p.batch * c.SPLIT * c.MB * c.NB
-    return 4 * COUNTERS + elements * p.numpy_dtype.itemsize
+    return 4 * COUNTERS + elements * p.scalar_dtype.itemsize
 
 
 def _split_pays(c: Config, p: Problem, d: Device) -> bool:

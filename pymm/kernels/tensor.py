@@ -19,7 +19,7 @@ def _lines(c: Config, p: Problem) -> tuple[tuple[int, int], tuple[int, int]]:
     )
 
 
-def _whole_lines(c: Config, p: Problem) -> bool:
+def whole_lines(c: Config, p: Problem) -> bool:
     """True if the threads copy whole lines of both tiles at a time, with 16 bytes each as well as
     with one element.
     """
@@ -104,7 +104,7 @@ TENSOR_F64 = Kernel(
         THREADS_FIT,
         Rule(
             "threads copy whole lines of both tiles at a time",
-            lambda c, p, d: _whole_lines(c, p),
+            lambda c, p, d: whole_lines(c, p),
         ),
         *SPLIT_RULES,
         STAGES_FIT,

@@ -30,9 +30,9 @@ from pymm.source import Source
 #: Bytes of shared memory that every block may have.
 STATIC_SHARED = 48 * 1024
 
-#: m n k alpha A lda batch_a B ldb batch_b beta C ldc batch_c as `pack` spells them. It aligns every
-#: item to its own size, as CUDA does.
-FORMATS = {"f32": "iiifPqqPqqfPqq", "f64": "iiidPqqPqqdPqq"}
+#: m n k alpha A lda batch_a B ldb batch_b beta C ldc batch_c as `pack` spells them, by the bytes of
+#: alpha and beta. It aligns every item to its own size, as CUDA does.
+FORMATS = {4: "iiifPqqPqqfPqq", 8: "iiidPqqPqqdPqq"}
 
 
 class CudaExecutable(Executable):
@@ -101,7 +101,7 @@ class CudaExecutable(Executable):
         shared = self._claim(loaded, context, problem)
         scratch = self._scratch_for(problem, stream)
         packed = pack(
-            FORMATS[problem.dtype] + "P" * len(scratch),
+            FORMATS[problem.scalar_dtype.itemsize] + "P" * len(scratch),
             *(problem.m, problem.n, problem.k, alpha),
             *(a.address, a.ld, a.batch_stride, b.address, b.ld, b.batch_stride),
             *(beta, c.address, c.ld, c.batch_stride),

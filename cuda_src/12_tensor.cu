@@ -1,0 +1,198 @@
+// 12 tensor: rung 06 for numbers of 16 bits and for tf32, on every GPU since Ampere.
+//
+// TODO story
+#ifndef REAL
+#define REAL BF16  // element type of A and B: F16, BF16, or float, which is rounded to tf32
+#endif
+#ifndef OUT
+#define OUT REAL  // element type of C
+#endif
+#ifndef TRANS_A
+#define TRANS_A 0  // 1: A is stored as k x m, so op(A) = A^T
+#endif
+#ifndef TRANS_B
+#define TRANS_B 0  // 1: B is stored as n x k, so op(B) = B^T
+#endif
+#ifndef GUARDED
+#define GUARDED 1  // 0: m, n, k are multiples of MB, NB, KB; nothing is checked
+#endif
+#ifndef MB
+#define MB 128  // rows of C that one block computes
+#endif
+#ifndef NB
+#define NB 128  // columns of C that one block computes
+#endif
+#ifndef KB
+#define KB 32  // depth of a tile
+#endif
+#ifndef TA
+#define TA 64  // rows of C that one warp computes
+#endif
+#ifndef TB
+#define TB 64  // columns of C that one warp computes
+#endif
+#ifndef STAGES
+#define STAGES 4  // tiles in shared memory
+#endif
+#ifndef BLOCKS
+#define BLOCKS 2  // blocks that one multiprocessor is to hold: bounds the registers of a thread
+#endif
+
+#include "common/schedule.cuh"
+#include "common/swizzled.cuh"
+
+constexpr int WARPS_M = MB / TA, WARPS_N = NB / TB, THREADS = 32 * WARPS_M * WARPS_N;
+constexpr int ROWS = TA / 16, COLUMNS = TB / 8;  // mma of a warp along m and n
+constexpr int DEEP = KB * sizeof(REAL) / 32;     // mma along k in one tile
+
+constexpr bool powers_of_two(int x) { return (x & (x - 1)) == 0; }
+static_assert(powers_of_two(MB) && powers_of_two(NB) && powers_of_two(KB) && powers_of_two(TA) &&
+                  powers_of_two(TB),
+              "the swizzle wants powers of two: MB, NB, KB, TA, TB");
+static_assert(MB % TA == 0 && NB % TB == 0 && TA % 16 == 0 && TB % 16 == 0,
+              "warps tile the block evenly, in pieces of 16 x 16: TA divides MB, TB divides NB");
+static_assert(KB * sizeof(REAL) % 64 == 0,
+              "two instructions lie along k: 64 bytes divide those of KB");
+static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
+
+// Parts in which numbers that go through registers are fetched; with two stages all of them come
+// before the barrier after which they are read.
+constexpr int PARTS = STAGES > 2 ? DEEP : DEEP / 2;
+using Number = REAL;
+using TileA = Swizzled<!TRANS_A, MB, THREADS, PARTS>;
+using TileB = Swizzled<TRANS_B, NB, THREADS, PARTS>;
+constexpr int STAGE = TileA::BYTES + TileB::BYTES;
+
+using Result = OUT;
+constexpr int PAIR = ALIGN / sizeof(OUT) >= 2 ? 2 : 1;  // numbers of C stored at a time
+struct alignas(PAIR * sizeof(OUT)) Results {
+    OUT x[PAIR];
+};
+
+#undef REAL
+#define REAL float  // from here on the type of the sums, which blocks that share a tile add up
+#include "common/split.cuh"
+
+// Runs `use(pair, c)` for the sums of the lane and where they belong, PAIR at a time.
+template <class Use>
+__device__ __forceinline__ void each(float (&sum)[ROWS * COLUMNS][4], Result* C, long long ldc,
+                                     int rows, int columns, Use use) {
+#pragma unroll
+    for (int i = 0; i < ROWS * 2; i++, C += 8 * ldc) {
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++)
+#pragma unroll
+            for (int e = 0; e < 2; e += PAIR)
+                if (!GUARDED || (i * 8 < rows && j * 8 + e < columns))
+                    use(sum[i / 2 * COLUMNS + j] + i % 2 * 2 + e,
+                        reinterpret_cast<Results*>(C + j * 8 + e));
+        __syncwarp();  // reads of C stay here: registers for all of them there are not
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    gemm(int m, int n, int k, float alpha, const Number* __restrict__ A, long long lda,
+         long long batch_a, const Number* __restrict__ B, long long ldb, long long batch_b,
+         float beta, Result* C, long long ldc, long long batch_c, void* workspace) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    const unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+    const unsigned y = warp / WARPS_N * TA, x = warp % WARPS_N * TB;  // the warp's tile
+    unsigned i0, j0;
+    tile_of(blockIdx.x, (m + MB - 1u) / MB, (n + NB - 1u) / NB, i0, j0);
+    i0 *= MB;
+    j0 *= NB;
+
+    float sum[ROWS * COLUMNS][4] = {};
+    const unsigned share = ((k + KB - 1u) / KB + SPLIT - 1) / SPLIT * KB;
+    const unsigned begin = SPLIT == 1 ? 0 : blockIdx.y * share;  // this block's part of k
+    const unsigned end = SPLIT > 1 && begin + share < k ? begin + share : k;
+    if (begin < end) {
+        AsyncCopies copies;
+        TileA tile_a(A + blockIdx.z * batch_a, lda, i0, m, begin, k, thread);
+        TileB tile_b(B + blockIdx.z * batch_b, ldb, j0, n, begin, k, thread);
+        const auto fetch = [&](unsigned char* stage, int part, unsigned k0) {
+            tile_a.fetch(stage, part, k0, copies);
+            tile_b.fetch(stage + TileA::BYTES, part, k0, copies);
+        };
+        const auto put = [&](unsigned char* stage, int part) {
+            tile_a.put(stage, part);
+            tile_b.put(stage + TileA::BYTES, part);
+        };
+#pragma unroll
+        for (int stage = 0; stage < STAGES - 1; stage++) {
+            if (begin + stage * KB < end) {
+#pragma unroll
+                for (int part = 0; part < PARTS; part++) {
+                    fetch(shared + stage * STAGE, part, begin + stage * KB);
+                    put(shared + stage * STAGE, part);
+                }
+            }
+            copies.commit();
+        }
+        copies.wait<STAGES - 2>();
+        __syncthreads();
+        const unsigned place_a = TileA::lane_place(y, lane), place_b = TileB::lane_place(x, lane);
+        unsigned a[ROWS][4], b[2][COLUMNS / 2][4];
+        const auto read_a = [&](const unsigned char* stage, int i, int p) {
+            TileA::read(a[i], stage, place_a, i, p);
+        };
+        const auto read_b = [&](const unsigned char* stage, int p) {
+#pragma unroll
+            for (int j = 0; j < COLUMNS / 2; j++)
+                TileB::read(b[p % 2][j], stage + TileA::BYTES, place_b, j, p);
+        };
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) read_a(shared, i, 0);
+        read_b(shared, 0);
+        int reading = 0;  // the tile in use, that of the columns from k0
+#pragma unroll 1
+        for (unsigned k0 = begin; k0 < end; k0 += KB) {
+            // Every warp has left the tile before this one: it is overwritten.
+            const unsigned later = k0 + (STAGES - 1) * KB;
+            unsigned char* const writing =
+                shared + (reading == 0 ? STAGES - 1 : reading - 1) * STAGE;
+            const unsigned char* here = shared + reading * STAGE;
+#pragma unroll
+            for (int p = 0; p < DEEP; p++) {
+                if (p == DEEP - 1) {
+                    // The next tile, read from now on, must be there. After the last tile its own
+                    // beginning is read once more, for nothing: cheaper than a branch.
+                    copies.wait<STAGES - 2>();
+                    __syncthreads();
+                    if (k0 + KB < end) reading = reading + 1 == STAGES ? 0 : reading + 1;
+                    here = shared + reading * STAGE;
+                }
+                const int next = (p + 1) % DEEP;
+                read_b(here, next);
+                if (p < PARTS && later < end) fetch(writing, p, later);
+                if (p == 0) copies.commit();
+#pragma unroll
+                for (int i = 0; i < ROWS; i++) {
+#pragma unroll
+                    for (int j = 0; j < COLUMNS; j++) {
+                        const unsigned(&pair)[4] = b[p % 2][j / 2];
+                        mma(Number{}, sum[i * COLUMNS + j], a[i], pair[j % 2], pair[j % 2 + 2]);
+                    }
+                    read_a(here, i, next);
+                }
+                if (p < PARTS && later < end) put(writing, p);
+            }
+        }
+    }
+    if (!combine<THREADS>(sum, workspace, thread)) return;
+    const unsigned row = i0 + y + lane / 4, column = j0 + x + lane % 4 * 2;
+    C += blockIdx.z * batch_c + row * ldc + column;
+    const int rows = m - row, columns = n - column;
+    if (beta != 0.0f)  // apart, so that the way without C is short
+        each(sum, C, ldc, rows, columns, [&](float* s, const Results* c) {
+            const Results old = *c;
+#pragma unroll
+            for (int e = 0; e < PAIR; e++) s[e] = alpha * s[e] + beta * widen(old.x[e]);
+        });
+    each(sum, C, ldc, rows, columns, [&](const float* s, Results* c) {
+        Results result;
+#pragma unroll
+        for (int e = 0; e < PAIR; e++) put(result.x[e], beta == 0.0f ? alpha * s[e] : s[e]);
+        *c = result;
+    });
+}

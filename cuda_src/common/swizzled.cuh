@@ -1,0 +1,116 @@
+// Tiles copied from global to shared memory as they lie there, without padding: fragments read them
+// by `ldmatrix`, which wants 16 bytes at multiples of 16.
+
+#include "common/matrices.cuh"
+#include "common/pieces.cuh"
+#include "common/ptx.cuh"
+
+// A tile of OUTER x KB elements of op(A) (or of op(B)^T), kept as OUTER lines of KB elements where
+// it is stored along k (K_CONTIGUOUS), otherwise as KB lines of OUTER. Eight lanes read 16 bytes
+// each, at one place of eight lines. So that these lie in different banks, the 16-byte chunks of a
+// line change places: chunk number c of line l lies at c xor (l mod 8).
+//
+//     line 0   0 1 2 3 4 5 6 7      A line of 32 or 64 bytes has 2 or 4 chunks; 4 or 2 lines that
+//     line 1   1 0 3 2 5 4 7 6      share 128 bytes, all the banks, then have the same order.
+//     line 2   2 3 0 1 6 7 4 5
+//
+// `ldmatrix` turns round 16-bit numbers only. Those of 32 bits that lie across k are read one by
+// one, each lane its own: 8 neighbours, two chunks, of 4 lines. There pairs of chunks change places.
+template <bool K_CONTIGUOUS, int OUTER, int THREADS, int PARTS>
+struct Swizzled {
+    static constexpr int SIZE = sizeof(REAL);
+    static constexpr bool SINGLE = !K_CONTIGUOUS && SIZE == 4;
+    static constexpr int LINE = K_CONTIGUOUS ? KB : OUTER, LINES = K_CONTIGUOUS ? OUTER : KB;
+    static constexpr int PITCH = LINE * SIZE, BYTES = LINES * PITCH;  // of a line, of the tile
+    static constexpr int WAYS = PITCH < 128 ? PITCH / 16 : 8, SHARING = 8 / WAYS;
+    static constexpr int IN_LINE = LINE / PIECE, PIECES = IN_LINE * LINES / THREADS;
+    static constexpr int DOWN = THREADS / IN_LINE;  // lines from one piece of a thread to its next
+    static_assert(LINE % PIECE == 0 && THREADS % IN_LINE == 0 && IN_LINE * LINES % THREADS == 0,
+                  "threads copy whole lines of both tiles at a time");
+    // cp.async copies 4 bytes at least. Numbers of 16 bits whose rows start anywhere go through
+    // registers, in several parts: a part is asked for before some instructions are multiplied and
+    // stored after them.
+    static constexpr bool ASYNC = PIECE * SIZE >= 4;
+    static constexpr int COUNT = ASYNC ? PIECES : (PIECES + PARTS - 1) / PARTS;
+
+    const REAL* source;  // the thread's first piece of the next tile
+    long long ld;
+    unsigned place;   // of that piece in the tile, in bytes
+    int down, along;  // to the matrix's end from that piece, across lines and along them, at k = 0
+    REAL pending[ASYNC ? 1 : COUNT];
+
+    __device__ __forceinline__ Swizzled(const REAL* X, long long ld, unsigned first, unsigned outer,
+                                        unsigned k0, int k, unsigned thread)
+        : ld(ld) {
+        const unsigned line = thread / IN_LINE, at = thread % IN_LINE * PIECE;
+        source = X + (K_CONTIGUOUS ? (first + line) * ld + k0 + at : (k0 + line) * ld + first + at);
+        place = line * PITCH + (at * SIZE ^ turn(line));
+        down = int(K_CONTIGUOUS ? outer - first : k) - int(line);
+        along = int(K_CONTIGUOUS ? k : outer - first) - int(at);
+    }
+
+    // What changes the places of a line's bytes. The turn of line a + b is that of a xor that of b
+    // if b is a multiple of a power of two above a.
+    static __device__ __forceinline__ constexpr unsigned turn(unsigned line) {
+        return SINGLE ? line / SHARING % (WAYS / 2) * 32 : line / SHARING % WAYS * 16;
+    }
+
+    // Ask for one of PARTS parts of the next tile along k, which begins at k0. Copies are all asked
+    // for with part 0.
+    __device__ __forceinline__ void fetch(unsigned char* tile, int part, int k0,
+                                          AsyncCopies& copies) {
+        if (ASYNC && part > 0) return;
+        const REAL* from = source + part * COUNT * DOWN * ld;
+        const bool within = !GUARDED || along > (K_CONTIGUOUS ? k0 : 0);
+        const int lines = K_CONTIGUOUS ? down : down - k0;
+#pragma unroll
+        for (int c = 0; c < COUNT; c++, from += DOWN * ld) {
+            const int i = part * COUNT + c;
+            if (i >= PIECES) break;
+            const bool inside = !GUARDED || (within && i * DOWN < lines);
+            if constexpr (ASYNC)
+                copies.copy<PIECE * SIZE>(tile + at(i), from, inside);
+            else
+                pending[c] = inside ? *from : REAL{};
+        }
+        if (ASYNC || part == PARTS - 1) source += K_CONTIGUOUS ? KB : KB * ld;
+    }
+    // Store what that part left in registers.
+    __device__ __forceinline__ void put(unsigned char* tile, int part) {
+        if constexpr (!ASYNC) {
+#pragma unroll
+            for (int c = 0; c < COUNT; c++)
+                if (part * COUNT + c < PIECES)
+                    *reinterpret_cast<REAL*>(tile + at(part * COUNT + c)) = pending[c];
+        }
+    }
+    __device__ __forceinline__ unsigned at(int i) const {
+        return (place ^ turn(i * DOWN)) + i * DOWN * PITCH;
+    }
+
+    // Where a lane reads in the tile, for a warp whose part of it begins at `first`.
+    static __device__ __forceinline__ unsigned lane_place(unsigned first, unsigned lane) {
+        if (SINGLE) return lane % 4 * PITCH + ((first + lane / 4) * 4 ^ turn(lane % 4));
+        const unsigned line = K_CONTIGUOUS ? first + lane % 16 : lane / 16 * 8 + lane % 8;
+        const unsigned bytes = K_CONTIGUOUS ? lane / 16 * 16 : first * SIZE + lane / 8 % 2 * 16;
+        return line * PITCH + (bytes ^ turn(line));
+    }
+    // The fragment number i of the warp's part, p * 32 bytes deep. In `place` only those bits of the
+    // address are turned that i and p change, for all of their values are powers of two apart.
+    static __device__ __forceinline__ void read(unsigned (&r)[4], const unsigned char* tile,
+                                                unsigned place, int i, int p) {
+        if constexpr (SINGLE) {
+#pragma unroll
+            for (int q = 0; q < 4; q++)
+                r[q] = *reinterpret_cast<const unsigned*>(
+                    tile + (place ^ (i * 64 + q % 2 * 32)) + (p * 8 + q / 2 * 4) * PITCH);
+        } else {
+            const int across = K_CONTIGUOUS ? i : p, inside = K_CONTIGUOUS ? p : i;
+            read_matrices<!K_CONTIGUOUS>(r, tile + (place ^ inside * 32) + across * 16 * PITCH);
+        }
+        if constexpr (SIZE == 4) {
+#pragma unroll
+            for (int q = 0; q < 4; q++) r[q] = rounded(r[q]);
+        }
+    }
+};

@@ -1,0 +1,123 @@
+"""Kernel 12: products of 16-bit and tf32 numbers by the tensor cores through `mma.sync`."""
+
+from __future__ import annotations
+
+from pymm.device import Device
+from pymm.kernels.declaration import STAGES_FIT, THREADS_FIT, Config, Kernel, Rule
+from pymm.kernels.split import SPLIT_RULES, tiles, workspace_bytes
+from pymm.kernels.tensor import whole_lines
+from pymm.problem import Problem
+
+#: Bytes along k that one instruction multiplies.
+_DEPTH = 32
+
+
+def _threads(c: Config) -> int:
+    return 32 * (c.MB // c.TA) * (c.NB // c.TB)
+
+
+def _registers(c: Config, p: Problem) -> int:
+    """Registers of a thread: sums, the fragments of A, those of B twice, what comes through
+    registers where rows start at any multiple of 2 bytes, and the rest. Checked with nvcc 13.0 for
+    sm_80 to sm_90a: what this lets through does not spill.
+    """
+    kept = c.TA * c.TB // 32 + c.TA // 4 + c.TB // 2
+    if p.alignment >= 4:
+        return kept + 56
+    deep = c.KB * p.numpy_dtype.itemsize // _DEPTH
+    parts = deep if c.STAGES > 2 else deep // 2
+    pieces = (c.MB + c.NB) * c.KB // _threads(c)
+    return kept + 56 + -(-pieces // max(parts, 1))
+
+
+def _fit_together(c: Config, p: Problem, d: Device) -> bool:
+    """True if BLOCKS blocks fit; registers are handed out by eight."""
+    registers, threads = _registers(c, p), c.BLOCKS * _threads(c)
+    return (
+        registers <= d.max_registers_per_thread
+        and -(-registers // 8) * 8 * threads <= d.registers_per_block
+        and threads <= d.max_threads_per_sm
+        and c.BLOCKS * (c.kernel.shared_bytes(c, p) + 1024) <= d.shared_per_sm
+    )
+
+
+def _hopper(d: Device) -> bool:
+    """True where `wgmma` multiplies at nearly twice the rate."""
+    return d.kind == "cuda" and d.capability[0] == 9
+
+
+def _power_of_two(x: int) -> bool:
+    return x & (x - 1) == 0
+
+
+TENSOR = Kernel(
+    number=12,
+    name="tensor",
+    file="12_tensor.cu",
+    title="16 bits and tf32 on the tensor cores of every GPU since Ampere, through mma.sync",
+    space=dict(
+        MB=(32, 64, 128, 256),
+        NB=(32, 64, 128, 256),
+        KB=(16, 32, 64),
+        TA=(16, 32, 64),
+        TB=(16, 32, 64),
+        STAGES=(2, 3, 4, 5),
+        BLOCKS=(1, 2, 3, 4),
+        GROUP=(8,),
+        SPLIT=(1, 2, 4, 8, 16),
+    ),
+    default=dict(MB=128, NB=128, KB=32, TA=64, TB=64, STAGES=4, BLOCKS=2, GROUP=8, SPLIT=1),
+    fallbacks=(
+        # the same for tf32; where a block has 99 KiB; where numbers come through registers
+        dict(MB=128, NB=128, KB=16, TA=64, TB=64, STAGES=4, BLOCKS=2, GROUP=8, SPLIT=1),
+        dict(MB=128, NB=128, KB=32, TA=64, TB=64, STAGES=3, BLOCKS=2, GROUP=8, SPLIT=1),
+        dict(MB=128, NB=128, KB=16, TA=64, TB=64, STAGES=3, BLOCKS=2, GROUP=8, SPLIT=1),
+        dict(MB=128, NB=128, KB=32, TA=64, TB=32, STAGES=3, BLOCKS=1, GROUP=8, SPLIT=1),
+        # smaller ones, for products of few tiles
+        dict(MB=64, NB=128, KB=32, TA=32, TB=64, STAGES=3, BLOCKS=2, GROUP=8, SPLIT=1),
+        dict(MB=64, NB=64, KB=32, TA=32, TB=32, STAGES=3, BLOCKS=2, GROUP=8, SPLIT=1),
+        dict(MB=32, NB=64, KB=32, TA=16, TB=32, STAGES=4, BLOCKS=2, GROUP=8, SPLIT=1),
+        dict(MB=32, NB=32, KB=32, TA=16, TB=16, STAGES=4, BLOCKS=2, GROUP=8, SPLIT=1),
+    ),
+    threads=_threads,
+    block=lambda c: (_threads(c), 1, 1),
+    tiles=lambda c, p: (tiles(c, p), c.SPLIT),
+    workspace=workspace_bytes,
+    shared_elements=lambda c, p: c.STAGES * (c.MB + c.NB) * c.KB,
+    dtypes=("bf16", "f16", "tf32", "bf16_f32", "f16_f32"),
+    dynamic_shared=True,
+    aligned=True,
+    capability=(8, 0),
+    meant_for=lambda p, d: not _hopper(d),
+    rules=(
+        Rule(
+            "the swizzle wants powers of two: MB, NB, KB, TA, TB",
+            lambda c, p, d: all(map(_power_of_two, (c.MB, c.NB, c.KB, c.TA, c.TB))),
+        ),
+        Rule(
+            "warps tile the block evenly, in pieces of 16 x 16: TA divides MB, TB divides NB",
+            lambda c, p, d: (
+                c.MB % c.TA == 0 and c.NB % c.TB == 0 and c.TA % 16 == 0 and c.TB % 16 == 0
+            ),
+        ),
+        Rule(
+            "two instructions lie along k: 64 bytes divide those of KB",
+            lambda c, p, d: c.KB * p.numpy_dtype.itemsize % (2 * _DEPTH) == 0,
+        ),
+        Rule(
+            "a tile is fetched while another is used: STAGES >= 2",
+            lambda c, p, d: c.STAGES >= 2,
+        ),
+        THREADS_FIT,
+        Rule(
+            "threads copy whole lines of both tiles at a time",
+            lambda c, p, d: whole_lines(c, p),
+        ),
+        *SPLIT_RULES,
+        STAGES_FIT,
+        Rule(
+            "BLOCKS blocks fit in a multiprocessor's registers, threads and shared memory",
+            lambda c, p, d: _fit_together(c, p, d),
+        ),
+    ),
+)
