@@ -186,12 +186,12 @@ def test_kernel_file_opens_with_its_story(path):
 @each([path for path in KERNELS if "cuda_src" in path.parts])
 def test_kernels_are_self_contained(path):
     text = re.sub(r"//[^\n]*|/\*.*?\*/", "", path.read_text(), flags=re.DOTALL)
-    own = ("ptx.cuh", "matrices.cuh", "halves.cuh", "hopper.cuh")  # the last one without twins
-    if path.name not in own:
+    with_ptx = ("ptx.cuh", "matrices.cuh", "halves.cuh", "hopper.cuh")  # the last without twins
+    if path.name not in with_ptx:
         assert not re.search(r"\b(__)?asm(__)?\b", text), "inline PTX stands in common/ptx.cuh"
     for header in re.findall(r"#\s*include\s*(\S+)", text):
-        ours = header.startswith('"') and (ROOT / "cuda_src" / header.strip('"')).is_file()
-        assert ours or header.strip('<>"') in ALLOWED_INCLUDES, header
+        own = header.startswith('"') and (ROOT / "cuda_src" / header.strip('"')).is_file()
+        assert own or header.strip('<>"') in ALLOWED_INCLUDES, header
 
 
 @each(DOCUMENTS)

@@ -176,7 +176,7 @@ class CudaExecutable(Executable):
         """
         kernel = self.config.kernel
         shared = kernel.shared_bytes(self.config, problem) if kernel.dynamic_shared else 0
-        if shared > STATIC_SHARED:
+        if shared + self.resources.shared_bytes > STATIC_SHARED:
             attribute = drv.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
             with working(context, f"taking {shared} bytes of shared memory for {self.config.slug}"):
                 loaded.function.set_attribute(attribute, shared)
@@ -203,7 +203,7 @@ class CudaExecutable(Executable):
                 with active(context):
                     try:
                         handles = self._driver.load(cubin, self._source.entry)
-                        if shared > STATIC_SHARED:
+                        if shared + self.resources.shared_bytes > STATIC_SHARED:
                             self._driver.allow_shared(handles[1], shared)
                     except DriverError as error:
                         raise failure(context, error, f"loading {self.config.slug}") from error
