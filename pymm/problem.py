@@ -121,8 +121,8 @@ class Problem:
     def bytes(self) -> int:
         """Fewest bytes of device memory to move with beta = 0: A and B read once, C written once.
         """
-        elements = self.m * self.k + self.k * self.n + self.m * self.n
-        return elements * self.batch * self.numpy_dtype.itemsize
+        read = (self.m * self.k + self.k * self.n) * self.numpy_dtype.itemsize
+        return (read + self.m * self.n * self.out_dtype.itemsize) * self.batch
 
     @property
     def empty(self) -> bool:
