@@ -45,8 +45,10 @@ class Precompiler:
             self._compiler = (spec if isinstance(spec, Backend) else open_device(spec)).compiler
         self._workers = workers or min(_cores(), MOST_WORKERS)
         self._temporary = Path(tempfile.mkdtemp(prefix="pymm-compile-"))
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._pending = 0
+        self._work: dict[str, Future] = {}
+        self._waiting: dict[str, int] = {}
         self._pool = self._new_pool()
 
     @property
@@ -55,23 +57,50 @@ class Precompiler:
         return self._pending
 
     def submit(self, source: Source) -> Future[None]:
-        """Have `source` compiled into the cache. The future's `result()` raises `CompileFailed`."""
+        """Have `source` compiled into the cache. The future's `result()` raises `CompileFailed`.
+
+        A source that was submitted before is not compiled again. Cancelling the future takes the
+        source out of the queue if it has not begun and nobody else waits for it.
+        """
         outcome: Future[None] = Future()
         with self._lock:
-            try:
-                work = self._pool.submit(_build, self._compiler, source)
-            except BrokenProcessPool:
-                self._pool.shutdown(wait=False)
-                self._pool = self._new_pool()
-                work = self._pool.submit(_build, self._compiler, source)
-            self._pending += 1
-        outcome.set_running_or_notify_cancel()
+            work = self._work.get(source.key)
+            if work is None or work.cancelled():
+                work = self._begin(source)
+                self._waiting[source.key] = 0
+            self._waiting[source.key] += 1
+        outcome.add_done_callback(lambda told: self._leave(told, source.key, work))
         work.add_done_callback(lambda done: self._settle(done, outcome))
         return outcome
 
-    def _settle(self, done: Future, outcome: Future[None]) -> None:
+    def _begin(self, source: Source) -> Future:
+        try:
+            work = self._pool.submit(_build, self._compiler, source)
+        except BrokenProcessPool:
+            self._pool.shutdown(wait=False)
+            self._pool = self._new_pool()
+            work = self._pool.submit(_build, self._compiler, source)
+        self._work[source.key] = work
+        self._pending += 1
+        work.add_done_callback(lambda done: self._count(done, source.key))
+        return work
+
+    def _count(self, done: Future, key: str) -> None:
         with self._lock:
             self._pending -= 1
+            if not done.cancelled() and done.exception() and self._work.get(key) is done:
+                del self._work[key]  # so that a second try is one
+
+    def _leave(self, told: Future[None], key: str, work: Future) -> None:
+        with self._lock:
+            self._waiting[key] -= 1
+            nobody = told.cancelled() and self._waiting[key] == 0
+        if nobody:
+            work.cancel()
+
+    def _settle(self, done: Future, outcome: Future[None]) -> None:
+        if not outcome.set_running_or_notify_cancel():
+            return
         error = CancelledError() if done.cancelled() else done.exception()
         if isinstance(error, BrokenProcessPool):
             error = CompileFailed(

@@ -11,16 +11,16 @@ from types import MappingProxyType
 
 #: Floating-point operations of one multiprocessor and clock, two for a fused multiply-add:
 #: NVIDIA, CUDA C++ Programming Guide, table "Throughput of Native Arithmetic Instructions"
-#: (results per clock and multiprocessor, times two). f64 and 16 bits of 8.0 and 9.0 are the tensor
-#: cores' rates (A100 and H100 whitepapers, dense), the most that a kernel can reach there.
+#: (results per clock and multiprocessor, times two). f64, tf32 and 16 bits of 8.0 and 9.0 are the
+#: tensor cores' rates (A100 and H100 whitepapers, dense), the most that a kernel can reach there.
 CUDA_FLOPS_PER_CLOCK = {
     (7, 0): {"f32": 128, "f64": 64},
     (7, 5): {"f32": 128, "f64": 4},
-    (8, 0): {"f32": 128, "f64": 128, "f16": 2048, "bf16": 2048},
+    (8, 0): {"f32": 128, "f64": 128, "f16": 2048, "bf16": 2048, "tf32": 1024},
     (8, 6): {"f32": 256, "f64": 4},
     (8, 7): {"f32": 256, "f64": 4},
     (8, 9): {"f32": 256, "f64": 4},
-    (9, 0): {"f32": 256, "f64": 256, "f16": 4096, "bf16": 4096},
+    (9, 0): {"f32": 256, "f64": 256, "f16": 4096, "bf16": 4096, "tf32": 2048},
     (10, 0): {"f32": 256, "f64": 128},
     (12, 0): {"f32": 256, "f64": 4},
 }
@@ -85,8 +85,11 @@ def _rebuild(fields: dict) -> Device:
 
 
 def cuda_peaks(capability: tuple[int, int], sms: int, clock_hz: float) -> dict[str, float]:
-    """Peak operations per second by dtype. Empty for a capability that the table above does not
-    know.
+    """Peak operations per second by dtype; for `tf32x3` a third of tf32's, for it multiplies three
+    times. Empty for a capability that the table above does not know.
     """
-    rates = CUDA_FLOPS_PER_CLOCK.get(capability, {})
+    rates = dict(CUDA_FLOPS_PER_CLOCK.get(capability, {}))
+    if "tf32" in rates:
+        rates["tf32x3"] = rates["tf32"] / 3
+    rates |= {f"{half}_f32": rates[half] for half in ("f16", "bf16") if half in rates}
     return {dtype: rate * sms * clock_hz for dtype, rate in rates.items()}

@@ -21,6 +21,8 @@ examples:
       squares from 250 to 10000 and a shallow product, at most 100 configurations each
   python -m pymm.tune --shapes shapes.csv --transposes NN,TN --kernels all --devices 0,1
       shapes from a file with the columns m, n, k; every kernel; two GPUs
+  python -m pymm.tune --shapes large,small,odd,rank-k,skinny --checks quick --budget 300
+      every shape of the classes, a few seconds each
   python -m pymm.tune --shapes 1024 --dry-run
       only say how many configurations are valid, and what turned the others down
 
@@ -55,6 +57,7 @@ class Options:
     csv: Path | None = None
     resume: str = "auto"
     limit: float | None = None
+    checks: str = "thorough"
     dry_run: bool = False
     list: bool = False
 
@@ -92,7 +95,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     if given.budget is None and given.trials is None:
         given.budget = DEFAULT_BUDGET
     others = ("op", "trials", "budget", "sampler", "seed", "storage", "output", "csv", "resume",
-              "limit", "dry_run", "list")  # fmt: skip
+              "limit", "checks", "dry_run", "list")  # fmt: skip
     return Options(**fields, **{name: getattr(given, name) for name in others})
 
 
@@ -136,7 +139,7 @@ WHAT = {
         "help": "1024 (a square), 8192x8192x128 (m x n x k), 250:10001:250 (a range), a CSV file, "
         "or a named set; several separated by commas (default: a small standard set)",
     },
-    "--dtypes": {"default": "f32,f64", "help": "f32, f64, f16, bf16 or all (default: f32,f64)"},
+    "--dtypes": {"default": "f32,f64", "help": f"{', '.join(DTYPES)} or all (default: f32,f64)"},
     "--transposes": {
         "default": "NN",
         "metavar": "LAYOUTS",
@@ -170,6 +173,12 @@ HOW = {
         "type": float,
         "metavar": "SECONDS",
         "help": "time for one trial (default: derived from the problem)",
+    },
+    "--checks": {
+        "default": "thorough",
+        "choices": ["thorough", "quick"],
+        "help": "quick: integers by Freivalds' check, a sample of elements, guard zones; for many "
+        "large products in little time (default: thorough, also strides, alpha and beta)",
     },
 }
 

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -69,6 +69,7 @@ class Session:
 
     `stop` is asked between steps; once it is true, or `ends` (monotonic seconds) or `most` trials
     are reached, nothing new begins. `ahead` configurations are compiled before they are needed.
+    `quick` has an arena's operands and checks.
     """
 
     def __init__(
@@ -84,10 +85,12 @@ class Session:
         ahead: int = 2,
         seed: int = 0,
         limit: float | None = None,
+        quick: bool = False,
     ) -> None:
         self.problem, self.kernel, self.search = problem, kernel, search
         self.workers, self.compiler, self.log, self.progress = workers, compiler, log, progress
         self.stop, self.ahead, self.seed, self.limit = stop, ahead, seed, limit
+        self.quick = quick
         self._ahead: deque[Asked] = deque()
         self._measuring: dict[int, Asked] = {}
 
@@ -122,7 +125,8 @@ class Session:
             begun = len(self.search) + len(self._ahead) + len(self._measuring)
             if (most is not None and begun >= most) or (asked := self.search.ask()) is None:
                 return
-            builds = [self.compiler.submit(source) for source in sources(asked[1], self.problem)]
+            texts = sources(asked[1], self.problem)[: 1 if self.quick else None]
+            builds = [self.compiler.submit(source) for source in texts]
             self._ahead.append(Asked(*asked, builds))
 
     def _hand_out(self) -> None:
@@ -140,7 +144,9 @@ class Session:
                     self._record(asked, failed)
                     continue
                 best = self.search.best[1] if self.search.best else None
-                request = Request("measure", self.problem, (asked.config,), self.seed, best)
+                request = Request(
+                    "measure", self.problem, (asked.config,), self.seed, best, quick=self.quick
+                )
                 limit = self.limit or time_limit(self.problem, self.device, best)
                 self._measuring[place] = asked
                 begin(worker, request, limit)
@@ -178,18 +184,22 @@ class Session:
         self._measuring.clear()
         self._ahead.clear()
 
-    def decide(self, against_others: bool) -> Decision | None:
-        """Measure the best few and the default in turn, and say which is to be saved. None if
-        nothing works.
+    def decide(self, against_others: bool, budget: float = math.inf) -> Decision | None:
+        """Measure the best few and the default in turn, for `budget` seconds if a few rounds take
+        no longer, and say which is to be saved. None if nothing works.
         """
         default = self.kernel.default_for(self.problem, self.device)
         contenders = [c for c in self.search.best_configs(FINALISTS) if c != default]
-        configs = (default, *contenders)
+        may_run = not self.kernel.violations(default, self.problem, self.device)
+        configs = (default, *contenders) if may_run else tuple(contenders)
         longest = max((self.search.ranking.get(c, 0.0) for c in configs), default=0.0)
         calls = len(configs) + 2 * against_others
         rounds = int(FINAL_SECONDS / max(calls * longest, 1e-9))
         rounds = min(FINAL_ROUNDS, max(FEWEST_ROUNDS, rounds))
-        request = Request("compare", self.problem, configs, self.seed, None, rounds, against_others)
+        request = Request(
+            "compare", self.problem, configs, self.seed, None, rounds, against_others, self.quick,
+            budget,
+        )  # fmt: skip
         limit = (self.limit or time_limit(self.problem, self.device)) * len(configs)
         trials, times = self._compare(request, limit)
         for trial in trials:
@@ -206,7 +216,7 @@ class Session:
             return list(reply.trials), reply.times
         trials = []
         for config in request.configs:
-            alone = Request("compare", self.problem, (config,), self.seed, None, request.rounds)
+            alone = replace(request, configs=(config,), against_others=False)
             reply = worker.ask(alone, limit)
             trials.append(trial_of(reply, self.problem, config))
         return trials, {}

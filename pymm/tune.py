@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import date
@@ -19,8 +20,9 @@ from pymm.cache import Precompiler, config_directory, state_directory
 from pymm.device import Device
 from pymm.interrupts import Stop
 from pymm.journal import Busy, ForeignFile, TrialLog
-from pymm.kernels import Config, Kernel, find_kernel, kernels_for
+from pymm.kernels import Kernel, find_kernel, kernels_for
 from pymm.options import Options, parse
+from pymm.outset import Outset, prepare
 from pymm.problem import DTYPES, Problem
 from pymm.progress import Line, Progress, show_lines
 from pymm.search import Search, open_storage, open_study
@@ -28,18 +30,22 @@ from pymm.session import Decision, Session
 from pymm.shapes import parse_shapes
 from pymm.source import kernel_digest
 from pymm.store import Environment, Record, StoreError, load, put
+from pymm.verify import sources
 from pymm.worker import Site, Worker, WorkerFailed
 
 TUNED, NOT_ALL, BAD_OPTIONS, NO_DEVICE, INTERRUPTED = 0, 1, 2, 3, 130
 
-#: Stored configurations of the nearest problems that are tried right after the default.
-PORTFOLIO = 5
-
 #: Part of a problem's time that is kept for the comparison at its end, and at most that long.
 FINAL_PART, FINAL_MOST = 0.3, 15.0
 
+#: Problems whose first texts are compiled while others are measured: a text takes seconds.
+LOOK_AHEAD = 6
+
+#: What a search begins with, and its texts at the compiler.
+Ahead = tuple[Outset, list[Future[None]]]
+
 #: Compilers at once at most; a core is left to the process that measures.
-MOST_COMPILERS = 8
+MOST_COMPILERS = 16
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -180,12 +186,27 @@ class Tuner:
         log = TrialLog(self.options.csv or self.folder / "trials.csv")
         held.callback(log.close)
         progress = held.enter_context(Progress(self.console))
-        for place, (problem, kernel) in enumerate(tasks):
+        self.preparing = held.enter_context(ThreadPoolExecutor(1))
+        self.prepared: dict[tuple[Problem, Kernel], Future[Ahead]] = {}
+        for place, task in enumerate(tasks):
             if self.stop():
                 break
+            for coming in tasks[place : place + LOOK_AHEAD]:
+                if coming not in self.prepared:
+                    work = self.preparing.submit(self._prepare, *coming, compiler)
+                    self.prepared[coming] = work
             ends = self._share(len(tasks) - place)
             of = f"{place + 1}/{len(tasks)}"
-            self._one(problem, kernel, ends, of, compiler, log, progress)
+            self._one(*task, ends, of, compiler, log, progress)
+
+    def _prepare(self, problem: Problem, kernel: Kernel, compiler: Any) -> Ahead:
+        """What a task begins with, and its first texts at the compiler while others measure."""
+        outset = prepare(problem, kernel, self.device)
+        if self.device.kind == "cpu":
+            return outset, []
+        quick = self.options.checks == "quick"
+        texts = (sources(c, problem)[: 1 if quick else None] for c in outset.first(()))
+        return outset, [compiler.submit(text) for config in texts for text in config]
 
     def _share(self, left: int) -> float:
         """When the next of `left` tasks is over, by the monotonic clock."""
@@ -204,26 +225,25 @@ class Tuner:
         log: TrialLog,
         progress: Progress,
     ) -> None:
-        valid, _ = kernel.configs(problem, self.device)
-        default = kernel.default_for(problem, self.device)
-        if not kernel.violations(default, problem, self.device) and default not in valid:
-            valid.append(default)
-        if not valid:
+        outset, builds = self.prepared.pop((problem, kernel)).result()
+        if not outset.valid:
             self.failed += 1
             return progress.say(f"{problem.slug} {kernel.name}: no configuration is valid here")
         options = self.options
-        progress.begin(problem, kernel.name, len(valid), ends, of)
+        progress.begin(problem, kernel.name, len(outset.valid), ends, of)
         with open_storage(self.folder / f"{problem.slug}.journal") as storage:
             study = open_study(storage, kernel.name, self._facts(kernel), options.resume)
-            search = Search(study, valid, options.sampler, options.seed)
-            search.enqueue([default, *self._portfolio(problem, kernel)])
+            search = Search(study, outset.valid, options.sampler, options.seed)
+            search.enqueue(outset.first([*self.records, *load(self.device, self.output)]))
             session = Session(
                 problem, kernel, search, self.workers, compiler, log, progress, self.stop,
-                self.ahead, options.seed, options.limit,
+                self.ahead, options.seed, options.limit, options.checks == "quick",
             )  # fmt: skip
             reserve = min(FINAL_MOST, FINAL_PART * (ends - time.monotonic()))
             session.run(ends - max(0.0, reserve), options.trials)
-            decision = session.decide(self.device.kind in ("cpu", "cuda"))
+            for build in builds:
+                build.cancel()
+            decision = session.decide(self.device.kind in ("cpu", "cuda"), reserve / 2)
             if decision is None:
                 self.failed += 1
                 return progress.say(f"{problem.slug} {kernel.name}: no configuration works")
@@ -241,13 +261,6 @@ class Tuner:
             "compiler": environment.compiler,
             "source": kernel_digest(kernel.backend, kernel.file),
         }
-
-    def _portfolio(self, problem: Problem, kernel: Kernel) -> list[Config]:
-        """Configurations of the nearest tuned problems, of this run and stored, each once."""
-        stored = [*self.records, *load(self.device, self.output)]
-        alike = [r for r in stored if r.config.kernel == kernel and _alike(r.problem, problem)]
-        alike.sort(key=lambda record: _distance(record.problem, problem))
-        return list(dict.fromkeys(record.config for record in alike))[:PORTFOLIO]
 
     def _save(
         self, problem: Problem, kernel: Kernel, decision: Decision, progress: Progress
@@ -271,18 +284,6 @@ class Tuner:
         self.records.append(record)
         if self.device.kind != "simulator":
             put([record], self.device, Path(self.output))
-
-
-def _alike(other: Problem, problem: Problem) -> bool:
-    """Same operation and precision: a good tile serves other layouts and types, too."""
-    return other.op == problem.op and other.precision == problem.precision
-
-
-def _distance(other: Problem, problem: Problem) -> float:
-    """Same type and layout first, then by the logarithms of the extents."""
-    pairs = ((other.m, problem.m), (other.n, problem.n), (other.k, problem.k))
-    apart = sum(abs(math.log2(max(x, 1) / max(y, 1))) for x, y in pairs)
-    return apart + 100 * (other.dtype != problem.dtype) + 10 * (other.layout != problem.layout)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pymm.backends import open_device
-from pymm.backends.base import CompileFailed
+from pymm.backends.base import CompileFailed, Compiler
 from pymm.backends.binaries import key_of, obtain, sound
 from pymm.cache import Precompiler, cache_directory, config_directory, state_directory
 from pymm.kernels import find_kernel
@@ -201,6 +201,33 @@ def test_two_processes_compile_the_same(pool):
     path = backend.compiler.build(text)
     assert sound(path.parent) == path
     assert not leftovers(backend.compiler.cache)
+
+
+def test_what_nobody_waits_for_leaves_the_queue(tmp_path):
+    """One of two that wait for the same text may leave; then the other; what has begun ends."""
+    with Precompiler(Recorder(tmp_path / "built"), workers=1) as pool:
+        first = [pool.submit(source("cpu", f"text{number}")) for number in range(4)]
+        shared, other = (pool.submit(source("cpu", "late")) for _ in range(2))
+        lonely = pool.submit(source("cpu", "never"))
+        assert shared.cancel() and lonely.cancel()
+        assert [future.result(timeout=60) for future in (*first, other)] == [None] * 5
+    built = (tmp_path / "built").read_text().split()
+    assert built == ["text0", "text1", "text2", "text3", "late"]
+    assert shared.cancelled() and lonely.cancelled() and pool.pending == 0
+
+
+class Recorder(Compiler):
+    """Takes a while and writes down what it was given."""
+
+    toolchain = "recorder 1.0"
+
+    def __init__(self, path):
+        self.path = path
+
+    def build(self, source):
+        time.sleep(0.2)
+        with open(self.path, "a") as file:
+            file.write(source.text + "\n")
 
 
 def test_a_refusal_comes_back_from_the_pool(pool):

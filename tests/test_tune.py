@@ -10,6 +10,7 @@ from pymm import kernels
 from pymm.device import Device
 from pymm.journal import COLUMNS, TrialLog
 from pymm.measure import Trial
+from pymm.outset import PROMISING
 from pymm.problem import Problem
 from pymm.session import choose
 from pymm.tune import INTERRUPTED, NOT_ALL, TUNED
@@ -34,10 +35,12 @@ def test_finds_saves_and_shows(tmp_path):
 
 
 def test_nothing_is_compiled_twice(tmp_path):
-    """A multiple of the tile needs two texts, the plain and the guarded one; others one."""
+    """A multiple of the tile needs two texts, the plain and the guarded one; others one. What is
+    compiled ahead is asked for again, and the pool has it then.
+    """
     run = Run(tmp_path, "--trials 30")
     keys = run.compilers[0].keys
-    assert 30 <= len(keys) <= 60 and len(keys) == len(set(keys))
+    assert 30 <= len(set(keys)) <= 60 and len(keys) <= len(set(keys)) + 2 * (PROMISING + 1)
 
 
 def test_default_stays_where_nothing_is_faster(tmp_path):

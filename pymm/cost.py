@@ -1,0 +1,236 @@
+"""How long a configuration should take on a GPU, from what it does: work in waves, numbers through
+shared memory, L2 and device memory, parts of k and their sums, copies ahead of the product.
+
+Good to order candidates and to refuse bad ones, not to predict a time: benchmarks/LOG.md has the
+rank correlation with what was measured. It knows the parameters that families share by their
+names, so a new kernel needs nothing here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pymm.device import Device
+from pymm.kernels import Config
+from pymm.problem import Problem
+
+#: Seconds, measured on an H200: an event-timed empty kernel, a second launch behind it, from a load
+#: of device memory to its use, and the barriers of a step.
+LAUNCH, NEXT_LAUNCH, LATENCY, STEP = 3.5e-6, 2.0e-6, 0.7e-6, 6e-8
+
+#: Parts of the peak: multiply-adds from registers (59 to 61 of 66.9 TFLOP/s), device memory (3.95
+#: of 4.8 TB/s), and what one multiprocessor gets from L2 in bytes per clock (of 64).
+ISSUE, MEMORY, L2_BYTES = 0.92, 0.82, 52.0
+
+#: Bytes per clock that a multiprocessor reads from shared memory, and instructions it issues.
+SHARED_BYTES, SLOTS = 128.0, 4.0
+
+#: Warps that hide the latency of multiply-adds, and of tensor instructions.
+WARPS_TO_HIDE, TENSOR_WARPS_TO_HIDE = 8.0, 4.0
+
+#: Registers of a thread besides its sums and fragments.
+OTHER_REGISTERS = 32
+
+#: Parameters that make two configurations different kernels, not variants of one.
+TILE = ("MB", "NB", "TA", "TB", "TK", "SPLIT", "SLICES")
+
+#: Where a device does not say: an H200's share of one multiprocessor.
+CLOCK, BANDWIDTH, L2 = 1.5e9, 3e10, 4e5
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What one block of a configuration is: tile, depth of a step, tile of a thread or warp."""
+
+    mb: int
+    nb: int
+    kb: int
+    ta: int
+    tb: int
+    parts: int
+    stages: int
+    threads: int
+    by_threads: bool
+
+    @classmethod
+    def of(cls, config: Config, problem: Problem) -> Shape:
+        c = config.as_dict()
+        mb, nb = c.get("MB", 32), c.get("NB", 32)
+        ta, tb = c.get("TA", 1), c.get("TB", 1)
+        owners = max(mb // ta, 1) * max(nb // tb, 1)
+        depth = c.get("KB", 1) * c.get("SLICES", 1)
+        return cls(
+            mb, nb, min(depth, max(problem.k, 1)), ta, tb, c.get("SPLIT", 1),
+            c.get("STAGES", 1), config.kernel.threads(config), owners >= 32,
+        )  # fmt: skip
+
+
+def predicted_seconds(config: Config, problem: Problem, device: Device) -> float:
+    """Seconds that `config` should take for `problem` on `device`, a GPU. Never fails, never 0."""
+    shape, kernel = Shape.of(config, problem), config.kernel
+    size, clock = problem.numpy_dtype.itemsize, device.clock_hz or CLOCK
+    tiles = math.ceil(problem.m / shape.mb) * math.ceil(problem.n / shape.nb)
+    units = tiles * shape.parts * problem.batch
+    on_one = math.ceil(units / device.sms)
+    resident = min(_resident(config, problem, device, shape), on_one)
+    if kernel.hopper:  # blocks that stay take whole units in turn
+        on_one = math.ceil(units / (device.sms * resident)) * resident
+    depth = math.ceil(problem.k / shape.parts / shape.kb) * shape.kb
+    steps = depth / shape.kb
+    step = _step_seconds(config, problem, device, shape, resident, clock)
+    unit = steps * step + _unit_seconds(problem, device, shape, size, clock)
+    filling = LATENCY * (2 if shape.stages > 1 else 1)
+    multiply = on_one * unit + filling
+    memory = _memory_bytes(config, problem, device, shape, units) / _bandwidth(device)
+    return LAUNCH + max(multiply, memory) + 0.15 * min(multiply, memory) + _extra_seconds(
+        config, problem, device, shape, tiles, clock
+    )  # fmt: skip
+
+
+def most_promising(
+    configs: Iterable[Config], problem: Problem, device: Device, count: int
+) -> list[Config]:
+    """Up to `count` of the configurations, the one that should be quickest first, no more than two
+    of one tile, and none that the model cannot tell from one before it. None at all for a CPU,
+    which it knows nothing of.
+    """
+    if device.kind == "cpu":
+        return []
+
+    def rank(config: Config) -> tuple[float, int, int]:
+        seconds = predicted_seconds(config, problem, device)
+        more = config.as_dict()
+        return float(f"{seconds:.3g}"), -more.get("STAGES", 0), -more.get("BLOCKS", 0)
+
+    found: list[Config] = []
+    tiles: Counter[tuple] = Counter()
+    times: set[tuple] = set()
+    for (seconds, *_), config in sorted(
+        ((rank(config), config) for config in configs), key=lambda pair: pair[0]
+    ):
+        if len(found) == count:
+            break
+        tile = tuple(value for name, value in config.parameters if name in TILE)
+        if tiles[tile] < 2 and (seconds, tile) not in times:
+            times.add((seconds, tile))
+            tiles[tile] += 1
+            found.append(config)
+    return found
+
+
+def _resident(config: Config, problem: Problem, device: Device, shape: Shape) -> int:
+    """Blocks on a multiprocessor at a time."""
+    kernel = config.kernel
+    if kernel.hopper and config.as_dict().get("BLOCKS") is None:
+        return max(kernel.hopper.resident(config), 1)
+    shared = kernel.shared_bytes(config, problem) + 1024
+    registers = min(_registers(problem, shape), device.max_registers_per_thread)
+    found = min(
+        device.shared_per_sm // shared,
+        device.max_threads_per_sm // shape.threads,
+        device.registers_per_block // max(registers * shape.threads, 1),
+    )
+    return max(found, config.as_dict().get("BLOCKS", 1), 1)
+
+
+def _registers(problem: Problem, shape: Shape) -> float:
+    words = problem.scalar_dtype.itemsize // 4
+    sums = shape.mb * shape.nb / shape.threads
+    if shape.by_threads:
+        sums = shape.ta * shape.tb + shape.ta + shape.tb
+    return sums * words + OTHER_REGISTERS
+
+
+def _step_seconds(
+    config: Config, problem: Problem, device: Device, shape: Shape, resident: int, clock: float
+) -> float:
+    """One step along k of one block, `resident` of which share the multiprocessor."""
+    size = problem.numpy_dtype.itemsize
+    flops = 2.0 * shape.mb * shape.nb * shape.kb
+    peak = device.peak_flops.get(problem.dtype) or 128.0 * device.sms * clock
+    if shape.by_threads and problem.dtype == "f64" and device.capability >= (8, 0):
+        peak /= 2 if device.capability[0] in (8, 9) else 1  # the peak is the tensor cores'
+    cycles = flops / (peak * ISSUE / device.sms / clock)
+    warps = max(shape.threads // 32, 1) * resident
+    if shape.by_threads:
+        lanes = config.as_dict().get("LANES", 4)
+        across = max(32 // lanes, 1)
+        read = (shape.ta * lanes + shape.tb * across) * size / SHARED_BYTES
+        reads = max(2.0 * read, (shape.ta + shape.tb) * size / 16)  # wavefronts of a warp's LDS.128
+        words = size // 4
+        issued = shape.ta * shape.tb * words + (shape.ta + shape.tb) * size / 16 + 1
+        ideal = shape.ta * shape.tb * words
+        cycles *= max(issued / ideal, reads * SLOTS / ideal)
+        cycles *= max(1.0, (WARPS_TO_HIDE / warps) ** 0.5)
+    else:
+        owners = (shape.mb // shape.ta) * (shape.nb // shape.tb)
+        read = owners * (shape.ta + shape.tb) * shape.kb * size / SHARED_BYTES
+        cycles = max(cycles, read) + 0.1 * min(cycles, read)
+        cycles *= max(1.0, TENSOR_WARPS_TO_HIDE / warps)
+    cluster = config.as_dict().get("CLUSTER", 1)
+    fetched = (shape.mb + shape.nb / cluster) * shape.kb * size
+    share = max(cycles, fetched / L2_BYTES) / clock
+    held = 2 if config.kernel.hopper else 1  # steps before a stage is free to be filled again
+    turn = (LATENCY + held * share * resident) / (max(shape.stages, 1) * resident)
+    return max(share, turn) + STEP / resident
+
+
+def _unit_seconds(
+    problem: Problem, device: Device, shape: Shape, size: int, clock: float
+) -> float:
+    """Beginning and end of a tile: its first loads, its results on their way out."""
+    out = problem.out_dtype.itemsize if shape.parts == 1 else problem.scalar_dtype.itemsize
+    return shape.mb * shape.nb * out / L2_BYTES / clock + 0.3 * LATENCY
+
+
+def _memory_bytes(
+    config: Config, problem: Problem, device: Device, shape: Shape, units: int
+) -> float:
+    """Bytes from and to device memory: everything once, and what is read again because the tiles of
+    a wave do not share it and L2 does not hold it.
+    """
+    size = problem.numpy_dtype.itemsize
+    least = problem.bytes
+    wave = min(units, device.sms)
+    rows = min(max(config.as_dict().get("GROUP", 8), 1), math.ceil(problem.m / shape.mb))
+    columns = max(wave / rows, 1.0)
+    columns = min(columns, math.ceil(problem.n / shape.nb))
+    depth = problem.k / shape.parts
+    per_wave = (rows * shape.mb + columns * shape.nb) * depth * size
+    again = per_wave * (units / wave)
+    held = (device.l2_bytes or L2 * device.sms) / 2
+    inputs = (problem.m + problem.n) * problem.k * size * problem.batch
+    return least if inputs <= held else max(least, min(again, 8 * least))
+
+
+def _extra_seconds(
+    config: Config, problem: Problem, device: Device, shape: Shape, tiles: int, clock: float
+) -> float:
+    """Parts of k added up, operands copied ahead."""
+    seconds, hopper = 0.0, config.kernel.hopper
+    sums = problem.scalar_dtype.itemsize
+    if shape.parts > 1:
+        elements = tiles * shape.mb * shape.nb * problem.batch * shape.parts
+        seconds += 2 * elements * sums / (2 * _bandwidth(device))
+        one = shape.parts * shape.mb * shape.nb * sums / L2_BYTES / clock
+        seconds += NEXT_LAUNCH if hopper else LATENCY + one
+    if hopper:
+        received, moved = hopper.received(problem), 0
+        size = problem.numpy_dtype.itemsize
+        rows = (problem.m if problem.trans_a else problem.k,
+                problem.k if problem.trans_b else problem.n)  # fmt: skip
+        numbers = (problem.m * problem.k, problem.k * problem.n)
+        turned = (received.trans_a != problem.trans_a, received.trans_b != problem.trans_b)
+        for row, count, other in zip(rows, numbers, turned, strict=True):
+            if other or row * size % 16 or hopper.terms > 1:
+                moved += count * size * problem.batch * (1 + hopper.terms)
+        if moved:
+            seconds += NEXT_LAUNCH + LATENCY + moved / _bandwidth(device)
+    return seconds
+
+
+def _bandwidth(device: Device) -> float:
+    return MEMORY * (device.bandwidth or BANDWIDTH * device.sms)
