@@ -59,8 +59,8 @@ static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2
 // before the barrier after which they are read.
 constexpr int PARTS = STAGES > 2 ? DEEP : DEEP / 2;
 using Number = REAL;
-using TileA = Swizzled<!TRANS_A, MB, THREADS, PARTS>;
-using TileB = Swizzled<TRANS_B, NB, THREADS, PARTS>;
+using TileA = Swizzled<true, !TRANS_A, MB, THREADS, PARTS>;
+using TileB = Swizzled<false, TRANS_B, NB, THREADS, PARTS>;
 constexpr int STAGE = TileA::BYTES + TileB::BYTES;
 
 using Result = OUT;
@@ -170,8 +170,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 for (int i = 0; i < ROWS; i++) {
 #pragma unroll
                     for (int j = 0; j < COLUMNS; j++) {
-                        const unsigned(&pair)[4] = b[p % 2][j / 2];
-                        mma(Number{}, sum[i * COLUMNS + j], a[i], pair[j % 2], pair[j % 2 + 2]);
+                        const unsigned* const pair = b[p % 2][j / 2] + j % 2 * 2;
+                        mma(Number{}, sum[i * COLUMNS + j], a[i], pair[0], pair[1]);
                     }
                     read_a(here, i, next);
                 }

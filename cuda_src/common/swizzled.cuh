@@ -16,7 +16,7 @@
 //
 // `ldmatrix` turns round 16-bit numbers only. Those of 32 bits that lie across k are read one by
 // one, each lane its own: 8 neighbours, two chunks, of 4 lines. There pairs of chunks change places.
-template <bool K_CONTIGUOUS, int OUTER, int THREADS, int PARTS>
+template <bool LEFT, bool K_CONTIGUOUS, int OUTER, int THREADS, int PARTS>
 struct Swizzled {
     static constexpr int SIZE = sizeof(REAL);
     static constexpr bool SINGLE = !K_CONTIGUOUS && SIZE == 4;
@@ -88,22 +88,30 @@ struct Swizzled {
         return (place ^ turn(i * DOWN)) + i * DOWN * PITCH;
     }
 
+    // The order of a fragment's four 8 x 16 bytes: A's register number q has its upper or lower
+    // rows by q % 2, B's by q / 2, so that the two that an instruction takes of B are neighbours.
+    static __device__ __forceinline__ constexpr unsigned half(unsigned q) {
+        return LEFT ? q % 2 : q / 2;
+    }
+    static __device__ __forceinline__ constexpr unsigned deeper(unsigned q) {
+        return LEFT ? q / 2 : q % 2;
+    }
     // Where a lane reads in the tile, for a warp whose part of it begins at `first`.
     static __device__ __forceinline__ unsigned lane_place(unsigned first, unsigned lane) {
         if (SINGLE) return lane % 4 * PITCH + ((first + lane / 4) * 4 ^ turn(lane % 4));
-        const unsigned line = K_CONTIGUOUS ? first + lane % 16 : lane / 16 * 8 + lane % 8;
-        const unsigned bytes = K_CONTIGUOUS ? lane / 16 * 16 : first * SIZE + lane / 8 % 2 * 16;
-        return line * PITCH + (bytes ^ turn(line));
+        const unsigned h = half(lane / 8), x = deeper(lane / 8);
+        const unsigned line = K_CONTIGUOUS ? first + h * 8 + lane % 8 : x * 8 + lane % 8;
+        return line * PITCH + ((K_CONTIGUOUS ? x * 16 : first * SIZE + h * 16) ^ turn(line));
     }
-    // The fragment number i of the warp's part, p * 32 bytes deep. In `place` only those bits of the
-    // address are turned that i and p change, for all of their values are powers of two apart.
+    // Fragment i of the warp's part, p * 32 bytes deep. i and p are powers of two apart from what
+    // else is in `place`, so that they can be turned with it.
     static __device__ __forceinline__ void read(unsigned (&r)[4], const unsigned char* tile,
                                                 unsigned place, int i, int p) {
         if constexpr (SINGLE) {
 #pragma unroll
             for (int q = 0; q < 4; q++)
                 r[q] = *reinterpret_cast<const unsigned*>(
-                    tile + (place ^ (i * 64 + q % 2 * 32)) + (p * 8 + q / 2 * 4) * PITCH);
+                    tile + (place ^ (i * 64 + half(q) * 32)) + (p * 8 + deeper(q) * 4) * PITCH);
         } else {
             const int across = K_CONTIGUOUS ? i : p, inside = K_CONTIGUOUS ? p : i;
             read_matrices<!K_CONTIGUOUS>(r, tile + (place ^ inside * 32) + across * 16 * PITCH);
