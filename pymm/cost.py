@@ -178,9 +178,7 @@ def _step_seconds(
     return max(share, turn) + STEP / resident
 
 
-def _unit_seconds(
-    problem: Problem, device: Device, shape: Shape, size: int, clock: float
-) -> float:
+def _unit_seconds(problem: Problem, device: Device, shape: Shape, size: int, clock: float) -> float:
     """Beginning and end of a tile: its first loads, its results on their way out."""
     out = problem.out_dtype.itemsize if shape.parts == 1 else problem.scalar_dtype.itemsize
     return shape.mb * shape.nb * out / L2_BYTES / clock + 0.3 * LATENCY

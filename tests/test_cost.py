@@ -59,7 +59,9 @@ def test_order_is_that_of_the_h200(name, kernel, correlation, kept):
     assert judged >= 3
 
 
-@pytest.mark.parametrize("kernel", [k for k in KERNELS if k.backend == "cuda"], ids=lambda k: k.name)
+@pytest.mark.parametrize(
+    "kernel", [k for k in KERNELS if k.backend == "cuda"], ids=lambda k: k.name
+)
 @given(extent=st.tuples(*[st.integers(1, 2**31 - 1)] * 3), batch=st.integers(1, 10**6))
 @settings(max_examples=20, deadline=None)
 def test_never_fails_and_more_work_is_never_free(kernel, extent, batch):

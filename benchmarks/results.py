@@ -1,0 +1,200 @@
+"""Writes benchmarks/RESULTS.md from the CSV of `python -m pymm.bench --classes`:
+`python benchmarks/results.py`.
+
+The goals are geometric means of a class: opponent's time / pymm's time, the opponent the faster of
+cuBLAS's two libraries. With `--check` nothing is written and the status is 1 if the file is not
+what the CSV says.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLE = ROOT / "benchmarks" / "RESULTS.md"
+FILE = ROOT / "benchmarks" / "results" / "nvidia-h200" / "classes.csv"
+
+Row = dict[str, str]
+
+#: Floor and goal of each class and type for row-major operands.
+GOALS: dict[str, dict[str, tuple[float, float]]] = {
+    "f32": {"large": (1.05, 1.15), "small": (1.25, 1.6), "odd": (1.15, 1.3),
+            "rank-k": (1.15, 1.4), "skinny": (1.2, 1.7)},
+    "f64": {"large": (0.98, 1.06), "small": (1.1, 1.4), "odd": (1.1, 1.3),
+            "rank-k": (1.1, 1.35), "skinny": (1.0, 1.1)},
+    "bf16": {"large": (0.98, 1.06), "small": (1.0, 1.2), "odd": (2.0, 4.0),
+             "rank-k": (1.1, 1.4), "skinny": (1.05, 1.3)},
+    "tf32": {"large": (0.97, 1.08), "small": (1.0, 1.4), "odd": (1.6, 2.8),
+             "rank-k": (1.2, 1.7), "skinny": (1.05, 1.3)},
+    "tf32x3": {"2048": (1.6, 2.8), "4096": (2.2, 4.0), "8192": (2.5, 4.5),
+               "rank-k 64 to 156": (1.5, 3.0), "641 and 4097": (1.2, 3.0)},
+}  # fmt: skip
+GOALS["f16"] = GOALS["bf16"]
+
+#: Floors and goals where an operand is transposed, beside those of NN.
+TRANSPOSED = 0.9
+
+LAYOUTS = ("NN", "NT", "TN", "TT")
+
+#: What a type is compared with.
+OPPONENTS = {
+    "tf32": "cuBLAS with TF32 allowed",
+    "tf32x3": "cuBLAS SGEMM, IEEE",
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write, or with `--check` compare. Returns the exit status."""
+    if not FILE.exists():
+        text = None
+    else:
+        with open(FILE, encoding="utf-8", newline="") as lines:
+            text = "\n".join(document(latest(csv.DictReader(lines)))) + "\n"
+    if "--check" in arguments:
+        written = TABLE.read_text(encoding="utf-8") if TABLE.exists() else None
+        return int(written != text)
+    if text is None:
+        sys.exit(f"{FILE.relative_to(ROOT)} is not there: python -m pymm.bench --classes all --csv")
+    TABLE.write_text(text, encoding="utf-8")
+    return 0
+
+
+def latest(rows: Iterator[Row]) -> list[Row]:
+    """The last row of each product, in the order of the file."""
+    found: dict[tuple[str, ...], Row] = {}
+    for row in rows:
+        key = tuple(row[name] for name in ("class", "dtype", "layout", "m", "n", "k"))
+        found.pop(key, None)
+        found[key] = row
+    return list(found.values())
+
+
+def document(rows: Sequence[Row]) -> list[str]:
+    """The lines of RESULTS.md."""
+    first, last = rows[0], rows[-1]
+    kinds = {(r["device"], r["driver"], r["compiler"], r["pymm"]) for r in rows}
+    machines = "; ".join(
+        f"{device}, driver {driver}, {compiler}, pymm {version}"
+        for device, driver, compiler, version in sorted(kinds)
+    )
+    wrong = sum(row["outcome"] != "ok" for row in rows)
+    lines = [
+        "# Every class of products beside cuBLAS",
+        "",
+        "Written by `python benchmarks/results.py` from "
+        f"`{FILE.relative_to(ROOT)}`, which holds one run of",
+        "`python -m pymm.bench --classes all --csv FILE`.",
+        "",
+        f"{machines}. Measured from {first['time']} to {last['time']}; "
+        f"{len(rows)} products, {wrong} of them failed.",
+        "",
+        "A ratio is the opponent's time / pymm's time, above 1 where pymm is faster; the opponent",
+        "is the faster of cuBLAS and cuBLASLt on the same operands in the same run, measured in",
+        "turn with cold caches. pymm runs what `pymm.matmul` chooses; copies ahead of the product",
+        "count. Every result was checked.",
+        "",
+        "## Classes",
+        "",
+        *classes(rows),
+        "",
+        "## Products",
+        "",
+        *products(rows),
+    ]
+    return lines
+
+
+def classes(rows: Sequence[Row]) -> list[str]:
+    """Geometric mean of each class and type by layout, with floor, goal, and whether they are met.
+    """
+    lines = [
+        "Geometric means. Floor and goal are those of NN; NT, TN and TT have 10 % less to reach. "
+        "A mean in bold",
+        "reaches its floor.",
+        "",
+        "| type | class | floor | goal | " + " | ".join(LAYOUTS) + " | NN | transposed |",
+        "|---|---|--:|--:|" + "--:|" * len(LAYOUTS) + "---|---|",
+    ]
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+        of_type = [row for row in rows if row["dtype"] == dtype]
+        for name in dict.fromkeys(row["class"] for row in of_type):
+            floor, goal = GOALS.get(dtype, {}).get(name, (math.nan, math.nan))
+            cells, verdicts = [], []
+            for layout in LAYOUTS:
+                at = [r for r in of_type if (r["class"], r["layout"]) == (name, layout)]
+                value = mean(at)
+                part = 1.0 if layout == "NN" else TRANSPOSED
+                failed = any(row["outcome"] != "ok" for row in at)
+                verdicts.append("failed" if failed else verdict(value, floor * part, goal * part))
+                bold = "**" if verdicts[-1] in ("floor", "goal") else ""
+                cells.append("" if math.isnan(value) else f"{bold}{value:.2f}{bold}")
+            lines.append(
+                f"| {dtype} | {name} | {number(floor)} | {number(goal)} | {' | '.join(cells)} "
+                f"| {verdicts[0]} | {worst(verdicts[1:])} |"
+            )
+    named = [f"{dtype}: {words}" for dtype, words in OPPONENTS.items()]
+    return [*lines, "", "Opponents: " + "; ".join(named) + "; else cuBLAS in the same type."]
+
+
+def mean(rows: Sequence[Row]) -> float:
+    """Geometric mean of the ratios; NaN if a row is missing its ratio or none is there."""
+    ratios = [float(row["ratio"]) if row["ratio"] else math.nan for row in rows]
+    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
+
+
+def verdict(value: float, floor: float, goal: float) -> str:
+    """What a mean has reached: "goal", "floor", "missed", or "" where there is none to reach."""
+    if math.isnan(value) or math.isnan(floor):
+        return ""
+    return "goal" if value >= goal else "floor" if value >= floor else "missed"
+
+
+def worst(verdicts: Sequence[str]) -> str:
+    """The least of several verdicts."""
+    return min(verdicts, key=("failed", "missed", "floor", "goal", "").index, default="")
+
+
+def products(rows: Sequence[Row]) -> list[str]:
+    """Every row: times, ratio, error, configuration."""
+    lines = [
+        "Times in microseconds, medians. Error: root mean square of C - C64 beside that of C64, of",
+        "pymm and of the opponent.",
+        "",
+        "| type | layout | class | m x n x k | pymm | cuBLAS | cuBLASLt | Triton | ratio | TFLOP/s "
+        "| of peak | spread | error | opponent's | configuration |",
+        "|---|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
+    ]
+    for row in rows:
+        extents = " x ".join(row[axis] for axis in "mnk")
+        start = f"| {row['dtype']} | {row['layout']} | {row['class']} | {extents} "
+        if row["outcome"] != "ok":
+            lines.append(start + f"| {row['outcome']}" + " |" * 11)
+            continue
+        times = " | ".join(time(row[f"{x}us"]) for x in ("", "cublas_", "cublaslt_", "triton_"))
+        rate = f"{float(row['gflops']) / 1e3:.2f}"
+        peak = f"{float(row['peak']):.0%}" if row["peak"] else ""
+        ratio = f"{float(row['ratio']):.2f}" if row["ratio"] else ""
+        config = row["config"].replace("-", " ")
+        lines.append(
+            f"{start}| {times} | {ratio} | {rate} | {peak} | {float(row['spread']):.1%} "
+            f"| {row['rms']} | {row['opponent_rms']} | {config} |"
+        )
+    return lines
+
+
+def time(microseconds: str) -> str:
+    """A time as the table has it."""
+    return f"{float(microseconds):.4g}" if microseconds else ""
+
+
+def number(value: float) -> str:
+    """A floor or a goal, empty where there is none."""
+    return "" if math.isnan(value) else f"{value:g}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

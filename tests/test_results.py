@@ -1,0 +1,63 @@
+"""The generated page of results says what its CSV says."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pymm.contest import COLUMNS
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import results  # noqa: E402
+
+
+def row(ratio, dtype="f32", layout="NN", name="large", extent="2048", **more):
+    values = {
+        "time": "2026-11-21T17:00:00+00:00", "device": "nvidia-h200", "class": name,
+        "dtype": dtype, "layout": layout, "m": extent, "n": extent, "k": extent, "us": "100",
+        "config": "a-MB1", "outcome": "ok", "cublas_us": "110", "cublaslt_us": "120",
+        "gflops": "50000", "peak": "0.75", "ratio": str(ratio), "spread": "0.01", "rms": "1e-7",
+    }  # fmt: skip
+    return dict.fromkeys(COLUMNS, "") | values | more
+
+
+def test_the_page_is_what_the_csv_says():
+    """`python benchmarks/results.py` would change nothing."""
+    command = [sys.executable, "benchmarks/results.py", "--check"]
+    assert subprocess.run(command, cwd=ROOT).returncode == 0
+
+
+def test_classes_are_judged_by_their_geometric_means():
+    rows = [row(1.0), row(1.44, extent="4096"), row(0.95, layout="TT"), row(1.3, layout="NT")]
+    rows += [row(1.06, name="small"), row(1.24, name="odd"), row(2.0, "f16_f32")]
+    lines = results.classes(rows)
+    find = {tuple(line.split(" | ")[:2]): line for line in lines if line.startswith("| ")}
+    large = find["| f32", "large"]
+    assert "| 1.05 | 1.15 | **1.20** | **1.30** |  | **0.95** | goal | floor |" in large
+    assert find["| f32", "small"].endswith("| 1.25 | 1.6 | 1.06 |  |  |  | missed |  |")
+    assert find["| f32", "odd"].endswith("| **1.24** |  |  |  | floor |  |")
+    assert find["| f16_f32", "large"].endswith("|  |  | 2.00 |  |  |  |  |  |")
+
+
+def test_a_failed_product_fails_its_class():
+    rows = [row(2.0), row("", extent="8192", outcome="wrong")]
+    (line,) = [line for line in results.classes(rows) if line.startswith("| f32")]
+    assert "failed" in line and "2.00" not in line
+    assert any("8192 x 8192 x 8192 | wrong" in line for line in results.products(rows))
+
+
+def test_the_last_row_of_a_product_counts():
+    rows = [row(1.0), row(1.1, extent="4096"), row(1.2)]
+    assert [r["ratio"] for r in results.latest(iter(rows))] == ["1.1", "1.2"]
+    page = results.document(rows)
+    assert any("3 products, 0 of them failed" in line for line in page)
+
+
+@pytest.mark.parametrize("dtype", list(results.GOALS))
+def test_every_goal_names_a_class(dtype):
+    from pymm.classes import shapes_of
+
+    assert list(results.GOALS[dtype]) == list(shapes_of(dtype))
