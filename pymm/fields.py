@@ -78,6 +78,8 @@ def normal(problem: Problem, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndar
     data draw: a GPU multiplies zeros at higher clocks.
     """
     generator = np.random.default_rng(seed)
-    a, b, c = stored_shapes(problem)
-    real = problem.numpy_dtype
-    return tuple(generator.standard_normal(x, np.float32).astype(real) for x in (a, b, c))
+    reals = (problem.numpy_dtype, problem.numpy_dtype, problem.out_dtype)
+    return tuple(
+        generator.standard_normal(shape, np.float32).astype(real)
+        for shape, real in zip(stored_shapes(problem), reals, strict=True)
+    )

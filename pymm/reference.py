@@ -19,11 +19,25 @@ from pymm.problem import HALVES, Problem, dtype_name
 #: N. J. Higham, M. Mikaitis, S. Pranesh, Numerical behavior of NVIDIA tensor cores, PeerJ Computer
 #: Science 7:e330, 2021). Each instruction then loses at most 17 times 2^-25 and the result's last
 #: bit, 2^-23, of the sum of absolute values: less than 16 times 2^-24, and 2^-23 for each term
-#: leaves room for cores that keep one bit less.
-ROUNDOFF = {"f32": 2.0**-24, "f64": 2.0**-53, "f16": 2.0**-23, "bf16": 2.0**-23}
+#: leaves room for cores that keep one bit less. Of tf32 it adds 8: 9 times 2^-25 and the last bit
+#: are less than 7 times 2^-24. With three products for each term that makes 20, and two more where
+#: the sums so far are put by every 8: 24 times 2^-24 for 8 terms.
+ROUNDOFF = {
+    "f32": 2.0**-24, "f64": 2.0**-53, "f16": 2.0**-23, "bf16": 2.0**-23, "tf32": 2.0**-23,
+    "tf32x3": 3 * 2.0**-24, "f16_f32": 2.0**-23, "bf16_f32": 2.0**-23,
+}  # fmt: skip
 
 #: Unit roundoff of storing a result in 16 bits: 11 and 8 significant bits.
 STORING = {"f16": 2.0**-11, "bf16": 2.0**-8}
+
+#: What becomes of the product of two float32 numbers before it is added, as a part of it. Rounding
+#: both to tf32's 11 significant bits: 2^-11 each, and the product of these. As sums of two such
+#: numbers they have 22 bits: 2^-22 each is left, and as much is the product of both low terms,
+#: which is left out; 2^-30 covers the products of all these.
+ROUNDING = {"tf32": 2.0**-10 + 2.0**-22, "tf32x3": 3 * 2.0**-22 + 2.0**-30}
+
+#: The smallest normal number of float32 and of tf32: what lies below it has fewer bits, or none.
+SMALLEST_NORMAL = 2.0**-126
 
 #: Integers up to 2^24 are exact in float32 (24 significant bits) and more so in float64.
 EXACT_INTEGER = 2**24
@@ -83,15 +97,20 @@ def error_bound(
     come first, and gather the sums of every step along k). In float64 the reference errs as much
     as the kernel, hence twice the bound. Results below the smallest normal number add at most one
     smallest subnormal for each operation. Types of 16 bits: sums in float32, and then the rounding
-    of the result.
+    of the result. tf32: the rounding of the operands, `ROUNDING`, then sums of what has become of
+    them.
     """
     left, right = oriented(problem, np.abs(a.astype(np.float64)), np.abs(b.astype(np.float64)))
     factors = [float(problem.scalar_dtype.type(x)) for x in (alpha, beta)]
     alpha, beta = map(abs, factors)
-    bound = alpha * (left @ right)
-    if beta != 0:
-        bound += beta * np.abs(np.asarray(c, np.float64))
-    bound *= gamma(problem.k + 2, problem.dtype)
+    terms = alpha * (left @ right)
+    sums = beta * np.abs(np.asarray(c, np.float64)) if beta != 0 else 0.0
+    rounding = ROUNDING.get(problem.dtype, 0.0)
+    bound = (terms * (1 + rounding) + sums) * gamma(problem.k + 2, problem.dtype)
+    if rounding:
+        bound += terms * rounding
+        few = left.sum(axis=-1, keepdims=True) + right.sum(axis=-2, keepdims=True)
+        bound += alpha * few * SMALLEST_NORMAL
     tiny = np.finfo(problem.scalar_dtype).smallest_subnormal
     bound += (problem.k + 2) * float(tiny)
     if problem.dtype in HALVES:

@@ -56,8 +56,8 @@ class Verifier:
         if problem.empty:
             raise ValueError(f"{problem.slug} has no element to compute or to verify")
         self.backend, self.problem, self.seed = backend, problem, seed
-        real = problem.numpy_dtype
-        self.fields = [Field(backend, real, shape) for shape in stored_shapes(problem)]
+        shapes = zip(stored_shapes(problem), _reals(problem), strict=True)
+        self.fields = [Field(backend, real, shape) for shape, real in shapes]
         self._a, self._b, _ = normal(problem, seed)
         self.fields[0].write(self._a)
         self.fields[1].write(self._b)
@@ -181,8 +181,8 @@ class _Hard:
         gaps = (3, 5, 7)  # odd, so that no row but the first is aligned
         arounds = (POISON, POISON, NUMBER)
         self.fields = [
-            Field(backend, problem.numpy_dtype, *description)
-            for description in zip(shapes, gaps, arounds, strict=True)
+            Field(backend, *description)
+            for description in zip(_reals(problem), shapes, gaps, arounds, strict=True)
         ]
         for field, values in zip(self.fields, self.values, strict=True):
             field.write(values)
@@ -200,6 +200,11 @@ class _Hard:
         if touched:
             return Finding(np.inf, f"writes {touched}")
         return compare(got, self.expected, self.bound)
+
+
+def _reals(problem: Problem) -> tuple[np.dtype, ...]:
+    """Types of A, B and C."""
+    return problem.numpy_dtype, problem.numpy_dtype, problem.out_dtype
 
 
 def hard_problem(config: Config, problem: Problem) -> Problem:

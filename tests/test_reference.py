@@ -96,3 +96,70 @@ def test_freivalds_signs_notice_every_single_change():
         row = generator.integers(40)
         wrong[row] += generator.integers(-1, 2, 50)
         assert ((wrong @ x != c @ x).any(axis=1) == (wrong != c).any(axis=1)).all()
+
+
+def nearest_tf32(x):
+    """11 significant bits, what lies in the middle away from zero."""
+    unit = np.ldexp(1.0, np.frexp(x)[1] - 11)
+    return np.copysign(np.floor(np.abs(x) / unit + 0.5) * unit, x)
+
+
+def on_tensor_cores(pairs, k):
+    """Sum of the products of `pairs` of matrices, 8 terms of one pair after the other, everything
+    cut off below the largest's 25th bit and every sum below its 24th, and gathered in float32.
+    """
+    total = np.zeros((len(pairs[0][0]), pairs[0][1].shape[1]), np.float32)
+    for first in range(0, k, 8):
+        sums = np.zeros(total.shape)
+        for left, right in pairs:
+            part = slice(first, first + 8)
+            terms = left[:, part, None] * right[None, part, :]
+            terms = np.concatenate([sums[:, None], terms], axis=1)
+            unit = np.ldexp(1.0, np.frexp(np.abs(terms).max(axis=1, keepdims=True))[1] - 25)
+            sums = (np.trunc(terms / unit) * unit).sum(axis=1)
+            unit = np.ldexp(1.0, np.frexp(sums)[1] - 24)
+            sums = np.trunc(sums / unit) * unit
+        total += sums.astype(np.float32)
+    return total
+
+
+@pytest.mark.parametrize("k", [1, 8, 37, 515])
+@pytest.mark.parametrize("positive", [False, True])
+@pytest.mark.parametrize("dtype", ["tf32", "tf32x3"])
+def test_bounds_of_tf32_hold_and_notice_a_lost_term(dtype, positive, k):
+    """Also where numbers lie as far from tf32's as they can, and all errors add up."""
+    p = Problem(9, 7, k, dtype)
+    generator = np.random.default_rng(k)
+    a, b = (generator.standard_normal(s, np.float32) for s in ((9, k), (k, 7)))
+    if positive:
+        a, b = (1 + np.float32(2.0**-11 - 2.0**-23) * (1 + 0 * x) for x in (a, b))
+    x, y = a.astype(float), b.astype(float)
+    high, right = nearest_tf32(x), nearest_tf32(y)
+    low, under = nearest_tf32(x - high), nearest_tf32(y - right)
+    every = [(high, right)] if dtype == "tf32" else [(high, under), (low, right), (high, right)]
+    expected, bound = reference.product(p, a, b), reference.error_bound(p, a, b)
+    assert (np.abs(on_tensor_cores(every, k) - expected) <= bound).all()
+    if dtype == "tf32x3" and k < 500:
+        for lost in (0, 1):
+            left = every[:lost] + every[lost + 1 :]
+            assert (np.abs(on_tensor_cores(left, k) - expected) > bound).any()
+    elif dtype == "tf32" and not positive and k < 37:
+        rough = np.trunc(x * 2**7) / 2**7
+        assert (np.abs(on_tensor_cores([(rough, right)], k) - expected) > bound).any()
+
+
+@pytest.mark.parametrize("dtype", ["f16_f32", "bf16_f32"])
+def test_results_in_float32_are_held_to_float32(dtype):
+    """Rounding the result to the operands' type breaks the bound; adding in float32 does not."""
+    p = Problem(9, 7, 37, dtype)
+    generator = np.random.default_rng(1)
+    shapes = ((9, 37), (37, 7))
+    a, b = (generator.standard_normal(s, np.float32).astype(p.numpy_dtype) for s in shapes)
+    expected, bound = reference.product(p, a, b), reference.error_bound(p, a, b)
+    right = a.astype(np.float32) @ b.astype(np.float32)
+    assert p.out_dtype == np.float32 and (np.abs(right - expected) <= bound).all()
+    assert (np.abs(right.astype(p.numpy_dtype).astype(float) - expected) > bound).mean() > 0.8
+    a, b = reference.exact_operands(p, ((64, 500), (500, 96)), generator)
+    assert np.abs(a.astype(float)).max() > 1
+    exact = a.astype(float) @ b.astype(float)
+    assert (exact.astype(np.float32) == exact).all()
