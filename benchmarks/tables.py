@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a checkout need not be installed
 
-from pymm.kernels import find_kernel  # noqa: E402
+from pymm.kernels import KERNELS  # noqa: E402
 
 MARKED = re.compile(r"<!-- (ladder|cpu): (\S+) -->\n.*?<!-- end \1 -->", re.DOTALL)
 
@@ -44,36 +44,42 @@ def _fill(match: re.Match[str]) -> str:
 
 
 def ladder(rows: Iterable[Row]) -> list[str]:
-    """Every rung at m = n = k = 4096: default and tuned, percent of cuBLAS and of the peak."""
+    """Every rung at m = n = k = 4096 in the types that it was measured in: default and tuned,
+    percent of cuBLAS (the faster of its two libraries) and of the peak.
+    """
     at = [row for row in rows if (row["m"], row["n"], row["k"]) == ("4096",) * 3]
     lines = [
         "| rung | what it adds | type | default | tuned | TFLOP/s | of cuBLAS | of peak |",
         "|---|---|---|--:|--:|--:|--:|--:|",
     ]
-    names = sorted({row["name"] for row in at if row["variant"]})
-    for name in names:
-        title = find_kernel(name).title
-        for dtype in ("f32", "f64"):
+    for kernel in (kernel for kernel in KERNELS if kernel.backend == "cuda"):
+        name = f"{kernel.number:02d}_{kernel.name}"
+        start = f"| {name} | {kernel.title} "
+        for dtype in kernel.dtypes:
             default = _find(at, name, dtype, "default")
             tuned = _find(at, name, dtype, "tuned")
-            best = tuned or default
-            if not best:
-                continue  # rung 06 has no f32
+            best = tuned if tuned and tuned["seconds"] else default
+            if best is None or not best["seconds"]:
+                continue
             lines.append(
-                f"| {name} | {title} | {dtype} | {_time(default)} "
-                f"| {_time(tuned) if tuned else 'not tuned'} | {float(best['gflops']) / 1e3:.2f} "
-                f"| {float(best['ratio']):.1%} | {float(best['peak']):.1%} |"
+                f"{start}| {dtype} | {_time(default)} "
+                f"| {_time(tuned) if tuned else 'not tuned'} | {_rates(best)} |"
             )
-            title = ""
-    for dtype in ("f32", "f64"):
+            start = f"| {name} | "
+        if start.endswith(f"{kernel.title} "):
+            lines.append(f"{start}| {', '.join(kernel.dtypes)} | not measured | | | | |")
+    for dtype in dict.fromkeys(row["dtype"] for row in at):
         for library in ("cublas", "cublaslt"):
             row = _find(at, library, dtype, "")
             if row:
-                lines.append(
-                    f"| | {library} | {dtype} | | {_time(row)} | {float(row['gflops']) / 1e3:.2f} "
-                    f"| {float(row['ratio']):.1%} | {float(row['peak']):.1%} |"
-                )
+                lines.append(f"| | {library} | {dtype} | | {_time(row)} | {_rates(row)} |")
     return lines
+
+
+def _rates(row: Row) -> str:
+    """TFLOP/s, part of cuBLAS, part of the peak; a part is empty where there is none."""
+    parts = [f"{float(row[name]):.1%}" if row[name] else "" for name in ("ratio", "peak")]
+    return " | ".join([f"{float(row['gflops']) / 1e3:.2f}", *parts])
 
 
 def cpu(rows: Iterable[Row]) -> list[str]:
@@ -119,7 +125,11 @@ def _find(rows: Iterable[Row], name: str, dtype: str, variant: str) -> Row | Non
     return None
 
 
-def _time(row: Row) -> str:
+def _time(row: Row | None) -> str:
+    if row is None:
+        return ""
+    if not row["seconds"]:
+        return row["outcome"]
     seconds = float(row["seconds"])
     return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
 

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pymm.kernels import KERNELS
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -12,6 +14,13 @@ def test_tables_are_what_their_files_say():
     """`python benchmarks/tables.py` would change nothing."""
     command = [sys.executable, "benchmarks/tables.py", "--check"]
     assert subprocess.run(command, cwd=ROOT).returncode == 0
+
+
+def test_the_ladder_has_every_rung():
+    """By number and name, whether it was measured yet or not."""
+    text = (ROOT / "README.md").read_text()
+    names = [f"{k.number:02d}_{k.name}" for k in KERNELS if k.backend == "cuda"]
+    assert [name for name in names if f"| {name} |" not in text] == []
 
 
 def test_the_lines_of_use_run():
