@@ -74,6 +74,13 @@ __device__ __forceinline__ void leave_registers() {
 __device__ __forceinline__ void warpgroup_sync(int id) {
     asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
 }
+// A barrier of two warpgroups: one waits, the other says that it may go on.
+__device__ __forceinline__ void pair_sync(int id) {
+    asm volatile("bar.sync %0, 256;" ::"r"(id) : "memory");
+}
+__device__ __forceinline__ void pair_arrive(int id) {
+    asm volatile("bar.arrive %0, 256;" ::"r"(id) : "memory");
+}
 
 // Copy the box at (x, y, z) to shared memory, of this block or of all blocks of the cluster in
 // `blocks`; its bytes count at the barrier of every block that gets it.
@@ -196,6 +203,13 @@ __device__ __forceinline__ unsigned round_tf32(float x) {
 #define REGISTERS_16(r) REGISTERS_8(r), REGISTERS_8(r + 8)
 #define NAMES_OF_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define NAMES_OF_16 NAMES_OF_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define HALF_NAMES_32                                                                       \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define HALF_NAMES_64                                                                       \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define HALF_NAMES_96                                                                       \
+    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, "    \
+    "%110, %111"
 
 #define WGMMA_TF32(N, NAMES, P, Q, R, S, T, U, ...)                                         \
     __device__ __forceinline__ void wgmma_tf32(float (&d)[N / 2], unsigned long long a,     \
@@ -218,9 +232,15 @@ __device__ __forceinline__ unsigned round_tf32(float x) {
 WGMMA_TF32(16, NAMES_OF_8, "%8", "%9", "%10", "%11", "%12", "%13", REGISTERS_8(0))
 WGMMA_TF32(32, NAMES_OF_16, "%16", "%17", "%18", "%19", "%20", "%21", REGISTERS_16(0))
 WGMMA_TF32(64, NAMES_0, "%32", "%33", "%34", "%35", "%36", "%37", REGISTERS_32(0))
+WGMMA_TF32(96, NAMES_0 HALF_NAMES_32, "%48", "%49", "%50", "%51", "%52", "%53", REGISTERS_32(0),
+           REGISTERS_16(32))
 WGMMA_TF32(128, NAMES_0 NAMES_32, "%64", "%65", "%66", "%67", "%68", "%69", REGISTERS_32(0),
            REGISTERS_32(32))
+WGMMA_TF32(160, NAMES_0 NAMES_32 HALF_NAMES_64, "%80", "%81", "%82", "%83", "%84", "%85",
+           REGISTERS_32(0), REGISTERS_32(32), REGISTERS_16(64))
 WGMMA_TF32(192, NAMES_0 NAMES_32 NAMES_64, "%96", "%97", "%98", "%99", "%100", "%101",
            REGISTERS_32(0), REGISTERS_32(32), REGISTERS_32(64))
+WGMMA_TF32(224, NAMES_0 NAMES_32 NAMES_64 HALF_NAMES_96, "%112", "%113", "%114", "%115", "%116",
+           "%117", REGISTERS_32(0), REGISTERS_32(32), REGISTERS_32(64), REGISTERS_16(96))
 WGMMA_TF32(256, NAMES_0 NAMES_32 NAMES_64 NAMES_96, "%128", "%129", "%130", "%131", "%132",
            "%133", REGISTERS_32(0), REGISTERS_32(32), REGISTERS_32(64), REGISTERS_32(96))

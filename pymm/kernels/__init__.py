@@ -14,6 +14,7 @@ from pymm.kernels.hopper import WGMMA
 from pymm.kernels.pipelined import PIPELINED
 from pymm.kernels.simt import COALESCED, NAIVE, REGISTER_TILE, SHARED_TILE, TRANSPOSED_A
 from pymm.kernels.tensor import TENSOR_F64
+from pymm.kernels.tf32 import WGMMA_TF32, WGMMA_TF32X3
 from pymm.problem import Problem
 
 __all__ = [
@@ -30,6 +31,8 @@ KERNELS: tuple[Kernel, ...] = (
     PIPELINED,
     TENSOR_F64,
     WGMMA,
+    WGMMA_TF32,
+    WGMMA_TF32X3,
     REORDERED,
     BLOCKED,
 )

@@ -1,0 +1,128 @@
+// 10 wgmma_tf32: float32 rounded to tf32, on Hopper's tensor cores.
+//
+// tf32 is float32 whose fraction has 10 bits instead of 23. What this rung adds to rung 07:
+//
+// - Of 16-bit numbers wgmma reads tiles that lie either way, of tf32 only such that lie along k.
+//   Rows of A do. Where B lies across k it comes through registers, of which wgmma takes its first
+//   operand, too: what is multiplied is C^T = B^T A^T, 64 columns of C by TA rows.
+// - A thread reads from shared memory what it holds of B, rounds it, and while the tensor cores
+//   multiply that it reads the next step's. Which lane holds which column of C is free: so that
+//   the banks of 32 lanes differ, they take columns that are 4 and 16 apart (Place::column).
+// - C is turned round on its way out, through shared memory, where that costs nothing.
+// - k may be split into SPLIT parts, each a unit of work of its own, which `combine` adds up.
+//
+// TMA rounds what is not copied before (maps of the type TFLOAT32).
+
+#ifndef TRANS_A
+#define TRANS_A 0  // 1: A is stored as k x m, so op(A) = A^T: such an A is copied first
+#endif
+#ifndef TRANS_B
+#define TRANS_B 0  // 1: B is stored as n x k, so op(B) = B^T
+#endif
+#ifndef REAL
+#define REAL float  // element type of A and B
+#endif
+#ifndef OUT
+#define OUT float  // element type of C
+#endif
+#ifndef SUM
+#define SUM float  // type of the sums
+#endif
+#ifndef MB
+#define MB 256  // rows of C that one block computes
+#endif
+#ifndef NB
+#define NB 128  // columns of C that one block computes
+#endif
+#ifndef KB
+#define KB 32  // depth of a tile
+#endif
+#ifndef TA
+#define TA 256  // rows of C that one warpgroup computes
+#endif
+#ifndef TB
+#define TB 64  // columns of C that one warpgroup computes
+#endif
+#ifndef STAGES
+#define STAGES 4  // tiles in shared memory
+#endif
+#ifndef CLUSTER
+#define CLUSTER 1  // blocks side by side that share a tile of A, 1 or 2
+#endif
+#ifndef SPLIT
+#define SPLIT 1  // parts of k
+#endif
+#ifndef TERMS
+#define TERMS 1  // numbers that stand for one
+#endif
+
+#include "common/turned.cuh"
+
+static_assert(CONSUMERS <= 4 && TA * TB / 128 + KB * TB / 64 + 40 <= MANY,
+              "TA TB / 128 + KB TB / 64 registers: at most 192 (1, 2 warpgroups), 120 (3), 64 (4)");
+
+using Fragments = unsigned[KB / 8][PIECES][4];
+
+// One step, both operands from shared memory.
+__device__ __forceinline__ void direct(Consumer& here, Sums& sum, bool add) {
+    here.wait_for_stage();
+    const unsigned long long a = here.rows(0), b = here.columns(0);
+    wgmma_begin();
+#pragma unroll
+    for (int x = 0; x < KB / 8; x++)
+#pragma unroll
+        for (int u = 0; u < PIECES; u++)
+            wgmma_tf32(sum[u], b + deeper(x, NB) + u * 64 * ROW / 16, a + deeper(x, MB),
+                       add || x > 0);
+    here.next(add);
+}
+
+// One step, columns of B by way of registers.
+__device__ __forceinline__ void through(Consumer& here, Sums& sum, bool add, Fragments& columns) {
+    here.wait_for_stage();
+#pragma unroll
+    for (int x = 0; x < KB / 8; x++)
+#pragma unroll
+        for (int u = 0; u < PIECES; u++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) columns[x][u][e] = round_tf32(here.number(x, u, e));
+    const unsigned long long a = here.rows(0);
+    wgmma_begin();
+#pragma unroll
+    for (int x = 0; x < KB / 8; x++)
+#pragma unroll
+        for (int u = 0; u < PIECES; u++)
+            wgmma_tf32(sum[u], columns[x][u], a + deeper(x, MB), add || x > 0);
+    here.next(add);
+}
+
+// sum = op(A) op(B) of a unit.
+__device__ __forceinline__ void multiply(Consumer& here, Sums& sum, const Unit& unit) {
+    if (unit.from == unit.to) {
+#pragma unroll
+        for (int e = 0; e < PIECES * TA / 2; e++) sum[e / (TA / 2)][e % (TA / 2)] = 0.0f;
+    }
+    unsigned step = unit.from;
+    if constexpr (!TRANS_B) {
+        Fragments even, odd;  // the tensor cores read one while the other is written
+        for (; step + 1 < unit.to; step += 2) {
+            through(here, sum, step > unit.from, even);
+            through(here, sum, true, odd);
+        }
+        wgmma_wait<0>();
+        if (step < unit.to) through(here, sum, step > unit.from, even);
+    } else {
+        for (; step < unit.to; step++) direct(here, sum, step > unit.from);
+    }
+    wgmma_wait<0>();
+    if (unit.from < unit.to) here.release();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
+    gemm(const __grid_constant__ Maps maps, int m, int n, int k, int batch, float alpha, float beta,
+         int stack_a, int stack_b, int boxed, float* C, long long ldc, long long batch_c,
+         float* parts) {
+    const Result result{&maps.c, C, ldc, unsigned(m), unsigned(n), alpha, beta, boxed != 0};
+    run(maps, {m, n, k, batch, stack_a, stack_b}, result, batch_c, parts,
+        [](Consumer& here, Sums& sum, const Unit& unit) { multiply(here, sum, unit); });
+}

@@ -1,0 +1,231 @@
+// C^T = B^T A^T by wgmma on tf32: tiles of float32 on their way in, C turned round on its way out.
+//
+// The 64 rows of a wgmma are columns of C, its up to 256 columns are rows of C. A lies along k;
+// where B does not, it goes through registers. The kernel says MB, NB, KB, TA, TB, STAGES, CLUSTER,
+// SPLIT, and how many TERMS stand for a number: so many matrices for one in the maps of A and B.
+
+#include "common/combine.cuh"
+#include "common/hopper.cuh"
+#include "common/repack.cuh"
+#include "common/schedule.cuh"
+
+constexpr int RIGHT = NB / TB, CONSUMERS = MB / TA * RIGHT, THREADS = 128 * (CONSUMERS + 1);
+constexpr int BOX = 32, ROW = BOX * 4, DEEP = KB / BOX;  // numbers and bytes of a row of a box
+constexpr int A_BYTES = MB * KB * 4, B_BYTES = NB * KB * 4;  // of one term
+constexpr int STAGE_BYTES = TERMS * (A_BYTES + B_BYTES);
+constexpr int PIECES = TB / 64;                  // pieces of 64 columns
+constexpr int STAGED = TA % 64 == 0 ? 64 : TA % 32 == 0 ? 32 : 16;  // rows on their way out
+constexpr int STAGED_BYTES = STAGED * 2 * ROW;   // of one warpgroup
+// As in rung 07: registers of a thread, few for those that fetch.
+constexpr bool GREEDY = TERMS * TA * TB > 128 * 128 && CONSUMERS <= 2;
+constexpr int FEW = GREEDY ? 24 : CONSUMERS <= 2 ? 40 : CONSUMERS == 3 ? 32 : 64;
+constexpr int MANY = GREEDY ? 240 : CONSUMERS <= 2 ? 232 : CONSUMERS == 3 ? 160 : 104;
+
+static_assert(MB % TA == 0 && NB % TB == 0 && TB % 64 == 0,
+              "warpgroups tile the block evenly: TA divides MB, TB divides NB, 64 divides TB");
+static_assert(TA == 16 || TA % 32 == 0 && TA <= 256,
+              "wgmma makes TA rows: 16, 32, 64, 96, 128, 160, 192, 224 or 256");
+static_assert(MB <= 256 && NB <= 256 && KB % 32 == 0 && KB <= 256,
+              "boxes have at most 256 rows and 32 columns: MB, NB, KB <= 256, 32 divides KB");
+static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
+static_assert((CLUSTER == 1 || CLUSTER == 2) && MB % (8 * CLUSTER) == 0,
+              "one block or two share the boxes of A: CLUSTER is 1 or 2, 8 CLUSTER divides MB");
+
+#if CLUSTER > 1
+#define CLUSTERED __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define CLUSTERED
+#endif
+
+struct Maps {
+    TensorMap a, b, c;
+};
+struct Product {
+    int m, n, k, batch, stack_a, stack_b;
+};
+// A part of k of a tile of C: steps from `from` to `to`.
+struct Unit {
+    unsigned row, column, matrix, part, from, to;
+};
+struct Ring {
+    unsigned stage = 0, parity = 0;
+    __device__ __forceinline__ void advance() {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+};
+using Sums = float[PIECES][TA / 2];
+
+// Runs `use` of every unit that falls to this cluster. Both roles count tiles on their own: what
+// they shared would be kept in registers that the sums need.
+template <class Use>
+__device__ __forceinline__ void each_unit(const Product& p, Use use) {
+    const unsigned tiles_m = (p.m + MB - 1u) / MB, steps = (p.k + KB - 1u) / KB;
+    const unsigned tiles_n = (p.n + CLUSTER * NB - 1u) / (CLUSTER * NB);  // for clusters
+    const unsigned tiles = tiles_m * tiles_n, units = tiles * SPLIT * p.batch;
+    for (unsigned u = blockIdx.x / CLUSTER; u < units; u += gridDim.x / CLUSTER) {
+        unsigned tile_m, tile_n;
+        tile_of(u % tiles, tiles_m, tiles_n, tile_m, tile_n);
+        const unsigned part = u / tiles % SPLIT, beside = CLUSTER > 1 ? block_in_cluster() : 0;
+        use(Unit{tile_m * MB, (tile_n * CLUSTER + beside) * NB, u / tiles / SPLIT, part,
+                 steps * part / SPLIT, steps * (part + 1) / SPLIT});
+    }
+}
+
+__device__ __forceinline__ void produce(const Maps& maps, const Product& p, unsigned base,
+                                        unsigned full, unsigned empty) {
+    constexpr unsigned SHARE = MB / CLUSTER;
+    const unsigned first = CLUSTER > 1 ? block_in_cluster() * SHARE : 0;
+    Ring ring{0, 1};
+    each_unit(p, [&](const Unit& u) {
+        const unsigned matrix_a = u.matrix * p.stack_a * TERMS;
+        const unsigned matrix_b = u.matrix * p.stack_b * TERMS;
+        for (unsigned step = u.from; step < u.to; step++, ring.advance()) {
+            const unsigned tile = base + ring.stage * STAGE_BYTES, filled = full + 8 * ring.stage;
+            barrier_wait(empty + 8 * ring.stage, ring.parity);
+            barrier_expect(filled, STAGE_BYTES);
+#pragma unroll 1
+            for (unsigned x = 0; x < TERMS * DEEP; x++) {
+                const unsigned k = step * KB + x % DEEP * BOX, z = matrix_a + x / DEEP;
+                const unsigned target = tile + (x * MB + first) * ROW;
+                if constexpr (CLUSTER > 1)
+                    fetch_box(target, &maps.a, filled, k, u.row + first, z, (1 << CLUSTER) - 1);
+                else
+                    fetch_box(target, &maps.a, filled, k, u.row, z);
+            }
+            const unsigned b = tile + TERMS * A_BYTES;
+            if constexpr (TRANS_B) {
+#pragma unroll 1
+                for (unsigned x = 0; x < TERMS * DEEP; x++)
+                    fetch_box(b + x * NB * ROW, &maps.b, filled, step * KB + x % DEEP * BOX,
+                              u.column, matrix_b + x / DEEP);
+            } else {
+#pragma unroll 1
+                for (unsigned x = 0; x < NB / 32; x++)
+                    fetch_box(b + x * KB * ROW, &maps.b, filled, u.column + x * 32, step * KB,
+                              matrix_b);
+            }
+        }
+    });
+}
+
+// A tile that lies along k, for wgmma (PTX ISA 9.0, "Matrix Descriptor"): 8 rows to a swizzle.
+__device__ __forceinline__ unsigned long long describe_rows(unsigned address) {
+    return (address & 0x3FFFFu) >> 4 | (8ull * ROW >> 4) << 32 | 1ull << 62;
+}
+// What is added to a descriptor for the numbers from 8 x on along k, of a tile of `rows` rows.
+__device__ __forceinline__ constexpr unsigned deeper(int x, int rows) {
+    return (x / (BOX / 8) * rows * ROW + x % (BOX / 8) * 32) / 16;
+}
+
+// The place of a thread and its warpgroup in tiles.
+struct Place {
+    unsigned group, down, right, warp, g, t;
+    __device__ __forceinline__ explicit Place(unsigned group)
+        : group(group), down(group / RIGHT), right(group % RIGHT), warp(threadIdx.x % 128 / 32),
+          g(threadIdx.x % 32 / 4), t(threadIdx.x % 4) {}
+    // The column of C, in a piece of 64, that row 16 warp + g + 8 h of wgmma stands for. Where B
+    // lies across k, eight lanes g take four columns each of two chunks that are four apart: with
+    // those of the four rows t these lie in different banks.
+    __device__ __forceinline__ unsigned column(unsigned h) const {
+        return TRANS_B ? warp * 16 + g + h * 8
+                       : warp / 2 * 32 + warp % 2 * 8 + h * 4 + g / 4 * 16 + g % 4;
+    }
+    // Bytes from the start of B's tile, which lies across k, to the number of depth 8 x + 4 y + t
+    // and column(h) of piece u.
+    __device__ __forceinline__ unsigned offset(unsigned x, unsigned y, unsigned u,
+                                               unsigned h) const {
+        const unsigned c = right * TB + u * 64 + column(h), depth = 4 * y + t;
+        return c / 32 * (KB * ROW) + (x * 8 + depth) * ROW + ((c % 32 / 4 ^ depth) << 4) +
+               c % 4 * 4;
+    }
+};
+
+// One warpgroup: its tiles, its place in the ring.
+struct Consumer {
+    const unsigned char* shared;
+    unsigned base, full, empty;
+    Place at;
+    Ring ring;
+
+    __device__ __forceinline__ void wait_for_stage() const {
+        barrier_wait(full + 8 * ring.stage, ring.parity);
+    }
+    // The stage before the ring's may be filled again.
+    __device__ __forceinline__ void release() const {
+        const unsigned before = (ring.stage == 0 ? STAGES : ring.stage) - 1;
+        if (threadIdx.x % 128 < CLUSTER) barrier_arrive(empty + 8 * before, threadIdx.x % 128);
+    }
+    // The end of a step: now the one before, if any, has ended.
+    __device__ __forceinline__ void next(bool before) {
+        wgmma_commit();
+        wgmma_wait<1>();
+        if (before) release();
+        ring.advance();
+    }
+    // Descriptors of the rows of A and the columns of B of this warpgroup.
+    __device__ __forceinline__ unsigned long long rows(int term) const {
+        return describe_rows(base + ring.stage * STAGE_BYTES + term * A_BYTES +
+                             at.down * TA * ROW);
+    }
+    __device__ __forceinline__ unsigned long long columns(int term) const {
+        return describe_rows(base + ring.stage * STAGE_BYTES + TERMS * A_BYTES + term * B_BYTES +
+                             at.right * TB * ROW);
+    }
+    // A number of B's tile, row and column as register e of a fragment has them.
+    __device__ __forceinline__ float number(int x, int u, int e) const {
+        return *reinterpret_cast<const float*>(shared + ring.stage * STAGE_BYTES +
+                                               TERMS * A_BYTES + at.offset(x, e / 2, u, e % 2));
+    }
+};
+
+#include "common/turned_out.cuh"
+
+// The kernel: `multiply(consumer, sum, unit)` makes the sums of a unit.
+template <class Multiply>
+__device__ __forceinline__ void run(const Maps& maps, const Product& p, Result result,
+                                    long long batch_c, float* parts, Multiply multiply) {
+    extern __shared__ unsigned char shared[];
+    unsigned char* const aligned = shared + (-address_of_shared(shared) & 1023);
+    unsigned char* const staging = aligned + STAGES * STAGE_BYTES;
+    const unsigned full = address_of_shared(staging + CONSUMERS * STAGED_BYTES);
+    const unsigned empty = full + 8 * STAGES, base = address_of_shared(aligned);
+    // The same for a whole warp, and said so: descriptors then live in uniform registers.
+    const unsigned group = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    if (threadIdx.x == 0) {
+        if (p.k > 0) prefetch(&maps.a), prefetch(&maps.b);
+        for (int s = 0; s < STAGES; s++) {
+            barrier_make(full + 8 * s, 1);
+            barrier_make(empty + 8 * s, CONSUMERS * CLUSTER);
+        }
+        barriers_made();
+    }
+    CLUSTER > 1 ? cluster_sync() : __syncthreads();
+    if (group == CONSUMERS) {
+        leave_registers<FEW>();
+        if (threadIdx.x % 128 == 0) produce(maps, p, base, full, empty);
+    } else {
+        take_registers<MANY>();
+        Consumer consumer{aligned, base, full, empty, Place(group), {}};
+        // One warpgroup multiplies while the other stores, where the ring has room for a whole unit
+        // and there are units to follow.
+        const bool turns = CONSUMERS == 2 && p.k <= STAGES * KB &&
+                           1ll * p.m * p.n * p.batch > 2ll * MB * NB * gridDim.x;
+        if (turns && group == 1) pair_arrive(6);
+        each_unit(p, [&](const Unit& unit) {
+            Sums sum;
+            if (turns) pair_sync(6 + group);
+            multiply(consumer, sum, unit);
+            if (turns) pair_arrive(7 - group);
+            Result here = result;
+            here.C += unit.matrix * batch_c;
+            if constexpr (SPLIT > 1) {
+                here.ld = (p.n + 3ll) / 4 * 4;
+                here.C = parts + (1ll * unit.part * p.batch + unit.matrix) * p.m * here.ld;
+                here.boxed = false;
+            }
+            here.store(sum, unit, staging + group * STAGED_BYTES, consumer.at);
+        });
+        if (threadIdx.x % 128 == 0) stores_wait();
+    }
+    if (CLUSTER > 1) cluster_sync();  // no block leaves while the other may still reach into it
+}

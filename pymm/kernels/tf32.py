@@ -1,0 +1,183 @@
+"""Kernels 10 and 13: float32 on Hopper's tensor cores, rounded to tf32 or as the sum of two."""
+
+from __future__ import annotations
+
+from pymm.device import Device
+from pymm.kernels.declaration import (
+    PARTS_FIT,
+    PARTS_HAVE_STEPS,
+    STAGES_FIT,
+    Box,
+    Config,
+    Feed,
+    Kernel,
+    Rule,
+)
+from pymm.problem import Problem
+
+#: Columns of a wgmma that the kernels have: rows of C of one warpgroup.
+_HEIGHTS = (16, 32, 64, 96, 128, 160, 192, 224, 256)
+
+#: Registers that a thread has for sums and for columns of B, by the number of warpgroups that
+#: multiply: their registers (232, 232, 160, 104) less 40 for the rest.
+_REGISTERS = {1: 192, 2: 192, 3: 120, 4: 64}
+
+
+def _consumers(c: Config) -> int:
+    """Warpgroups that multiply; one more fetches."""
+    return (c.MB // c.TA) * (c.NB // c.TB)
+
+
+def _threads(c: Config) -> int:
+    return 128 * (1 + _consumers(c))
+
+
+def _staged(c: Config) -> int:
+    """Rows of C that a warpgroup stores at a time."""
+    return 64 if c.TA % 64 == 0 else 32 if c.TA % 32 == 0 else 16
+
+
+def _shared_elements(c: Config, p: Problem) -> int:
+    """The stages, 64 columns of C for each warpgroup on their way out, two barriers for each stage,
+    and up to 1 KiB to the boundary that swizzled boxes need.
+    """
+    stages = c.STAGES * c.kernel.hopper.terms * (c.MB + c.NB) * c.KB
+    return stages + _consumers(c) * _staged(c) * 64 + 4 * c.STAGES + 256
+
+
+def _tiles(c: Config, p: Problem) -> tuple[int, int]:
+    """Blocks that have a tile, in whole clusters, and 1."""
+    across = -(-p.n // (c.NB * c.CLUSTER)) * c.CLUSTER
+    return -(-p.m // c.MB) * across, 1
+
+
+def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
+    """A comes along k, B as it lies."""
+    b = Box(32, c.NB) if p.trans_b else Box(32, c.KB)
+    return Box(32, c.MB // c.CLUSTER), b, Box(32, _staged(c))
+
+
+def _registers(c: Config) -> int:
+    """Of a thread: sums, with two terms also those of a step; with one two steps of columns."""
+    sums = c.TA * c.TB // 128
+    return 2 * sums if c.kernel.hopper.terms == 2 else sums + c.KB * c.TB // 64
+
+
+_EVEN = Rule(
+    "warpgroups tile the block evenly: TA divides MB, TB divides NB, 64 divides TB",
+    lambda c, p, d: c.MB % c.TA == 0 and c.NB % c.TB == 0 and c.TB % 64 == 0,
+)
+_WGMMA = Rule(
+    "wgmma makes TA rows: 16, 32, 64, 96, 128, 160, 192, 224 or 256",
+    lambda c, p, d: c.TA in _HEIGHTS,
+)
+_BOXED = Rule(
+    "boxes have at most 256 rows and 32 columns: MB, NB, KB <= 256, 32 divides KB",
+    lambda c, p, d: c.MB <= 256 and c.NB <= 256 and c.KB % 32 == 0 and c.KB <= 256,
+)
+_RING = Rule(
+    "a tile is fetched while another is used: STAGES >= 2",
+    lambda c, p, d: c.STAGES >= 2,
+)
+_SHARED_A = Rule(
+    "one block or two share the boxes of A: CLUSTER is 1 or 2, 8 CLUSTER divides MB",
+    lambda c, p, d: c.CLUSTER in (1, 2) and c.MB % (8 * c.CLUSTER) == 0,
+)
+
+
+def _fit(c: Config, p: Problem, d: Device) -> bool:
+    return _registers(c) <= _REGISTERS.get(_consumers(c), 0)
+
+
+_COMMON = dict(
+    threads=_threads,
+    block=lambda c: (_threads(c), 1, 1),
+    tiles=_tiles,
+    shared_elements=_shared_elements,
+    dynamic_shared=True,
+    capability=(9, 0),
+)
+
+WGMMA_TF32 = Kernel(
+    number=10,
+    name="wgmma_tf32",
+    file="10_wgmma_tf32.cu",
+    title="Hopper: float32 rounded to tf32, B through registers where it lies across k",
+    space=dict(
+        MB=(16, 32, 64, 128, 160, 192, 224, 256),
+        NB=(64, 128, 256),
+        KB=(32, 64),
+        TA=(16, 32, 64, 128, 160, 192, 224, 256),
+        TB=(64, 128),
+        STAGES=(2, 3, 4, 5, 6, 8),
+        CLUSTER=(1, 2),
+        GROUP=(1, 4, 8, 16),
+        SPLIT=(1, 2, 4, 8, 16, 33, 66, 132),
+    ),
+    default=dict(MB=256, NB=128, KB=32, TA=256, TB=64, STAGES=4, CLUSTER=1, GROUP=8, SPLIT=1),
+    fallbacks=(
+        dict(MB=128, NB=128, KB=32, TA=128, TB=64, STAGES=6, CLUSTER=1, GROUP=8, SPLIT=1),
+        dict(MB=128, NB=64, KB=64, TA=128, TB=64, STAGES=4, CLUSTER=1, GROUP=8, SPLIT=1),
+        dict(MB=64, NB=64, KB=64, TA=64, TB=64, STAGES=6, CLUSTER=1, GROUP=8, SPLIT=1),
+        dict(MB=64, NB=128, KB=32, TA=64, TB=64, STAGES=2, CLUSTER=1, GROUP=8, SPLIT=1),
+        dict(MB=32, NB=64, KB=64, TA=32, TB=64, STAGES=3, CLUSTER=1, GROUP=8, SPLIT=1),
+    ),
+    dtypes=("tf32",),
+    hopper=Feed(boxes=_boxes, along=("k", "any")),
+    rules=(
+        _EVEN,
+        _WGMMA,
+        _BOXED,
+        _RING,
+        _SHARED_A,
+        Rule(
+            "TA TB / 128 + KB TB / 64 registers: at most 192 (1, 2 warpgroups), 120 (3), 64 (4)",
+            _fit,
+        ),
+        PARTS_HAVE_STEPS,
+        PARTS_FIT,
+        STAGES_FIT,
+    ),
+    **_COMMON,
+)
+
+WGMMA_TF32X3 = Kernel(
+    number=13,
+    name="wgmma_tf32x3",
+    file="13_wgmma_tf32x3.cu",
+    title="Hopper: float32 as the sum of two tf32, three products of them",
+    space=dict(
+        MB=(64, 128, 192),
+        NB=(64, 128, 192),
+        KB=(32,),
+        TA=(32, 64, 128, 192),
+        TB=(64, 128),
+        STAGES=(2, 3, 4, 6),
+        CLUSTER=(1, 2),
+        GROUP=(1, 4, 8, 16),
+        SPLIT=(1, 2, 4, 8, 16, 33, 66, 132),
+    ),
+    default=dict(MB=128, NB=128, KB=32, TA=128, TB=64, STAGES=3, CLUSTER=1, GROUP=8, SPLIT=1),
+    fallbacks=(
+        dict(MB=64, NB=128, KB=32, TA=64, TB=64, STAGES=4, CLUSTER=1, GROUP=8, SPLIT=1),
+        dict(MB=64, NB=64, KB=32, TA=64, TB=64, STAGES=6, CLUSTER=1, GROUP=8, SPLIT=1),
+        dict(MB=64, NB=64, KB=32, TA=64, TB=64, STAGES=2, CLUSTER=1, GROUP=8, SPLIT=1),
+    ),
+    dtypes=("tf32x3",),
+    hopper=Feed(boxes=_boxes, along=("k", "k"), terms=2),
+    rules=(
+        _EVEN,
+        _WGMMA,
+        _BOXED,
+        _RING,
+        _SHARED_A,
+        Rule(
+            "TA TB / 64 registers for sums: at most 192 (1, 2 warpgroups), 120 (3), 64 (4)",
+            _fit,
+        ),
+        PARTS_HAVE_STEPS,
+        PARTS_FIT,
+        STAGES_FIT,
+    ),
+    **_COMMON,
+)
