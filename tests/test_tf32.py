@@ -1,0 +1,206 @@
+"""Kernels 10 and 13: who may run them, their geometry and sums; on a Hopper GPU, products."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pymm import reference
+from pymm.backends import open_device
+from pymm.device import Device
+from pymm.fields import NUMBER, POISON, Field, normal
+from pymm.kernels import find_kernel, kernels_for, parse_slug
+from pymm.launch import executable
+from pymm.problem import Problem, stored_shapes
+from pymm.source import render
+from pymm.verify import compare
+
+HOPPER = Device("hopper", "cuda", capability=(9, 0), sms=132, shared_per_block=232448)
+LAYOUTS = [(False, False), (False, True), (True, False), (True, True)]
+SLUGS = (
+    "wgmma_tf32-MB256-NB128-KB32-TA256-TB64-STAGES4-CLUSTER1-GROUP8-SPLIT1",
+    "wgmma_tf32-MB256-NB128-KB32-TA256-TB64-STAGES4-CLUSTER2-GROUP4-SPLIT1",
+    "wgmma_tf32-MB128-NB256-KB32-TA128-TB128-STAGES4-CLUSTER1-GROUP8-SPLIT1",
+    "wgmma_tf32-MB192-NB64-KB64-TA96-TB64-STAGES3-CLUSTER2-GROUP1-SPLIT1",
+    "wgmma_tf32-MB160-NB192-KB32-TA160-TB64-STAGES4-CLUSTER1-GROUP8-SPLIT1",
+    "wgmma_tf32-MB224-NB64-KB32-TA224-TB64-STAGES4-CLUSTER1-GROUP8-SPLIT2",
+    "wgmma_tf32-MB64-NB128-KB32-TA32-TB64-STAGES2-CLUSTER1-GROUP8-SPLIT3",
+    "wgmma_tf32-MB16-NB64-KB64-TA16-TB64-STAGES8-CLUSTER2-GROUP1-SPLIT5",
+    "wgmma_tf32-MB128-NB128-KB32-TA64-TB64-STAGES3-CLUSTER2-GROUP8-SPLIT1",
+    "wgmma_tf32x3-MB128-NB128-KB32-TA128-TB64-STAGES3-CLUSTER1-GROUP8-SPLIT1",
+    "wgmma_tf32x3-MB128-NB128-KB32-TA64-TB128-STAGES2-CLUSTER2-GROUP4-SPLIT1",
+    "wgmma_tf32x3-MB64-NB192-KB32-TA64-TB64-STAGES2-CLUSTER1-GROUP8-SPLIT1",
+    "wgmma_tf32x3-MB192-NB64-KB32-TA192-TB64-STAGES2-CLUSTER1-GROUP8-SPLIT1",
+    "wgmma_tf32x3-MB32-NB64-KB32-TA16-TB64-STAGES3-CLUSTER2-GROUP1-SPLIT7",
+)
+
+
+def one_of(slug: str) -> tuple:
+    """A configuration, its kernel and the type it is for."""
+    config = parse_slug(slug)
+    return config, config.kernel, config.kernel.dtypes[0]
+
+
+@pytest.mark.parametrize("dtype", ["tf32", "tf32x3"])
+@pytest.mark.parametrize(
+    "device, runs",
+    [
+        (HOPPER, True),
+        (replace(HOPPER, kind="simulator"), False),
+        (replace(HOPPER, capability=(8, 9)), False),
+        (replace(HOPPER, capability=(10, 0)), False),
+        (Device("cpu", "cpu"), False),
+    ],
+    ids=["hopper", "simulator", "ada", "blackwell", "cpu"],
+)
+def test_only_hopper_runs_them(device, runs, dtype):
+    assert (find_kernel(f"wgmma_{dtype}") in kernels_for(Problem(8, 8, 8, dtype), device)) == runs
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_blocks_stay_and_come_in_whole_clusters(slug):
+    config, kernel, dtype = one_of(slug)
+    for problem in (Problem(1, 1, 999, dtype), Problem(129, 4097, 640, dtype, batch=7)):
+        every = kernel.units(config, problem)
+        area = every * config.MB * config.NB
+        assert area >= config.SPLIT * problem.m * problem.n * problem.batch
+        for sms in (2, 7, 132):
+            x, y, z = kernel.grid(config, problem, sms)
+            assert (y, z) == (1, 1) and x % config.CLUSTER == 0 and x in (every, sms, sms - 1)
+
+
+@pytest.mark.parametrize(
+    "n, tile, accurate",
+    [
+        (1, (32, 64), (64, 64)),
+        (512, (32, 64), (64, 64)),
+        (641, (64, 64), (64, 64)),
+        (1024, (128, 64), (64, 128)),
+        (2048, (256, 128), (128, 128)),
+        (8192, (256, 128), (128, 128)),
+    ],
+)
+def test_the_default_fills_the_gpu_where_it_can(n, tile, accurate):
+    for dtype, wanted in (("tf32", tile), ("tf32x3", accurate)):
+        kernel, problem = find_kernel(f"wgmma_{dtype}"), Problem(n, n, n, dtype)
+        config = kernel.default_for(problem, HOPPER)
+        assert (config.MB, config.NB) == wanted
+        little = replace(HOPPER, shared_per_block=99 * 1024)
+        assert not kernel.violations(kernel.default_for(problem, little), problem, little)
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_registers_of_all_warpgroups_are_those_of_the_launch(slug):
+    """More would make `setmaxnreg` wait for ever. By the kernels' own numbers: 40 or 24, 32, 64 for
+    the warpgroup that fetches, 232 or 240, 160, 104 for those that multiply.
+    """
+    config, kernel, _ = one_of(slug)
+    count = (config.MB // config.TA) * (config.NB // config.TB)
+    greedy = kernel.hopper.terms * config.TA * config.TB > 128 * 128
+    pair = (24, 240) if greedy else (40, 232)
+    few, many = {1: pair, 2: pair, 3: (32, 160), 4: (64, 104)}[count]
+    launched = min(232, 65536 // (128 * (count + 1)) // 8 * 8)
+    assert few + count * many <= (count + 1) * launched
+
+
+def test_one_text_for_all_sizes_and_layouts_of_a():
+    texts = {}
+    for slug in SLUGS:
+        config, _, dtype = one_of(slug)
+        for trans in LAYOUTS:
+            for n in (1, 641, 4096):
+                source = render(config, Problem(n, n, n, dtype, *trans), 4)
+                texts.setdefault((slug, trans[1] and dtype == "tf32"), set()).add(source.key)
+    assert {len(keys) for keys in texts.values()} == {1}
+
+
+def cut(x, bits, exponent):
+    """Everything below the `bits`th bit of 2^exponent cut off."""
+    unit = np.ldexp(1.0, exponent - bits)
+    return np.trunc(x / unit) * unit
+
+
+def rounded(x):
+    """To tf32's 11 significant bits, to nearest."""
+    fraction, exponent = np.frexp(x)
+    return np.ldexp(np.rint(fraction * 2**11) / 2**11, exponent)
+
+
+def summed_three_times(a, b, depth):
+    """Three products of high and low terms, 8 at a time with the sum so far, cut off as tensor
+    cores do it (the least exact of the models in the source that `reference` names); what `depth`
+    of them make is added in float32.
+    """
+    high_a, high_b = rounded(a), rounded(b)
+    terms = (high_a, rounded(b - high_b)), (rounded(a - high_a), high_b), (high_a, high_b)
+    total = np.zeros((len(a), b.shape[1]), np.float32)
+    for k0 in range(0, a.shape[1], depth):
+        sums = np.zeros(total.shape)
+        for left, right in terms:
+            for k in range(k0, min(k0 + depth, a.shape[1]), 8):
+                end = min(k + 8, k0 + depth)
+                parts = left[:, k:end, None] * right[None, k:end, :]
+                parts = np.concatenate([sums[:, None], parts], axis=1)
+                _, exponent = np.frexp(np.abs(parts).max(axis=1, keepdims=True))
+                sums = cut(parts, 25, exponent).sum(axis=1)
+                sums = cut(sums, 24, np.frexp(sums)[1])
+        total += sums.astype(np.float32)
+    return total.astype(float)
+
+
+@pytest.mark.parametrize("positive", [False, True])
+def test_sums_in_steps_are_as_good_as_float32(positive):
+    problem = Problem(24, 16, 1024, "tf32x3")
+    a, b, _ = (x[0] for x in normal(problem, 1))
+    if positive:
+        a, b = abs(a), abs(b)
+    exact = reference.product(problem, a, b)
+    off = {depth: summed_three_times(a.astype(float), b.astype(float), depth) - exact
+           for depth in (32, 1024)}  # fmt: skip
+    assert (np.abs(off[32]) <= reference.error_bound(problem, a, b)).all()
+    assert (np.abs(off[1024]) <= reference.error_bound(problem, a, b)).all()
+    plain = np.zeros(exact.shape, np.float32)
+    for k in range(problem.k):
+        plain += a[:, k, None] * b[None, k]
+    norms = {depth: np.linalg.norm(x) for depth, x in off.items()}
+    assert norms[32] < np.linalg.norm(plain - exact) < norms[1024]
+
+
+def hurting(seed: int, dtype: str) -> tuple[Problem, tuple[int, int, int], tuple[float, float]]:
+    """A random problem, elements between the rows of A, B and C, alpha and beta."""
+    draw = random.Random(seed)
+    edges = (1, 2, 7, 63, 64, 65, 128, 257, draw.randint(1, 700), 4 * draw.randint(1, 160))
+    m, n = draw.choice(edges), draw.choice(edges)
+    k = draw.choice((0, 1, 8, 31, 33, 64, 128, 513, draw.randint(1, 1200)))
+    problem = Problem(m, n, k, dtype, *draw.choice(LAYOUTS), draw.choice((1, 1, 2, 5)))
+    widths = [shape[2] for shape in stored_shapes(problem)]
+    gaps = tuple(draw.choice((0, 3, 4, -width % 4)) for width in widths)
+    return problem, gaps, draw.choice(((1.0, 0.0), (-1.25, 0.75), (0.5, 1.0)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("slug", SLUGS)
+def test_any_size_layout_stride_and_stack(slug):
+    backend = open_device("cuda")
+    config, kernel, dtype = one_of(slug)
+    if not kernel.runs_on(backend.device):
+        pytest.fail(f"{kernel.name} needs a Hopper GPU, not {backend.device.name}")
+    for seed in range(60):
+        problem, gaps, (alpha, beta) = hurting(seed, dtype)
+        if kernel.violations(config, problem, backend.device):
+            problem = replace(problem, k=config.SPLIT * config.KB + seed)
+        places = zip(stored_shapes(problem), gaps, (POISON, POISON, NUMBER), strict=True)
+        fields = [Field(backend, problem.numpy_dtype, *place) for place in places]
+        values = normal(problem, seed)
+        for field, value in zip(fields, values, strict=True):
+            field.write(value)
+        a, b, c = (field.matrix for field in fields)
+        executable(backend, config, problem).bind(problem, alpha, a, b, beta, c)()
+        backend.synchronize()
+        got, touched = fields[2].read()
+        judged = (problem, *values, alpha, beta)
+        finding = compare(got, reference.product(*judged), reference.error_bound(*judged))
+        assert not touched and finding.right, (problem.slug, gaps, touched, finding.detail)
