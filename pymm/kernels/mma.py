@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from pymm.device import Device
 from pymm.kernels.declaration import STAGES_FIT, THREADS_FIT, Config, Kernel, Rule
 from pymm.kernels.split import SPLIT_RULES, tiles, workspace_bytes
@@ -11,23 +13,35 @@ from pymm.problem import Problem
 #: Bytes along k that one instruction multiplies.
 _DEPTH = 32
 
+#: What an untuned product may get: the largest tiles first, the better pipeline first.
+_TILES = (
+    dict(MB=128, NB=128, TA=64, TB=64),
+    dict(MB=128, NB=128, TA=64, TB=32),
+    dict(MB=64, NB=128, TA=32, TB=64),
+    dict(MB=64, NB=64, TA=32, TB=32),
+    dict(MB=32, NB=64, TA=16, TB=32),
+    dict(MB=32, NB=32, TA=16, TB=16),
+)
+_PIPELINES = (dict(STAGES=4, BLOCKS=2), dict(STAGES=3, BLOCKS=2), dict(STAGES=3, BLOCKS=1))
+
 
 def _threads(c: Config) -> int:
     return 32 * (c.MB // c.TA) * (c.NB // c.TB)
 
 
 def _registers(c: Config, p: Problem) -> int:
-    """Registers of a thread: sums, the fragments of A, those of B twice, what comes through
-    registers where rows start at any multiple of 2 bytes, and the rest. Checked with nvcc 13.0 for
-    sm_80 to sm_90a: what this lets through does not spill.
+    """Registers of a thread: sums, the fragments of A, those of B twice, and the rest, which is
+    less where nothing is checked, 16 bytes are copied at a time and k is not split. Numbers of 16
+    bits whose rows start anywhere come through registers. Checked with nvcc 13.0 for sm_80 to
+    sm_90a: what this lets through does not spill.
     """
     kept = c.TA * c.TB // 32 + c.TA // 4 + c.TB // 2
     if p.alignment >= 4:
-        return kept + 56
+        plain = p.alignment == 16 and c.SPLIT == 1 and not c.kernel.guarded(c, p)
+        return kept + (52 if plain else 80)
     deep = c.KB * p.numpy_dtype.itemsize // _DEPTH
     parts = deep if c.STAGES > 2 else deep // 2
-    pieces = (c.MB + c.NB) * c.KB // _threads(c)
-    return kept + 56 + -(-pieces // max(parts, 1))
+    return kept + 100 + -(-(c.MB + c.NB) * c.KB // (_threads(c) * max(parts, 1)))
 
 
 def _fit_together(c: Config, p: Problem, d: Device) -> bool:
@@ -39,6 +53,29 @@ def _fit_together(c: Config, p: Problem, d: Device) -> bool:
         and threads <= d.max_threads_per_sm
         and c.BLOCKS * (c.kernel.shared_bytes(c, p) + 1024) <= d.shared_per_sm
     )
+
+
+def _suggested(p: Problem, d: Device) -> dict[str, int]:
+    """The largest tiles that keep nine multiprocessors of ten busy, else the smallest. Where even
+    those leave half of them idle, k is split into parts of eight steps or more.
+    """
+    found = None
+    for sizes, pipeline in itertools.product(_TILES, _PIPELINES):
+        depth = dict(KB=2 * _DEPTH // p.numpy_dtype.itemsize)
+        config = TENSOR.config(sizes | depth | pipeline | dict(GROUP=8, SPLIT=1))
+        if found and config.MB * config.NB == found.MB * found.NB:
+            continue
+        if not TENSOR.violations(config, p, d):
+            found = config
+            if 10 * tiles(found, p) * p.batch >= 9 * d.sms:
+                break
+    if found is None:
+        return dict(TENSOR.default)
+    blocks, split = tiles(found, p) * p.batch, 1
+    while 2 * split * blocks <= d.sms and 16 * split * found.KB <= p.k and split < 16:
+        split *= 2
+    shared = TENSOR.config(found.as_dict() | dict(SPLIT=split))
+    return (found if TENSOR.violations(shared, p, d) else shared).as_dict()
 
 
 def _hopper(d: Device) -> bool:
@@ -67,18 +104,6 @@ TENSOR = Kernel(
         SPLIT=(1, 2, 4, 8, 16),
     ),
     default=dict(MB=128, NB=128, KB=32, TA=64, TB=64, STAGES=4, BLOCKS=2, GROUP=8, SPLIT=1),
-    fallbacks=(
-        # the same for tf32; where a block has 99 KiB; where numbers come through registers
-        dict(MB=128, NB=128, KB=16, TA=64, TB=64, STAGES=4, BLOCKS=2, GROUP=8, SPLIT=1),
-        dict(MB=128, NB=128, KB=32, TA=64, TB=64, STAGES=3, BLOCKS=2, GROUP=8, SPLIT=1),
-        dict(MB=128, NB=128, KB=16, TA=64, TB=64, STAGES=3, BLOCKS=2, GROUP=8, SPLIT=1),
-        dict(MB=128, NB=128, KB=32, TA=64, TB=32, STAGES=3, BLOCKS=1, GROUP=8, SPLIT=1),
-        # smaller ones, for products of few tiles
-        dict(MB=64, NB=128, KB=32, TA=32, TB=64, STAGES=3, BLOCKS=2, GROUP=8, SPLIT=1),
-        dict(MB=64, NB=64, KB=32, TA=32, TB=32, STAGES=3, BLOCKS=2, GROUP=8, SPLIT=1),
-        dict(MB=32, NB=64, KB=32, TA=16, TB=32, STAGES=4, BLOCKS=2, GROUP=8, SPLIT=1),
-        dict(MB=32, NB=32, KB=32, TA=16, TB=16, STAGES=4, BLOCKS=2, GROUP=8, SPLIT=1),
-    ),
     threads=_threads,
     block=lambda c: (_threads(c), 1, 1),
     tiles=lambda c, p: (tiles(c, p), c.SPLIT),
@@ -88,6 +113,7 @@ TENSOR = Kernel(
     dynamic_shared=True,
     aligned=True,
     capability=(8, 0),
+    suggested=_suggested,
     meant_for=lambda p, d: not _hopper(d),
     rules=(
         Rule(
