@@ -13,6 +13,7 @@ from pymm.kernels.declaration import MAX_GRID_YZ, MAX_PARAMETER, Box, Config, Fe
 from pymm.kernels.hopper import WGMMA
 from pymm.kernels.pipelined import PIPELINED
 from pymm.kernels.simt import COALESCED, NAIVE, REGISTER_TILE, SHARED_TILE, TRANSPOSED_A
+from pymm.kernels.sliced import SLICED
 from pymm.kernels.tensor import TENSOR_F64
 from pymm.kernels.tf32 import WGMMA_TF32, WGMMA_TF32X3
 from pymm.problem import Problem
@@ -31,6 +32,7 @@ KERNELS: tuple[Kernel, ...] = (
     PIPELINED,
     TENSOR_F64,
     WGMMA,
+    SLICED,
     WGMMA_TF32,
     WGMMA_TF32X3,
     REORDERED,
