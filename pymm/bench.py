@@ -127,6 +127,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--records", type=Path, metavar="DIR",
         help="folder of the tuned configurations (default: the user's configuration)")
     add("--csv", type=Path, metavar="FILE", help="file to append to (default: only the table)")
+    add("--checks", default="thorough", choices=["thorough", "quick"],
+        help="as for pymm.tune (default: thorough; of classes quick)")
     add("--time-limit", type=float, default=math.inf, metavar="SECONDS",
         help="of classes: begin no product after so many seconds")
     add("--triton", action="store_true", help="of classes: a Triton kernel as a third opponent")
@@ -170,7 +172,7 @@ def _run(
             configs = tuple(dict.fromkeys(variants.values()))
             limit = len(configs) * time_limit(problem, device) + 60.0
             request = Request("compare", problem, configs, rounds=options.rounds or 15,
-                              against_others=True)  # fmt: skip
+                              against_others=True, quick=options.checks == "quick")  # fmt: skip
             reply = worker.ask(request, limit)
             if reply.outcome != "ok":
                 console.print(f"{problem.slug}: {reply.outcome}, {reply.detail}", markup=False)

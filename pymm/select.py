@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,7 +10,8 @@ from pathlib import Path
 
 from pymm.device import Device
 from pymm.kernels import Config, Kernel, find_kernel, kernels_for
-from pymm.problem import Problem
+from pymm.neighbours import akin, apart, rank, transferred, untuned
+from pymm.problem import DTYPES, Problem
 from pymm.records import Environment, Record, StoreError, outdated_because, unusable_because
 from pymm.store import load_file, record_files
 
@@ -34,30 +34,59 @@ def select(
 ) -> Choice:
     """The configuration for `problem`, of any kernel or of the one named.
 
-    In this order: a current record of this very problem; of the nearest problem in (log m, log n,
-    log k) of the same type and layout; of another layout; the same three once more among records
-    that another driver or compiler made; the kernel's default. A record counts only if its
-    configuration obeys every rule for `problem` on `device`, and one of a lower rung only where
-    the highest was measured on this very problem, too: a rung tuned by itself may be far slower
-    than the others untuned. Never fails for want of a record or
-    for a damaged file (one warning, and the reason names it); `ValueError` for an unknown kernel
-    and for one that cannot run here at all.
+    In this order: a current record of this very problem; the nearest problems in (log m, log n,
+    log k), of this type or one of the same size, another layout and alignment counting as distance,
+    passing over those whose configuration the cost model expects to serve badly here; the same two
+    once more among records that another driver or compiler made; the default. A record counts only
+    if its configuration obeys every rule for `problem` on `device`, and one of a lower rung than
+    the highest that is meant for this problem only where that was measured on the record's problem,
+    too: a rung tuned by itself may be far slower than the others untuned. Never fails for want of a
+    record or for a damaged file (one warning, and the reason names it); `ValueError` for an unknown
+    kernel and for one that cannot run here at all.
     """
     wanted = None if kernel is None else find_kernel(kernel, _backend(device))
     records, damage = _usable(device, directory)
     highest = wanted or _highest(problem, device)
+    default = untuned(highest, problem, device)
     for tools_changed in (False, True):
         found = list(_nearest(problem, records, environment, tools_changed))
-        exact = {r.config.kernel_name for r, _ in found if r.problem == problem}
-        for record, changes in found:
-            config = record.config
-            compared = wanted is None and record.problem == problem and highest.name in exact
-            if config.kernel_name != highest.name and not compared:
-                continue
-            if not config.kernel.violations(config, problem, device):
-                reason = _reason(problem, record, device, changes)
-                return Choice(config, reason + damage, record)
+        compared = {r.problem for r, _ in found if r.config.kernel_name == highest.name}
+        found = [
+            (r, changes)
+            for r, changes in found
+            if r.config.kernel_name == highest.name or (not wanted and r.problem in compared)
+        ]
+        choice = _of_records(problem, device, found, default)
+        if choice is not None:
+            return replace(choice, reason=choice.reason + damage)
     return _default(problem, device, wanted, damage)
+
+
+def _of_records(
+    problem: Problem,
+    device: Device,
+    found: list[tuple[Record, str]],
+    default: Config | None,
+) -> Choice | None:
+    """The choice among records, nearest first: the quickest of this very problem, else what
+    transfers.
+    """
+    changes = dict(found)
+    exact = [r for r, _ in found if r.problem == problem]
+    for record in sorted(exact, key=lambda record: record.seconds):
+        if not record.config.kernel.violations(record.config, problem, device):
+            return Choice(record.config, _reason(problem, record, device, changes[record]), record)
+    nearest: dict[Problem, Record] = {}
+    for record, _ in found:
+        nearest.setdefault(record.problem, record)  # the quickest of each problem comes first
+    chosen = transferred(problem, device, list(nearest.values()), default)
+    if chosen is None:
+        return None
+    config, record = chosen
+    reason = _reason(problem, record, device, changes[record])
+    if config != record.config:
+        reason += f", k in {config.as_dict()['SPLIT']} parts"
+    return Choice(config, reason, record)
 
 
 def configs(
@@ -107,7 +136,8 @@ def _warn(message: str) -> None:
 def _nearest(
     problem: Problem, records: list[Record], environment: Environment, tools_changed: bool
 ) -> Iterator[tuple[Record, str]]:
-    """Records of the same type, nearest first, that were made by the present tools or by others.
+    """Records of the same type or one alike, nearest first, that were made by the present tools or
+    by others.
 
     Of the records of one problem and kernel the user's comes before a shipped one and a newer
     before an older one; the rest of them is left out.
@@ -117,28 +147,9 @@ def _nearest(
     newest = sorted(records, key=lambda record: record.date, reverse=True)
     for record in sorted(newest, key=lambda record: files.index(record.file)):
         changes = outdated_because(record, environment)
-        alike = replace(record.problem, trans_a=problem.trans_a, trans_b=problem.trans_b)
-        if bool(changes) == tools_changed and problem.same_kind(alike):
+        if bool(changes) == tools_changed and akin(problem, record.problem):
             best.setdefault((record.problem, record.config.kernel_name), (record, changes))
-    yield from sorted(best.values(), key=lambda found: _rank(problem, found[0]))
-
-
-def _rank(problem: Problem, record: Record) -> tuple:
-    """Sorts records: same layout, distance, same batch, then time per operation."""
-    tuned = record.problem
-    pace = record.seconds / max(tuned.flops, 1)
-    batch = abs(_log(tuned.batch) - _log(problem.batch))
-    layout = tuned.layout != problem.layout
-    return (layout, round(_distance(problem, tuned), 9), batch, pace, record.config.slug)
-
-
-def _distance(p: Problem, q: Problem) -> float:
-    """Euclidean in (log m, log n, log k). The batch does not count: a stack is made of problems."""
-    return math.dist(*((_log(x.m), _log(x.n), _log(x.k)) for x in (p, q)))
-
-
-def _log(extent: int) -> float:
-    return math.log(max(extent, 1))
+    yield from sorted(best.values(), key=lambda found: rank(problem, found[0]))
 
 
 # Words
@@ -150,12 +161,14 @@ def _reason(problem: Problem, record: Record, device: Device, changes: str) -> s
     extents = f"{tuned.m}x{tuned.n}x{tuned.k}"
     if tuned == problem:
         words = f"tuned for this problem on {here} ({record.date}, {record.seconds * 1e6:.4g} us)"
-    elif _distance(problem, tuned) == 0 and tuned.layout == problem.layout:
+    elif apart(problem, tuned) == 0 and problem.same_kind(tuned):
         words = f"tuned for {extents} in stacks of {tuned.batch} on {here}"
     else:
         words = f"nearest tuned problem {extents} on {here}"
     if tuned.layout != problem.layout:
         words += f", of layout {tuned.layout}"
+    if tuned.dtype != problem.dtype:
+        words += f", of type {tuned.dtype}"
     if changes:
         words += f"; {changes}: re-tune with `{tune_command(problem, device)}`"
     return words
@@ -176,11 +189,20 @@ def _highest(problem: Problem, device: Device) -> Kernel:
     """The highest rung whose default may run here, else the highest of all."""
     kernels = kernels_for(problem, device)[::-1]
     if not kernels:
-        raise NotImplementedError(f"no kernel of pymm computes in {problem.dtype} on {device.name}")
+        raise _no_kernel(problem, device)
     for kernel in kernels:
         if not kernel.violations(kernel.default_for(problem, device), problem, device):
             return kernel
     return kernels[0]
+
+
+def _no_kernel(problem: Problem, device: Device) -> NotImplementedError:
+    """What to say of a type that no kernel computes in here."""
+    runs = [dtype for dtype in DTYPES if kernels_for(replace(problem, dtype=dtype), device)]
+    there = ", ".join(runs) or "nothing"
+    return NotImplementedError(
+        f"no kernel of pymm computes in {problem.dtype} on {device.name}; there it has {there}"
+    )
 
 
 def _default(problem: Problem, device: Device, wanted: Kernel | None, damage: str) -> Choice:
@@ -190,11 +212,11 @@ def _default(problem: Problem, device: Device, wanted: Kernel | None, damage: st
         what = "no kernel of pymm" if wanted is None else f"{wanted.name} cannot"
         verb = "computes" if wanted is None else "compute"
         raise NotImplementedError(f"{what} {verb} in {problem.dtype} on {device.name}")
-    why = "in the simulator" if device.kind == "simulator" else f"nothing tuned for {problem.dtype}"
     for kernel in kernels:
-        config = kernel.default_for(problem, device)
-        if not kernel.violations(config, problem, device):
-            return Choice(config, f"default of {kernel.name}: {why} on {device.name}{damage}")
+        config = untuned(kernel, problem, device)
+        if config is not None:
+            why = _why_untuned(config, problem, device, damage)
+            return Choice(config, why)
     for kernel in kernels:
         valid, rejected = kernel.configs(problem, device)
         if valid:
@@ -202,3 +224,10 @@ def _default(problem: Problem, device: Device, wanted: Kernel | None, damage: st
             return Choice(valid[0], reason)
     names, broken = ", ".join(k.name for k in kernels), "; ".join(rejected)
     raise ValueError(f"no configuration of {names} may run on {device.name}: {broken}")
+
+
+def _why_untuned(config: Config, problem: Problem, device: Device, damage: str) -> str:
+    kernel = config.kernel
+    why = "in the simulator" if device.kind == "simulator" else f"nothing tuned for {problem.dtype}"
+    what = "default" if config == kernel.default_for(problem, device) else "cost model's choice"
+    return f"{what} of {kernel.name}: {why} on {device.name}{damage}"

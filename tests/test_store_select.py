@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pymm import select as selecting
 from pymm import store
-from pymm.device import Device
+from pymm.device import Device, cuda_peaks
 from pymm.kernels import find_kernel, kernels_for
 from pymm.problem import Problem
 from pymm.records import Environment, Record
@@ -85,10 +85,11 @@ def test_types_never_mix_and_layouts_only_with_a_label(tuned):
     choice = tuned(Problem(64, 64, 64, "f64"), record(64))
     assert choice.record is None
     assert choice.reason == "default of transposed_a: nothing tuned for f64 on Test GPU 9"
-    choice = tuned(Problem(64, 64, 64, trans_a=True), record(4096, trans_a=True, mb=32))
-    assert choice.config.MB == 32
-    choice = tuned(Problem(64, 64, 64, trans_b=True))
+    choice = tuned(Problem(64, 64, 64, trans_b=True), record(4096, trans_b=True, mb=32))
+    assert choice.config.MB == 64, "another layout is nearer than four times the extents"
     assert choice.reason == "nearest tuned problem 64x64x64 on this GPU, of layout NN"
+    choice = tuned(Problem(64, 64, 64, trans_b=True), record(72, trans_b=True, mb=32))
+    assert choice.config.MB == 32, "but not as near as an eighth more"
 
 
 def test_a_stack_goes_by_its_single_problem(tuned):
@@ -217,8 +218,9 @@ def test_no_tuned_problem_of_the_kind_is_nearer_than_the_one_chosen(m, n, k, dty
         pairs = ((m, one.problem.m), (n, one.problem.n), (k, one.problem.k))
         return sum(math.log(max(a, 1) / max(b, 1)) ** 2 for a, b in pairs)
 
-    expected = sorted(distance(one) for one in RECORDS if one.problem.dtype == dtype)
-    assert [distance(one) for one in found] == pytest.approx(expected, abs=1e-6)
+    nearest = min(distance(one) for one in RECORDS if one.problem.dtype == dtype)
+    assert distance(found[0]) ** 0.5 <= nearest**0.5 + 0.4, "a worse alignment is four tenths"
+    assert len(found) == sum(one.problem.dtype == dtype for one in RECORDS)
 
 
 def test_a_lower_rung_tuned_by_itself_says_nothing_about_the_highest(tuned):
@@ -229,4 +231,62 @@ def test_a_lower_rung_tuned_by_itself_says_nothing_about_the_highest(tuned):
     both = tuned(Problem(64, 64, 64), lower, record(64, seconds=2e-6))
     assert both.config.kernel_name == "register_tile", "measured on this very problem, and quicker"
     near = tuned(Problem(65, 65, 65))
-    assert near.config.kernel_name == "transposed_a" and near.record is not None
+    assert near.config.kernel_name == "register_tile", "and near it"
+    far = tuned(Problem(4096, 4096, 4096), record(4096, mb=128))
+    assert far.config.kernel_name == "transposed_a"
+
+
+H200 = Device(
+    "Test H200", "cuda", capability=(9, 0), sms=132, shared_per_block=232448, shared_per_sm=233472,
+    clock_hz=1.98e9, bandwidth=4.8e12, l2_bytes=60 * 2**20, versions={"driver": "580.10"},
+    peak_flops=cuda_peaks((9, 0), 132, 1.98e9),
+)  # fmt: skip
+
+
+def of_h200(kernel, m, n, k, seconds, dtype="f32", **parameters):
+    declared = find_kernel(kernel)
+    config = declared.config({**declared.default, **parameters})
+    digest = kernel_digest("cuda", declared.file)
+    problem = Problem(m, n, k, dtype)
+    return Record(problem, config, seconds, 0.01, "2026-11-21", NOW, digest)
+
+
+DEEP = of_h200("pipelined", 256, 256, 65536, 25e-5, MB=64, NB=64, TB=4, KB=8, LANES=8, BLOCKS=2,
+               SPLIT=32)  # fmt: skip
+SQUARE = of_h200("pipelined", 4096, 4096, 4096, 2.7e-3)
+
+
+def test_what_is_tuned_for_a_deep_product_does_not_serve_a_square(tuned):
+    """The deep one is nearer, and its parts of k would be five steps long."""
+    problem = Problem(700, 700, 30000)
+    choice = tuned(problem, DEEP, SQUARE, device=H200, kernel="pipelined")
+    assert choice.record is not None and choice.config.SPLIT > 1
+    choice = tuned(Problem(1500, 1500, 700), device=H200, kernel="pipelined")
+    assert choice.config.SPLIT < 32
+    choice = tuned(Problem(300, 300, 50000), device=H200, kernel="pipelined")
+    assert choice.config == DEEP.config
+
+
+def test_k_is_split_otherwise_where_the_blocks_are_too_few(tuned):
+    """The tile of a square for a product whose every tile has a multiprocessor to itself."""
+    choice = tuned(Problem(256, 256, 65536), SQUARE, device=H200, kernel="pipelined")
+    assert choice.config.SPLIT >= 8
+    assert choice.record is None or "parts" in choice.reason
+    assert not choice.config.kernel.violations(choice.config, Problem(256, 256, 65536), H200)
+
+
+def test_types_of_the_same_size_serve_each_other(tuned):
+    found = of_h200("tensor", 4096, 4096, 4096, 3e-4, "bf16", BLOCKS=1, TB=32)
+    here = {"device": replace(H200, capability=(8, 0)), "kernel": "tensor"}
+    choice = tuned(Problem(4104, 4104, 4104, "f16"), found, **here)
+    assert choice.config == found.config
+    assert choice.reason.endswith("of type bf16")
+    assert tuned(Problem(4104, 4104, 4104, "tf32"), **here).record is None
+
+
+def test_without_records_the_model_splits_k_and_nothing_else_changes(tuned):
+    choice = tuned(Problem(64, 64, 262144), device=H200, kernel="pipelined")
+    assert choice.config.SPLIT > 8
+    assert choice.reason == "cost model's choice of pipelined: nothing tuned for f32 on Test H200"
+    choice = tuned(Problem(4096, 4096, 4096), device=H200, kernel="pipelined")
+    assert choice.config == find_kernel("pipelined").default_config

@@ -1,0 +1,170 @@
+"""Shapes that were never tuned: what is chosen for them against what tuning them would find.
+
+    python benchmarks/unseen.py --count 60 --budget 240 --records DIR --csv unseen.csv
+
+Each of `--count` random products (extents log-uniform between 64 and 8192, drawn from `--seed`, the
+types in turn) gets an equal share of the budget for a search of its own, whose result is thrown
+away. Then what `matmul` chooses, the default of its kernel and what the search found are measured
+in turn. Prints the geometric mean of chosen against the fastest of the three, and the worst case
+against the default. Exit status 0 if the mean is at least 0.90 and no choice is more than 3 %
+slower than the default, else 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # a checkout need not be installed
+
+from pymm.cache import config_directory  # noqa: E402
+from pymm.options import Options  # noqa: E402
+from pymm.problem import Problem  # noqa: E402
+from pymm.records import Environment, Record  # noqa: E402
+from pymm.rows import append  # noqa: E402
+from pymm.select import select  # noqa: E402
+from pymm.store import load  # noqa: E402
+from pymm.tune import Tuner  # noqa: E402
+from pymm.worker import Request, Site, Worker, time_limit  # noqa: E402
+
+#: Extents are drawn between these, and products of more operations are drawn again: they would take
+#: longer than their share of the time.
+LEAST, MOST, MOST_FLOPS = 64, 8192, 2e11
+
+#: What the choices have to reach.
+WANTED, SLOWER = 0.90, 0.03
+
+#: Seconds of the comparison of one product.
+COMPARISON = 0.3
+
+COLUMNS = (
+    "time", "device", "driver", "compiler", "pymm", "seed", "dtype", "layout", "m", "n", "k",
+    "chosen", "reason", "chosen_us", "default", "default_us", "found", "found_us", "of_fastest",
+    "of_default",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Products(Options):
+    """The options of a tuner for products that no list of shapes and types spells."""
+
+    products: tuple[Problem, ...] = ()
+
+    def problems(self, standard: Sequence[tuple[int, int, int]]) -> list[Problem]:
+        """The products, small ones first."""
+        return sorted(self.products, key=lambda problem: problem.flops)
+
+
+def draw(count: int, dtypes: Sequence[str], seed: int, most: int = MOST) -> list[Problem]:
+    """`count` random products, the types in turn."""
+    generator, found = np.random.default_rng(seed), []
+    while len(found) < count:
+        extents = np.exp(generator.uniform(math.log(LEAST), math.log(most), 3))
+        problem = Problem(*(int(x) for x in extents), dtypes[len(found) % len(dtypes)])
+        if problem.flops <= MOST_FLOPS:
+            found.append(problem)
+    return list(dict.fromkeys(found))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command. Returns the exit status."""
+    given = _parser().parse_args(arguments)
+    products = draw(given.count, given.dtypes.split(","), given.seed, given.most)
+    device = int(given.device) if given.device and given.device.isdigit() else given.device
+    with tempfile.TemporaryDirectory() as folder:
+        where = Path(folder)
+        options = Products(
+            products=tuple(products), dtypes=tuple(dict.fromkeys(p.dtype for p in products)),
+            budget=given.budget, devices=(device,), storage=where / "state",
+            output=where / "found", csv=given.trials or where / "trials.csv", checks="quick",
+        )  # fmt: skip
+        Tuner(options).run()
+        worker = Worker(Site(device))
+        worker.start()
+        try:
+            found = load(worker.device, where / "found")
+            rows = [row for p in products if (row := _row(worker, p, found, given))]
+        finally:
+            worker.stop()
+    if given.csv:
+        append(given.csv, COLUMNS, rows)
+    return _judge(rows, len(products))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--count", type=int, default=60, help="products (default: 60)")
+    add("--dtypes", default="f32,bf16,f64", help="types in turn (default: f32,bf16,f64)")
+    add("--seed", type=int, default=1)
+    add("--most", type=int, default=MOST, help=f"largest extent (default: {MOST})")
+    add("--budget", type=float, default=240.0, help="seconds of all searches (default: 240)")
+    add("--records", type=Path, help="folder of tuned configurations (default: the user's)")
+    add("--device", help="0, cpu (default: the first GPU, else the CPU)")
+    add("--csv", type=Path, help="file that the rows are appended to")
+    add("--trials", type=Path, help="file that every trial is appended to")
+    return parser
+
+
+def _row(
+    worker: Worker, problem: Problem, found: Sequence[Record], given: argparse.Namespace
+) -> dict[str, object] | None:
+    device = worker.device
+    environment = Environment.of(device, worker.compiler.toolchain)
+    choice = select(problem, device, given.records or config_directory(), environment)
+    default = choice.config.kernel.default_for(problem, device)
+    own = next((r.config for r in found if r.problem == problem), None)
+    configs = tuple(dict.fromkeys(c for c in (choice.config, default, own) if c is not None))
+    request = Request("compare", problem, configs, rounds=31, quick=True, budget=COMPARISON)
+    reply = worker.ask(request, 60.0 + time_limit(problem, device))
+    seconds = {t.config: t.seconds for t in reply.trials if t.outcome == "ok"}
+    if choice.config not in seconds:
+        print(f"{problem.slug}: {choice.config.slug} {reply.outcome} {reply.detail}")
+        return None
+    chosen, usual = seconds[choice.config], seconds.get(default, math.nan)
+    row = {
+        "time": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "device": device.slug, "driver": environment.driver, "compiler": environment.compiler,
+        "pymm": environment.pymm, "seed": given.seed, "dtype": problem.dtype,
+        "layout": problem.layout, **{axis: getattr(problem, axis) for axis in "mnk"},
+        "chosen": choice.config.slug, "reason": choice.reason, "chosen_us": _us(chosen),
+        "default": default.slug, "default_us": _us(usual),
+        "found": own.slug if own else "", "found_us": _us(seconds.get(own, math.nan)),
+        "of_fastest": f"{min(seconds.values()) / chosen:.4g}",
+        "of_default": f"{usual / chosen:.4g}" if usual == usual else "",
+    }  # fmt: skip
+    print(f"{problem.slug}: {row['of_fastest']} of the fastest, {row['chosen_us']} us, "
+          f"{choice.config.slug} ({choice.reason})", flush=True)  # fmt: skip
+    return row
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:.6g}" if seconds == seconds else ""
+
+
+def _judge(rows: Sequence[dict[str, object]], wanted: int) -> int:
+    parts = [float(row["of_fastest"]) for row in rows]
+    if not parts:
+        print("nothing could be measured")
+        return 1
+    mean = math.exp(sum(map(math.log, parts)) / len(parts))
+    beside = [float(row["of_default"]) for row in rows if row["of_default"]]
+    least = min(beside, default=math.nan)
+    print(f"{len(rows)} of {wanted} products: chosen against the fastest {mean:.3f} (geometric "
+          f"mean), least {min(parts):.3f}; against the default, least {least:.3f}")  # fmt: skip
+    return int(len(rows) < wanted or mean < WANTED or least < 1 - SLOWER)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,119 @@
+"""What one tuned problem says about another: how far apart they are, and whether the configuration
+of one should serve the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from pymm.cost import predicted_seconds
+from pymm.device import Device
+from pymm.kernels import Config, Kernel
+from pymm.problem import Problem
+from pymm.records import Record
+
+#: Extra distance for an operand that is stored the other way round, for a type of the same size,
+#: and for each factor of two between the alignments of rows; a factor of e in one extent is 1.
+TURNED, OTHER_TYPE, MISALIGNED = 0.4, 0.2, 0.1
+
+#: Types whose products take the same tiles: what is tuned for one serves the others.
+ALIKE = ({"f16", "bf16"}, {"f16_f32", "bf16_f32"})
+
+#: Neighbours that are looked at, and how much slower than the best of their configurations the
+#: cost model may expect one to be: so much it errs. What was measured nearer than NEAR (a quarter
+#: more in one extent) is believed unless the model expects it to take twice as long.
+LOOKED_AT, MODEL_ERRS, NEAR, BELIEVED = 8, 1.15, 0.25, 2.0
+
+
+def akin(problem: Problem, tuned: Problem) -> bool:
+    """Whether a configuration tuned for one may serve the other at all: same operation, same type
+    or one alike.
+    """
+    same = problem.dtype == tuned.dtype or any({problem.dtype, tuned.dtype} <= s for s in ALIKE)
+    return same and problem.op == tuned.op
+
+
+def distance(problem: Problem, tuned: Problem) -> float:
+    """How far apart two problems are: Euclidean in (log m, log n, log k), and the extra distances
+    above. The batch does not count: a stack is made of problems.
+    """
+    turned = (problem.trans_a != tuned.trans_a) + (problem.trans_b != tuned.trans_b)
+    other = problem.dtype != tuned.dtype
+    pieces = abs(math.log2(problem.alignment / tuned.alignment))
+    return apart(problem, tuned) + TURNED * turned + OTHER_TYPE * other + MISALIGNED * pieces
+
+
+def apart(problem: Problem, tuned: Problem) -> float:
+    """Euclidean distance in (log m, log n, log k)."""
+    return math.dist(*((_log(x.m), _log(x.n), _log(x.k)) for x in (problem, tuned)))
+
+
+def rank(problem: Problem, record: Record) -> tuple:
+    """Sorts records: distance, same batch, then time per operation."""
+    tuned = record.problem
+    pace = record.seconds / max(tuned.flops, 1)
+    batch = abs(_log(tuned.batch) - _log(problem.batch))
+    return (round(distance(problem, tuned), 9), batch, pace, record.config.slug)
+
+
+def _log(extent: int) -> float:
+    return math.log(max(extent, 1))
+
+
+def transferred(
+    problem: Problem, device: Device, records: Sequence[Record], default: Config | None
+) -> tuple[Config, Record] | None:
+    """The configuration of the nearest of `records` (nearest first) that is no worse than its
+    neighbours' for this problem by the cost model, with k split otherwise if need be. None where
+    the model prefers the default to them all. On a CPU, which it knows nothing of, the nearest.
+    """
+    records = [r for r in records if _may_run(r.config, problem, device)][:LOOKED_AT]
+    if device.kind == "cpu" or not records:
+        return (records[0].config, records[0]) if records else None
+    own = [(record.config, record) for record in records]
+    split = [
+        (config, record) for record in records for config in splits(record.config, problem, device)
+    ]
+    options = [config for config, _ in (*own, *split)] + ([default] if default else [])
+    expected = {c: predicted_seconds(c, problem, device) for c in dict.fromkeys(options)}
+    best = min(expected.values())
+    for config, record in (*own, *split):
+        near = config == record.config and distance(problem, record.problem) < NEAR
+        if expected[config] <= best * (BELIEVED if near else MODEL_ERRS):
+            return config, record
+    return None
+
+
+def splits(config: Config, problem: Problem, device: Device) -> list[Config]:
+    """The configuration with k in other parts, those that may run."""
+    kernel = config.kernel
+    if "SPLIT" not in kernel.space:
+        return []
+    made = (kernel.config(config.as_dict() | {"SPLIT": n}) for n in kernel.space["SPLIT"])
+    return [c for c in made if c != config and _may_run(c, problem, device)]
+
+
+def untuned(kernel: Kernel, problem: Problem, device: Device) -> Config | None:
+    """What to run of a kernel where nothing is tuned: its default, unless the cost model expects
+    much more of a fallback or of another way to split k. None if none of them may run.
+    """
+    default = kernel.default_for(problem, device)
+    options = [default, *(kernel.config(parameters) for parameters in kernel.fallbacks)]
+    options = [c for c in dict.fromkeys(options) if _may_run(c, problem, device)]
+    if device.kind != "cuda" or kernel.suggested or not options:
+        return options[0] if options else None
+    options += [c for option in options for c in splits(option, problem, device)]
+    return _preferred(options, problem, device)
+
+
+def _preferred(options: Iterable[Config], problem: Problem, device: Device) -> Config:
+    """The first, or the one expected to be quickest if that is more than the model errs."""
+    options = list(options)
+    expected = [predicted_seconds(config, problem, device) for config in options]
+    quickest = min(range(len(options)), key=expected.__getitem__)
+    return options[quickest if expected[0] > MODEL_ERRS * expected[quickest] else 0]
+
+
+def _may_run(config: Config, problem: Problem, device: Device) -> bool:
+    return not config.kernel.violations(config, problem, device)
