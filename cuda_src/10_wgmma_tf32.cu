@@ -103,7 +103,7 @@ __device__ __forceinline__ void multiply(Consumer& here, Sums& sum, const Unit& 
         for (int e = 0; e < PIECES * TA / 2; e++) sum[e / (TA / 2)][e % (TA / 2)] = 0.0f;
     }
     unsigned step = unit.from;
-    if constexpr (!TRANS_B) {
+    if constexpr (!DIRECT) {
         Fragments even, odd;  // the tensor cores read one while the other is written
         for (; step + 1 < unit.to; step += 2) {
             through(here, sum, step > unit.from, even);
@@ -123,6 +123,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
          int stack_a, int stack_b, int boxed, float* C, long long ldc, long long batch_c,
          float* parts) {
     const Result result{&maps.c, C, ldc, unsigned(m), unsigned(n), alpha, beta, boxed != 0};
-    run(maps, {m, n, k, batch, stack_a, stack_b}, result, batch_c, parts,
+    run(product_of(maps, m, n, k, batch, stack_a, stack_b), result, batch_c, parts,
         [](Consumer& here, Sums& sum, const Unit& unit) { multiply(here, sum, unit); });
 }

@@ -98,6 +98,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
          int stack_a, int stack_b, int boxed, float* C, long long ldc, long long batch_c,
          float* parts) {
     const Result result{&maps.c, C, ldc, unsigned(m), unsigned(n), alpha, beta, boxed != 0};
-    run(maps, {m, n, k, batch, stack_a, stack_b}, result, batch_c, parts,
+    run(product_of(maps, m, n, k, batch, stack_a, stack_b), result, batch_c, parts,
         [](Consumer& here, Sums& sum, const Unit& unit) { multiply(here, sum, unit); });
 }

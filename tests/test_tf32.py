@@ -106,15 +106,38 @@ def test_registers_of_all_warpgroups_are_those_of_the_launch(slug):
     assert few + count * many <= (count + 1) * launched
 
 
-def test_one_text_for_all_sizes_and_layouts_of_a():
+@pytest.mark.parametrize("slug", SLUGS)
+def test_one_text_for_all_sizes_and_few_layouts(slug):
+    """At least one operand lies along k, both where they come as two terms; the smaller one is
+    turned round.
+    """
+    config, kernel, dtype = one_of(slug)
     texts = {}
-    for slug in SLUGS:
-        config, _, dtype = one_of(slug)
-        for trans in LAYOUTS:
-            for n in (1, 641, 4096):
-                source = render(config, Problem(n, n, n, dtype, *trans), 4)
-                texts.setdefault((slug, trans[1] and dtype == "tf32"), set()).add(source.key)
-    assert {len(keys) for keys in texts.values()} == {1}
+    for trans in LAYOUTS:
+        for m, n in ((1, 641), (4096, 4096), (641, 1)):
+            problem = Problem(m, n, 96, dtype, *trans)
+            given = kernel.hopper.received(problem)
+            assert given.trans_b or not given.trans_a
+            turned = (given.trans_a != trans[0]) * m + (given.trans_b != trans[1]) * n
+            assert turned == (min(m, n) * (trans == (True, False)) if dtype == "tf32" else
+                              m * trans[0] + n * (not trans[1]))  # fmt: skip
+            key = render(config, problem, 4).key
+            assert texts.setdefault((given.trans_a, given.trans_b), key) == key
+    assert len(texts) == (3 if dtype == "tf32" else 1)
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_boxes_fill_the_tiles(slug):
+    config, kernel, dtype = one_of(slug)
+    for trans in LAYOUTS:
+        given = kernel.hopper.received(Problem(77, 99, 111, dtype, *trans))
+        boxes = kernel.hopper.boxes(config, given)
+        assert all(
+            box.columns * 4 == box.swizzle == 128 and box.rows <= 256 for box in boxes if box
+        )
+        along, other = boxes[:2] if not given.trans_a else boxes[1::-1]
+        assert along.rows * config.CLUSTER == config.MB
+        assert other.rows == (config.NB if given.trans_b and not given.trans_a else config.KB)
 
 
 def cut(x, bits, exponent):

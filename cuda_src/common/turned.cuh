@@ -1,21 +1,29 @@
 // C^T = B^T A^T by wgmma on tf32: tiles of float32 on their way in, C turned round on its way out.
 //
 // The 64 rows of a wgmma are columns of C, its up to 256 columns are rows of C. A lies along k;
-// where B does not, it goes through registers. The kernel says MB, NB, KB, TA, TB, STAGES, CLUSTER,
-// SPLIT, and how many TERMS stand for a number: so many matrices for one in the maps of A and B.
+// where B does not, it goes through registers. Where both are transposed it is the other way round:
+// SWAPPED, A and B, rows and columns of C change their parts, and C is not turned. The kernel says
+// MB, NB, KB, TA, TB, STAGES, CLUSTER, SPLIT, and how many TERMS stand for a number: so many
+// matrices for one in the maps of A and B.
+
+#if TRANS_A && !TRANS_B
+#error "one of both must lie along k"
+#endif
 
 #include "common/combine.cuh"
 #include "common/hopper.cuh"
 #include "common/repack.cuh"
 #include "common/schedule.cuh"
 
+constexpr bool SWAPPED = TRANS_A && TRANS_B;   // A goes through registers
+constexpr bool DIRECT = TRANS_B && !TRANS_A;  // nothing does
 constexpr int RIGHT = NB / TB, CONSUMERS = MB / TA * RIGHT, THREADS = 128 * (CONSUMERS + 1);
 constexpr int BOX = 32, ROW = BOX * 4, DEEP = KB / BOX;  // numbers and bytes of a row of a box
 constexpr int A_BYTES = MB * KB * 4, B_BYTES = NB * KB * 4;  // of one term
 constexpr int STAGE_BYTES = TERMS * (A_BYTES + B_BYTES);
 constexpr int PIECES = TB / 64;                  // pieces of 64 columns
 constexpr int STAGED = TA % 64 == 0 ? 64 : TA % 32 == 0 ? 32 : 16;  // rows on their way out
-constexpr int STAGED_BYTES = STAGED * 2 * ROW;   // of one warpgroup
+constexpr int STAGED_BYTES = (STAGED < 32 ? 32 : STAGED) * 2 * ROW;  // of one warpgroup
 // As in rung 07: registers of a thread, few for those that fetch.
 constexpr bool GREEDY = TERMS * TA * TB > 128 * 128 && CONSUMERS <= 2;
 constexpr int FEW = GREEDY ? 24 : CONSUMERS <= 2 ? 40 : CONSUMERS == 3 ? 32 : 64;
@@ -40,7 +48,9 @@ static_assert((CLUSTER == 1 || CLUSTER == 2) && MB % (8 * CLUSTER) == 0,
 struct Maps {
     TensorMap a, b, c;
 };
+// What lies along k is called A from here on, C has m rows.
 struct Product {
+    const TensorMap *a, *b;
     int m, n, k, batch, stack_a, stack_b;
 };
 // A part of k of a tile of C: steps from `from` to `to`.
@@ -71,8 +81,8 @@ __device__ __forceinline__ void each_unit(const Product& p, Use use) {
     }
 }
 
-__device__ __forceinline__ void produce(const Maps& maps, const Product& p, unsigned base,
-                                        unsigned full, unsigned empty) {
+__device__ __forceinline__ void produce(const Product& p, unsigned base, unsigned full,
+                                        unsigned empty) {
     constexpr unsigned SHARE = MB / CLUSTER;
     const unsigned first = CLUSTER > 1 ? block_in_cluster() * SHARE : 0;
     Ring ring{0, 1};
@@ -88,20 +98,20 @@ __device__ __forceinline__ void produce(const Maps& maps, const Product& p, unsi
                 const unsigned k = step * KB + x % DEEP * BOX, z = matrix_a + x / DEEP;
                 const unsigned target = tile + (x * MB + first) * ROW;
                 if constexpr (CLUSTER > 1)
-                    fetch_box(target, &maps.a, filled, k, u.row + first, z, (1 << CLUSTER) - 1);
+                    fetch_box(target, p.a, filled, k, u.row + first, z, (1 << CLUSTER) - 1);
                 else
-                    fetch_box(target, &maps.a, filled, k, u.row, z);
+                    fetch_box(target, p.a, filled, k, u.row, z);
             }
             const unsigned b = tile + TERMS * A_BYTES;
-            if constexpr (TRANS_B) {
+            if constexpr (DIRECT) {
 #pragma unroll 1
                 for (unsigned x = 0; x < TERMS * DEEP; x++)
-                    fetch_box(b + x * NB * ROW, &maps.b, filled, step * KB + x % DEEP * BOX,
+                    fetch_box(b + x * NB * ROW, p.b, filled, step * KB + x % DEEP * BOX,
                               u.column, matrix_b + x / DEEP);
             } else {
 #pragma unroll 1
                 for (unsigned x = 0; x < NB / 32; x++)
-                    fetch_box(b + x * KB * ROW, &maps.b, filled, u.column + x * 32, step * KB,
+                    fetch_box(b + x * KB * ROW, p.b, filled, u.column + x * 32, step * KB,
                               matrix_b);
             }
         }
@@ -127,8 +137,8 @@ struct Place {
     // lies across k, eight lanes g take four columns each of two chunks that are four apart: with
     // those of the four rows t these lie in different banks.
     __device__ __forceinline__ unsigned column(unsigned h) const {
-        return TRANS_B ? warp * 16 + g + h * 8
-                       : warp / 2 * 32 + warp % 2 * 8 + h * 4 + g / 4 * 16 + g % 4;
+        return DIRECT ? warp * 16 + g + h * 8
+                      : warp / 2 * 32 + warp % 2 * 8 + h * 4 + g / 4 * 16 + g % 4;
     }
     // Bytes from the start of B's tile, which lies across k, to the number of depth 8 x + 4 y + t
     // and column(h) of piece u.
@@ -180,9 +190,15 @@ struct Consumer {
 
 #include "common/turned_out.cuh"
 
+__device__ __forceinline__ Product product_of(const Maps& maps, int m, int n, int k, int batch,
+                                              int stack_a, int stack_b) {
+    if (SWAPPED) return {&maps.b, &maps.a, n, m, k, batch, stack_b, stack_a};
+    return {&maps.a, &maps.b, m, n, k, batch, stack_a, stack_b};
+}
+
 // The kernel: `multiply(consumer, sum, unit)` makes the sums of a unit.
 template <class Multiply>
-__device__ __forceinline__ void run(const Maps& maps, const Product& p, Result result,
+__device__ __forceinline__ void run(const Product& p, const Result& result,
                                     long long batch_c, float* parts, Multiply multiply) {
     extern __shared__ unsigned char shared[];
     unsigned char* const aligned = shared + (-address_of_shared(shared) & 1023);
@@ -192,7 +208,7 @@ __device__ __forceinline__ void run(const Maps& maps, const Product& p, Result r
     // The same for a whole warp, and said so: descriptors then live in uniform registers.
     const unsigned group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (threadIdx.x == 0) {
-        if (p.k > 0) prefetch(&maps.a), prefetch(&maps.b);
+        if (p.k > 0) prefetch(p.a), prefetch(p.b);
         for (int s = 0; s < STAGES; s++) {
             barrier_make(full + 8 * s, 1);
             barrier_make(empty + 8 * s, CONSUMERS * CLUSTER);
@@ -202,7 +218,7 @@ __device__ __forceinline__ void run(const Maps& maps, const Product& p, Result r
     CLUSTER > 1 ? cluster_sync() : __syncthreads();
     if (group == CONSUMERS) {
         leave_registers<FEW>();
-        if (threadIdx.x % 128 == 0) produce(maps, p, base, full, empty);
+        if (threadIdx.x % 128 == 0) produce(p, base, full, empty);
     } else {
         take_registers<MANY>();
         Consumer consumer{aligned, base, full, empty, Place(group), {}};
@@ -219,8 +235,8 @@ __device__ __forceinline__ void run(const Maps& maps, const Product& p, Result r
             Result here = result;
             here.C += unit.matrix * batch_c;
             if constexpr (SPLIT > 1) {
-                here.ld = (p.n + 3ll) / 4 * 4;
-                here.C = parts + (1ll * unit.part * p.batch + unit.matrix) * p.m * here.ld;
+                here.ld = (result.n + 3ll) / 4 * 4;
+                here.C = parts + (1ll * unit.part * p.batch + unit.matrix) * result.m * here.ld;
                 here.boxed = false;
             }
             here.store(sum, unit, staging + group * STAGED_BYTES, consumer.at);

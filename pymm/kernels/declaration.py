@@ -46,21 +46,22 @@ class Feed:
     """How a kernel gets its matrices by TMA.
 
     `boxes` of A, B and C, for the problem as the kernel gets it; no box for a C that it never
-    stores by TMA. `along` says how A and B must lie: "any" as they are stored, "k" with rows along
-    k, "mn" with rows across k (A as k x m, B as k x n). With two `terms` each number x comes as
+    stores by TMA. `along` says how A and B must lie, for all problems or for each: "any" as they
+    are stored, "k" with rows along k, "mn" with rows across k (A as k x m, B as k x n). With two `terms` each number x comes as
     high + low, both rounded to tf32: the matrix of the low terms right behind that of the high
     ones. `resident` blocks stay on a multiprocessor.
     """
 
     boxes: Callable[[Config, Problem], tuple[Box, Box, Box | None]]
-    along: tuple[str, str] = ("any", "any")
+    along: tuple[str, str] | Callable[[Problem], tuple[str, str]] = ("any", "any")
     terms: int = 1
     resident: Callable[[Config], int] = lambda c: 1
 
     def received(self, problem: Problem) -> Problem:
         """The problem with A and B as they lie when the kernel gets them."""
-        trans_a = {"any": problem.trans_a, "k": False, "mn": True}[self.along[0]]
-        trans_b = {"any": problem.trans_b, "k": True, "mn": False}[self.along[1]]
+        along_a, along_b = self.along(problem) if callable(self.along) else self.along
+        trans_a = {"any": problem.trans_a, "k": False, "mn": True}[along_a]
+        trans_b = {"any": problem.trans_b, "k": True, "mn": False}[along_b]
         return replace(problem, trans_a=trans_a, trans_b=trans_b)
 
 

@@ -32,6 +32,20 @@ def _threads(c: Config) -> int:
     return 128 * (1 + _consumers(c))
 
 
+def _swapped(p: Problem) -> bool:
+    """Whether A and B change their parts, and so do rows and columns of C: where both are
+    transposed once they lie as the kernel wants it.
+    """
+    return p.trans_a and p.trans_b
+
+
+def _along(p: Problem) -> tuple[str, str]:
+    """One of both must lie along k. The smaller one is turned."""
+    if not p.trans_a or p.trans_b:
+        return "any", "any"
+    return ("k", "any") if p.m <= p.n else ("any", "k")
+
+
 def _staged(c: Config) -> int:
     """Rows of C that a warpgroup stores at a time."""
     return 64 if c.TA % 64 == 0 else 32 if c.TA % 32 == 0 else 16
@@ -42,19 +56,23 @@ def _shared_elements(c: Config, p: Problem) -> int:
     and up to 1 KiB to the boundary that swizzled boxes need.
     """
     stages = c.STAGES * c.kernel.hopper.terms * (c.MB + c.NB) * c.KB
-    return stages + _consumers(c) * _staged(c) * 64 + 4 * c.STAGES + 256
+    return stages + _consumers(c) * max(_staged(c), 32) * 64 + 4 * c.STAGES + 256
 
 
 def _tiles(c: Config, p: Problem) -> tuple[int, int]:
     """Blocks that have a tile, in whole clusters, and 1."""
-    across = -(-p.n // (c.NB * c.CLUSTER)) * c.CLUSTER
-    return -(-p.m // c.MB) * across, 1
+    m, n = (p.n, p.m) if _swapped(c.kernel.hopper.received(p)) else (p.m, p.n)
+    across = -(-n // (c.NB * c.CLUSTER)) * c.CLUSTER
+    return -(-m // c.MB) * across, 1
 
 
-def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
-    """A comes along k, B as it lies."""
-    b = Box(32, c.NB) if p.trans_b else Box(32, c.KB)
-    return Box(32, c.MB // c.CLUSTER), b, Box(32, _staged(c))
+def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box | None]:
+    """One operand comes along k, the other one as it lies."""
+    along = Box(32, c.MB // c.CLUSTER)
+    if _swapped(p):
+        return Box(32, c.KB), along, Box(32, 64) if _staged(c) >= 32 else None
+    other = Box(32, c.NB) if p.trans_b else Box(32, c.KB)
+    return along, other, Box(32, _staged(c))
 
 
 def _registers(c: Config) -> int:
@@ -123,7 +141,7 @@ WGMMA_TF32 = Kernel(
         dict(MB=32, NB=64, KB=64, TA=32, TB=64, STAGES=3, CLUSTER=1, GROUP=8, SPLIT=1),
     ),
     dtypes=("tf32",),
-    hopper=Feed(boxes=_boxes, along=("k", "any")),
+    hopper=Feed(boxes=_boxes, along=_along),
     rules=(
         _EVEN,
         _WGMMA,
