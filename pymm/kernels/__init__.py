@@ -10,6 +10,7 @@ from __future__ import annotations
 from pymm.device import Device
 from pymm.kernels.cpu import BLOCKED, REORDERED
 from pymm.kernels.declaration import MAX_GRID_YZ, MAX_PARAMETER, Box, Config, Feed, Kernel, Rule
+from pymm.kernels.fed_f32 import TMA_F32
 from pymm.kernels.hopper import WGMMA
 from pymm.kernels.pipelined import PIPELINED
 from pymm.kernels.simt import COALESCED, NAIVE, REGISTER_TILE, SHARED_TILE, TRANSPOSED_A
@@ -32,6 +33,7 @@ KERNELS: tuple[Kernel, ...] = (
     PIPELINED,
     TENSOR_F64,
     WGMMA,
+    TMA_F32,
     SLICED,
     WGMMA_TF32,
     WGMMA_TF32X3,

@@ -1,0 +1,306 @@
+// 08 tma_f32: plain multiply-adds, fed by Hopper's tensor memory accelerator.
+//
+// Rung 05 spends 7 % of its instructions on something else than multiply-adds, and its two warps of
+// a scheduler meet at a barrier after every tile. Both go here:
+//
+//     one thread  | wait: 1 empty? fetch 4  |  wait: 2 empty? fetch 5  | ...
+//     every warp  | wait: 2 full? | multiply-adds of tile 2 | 2 is empty | wait: 3 full? | ...
+//
+// - Tiles come by TMA: no thread computes an address, checks an index or carries a number into
+//   shared memory. Beyond the end of a matrix there are zeros, so that every size runs this text.
+// - Both tiles lie across k, so that a fragment is read 16 bytes at a time and no bank is met twice.
+//   Operands that are stored along k are turned round before (common/repack.cuh: 1 % at 4096).
+// - Barriers "full" and "empty" for each stage: warps drift apart, and while one waits for its
+//   fragments another multiplies.
+// - Blocks stay and take tile after tile: the next is fetched while this one is stored.
+
+#ifndef MB
+#define MB 256  // rows of C that one block computes
+#endif
+#ifndef NB
+#define NB 128  // columns of C that one block computes
+#endif
+#ifndef KB
+#define KB 16  // depth of a tile
+#endif
+#ifndef ROWS
+#define ROWS 8  // rows of a tile that one pass of the main loop multiplies
+#endif
+#ifndef TA
+#define TA 16  // rows of C that one thread computes
+#endif
+#ifndef TB
+#define TB 8  // columns of C that one thread computes
+#endif
+#ifndef SLICES
+#define SLICES 1  // warps that share a thread tile's place, each with its own rows of every tile
+#endif
+#ifndef STAGES
+#define STAGES 4  // tiles in shared memory
+#endif
+#ifndef BLOCKS
+#define BLOCKS 1  // blocks that stay on a multiprocessor: bounds the registers of a thread
+#endif
+#ifndef SPLIT
+#define SPLIT 1  // parts of k
+#endif
+
+#include "common/hopper.cuh"
+#include "common/schedule.cuh"
+#include "common/repack.cuh"
+#include "common/combine.cuh"
+
+constexpr int VECTOR = 4;              // floats that are read and stored at a time
+constexpr int LANES = 4, ACROSS = 8;  // threads of a warp along m and along n
+constexpr int WARPS_N = NB / (TB * ACROSS), WARPS_MN = MB / (TA * LANES) * WARPS_N;
+constexpr int WARPS = WARPS_MN * SLICES, DEEP = KB / SLICES;  // rows of a tile for one warp
+constexpr int THREADS = 32 * WARPS + 128;
+// Registers of a thread: of those that fetch, and of those that multiply. All together they must
+// not pass what the blocks are launched with, or they wait for ever.
+constexpr int LAUNCHED = 65536 / (BLOCKS * THREADS) / 8 * 8, FEW = 24;
+constexpr int ROOM = ((WARPS + 4) * (LAUNCHED < 255 ? LAUNCHED : 248) - 4 * FEW) / WARPS / 8 * 8;
+constexpr int MANY = ROOM < 255 ? ROOM : 248;
+constexpr int A_BYTES = KB * MB * 4, STAGE_BYTES = A_BYTES + KB * NB * 4;
+
+static_assert(MB % (TA * LANES) == 0 && NB % (TB * ACROSS) == 0,
+              "warps of 4 x 8 threads tile the block evenly: 4 TA divides MB and 8 TB divides NB");
+static_assert(TA % VECTOR == 0 && TB % VECTOR == 0, "fragments are made of 16-byte vectors");
+static_assert(MB <= 256 && NB <= 256 && KB <= 256, "a tile is one box: MB, NB, KB <= 256");
+static_assert(ROWS % 2 == 0 && KB % (ROWS * SLICES) == 0,
+              "passes are whole, of pairs of rows: ROWS is even and ROWS * SLICES divides KB");
+static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
+static_assert(WARPS % 4 == 0, "registers change hands between warpgroups: 4 warps or a multiple");
+static_assert(TA * TB + 2 * (TA + TB) + 24 <= MANY,
+              "sums, two fragments of A and of B and 24 more fit in the registers of a thread");
+
+struct Maps {
+    TensorMap a, b, c;
+};
+// Where the ring stands: the stage's first byte, its barrier "full", the parity of that one's phase.
+struct Ring {
+    unsigned tile, full, parity;
+    __device__ __forceinline__ unsigned empty() const { return full + 8 * STAGES; }
+    __device__ __forceinline__ void advance(unsigned base) {
+        tile += STAGE_BYTES;
+        full += 8;
+        if (tile != base + STAGES * STAGE_BYTES) return;
+        tile -= STAGES * STAGE_BYTES;
+        full -= 8 * STAGES;
+        parity ^= 1;
+    }
+};
+
+// What is to be done: tiles, each in SPLIT parts, of `batch` matrices.
+struct Product {
+    unsigned batch, steps, tiles_m, tiles_n;
+    __device__ __forceinline__ unsigned units() const { return tiles_m * tiles_n * SPLIT * batch; }
+};
+struct Unit {
+    unsigned i0, j0, part, matrix, begin, end;
+    __device__ __forceinline__ Unit(const Product& p, unsigned id) {
+        const unsigned tiles = p.tiles_m * p.tiles_n;
+        tile_of(id % tiles, p.tiles_m, p.tiles_n, i0, j0);
+        i0 *= MB;
+        j0 *= NB;
+        part = id / tiles % SPLIT;
+        matrix = id / tiles / SPLIT;
+        begin = static_cast<unsigned long long>(part) * p.steps / SPLIT;
+        end = static_cast<unsigned long long>(part + 1) * p.steps / SPLIT;
+    }
+    __device__ __forceinline__ unsigned steps() const { return end - begin; }
+};
+
+// Fetches what the block's units need.
+__device__ __forceinline__ void produce(const Maps& maps, const Product& p, unsigned base,
+                                        int stack_a, int stack_b) {
+    Ring ring{base, base + STAGES * STAGE_BYTES, 1};
+    for (unsigned id = blockIdx.x; id < p.units(); id += gridDim.x) {
+        const Unit unit(p, id);
+        for (unsigned step = unit.begin; step < unit.end; step++, ring.advance(base)) {
+            barrier_wait(ring.empty(), ring.parity);
+            barrier_expect(ring.full, STAGE_BYTES);
+            fetch_box(ring.tile, &maps.a, ring.full, unit.i0, step * KB, unit.matrix * stack_a);
+            fetch_box(ring.tile + A_BYTES, &maps.b, ring.full, unit.j0, step * KB,
+                      unit.matrix * stack_b);
+        }
+    }
+}
+
+// The T numbers of one lane from a row of a tile: vectors, SPAN vectors apart.
+template <int T, int SPAN>
+__device__ __forceinline__ void read_fragment(float (&fragment)[T], unsigned row) {
+#pragma unroll
+    for (int i = 0; i < T; i += VECTOR) {
+        const float4 v = *static_cast<const float4*>(__cvta_shared_to_generic(row + i * SPAN * 4));
+        fragment[i] = v.x, fragment[i + 1] = v.y, fragment[i + 2] = v.z, fragment[i + 3] = v.w;
+    }
+}
+
+// sum += a b^T, back and forth along the longer side, first its even numbers and then its odd ones.
+__device__ __forceinline__ void add_products(float (&sum)[TA][TB], const float (&a)[TA],
+                                             const float (&b)[TB]) {
+    constexpr int LONG = TA > TB ? TA : TB, SHORT = TA > TB ? TB : TA;
+#pragma unroll
+    for (int s = 0; s < SHORT; s++)
+#pragma unroll
+        for (int l = 0; l < LONG; l++) {
+            const int turned = s % 2 ? LONG - 1 - l : l;
+            const int x = turned % (LONG / 2) * 2 + turned / (LONG / 2);
+            const int i = TA > TB ? x : s, j = TA > TB ? s : x;
+            sum[i][j] += a[i] * b[j];
+        }
+}
+
+// Where C, or one part of its sums, goes.
+struct Target {
+    float* to;
+    long long ld;
+    unsigned m, n;
+    float alpha, beta;
+
+    // Four sums of a row, or fewer at its end.
+    __device__ __forceinline__ void store(const float (&sum)[TB], int j, unsigned row,
+                                          unsigned column) const {
+        if (row >= m || column >= n) return;
+        float* const c = to + row * ld + column;
+        float result[VECTOR];
+#pragma unroll
+        for (int e = 0; e < VECTOR; e++) result[e] = alpha * sum[j + e];
+        if (column + VECTOR <= n && reinterpret_cast<unsigned long long>(c) % 16 == 0) {
+            float4* const whole = reinterpret_cast<float4*>(c);
+            if (beta != 0.0f) {
+                const float4 old = *whole;
+                result[0] += beta * old.x, result[1] += beta * old.y;
+                result[2] += beta * old.z, result[3] += beta * old.w;
+            }
+            *whole = {result[0], result[1], result[2], result[3]};
+        } else {
+#pragma unroll
+            for (int e = 0; e < VECTOR; e++)
+                if (column + e < n) c[e] = result[e] + (beta != 0.0f ? beta * c[e] : 0.0f);
+        }
+    }
+    __device__ __forceinline__ void store(const float (&sum)[TA][TB], unsigned i0,
+                                          unsigned j0) const {
+#pragma unroll
+        for (int i = 0; i < TA; i++)
+#pragma unroll
+            for (int j = 0; j < TB; j += VECTOR)
+                store(sum[i], j, i0 + i / VECTOR * LANES * VECTOR + i % VECTOR, j0 + j * ACROSS);
+    }
+};
+
+// sum = op(A) op(B) of one unit. A pass multiplies ROWS rows of a tile, and reads a row ahead, the
+// first of the next tile before the last of this one is multiplied.
+__device__ __forceinline__ void multiply(float (&sum)[TA][TB], unsigned steps, Ring& ring,
+                                         unsigned base, unsigned y, unsigned x) {
+    float a[2][TA], b[2][TB];
+    unsigned row_a, row_b, passes = DEEP / ROWS;
+    const auto enter = [&] {
+        row_a = ring.tile + y;
+        row_b = ring.tile + x;
+        barrier_wait(ring.full, ring.parity);
+    };
+    enter();
+    read_fragment<TA, LANES>(a[0], row_a);
+    read_fragment<TB, ACROSS>(b[0], row_b);
+#pragma unroll 1
+    while (true) {
+#pragma unroll
+        for (int q = 0; q < ROWS; q++) {
+            if (q == ROWS - 1) {
+                row_a += ROWS * MB * 4;
+                row_b += ROWS * NB * 4;
+                if (DEEP == ROWS || --passes == 0) {  // its part of this tile is in registers
+                    passes = DEEP / ROWS;
+                    __syncwarp();
+                    if (threadIdx.x % 32 == 0) barrier_arrive(ring.empty());
+                    ring.advance(base);
+                    if (--steps == 0) {
+                        add_products(sum, a[q % 2], b[q % 2]);
+                        return;
+                    }
+                    enter();
+                }
+            }
+            read_fragment<TA, LANES>(a[(q + 1) % 2], row_a + (q + 1) % ROWS * MB * 4);
+            read_fragment<TB, ACROSS>(b[(q + 1) % 2], row_b + (q + 1) % ROWS * NB * 4);
+            add_products(sum, a[q % 2], b[q % 2]);
+        }
+    }
+}
+
+// The sums of all slices to the first one, in fixed order. `scratch` is the lane's own.
+__device__ __forceinline__ void gather(float (&sum)[TA][TB], unsigned slice, float4* scratch) {
+    constexpr int VECTORS = TA * TB / VECTOR, APART = WARPS_MN * 32;
+    const auto all = [] { asm volatile("bar.sync 1, %0;" ::"n"(WARPS * 32) : "memory"); };
+    all();  // what was there before has been read
+    if (slice > 0) {
+#pragma unroll
+        for (int v = 0; v < VECTORS; v++) {
+            const float* const s = &sum[v * VECTOR / TB][v * VECTOR % TB];
+            scratch[((slice - 1) * VECTORS + v) * APART] = {s[0], s[1], s[2], s[3]};
+        }
+    }
+    all();
+    if (slice > 0) return;
+#pragma unroll
+    for (int other = 0; other < SLICES - 1; other++)
+#pragma unroll
+        for (int v = 0; v < VECTORS; v++) {
+            float* const s = &sum[v * VECTOR / TB][v * VECTOR % TB];
+            const float4 more = scratch[(other * VECTORS + v) * APART];
+            s[0] += more.x, s[1] += more.y, s[2] += more.z, s[3] += more.w;
+        }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    gemm(const __grid_constant__ Maps maps, int m, int n, int k, int batch, float alpha, float beta,
+         int stack_a, int stack_b, int, float* C, long long ldc, long long batch_c, float* parts) {
+    extern __shared__ __align__(128) unsigned char shared[];
+    unsigned base = address_of_shared(shared);
+    asm("" : "+r"(base));  // kept, not computed again in every step
+    if (threadIdx.x == 0) {
+        const unsigned full = base + STAGES * STAGE_BYTES;
+        if (k > 0) prefetch(&maps.a), prefetch(&maps.b);
+        for (int s = 0; s < STAGES; s++) {
+            barrier_make(full + 8 * s, 1);
+            barrier_make(full + 8 * (STAGES + s), WARPS);
+        }
+        barriers_made();
+    }
+    __syncthreads();
+    const Product p{unsigned(batch), (k + KB - 1u) / KB, (m + MB - 1u) / MB, (n + NB - 1u) / NB};
+    const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
+    if (warp >= WARPS) {
+        leave_registers<FEW>();
+        if (threadIdx.x == WARPS * 32) produce(maps, p, base, stack_a, stack_b);
+        return;
+    }
+    take_registers<MANY>();
+    // Where the lane's first vectors lie: its slice, its warp's tile, its place in the warp.
+    const unsigned slice = warp / WARPS_MN, tile = warp % WARPS_MN;
+    const unsigned y = tile / WARPS_N * (TA * LANES) + lane / ACROSS * VECTOR;
+    const unsigned x = tile % WARPS_N * (TB * ACROSS) + lane % ACROSS * VECTOR;
+    const unsigned from_a = (slice * DEEP * MB + y) * 4;
+    const unsigned from_b = A_BYTES + (slice * DEEP * NB + x) * 4;
+    Ring ring{base, base + STAGES * STAGE_BYTES, 0};
+    for (unsigned id = blockIdx.x; id < p.units(); id += gridDim.x) {
+        float sum[TA][TB] = {};
+        const unsigned steps = Unit(p, id).steps();
+        if (steps > 0) multiply(sum, steps, ring, base, from_a, from_b);
+        if (SLICES > 1) {
+            gather(sum, slice,
+                   reinterpret_cast<float4*>(shared + STAGES * (STAGE_BYTES + 16)) + threadIdx.x % (WARPS_MN * 32));
+            if (slice > 0) continue;
+        }
+        asm("" : "+r"(id));  // computed anew: its numbers would take registers from the loop
+        const Unit unit(p, id);
+        const long long pitch = (n + 3) / 4 * 4;
+        const Target target =
+            SPLIT > 1 ? Target{parts + (1ll * unit.part * batch + unit.matrix) * m * pitch, pitch,
+                               unsigned(m), unsigned(pitch), 1.0f, 0.0f}
+                      : Target{C + unit.matrix * batch_c, ldc, unsigned(m), unsigned(n), alpha, beta};
+        target.store(sum, unit.i0 + y, unit.j0 + x);
+    }
+}
