@@ -12,15 +12,18 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import wait
+from contextlib import ExitStack
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
 
-from pymm.cache import config_directory
+from pymm.cache import Precompiler, compilers_beside, config_directory
 from pymm.classes import LAYOUTS, class_problems
-from pymm.contest import ROUNDS, Contest
+from pymm.contest import ROUNDS, hold
 from pymm.device import Device
 from pymm.journal import SEEN
 from pymm.kernels import Config, Kernel, find_kernel, kernels_for
@@ -29,8 +32,9 @@ from pymm.problem import DTYPES, Problem
 from pymm.records import Environment, Record, StoreError, stale_because
 from pymm.rows import append
 from pymm.shapes import parse_shapes
-from pymm.source import kernel_digest
+from pymm.source import Source, kernel_digest, render
 from pymm.store import load
+from pymm.verify import sources
 from pymm.worker import Reply, Request, Site, Worker, WorkerFailed, time_limit
 
 SCHEMA = 1
@@ -76,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(failure))
     try:
         if options.classes:
-            return _contest(worker, products, options, console, started)
+            return hold(worker, products, options, console, started)
         return _run(worker, [problem for _, problem in products], options, console)
     except (StoreError, ValueError) as failure:
         parser.error(str(failure))
@@ -136,27 +140,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser  # fmt: skip
 
 
-def _contest(
-    worker: Worker,
-    products: Sequence[tuple[str, Problem]],
-    options: argparse.Namespace,
-    console: Console,
-    started: float,
-) -> int:
-    contest = Contest(
-        worker, options.records or config_directory(), options.csv, started + options.time_limit,
-        options.triton, options.rounds or ROUNDS, console=console,
-    )  # fmt: skip
-    entries = contest.entries(products)
-    if options.dry_run:
-        contest.describe(entries)
-        return 0
-    failures = contest.run(entries)
-    if contest.left:
-        console.print(f"{contest.left} products left out for want of time; start it again")
-    return 1 if failures or contest.left else 0
-
-
 def _run(
     worker: Worker, problems: Sequence[Problem], options: argparse.Namespace, console: Console
 ) -> int:
@@ -165,14 +148,23 @@ def _run(
     records = [r for r in load(device, directory) if not stale_because(r, device, environment)]
     if options.dtypes == "all":
         problems = [problem for problem in problems if kernels_for(problem, device)]
-    failures = 0
-    with Progress(console=console, disable=not console.is_terminal) as progress:
-        for problem in progress.track(problems, description=device.name):
-            variants = _variants(problem, device, options.kernels, records)
+    quick, failures = options.checks == "quick", 0
+    tasks = [(p, _variants(p, device, options.kernels, records)) for p in problems]
+    with ExitStack() as held:
+        pool = held.enter_context(Precompiler(worker.compiler, compilers_beside(device)))
+        builds = [
+            [pool.submit(t) for config in set(variants.values()) for t in _texts(config, p, quick)]
+            for p, variants in tasks
+        ]
+        if device.kind == "cpu":  # compilers would take the cores from what is measured
+            wait(list(chain(*builds)))
+        progress = held.enter_context(Progress(console=console, disable=not console.is_terminal))
+        for place, (problem, variants) in enumerate(progress.track(tasks, description=device.name)):
+            wait(builds[place])  # what failed fails again, and is told, where it is measured
             configs = tuple(dict.fromkeys(variants.values()))
             limit = len(configs) * time_limit(problem, device) + 60.0
             request = Request("compare", problem, configs, rounds=options.rounds or 15,
-                              against_others=True, quick=options.checks == "quick")  # fmt: skip
+                              against_others=True, quick=quick)  # fmt: skip
             reply = worker.ask(request, limit)
             if reply.outcome != "ok":
                 console.print(f"{problem.slug}: {reply.outcome}, {reply.detail}", markup=False)
@@ -184,6 +176,10 @@ def _run(
                 append(options.csv, COLUMNS, rows)
             _show(console, problem, rows)
     return 1 if failures else 0
+
+
+def _texts(config: Config, problem: Problem, quick: bool) -> list[Source]:
+    return [render(config, problem)] if quick else sources(config, problem)
 
 
 def _kernels(names: str, problem: Problem, device: Device) -> list[Kernel]:
@@ -200,7 +196,9 @@ def _variants(
     variants = {}
     for kernel in _kernels(names, problem, device):
         name = f"{kernel.number:02d}_{kernel.name}"
-        variants[name, "default"] = kernel.default_for(problem, device)
+        default = kernel.default_for(problem, device)
+        if not kernel.violations(default, problem, device):
+            variants[name, "default"] = default
         for record in records:
             if record.problem == problem and record.config.kernel_name == kernel.name:
                 variants[name, "tuned"] = record.config

@@ -16,12 +16,18 @@ from pathlib import Path
 from pymm.backends import open_device
 from pymm.backends.base import Backend, CompileFailed, Compiler
 from pymm.backends.directories import cache_directory, config_directory, state_directory
+from pymm.device import Device
 from pymm.source import Source
 
-__all__ = ["Precompiler", "cache_directory", "config_directory", "state_directory"]
+__all__ = [
+    "Precompiler", "cache_directory", "compilers_beside", "config_directory", "state_directory",
+]  # fmt: skip
 
 #: More compilers at once than this gain nothing: the timing loop takes a configuration at a time.
 MOST_WORKERS = 8
+
+#: Unless many configurations wait to be measured, as in a search or a comparison of hundreds.
+MOST_BESIDE = 16
 
 
 class Precompiler:
@@ -130,6 +136,13 @@ class Precompiler:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def compilers_beside(device: Device) -> int:
+    """How many processes may compile while this one measures: a core is left to it. On a CPU
+    nothing is measured meanwhile.
+    """
+    return max(1, min(MOST_BESIDE, _cores() - (device.kind != "cpu")))
 
 
 def _cores() -> int:

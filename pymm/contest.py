@@ -5,12 +5,13 @@ timed in turn with its opponents, one row of a CSV for each product. `python -m 
 
 from __future__ import annotations
 
+import argparse
 import csv
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from pymm.backends.base import CompileFailed
-from pymm.cache import Precompiler
+from pymm.cache import Precompiler, compilers_beside, config_directory
 from pymm.device import Device
 from pymm.journal import SEEN
 from pymm.problem import Problem
@@ -45,9 +46,6 @@ COLUMNS = (
 
 #: Rounds at most, and seconds for one product's rounds: small ones take 31, the largest 5.
 ROUNDS, SECONDS_PER_PRODUCT = 31, 0.2
-
-#: Compilers at once: on a machine with a core for each, one is left to the process that measures.
-MOST_COMPILERS = 16
 
 #: Slowest kernel to wait for, as a part of the device's peak, and seconds that a check may take.
 SLOWEST, CHECK_SECONDS = 1e-3, 20.0
@@ -119,9 +117,11 @@ class Contest:
         done = measured(self.csv) if self.csv else set()
         waiting = [entry for entry in entries if entry.key not in done]
         failures = 0
-        cores = len(os.sched_getaffinity(0)) - (self.device.kind != "cpu")
-        with self.open_compiler(self.worker.compiler, max(1, min(MOST_COMPILERS, cores))) as pool:
+        compilers = compilers_beside(self.device)
+        with self.open_compiler(self.worker.compiler, compilers) as pool:
             builds = [pool.submit(render(e.choice.config, e.problem)) for e in waiting]
+            if self.device.kind == "cpu":  # compilers would take the cores from what is measured
+                wait(builds)
             for place, (entry, build) in enumerate(zip(waiting, builds, strict=True)):
                 if time.monotonic() > self.deadline:
                     self.left = len(waiting) - place
@@ -219,6 +219,28 @@ class Contest:
 
     def _say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def hold(
+    worker: Worker,
+    products: Sequence[tuple[str, Problem]],
+    options: argparse.Namespace,
+    console: Console,
+    started: float,
+) -> int:
+    """The command with the options of `pymm.bench`. Returns its exit status."""
+    contest = Contest(
+        worker, options.records or config_directory(), options.csv, started + options.time_limit,
+        options.triton, options.rounds or ROUNDS, console=console,
+    )  # fmt: skip
+    entries = contest.entries(products)
+    if options.dry_run:
+        contest.describe(entries)
+        return 0
+    failures = contest.run(entries)
+    if contest.left:
+        console.print(f"{contest.left} products left out for want of time; start it again")
+    return 1 if failures or contest.left else 0
 
 
 def measured(path: Path) -> set[tuple[str, ...]]:

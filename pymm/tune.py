@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from pymm.cache import Precompiler, config_directory, state_directory
+from pymm.cache import Precompiler, compilers_beside, config_directory, state_directory
 from pymm.device import Device
 from pymm.interrupts import Stop
 from pymm.journal import Busy, ForeignFile, TrialLog
@@ -44,8 +43,6 @@ LOOK_AHEAD = 6
 #: What a search begins with, and its texts at the compiler.
 Ahead = tuple[Outset, list[Future[None]]]
 
-#: Compilers at once at most; a core is left to the process that measures.
-MOST_COMPILERS = 16
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -176,8 +173,7 @@ class Tuner:
     # The search
 
     def _tune(self, tasks: Sequence[tuple[Problem, Kernel]], held: ExitStack) -> None:
-        cores = len(os.sched_getaffinity(0))
-        self.ahead = max(1, min(MOST_COMPILERS, cores - (self.device.kind != "cpu")))
+        self.ahead = compilers_beside(self.device)
         storage = self.options.storage or state_directory()
         self.folder = storage / self.device.slug
         self.output = self.options.output or config_directory()
