@@ -130,18 +130,21 @@ def explain(arguments: list[str]) -> int:
     """`pymm explain SHAPE`."""
     from pymm.backends.base import CompileFailed, LaunchFailed, NoDevice
     from pymm.explanation import explain
+    from pymm.problem import DTYPES, Problem
     from pymm.shapes import parse_shapes
 
     parser = _parser("explain", "Says what a product would run with, and why.")
     parser.add_argument("shapes", nargs="+", metavar="SHAPE", help="1024, 8192x8192x128")
-    parser.add_argument("--dtype", default="f32", help="f32, f64, f16 or bf16 (default: f32)")
+    parser.add_argument("--dtype", default="f32", help=f"{', '.join(DTYPES)} (default: f32)")
     layouts = ("NN", "NT", "TN", "TT")
     parser.add_argument("--layout", default="NN", choices=layouts, help="how A and B are stored")
     parser.add_argument("--kernel", help="name or number of a kernel")
     options = parser.parse_args(arguments)
     trans_a, trans_b = (letter == "T" for letter in options.layout)
-    more = {"dtype": options.dtype, "kernel": options.kernel, "device": options.device}
+    more = {"kernel": options.kernel, "device": options.device}
     try:
+        kind = Problem(0, 0, 0, options.dtype)
+        more |= dict(dtype=kind.numpy_dtype, out_dtype=kind.out_dtype, precision=kind.precision)
         for number, (m, n, k) in enumerate(parse_shapes(options.shapes)):
             a, b = (k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n)
             told = explain(a, b, trans_a=trans_a, trans_b=trans_b, **more)

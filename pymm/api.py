@@ -17,7 +17,7 @@ from pymm.records import Environment, Record
 from pymm.select import Choice
 from pymm.select import configs as records_of
 
-_CHECKED = ("alpha", "beta", "trans_a", "trans_b", "dtype", "casting", "precision")
+_CHECKED = ("alpha", "beta", "trans_a", "trans_b", "dtype", "casting", "precision", "out_dtype")
 _RUNNING = ("stream", "kernel", "config", "device", "transfer")
 
 
@@ -35,6 +35,7 @@ def matmul(
     dtype: Any = None,
     casting: str = "same_kind",
     precision: str = "ieee",
+    out_dtype: Any = None,
     stream: Any = None,
     kernel: str | int | None = None,
     config: Any = None,
@@ -58,7 +59,13 @@ def matmul(
     trans_a, trans_b: op is the transpose of the last two axes: True, "T" or "C". Vectors stay.
     dtype, casting: type to compute in, and which conversions may happen, as for NumPy's ufuncs.
         Integers and complex numbers need `dtype=`; arrays of a GPU are not converted.
-    precision: "ieee", plain multiply-add in the type of the product (16 bits: in float32).
+    precision: "ieee", plain multiply-add in the type of the product (16 bits: in float32). For
+        float32 on Hopper GPUs also "tf32": the operands are rounded to 11 significant bits (errors
+        of 2^-11 each, no conversion of the arrays) and the sums are float32; and "tf32x3": each
+        number is the sum of two such, multiplied three times, which leaves 22 bits (2^-20 of the
+        sum of absolute values) and adds in float32. Never chosen unless it is asked for.
+    out_dtype: float32 for float16 and bfloat16 operands: the sums as they are, not rounded to 16
+        bits. An `out` of float32 asks for it as well, and c is of that type then.
     stream: PyCUDA Stream, integer handle, or a PyTorch, CuPy or `__cuda_stream__` object. Left out,
         the work goes to the stream that the operands name, else to the default stream.
     kernel, config: a kernel by name or number, and its parameters: dict, slug or `Config`.
@@ -75,7 +82,7 @@ def matmul(
     not have), `NoDevice`, `MemoryError`, and `CompileFailed` or `LaunchFailed` from the device.
     """
     options = (
-        alpha, beta, trans_a, trans_b, dtype, casting, precision,
+        alpha, beta, trans_a, trans_b, dtype, casting, precision, out_dtype,
         stream, kernel, config, device, transfer,
     )  # fmt: skip
     key = replay.key_of(a, b, out, c, options)

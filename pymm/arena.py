@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -200,9 +201,7 @@ class Place:
             self.arena.stretch("normal", i, p).values(self._shapes[i], *pick)
             for i, pick in enumerate((of_a, of_b))
         )
-        few = Problem(
-            len(rows), len(columns), p.k, p.dtype, p.trans_a, p.trans_b, p.batch, p.op, p.precision
-        )
+        few = replace(p, m=len(rows), n=len(columns))
         return reference.product(few, a, b), reference.error_bound(few, a, b)
 
     # Integers

@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from pymm.arrays import Operand, adopt
-from pymm.problem import DTYPES, MAX_EXTENT, PRECISIONS, dtype_name
+from pymm.problem import DTYPES, ELEMENTS, MAX_EXTENT, product_type
 from pymm.product import result_shape
 
 _CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
@@ -23,7 +23,9 @@ _CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
 
 @dataclass(frozen=True)
 class Call:
-    """One checked product: operands, the type it is computed in, the shape of its result."""
+    """One checked product: operands, their type and the result's, the type of the product by its
+    short name ("tf32"), the shape of its result.
+    """
 
     a: Operand
     b: Operand
@@ -34,7 +36,8 @@ class Call:
     trans_a: bool
     trans_b: bool
     dtype: np.dtype
-    precision: str
+    out_dtype: np.dtype
+    kind: str
     shape: tuple[int, ...]
 
     @property
@@ -74,10 +77,14 @@ class Call:
         used = [x for x in (self.a, self.b, self.out) if x is not None]
         return {x.name: why for x in used if (why := self._misfit(x))}
 
+    def dtype_of(self, operand: Operand) -> np.dtype:
+        """The type that the kernel wants an operand in."""
+        return self.out_dtype if operand.name in ("out", "c") else self.dtype
+
     def _misfit(self, operand: Operand) -> str:
-        form = operand.form
-        if form.dtype != self.dtype:
-            return f"{form.dtype} converted to {self.dtype}"
+        form, wanted = operand.form, self.dtype_of(operand)
+        if form.dtype != wanted:
+            return f"{form.dtype} converted to {wanted}"
         if not operand.aligned:
             return f"elements do not stand at multiples of {form.dtype.itemsize} bytes"
         flat = form.with_axis(-2) if len(form.shape) == 1 else form
@@ -109,6 +116,7 @@ def check(
     dtype: Any = None,
     casting: str = "same_kind",
     precision: str = "ieee",
+    out_dtype: Any = None,
     adopt: Callable[[Any, str], Operand] = adopt,
 ) -> Call:
     """The call that the arguments of `pymm.matmul` ask for. Raises what `matmul` documents.
@@ -117,8 +125,6 @@ def check(
     """
     if casting not in _CASTINGS:
         raise ValueError(f"casting={casting!r} is none of {', '.join(_CASTINGS)}")
-    if precision not in PRECISIONS:
-        raise NotImplementedError(f"precision={precision!r}: pymm has {', '.join(PRECISIONS)}")
     trans_a, trans_b = transposes(trans_a, "trans_a"), transposes(trans_b, "trans_b")
     a, b = adopt(a, "a"), adopt(b, "b")
     c = None if c is None else adopt(c, "c")
@@ -131,13 +137,13 @@ def check(
                 f"{operand.name} has shape {operand.form.shape}, but the product of shapes "
                 f"{a.form.shape} and {b.form.shape} has {shape}"
             )
-    named = tuple((x.name, x.form.dtype) for x in (a, b, c) if x is not None)
-    common = common_dtype(named, dtype, casting)
-    if out is not None and not np.can_cast(common, out.form.dtype, casting):
-        raise TypeError(f"cannot cast the product from {common} to {out.form.dtype}, the dtype of "
+    common, made = _types(a, b, c, out, dtype, out_dtype, casting)
+    kind = product_type(common, precision, made)
+    if out is not None and not np.can_cast(made, out.form.dtype, casting):
+        raise TypeError(f"cannot cast the product from {made} to {out.form.dtype}, the dtype of "
                         f"out, with casting={casting!r}")  # fmt: skip
     alpha, beta = _scalar(alpha, "alpha", common), _beta(beta, c, common)
-    return Call(a, b, c, out, alpha, beta, trans_a, trans_b, common, precision, shape)
+    return Call(a, b, c, out, alpha, beta, trans_a, trans_b, common, made, kind, shape)
 
 
 def _target(out: Any) -> Operand:
@@ -174,7 +180,7 @@ def _scalar(value: Any, name: str, dtype: np.dtype) -> float:
 
 
 def _scalar_dtype(dtype: np.dtype) -> np.dtype:
-    return DTYPES["f32"] if dtype.itemsize < 4 else dtype
+    return ELEMENTS["f32"] if dtype.itemsize < 4 else dtype
 
 
 def _beta(beta: Any, c: Operand | None, dtype: np.dtype) -> float:
@@ -189,6 +195,46 @@ def _beta(beta: Any, c: Operand | None, dtype: np.dtype) -> float:
 # What the types and the numbers of a call may be
 
 
+def _types(
+    a: Operand,
+    b: Operand,
+    c: Operand | None,
+    out: Operand | None,
+    dtype: Any,
+    out_dtype: Any,
+    casting: str,
+) -> tuple[np.dtype, np.dtype]:
+    """The type of the factors and that of the result. Where these have 16 bits, a result in float32
+    is asked for by `out_dtype`, or by an `out` of that type; c is then a part of the result, and
+    has no say in the type of the factors.
+    """
+    factors, single = ((a.name, a.form.dtype), (b.name, b.form.dtype)), ELEMENTS["f32"]
+    wanted = None if out_dtype is None else element_type(out_dtype, "out_dtype")
+    if wanted is None and out is not None and out.form.dtype == single:
+        if dtype is not None or c is None or c.form.dtype == single:
+            wanted = single
+    if wanted == single and (common := common_dtype(factors, dtype, casting)).itemsize == 2:
+        if c is not None and not np.can_cast(c.form.dtype, single, casting):
+            raise TypeError(f"cannot cast c from {c.form.dtype} to {single} with "
+                            f"casting={casting!r}")  # fmt: skip
+        return common, single
+    named = factors if c is None else (*factors, (c.name, c.form.dtype))
+    common = common_dtype(named, dtype, casting)
+    return common, common if out_dtype is None else wanted
+
+
+def element_type(dtype: Any, name: str) -> np.dtype:
+    """A type of numbers by its short name, or whatever NumPy takes for one. `TypeError` for what is
+    neither; `name` is the argument that it came in.
+    """
+    if isinstance(dtype, str) and dtype in DTYPES:
+        if dtype not in ELEMENTS:
+            raise TypeError(f"{name}={dtype!r} is a type of products, not of numbers: say it with "
+                            f"dtype=, precision= and out_dtype=")  # fmt: skip
+        return ELEMENTS[dtype]
+    return np.dtype(dtype)
+
+
 @lru_cache(maxsize=1024)
 def common_dtype(named: tuple[tuple[str, np.dtype], ...], dtype: Any, casting: str) -> np.dtype:
     """The type that a product is computed in: `dtype`, else NumPy's `result_type`.
@@ -200,12 +246,17 @@ def common_dtype(named: tuple[tuple[str, np.dtype], ...], dtype: Any, casting: s
         if given.kind not in "biufc" and given.name != "bfloat16":
             raise TypeError(f"{name} has dtype {given}, which is no type of numbers")
     if dtype is not None:
-        wanted = DTYPES[dtype_name(dtype)] if dtype in DTYPES else np.dtype(dtype)
+        wanted = element_type(dtype, "dtype")
     else:
-        wanted = np.result_type(*(given for _, given in named))
+        try:
+            wanted = np.result_type(*(given for _, given in named))
+        except TypeError:
+            kinds = ", ".join(f"{name} is {given}" for name, given in named)
+            said = f"{kinds}: NumPy has no common type for them; dtype= names one"
+            raise TypeError(said) from None
     wanted = wanted.newbyteorder("=")
-    if wanted not in DTYPES.values():
-        known = ", ".join(known.name for known in DTYPES.values())
+    if wanted not in ELEMENTS.values():
+        known = ", ".join(known.name for known in ELEMENTS.values())
         raise NotImplementedError(
             f"a product in {wanted}: pymm computes in {known}; dtype= converts the operands"
         )

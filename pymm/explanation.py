@@ -10,13 +10,13 @@ import numpy as np
 
 from pymm.arrays import Form, Operand, adopt
 from pymm.backends.base import Backend, Resources
-from pymm.call import check
+from pymm.call import check, element_type
 from pymm.choose import choose
 from pymm.device import Device
 from pymm.kernels import Config
 from pymm.launch import executable
 from pymm.prepare import find_backend, find_product, find_route
-from pymm.problem import DTYPES, Problem, dtype_name
+from pymm.problem import Problem
 from pymm.product import Product
 
 
@@ -111,7 +111,7 @@ def _is_shape(array: Any) -> bool:
 def _imagined(shape: tuple[int, ...], name: str, dtype: Any) -> Operand:
     if any(extent < 0 for extent in shape):
         raise ValueError(f"{name} has shape {shape}, with a negative extent")
-    wanted = np.dtype(np.float64) if dtype is None else DTYPES[dtype_name(dtype)]
+    wanted = np.dtype(np.float64) if dtype is None else element_type(dtype, "dtype")
     return Operand(name, "numpy", 0, Form.packed(shape, wanted), None)
 
 

@@ -71,7 +71,8 @@ def alignment(problem: Problem, matrices: Sequence[Matrix]) -> int:
     in: a kernel may then move rows in whole pieces of that size.
     """
     size = problem.numpy_dtype.itemsize
-    strides = [n * size for matrix in matrices for n in (matrix.ld, matrix.batch_stride)]
+    sizes = size, size, problem.out_dtype.itemsize
+    strides = [n * s for x, s in zip(matrices, sizes, strict=True) for n in (x.ld, x.batch_stride)]
     return common_alignment(problem.alignment, *strides, *(matrix.address for matrix in matrices))
 
 

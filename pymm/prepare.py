@@ -84,7 +84,7 @@ def find_route(backend: Backend, call: Call, transfer: str | None = None) -> Rou
 
 def find_product(call: Call, route: Route) -> Product:
     """The launches of a call by this route."""
-    return arrange(*route.forms, call.trans_a, call.trans_b, call.precision)
+    return arrange(*route.forms, call.trans_a, call.trans_b, call.kind)
 
 
 def prepare(

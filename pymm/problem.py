@@ -10,28 +10,34 @@ from functools import cached_property
 import ml_dtypes
 import numpy as np
 
-#: Types of products by their short name, the one spelling in YAML, CSV and on the command line: the
-#: type in which A and B are stored. The first four are those of C and of NumPy's arrays as well.
-DTYPES = {
+#: Types of elements by their short name.
+ELEMENTS = {
     "f32": np.dtype(np.float32),
     "f64": np.dtype(np.float64),
     "f16": np.dtype(np.float16),
     "bf16": np.dtype(ml_dtypes.bfloat16),
-    "tf32": np.dtype(np.float32),  # rounded to 11 significant bits before they are multiplied
-    "tf32x3": np.dtype(np.float32),  # each the sum of two such numbers: three products
-    "f16_f32": np.dtype(np.float16),
-    "bf16_f32": np.dtype(ml_dtypes.bfloat16),
+}
+
+#: Types of products by their short name, the one spelling in YAML, CSV and on the command line, and
+#: the type that A and B are stored in.
+DTYPES = ELEMENTS | {
+    "tf32": ELEMENTS["f32"],
+    "tf32x3": ELEMENTS["f32"],
+    "f16_f32": ELEMENTS["f16"],
+    "bf16_f32": ELEMENTS["bf16"],
 }
 
 #: Types of C that are not the operands'.
-RESULTS = {"f16_f32": DTYPES["f32"], "bf16_f32": DTYPES["f32"]}
+RESULTS = {"f16_f32": ELEMENTS["f32"], "bf16_f32": ELEMENTS["f32"]}
 
 #: Types of 16 bits that C is stored in: the products are added up in float32.
 HALVES = ("f16", "bf16")
 
-#: How the arithmetic rounds. "ieee" is plain multiply-add in the type of the operands; for types of
-#: 16 bits in float32, with one rounding to the type at the end.
-PRECISIONS = ("ieee",)
+#: What becomes of float32 numbers before they are multiplied. "ieee": nothing, all arithmetic is
+#: multiply-add in the type of the operands (of 16 bits: in float32, with one rounding to the type
+#: at the end). "tf32": they are rounded to 11 significant bits. "tf32x3": each is the sum of two
+#: such numbers, and three of the four products are added up.
+PRECISIONS = ("ieee", "tf32", "tf32x3")
 
 #: Dimensions travel to the kernels as 32-bit integers; offsets are 64-bit.
 MAX_EXTENT = 2**31 - 1
@@ -52,10 +58,37 @@ def dtype_name(dtype: np.dtype | type | str) -> str:
     if isinstance(dtype, str) and dtype in DTYPES:
         return dtype
     wanted = np.dtype(dtype)
-    for name, known in DTYPES.items():
+    for name, known in ELEMENTS.items():
         if known == wanted:
             return name
-    raise TypeError(f"dtype {wanted} is none of {', '.join(d.name for d in DTYPES.values())}")
+    raise TypeError(f"dtype {wanted} is none of {', '.join(d.name for d in ELEMENTS.values())}")
+
+
+def product_type(
+    dtype: np.dtype, precision: str = "ieee", out_dtype: np.dtype | None = None
+) -> str:
+    """The short name of products of operands of `dtype` with this precision and a C of `out_dtype`
+    (None: of the operands' type). `NotImplementedError` that names a combination that is none.
+    """
+    if precision not in PRECISIONS:
+        known = ", ".join(PRECISIONS)
+        raise NotImplementedError(f"precision={precision!r}: pymm has {known}")
+    out_dtype = dtype if out_dtype is None else out_dtype
+    name = dtype_name(dtype)
+    if precision != "ieee":
+        if name != "f32" or out_dtype != dtype:
+            raise NotImplementedError(
+                f"precision={precision!r} for {dtype} operands and a {out_dtype} result: it is a "
+                "way to multiply float32 matrices; other types have precision='ieee'"
+            )
+        return precision
+    name = name if out_dtype == dtype else f"{name}_f32"
+    if name not in DTYPES or out_dtype not in (dtype, ELEMENTS["f32"]):
+        raise NotImplementedError(
+            f"a product of {dtype} operands as {out_dtype}: out_dtype= is the operands' type, or "
+            f"float32 for float16 and bfloat16 operands"
+        )
+    return name
 
 
 @dataclass(frozen=True, slots=False)
@@ -76,7 +109,6 @@ class Problem:
     trans_b: bool = False
     batch: int = 1
     op: str = "gemm"
-    precision: str = "ieee"
 
     def __post_init__(self) -> None:
         for axis in ("m", "n", "k", "batch"):
@@ -87,10 +119,6 @@ class Problem:
             raise NotImplementedError(f"operation {self.op!r}: pymm has gemm")
         if self.dtype not in DTYPES:
             raise NotImplementedError(f"dtype {self.dtype!r}: pymm has {', '.join(DTYPES)}")
-        if self.precision not in PRECISIONS:
-            raise NotImplementedError(
-                f"precision {self.precision!r}: pymm has {', '.join(PRECISIONS)}"
-            )
 
     @cached_property
     def numpy_dtype(self) -> np.dtype:
@@ -106,6 +134,11 @@ class Problem:
     def scalar_dtype(self) -> np.dtype:
         """The NumPy dtype of alpha, beta and of every sum."""
         return DTYPES["f64" if self.dtype == "f64" else "f32"]
+
+    @property
+    def precision(self) -> str:
+        """What becomes of the operands' numbers before they are multiplied: one of `PRECISIONS`."""
+        return self.dtype if self.dtype in PRECISIONS else "ieee"
 
     @property
     def layout(self) -> str:
@@ -134,8 +167,9 @@ class Problem:
         """Bytes, at most 16, that every row of A, B and C starts at a multiple of if the matrices
         are dense and start at a multiple of 16.
         """
-        rows = (self.m if self.trans_a else self.k, self.k if self.trans_b else self.n, self.n)
-        return common_alignment(*(row * self.numpy_dtype.itemsize for row in rows))
+        size, out = self.numpy_dtype.itemsize, self.out_dtype.itemsize
+        a, b = self.m if self.trans_a else self.k, self.k if self.trans_b else self.n
+        return common_alignment(a * size, b * size, self.n * out)
 
     @property
     def slug(self) -> str:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pymm.arrays import Form
-from pymm.problem import MAX_EXTENT, Problem, dtype_name
+from pymm.problem import MAX_EXTENT, RESULTS, Problem, dtype_name
 
 
 class Place(NamedTuple):
@@ -85,15 +85,17 @@ def arrange(
     out: Form | None = None,
     trans_a: bool = False,
     trans_b: bool = False,
-    precision: str = "ieee",
+    kind: str | None = None,
 ) -> Product:
     """The launches for operands of these forms; `out` None is a packed result. Every form must be
-    `stored` one way or the other.
+    `stored` one way or the other. `kind` is the type of the product by its short name; None is
+    plain arithmetic in the type of the operands.
 
     Raises `ValueError` for shapes that do not fit or exceed 32-bit extents.
     """
     shape = result_shape(a.shape, b.shape, trans_a, trans_b)
-    out = Form.packed(shape, a.dtype) if out is None else out
+    kind = dtype_name(a.dtype) if kind is None else kind
+    out = Form.packed(shape, RESULTS.get(kind, a.dtype)) if out is None else out
     left, right = _matrix(a, trans_a, -2), _matrix(b, trans_b, -1)
     if len(b.shape) == 1:
         out = out.with_axis(-1)
@@ -106,7 +108,7 @@ def arrange(
     left, right = left.spread(stack), right.spread(stack)
     (left_t, lda), (right_t, ldb), (_, ldc) = left.stored(), right.stored(), out.stored()
     (m, n), k = out.shape[-2:], left.shape[-1]
-    problem = Problem(m, n, k, dtype_name(a.dtype), left_t, right_t, 1, "gemm", precision)
+    problem = Problem(m, n, k, kind, left_t, right_t)
     axes = merge_axes([*zip(stack, *(f.strides[:-2] for f in (left, right, out)), strict=True)])
     problem, axes = _fold(problem, axes, lda, ldc)
     steps = tuple(_steps(problem, axes, (lda, ldb, ldc))) if out.size else ()
@@ -145,9 +147,10 @@ def _fold(problem: Problem, axes: list[Axis], lda: int, ldc: int) -> tuple[Probl
     on the right, is one tall product.
     """
     size, m = problem.numpy_dtype.itemsize, problem.m
+    row = ldc * problem.out_dtype.itemsize
     if axes and not problem.trans_a:
         extent, left, right, out = axes[-1]
-        tall = left == m * lda * size and right == 0 and out == m * ldc * size
+        tall = left == m * lda * size and right == 0 and out == m * row
         if tall and extent * m <= MAX_EXTENT:
             return replace(problem, m=extent * m), axes[:-1]
     return problem, axes
@@ -156,6 +159,7 @@ def _fold(problem: Problem, axes: list[Axis], lda: int, ldc: int) -> tuple[Probl
 def _steps(problem: Problem, axes: list[Axis], lds: tuple[int, int, int]) -> Iterator[Step]:
     """The launches: the longest axis is the batch of each, the others are walked through."""
     size = problem.numpy_dtype.itemsize
+    sizes = (size, size, problem.out_dtype.itemsize)
     forward = [axis for axis in axes if min(axis[1:3]) >= 0 and axis[3] > 0]
     batch = max(forward, key=lambda axis: axis[0], default=(1, 0, 0, 0))
     others = list(axes)
@@ -164,7 +168,7 @@ def _steps(problem: Problem, axes: list[Axis], lds: tuple[int, int, int]) -> Ite
     batched = replace(problem, batch=batch[0])
     for index in itertools.product(*(range(axis[0]) for axis in others)):
         places = []
-        for which, ld in enumerate(lds, 1):
+        for which, (ld, size) in enumerate(zip(lds, sizes, strict=True), 1):
             offset = sum(i * axis[which] for i, axis in zip(index, others, strict=True))
             places.append(Place(offset, ld, batch[which] // size))
         yield Step(batched, *places)

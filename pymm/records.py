@@ -26,7 +26,7 @@ FIELDS = {
     "m": int, "n": int, "k": int, "type": str, "layout": str, "kernel": str, "config": dict,
     "us": float, "spread": str, "source": str, "env": str, "date": str,
 }  # fmt: skip
-RARE_FIELDS = {"batch": int, "op": str, "precision": str}
+RARE_FIELDS = {"batch": int, "op": str}
 
 _TRANSPOSED = {"NN": (False, False), "NT": (False, True), "TN": (True, False), "TT": (True, True)}
 
@@ -104,7 +104,7 @@ class Record:
     def order(self) -> tuple:
         """Sorts records by kind, extents, kernel and age: the order of lines in a file."""
         p = self.problem
-        kind = (p.op, p.dtype, p.precision, p.layout)
+        kind = (p.op, p.dtype, p.layout)
         extents = (p.m, p.n, p.k, p.batch)
         return (*kind, *extents, self.config.kernel_name, self.date, self.environment.tools)
 

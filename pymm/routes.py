@@ -66,12 +66,12 @@ class Route(ABC):
 
     def _form(self, operand: Operand) -> Form:
         if operand.name in self.copies:
-            return Form.packed(operand.form.shape, self.call.dtype)
+            return Form.packed(operand.form.shape, self.call.dtype_of(operand))
         return operand.form
 
     def _out_form(self) -> Form:
         out = self.call.out
-        packed = Form.packed(self.call.shape, self.call.dtype)
+        packed = Form.packed(self.call.shape, self.call.out_dtype)
         return packed if out is None else self._form(out)
 
 
@@ -83,11 +83,11 @@ class InPlace(Route):
         call, before, after = self.call, [], []
         a, b = (self._source(x, before) for x in (call.a, call.b))
         if call.out is None:
-            target = result = np.empty(call.shape, call.dtype)
+            target = result = np.empty(call.shape, call.out_dtype)
         else:
             target = result = call.out.owner
             if "out" in self.copies:
-                target = np.empty(call.shape, call.dtype)
+                target = np.empty(call.shape, call.out_dtype)
                 after.append(partial(np.copyto, result, target, casting="unsafe"))
         if "c" in self.copies:
             before.append(partial(np.copyto, target, call.c.owner, casting="unsafe"))
@@ -134,8 +134,8 @@ class Across(Route):
             host = self._host(call.c, image, before)
             before.append(partial(upload, self.backend, host, target.address, image,
                                   way.transfer, stream))  # fmt: skip
-        result = call.out.owner if call.out else np.empty(call.shape, call.dtype)
-        host = np.empty(call.shape, call.dtype) if "out" in self.copies else result
+        result = call.out.owner if call.out else np.empty(call.shape, call.out_dtype)
+        host = np.empty(call.shape, call.out_dtype) if "out" in self.copies else result
         after = [partial(download, self.backend, target.address, image, host, way.transfer, stream)]
         if host is not result:
             after.append(partial(np.copyto, result, host, casting="unsafe"))
@@ -221,9 +221,10 @@ class OnDevice(Route):
 
     def _copies(self) -> dict[str, str]:
         for operand in self.call.operands:
-            if operand.form.dtype != self.call.dtype:
+            wanted = self.call.dtype_of(operand)
+            if operand.form.dtype != wanted:
                 raise NotImplementedError(
-                    f"{operand.name} is {operand.form.dtype} and the product {self.call.dtype}: "
+                    f"{operand.name} is {operand.form.dtype} and the product {wanted}: "
                     f"pymm does not convert arrays on a device; convert {operand.name} first"
                 )
         return self.call.copies
@@ -232,8 +233,8 @@ class OnDevice(Route):
         call = self.call
         if call.out is not None:
             return call.out.owner
-        made = empty_like(call.a, call.shape, call.dtype)
-        return self.backend.empty(call.shape, call.dtype) if made is None else made
+        made = empty_like(call.a, call.shape, call.out_dtype)
+        return self.backend.empty(call.shape, call.out_dtype) if made is None else made
 
     def _source(self, operand: Operand, form: Form, before: list[Step], stream: Any) -> tuple:
         if operand.name not in self.copies:

@@ -57,28 +57,28 @@ class NumpyKernel(Executable):
         self.backend, self.config, self.resources = backend, config, Resources(registers=32)
 
     def bind(self, problem, alpha, a, b, beta, c, stream=None):
-        p, size = problem, problem.numpy_dtype.itemsize
+        p, sums = problem, problem.scalar_dtype.type
         assert not p.empty
 
-        def matrix(place, rows, columns):
+        def matrix(place, rows, columns, dtype=p.numpy_dtype):
+            size = dtype.itemsize
             assert place.address % size == 0 and place.ld >= columns
             strides = (place.batch_stride * size, place.ld * size, size)
-            form = Form((p.batch, rows, columns), strides, p.numpy_dtype)
-            return view_at(place.address, form, None)
+            return view_at(place.address, Form((p.batch, rows, columns), strides, dtype), None)
 
-        out = matrix(c, p.m, p.n)
+        out = matrix(c, p.m, p.n, p.out_dtype)
 
         def launch():
             self.backend.log.append(("launch", p, stream))
-            total = np.zeros(out.shape, out.dtype)
+            total = np.zeros(out.shape, sums)
             if p.k:
                 left = matrix(a, *((p.k, p.m) if p.trans_a else (p.m, p.k)))
                 right = matrix(b, *((p.n, p.k) if p.trans_b else (p.k, p.n)))
                 left = left.swapaxes(1, 2) if p.trans_a else left
                 right = right.swapaxes(1, 2) if p.trans_b else right
-                total = out.dtype.type(alpha) * (left @ right)
+                total = sums(alpha) * (left.astype(sums) @ right.astype(sums))
             if beta != 0:
-                total = total + out.dtype.type(beta) * out
+                total = total + sums(beta) * out.astype(sums)
             out[...] = total
 
         return launch
@@ -94,8 +94,9 @@ class NoCompiler(Compiler):
 class HostDevice(Backend):
     """`kind` "cpu" takes operands where they lie; "simulator" has them copied to and fro."""
 
-    def __init__(self, kind="cpu"):
-        self.device = Device(f"host memory as {kind}", kind, vector_bytes=64, vector_registers=32)
+    def __init__(self, kind="cpu", **limits):
+        limits = dict(vector_bytes=64, vector_registers=32) | limits
+        self.device = Device(f"host memory as {kind}", kind, **limits)
         self.compiler = NoCompiler()
         self.log, self.live = [], weakref.WeakSet()
 

@@ -3,6 +3,7 @@
 import pickle
 import threading
 
+import ml_dtypes
 import numpy as np
 import pytest
 from host_device import CudaArray, HostDevice
@@ -69,8 +70,32 @@ REFUSED = {
     "casting": (ValueError, "casting='sloppy' is none of no", lambda f: f(X, X, casting="sloppy")),
     "unsafe cast": (TypeError, "cannot cast a from complex64 to float32",
                     lambda f: f(X * 1j, X, dtype="f4")),
-    "precision": (NotImplementedError, "precision='tf32': pymm has ieee",
-                  lambda f: f(X, X, precision="tf32")),
+    "precision": (NotImplementedError, "precision='half': pymm has ieee, tf32, tf32x3",
+                  lambda f: f(X, X, precision="half")),
+    "precision of float64": (NotImplementedError, "'tf32' for float64 operands",
+                             lambda f: f(X.astype("f8"), X, precision="tf32")),
+    "precision of halves": (NotImplementedError, "'tf32x3' for float16 operands", lambda f: f(
+        X.astype("f2"), X.astype("f2"), precision="tf32x3", out_dtype="f4")),
+    "precision here": (NotImplementedError, "no kernel .* computes in tf32 on .*; there it has f32",
+                       lambda f: f(X, X, precision="tf32")),
+    "precision there": (NotImplementedError, "no kernel of pymm computes in tf32x3 on ",
+                        lambda f: f(X, X, precision="tf32x3", device=FAR)),
+    "result type": (NotImplementedError, "float32 operands as float64: out_dtype= is the operands'",
+                    lambda f: f(X, X, out_dtype=np.float64)),
+    "narrow result": (NotImplementedError, "float32 operands as float16",
+                      lambda f: f(X, X, out_dtype="f16")),
+    "wide result": (NotImplementedError, "no kernel of pymm computes in f16_f32 on ", lambda f: f(
+        X.astype("f2"), X.astype("f2"), out_dtype="f32")),
+    "wide out": (NotImplementedError, "no kernel of pymm computes in f16_f32 on ", lambda f: f(
+        X.astype("f2"), X.astype("f2"), np.zeros((3, 3), "f4"))),
+    "narrow out": (TypeError, "cannot cast the product from float32 to float16", lambda f: f(
+        X.astype("f2"), X.astype("f2"), X.astype("f2"), out_dtype="f4", casting="safe")),
+    "two halves": (TypeError, "a is float16, b is bfloat16: NumPy has no common type", lambda f: f(
+        X.astype("f2"), X.astype(ml_dtypes.bfloat16))),
+    "product type": (TypeError, "dtype='tf32' is a type of products", lambda f: f(
+        X, X, dtype="tf32")),
+    "result's name": (TypeError, "out_dtype='nonsense'|'nonsense'", lambda f: f(
+        X, X, out_dtype="nonsense")),
     "kernel": (ValueError, "no kernel 'magic' for cpu; there are 00_reordered",
                lambda f: f(X, X, kernel="magic")),
     "kernel number": (ValueError, "no kernel 99", lambda f: f(X, X, kernel=99)),

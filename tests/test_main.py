@@ -17,7 +17,7 @@ from pymm import backends, cache, explanation, store
 from pymm.backends.base import NoDevice
 from pymm.device import Device
 from pymm.kernels import find_kernel
-from pymm.problem import Problem
+from pymm.problem import DTYPES, Problem
 from pymm.records import Environment, Record
 from pymm.source import kernel_digest
 from pymm.tables import show_table
@@ -116,7 +116,8 @@ def test_explain_is_the_librarys(monkeypatch, capsys):
     monkeypatch.setattr(explanation, "explain", told)
     assert door.main(["explain", "4", "2x3x5", "--layout", "TN", "--kernel", "1"]) == 0
     assert capsys.readouterr().out == "because\n\nbecause\n"
-    more = {"trans_a": True, "trans_b": False, "dtype": "f32", "kernel": "1", "device": None}
+    more = {"trans_a": True, "trans_b": False, "kernel": "1", "device": None,
+            "dtype": DTYPES["f32"], "precision": "ieee", "out_dtype": DTYPES["f32"]}  # fmt: skip
     assert asked == [(((4, 4), (4, 4)), more), (((5, 2), (5, 3)), more)]
 
 

@@ -136,7 +136,7 @@ def test_what_is_no_number_stays_so(drv, load):
 
 
 @pytest.mark.parametrize("real", TYPES)
-@pytest.mark.parametrize("split, rows", [(2, 1), (37, 8)])
+@pytest.mark.parametrize("split, rows", [(2, 1), (9, 2), (37, 8)])
 @pytest.mark.parametrize("m, n, batch", [(1, 1, 1), (7, 13, 3), (33, 64, 1)])
 @pytest.mark.parametrize("alpha, beta", [(1.0, 0.0), (-1.25, 0.75)])
 def test_parts_are_added_up(drv, load, real, split, rows, m, n, batch, alpha, beta):

@@ -8,7 +8,8 @@
 
 #if SPLIT > 1
 namespace combining {
-constexpr int WIDE = 16 / sizeof(SUM);  // sums that are read at a time
+constexpr int WIDE = 16 / sizeof(SUM);         // sums that are read at a time
+constexpr int AHEAD = SPLIT < 8 ? SPLIT : 8;  // of these that a thread waits for at a time
 
 struct alignas(16) Sums {
     SUM x[WIDE];
@@ -25,7 +26,7 @@ struct alignas(WIDE * sizeof(OUT)) Results {
 // A part is a stack of `batch` matrices of m rows, n rounded up to a multiple of 4 sums apart. A
 // thread has WIDE columns of one row; blockDim.y threads share its parts where there are many, for
 // a small C has few threads. Added up in an order that depends on nothing but the two numbers.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 4)
     combine(const SUM* parts, OUT* C, long long ldc, long long batch_c, SUM alpha, SUM beta, int m,
             int n, int batch) {
     using namespace combining;
@@ -36,9 +37,16 @@ extern "C" __global__ void __launch_bounds__(256)
     Sums sum = {};
     if (id < size) {
         const Sums* const from = reinterpret_cast<const Sums*>(parts) + id;
-#pragma unroll 8
-        for (unsigned part = threadIdx.y; part < SPLIT; part += blockDim.y)
-            sum.add(from[part * size]);
+        for (unsigned first = threadIdx.y; first < SPLIT; first += AHEAD * blockDim.y) {
+            Sums next[AHEAD];  // all on their way before the first is added
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) {
+                const unsigned part = first + i * blockDim.y;
+                next[i] = part < SPLIT ? from[part * size] : Sums{};
+            }
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) sum.add(next[i]);
+        }
     }
     if (blockDim.y > 1) {
         totals[threadIdx.y * blockDim.x + threadIdx.x] = sum;

@@ -13,6 +13,8 @@
 namespace repacking {
 constexpr int SIDE = 64;                                   // of the square that a block copies
 constexpr int WIDE = 16 / sizeof(REAL);                    // elements that are stored at a time
+constexpr int PIECES = SIDE * SIDE / WIDE / 256;           // of these that a thread copies
+constexpr int DOWN = SIDE / PIECES;                        // rows from one to its next
 constexpr int APART = SIDE + (sizeof(REAL) == 2 ? 2 : 1);  // rows in shared memory: odd in words
 
 struct alignas(16) Piece {
@@ -89,7 +91,7 @@ __device__ __forceinline__ void store(REAL* to, Piece piece, long long behind) {
 }  // namespace repacking
 
 // One block for each square of both stacks.
-extern "C" __global__ void __launch_bounds__(256) repack(repacking::Copy a, repacking::Copy b) {
+extern "C" __global__ void __launch_bounds__(256, 4) repack(repacking::Copy a, repacking::Copy b) {
     using namespace repacking;
     __shared__ REAL square[SIDE * APART];
     const unsigned before = a.across() * a.down() * a.count;
@@ -104,13 +106,16 @@ extern "C" __global__ void __launch_bounds__(256) repack(repacking::Copy a, repa
     REAL* const to = copy.to + matrix * TERMS * behind +
                      (copy.turned ? j0 * copy.pitch + i0 : i0 * copy.pitch + j0);
     if (!copy.turned) {
+        const unsigned i = threadIdx.x / (SIDE / WIDE), j = threadIdx.x % (SIDE / WIDE) * WIDE;
+        if (j >= columns) return;
+        Piece pieces[PIECES];  // all on their way before the first is stored
 #pragma unroll
-        for (unsigned v = threadIdx.x; v < SIDE * SIDE / WIDE; v += 256) {
-            const unsigned i = v / (SIDE / WIDE), j = v % (SIDE / WIDE) * WIDE;
-            if (i < rows && j < columns)
-                store(to + i * copy.pitch + j,
-                      read(from + i * copy.ld + j, j0 + j == 0, columns - j), behind);
-        }
+        for (int p = 0; p < PIECES; p++)
+            if (i + p * DOWN < rows)
+                pieces[p] = read(from + (i + p * DOWN) * copy.ld + j, j0 + j == 0, columns - j);
+#pragma unroll
+        for (int p = 0; p < PIECES; p++)
+            if (i + p * DOWN < rows) store(to + (i + p * DOWN) * copy.pitch + j, pieces[p], behind);
         return;
     }
 #pragma unroll 16

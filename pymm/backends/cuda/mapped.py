@@ -28,8 +28,9 @@ ROUNDED_KIND = 11
 #: in parts.
 MOST_PADDING = 1 / 4
 
-#: Threads of a block of `combine`; from so many parts on, rows of them share these.
-COMBINING, MANY_PARTS, SHARING = 256, 16, 8
+#: Threads of a block of `combine`, and the parts that each reads at a time; more threads share the
+#: parts of a C that is too small to keep this many of a multiprocessor's busy.
+COMBINING, AHEAD, BUSY = 256, 8, 1024
 
 #: maps m n k batch alpha beta stack_a stack_b boxed C ldc batch_c parts, the scalars apart
 _PARAMETERS = "384s i i i i {0} {0} i i i Q q q Q"
@@ -194,7 +195,9 @@ class MappedExecutable(CudaExecutable):
         """The launch that adds up the parts: 16 bytes of a row for each thread."""
         problem, c = run.problem, run.c
         pieces = parts_bytes(self.config, problem) // self._parts // 16
-        rows = SHARING if self._parts >= MANY_PARTS else 1
+        rows = 1
+        while rows < 32 and rows * AHEAD < self._parts and pieces * rows < self._device.sms * BUSY:
+            rows *= 2
         grid = -(-pieces * rows // COMBINING), 1, 1
         form = _COMBINE.format(_scalar(problem))
         place = parts, c.address, c.ld, c.batch_stride
