@@ -58,8 +58,9 @@
 
 #include "common/turned.cuh"
 
-static_assert(CONSUMERS <= 4 && TA * TB / 128 + KB * TB / 64 + 40 <= MANY,
-              "TA TB / 128 + KB TB / 64 registers: at most 192 (1, 2 warpgroups), 120 (3), 64 (4)");
+static_assert(CONSUMERS <= 4 &&
+                  TA * TB / 128 + KB * TB / 64 <= (CONSUMERS <= 2 ? 160 : MANY - 40),
+              "TA TB / 128 + KB TB / 64 registers: at most 160 (1, 2 warpgroups), 120 (3), 64 (4)");
 
 using Fragments = unsigned[KB / 8][PIECES][4];
 

@@ -11,8 +11,8 @@
 //   are added to float32 sums in registers: 3.2e-7. Meanwhile the tensor cores work for the other
 //   warpgroup. The small products come first, while the sums are small.
 //
-// What did not help: warpgroups that take turns at the tensor cores (0.94 to 1.01; with 64 of k at a
-// time 0.82); 192 x 128 with steps of 16 (0.97 at 8192); clusters (0.89 to 0.95).
+// What did not help: warpgroups that take turns at the tensor cores (0.94 to 1.01, with 64 of k at
+// a time 0.82); 192 x 128 with steps of 16 (0.97 at 8192); clusters (0.89 to 0.95).
 
 #ifndef TRANS_A
 #define TRANS_A 0  // A comes as m x k

@@ -18,9 +18,10 @@ from pymm.problem import Problem
 #: Columns of a wgmma that the kernels have: rows of C of one warpgroup.
 _HEIGHTS = (16, 32, 64, 96, 128, 160, 192, 224, 256)
 
-#: Registers that a thread has for sums and for columns of B, by the number of warpgroups that
-#: multiply: their registers (232, 232, 160, 104) less 40 for the rest.
-_REGISTERS = {1: 192, 2: 192, 3: 120, 4: 64}
+#: Registers that a thread has for sums and columns of B, by the number of warpgroups that multiply:
+#: their registers (232, 232, 160, 104) less 40 for the rest, or 72 where columns pass through.
+_SUMS = {1: 192, 2: 192, 3: 120, 4: 64}
+_SUMS_AND_COLUMNS = {1: 160, 2: 160, 3: 120, 4: 64}
 
 
 def _consumers(c: Config) -> int:
@@ -75,12 +76,6 @@ def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box | None]:
     return along, other, Box(32, _staged(c))
 
 
-def _registers(c: Config) -> int:
-    """Of a thread: sums, with two terms also those of a step; with one two steps of columns."""
-    sums = c.TA * c.TB // 128
-    return 2 * sums if c.kernel.hopper.terms == 2 else sums + c.KB * c.TB // 64
-
-
 _EVEN = Rule(
     "warpgroups tile the block evenly: TA divides MB, TB divides NB, 64 divides TB",
     lambda c, p, d: c.MB % c.TA == 0 and c.NB % c.TB == 0 and c.TB % 64 == 0,
@@ -104,7 +99,14 @@ _SHARED_A = Rule(
 
 
 def _fit(c: Config, p: Problem, d: Device) -> bool:
-    return _registers(c) <= _REGISTERS.get(_consumers(c), 0)
+    """Sums, and of two steps the columns that go through registers."""
+    wanted = c.TA * c.TB // 128 + c.KB * c.TB // 64
+    return wanted <= _SUMS_AND_COLUMNS.get(_consumers(c), 0)
+
+
+def _fit_twice(c: Config, p: Problem, d: Device) -> bool:
+    """Sums, and those of the step."""
+    return c.TA * c.TB // 64 <= _SUMS.get(_consumers(c), 0)
 
 
 _COMMON = dict(
@@ -126,7 +128,7 @@ WGMMA_TF32 = Kernel(
         NB=(64, 128, 256),
         KB=(32, 64),
         TA=(16, 32, 64, 128, 160, 192, 224, 256),
-        TB=(64, 128),
+        TB=(64,),
         STAGES=(2, 3, 4, 5, 6, 8),
         CLUSTER=(1, 2),
         GROUP=(1, 4, 8, 16),
@@ -149,7 +151,7 @@ WGMMA_TF32 = Kernel(
         _RING,
         _SHARED_A,
         Rule(
-            "TA TB / 128 + KB TB / 64 registers: at most 192 (1, 2 warpgroups), 120 (3), 64 (4)",
+            "TA TB / 128 + KB TB / 64 registers: at most 160 (1, 2 warpgroups), 120 (3), 64 (4)",
             _fit,
         ),
         PARTS_HAVE_STEPS,
@@ -191,7 +193,7 @@ WGMMA_TF32X3 = Kernel(
         _SHARED_A,
         Rule(
             "TA TB / 64 registers for sums: at most 192 (1, 2 warpgroups), 120 (3), 64 (4)",
-            _fit,
+            _fit_twice,
         ),
         PARTS_HAVE_STEPS,
         PARTS_FIT,
