@@ -42,13 +42,12 @@
 #define BLOCKS 1  // blocks that stay on a multiprocessor: bounds the registers of a thread
 #endif
 #ifndef SPLIT
-#define SPLIT 1  // parts of k
+#define SPLIT 1  // parts of k, for tiles that do not make up a whole round of all blocks
 #endif
 
 #include "common/hopper.cuh"
 #include "common/schedule.cuh"
 #include "common/repack.cuh"
-#include "common/combine.cuh"
 
 constexpr int VECTOR = 4;              // floats that are read and stored at a time
 constexpr int LANES = 4, ACROSS = 8;  // threads of a warp along m and along n
@@ -90,25 +89,54 @@ struct Ring {
     }
 };
 
-// What is to be done: tiles, each in SPLIT parts, of `batch` matrices.
+// What is to be done: tiles of `batch` matrices. With SPLIT, tiles that are too few for a last round
+// of all blocks are split into so many parts of k.
 struct Product {
     unsigned batch, steps, tiles_m, tiles_n;
-    __device__ __forceinline__ unsigned units() const { return tiles_m * tiles_n * SPLIT * batch; }
+    __device__ __forceinline__ unsigned tiles() const { return tiles_m * tiles_n * batch; }
+    __device__ __forceinline__ unsigned whole(unsigned blocks) const {
+        return SPLIT > 1 ? tiles() / blocks * blocks : tiles();
+    }
+    __device__ __forceinline__ unsigned units() const {
+        return whole(gridDim.x) + (tiles() - whole(gridDim.x)) * SPLIT;
+    }
 };
 struct Unit {
-    unsigned i0, j0, part, matrix, begin, end;
-    __device__ __forceinline__ Unit(const Product& p, unsigned id) {
-        const unsigned tiles = p.tiles_m * p.tiles_n;
-        tile_of(id % tiles, p.tiles_m, p.tiles_n, i0, j0);
+    unsigned i0, j0, matrix, begin, end, part;
+    bool parted = false;
+    __device__ __forceinline__ Unit(const Product& p, unsigned id) : begin(0), end(p.steps) {
+        const unsigned whole = p.whole(gridDim.x), rest = p.tiles() - whole;
+        if (SPLIT > 1 && id >= whole) {
+            part = (id - whole) / rest;
+            id = whole + (id - whole) % rest;
+            begin = static_cast<unsigned long long>(part) * p.steps / SPLIT;
+            end = static_cast<unsigned long long>(part + 1) * p.steps / SPLIT;
+            parted = true;
+        }
+        matrix = id / (p.tiles_m * p.tiles_n);
+        tile_of(id % (p.tiles_m * p.tiles_n), p.tiles_m, p.tiles_n, i0, j0);
         i0 *= MB;
         j0 *= NB;
-        part = id / tiles % SPLIT;
-        matrix = id / tiles / SPLIT;
-        begin = static_cast<unsigned long long>(part) * p.steps / SPLIT;
-        end = static_cast<unsigned long long>(part + 1) * p.steps / SPLIT;
     }
     __device__ __forceinline__ unsigned steps() const { return end - begin; }
 };
+
+#if SPLIT > 1
+// Blocks of the launch, if these had whole tiles: the same number in every launch on a device.
+__device__ unsigned rounds_of;
+
+// Whether the tile of a row of all matrices and of a column was split.
+__device__ __forceinline__ bool was_parted(unsigned m, unsigned n, unsigned batch, long long row,
+                                           unsigned column) {
+    const Product p{batch, 0, (m + MB - 1) / MB, (n + NB - 1) / NB};
+    const unsigned matrix = row / m, i = row % m / MB, j = column / NB, group = i / GROUP * GROUP;
+    const unsigned rows = p.tiles_m - group < GROUP ? p.tiles_m - group : GROUP;
+    const unsigned id = (matrix * p.tiles_m + group) * p.tiles_n + j * rows + i - group;
+    return rounds_of == 0 || id >= p.whole(rounds_of);
+}
+#define PARTED was_parted
+#endif
+#include "common/combine.cuh"
 
 // Fetches what the block's units need.
 __device__ __forceinline__ void produce(const Maps& maps, const Product& p, unsigned base,
@@ -271,6 +299,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
     __syncthreads();
     const Product p{unsigned(batch), (k + KB - 1u) / KB, (m + MB - 1u) / MB, (n + NB - 1u) / NB};
+#if SPLIT > 1
+    if (threadIdx.x == 0 && p.whole(gridDim.x) > 0) rounds_of = gridDim.x;
+#endif
     const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
     if (warp >= WARPS) {
         leave_registers<FEW>();
@@ -296,11 +327,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         }
         asm("" : "+r"(id));  // computed anew: its numbers would take registers from the loop
         const Unit unit(p, id);
-        const long long pitch = (n + 3) / 4 * 4;
-        const Target target =
-            SPLIT > 1 ? Target{parts + (1ll * unit.part * batch + unit.matrix) * m * pitch, pitch,
-                               unsigned(m), unsigned(pitch), 1.0f, 0.0f}
-                      : Target{C + unit.matrix * batch_c, ldc, unsigned(m), unsigned(n), alpha, beta};
+        Target target{C + unit.matrix * batch_c, ldc, unsigned(m), unsigned(n), alpha, beta};
+        if (unit.parted) {
+            const unsigned pitch = (n + 3) / 4 * 4;
+            target = {parts + (1ll * unit.part * batch + unit.matrix) * m * pitch, pitch,
+                      unsigned(m), pitch, 1.0f, 0.0f};
+        }
         target.store(sum, unit.i0 + y, unit.j0 + x);
     }
 }

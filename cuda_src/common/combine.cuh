@@ -6,6 +6,10 @@
 #define SPLIT 1  // parts that k is split into
 #endif
 
+#ifndef PARTED
+#define PARTED(m, n, batch, row, column) true  // whether this place has parts; rows of all matrices
+#endif
+
 #if SPLIT > 1
 namespace combining {
 constexpr int WIDE = 16 / sizeof(SUM);         // sums that are read at a time
@@ -34,8 +38,11 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     const unsigned across = (n + 3) / 4 * (4 / WIDE);
     const long long size = 1ll * batch * m * across;
     const long long id = 1ll * blockIdx.x * blockDim.x + threadIdx.x;
+    const long long row = id / across;
+    const unsigned column = static_cast<unsigned>(id % across) * WIDE;
+    const bool parted = id < size && PARTED(m, n, batch, row, column);
     Sums sum = {};
-    if (id < size) {
+    if (parted) {
         const Sums* const from = reinterpret_cast<const Sums*>(parts) + id;
         for (unsigned first = threadIdx.y; first < SPLIT; first += AHEAD * blockDim.y) {
             Sums next[AHEAD];  // all on their way before the first is added
@@ -54,9 +61,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
         if (threadIdx.y > 0) return;
         for (unsigned y = 1; y < blockDim.y; y++) sum.add(totals[y * blockDim.x + threadIdx.x]);
     }
-    if (id >= size) return;
-    const long long row = id / across;
-    const unsigned column = static_cast<unsigned>(id % across) * WIDE;
+    if (!parted) return;
     OUT* const to = C + row / m * batch_c + row % m * ldc + column;
     const bool whole = column + WIDE <= n && reinterpret_cast<size_t>(to) % sizeof(Results) == 0;
     Results result;
