@@ -42,7 +42,7 @@ class Stretch:
         self.pattern, self.count = pattern, count
         size = pattern.itemsize
         self.buffer = backend.allocate(max(count, pattern.size) * size)
-        self.buffer.write(pattern)
+        self.buffer.write(pattern.view(np.uint8))  # bfloat16 has no buffer of its own
         address, done = self.buffer.address, pattern.size
         while done < count:  # each copy doubles what is there
             more = min(done, count - done)
@@ -66,12 +66,15 @@ class Stretch:
 
 
 class Arena:
-    """The operands of all problems on one device. Keeps the numbers of one type at a time."""
+    """The operands of all problems on one device. Keeps the numbers of one type at a time there,
+    those of all types on the host.
+    """
 
     def __init__(self, backend: Backend, seed: int = 0) -> None:
         self.backend, self.seed = backend, seed
         self._dtype = ""
         self._stretches: dict[tuple, Stretch] = {}
+        self._patterns: dict[tuple, np.ndarray] = {}
         self._result: Buffer | None = None
 
     def place(self, problem: Problem) -> Place:
@@ -93,8 +96,10 @@ class Arena:
         found = self._stretches.get(key)
         if found is None or found.count < count:
             self._stretches.pop(key, None)
-            pattern = found.pattern if found else self._pattern(kind, operand, depth, problem)
-            found = self._stretches[key] = Stretch(self.backend, pattern, count)
+            of_type = (problem.dtype, *key)
+            if of_type not in self._patterns:
+                self._patterns[of_type] = self._pattern(kind, operand, depth, problem)
+            found = self._stretches[key] = Stretch(self.backend, self._patterns[of_type], count)
         return found
 
     def _pattern(self, kind: str, operand: int, depth: int, problem: Problem) -> np.ndarray:
@@ -182,7 +187,7 @@ class Place:
         lines = np.empty((self.problem.batch, len(rows), width), self._result_dtype)
         for index in np.ndindex(lines.shape[:2]):
             start = (index[0] * height + int(rows[index[1]])) * width * size
-            self._buffer.read(lines[index], GUARD_BYTES + start)
+            self._buffer.read(lines[index].view(np.uint8), GUARD_BYTES + start)
         return lines[:, :, columns]
 
     @cached_property
@@ -219,7 +224,7 @@ class Place:
         torch = _torch() if self.backend.device.kind == "cuda" else None
         if torch is None:
             values = np.empty((p.batch, p.m, p.n), self._result_dtype)
-            self._buffer.read(values, GUARD_BYTES)
+            self._buffer.read(values.reshape(-1).view(np.uint8), GUARD_BYTES)
             stretches = (self.arena.stretch("integers", i, p) for i in (0, 1))
             a, b = (s.values(shape) for s, shape in zip(stretches, self._shapes, strict=False))
             left, right = reference.oriented(p, a.astype(np.float64), b.astype(np.float64))

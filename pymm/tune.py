@@ -38,7 +38,7 @@ TUNED, NOT_ALL, BAD_OPTIONS, NO_DEVICE, INTERRUPTED = 0, 1, 2, 3, 130
 FINAL_PART, FINAL_MOST = 0.3, 15.0
 
 #: Problems whose first texts are compiled while others are measured: a text takes seconds.
-LOOK_AHEAD = 6
+LOOK_AHEAD = 8
 
 #: What a search begins with, and its texts at the compiler.
 Ahead = tuple[Outset, list[Future[None]]]
@@ -184,16 +184,24 @@ class Tuner:
         progress = held.enter_context(Progress(self.console))
         self.preparing = held.enter_context(ThreadPoolExecutor(1))
         self.prepared: dict[tuple[Problem, Kernel], Future[Ahead]] = {}
-        for place, task in enumerate(tasks):
-            if self.stop():
-                break
-            for coming in tasks[place : place + LOOK_AHEAD]:
+        waiting = list(tasks)
+        while waiting and not self.stop():
+            for coming in waiting[:LOOK_AHEAD]:
                 if coming not in self.prepared:
                     work = self.preparing.submit(self._prepare, *coming, compiler)
                     self.prepared[coming] = work
-            ends = self._share(len(tasks) - place)
-            of = f"{place + 1}/{len(tasks)}"
+            task = min(waiting[:LOOK_AHEAD], key=self._to_wait_for)
+            ends = self._share(len(waiting))
+            waiting.remove(task)
+            of = f"{len(tasks) - len(waiting)}/{len(tasks)}"
             self._one(*task, ends, of, compiler, log, progress)
+
+    def _to_wait_for(self, task: tuple[Problem, Kernel]) -> float:
+        """Texts that a task would wait for. On a CPU all are compiled between measurements."""
+        prepared = self.prepared[task]
+        if self.device.kind == "cpu":
+            return 0
+        return sum(not b.done() for b in prepared.result()[1]) if prepared.done() else math.inf
 
     def _prepare(self, problem: Problem, kernel: Kernel, compiler: Any) -> Ahead:
         """What a task begins with, and its first texts at the compiler while others measure."""

@@ -1,0 +1,58 @@
+"""What a search tries first."""
+
+import pytest
+
+from pymm.device import Device, cuda_peaks
+from pymm.kernels import find_kernel
+from pymm.outset import PORTFOLIO, PROMISING, prepare
+from pymm.problem import Problem
+from pymm.records import Environment, Record
+from pymm.source import kernel_digest
+
+KERNEL = find_kernel("register_tile")
+H200 = Device(
+    "Test H200", "cuda", capability=(9, 0), sms=132, clock_hz=1.98e9, bandwidth=4.8e12,
+    peak_flops=cuda_peaks((9, 0), 132, 1.98e9),
+)  # fmt: skip
+PROBLEM = Problem(1000, 1000, 1000)
+VALID = KERNEL.configs(PROBLEM, H200)[0]
+
+
+def record(config, extent, **more):
+    digest = kernel_digest("cuda", KERNEL.file)
+    problem = Problem(extent, extent, extent, **more)
+    return Record(problem, config, 1e-3, 0.0, "2026-11-21", Environment("1", "2"), digest)
+
+
+def test_default_then_stored_and_promising_by_turns():
+    outset = prepare(PROBLEM, KERNEL, H200)
+    assert set(outset.valid) == set(VALID) and outset.default == KERNEL.default_config
+    assert len(outset.promising) == PROMISING
+    stored = [record(config, 900 + n) for n, config in enumerate(VALID[::40][: PORTFOLIO + 3])]
+    first = outset.first(stored)
+    assert first[0] == outset.default
+    assert first[1] == stored[-1].config, "of the nearest problem"
+    assert first[2] == outset.promising[0]
+    assert len(first) == len(set(first)) <= 1 + PORTFOLIO + PROMISING
+
+
+def test_same_type_and_layout_come_first():
+    other, turned, same = VALID[10:13]
+    stored = [record(other, 1000, dtype="f64"), record(turned, 1000, trans_a=True)]
+    stored.append(record(same, 4000))
+    first = prepare(PROBLEM, KERNEL, H200).first(stored)
+    places = [first.index(config) for config in (same, turned, other)]
+    assert places == sorted(places)
+
+
+def test_a_default_outside_the_space_is_valid_all_the_same(monkeypatch):
+    monkeypatch.setitem(KERNEL.__dict__, "space", {**KERNEL.space, "KB": (8,)})
+    outset = prepare(PROBLEM, KERNEL, H200)
+    assert outset.default in outset.valid and outset.default.KB == 16
+
+
+@pytest.mark.parametrize("kernel", ["blocked", "reordered"])
+def test_a_cpu_has_nothing_promising(kernel):
+    cpu = Device("cpu", "cpu", sms=2, vector_bytes=64, vector_registers=32)
+    outset = prepare(PROBLEM, find_kernel(kernel, "cpu"), cpu)
+    assert outset.promising == () and outset.first(()) == [outset.default]
