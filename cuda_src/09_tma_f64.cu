@@ -54,12 +54,16 @@
 #ifndef SPLIT
 #define SPLIT 1  // parts of k that different blocks compute
 #endif
-#ifndef STAGED
-#define STAGED 0  // 1: C leaves through shared memory by TMA, 0: from registers
+#ifndef DEPTHS
+#define DEPTHS 2  // 2: fragments are read while others are multiplied, 1: warps take turns
 #endif
 
+#ifndef SUM
 #define SUM double
+#endif
+#ifndef OUT
 #define OUT double
+#endif
 
 #include "common/combine.cuh"
 #include "common/hopper.cuh"
@@ -72,22 +76,24 @@ constexpr int GROUPS = WARPS / 4, THREADS = 128 * (GROUPS + 1);
 constexpr int ROWS = TA / 16, COLUMNS = TB / 8;  // mma of a warp along m and n
 constexpr int LINE = 16;                         // doubles in the 128 bytes of a swizzle
 constexpr int A_BYTES = MB * KB * 8, STAGE_BYTES = A_BYTES + NB * KB * 8;
-constexpr int STAGED_BYTES = STAGED ? MB * NB * 8 : 0;      // C on its way out
-constexpr int SHARED_BYTES = (KB / TK - 1) * MB * NB * 8;   // sums of warps that share a tile
+constexpr int SHARED_BYTES = (KB / TK - 1) * MB * NB * 8;  // sums of warps that share a tile
 // Registers of a thread: sums, the fragments of two depths, and the rest. Where the block is launched
 // with fewer, the warpgroup that fetches leaves all but FEW of its own to those that multiply.
-constexpr int NUMBERS = 2 * (TA * TB / 32 + (TA + TB) * KI / 16);
+constexpr int NUMBERS = 2 * (TA * TB / 32 + (TA + TB) * KI / 32 * DEPTHS);
 constexpr int EACH = 65536 / BLOCKS / THREADS / 8 * 8, LAUNCHED = EACH < 248 ? EACH : 248;
-constexpr bool MOVED = NUMBERS + 40 > LAUNCHED;
+constexpr bool MOVED = NUMBERS + 48 > LAUNCHED;
 constexpr int most(int few) { return ((GROUPS + 1) * LAUNCHED - few) / GROUPS / 8 * 8; }
 constexpr bool TIGHT = most(40) < NUMBERS + 40;
 constexpr int FEW = most(40) < NUMBERS + 40 ? 24 : 40, MANY = most(FEW) < 248 ? most(FEW) : 248;
 
 static_assert(MB % TA == 0 && NB % TB == 0 && TA % 16 == 0 && TB % 16 == 0 && WARPS % 4 == 0,
               "warps tile the block evenly, in pieces of 16 x 16, and are a multiple of 4");
-static_assert(KB % TK == 0 && TK % 16 == 0 && TK % (2 * KI) == 0,
-              "KI is the depth of an instruction, 4, 8 or 16; 16 and 2 * KI divide TK, TK divides KB");
+static_assert(KB % TK == 0 && TK % 16 == 0 && TK % (DEPTHS * KI) == 0,
+              "KI is the depth of an instruction, 4, 8 or 16; 16 and DEPTHS * KI divide TK, TK KB");
+static_assert(DEPTHS == 1 || DEPTHS == 2, "DEPTHS is 1 or 2");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
+static_assert(MB <= 256 && NB <= 256 && KB <= 256,
+              "a box has at most 256 lines: MB, NB, KB <= 256");
 
 struct Maps {
     TensorMap a, b, c;
@@ -216,7 +222,6 @@ __device__ __forceinline__ void produce(const Maps& maps, const Product& p, unsi
 }
 
 struct Result {
-    const TensorMap* map;
     double *C, *parts;
     long long ld, batch;
     unsigned m, n, matrices;
@@ -269,27 +274,12 @@ struct Result {
         });
     }
     __device__ __forceinline__ void store(double (&sum)[ROWS * COLUMNS][4], unsigned i0,
-                                          unsigned j0, unsigned matrix, unsigned staged,
+                                          unsigned j0, unsigned matrix,
                                           unsigned lane) const {
 #pragma unroll
         for (int s = 0; s < ROWS * COLUMNS * 4; s++) sum[s / 4][s % 4] *= alpha;
         double* const to = C + matrix * batch + i0 * ld + j0;
-        if (STAGED && boxed && beta == 0.0) {
-            if (lane == 0) stores_have_read();
-            __syncwarp();
-            each(sum, to, ld, lane, [&](unsigned row, double*, unsigned column, double2 x) {
-                store_shared_2(staged + column / 16 * TA * 128 + row * 128 +
-                                   ((column % 16 / 2 ^ row % 8) << 4), x.x, x.y);
-            });
-            written_for_copies();
-            __syncwarp();
-            if (lane == 0) {
-#pragma unroll
-                for (int j = 0; j < TB / 16; j++)
-                    store_box(map, staged + j * TA * 128, j0 + j * 16, i0, matrix);
-                stores_commit();
-            }
-        } else if (boxed && beta == 0.0 && i0 + TA <= m && j0 + TB <= n) {
+        if (boxed && beta == 0.0 && i0 + TA <= m && j0 + TB <= n) {
             each(sum, to, ld, lane, [&](unsigned, double* line, unsigned column, double2 x) {
                 *reinterpret_cast<double2*>(line + column) = x;
             });
@@ -335,12 +325,13 @@ __device__ __forceinline__ void share(double (&sum)[ROWS * COLUMNS][4], unsigned
 }
 
 __device__ __forceinline__ void consume(const Product& p, const Result& result, unsigned base,
-                                        unsigned staging, unsigned full, unsigned empty,
+                                        unsigned scratch, unsigned full, unsigned empty,
                                         unsigned warp) {
     const unsigned lane = threadIdx.x % 32, tile = warp % WARPS_MN;
     const unsigned y = tile / WARPS_N * TA, x = tile % WARPS_N * TB, deep = warp / WARPS_MN * TK;
-    const unsigned base_a = base + SideA::base(y, deep, lane);
-    const unsigned base_b = base + A_BYTES + SideB::base(x, deep, lane);
+    unsigned base_a = base + SideA::base(y, deep, lane);
+    unsigned base_b = base + A_BYTES + SideB::base(x, deep, lane);
+    asm volatile("" : "+r"(base_a), "+r"(base_b));  // kept: not computed anew in each step
     const unsigned units = p.units();
     Ring ring;
 #pragma unroll 1
@@ -358,30 +349,48 @@ __device__ __forceinline__ void consume(const Product& p, const Result& result, 
         double sum[ROWS * COLUMNS][4] = {};
         Fragments now, next;
         unsigned here = ring.stage * STAGE_BYTES;
-        if (left > 0) {
-            barrier_wait(full + 8 * ring.stage, ring.parity);
-            now.read(base_a + here, base_b + here, 0);
-        }
+        if (DEPTHS == 1) {
 #pragma unroll 1
-        for (; left > 0; left--) {
+            for (; left > 0; left--) {
+                barrier_wait(full + 8 * ring.stage, ring.parity);
+                here = ring.stage * STAGE_BYTES;
 #pragma unroll
-            for (int d = 0; d < TK; d += 2 * KI) {
-                next.read(base_a + here, base_b + here, d + KI);
-                multiply(sum, now);
-                const unsigned leaving = empty + 8 * ring.stage;
-                if (d + 2 * KI == TK) {
-                    ring.advance();
-                    if (left > 1) {  // else the beginning of this tile is read again, for nothing
-                        here = ring.stage * STAGE_BYTES;
-                        barrier_wait(full + 8 * ring.stage, ring.parity);
+                for (int d = 0; d < TK; d += KI) {
+                    now.read(base_a + here, base_b + here, d);
+                    if (d + KI == TK) {
+                        __syncwarp();
+                        if (lane == 0) arrive(empty + 8 * ring.stage);
                     }
+                    multiply(sum, now);
                 }
-                now.read(base_a + here, base_b + here, (d + 2 * KI) % TK);
-                if (d + 2 * KI == TK) {
-                    __syncwarp();
-                    if (lane == 0) arrive(leaving);
+                ring.advance();
+            }
+        } else {
+        if (left > 0) {
+                barrier_wait(full + 8 * ring.stage, ring.parity);
+                now.read(base_a + here, base_b + here, 0);
+            }
+#pragma unroll 1
+            for (; left > 0; left--) {
+#pragma unroll
+                for (int d = 0; d < TK; d += 2 * KI) {
+                    next.read(base_a + here, base_b + here, d + KI);
+                    multiply(sum, now);
+                    const unsigned leaving = empty + 8 * ring.stage;
+                    if (d + 2 * KI == TK) {
+                        ring.advance();
+                        if (left > 1) {  // else the beginning of this tile is read again, for nothing
+                            here = ring.stage * STAGE_BYTES;
+                            barrier_wait(full + 8 * ring.stage, ring.parity);
+                        }
+                    }
+                    now.read(base_a + here, base_b + here, (d + 2 * KI) % TK);
+                    if (d + 2 * KI == TK) {
+                        __syncwarp();
+                        if (lane == 0) arrive(leaving);
+                    }
+                    multiply(sum, next);
                 }
-                multiply(sum, next);
             }
         }
         // Where the sums go is computed anew: kept, it would take registers from the loop.
@@ -390,16 +399,15 @@ __device__ __forceinline__ void consume(const Product& p, const Result& result, 
         asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
         unit = p.unit(u);
         if (KB > TK) {
-            share(sum, staging + STAGED_BYTES, thread);
+            share(sum, scratch, thread);
             if (thread >= WARPS_MN * 32) continue;
         }
         const unsigned w = thread / 32, i0 = unit.i0 + w / WARPS_N * TA, j0 = unit.j0 + w % WARPS_N * TB;
         if (SPLIT > 1)
             result.store_part(sum, i0, j0, unit.matrix, unit.part, thread % 32);
         else
-            result.store(sum, i0, j0, unit.matrix, staging + w * TA * TB * 8, thread % 32);
+            result.store(sum, i0, j0, unit.matrix, thread % 32);
     }
-    if (STAGED && lane == 0) stores_wait();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -408,8 +416,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
          long long batch_c, double* parts) {
     extern __shared__ __align__(1024) unsigned char shared[];  // the swizzle counts from there
     const unsigned base = address_of_shared(shared);
-    const unsigned staging = base + STAGES * STAGE_BYTES;
-    const unsigned full = staging + STAGED_BYTES + SHARED_BYTES, empty = full + 8 * STAGES;
+    const unsigned scratch = base + STAGES * STAGE_BYTES;
+    const unsigned full = scratch + SHARED_BYTES, empty = full + 8 * STAGES;
     const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
     if (threadIdx.x == 0) {
         if (k > 0) prefetch(&maps.a), prefetch(&maps.b);
@@ -431,8 +439,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     } else {
         if (MOVED) take_registers<MANY>();
         consume(p,
-                {&maps.c, C, parts, ldc, batch_c, unsigned(m), unsigned(n), unsigned(batch), alpha,
+                {C, parts, ldc, batch_c, unsigned(m), unsigned(n), unsigned(batch), alpha,
                  beta, boxed != 0},
-                base, staging, full, empty, warp);
+                base, scratch, full, empty, warp);
     }
 }

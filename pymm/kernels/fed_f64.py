@@ -1,0 +1,233 @@
+"""Kernel 9: double precision on Hopper's tensor cores, fed by the tensor memory accelerator."""
+
+from __future__ import annotations
+
+from pymm.device import Device
+from pymm.kernels.declaration import (
+    PARTS_FIT,
+    PARTS_HAVE_STEPS,
+    STAGES_FIT,
+    THREADS_FIT,
+    Box,
+    Config,
+    Feed,
+    Kernel,
+    Rule,
+)
+from pymm.kernels.split import tiles
+from pymm.problem import Problem
+
+#: Numbers in the 128 bytes that TMA swizzles.
+_LINE = 16
+
+
+def _warps(c: Config) -> int:
+    """Warps that multiply; four more fetch."""
+    return (c.MB // c.TA) * (c.NB // c.TB) * (c.KB // c.TK)
+
+
+def _threads(c: Config) -> int:
+    return 32 * (_warps(c) + 4)
+
+
+def _shared_elements(c: Config, p: Problem) -> int:
+    """The stages, two barriers for each, and the sums of warps that share a tile of C."""
+    return c.STAGES * ((c.MB + c.NB) * c.KB + 2) + (c.KB // c.TK - 1) * c.MB * c.NB
+
+
+def _registers(c: Config) -> int:
+    """Registers of a thread that multiplies: sums, fragments, and the rest, which is least where
+    each step is one pass of the loop (checked with nvcc 13.0: what this lets through does not
+    spill).
+    """
+    numbers = c.TA * c.TB // 32 + (c.TA + c.TB) * c.KI * c.DEPTHS // 32
+    if c.DEPTHS == 1 and c.TA >= 48:  # the last rows are read when the first have been multiplied
+        return 2 * numbers + 8
+    return 2 * numbers + (16 if c.KB == c.TK == c.KI * c.DEPTHS < 32 else 32)
+
+
+def _launched(c: Config, d: Device) -> int:
+    """Registers of every thread at the launch."""
+    return min(248, d.registers_per_block // c.BLOCKS // _threads(c) // 8 * 8)
+
+
+def _left(c: Config, d: Device) -> int:
+    """Registers that `setmaxnreg` can give to a thread that multiplies, 24 being kept by each of
+    those that fetch.
+    """
+    groups = _warps(c) // 4
+    return min(248, ((groups + 1) * _launched(c, d) - 24) // groups // 8 * 8)
+
+
+def _fit_together(c: Config, p: Problem, d: Device) -> bool:
+    """True if BLOCKS blocks fit. With less than 80 registers at the launch nvcc 13.0 refuses to
+    compile an mma.
+    """
+    return (
+        _launched(c, d) >= 80
+        and _registers(c) <= min(_left(c, d), d.max_registers_per_thread)
+        and c.BLOCKS * _threads(c) <= d.max_threads_per_sm
+        and c.BLOCKS * (c.kernel.shared_bytes(c, p) + 1024) <= d.shared_per_sm
+    )
+
+
+def _boxes(c: Config, p: Problem) -> tuple[Box, Box, None]:
+    """Lines of 128 bytes: of all rows where an operand lies along k, else of a whole step."""
+    a = Box(_LINE, c.KB if p.trans_a else c.MB)
+    b = Box(_LINE, c.NB if p.trans_b else c.KB)
+    return a, b, None
+
+
+TMA_F64 = Kernel(
+    number=9,
+    name="tma_f64",
+    file="09_tma_f64.cu",
+    title="Hopper: double precision on the tensor cores, tiles by TMA, blocks that stay",
+    space=dict(
+        MB=(16, 32, 64, 128),
+        NB=(16, 32, 64, 128),
+        KB=(16, 32, 64, 128),
+        TA=(16, 32, 64),
+        TB=(16, 32),
+        TK=(16, 32, 64),
+        KI=(4, 8, 16),
+        DEPTHS=(1, 2),
+        STAGES=(2, 3, 4, 5, 6, 8),
+        BLOCKS=(1, 2, 3),
+        GROUP=(4, 8, 16),
+        SPLIT=(1, 2, 4, 16, 33, 66, 132),
+    ),
+    default=dict(
+        MB=128,
+        NB=128,
+        KB=16,
+        TA=64,
+        TB=32,
+        TK=16,
+        KI=8,
+        DEPTHS=2,
+        STAGES=6,
+        BLOCKS=1,
+        GROUP=16,
+        SPLIT=1,
+    ),
+    fallbacks=(
+        dict(
+            MB=64,
+            NB=128,
+            KB=32,
+            TA=32,
+            TB=32,
+            TK=32,
+            KI=8,
+            DEPTHS=2,
+            STAGES=4,
+            BLOCKS=1,
+            GROUP=8,
+            SPLIT=1,
+        ),
+        dict(
+            MB=64,
+            NB=64,
+            KB=16,
+            TA=32,
+            TB=32,
+            TK=16,
+            KI=8,
+            DEPTHS=2,
+            STAGES=6,
+            BLOCKS=2,
+            GROUP=8,
+            SPLIT=1,
+        ),
+        dict(
+            MB=64,
+            NB=32,
+            KB=64,
+            TA=32,
+            TB=16,
+            TK=32,
+            KI=8,
+            DEPTHS=2,
+            STAGES=4,
+            BLOCKS=1,
+            GROUP=8,
+            SPLIT=1,
+        ),
+        dict(
+            MB=32,
+            NB=16,
+            KB=128,
+            TA=16,
+            TB=16,
+            TK=32,
+            KI=8,
+            DEPTHS=2,
+            STAGES=2,
+            BLOCKS=1,
+            GROUP=8,
+            SPLIT=1,
+        ),
+        dict(
+            MB=64,
+            NB=64,
+            KB=16,
+            TA=32,
+            TB=32,
+            TK=16,
+            KI=8,
+            DEPTHS=2,
+            STAGES=4,
+            BLOCKS=1,
+            GROUP=8,
+            SPLIT=1,
+        ),
+    ),
+    threads=_threads,
+    block=lambda c: (_threads(c), 1, 1),
+    tiles=lambda c, p: (tiles(c, p), 1),
+    shared_elements=_shared_elements,
+    dtypes=("f64",),
+    dynamic_shared=True,
+    capability=(9, 0),
+    hopper=Feed(boxes=_boxes, resident=lambda c: c.BLOCKS),
+    rules=(
+        Rule(
+            "warps tile the block evenly, in pieces of 16 x 16, and are a multiple of 4",
+            lambda c, p, d: (
+                c.MB % c.TA == 0
+                and c.NB % c.TB == 0
+                and c.TA % 16 == 0
+                and c.TB % 16 == 0
+                and _warps(c) % 4 == 0
+                and _warps(c) > 0
+            ),
+        ),
+        Rule(
+            "KI is the depth of an instruction, 4, 8 or 16; 16 and DEPTHS * KI divide TK, TK KB",
+            lambda c, p, d: (
+                c.KI in (4, 8, 16)
+                and c.KB % c.TK == 0
+                and c.TK % 16 == 0
+                and c.TK % (c.DEPTHS * c.KI) == 0
+            ),
+        ),
+        Rule("DEPTHS is 1 or 2", lambda c, p, d: c.DEPTHS in (1, 2)),
+        Rule(
+            "a tile is fetched while another is used: STAGES >= 2",
+            lambda c, p, d: c.STAGES >= 2,
+        ),
+        Rule(
+            "a box has at most 256 lines: MB, NB, KB <= 256",
+            lambda c, p, d: max(c.MB, c.NB, c.KB) <= 256,
+        ),
+        THREADS_FIT,
+        PARTS_HAVE_STEPS,
+        PARTS_FIT,
+        STAGES_FIT,
+        Rule(
+            "BLOCKS blocks fit in a multiprocessor's registers, threads and shared memory",
+            _fit_together,
+        ),
+    ),
+)
