@@ -55,9 +55,9 @@ static_assert(KB * sizeof(REAL) % 64 == 0,
               "two instructions lie along k: 64 bytes divide those of KB");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
 
-// Parts in which numbers that go through registers are fetched; with two stages all of them come
-// before the barrier after which they are read.
-constexpr int PARTS = STAGES > 2 ? DEEP : DEEP / 2;
+// Numbers that go through registers are fetched in PARTS, each under way for SPAN mma along k. With
+// two stages all of them are stored before the barrier after which they are read.
+constexpr int SPAN = STAGES > 2 ? 2 : 1, PARTS = DEEP / 2;
 using Number = REAL;
 using TileA = Swizzled<true, !TRANS_A, MB, THREADS, PARTS>;
 using TileB = Swizzled<false, TRANS_B, NB, THREADS, PARTS>;
@@ -164,10 +164,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 }
                 const int next = (p + 1) % DEEP;
                 read_b(here, next);
-                if (p < PARTS && later < end) fetch(writing, p, later);
+                if (p % SPAN == 0 && p / SPAN < PARTS && later < end) fetch(writing, p / SPAN, later);
                 if (p == 0) copies.commit();
 #pragma unroll
+                for (int j = 0; j < COLUMNS / 2; j++) TileB::settle(b[p % 2][j]);
+#pragma unroll
                 for (int i = 0; i < ROWS; i++) {
+                    TileA::settle(a[i]);
 #pragma unroll
                     for (int j = 0; j < COLUMNS; j++) {
                         const unsigned* const pair = b[p % 2][j / 2] + j % 2 * 2;
@@ -175,7 +178,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                     }
                     read_a(here, i, next);
                 }
-                if (p < PARTS && later < end) put(writing, p);
+                if (p % SPAN == SPAN - 1 && p / SPAN < PARTS && later < end)
+                    put(writing, p / SPAN);
             }
         }
     }

@@ -116,6 +116,10 @@ struct Swizzled {
             const int across = K_CONTIGUOUS ? i : p, inside = K_CONTIGUOUS ? p : i;
             read_matrices<!K_CONTIGUOUS>(r, tile + (place ^ inside * 32) + across * 16 * PITCH);
         }
+    }
+    // What `read` has read made ready for the tensor cores, as late as possible: who rounds right
+    // after reading waits for shared memory.
+    static __device__ __forceinline__ void settle(unsigned (&r)[4]) {
         if constexpr (SIZE == 4) {
 #pragma unroll
             for (int q = 0; q < 4; q++) r[q] = rounded(r[q]);
