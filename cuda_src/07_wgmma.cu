@@ -59,20 +59,26 @@
 #define STAGES 4  // tiles in shared memory
 #endif
 #ifndef CLUSTER
-#define CLUSTER 1  // blocks that share a tile of B, 1 or 2
+#define CLUSTER 1  // blocks that share a tile of B: 1, 2 or 4
+#endif
+#ifndef SPLIT
+#define SPLIT 1  // parts that k is split into
+#endif
+#ifndef SLOTS
+#define SLOTS 1  // pieces of C on their way out, of each warpgroup
 #endif
 
 #include "common/hopper.cuh"
 #include "common/schedule.cuh"
 
 constexpr int ACROSS = NB / TB, CONSUMERS = MB / TA * ACROSS, THREADS = 128 * (CONSUMERS + 1);
-constexpr int BOX = 64, BOX_BYTES = BOX * BOX * sizeof(REAL);
-constexpr int BOXES_A = MB / BOX, BOXES_B = NB / BOX, DEEP = KB / BOX;
-constexpr int A_BYTES = BOXES_A * DEEP * BOX_BYTES;
-constexpr int STAGE_BYTES = A_BYTES + BOXES_B * DEEP * BOX_BYTES;
-constexpr int ROWS = TA / 64;                          // pieces of 64 rows
-constexpr int STAGED = TB % 128 == 0 ? 128 : 64;       // columns of C on their way out
-constexpr int STAGED_BYTES = STAGED / BOX * BOX_BYTES;  // of one warpgroup
+constexpr int BOX = 64, DEEP = KB / BOX, PIECE = BOX * 128;  // bytes of 64 rows of 128
+constexpr int A_BYTES = MB * KB * sizeof(REAL), STAGE_BYTES = A_BYTES + NB * KB * sizeof(REAL);
+constexpr int ROWS = TA / 64;             // pieces of 64 rows
+constexpr int LINE = 128 / sizeof(OUT);   // columns of C in 128 bytes
+constexpr int STAGED = TB % 128 == 0 && sizeof(OUT) == 2 ? 128 : 64;  // of C on their way out
+constexpr int STAGED_BYTES = SPLIT > 1 ? 0 : STAGED / LINE * PIECE;   // in one slot
+constexpr bool DIRECT = MB * NB <= 128 * 64;  // small tiles: each warp stores its rows itself
 // Registers of a thread, few for those that fetch. All together they must not pass what the block
 // is launched with, 65536 over THREADS in multiples of 8, or the block waits for ever.
 constexpr int FEW = CONSUMERS <= 2 ? 40 : CONSUMERS == 3 ? 32 : 64;
@@ -80,10 +86,11 @@ constexpr int MANY = CONSUMERS <= 2 ? 232 : CONSUMERS == 3 ? 160 : 104;
 
 static_assert(MB % TA == 0 && NB % TB == 0 && TA % 64 == 0 && TB % 64 == 0 && TB <= 256,
               "warpgroups tile the block evenly: 64 divides TA, TA MB, 64 TB, TB NB; TB <= 256");
-static_assert(KB % 64 == 0, "a tile is a pile of boxes of 64 x 64: 64 divides KB");
+static_assert(KB % 64 == 0, "a tile is a pile of boxes of 64 columns: 64 divides KB");
+static_assert(MB <= 256 && NB <= 256, "a box has at most 256 rows: MB and NB <= 256");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
-static_assert((CLUSTER == 1 || CLUSTER == 2) && NB % (64 * CLUSTER) == 0,
-              "one block or two share the boxes of B: CLUSTER is 1 or 2, 64 CLUSTER divides NB");
+static_assert((CLUSTER == 1 || CLUSTER == 2 || CLUSTER == 4) && NB % (64 * CLUSTER) == 0,
+              "blocks that share B fetch whole boxes: CLUSTER is 1, 2 or 4, 64 CLUSTER divides NB");
 static_assert(CONSUMERS <= 4 && TA * TB / 128 + 40 <= MANY,
               "TA * TB / 128 sums fit: at most 192 for 1 or 2 warpgroups, 120 for 3, 64 for 4");
 
@@ -100,45 +107,66 @@ static_assert(CONSUMERS <= 4 && TA * TB / 128 + 40 <= MANY,
 struct Maps {
     TensorMap a, b, c;
 };
-struct Product {
-    unsigned batch, steps, tiles_m, tiles_n;  // tiles_m counts clusters
+
+// What a block computes at a time: a tile of C, or a part of its sums, those of so many steps.
+struct Unit {
+    unsigned i0, j0, matrix, part, first, steps;
 };
 
-// Runs `use(rows, columns, matrix, stage, parity)` of every tile that falls to this cluster.
-template <class Use>
-__device__ __forceinline__ void each_tile(const Product& p, Use use) {
-    const unsigned tiles = p.tiles_m * p.tiles_n;
-    for (unsigned t = blockIdx.x / CLUSTER; t < tiles * p.batch; t += gridDim.x / CLUSTER) {
-        unsigned tile_m, tile_n;
-        tile_of(t % tiles, p.tiles_m, p.tiles_n, tile_m, tile_n);
-        use((tile_m * CLUSTER + (CLUSTER > 1 ? block_in_cluster() : 0)) * MB, tile_n * NB,
-            t / tiles);
+struct Product {
+    unsigned batch, steps, tiles_m, tiles_n;  // tiles_m counts clusters
+
+    __device__ __forceinline__ unsigned units() const { return tiles_m * tiles_n * SPLIT * batch; }
+    // Neighbours have the same part of k: they find it in L2.
+    __device__ __forceinline__ Unit operator[](unsigned id) const {
+        const unsigned tiles = tiles_m * tiles_n;
+        unsigned tile_m, tile_n, rest = 0;
+        if (id >= tiles) rest = id / tiles, id %= tiles;
+        tile_of(id, tiles_m, tiles_n, tile_m, tile_n);
+        const unsigned part = rest % SPLIT, rank = CLUSTER > 1 ? block_in_cluster() : 0;
+        const unsigned first = static_cast<unsigned long long>(part) * steps / SPLIT;
+        const unsigned last = static_cast<unsigned long long>(part + 1) * steps / SPLIT;
+        return {(tile_m * CLUSTER + rank) * MB, tile_n * NB, rest / SPLIT, part, first,
+                last - first};
     }
-}
+};
 
-__device__ __forceinline__ void produce(const Maps& maps, const Product& p, unsigned base,
-                                        unsigned full, unsigned empty, int stack_a, int stack_b) {
-    const unsigned share = BOXES_B / CLUSTER, first = CLUSTER > 1 ? block_in_cluster() * share : 0;
-    Ring ring{0, 1};
-    each_tile(p, [&](unsigned i0, unsigned j0, unsigned matrix) {
-        for (unsigned step = 0; step < p.steps; step++, ring.advance()) {
-            const unsigned tile = base + ring.stage * STAGE_BYTES, filled = full + 8 * ring.stage;
-            barrier_wait(empty + 8 * ring.stage, ring.parity);
-            barrier_expect(filled, STAGE_BYTES);
-            fetch<!TRANS_A, false, BOXES_A>(tile, &maps.a, filled, i0, step * KB, matrix * stack_a);
-            fetch<TRANS_B, (CLUSTER > 1), BOXES_B>(tile + A_BYTES, &maps.b, filled, j0, step * KB,
-                                                   matrix * stack_b, first, first + share);
+// The shared memory of the ring, and how it is filled.
+struct Feed {
+    const Maps& maps;
+    unsigned base, full, empty, stack_a, stack_b;
+
+    __device__ __forceinline__ void fill(unsigned stage, const Unit& unit, unsigned step) const {
+        const unsigned tile = base + stage * STAGE_BYTES, filled = full + 8 * stage;
+        const unsigned k0 = (unit.first + step) * KB;
+        barrier_expect(filled, STAGE_BYTES);
+        fetch<!TRANS_A, false, MB>(tile, &maps.a, filled, unit.i0, k0, unit.matrix * stack_a);
+        fetch<TRANS_B, (CLUSTER > 1), NB>(tile + A_BYTES, &maps.b, filled, unit.j0, k0,
+                                          unit.matrix * stack_b);
+    }
+    __device__ __forceinline__ void produce(const Product& p) const {
+        Ring ring{0, 1};
+        for (unsigned id = blockIdx.x / CLUSTER; id < p.units(); id += gridDim.x / CLUSTER) {
+            const Unit unit = p[id];
+            for (unsigned step = 0; step < unit.steps; step++, ring.advance()) {
+                barrier_wait(empty + 8 * ring.stage, ring.parity);
+                fill(ring.stage, unit, step);
+            }
         }
-    });
-}
+    }
+};
 
-// sum = op(A) op(B) of one tile of the warpgroup.
+// sum = op(A) op(B) of one unit of the warpgroup.
 __device__ __forceinline__ void multiply(float (&sum)[ROWS][TB / 2], unsigned steps, Ring& ring,
                                          unsigned tile_a, unsigned tile_b, unsigned full,
                                          unsigned empty) {
     constexpr int STEP_A = TRANS_A ? 16 * 128 : 32, STEP_B = TRANS_B ? 32 : 16 * 128;
     const unsigned thread = threadIdx.x % 128;
     unsigned used = STAGES;
+    if (steps == 0) {
+#pragma unroll
+        for (int e = 0; e < ROWS * TB / 2; e++) sum[e / (TB / 2)][e % (TB / 2)] = 0.0f;
+    }
     for (unsigned step = 0; step < steps; step++, ring.advance()) {
         const unsigned long long a = describe(tile_a + ring.stage * STAGE_BYTES);
         const unsigned long long b = describe(tile_b + ring.stage * STAGE_BYTES);
@@ -149,8 +177,8 @@ __device__ __forceinline__ void multiply(float (&sum)[ROWS][TB / 2], unsigned st
 #pragma unroll
             for (int u = 0; u < ROWS; u++)
                 wgmma<!TRANS_A, TRANS_B>(
-                    REAL{}, sum[u], a + ((x / 4 * BOXES_A + u) * BOX_BYTES + x % 4 * STEP_A) / 16,
-                    b + (x / 4 * BOXES_B * BOX_BYTES + x % 4 * STEP_B) / 16, step > 0 || x > 0);
+                    REAL{}, sum[u], a + (x / 4 * MB * 128 + u * PIECE + x % 4 * STEP_A) / 16,
+                    b + (x / 4 * NB * 128 + x % 4 * STEP_B) / 16, step > 0 || x > 0);
         wgmma_commit();
         wgmma_wait<1>();  // the step before has ended: its stage may be filled again
         if (used < STAGES && thread < CLUSTER) barrier_arrive(empty + 8 * used, thread);
@@ -160,82 +188,100 @@ __device__ __forceinline__ void multiply(float (&sum)[ROWS][TB / 2], unsigned st
     if (used < STAGES && thread < CLUSTER) barrier_arrive(empty + 8 * used, thread);
 }
 
-
-__device__ __forceinline__ void consume(const Product& p, const Result& result, unsigned base,
-                                        unsigned char* staging, unsigned full, unsigned empty,
-                                        unsigned group) {
-    const unsigned down = group / ACROSS, right = group % ACROSS;
-    const unsigned staged = address_of_shared(staging);
+// C, or a part of its sums, from one warpgroup. `slot` says where the next piece goes. Nothing
+// reaches memory in a rehearsal.
+__device__ __forceinline__ void deliver(float (&sum)[ROWS][TB / 2], Result here, const Unit& unit,
+                                        unsigned char* staging, unsigned& slot, unsigned group,
+                                        bool rehearsal) {
+    const unsigned i0 = unit.i0 + group / ACROSS * TA, j0 = unit.j0 + group % ACROSS * TB;
     const bool elected = threadIdx.x % 128 == 0;
-    Ring ring;
-    each_tile(p, [&](unsigned i0, unsigned j0, unsigned matrix) {
-        i0 += down * TA;
-        j0 += right * TB;
-        float sum[ROWS][TB / 2];
-        if (p.steps == 0) {
+    const unsigned rows = here.m;
+    if (rehearsal) here.m = 0;
+    here.C += unit.matrix * here.step;
 #pragma unroll
-            for (int e = 0; e < ROWS * TB / 2; e++) sum[e / (TB / 2)][e % (TB / 2)] = 0.0f;
+    for (int u = 0; u < ROWS; u++) {
+        if constexpr (SPLIT > 1) {
+            here.leave(sum[u], unit.part, unit.matrix, i0 + u * 64, j0, rows);
+            continue;
         }
-        multiply(sum, p.steps, ring, base + down * ROWS * BOX_BYTES,
-                 base + A_BYTES + right * (TB / BOX) * BOX_BYTES, full, empty);
-        Result here = result;
-        here.C += matrix * result.batch;
+        here.scale(sum[u], i0 + u * 64, j0);
 #pragma unroll
-        for (int u = 0; u < ROWS; u++) {
-            here.scale(sum[u], i0 + u * 64, j0);
-#pragma unroll
-            for (int h = 0; h < TB; h += STAGED) {
-                if (elected) stores_have_read();
-                warpgroup_sync(group + 1);
-                here.stage(staged, sum[u] + h / 2);
-                if (!result.boxed) {
-                    __syncwarp();
-                    here.copy(staging, i0 + u * 64, j0 + h);
-                    continue;
-                }
-                written_for_copies();
-                warpgroup_sync(group + 1);
-                if (!elected) continue;
-#pragma unroll
-                for (int q = 0; q < STAGED / BOX; q++)
-                    store_box(result.map, staged + q * BOX_BYTES, j0 + h + q * BOX, i0 + u * 64,
-                              matrix);
-                stores_commit();
+        for (int h = 0; h < TB; h += STAGED) {
+            unsigned char* const piece = staging + slot * STAGED_BYTES;
+            const unsigned staged = address_of_shared(piece);
+            slot = slot + 1 == SLOTS ? 0 : slot + 1;
+            if (!DIRECT && elected) stores_have_read<SLOTS - 1>();
+            DIRECT ? __syncwarp() : warpgroup_sync(group + 1);
+            here.stage(staged, sum[u] + h / 2);
+            if (DIRECT || !here.boxed) {
+                __syncwarp();
+                here.copy(piece, i0 + u * 64, j0 + h);
+                continue;
             }
+            written_for_copies();
+            warpgroup_sync(group + 1);
+            if (!elected) continue;
+            if (!rehearsal)
+#pragma unroll
+                for (int q = 0; q < STAGED / LINE; q++)
+                    store_box(here.map, staged + q * PIECE, j0 + h + q * LINE, i0 + u * 64,
+                              unit.matrix);
+            stores_commit();
         }
-    });
-    if (elected) stores_wait();
+    }
+}
+
+__device__ __forceinline__ void consume(const Product& p, const Result& result, const Feed& feed,
+                                        unsigned char* staging, unsigned group) {
+    const unsigned tile_a = feed.base + group / ACROSS * TA * 128;
+    const unsigned tile_b = feed.base + A_BYTES + group % ACROSS * TB * 128;
+    Ring ring;
+    unsigned slot = 0, rehearsal = 1;
+    asm volatile("" : "+r"(rehearsal));  // nothing known: else the code would be there twice
+    for (unsigned id = blockIdx.x / CLUSTER; id < p.units();) {
+        const Unit unit = p[id];
+        float sum[ROWS][TB / 2];
+        multiply(sum, rehearsal ? 0 : unit.steps, ring, tile_a, tile_b, feed.full, feed.empty);
+        deliver(sum, result, unit, staging, slot, group, rehearsal);
+        id += rehearsal ? 0 : gridDim.x / CLUSTER;
+        rehearsal = 0;
+    }
+    if (threadIdx.x % 128 == 0) stores_have_read();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
     gemm(const __grid_constant__ Maps maps, int m, int n, int k, int batch, float alpha, float beta,
-         int stack_a, int stack_b, int boxed, REAL* C, long long ldc, long long batch_c,
+         int stack_a, int stack_b, int boxed, OUT* C, long long ldc, long long batch_c,
          float* parts) {
     extern __shared__ unsigned char shared[];
     unsigned char* const aligned = shared + (-address_of_shared(shared) & 1023);
     unsigned char* const staging = aligned + STAGES * STAGE_BYTES;
-    const unsigned full = address_of_shared(staging + CONSUMERS * STAGED_BYTES);
-    const unsigned empty = full + 8 * STAGES, base = address_of_shared(aligned);
+    const unsigned full = address_of_shared(staging + CONSUMERS * SLOTS * STAGED_BYTES);
+    const Feed feed{maps, address_of_shared(aligned), full, full + 8 * STAGES,
+                    unsigned(stack_a), unsigned(stack_b)};
+    const Product p{unsigned(batch), (k + KB - 1u) / KB,
+                    (m + CLUSTER * MB - 1u) / (CLUSTER * MB), (n + NB - 1u) / NB};
     // The same for a whole warp, and said so: descriptors then live in uniform registers.
     const unsigned group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (threadIdx.x == 0) {
         if (k > 0) prefetch(&maps.a), prefetch(&maps.b);
+        if (boxed && SPLIT == 1 && !DIRECT) prefetch(&maps.c);
         for (int s = 0; s < STAGES; s++) {
-            barrier_make(full + 8 * s, 1);
-            barrier_make(empty + 8 * s, CONSUMERS * CLUSTER);
+            barrier_make(feed.full + 8 * s, 1);
+            barrier_make(feed.empty + 8 * s, CONSUMERS * CLUSTER);
         }
         barriers_made();
     }
     CLUSTER > 1 ? cluster_sync() : __syncthreads();
-    const Product p{unsigned(batch), (k + KB - 1u) / KB,
-                    (m + CLUSTER * MB - 1u) / (CLUSTER * MB), (n + NB - 1u) / NB};
     if (group == CONSUMERS) {
         leave_registers<FEW>();
-        if (threadIdx.x % 128 == 0) produce(maps, p, base, full, empty, stack_a, stack_b);
+        if (threadIdx.x % 128 == 0) feed.produce(p);
     } else {
         take_registers<MANY>();
-        consume(p, {&maps.c, C, ldc, batch_c, unsigned(m), unsigned(n), alpha, beta, boxed != 0},
-                base, staging + group * STAGED_BYTES, full, empty, group);
+        consume(p,
+                {&maps.c, C, parts, ldc, batch_c, unsigned(m), unsigned(n), unsigned(batch), alpha,
+                 beta, boxed != 0},
+                feed, staging + group * SLOTS * STAGED_BYTES, group);
     }
     if (CLUSTER > 1) cluster_sync();  // no block leaves while the other may still reach into it
 }

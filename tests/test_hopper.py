@@ -24,16 +24,21 @@ WGMMA = find_kernel("wgmma")
 HOPPER = Device("hopper", "cuda", capability=(9, 0), sms=132, shared_per_block=232448)
 LAYOUTS = ("NN", "NT", "TN", "TT")
 SLUGS = (
-    "wgmma-MB128-NB256-KB64-TA64-TB256-STAGES4-CLUSTER1-GROUP8",
-    "wgmma-MB128-NB256-KB64-TA64-TB256-STAGES4-CLUSTER2-GROUP8",
-    "wgmma-MB256-NB128-KB64-TA128-TB128-STAGES4-CLUSTER2-GROUP1",
-    "wgmma-MB64-NB128-KB128-TA64-TB128-STAGES4-CLUSTER1-GROUP4",
-    "wgmma-MB64-NB192-KB64-TA64-TB64-STAGES3-CLUSTER1-GROUP1",
-    "wgmma-MB128-NB128-KB64-TA64-TB64-STAGES2-CLUSTER2-GROUP8",
+    "wgmma-MB128-NB256-KB64-TA64-TB256-STAGES4-CLUSTER1-GROUP8-SPLIT1-SLOTS1",
+    "wgmma-MB128-NB256-KB64-TA64-TB256-STAGES3-CLUSTER2-GROUP1-SPLIT1-SLOTS2",
+    "wgmma-MB256-NB128-KB64-TA128-TB128-STAGES4-CLUSTER2-GROUP1-SPLIT1-SLOTS1",
+    "wgmma-MB64-NB128-KB128-TA64-TB128-STAGES3-CLUSTER1-GROUP4-SPLIT1-SLOTS3",
+    "wgmma-MB64-NB192-KB64-TA64-TB64-STAGES3-CLUSTER1-GROUP1-SPLIT1-SLOTS1",
+    "wgmma-MB128-NB128-KB64-TA64-TB64-STAGES2-CLUSTER2-GROUP8-SPLIT1-SLOTS2",
+    "wgmma-MB64-NB256-KB64-TA64-TB128-STAGES4-CLUSTER4-GROUP8-SPLIT1-SLOTS1",
+    "wgmma-MB64-NB64-KB64-TA64-TB64-STAGES8-CLUSTER1-GROUP8-SPLIT1-SLOTS1",
+    "wgmma-MB128-NB128-KB64-TA64-TB128-STAGES4-CLUSTER1-GROUP8-SPLIT3-SLOTS1",
+    "wgmma-MB64-NB128-KB64-TA64-TB64-STAGES4-CLUSTER2-GROUP8-SPLIT7-SLOTS1",
 )
+DTYPES = ("f16", "bf16", "f16_f32", "bf16_f32")
 
 
-@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "device, runs",
     [
@@ -52,10 +57,11 @@ def test_only_hopper_runs_it(device, runs, dtype):
 @pytest.mark.parametrize("slug", SLUGS)
 def test_blocks_stay_and_come_in_whole_clusters(slug):
     config = parse_slug(slug)
-    for problem in (Problem(1, 1, 1, "bf16"), Problem(129, 4097, 3, "f16", batch=7)):
+    for problem in (Problem(1, 1, 999, "bf16"), Problem(129, 4097, 777, "f16_f32", batch=7)):
         assert not WGMMA.violations(config, problem, HOPPER)
-        every = WGMMA.tiles(config, problem)[0] * problem.batch
-        assert every * config.MB * config.NB >= problem.m * problem.n * problem.batch
+        every = WGMMA.units(config, problem)
+        area = every * config.MB * config.NB
+        assert area >= config.SPLIT * problem.m * problem.n * problem.batch
         for sms in (1, 2, 7, 132):
             x, y, z = WGMMA.grid(config, problem, sms)
             assert (y, z) == (1, 1) and x % config.CLUSTER == 0
@@ -63,16 +69,21 @@ def test_blocks_stay_and_come_in_whole_clusters(slug):
 
 
 @pytest.mark.parametrize(
-    "n, tile",
-    [(1, (64, 64)), (512, (64, 64)), (1000, (128, 64)), (1024, (128, 64)), (1408, (128, 128)),
-     (2048, (128, 256)), (8192, (128, 256))],
+    "extents, tile, parts",
+    [((1, 1, 1), (64, 64), 1), ((512, 512, 512), (64, 64), 1), ((1024, 1024, 1024), (128, 64), 1),
+     ((1408, 1408, 1408), (128, 128), 1), ((2048, 2048, 2048), (128, 256), 1),
+     ((3200, 3200, 3200), (128, 128), 1), ((8192, 8192, 8192), (128, 256), 1),
+     ((8192, 8192, 64), (128, 256), 1), ((8192, 16, 8192), (64, 64), 1),
+     ((64, 64, 262144), (64, 64), 132)],
 )  # fmt: skip
-def test_the_default_fills_the_gpu_where_it_can(n, tile):
-    config = WGMMA.default_for(Problem(n, n, n, "bf16"), HOPPER)
-    assert (config.MB, config.NB) == tile
-    little = replace(HOPPER, shared_per_block=99 * 1024)
-    problem = Problem(n, n, n, "f16")
-    assert not WGMMA.violations(WGMMA.default_for(problem, little), problem, little)
+def test_the_default_fills_the_gpu_where_it_can(extents, tile, parts):
+    for dtype in DTYPES:
+        problem = Problem(*extents, dtype)
+        config = WGMMA.default_for(problem, HOPPER)
+        assert (config.MB, config.NB, config.SPLIT) == (*tile, parts)
+        assert not WGMMA.violations(config, problem, HOPPER)
+        little = replace(HOPPER, shared_per_block=99 * 1024)
+        assert not WGMMA.violations(WGMMA.default_for(problem, little), problem, little)
 
 
 @pytest.mark.parametrize("slug", SLUGS)
@@ -164,7 +175,7 @@ def hurting(seed: int) -> tuple[Problem, tuple[int, int, int], tuple[float, floa
     k = draw.choice((0, 1, 8, 63, 65, 128, 513, draw.randint(1, 1200)))
     layout = draw.choice(LAYOUTS)
     trans = layout[0] == "T", layout[1] == "T"
-    problem = Problem(m, n, k, draw.choice(HALVES), *trans, draw.choice((1, 1, 2, 5)))
+    problem = Problem(m, n, k, draw.choice(DTYPES), *trans, draw.choice((1, 1, 2, 5)))
     widths = [shape[2] for shape in stored_shapes(problem)]
     gaps = tuple(draw.choice((0, 3, 8, -width % 8)) for width in widths)
     return problem, gaps, draw.choice(((1.0, 0.0), (-1.25, 0.75), (0.5, 1.0)))
@@ -173,7 +184,7 @@ def hurting(seed: int) -> tuple[Problem, tuple[int, int, int], tuple[float, floa
 @pytest.mark.gpu
 @pytest.mark.parametrize("slug", SLUGS)
 def test_any_size_layout_stride_and_stack(slug):
-    backend = open_device("cuda")
+    backend, config = open_device("cuda"), parse_slug(slug)
     if backend.device.capability[0] != 9:
         with pytest.raises(ValueError, match="other devices"):
             import pymm
@@ -182,14 +193,16 @@ def test_any_size_layout_stride_and_stack(slug):
         return
     for seed in range(60):
         problem, gaps, (alpha, beta) = hurting(seed)
-        arounds = (POISON, POISON, NUMBER)
-        places = zip(stored_shapes(problem), gaps, arounds, strict=True)
-        fields = [Field(backend, problem.numpy_dtype, *place) for place in places]
+        if WGMMA.violations(config, problem, backend.device):
+            problem = replace(problem, k=config.SPLIT * config.KB + seed)
+        reals = problem.numpy_dtype, problem.numpy_dtype, problem.out_dtype
+        places = zip(reals, stored_shapes(problem), gaps, (POISON, POISON, NUMBER), strict=True)
+        fields = [Field(backend, *place) for place in places]
         values = normal(problem, seed)
         for field, value in zip(fields, values, strict=True):
             field.write(value)
         a, b, c = (field.matrix for field in fields)
-        executable(backend, parse_slug(slug), problem).bind(problem, alpha, a, b, beta, c)()
+        executable(backend, config, problem).bind(problem, alpha, a, b, beta, c)()
         backend.synchronize()
         got, touched = fields[2].read()
         judged = (problem, *values, alpha, beta)

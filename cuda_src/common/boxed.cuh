@@ -1,5 +1,6 @@
-// Tiles that are piles of boxes of 64 x 64: on their way in, and C's on their way out. The kernel
-// says REAL, BOX, BOX_BYTES, DEEP (boxes along k), STAGES, CLUSTER and STAGED (columns of a piece).
+// Tiles that are piles of boxes with rows of 128 bytes: on their way in, and C's on their way out.
+// The kernel says REAL, OUT, BOX, PIECE, DEEP (boxes along k), STAGES, CLUSTER, SPLIT, LINE and
+// STAGED (columns of C in 128 bytes and in a piece).
 
 // Where the ring stands: the stage, and the parity of its barriers' phase.
 struct Ring {
@@ -9,16 +10,21 @@ struct Ring {
     }
 };
 
-// The boxes of one matrix from `first` to `last`, at row (or column) `outer` of op(X) and depth k0.
-template <bool ALONG_K, bool ALL, int COUNT>
+// EXTENT rows (or columns) of one matrix, `outer` of op(X) and on, at depth k0. Along k one box has
+// all rows; across, a box has 64 columns. With SHARED, blocks of a cluster fetch a share each, for
+// all of them.
+template <bool ALONG_K, bool SHARED, int EXTENT>
 __device__ __forceinline__ void fetch(unsigned tile, const TensorMap* map, unsigned full,
-                                      unsigned outer, unsigned k0, unsigned matrix,
-                                      unsigned first = 0, unsigned last = COUNT) {
-    for (unsigned deep = 0; deep < DEEP; deep++)
-        for (unsigned i = first; i < last; i++) {
-            const unsigned o = outer + i * BOX, k = k0 + deep * BOX;
-            const unsigned target = tile + (deep * COUNT + i) * BOX_BYTES;
-            if constexpr (ALL)
+                                      unsigned outer, unsigned k0, unsigned matrix) {
+    constexpr int SHARE = SHARED ? EXTENT / CLUSTER : EXTENT, ROWS_OF_BOX = ALONG_K ? SHARE : BOX;
+    const unsigned first = SHARED ? block_in_cluster() * SHARE : 0;
+#pragma unroll
+    for (int deep = 0; deep < DEEP; deep++)
+#pragma unroll
+        for (int i = 0; i < SHARE; i += ROWS_OF_BOX) {
+            const unsigned o = outer + first + i, k = k0 + deep * BOX;
+            const unsigned target = tile + (deep * EXTENT + first + i) * 128;
+            if constexpr (SHARED)
                 fetch_box(target, map, full, ALONG_K ? k : o, ALONG_K ? o : k, matrix,
                           (1 << CLUSTER) - 1);
             else
@@ -29,9 +35,10 @@ __device__ __forceinline__ void fetch(unsigned tile, const TensorMap* map, unsig
 // C <- alpha sum + beta C, through shared memory in pieces of 64 rows and STAGED columns.
 struct Result {
     const TensorMap* map;
-    REAL* C;
-    long long ld, batch;
-    unsigned m, n;
+    OUT* C;
+    float* parts;
+    long long ld, step;
+    unsigned m, n, batch;
     float alpha, beta;
     bool boxed;
 
@@ -52,29 +59,70 @@ struct Result {
     // A piece to where `staged` lies, swizzled as TMA does it.
     static __device__ __forceinline__ void stage(unsigned staged, const float* sum) {
         const unsigned lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+        if constexpr (sizeof(OUT) == 4) {
 #pragma unroll
-        for (int j = 0; j < STAGED / 16; j++) {
-            unsigned packed[4];
-#pragma unroll
-            for (int q = 0; q < 4; q++) {
-                const float* s = sum + j * 8 + q / 2 * 4 + q % 2 * 2;
-                packed[q] = narrow(REAL{}, s[0], s[1]);
+            for (int e = 0; e < STAGED / 2; e += 2) {
+                const unsigned row = warp * 16 + lane / 4 + e / 2 % 2 * 8;
+                const unsigned chunk = e / 4 % 4 * 2 + lane % 4 / 2 ^ row % 8;
+                store_two(staged + e / 16 * PIECE + row * 128 + chunk * 16 + lane % 2 * 8, sum[e],
+                          sum[e + 1]);
             }
-            const unsigned row = warp * 16 + lane % 16, chunk = j % 4 * 2 + lane / 16;
-            store_matrices(staged + j / 4 * BOX_BYTES + row * 128 + ((chunk ^ row % 8) << 4),
-                           packed);
+        } else {
+#pragma unroll
+            for (int j = 0; j < STAGED / 16; j++) {
+                unsigned packed[4];
+#pragma unroll
+                for (int q = 0; q < 4; q++) {
+                    const float* s = sum + j * 8 + q / 2 * 4 + q % 2 * 2;
+                    packed[q] = narrow(REAL{}, s[0], s[1]);
+                }
+                const unsigned row = warp * 16 + lane % 16, chunk = j % 4 * 2 + lane / 16;
+                store_matrices(staged + j / 4 * PIECE + row * 128 + ((chunk ^ row % 8) << 4),
+                               packed);
+            }
         }
     }
-    // A warp's own 16 rows of a staged piece, for a C that TMA cannot store to.
+    // A warp's own 16 rows of a staged piece: 16 bytes at a time where C allows it.
     __device__ __forceinline__ void copy(const unsigned char* staged, unsigned i0,
                                          unsigned j0) const {
+        constexpr unsigned EACH = 16 / sizeof(OUT), CHUNKS = STAGED / EACH;
         const unsigned lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+        if (boxed) {
+#pragma unroll
+            for (unsigned x = lane; x < 16 * CHUNKS; x += 32) {
+                const unsigned row = warp * 16 + x / CHUNKS, column = x % CHUNKS * EACH;
+                const uint4 chunk = *reinterpret_cast<const uint4*>(staged + place(row, column));
+                if (i0 + row < m && j0 + column < n)
+                    *reinterpret_cast<uint4*>(C + (i0 + row) * ld + j0 + column) = chunk;
+            }
+            return;
+        }
         for (unsigned row = warp * 16; row < warp * 16 + 16 && i0 + row < m; row++)
 #pragma unroll
             for (unsigned column = lane; column < STAGED; column += 32)
                 if (j0 + column < n)
-                    C[(i0 + row) * ld + j0 + column] = *reinterpret_cast<const REAL*>(
-                        staged + column / BOX * BOX_BYTES + row * 128 +
-                        ((column % BOX / 8 ^ row % 8) << 4) + column % 8 * 2);
+                    C[(i0 + row) * ld + j0 + column] = *reinterpret_cast<const OUT*>(
+                        staged + place(row, column) + column % EACH * sizeof(OUT));
+    }
+    // Where in a piece the 16 bytes are that hold an element.
+    static __device__ __forceinline__ unsigned place(unsigned row, unsigned column) {
+        const unsigned chunk = column % LINE / (16 / sizeof(OUT)) ^ row % 8;
+        return column / LINE * PIECE + row * 128 + chunk * 16;
+    }
+    // The sums of a part as they are, 64 rows and TB columns.
+    __device__ __forceinline__ void leave(const float (&sum)[TB / 2], unsigned part,
+                                          unsigned matrix, unsigned i0, unsigned j0,
+                                          unsigned rows) const {
+        const unsigned lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+        const unsigned pitch = (n + 3) / 4 * 4;
+        float* const to = parts + 1ull * (part * batch + matrix) * rows * pitch;
+#pragma unroll
+        for (int e = 0; e < TB / 2; e += 2) {
+            const unsigned row = i0 + warp * 16 + lane / 4 + e / 2 % 2 * 8;
+            const unsigned column = j0 + e / 4 * 8 + lane % 4 * 2;
+            if (row < m && column < pitch)
+                *reinterpret_cast<float2*>(to + 1ull * row * pitch + column) = {sum[e],
+                                                                                sum[e + 1]};
+        }
     }
 };

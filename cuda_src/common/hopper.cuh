@@ -110,8 +110,10 @@ __device__ __forceinline__ void store_box(const TensorMap* map, unsigned source,
         : "memory");
 }
 __device__ __forceinline__ void stores_commit() { asm volatile("cp.async.bulk.commit_group;"); }
+// All but the LATEST groups of them.
+template <int LATEST = 0>
 __device__ __forceinline__ void stores_have_read() {
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LATEST) : "memory");
 }
 __device__ __forceinline__ void stores_wait() {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
@@ -244,3 +246,8 @@ WGMMA_TF32(224, NAMES_0 NAMES_32 NAMES_64 HALF_NAMES_96, "%112", "%113", "%114",
            "%117", REGISTERS_32(0), REGISTERS_32(32), REGISTERS_32(64), REGISTERS_16(96))
 WGMMA_TF32(256, NAMES_0 NAMES_32 NAMES_64 NAMES_96, "%128", "%129", "%130", "%131", "%132",
            "%133", REGISTERS_32(0), REGISTERS_32(32), REGISTERS_32(64), REGISTERS_32(96))
+
+// Two floats to an address of shared memory.
+__device__ __forceinline__ void store_two(unsigned to, float first, float second) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(first), "f"(second) : "memory");
+}

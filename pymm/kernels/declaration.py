@@ -130,9 +130,12 @@ class Kernel:
         persistent kernel takes the first whose tiles keep nine multiprocessors of ten busy, else
         the last.
         """
+        if self.suggested:
+            config = self.config(self.suggested(problem, device))
+            if not self.violations(config, problem, device):
+                return config
         found = None
-        made = (self.suggested(problem, device),) if self.suggested else ()
-        for parameters in (*made, self.default, *self.fallbacks):
+        for parameters in (self.default, *self.fallbacks):
             config = self.config(parameters)
             if not self.violations(config, problem, device):
                 found = config

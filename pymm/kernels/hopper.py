@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 from pymm.device import Device
-from pymm.kernels.declaration import STAGES_FIT, Box, Config, Feed, Kernel, Rule
+from pymm.kernels.declaration import (
+    PARTS_FIT,
+    PARTS_HAVE_STEPS,
+    STAGES_FIT,
+    Box,
+    Config,
+    Feed,
+    Kernel,
+    Rule,
+)
 from pymm.problem import Problem
 
 #: Sums that a thread has room for, by the number of warpgroups that multiply: their registers (232,
 #: 232, 160, 104) less 40 for the rest.
 _SUMS = {1: 192, 2: 192, 3: 120, 4: 64}
+
+#: Bytes of a row of a box, and its columns of 16-bit numbers.
+_ROW, _COLUMNS = 128, 64
 
 
 def _consumers(c: Config) -> int:
@@ -16,13 +31,24 @@ def _consumers(c: Config) -> int:
     return (c.MB // c.TA) * (c.NB // c.TB)
 
 
-def _shared_bytes(c: Config) -> int:
-    """The stages, 64 rows of C for each warpgroup on their way out, two barriers for each stage,
-    and up to 1 KiB to the boundary that swizzled boxes need.
+def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
+    """Along k one box has all rows of a tile, or what a block of the cluster fetches of it; across,
+    64 rows. C goes out in pieces of 64 rows.
+    """
+    rows_a = _COLUMNS if p.trans_a else c.MB
+    rows_b = c.NB // c.CLUSTER if p.trans_b else _COLUMNS
+    columns_c = _ROW // p.out_dtype.itemsize
+    return Box(_COLUMNS, rows_a), Box(_COLUMNS, rows_b), Box(columns_c, 64)
+
+
+def _shared_bytes(c: Config, p: Problem) -> int:
+    """The stages, SLOTS pieces of C for each warpgroup, two barriers for each stage, and up to
+    1 KiB to the boundary that swizzled boxes need.
     """
     stages = c.STAGES * (c.MB + c.NB) * c.KB * 2
-    staged = _consumers(c) * 64 * (128 if c.TB % 128 == 0 else 64) * 2
-    return stages + staged + 16 * c.STAGES + 1024
+    size = p.out_dtype.itemsize
+    piece = 64 * (128 if c.TB % 128 == 0 and size == 2 else 64) * size if c.SPLIT == 1 else 0
+    return stages + _consumers(c) * c.SLOTS * piece + 16 * c.STAGES + 1024
 
 
 def _tiles(c: Config, p: Problem) -> tuple[int, int]:
@@ -37,6 +63,68 @@ def _whole(c: Config, p: Problem, d: Device) -> bool:
     )
 
 
+# What to run where nothing is tuned: the form that a few measured times expect most of
+
+#: Forms of a block: parameters, microseconds of a step of 64 k and of the rest of a tile, measured
+#: on an H200 (benchmarks/LOG.md).
+_FORMS = (
+    (dict(MB=128, NB=256, TA=64, TB=256, STAGES=4, SLOTS=1), 0.69, 1.6),
+    (dict(MB=128, NB=192, TA=64, TB=192, STAGES=4, SLOTS=3), 0.53, 1.3),
+    (dict(MB=128, NB=128, TA=64, TB=128, STAGES=5, SLOTS=2), 0.36, 1.0),
+    (dict(MB=128, NB=64, TA=64, TB=64, STAGES=8, SLOTS=1), 0.23, 0.8),
+    (dict(MB=64, NB=128, TA=64, TB=64, STAGES=8, SLOTS=1), 0.23, 0.8),
+    (dict(MB=64, NB=64, TA=64, TB=64, STAGES=8, SLOTS=1), 0.17, 0.7),
+)
+
+#: For products of so few steps that storing C takes longest: more of C on its way, row by row.
+_SHALLOW, _STORING = 256, dict(STAGES=3, SLOTS=2, GROUP=1)
+
+#: Microseconds: a second launch, and each part that it adds up; bytes of a microsecond.
+_COMBINING, _PART, _MEMORY = 3.0, 0.04, 4e6
+
+
+def _suggested(p: Problem, d: Device) -> dict[str, int]:
+    """The form and the parts of k with the least expected time."""
+    form, parts = min(_options(p, d), key=lambda option: _microseconds(*option, p, d))
+    given = dict(form[0], KB=64, CLUSTER=1, SPLIT=parts, GROUP=8)
+    if p.k <= _SHALLOW and given["NB"] == 256:
+        given |= _STORING
+    if parts > 1:
+        given["SLOTS"] = 1
+    config = WGMMA.config(given)
+    while _shared_bytes(config, p) > d.shared_per_block and given["STAGES"] > 2:
+        given["STAGES"] -= 1
+        config = WGMMA.config(given)
+    return given
+
+
+def _options(p: Problem, d: Device) -> Iterator[tuple[tuple, int]]:
+    """Every form, whole and with as many parts of k as fill the device once or twice."""
+    for form in _FORMS:
+        tiles = _count(form, p)
+        most = p.k // (4 * 64)
+        for full in (1, 2):
+            parts = min(most, full * d.sms // max(tiles, 1))
+            if parts > 1:
+                yield form, parts
+        yield form, 1
+
+
+def _count(form: tuple, p: Problem) -> int:
+    return -(-p.m // form[0]["MB"]) * -(-p.n // form[0]["NB"]) * p.batch
+
+
+def _microseconds(form: tuple, parts: int, p: Problem, d: Device) -> float:
+    _, step, rest = form
+    waves = -(-_count(form, p) * parts // d.sms)
+    busy = waves * (math.ceil(p.k / 64 / parts) * step + rest)
+    sums = 4 * p.m * p.n * p.batch * parts if parts > 1 else 0
+    adding = _COMBINING + _PART * parts + 2 * sums / _MEMORY if parts > 1 else 0.0
+    working = min(1.0, _count(form, p) * parts / d.sms)
+    fetched = p.bytes / (_MEMORY * working)
+    return max(busy, fetched) + 0.1 * min(busy, fetched) + adding
+
+
 WGMMA = Kernel(
     number=7,
     name="wgmma",
@@ -48,46 +136,58 @@ WGMMA = Kernel(
         KB=(64, 128),
         TA=(64, 128),
         TB=(64, 128, 192, 256),
-        STAGES=(2, 3, 4, 5, 6, 8),
-        CLUSTER=(1, 2),
-        GROUP=(1, 4, 8, 16),
+        STAGES=(2, 3, 4, 5, 6, 8, 12),
+        CLUSTER=(1, 2, 4),
+        GROUP=(1, 8),
+        SPLIT=(1, 2, 4, 8, 16, 33, 66, 132),
+        SLOTS=(1, 2, 3),
     ),
-    default=dict(MB=128, NB=256, KB=64, TA=64, TB=256, STAGES=4, CLUSTER=1, GROUP=8),
+    default=dict(
+        MB=128, NB=256, KB=64, TA=64, TB=256, STAGES=4, CLUSTER=1, GROUP=8, SPLIT=1, SLOTS=1
+    ),
     fallbacks=(
-        dict(MB=128, NB=128, KB=64, TA=64, TB=128, STAGES=6, CLUSTER=1, GROUP=8),
-        dict(MB=128, NB=64, KB=64, TA=64, TB=64, STAGES=8, CLUSTER=1, GROUP=4),
-        dict(MB=64, NB=128, KB=64, TA=64, TB=128, STAGES=3, CLUSTER=1, GROUP=8),
-        dict(MB=64, NB=64, KB=128, TA=64, TB=64, STAGES=5, CLUSTER=1, GROUP=8),
+        dict(MB=64, NB=64, KB=64, TA=64, TB=64, STAGES=4, CLUSTER=1, GROUP=8, SPLIT=1, SLOTS=1),
     ),
+    suggested=_suggested,
     threads=lambda c: 128 * (1 + _consumers(c)),
     block=lambda c: (128 * (1 + _consumers(c)), 1, 1),
     tiles=_tiles,
-    shared_elements=lambda c, p: _shared_bytes(c) // p.numpy_dtype.itemsize,
-    dtypes=("f16", "bf16"),
+    shared_elements=lambda c, p: _shared_bytes(c, p) // p.numpy_dtype.itemsize,
+    dtypes=("f16", "bf16", "f16_f32", "bf16_f32"),
     dynamic_shared=True,
     capability=(9, 0),
-    hopper=Feed(boxes=lambda c, p: (Box(64, 64), Box(64, 64), Box(64, 64))),
+    hopper=Feed(boxes=_boxes),
     rules=(
         Rule(
             "warpgroups tile the block evenly: 64 divides TA, TA MB, 64 TB, TB NB; TB <= 256",
             _whole,
         ),
         Rule(
-            "a tile is a pile of boxes of 64 x 64: 64 divides KB",
+            "a tile is a pile of boxes of 64 columns: 64 divides KB",
             lambda c, p, d: c.KB % 64 == 0,
+        ),
+        Rule(
+            "a box has at most 256 rows: MB and NB <= 256",
+            lambda c, p, d: c.MB <= 256 and c.NB <= 256,
         ),
         Rule(
             "a tile is fetched while another is used: STAGES >= 2",
             lambda c, p, d: c.STAGES >= 2,
         ),
         Rule(
-            "one block or two share the boxes of B: CLUSTER is 1 or 2, 64 CLUSTER divides NB",
-            lambda c, p, d: c.CLUSTER in (1, 2) and c.NB % (64 * c.CLUSTER) == 0,
+            "blocks that share B fetch whole boxes: CLUSTER is 1, 2 or 4, 64 CLUSTER divides NB",
+            lambda c, p, d: c.CLUSTER in (1, 2, 4) and c.NB % (64 * c.CLUSTER) == 0,
         ),
         Rule(
             "TA * TB / 128 sums fit: at most 192 for 1 or 2 warpgroups, 120 for 3, 64 for 4",
             lambda c, p, d: c.TA * c.TB // 128 <= _SUMS.get(_consumers(c), 0),
         ),
+        Rule(
+            "parts of k do not go through shared memory: SLOTS is 1 where SPLIT is more",
+            lambda c, p, d: c.SPLIT == 1 or c.SLOTS == 1,
+        ),
+        PARTS_HAVE_STEPS,
+        PARTS_FIT,
         STAGES_FIT,
     ),
 )
