@@ -11,7 +11,9 @@ from pymm.device import Device
 from pymm.kernels.cpu import BLOCKED, REORDERED
 from pymm.kernels.declaration import MAX_GRID_YZ, MAX_PARAMETER, Box, Config, Feed, Kernel, Rule
 from pymm.kernels.fed_f32 import TMA_F32
+from pymm.kernels.fed_f64 import TMA_F64
 from pymm.kernels.hopper import WGMMA
+from pymm.kernels.mma import TENSOR
 from pymm.kernels.pipelined import PIPELINED
 from pymm.kernels.simt import COALESCED, NAIVE, REGISTER_TILE, SHARED_TILE, TRANSPOSED_A
 from pymm.kernels.sliced import SLICED
@@ -34,7 +36,9 @@ KERNELS: tuple[Kernel, ...] = (
     TENSOR_F64,
     WGMMA,
     TMA_F32,
+    TMA_F64,
     SLICED,
+    TENSOR,
     WGMMA_TF32,
     WGMMA_TF32X3,
     REORDERED,
