@@ -82,6 +82,11 @@ BREAKING = (
     "tma_f32-MB128-NB128-KB16-ROWS5-TA16-TB8-SLICES1-STAGES1-BLOCKS1-GROUP8-SPLIT1",
     "tma_f32-MB64-NB128-KB16-ROWS8-TA16-TB8-SLICES1-STAGES4-BLOCKS1-GROUP8-SPLIT1",
     "tma_f32-MB128-NB128-KB16-ROWS8-TA16-TB8-SLICES1-STAGES4-BLOCKS3-GROUP8-SPLIT1",
+    "tma_f64-MB48-NB64-KB16-TA32-TB16-TK16-KI8-DEPTHS2-STAGES4-BLOCKS1-GROUP8-SPLIT1",
+    "tma_f64-MB32-NB32-KB48-TA16-TB16-TK32-KI8-DEPTHS2-STAGES4-BLOCKS1-GROUP8-SPLIT1",
+    "tma_f64-MB32-NB32-KB48-TA16-TB16-TK48-KI4-DEPTHS3-STAGES4-BLOCKS1-GROUP8-SPLIT1",
+    "tma_f64-MB32-NB32-KB16-TA16-TB16-TK16-KI8-DEPTHS1-STAGES1-BLOCKS1-GROUP8-SPLIT1",
+    "tma_f64-MB512-NB16-KB16-TA64-TB16-TK16-KI8-DEPTHS1-STAGES2-BLOCKS1-GROUP8-SPLIT1",
     "wgmma_tf32-MB96-NB128-KB32-TA64-TB64-STAGES4-CLUSTER1-GROUP8-SPLIT1",
     "wgmma_tf32-MB48-NB64-KB32-TA48-TB64-STAGES4-CLUSTER1-GROUP8-SPLIT1",
     "wgmma_tf32-MB512-NB64-KB32-TA256-TB64-STAGES2-CLUSTER1-GROUP8-SPLIT1",
@@ -179,7 +184,8 @@ def test_the_space_has_valid_configurations_and_the_default_is_one(kernel, dtype
     default = kernel.default_for(problem, ANY)
     assert default in valid
     assert len(valid) == len(set(valid)) and len(valid) + sum(rejected.values()) > len(valid) > 2
-    assert not kernel.violations(default, Problem(1, 1, 0, dtype), ANY)
+    least = Problem(1, 1, 0, dtype)
+    assert not kernel.violations(kernel.default_for(least, ANY), least, ANY)
 
 
 def test_symmetric_products_tile_fits_both_register_rungs():
@@ -202,6 +208,7 @@ TIGHT = (
     ("transposed_a-MB64-NB64-KB16-TA2-TB2", "f32"),
     ("transposed_a-MB128-NB128-KB8-TA4-TB16", "f64"),
 )
+LARGE_F64 = "MB128-NB128-KB16-TA64-TB32-TK16"
 #: Every number of warpgroups of kernels 7, 10 and 13, one and two blocks in a cluster.
 HOPPER = (
     ("wgmma-MB64-NB192-KB128-TA64-TB192-STAGES2-CLUSTER1-GROUP4-SPLIT1-SLOTS1", "bf16", *TT),
@@ -215,6 +222,9 @@ HOPPER = (
     ("wgmma_tf32-MB160-NB192-KB32-TA160-TB64-STAGES4-CLUSTER1-GROUP8-SPLIT2", "tf32", False, False),
     ("wgmma_tf32-MB128-NB128-KB32-TA64-TB64-STAGES3-CLUSTER2-GROUP8-SPLIT1", "tf32", False, False),
     ("wgmma_tf32x3-MB192-NB128-KB32-TA192-TB64-STAGES2-CLUSTER1-GROUP8-SPLIT1", "tf32x3", *TT),
+    (f"tma_f64-{LARGE_F64}-KI8-DEPTHS2-STAGES6-BLOCKS1-GROUP16-SPLIT1", "f64", False, True),
+    (f"tma_f64-{LARGE_F64}-KI8-DEPTHS2-STAGES6-BLOCKS1-GROUP16-SPLIT4", "f64", True, False),
+    (f"tma_f64-{LARGE_F64}-KI16-DEPTHS1-STAGES6-BLOCKS1-GROUP16-SPLIT1", "f64", True, True),
 )
 #: Configurations that spilled before the rules turned them down.
 SPILLING = (
