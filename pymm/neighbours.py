@@ -19,7 +19,7 @@ from pymm.records import Record
 TURNED, OTHER_TYPE, MISALIGNED = 0.4, 0.2, 0.1
 
 #: Types whose products take the same tiles: what is tuned for one serves the others.
-ALIKE = ({"f16", "bf16"}, {"f16_f32", "bf16_f32"})
+ALIKE = ({"f16", "bf16", "f16_f32", "bf16_f32"},)
 
 #: Neighbours that are looked at, and how much slower than the best of their configurations the
 #: cost model may expect one to be: so much it errs. What was measured nearer than NEAR (a quarter
