@@ -8,6 +8,7 @@ context that is current, and raises `DriverError`, which the callers translate.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
@@ -23,11 +24,32 @@ class DriverError(RuntimeError):
     """A driver call that failed; the message names it and holds the driver's words."""
 
 
+class _Answer(threading.local):
+    """Room for a handle, one for each thread."""
+
+    def __init__(self) -> None:
+        self.handle = c_void_p()
+        self.place = byref(self.handle)
+
+
 class Driver:
     """libcuda.so.1, the one that PyCUDA has loaded."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
+        self.current_context = self._asks_for_context()
+
+    def _asks_for_context(self) -> Callable[[], int | None]:
+        """A call that says which context this thread has current, of whichever library, in 0.2 us:
+        without letting other threads run, for the driver answers from memory.
+        """
+        ask, answer = ctypes.PyDLL("libcuda.so.1").cuCtxGetCurrent, _Answer()
+
+        def current_context() -> int | None:
+            ask(answer.place)
+            return answer.handle.value
+
+        return current_context
 
     def _call(self, name: str, *arguments: object) -> None:
         code = getattr(self._library, name)(*arguments)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pycuda.driver as drv
@@ -14,7 +13,7 @@ from pycuda._pvt_struct import pack
 from pymm.backends.base import Matrix
 from pymm.backends.cuda.context import Held, active, failure, working
 from pymm.backends.cuda.driver import DriverError
-from pymm.backends.cuda.executable import CudaExecutable, bound_call, foreign_call
+from pymm.backends.cuda.executable import CudaExecutable, bound_call, own_launch
 from pymm.backends.cuda.repacking import ROW_BYTES, Copy, fits, packed, wanted_copies
 from pymm.kernels import Box
 from pymm.kernels.declaration import parts_bytes, parts_of
@@ -30,7 +29,7 @@ MOST_PADDING = 1 / 4
 
 #: Threads of a block of `combine`, and the parts that each reads at a time; more threads share the
 #: parts of a C that is too small to keep this many of a multiprocessor's busy.
-COMBINING, AHEAD, BUSY = 256, 8, 1024
+COMBINING, AHEAD, BUSY = 256, 8, 512
 
 #: maps m n k batch alpha beta stack_a stack_b boxed C ldc batch_c parts, the scalars apart
 _PARAMETERS = "384s i i i i {0} {0} i i i Q q q Q"
@@ -114,14 +113,16 @@ class MappedExecutable(CudaExecutable):
         doing = f"loading {self.config.slug}"
         others = ("repack", "combine") if self._parts > 1 else ("repack",)
         with working(context, doing):
-            launches = {name: loaded.module.get_function(name)._launch_kernel for name in others}
+            for name in others:
+                launch = loaded.module.get_function(name)._launch_kernel
+                setattr(loaded, f"launch_{name}", launch)
             try:
                 module, gemm = loaded.foreign
                 handles = {name: driver.function(module, name) for name in others}
                 places = driver.parameters(gemm, len(_PARAMETERS.split()))
             except DriverError as error:
                 raise failure(context, error, doing) from error
-        loaded.launches = {"gemm": loaded.launch, **launches}
+        loaded.launch_gemm = loaded.launch
         loaded.handles = {"gemm": gemm, **handles}
         loaded.places = places
 
@@ -212,10 +213,10 @@ class MappedExecutable(CudaExecutable):
         if isinstance(run.stream, int):
             handle = run.loaded.handles[function]
             call = self._driver.launcher(handle, grid, block, shared, run.stream, arguments)
-            return foreign_call(call, run.context, what, (self,))
-        kernel = SimpleNamespace(launch=run.loaded.launches[function])
-        geometry = grid, block, arguments, shared, run.stream
-        return bound_call(kernel, geometry, run.context, what, (self,))
+        else:
+            arguments = grid, block, arguments, shared, run.stream
+            call = own_launch(run.loaded, f"launch_{function}", arguments)
+        return bound_call(call, self._driver.current_context, run.context, what, (self,))
 
 
 class _Run(NamedTuple):
