@@ -71,11 +71,13 @@ def _fit_together(c: Config, p: Problem, d: Device) -> bool:
     )
 
 
-def _boxes(c: Config, p: Problem) -> tuple[Box, Box, None]:
-    """Lines of 128 bytes: of all rows where an operand lies along k, else of a whole step."""
+def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
+    """Lines of 128 bytes: of all rows where an operand lies along k, else of a whole step. C is not
+    stored in boxes, but 16 bytes at a time where it could be.
+    """
     a = Box(_LINE, c.KB if p.trans_a else c.MB)
     b = Box(_LINE, c.NB if p.trans_b else c.KB)
-    return a, b, None
+    return a, b, Box(_LINE, c.TA)
 
 
 TMA_F64 = Kernel(
