@@ -47,9 +47,9 @@ class Feed:
 
     `boxes` of A, B and C, for the problem as the kernel gets it; no box for a C that it never
     stores by TMA. `along` says how A and B must lie, for all problems or for each: "any" as they
-    are stored, "k" with rows along k, "mn" with rows across k (A as k x m, B as k x n). With two `terms` each number x comes as
-    high + low, both rounded to tf32: the matrix of the low terms right behind that of the high
-    ones. `resident` blocks stay on a multiprocessor.
+    are stored, "k" with rows along k, "mn" with rows across k (A as k x m, B as k x n). With two
+    `terms` each number x comes as high + low, both rounded to tf32: the matrix of the low terms
+    right behind that of the high ones. `resident` blocks stay on a multiprocessor.
     """
 
     boxes: Callable[[Config, Problem], tuple[Box, Box, Box | None]]
