@@ -102,8 +102,8 @@ struct Slice {
             if (COPIES % 32 != 0 && COPIES - i < 32 && lane >= COPIES - i) break;
             const bool inside = !CHECKED || (below < lines && beside < length);
             const unsigned place = (vector ^ turn(below) ^ beside / VECTOR) * VECTOR + at % VECTOR;
-            copies.copy<PIECE * sizeof(REAL)>(slice + (line + below) * LINE + place,
-                                              from + below * ld + beside, inside);
+            copies.copy_of_line<PIECE * sizeof(REAL)>(slice + (line + below) * LINE + place,
+                                                      from + below * ld + beside, inside);
         }
         source += TURN * KB * (ALONG ? 1 : ld);
     }
@@ -133,20 +133,22 @@ struct Slice {
 using SliceA = Slice<!TRANS_A, MB, TA>;
 using SliceB = Slice<TRANS_B, NB, TB>;
 
-// sum += a b, VECTOR steps along k at a time: one number of the shorter side of the tile, in all
-// steps, with the longer side back and forth. So the numbers of the shorter side are needed late
-// and one after another, which leaves registers for those of the next steps.
+// sum += a b, VECTOR steps along k at a time. The numbers of one operand, used one after another in
+// all steps, are the outer loop: those of the operand that lies along k, whose vectors run across
+// the steps. In the inner loop every second sum and number of the other operand then sit in one
+// register bank, and the order of the registers can keep the two apart.
 __device__ __forceinline__ void multiply(REAL (&sum)[TA][TB], const REAL (&a)[VECTOR][TA],
                                          const REAL (&b)[VECTOR][TB]) {
-    constexpr int LONG = TA > TB ? TA : TB, SHORT = TA > TB ? TB : TA;
+    constexpr bool BY_ROWS = TRANS_A != TRANS_B ? TA <= TB : !TRANS_A;
+    constexpr int OUTER = BY_ROWS ? TA : TB, INNER = BY_ROWS ? TB : TA;
 #pragma unroll
-    for (int s = 0; s < SHORT; s++)
+    for (int o = 0; o < OUTER; o++)
 #pragma unroll
         for (int e = 0; e < VECTOR; e++)
 #pragma unroll
-            for (int l = 0; l < LONG; l++) {
-                const int turned = e % 2 ? LONG - 1 - l : l;
-                const int i = TA > TB ? turned : s, j = TA > TB ? s : turned;
+            for (int x = 0; x < INNER; x++) {
+                const int turned = e % 2 ? INNER - 1 - x : x;
+                const int i = BY_ROWS ? o : turned, j = BY_ROWS ? turned : o;
                 sum[i][j] += a[e][i] * b[e][j];
             }
 }

@@ -23,6 +23,19 @@ struct AsyncCopies {
                              shared_address(target)),
                          "l"(source), "n"(BYTES), "r"(bytes));
     }
+    // The same, and L2 fetches the whole line of 128 bytes, for others who want the rest of it.
+    template <int BYTES>
+    __device__ __forceinline__ void copy_of_line(void* target, const void* source, bool inside) {
+        const int bytes = inside ? BYTES : 0;
+        if constexpr (BYTES == 16)
+            asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(
+                             shared_address(target)),
+                         "l"(source), "r"(bytes));
+        else
+            asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2, %3;" ::"r"(
+                             shared_address(target)),
+                         "l"(source), "n"(BYTES), "r"(bytes));
+    }
     __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;"); }
     template <int N>
     __device__ __forceinline__ void wait() {
@@ -83,6 +96,10 @@ struct AsyncCopies {
     template <int BYTES>
     __device__ void copy(void* target, const void* source, bool inside) {
         pieces[count++ % MOST] = {target, source, BYTES, inside};
+    }
+    template <int BYTES>
+    __device__ void copy_of_line(void* target, const void* source, bool inside) {
+        copy<BYTES>(target, source, inside);
     }
     __device__ void commit() { ends[groups++ % MOST] = count; }
     template <int N>
