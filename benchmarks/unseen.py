@@ -127,7 +127,7 @@ def _row(
     own = next((r.config for r in found if r.problem == problem), None)
     configs = tuple(dict.fromkeys(c for c in (choice.config, default, own) if c is not None))
     request = Request("compare", problem, configs, rounds=31, quick=True, budget=COMPARISON)
-    reply = worker.ask(request, 60.0 + time_limit(problem, device))
+    reply = worker.ask(request, time_limit(problem, device, quick=True))
     seconds = {t.config: t.seconds for t in reply.trials if t.outcome == "ok"}
     if choice.config not in seconds:
         print(f"{problem.slug}: {choice.config.slug} {reply.outcome} {reply.detail}")

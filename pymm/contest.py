@@ -28,7 +28,7 @@ from pymm.records import Environment
 from pymm.rows import append, begun
 from pymm.select import Choice, select
 from pymm.source import kernel_digest, render
-from pymm.worker import LOAD_SECONDS, UNKNOWN_PEAK, Reply, Request, Worker, time_limit
+from pymm.worker import UNKNOWN_PEAK, Reply, Request, Worker, time_limit
 
 SCHEMA = 1
 
@@ -46,9 +46,6 @@ COLUMNS = (
 
 #: Rounds at most, and seconds for one product's rounds: small ones take 31, the largest 5.
 ROUNDS, SECONDS_PER_PRODUCT = 31, 0.2
-
-#: Slowest kernel to wait for, as a part of the device's peak, and seconds that a check may take.
-SLOWEST, CHECK_SECONDS = 1e-3, 20.0
 
 #: The libraries that count as the opponent.
 RIVALS = ("cublas", "cublaslt", "numpy")
@@ -144,17 +141,11 @@ class Contest:
             Request("compare", entry.problem, (entry.choice.config,), rounds=self.rounds,
                     against_others=True, quick=True, budget=SECONDS_PER_PRODUCT,
                     triton=self.triton),
-            self._limit(entry.problem),
+            time_limit(entry.problem, self.device, quick=True),
         )  # fmt: skip
         if reply.outcome != "ok":
             return self._named(entry) | {"outcome": reply.outcome, "detail": _line(reply.detail)}
         return self._named(entry) | self._measured(entry, reply)
-
-    def _limit(self, problem: Problem) -> float:
-        """Seconds after which a product is given up: a kernel that hangs costs no more."""
-        peak = self.device.peak_flops.get(problem.dtype) or UNKNOWN_PEAK
-        quick = LOAD_SECONDS + CHECK_SECONDS + problem.flops / (peak * SLOWEST)
-        return min(quick, time_limit(problem, self.device))
 
     def _named(self, entry: Entry) -> dict[str, object]:
         problem, config = entry.problem, entry.choice.config

@@ -156,7 +156,7 @@ class Session:
                 request = Request(
                     "measure", self.problem, (asked.config,), self.seed, best, quick=self.quick
                 )
-                limit = self.limit or time_limit(self.problem, self.device, best)
+                limit = self.limit or time_limit(self.problem, self.device, best, self.quick)
                 self._measuring[place] = asked
                 begin(worker, request, limit)
 
@@ -209,7 +209,8 @@ class Session:
             "compare", self.problem, configs, self.seed, None, rounds, against_others, self.quick,
             budget,
         )  # fmt: skip
-        limit = (self.limit or time_limit(self.problem, self.device)) * len(configs)
+        limit = self.limit or time_limit(self.problem, self.device, quick=self.quick)
+        limit *= 1 if self.quick else len(configs)
         trials, times = self._compare(request, limit)
         for trial in trials:
             self.log.write(trial, self.device, role="final")

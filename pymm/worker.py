@@ -33,6 +33,10 @@ LOAD_SECONDS = 20.0
 SLOWEST_COPY = 50e6
 SLOWEST_KERNEL = 1e-3
 
+#: Seconds for a quick request besides the runs, the import of PyTorch by a new child included,
+#: and the slowest kernel that is measured so.
+QUICK_SECONDS, SLOW_KERNEL = 25.0, 1e-2
+
 #: Runs of the kernel within one request: verification, first run, as many repeats as fit.
 RUNS = 10
 
@@ -44,9 +48,15 @@ class WorkerFailed(RuntimeError):
     """The child could not open its device; the message is the child's own."""
 
 
-def time_limit(problem: Problem, device: Device, best_seconds: float | None = None) -> float:
-    """Seconds after which a request about `problem` is given up."""
+def time_limit(
+    problem: Problem, device: Device, best_seconds: float | None = None, quick: bool = False
+) -> float:
+    """Seconds after which a request about `problem` is given up. Of a `quick` one on a GPU nothing
+    goes through the host, so that a kernel that hangs costs less.
+    """
     peak = device.peak_flops.get(problem.dtype) or UNKNOWN_PEAK
+    if quick and device.kind == "cuda":
+        return QUICK_SECONDS + RUNS * problem.flops / (peak * SLOW_KERNEL)
     run = problem.flops / (peak * SLOWEST_KERNEL)
     if best_seconds is not None:
         run = min(run, max(100 * best_seconds, 0.1))
