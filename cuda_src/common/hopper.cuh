@@ -251,3 +251,27 @@ WGMMA_TF32(256, NAMES_0 NAMES_32 NAMES_64 NAMES_96, "%128", "%129", "%130", "%13
 __device__ __forceinline__ void store_two(unsigned to, float first, float second) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(first), "f"(second) : "memory");
 }
+
+// A barrier of COUNT threads, whole warps.
+template <int COUNT>
+__device__ __forceinline__ void threads_sync(int id) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(COUNT) : "memory");
+}
+
+// Numbers in shared memory by their 32-bit addresses. Reads keep their order, and that alone.
+__device__ __forceinline__ double load_shared(unsigned address) {
+    double x;
+    asm volatile("ld.shared.f64 %0, [%1];" : "=d"(x) : "r"(address));
+    return x;
+}
+__device__ __forceinline__ double2 load_shared_2(unsigned address) {
+    double2 x;
+    asm volatile("ld.shared.v2.f64 {%0, %1}, [%2];"
+                 : "=d"(x.x), "=d"(x.y)
+                 : "r"(address)
+                 : "memory");
+    return x;
+}
+__device__ __forceinline__ void store_shared(unsigned address, double2 x) {
+    asm volatile("st.shared.v2.f64 [%0], {%1, %2};" ::"r"(address), "d"(x.x), "d"(x.y) : "memory");
+}
