@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -237,22 +239,30 @@ def _device(array: Any, description: dict, name: str) -> Operand:
 
 def _dtype(array: Any, typestr: str) -> np.dtype:
     """The protocol has no name for bfloat16: PyTorch, CuPy and PyCUDA say "two bytes"."""
-    named = str(getattr(array, "dtype", "")).removeprefix("torch.")
-    if typestr == "<V2" and named == "bfloat16":
-        return DTYPES["bf16"]
+    if typestr == "<V2":
+        if str(getattr(array, "dtype", "")).removeprefix("torch.") == "bfloat16":
+            return DTYPES["bf16"]
     return np.dtype(typestr)
 
 
-def empty_like(operand: Operand, shape: tuple[int, ...], dtype: np.dtype) -> Any | None:
-    """A new uninitialised array from the library that made `operand`; None if that is not the
-    array library's business but the device's (GPUArray, unknown objects).
+def result_maker(
+    operand: Operand, shape: tuple[int, ...], dtype: np.dtype
+) -> Callable[[], Any] | None:
+    """What makes uninitialised arrays of the library that made `operand`, beside it, and keeps no
+    hold on it; None if that is not the array library's business but the device's (GPUArray,
+    unknown objects).
     """
     if operand.kind == "numpy":
-        return np.empty(shape, dtype)
+        return partial(np.empty, shape, dtype)
     if operand.kind == "torch":
-        torch = sys.modules["torch"]
-        return torch.empty(shape, dtype=getattr(torch, dtype.name), device=operand.owner.device)
+        torch, device = sys.modules["torch"], operand.owner.device
+        return partial(torch.empty, shape, dtype=getattr(torch, dtype.name), device=device)
     if operand.kind == "cupy":
-        with operand.owner.device:
-            return sys.modules["cupy"].empty(shape, dtype)
+        cupy, device = sys.modules["cupy"], operand.owner.device
+
+        def make() -> Any:
+            with device:
+                return cupy.empty(shape, dtype)
+
+        return make
     return None

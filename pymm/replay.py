@@ -14,23 +14,29 @@ import numpy as np
 
 from pymm.choose import generation
 
+#: Libraries that give freed memory out again.
+_WITH_POOL = ("torch", "cupy")
+
 #: Launches kept: some 2 KiB each. All are forgotten when there would be more.
 MAX_KEPT = 4096
 
 #: A launch, and the generation of tuned configurations that its own was chosen from. Whatever can
 #: make a call fail is part of its key, so a hit needs no checks; no entry keeps an operand alive.
-_kept: dict[tuple, tuple[Callable[[], None], int]] = {}
+_kept: dict[tuple, tuple[Callable[[], Any], int]] = {}
 if hasattr(os, "register_at_fork"):  # a child has none of its parent's devices
     os.register_at_fork(after_in_child=_kept.clear)
 
 
 def key_of(a: Any, b: Any, out: Any, c: Any, options: tuple) -> tuple | None:
     """What a call is recognised by: places and forms of the arrays, and every option. None for a
-    call that is not kept: without `out`, or with operands that are copied before they are used.
+    call that is not kept: with operands that are copied before they are used, or without `out`
+    unless a library with a pool of its own makes the result, which then often has the place of one
+    that is gone. What is kept of such a call is what makes its result.
     """
-    if out is None:
+    if out is None and type(a).__module__.partition(".")[0] not in _WITH_POOL:
         return None
-    x, y, z = _mark(a), _mark(b), _mark(out)
+    x, y = _mark(a), _mark(b)
+    z = _mark(out) if out is not None else ()
     w = _mark(c) if c is not None else ()
     if x is None or y is None or z is None or w is None:
         return None
@@ -115,7 +121,7 @@ def _of_interface(array: Any) -> Mark:
     return (type(array), told["data"], *form, told.get("stream"), place)
 
 
-def find(key: tuple) -> Callable[[], None] | None:
+def find(key: tuple) -> Callable[[], Any] | None:
     """The launch of this call, if it was kept and the choice of its configuration still holds."""
     try:
         entry = _kept.get(key)
@@ -130,7 +136,7 @@ def find(key: tuple) -> Callable[[], None] | None:
     return None
 
 
-def keep(key: tuple, launch: Callable[[], None]) -> None:
+def keep(key: tuple, launch: Callable[[], Any]) -> None:
     """Remember the launch of a call, unless its options cannot be recognised."""
     if len(_kept) >= MAX_KEPT:
         _kept.clear()

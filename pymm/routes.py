@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pymm.arrays import Form, Operand, adopt, empty_like
+from pymm.arrays import Form, Operand, adopt, result_maker
 from pymm.backends.base import Backend
 from pymm.call import Call
 from pymm.transfer import (
@@ -233,8 +233,8 @@ class OnDevice(Route):
         call = self.call
         if call.out is not None:
             return call.out.owner
-        made = empty_like(call.a, call.shape, call.out_dtype)
-        return self.backend.empty(call.shape, call.out_dtype) if made is None else made
+        make = result_maker(call.a, call.shape, call.out_dtype)
+        return make() if make else self.backend.empty(call.shape, call.out_dtype)
 
     def _source(self, operand: Operand, form: Form, before: list[Step], stream: Any) -> tuple:
         if operand.name not in self.copies:

@@ -112,6 +112,25 @@ def test_options_tell_calls_apart(tensors):
         pymm.matmul(a, b, out=c, precision="tf32", device=device)
 
 
+def test_a_result_is_made_anew_and_its_launch_found_again(tensors, monkeypatch):
+    """Without out: the library makes each result, and where it stands where one stood that is
+    gone, the launch is known.
+    """
+    device, a, b, c = tensors
+    places = [np.empty((4, 4), np.float32) for _ in range(2)]
+    made = iter([Torch.Tensor(places[i]) for i in (0, 1, 0, 1)])
+    monkeypatch.setattr(Torch, "empty", lambda shape, dtype, device: next(made), raising=False)
+    for turn in range(4):
+        a.array += 1
+        if turn == 2:
+            asked = Torch.Tensor.asked
+        result = pymm.matmul(a, b, device=device)
+        assert result.array is places[turn % 2]
+        np.testing.assert_array_equal(result.array, a.array @ b.array)
+    assert Torch.Tensor.asked == asked
+    assert pymm.matmul(a, b, out=c, device=device) is c
+
+
 def test_cupy_says_where_and_on_which_stream(monkeypatch):
     stream = SimpleNamespace(ptr=0)
     cupy = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: stream))
