@@ -106,7 +106,9 @@ def _nearest(pool: Pool, wanted: Mapping[str, int], free: np.ndarray) -> int:
 
 
 class Search:
-    """One study: ask for configurations that are valid and new, tell what became of them."""
+    """One study: ask for configurations that are valid and new, tell what became of them. `queued`
+    counts those that `enqueue` has brought and nobody asked for yet.
+    """
 
     def __init__(
         self, study: Study, configs: Sequence[Config], sampler: str = "local", seed: int = 0
@@ -124,6 +126,7 @@ class Search:
         self.best: tuple[Config, float] | None = None
         self.ranking: dict[Config, float] = {}
         self._asked: dict[int, optuna.trial.Trial] = {}
+        self.queued = len(study.get_trials(False, (TrialState.WAITING,)))
         study.sampler = PoolSampler(self, sampler, seed)
         self._recall()
 
@@ -145,11 +148,13 @@ class Search:
             if index is not None and index not in self.known.seconds and index not in waiting:
                 self.study.enqueue_trial(config.as_dict())
                 waiting.add(index)
+                self.queued += 1
 
     def ask(self) -> tuple[int, Config] | None:
         """The number of a new trial and its configuration; None if there is nothing left."""
         while not self.exhausted:
             trial = self.study.ask(self.distributions)
+            self.queued = max(0, self.queued - 1)  # the queue goes first
             index = self._of(trial.params)
             if index is not None and index not in self.known.seconds:
                 if index not in self.known.pending:

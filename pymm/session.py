@@ -36,6 +36,10 @@ TIE = 0.005
 #: A choice among fewer than this many says little.
 FEWEST_TRIALS = 8
 
+#: Seconds from asking for a configuration to having it compiled, in a run with time for few: there
+#: a search ends when it would only ask for more than it can measure, and others get its time.
+TO_COMPILE = 5.0
+
 #: Seconds between two looks at workers and compilers.
 PAUSE = 0.05
 
@@ -95,6 +99,7 @@ class Session:
         self.stop, self.ahead, self.seed, self.limit = stop, ahead, seed, limit
         self.quick = quick
         self._ahead: deque[Asked] = deque()
+        self._ends = math.inf
         self._measuring: dict[int, Asked] = {}
 
     @property
@@ -108,6 +113,7 @@ class Session:
         over only at `latest`.
         """
         try:
+            self._ends = ends
             while not self.stop():
                 enough = len(self.search) >= FEWEST_TRIALS
                 if time.monotonic() >= (ends if enough else max(ends, latest)):
@@ -132,6 +138,8 @@ class Session:
         depth = len(self.workers) + self.ahead
         while len(self._ahead) < depth and not self.stop():
             begun = len(self.search) + len(self._ahead) + len(self._measuring)
+            if self.quick and not self.search.queued and self._ends - time.monotonic() < TO_COMPILE:
+                return  # what is asked for now would not be compiled in time
             if (most is not None and begun >= most) or (asked := self.search.ask()) is None:
                 return
             texts = sources(asked[1], self.problem)[: 1 if self.quick else None]

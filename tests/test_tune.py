@@ -2,6 +2,7 @@
 
 import signal
 import time
+from collections import Counter
 
 import pytest
 from recorded_run import BEST, GPU, KERNEL, Run, smooth
@@ -41,6 +42,18 @@ def test_nothing_is_compiled_twice(tmp_path):
     run = Run(tmp_path, "--trials 30")
     keys = run.compilers[0].keys
     assert 30 <= len(set(keys)) <= 60 and len(keys) <= len(set(keys)) + 2 * (PROMISING + 1)
+
+
+def test_little_time_goes_to_what_is_compiled(tmp_path):
+    """With seconds for a problem only the first candidates are tried, and what is left of its time
+    goes to the others: the second problem has the neighbour's configuration too.
+    """
+    run = Run(tmp_path, "--shapes 512 --checks quick --budget 4 --sampler local")
+    assert run.status == TUNED
+    searched = [row for row in run.rows if row["role"] == "search"]
+    counts = Counter(row["problem"] for row in searched)
+    assert set(counts) == {"f32-NN-256x256x256", "f32-NN-512x512x512"}
+    assert all(2 <= count <= PROMISING + 2 for count in counts.values())
 
 
 def test_default_stays_where_nothing_is_faster(tmp_path):
