@@ -1,10 +1,10 @@
 // Fragments of 16-bit and tf32 matrices: how a warp reads them and multiplies with them on the
 // tensor cores (sm_80), each with a plain C++ twin for the simulator.
 //
-// An instruction multiplies 16 rows of A and 8 columns of B, each 32 bytes: 16 numbers of 16 bits or
-// 8 of 32. Lane 4 g + t holds of A's rows g and g + 8 the words t and t + 4, a[2 x + h] for row
-// g + 8 h and word t + 4 x; of B's column g the same two words b0 and b1; of the sums c[2 h + e] =
-// C(g + 8 h, 2 t + e) (PTX ISA 9.0, "Matrix Fragments for mma.m16n8k16" and ".m16n8k8").
+// An instruction multiplies 16 rows of A and 8 columns of B, each 32 bytes: 16 numbers of 16 bits
+// or 8 of 32. Lane 4 g + t holds of A's rows g and g + 8 the words t and t + 4, a[2 x + h] for row
+// g + 8 h and word t + 4 x; of B's column g the same two words, b0 and b1; and of the sums
+// c[2 h + e] = C(g + 8 h, 2 t + e) (PTX ISA 9.0, "Matrix Fragments for mma.m16n8k16").
 
 #include "common/halves.cuh"
 

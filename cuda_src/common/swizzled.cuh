@@ -15,7 +15,7 @@
 //     line 2   2 3 0 1 6 7 4 5
 //
 // `ldmatrix` turns round 16-bit numbers only. Those of 32 bits that lie across k are read one by
-// one, each lane its own: 8 neighbours, two chunks, of 4 lines. There pairs of chunks change places.
+// one, each lane its own: of 4 lines 8 neighbours, two chunks. There pairs of chunks change places.
 template <bool LEFT, bool K_CONTIGUOUS, int OUTER, int THREADS, int PARTS>
 struct Swizzled {
     static constexpr int SIZE = sizeof(REAL);
