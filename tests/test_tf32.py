@@ -73,23 +73,36 @@ def test_blocks_stay_and_come_in_whole_clusters(slug):
 
 
 @pytest.mark.parametrize(
-    "n, tile, accurate",
+    "mnk, tile, accurate",
     [
-        (1, (32, 64), (64, 64)),
-        (512, (32, 64), (64, 64)),
-        (641, (64, 64), (64, 64)),
-        (1024, (128, 64), (64, 128)),
-        (2048, (256, 128), (128, 128)),
-        (8192, (256, 128), (128, 128)),
+        ((512, 512, 512), (32, 64), (32, 64)),
+        ((641, 641, 641), (64, 64), (64, 64)),
+        ((1024, 1024, 1024), (128, 64), (64, 128)),
+        ((2048, 2048, 2048), (256, 128), (128, 128)),
+        ((8192, 8192, 8192), (256, 128), (128, 128)),
+        ((16, 8192, 8192), (16, 64), (64, 128)),
     ],
 )
-def test_the_default_fills_the_gpu_where_it_can(n, tile, accurate):
+def test_the_default_fills_the_gpu_where_it_can(mnk, tile, accurate):
     for dtype, wanted in (("tf32", tile), ("tf32x3", accurate)):
-        kernel, problem = find_kernel(f"wgmma_{dtype}"), Problem(n, n, n, dtype)
+        kernel, problem = find_kernel(f"wgmma_{dtype}"), Problem(*mnk, dtype)
         config = kernel.default_for(problem, HOPPER)
         assert (config.MB, config.NB) == wanted
-        little = replace(HOPPER, shared_per_block=99 * 1024)
-        assert not kernel.violations(kernel.default_for(problem, little), problem, little)
+        assert kernel.units(config, problem) >= 0.9 * HOPPER.sms
+
+
+@pytest.mark.parametrize("dtype", ["tf32", "tf32x3"])
+@pytest.mark.parametrize("k", [0, 1, 100, 1000, 100_000, 10**9])
+def test_the_default_obeys_the_rules_of_every_hopper(k, dtype):
+    kernel = find_kernel(f"wgmma_{dtype}")
+    little = replace(HOPPER, sms=114, shared_per_block=99 * 1024)
+    for device in (HOPPER, little):
+        for m, n, batch in ((1, 1, 1), (64, 300, 1), (3, 5000, 7), (4096, 4096, 100)):
+            problem = Problem(m, n, k, dtype, *LAYOUTS[batch % 4], batch)
+            config = kernel.default_for(problem, device)
+            assert not kernel.violations(config, problem, device)
+            few = kernel.units(config, problem) < device.sms / 2
+            assert config.SPLIT > 1 or not few or k < 100_000
 
 
 @pytest.mark.parametrize("slug", SLUGS)

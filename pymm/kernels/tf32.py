@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 from pymm.device import Device
 from pymm.kernels.declaration import (
     PARTS_FIT,
@@ -109,6 +112,71 @@ def _fit_twice(c: Config, p: Problem, d: Device) -> bool:
     return c.TA * c.TB // 64 <= _SUMS.get(_consumers(c), 0)
 
 
+# What to run where nothing is tuned: the form that a few measured times expect most of
+
+
+class _Form(NamedTuple):
+    """A block's tile and ring, and the microseconds of 32 of k and of the rest of a tile: measured
+    on an H200 (benchmarks/LOG.md).
+    """
+
+    MB: int
+    NB: int
+    KB: int
+    STAGES: int
+    step: float
+    rest: float
+
+
+_FORMS = (
+    _Form(256, 128, 32, 4, 0.60, 8.0),
+    _Form(128, 128, 32, 6, 0.36, 6.0),
+    _Form(128, 64, 64, 4, 0.32, 2.4),
+    _Form(64, 128, 64, 4, 0.34, 2.4),
+    _Form(64, 64, 64, 6, 0.23, 1.7),
+    _Form(32, 64, 64, 8, 0.20, 1.2),
+    _Form(16, 64, 64, 8, 0.19, 1.0),
+)
+_FORMS_X3 = (
+    _Form(128, 128, 32, 3, 0.95, 2.0),
+    _Form(64, 128, 32, 4, 0.53, 2.5),
+    _Form(64, 64, 32, 6, 0.37, 2.0),
+    _Form(32, 64, 32, 7, 0.30, 1.6),
+)
+
+#: Microseconds: a second launch, and each part that it adds up; bytes of a microsecond.
+_COMBINING, _PART, _MEMORY = 3.0, 0.04, 4e6
+
+
+def _suggested(kernel: Kernel, forms: tuple[_Form, ...], p: Problem, d: Device) -> dict[str, int]:
+    """The form and the parts of k with the least expected time."""
+    options = []
+    for form in forms:
+        given = dict(MB=form.MB, NB=form.NB, KB=form.KB, TA=form.MB, TB=64, STAGES=form.STAGES)
+        given |= dict(CLUSTER=1, GROUP=8, SPLIT=1)
+        while given["STAGES"] > 2 and not STAGES_FIT.holds(kernel.config(given), p, d):
+            given["STAGES"] -= 1
+        config = kernel.config(given)
+        if not STAGES_FIT.holds(config, p, d):
+            continue
+        tiles = kernel.units(config, p)
+        most = p.k // (4 * form.KB)
+        for parts in {1, *(min(most, full * d.sms // max(tiles, 1)) for full in (1, 2))} - {0}:
+            split = dict(given, SPLIT=parts)
+            if PARTS_FIT.holds(kernel.config(split), p, d):
+                options.append((_microseconds(form, tiles, parts, p, d), len(options), split))
+    return min(options)[2] if options else dict(kernel.default)
+
+
+def _microseconds(form: _Form, tiles: int, parts: int, p: Problem, d: Device) -> float:
+    waves = -(-tiles * parts // d.sms)
+    busy = waves * (math.ceil(p.k / 32 / parts) * form.step + form.rest)
+    sums = 4 * p.m * p.n * p.batch * parts if parts > 1 else 0
+    adding = _COMBINING + _PART * parts + 2 * sums / _MEMORY if parts > 1 else 0.0
+    fetched = p.bytes / (_MEMORY * min(1.0, tiles * parts / d.sms or 1.0))
+    return max(busy, fetched) + 0.1 * min(busy, fetched) + adding
+
+
 _COMMON = dict(
     threads=_threads,
     block=lambda c: (_threads(c), 1, 1),
@@ -135,13 +203,7 @@ WGMMA_TF32 = Kernel(
         SPLIT=(1, 2, 4, 8, 16, 33, 66, 132),
     ),
     default=dict(MB=256, NB=128, KB=32, TA=256, TB=64, STAGES=4, CLUSTER=1, GROUP=8, SPLIT=1),
-    fallbacks=(
-        dict(MB=128, NB=128, KB=32, TA=128, TB=64, STAGES=6, CLUSTER=1, GROUP=8, SPLIT=1),
-        dict(MB=128, NB=64, KB=64, TA=128, TB=64, STAGES=4, CLUSTER=1, GROUP=8, SPLIT=1),
-        dict(MB=64, NB=64, KB=64, TA=64, TB=64, STAGES=6, CLUSTER=1, GROUP=8, SPLIT=1),
-        dict(MB=64, NB=128, KB=32, TA=64, TB=64, STAGES=2, CLUSTER=1, GROUP=8, SPLIT=1),
-        dict(MB=32, NB=64, KB=64, TA=32, TB=64, STAGES=3, CLUSTER=1, GROUP=8, SPLIT=1),
-    ),
+    suggested=lambda p, d: _suggested(WGMMA_TF32, _FORMS, p, d),
     dtypes=("tf32",),
     hopper=Feed(boxes=_boxes, along=_along),
     rules=(
@@ -167,22 +229,18 @@ WGMMA_TF32X3 = Kernel(
     file="13_wgmma_tf32x3.cu",
     title="Hopper: float32 as the sum of two tf32, three products of them",
     space=dict(
-        MB=(64, 128, 192),
+        MB=(32, 64, 128, 192),
         NB=(64, 128, 192),
         KB=(32,),
         TA=(32, 64, 128, 192),
         TB=(64, 128),
-        STAGES=(2, 3, 4, 6),
+        STAGES=(2, 3, 4, 6, 7),
         CLUSTER=(1, 2),
         GROUP=(1, 4, 8, 16),
         SPLIT=(1, 2, 4, 8, 16, 33, 66, 132),
     ),
     default=dict(MB=128, NB=128, KB=32, TA=128, TB=64, STAGES=3, CLUSTER=1, GROUP=8, SPLIT=1),
-    fallbacks=(
-        dict(MB=64, NB=128, KB=32, TA=64, TB=64, STAGES=4, CLUSTER=1, GROUP=8, SPLIT=1),
-        dict(MB=64, NB=64, KB=32, TA=64, TB=64, STAGES=6, CLUSTER=1, GROUP=8, SPLIT=1),
-        dict(MB=64, NB=64, KB=32, TA=64, TB=64, STAGES=2, CLUSTER=1, GROUP=8, SPLIT=1),
-    ),
+    suggested=lambda p, d: _suggested(WGMMA_TF32X3, _FORMS_X3, p, d),
     dtypes=("tf32x3",),
     hopper=Feed(boxes=_boxes, along=("k", "k"), terms=2),
     rules=(
