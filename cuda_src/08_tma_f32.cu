@@ -1,18 +1,28 @@
 // 08 tma_f32: plain multiply-adds, fed by Hopper's tensor memory accelerator.
 //
-// Rung 05 spends 7 % of its instructions on something else than multiply-adds, and its two warps of
-// a scheduler meet at a barrier after every tile. Both go here:
+// Rung 05 waits: its warps meet at a barrier after every tile, and every thread computes where to
+// fetch what. Here four warps do nothing but fetch, and nobody meets anybody:
 //
 //     one thread  | wait: 1 empty? fetch 4  |  wait: 2 empty? fetch 5  | ...
 //     every warp  | wait: 2 full? | multiply-adds of tile 2 | 2 is empty | wait: 3 full? | ...
 //
 // - Tiles come by TMA: no thread computes an address, checks an index or carries a number into
 //   shared memory. Beyond the end of a matrix there are zeros, so that every size runs this text.
-// - Both tiles lie across k, so that a fragment is read 16 bytes at a time and no bank is met twice.
-//   Operands that are stored along k are turned round before (common/repack.cuh: 1 % at 4096).
+// - Both tiles lie across k, so that fragments are read 16 bytes at a time from different banks.
+//   Operands that are stored along k are turned round before (common/repack.cuh: 1.8 % at 4096).
 // - Barriers "full" and "empty" for each stage: warps drift apart, and while one waits for its
-//   fragments another multiplies.
-// - Blocks stay and take tile after tile: the next is fetched while this one is stored.
+//   fragments another multiplies. Those that fetch give their registers to those that multiply.
+// - The main loop is a pass of ROWS rows, not a whole tile: 17 KB of instructions for 16 x 8. With
+//   35 KB the multiprocessor waits for instructions, with 69 KB it is 12 % slower.
+// - SLICES of a tile, for small products: warps that share a tile of C take different rows of k.
+// - SPLIT, for tiles that are too few for a last round of all blocks.
+//
+// What limits it is the register file. It has two banks, of even and of odd registers, and each
+// gives one number for a multiply-add in a clock: loops of nothing else ran at 97 % of peak where
+// each read one number, at 66 % where half of them read two from one bank; the operand cache holds
+// a number only for the next instruction. So sums and the numbers that change with each instruction
+// must sit in different banks, and the number that stays must change seldom. STRIDE is all that the
+// source can do for that: of 1024 multiply-adds in 1098 instructions some 4 % conflict.
 
 #ifndef MB
 #define MB 256  // rows of C that one block computes
@@ -25,6 +35,12 @@
 #endif
 #ifndef ROWS
 #define ROWS 8  // rows of a tile that one pass of the main loop multiplies
+#endif
+#ifndef EARLY
+#define EARLY 1  // rows whose fragments are read ahead
+#endif
+#ifndef STRIDE
+#define STRIDE 2  // the multiply-adds go through every STRIDE-th number of a fragment first
 #endif
 #ifndef TA
 #define TA 16  // rows of C that one thread computes
@@ -65,17 +81,18 @@ static_assert(MB % (TA * LANES) == 0 && NB % (TB * ACROSS) == 0,
               "warps of 4 x 8 threads tile the block evenly: 4 TA divides MB and 8 TB divides NB");
 static_assert(TA % VECTOR == 0 && TB % VECTOR == 0, "fragments are made of 16-byte vectors");
 static_assert(MB <= 256 && NB <= 256 && KB <= 256, "a tile is one box: MB, NB, KB <= 256");
-static_assert(ROWS % 2 == 0 && KB % (ROWS * SLICES) == 0,
-              "passes are whole, of pairs of rows: ROWS is even and ROWS * SLICES divides KB");
+static_assert((EARLY == 1 || EARLY == 2) && ROWS % (2 * EARLY) == 0 && KB % (ROWS * SLICES) == 0,
+              "passes are whole: EARLY is 1 or 2, 2 EARLY divides ROWS, ROWS * SLICES divides KB");
+static_assert(STRIDE == 1 || STRIDE == 2 || STRIDE == 4, "STRIDE is 1, 2 or 4");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
 static_assert(WARPS % 4 == 0, "registers change hands between warpgroups: 4 warps or a multiple");
-static_assert(TA * TB + 2 * (TA + TB) + 24 <= MANY,
-              "sums, two fragments of A and of B and 24 more fit in the registers of a thread");
+static_assert(TA * TB + (EARLY + 1) * (TA + TB) + 24 <= MANY,
+              "sums, fragments and 24 more fit in the registers of a thread");
 
 struct Maps {
     TensorMap a, b, c;
 };
-// Where the ring stands: the stage's first byte, its barrier "full", the parity of that one's phase.
+// Where the ring stands: the stage's first byte, its barrier "full", the parity of its phase.
 struct Ring {
     unsigned tile, full, parity;
     __device__ __forceinline__ unsigned empty() const { return full + 8 * STAGES; }
@@ -89,8 +106,8 @@ struct Ring {
     }
 };
 
-// What is to be done: tiles of `batch` matrices. With SPLIT, tiles that are too few for a last round
-// of all blocks are split into so many parts of k.
+// What is to be done: tiles of `batch` matrices. With SPLIT, those that are too few for a last
+// round of all blocks are split into so many parts of k.
 struct Product {
     unsigned batch, steps, tiles_m, tiles_n;
     __device__ __forceinline__ unsigned tiles() const { return tiles_m * tiles_n * batch; }
@@ -164,7 +181,7 @@ __device__ __forceinline__ void read_fragment(float (&fragment)[T], unsigned row
     }
 }
 
-// sum += a b^T, back and forth along the longer side, first its even numbers and then its odd ones.
+// sum += a b^T, back and forth along the longer side, every STRIDE-th of its numbers first.
 __device__ __forceinline__ void add_products(float (&sum)[TA][TB], const float (&a)[TA],
                                              const float (&b)[TB]) {
     constexpr int LONG = TA > TB ? TA : TB, SHORT = TA > TB ? TB : TA;
@@ -173,7 +190,7 @@ __device__ __forceinline__ void add_products(float (&sum)[TA][TB], const float (
 #pragma unroll
         for (int l = 0; l < LONG; l++) {
             const int turned = s % 2 ? LONG - 1 - l : l;
-            const int x = turned % (LONG / 2) * 2 + turned / (LONG / 2);
+            const int x = turned % (LONG / STRIDE) * STRIDE + turned / (LONG / STRIDE);
             const int i = TA > TB ? x : s, j = TA > TB ? s : x;
             sum[i][j] += a[i] * b[j];
         }
@@ -218,25 +235,29 @@ struct Target {
     }
 };
 
-// sum = op(A) op(B) of one unit. A pass multiplies ROWS rows of a tile, and reads a row ahead, the
-// first of the next tile before the last of this one is multiplied.
+// sum = op(A) op(B) of one unit. A pass multiplies ROWS rows of a tile and reads EARLY rows ahead:
+// the first of the next tile before the last of this one are multiplied.
 __device__ __forceinline__ void multiply(float (&sum)[TA][TB], unsigned steps, Ring& ring,
-                                         unsigned base, unsigned y, unsigned x) {
-    float a[2][TA], b[2][TB];
+                                         unsigned base, unsigned from_a, unsigned from_b) {
+    float a[2 * EARLY][TA], b[2 * EARLY][TB];
     unsigned row_a, row_b, passes = DEEP / ROWS;
     const auto enter = [&] {
-        row_a = ring.tile + y;
-        row_b = ring.tile + x;
+        row_a = ring.tile + from_a;
+        row_b = ring.tile + from_b;
         barrier_wait(ring.full, ring.parity);
     };
+    const auto read = [&](int to, int row) {
+        read_fragment<TA, LANES>(a[to % (2 * EARLY)], row_a + row * MB * 4);
+        read_fragment<TB, ACROSS>(b[to % (2 * EARLY)], row_b + row * NB * 4);
+    };
     enter();
-    read_fragment<TA, LANES>(a[0], row_a);
-    read_fragment<TB, ACROSS>(b[0], row_b);
+#pragma unroll
+    for (int q = 0; q < EARLY; q++) read(q, q);
 #pragma unroll 1
     while (true) {
 #pragma unroll
         for (int q = 0; q < ROWS; q++) {
-            if (q == ROWS - 1) {
+            if (q == ROWS - EARLY) {
                 row_a += ROWS * MB * 4;
                 row_b += ROWS * NB * 4;
                 if (DEEP == ROWS || --passes == 0) {  // its part of this tile is in registers
@@ -245,15 +266,16 @@ __device__ __forceinline__ void multiply(float (&sum)[TA][TB], unsigned steps, R
                     if (threadIdx.x % 32 == 0) barrier_arrive(ring.empty());
                     ring.advance(base);
                     if (--steps == 0) {
-                        add_products(sum, a[q % 2], b[q % 2]);
+#pragma unroll
+                        for (int r = q; r < ROWS; r++)
+                            add_products(sum, a[r % (2 * EARLY)], b[r % (2 * EARLY)]);
                         return;
                     }
                     enter();
                 }
             }
-            read_fragment<TA, LANES>(a[(q + 1) % 2], row_a + (q + 1) % ROWS * MB * 4);
-            read_fragment<TB, ACROSS>(b[(q + 1) % 2], row_b + (q + 1) % ROWS * NB * 4);
-            add_products(sum, a[q % 2], b[q % 2]);
+            read(q + EARLY, (q + EARLY) % ROWS);
+            add_products(sum, a[q % (2 * EARLY)], b[q % (2 * EARLY)]);
         }
     }
 }
@@ -315,14 +337,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const unsigned x = tile % WARPS_N * (TB * ACROSS) + lane % ACROSS * VECTOR;
     const unsigned from_a = (slice * DEEP * MB + y) * 4;
     const unsigned from_b = A_BYTES + (slice * DEEP * NB + x) * 4;
+    float4* const scratch = reinterpret_cast<float4*>(shared + STAGES * (STAGE_BYTES + 16)) +
+                            threadIdx.x % (WARPS_MN * 32);
     Ring ring{base, base + STAGES * STAGE_BYTES, 0};
     for (unsigned id = blockIdx.x; id < p.units(); id += gridDim.x) {
         float sum[TA][TB] = {};
-        const unsigned steps = Unit(p, id).steps();
+        unsigned steps = Unit(p, id).steps();
+        asm("" : "+r"(steps));
         if (steps > 0) multiply(sum, steps, ring, base, from_a, from_b);
         if (SLICES > 1) {
-            gather(sum, slice,
-                   reinterpret_cast<float4*>(shared + STAGES * (STAGE_BYTES + 16)) + threadIdx.x % (WARPS_MN * 32));
+            gather(sum, slice, scratch);
             if (slice > 0) continue;
         }
         asm("" : "+r"(id));  // computed anew: its numbers would take registers from the loop

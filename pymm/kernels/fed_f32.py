@@ -49,6 +49,12 @@ def _stay_together(c: Config, p: Problem, d: Device) -> bool:
     )
 
 
+def _config(mb: int, nb: int, kb: int, ta: int, tb: int, **others: int) -> dict[str, int]:
+    usual = dict(SLICES=1, STAGES=4, BLOCKS=1, GROUP=8, SPLIT=1)
+    tile = dict(MB=mb, NB=nb, KB=kb, ROWS=8, EARLY=1, STRIDE=4, TA=ta, TB=tb)
+    return tile | usual | others
+
+
 TMA_F32 = Kernel(
     number=8,
     name="tma_f32",
@@ -58,27 +64,19 @@ TMA_F32 = Kernel(
         MB=(32, 64, 128, 160, 256),
         NB=(64, 128, 160, 256),
         KB=(16, 32, 64),
-        ROWS=(8, 16),
+        ROWS=(8,),
+        EARLY=(1, 2),
+        STRIDE=(2, 4),
         TA=(8, 16, 20),
-        TB=(8, 16, 20),
+        TB=(8, 20),
         SLICES=(1, 2, 4, 8),
         STAGES=(3, 4),
         BLOCKS=(1, 2, 3),
         GROUP=(8,),
-        SPLIT=(1, 2, 3, 4, 8, 16),
+        SPLIT=(1, 2, 3, 4, 8),
     ),
-    default=dict(
-        MB=256, NB=128, KB=32, ROWS=8, TA=16, TB=8, SLICES=1, STAGES=4, BLOCKS=1, GROUP=8, SPLIT=1
-    ),
-    fallbacks=(
-        dict(
-            MB=64, NB=128, KB=32, ROWS=8, TA=16, TB=8, SLICES=4, STAGES=4, BLOCKS=1, GROUP=8,
-            SPLIT=1,
-        ),
-        dict(
-            MB=64, NB=64, KB=16, ROWS=8, TA=8, TB=8, SLICES=2, STAGES=4, BLOCKS=1, GROUP=8, SPLIT=1
-        ),
-    ),
+    default=_config(256, 128, 32, 16, 8),
+    fallbacks=(_config(64, 128, 32, 16, 8, SLICES=4), _config(64, 64, 16, 8, 8, SLICES=2)),
     threads=_threads,
     block=lambda c: (_threads(c), 1, 1),
     tiles=lambda c, p: (tiles(c, p), 1),
@@ -105,9 +103,14 @@ TMA_F32 = Kernel(
             lambda c, p, d: max(c.MB, c.NB, c.KB) <= 256,
         ),
         Rule(
-            "passes are whole, of pairs of rows: ROWS is even and ROWS * SLICES divides KB",
-            lambda c, p, d: c.ROWS % 2 == 0 and c.KB % (c.ROWS * c.SLICES) == 0,
+            "passes are whole: EARLY is 1 or 2, 2 EARLY divides ROWS, ROWS * SLICES divides KB",
+            lambda c, p, d: (
+                c.EARLY in (1, 2)
+                and c.ROWS % (2 * c.EARLY) == 0
+                and c.KB % (c.ROWS * c.SLICES) == 0
+            ),
         ),
+        Rule("STRIDE is 1, 2 or 4", lambda c, p, d: c.STRIDE in (1, 2, 4)),
         Rule(
             "a tile is fetched while another is used: STAGES >= 2",
             lambda c, p, d: c.STAGES >= 2,
@@ -117,8 +120,8 @@ TMA_F32 = Kernel(
             lambda c, p, d: _warps(c) > 0 and _warps(c) % 4 == 0,
         ),
         Rule(
-            "sums, two fragments of A and of B and 24 more fit in the registers of a thread",
-            lambda c, p, d: c.TA * c.TB + 2 * (c.TA + c.TB) + 24 <= _registers(c),
+            "sums, fragments and 24 more fit in the registers of a thread",
+            lambda c, p, d: c.TA * c.TB + (c.EARLY + 1) * (c.TA + c.TB) + 24 <= _registers(c),
         ),
         THREADS_FIT,
         PARTS_HAVE_STEPS,
