@@ -82,6 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.classes:
             return hold(worker, products, options, console, started)
         return _run(worker, [problem for _, problem in products], options, console)
+    except WorkerFailed as failure:  # a child was lost, and no other could be started
+        console.print(str(failure), markup=False, highlight=False, soft_wrap=True)
+        return 3
     except (StoreError, ValueError) as failure:
         parser.error(str(failure))
     finally:

@@ -27,6 +27,7 @@ from pymm.problem import Problem
 from pymm.records import Environment
 from pymm.rows import append, begun
 from pymm.select import Choice, select
+from pymm.session import begin
 from pymm.source import kernel_digest, render
 from pymm.worker import UNKNOWN_PEAK, Reply, Request, Worker, time_limit
 
@@ -137,12 +138,13 @@ class Contest:
             build.result()
         except CompileFailed as failure:
             return self._named(entry) | {"outcome": "compile_failed", "detail": _line(str(failure))}
-        reply = self.worker.ask(
-            Request("compare", entry.problem, (entry.choice.config,), rounds=self.rounds,
-                    against_others=True, quick=True, budget=SECONDS_PER_PRODUCT,
-                    triton=self.triton),
-            time_limit(entry.problem, self.device, quick=True),
+        request = Request(
+            "compare", entry.problem, (entry.choice.config,), rounds=self.rounds,
+            against_others=True, quick=True, budget=SECONDS_PER_PRODUCT, triton=self.triton,
         )  # fmt: skip
+        begin(self.worker, request, time_limit(entry.problem, self.device, quick=True))
+        while (reply := self.worker.result(timeout=1.0)) is None:
+            pass
         if reply.outcome != "ok":
             return self._named(entry) | {"outcome": reply.outcome, "detail": _line(reply.detail)}
         return self._named(entry) | self._measured(entry, reply)

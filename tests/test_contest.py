@@ -2,11 +2,16 @@
 
 import csv
 import math
+from types import SimpleNamespace
 
 import pytest
+from recorded import NoCompiler
 
 from pymm import bench, classes, contest
+from pymm.child import Reply
 from pymm.classes import class_problems
+from pymm.device import Device
+from pymm.measure import Trial
 from pymm.problem import Problem
 
 
@@ -44,6 +49,40 @@ def test_one_row_for_each_product_and_nothing_twice(tmp_path, capsys):
         assert float(row["gflops"]) == pytest.approx(flops / float(row["us"]) / 1e3, rel=1e-4)
     assert run(path, "--classes", "all", "--transposes", "NN,TT") == 0
     assert len(rows_of(path)) == 12, "only what was not there"
+
+
+class Unlucky:
+    """A worker whose first request hangs; the others are answered."""
+
+    device = Device("recorder", "cuda", capability=(9, 0), sms=132, peak_flops={"f32": 1e12})
+    compiler = SimpleNamespace(toolchain="recorder 1.0")
+    asked = 0
+
+    def begin(self, request, limit):
+        self.request, self.limit = request, limit
+        self.asked += 1
+
+    def result(self, timeout):
+        if self.asked == 1:
+            return Reply(outcome="timed_out", detail="exceeded its time limit", lost=True)
+        (config,) = self.request.configs
+        trial = Trial(self.request.problem, config, "ok", 1e-5, 0.01, (1e-5,) * 5, error=0.5)
+        times = {"cublas": [2e-5] * 5, "cublaslt": [1.5e-5] * 5, "triton": [3e-5] * 5}
+        return Reply((trial,), times, deviations={config.slug: 1e-7, "cublaslt": 2e-7})
+
+
+def test_a_kernel_that_hangs_costs_its_row_and_is_tried_again(tmp_path):
+    worker, path = Unlucky(), tmp_path / "classes.csv"
+    held = contest.Contest(worker, None, path, open_compiler=NoCompiler)
+    entries = held.entries(class_problems(["small", "large"], ["f32"], ["NN"]))
+    assert held.run(entries) == 1
+    first, second = rows_of(path)
+    assert (first["outcome"], first["us"]) == ("timed_out", "") and "limit" in first["detail"]
+    assert (second["us"], second["ratio"], second["triton_ratio"]) == ("10", "1.5", "3")
+    assert (second["rms"], second["opponent_rms"]) == ("1e-07", "2e-07")
+    assert worker.limit < 60, "not the minutes that a thorough check may take"
+    assert held.run(entries) == 0 and worker.asked == 3
+    assert [row["outcome"] for row in rows_of(path)] == ["timed_out", "ok", "ok"]
 
 
 def test_a_run_that_is_cut_off_says_so(tmp_path, capsys):
