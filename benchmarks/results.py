@@ -1,5 +1,6 @@
 """Writes benchmarks/RESULTS.md from the CSV of `python -m pymm.bench --classes`:
-`python benchmarks/results.py`.
+`python benchmarks/results.py`; the part about shapes never tuned from what `benchmarks/unseen.py`
+wrote.
 
 The goals are geometric means of a class: opponent's time / pymm's time, the opponent the faster of
 cuBLAS's two libraries. With `--check` nothing is written and the status is 1 if the file is not
@@ -16,7 +17,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "benchmarks" / "RESULTS.md"
-FILE = ROOT / "benchmarks" / "results" / "nvidia-h200" / "classes.csv"
+FOLDER = ROOT / "benchmarks" / "results" / "nvidia-h200"
+FILE, UNSEEN = FOLDER / "classes.csv", FOLDER / "unseen.csv"
 
 Row = dict[str, str]
 
@@ -53,7 +55,11 @@ def main(arguments: Sequence[str]) -> int:
         text = None
     else:
         with open(FILE, encoding="utf-8", newline="") as lines:
-            text = "\n".join(document(latest(csv.DictReader(lines)))) + "\n"
+            page = document(latest(csv.DictReader(lines)))
+        if UNSEEN.exists():
+            with open(UNSEEN, encoding="utf-8", newline="") as lines:
+                page += ["", *unseen(list(csv.DictReader(lines)))]
+        text = "\n".join(page) + "\n"
     if "--check" in arguments:
         written = TABLE.read_text(encoding="utf-8") if TABLE.exists() else None
         return int(written != text)
@@ -183,6 +189,28 @@ def products(rows: Sequence[Row]) -> list[str]:
             f"{start}| {times} | {ratio} | {rate} | {peak} | {float(row['spread']):.1%} "
             f"| {row['rms']} | {row['opponent_rms']} | {config} |"
         )
+    return lines
+
+
+def unseen(rows: Sequence[Row]) -> list[str]:
+    """Random shapes that nothing was tuned for: what was chosen against their own searches."""
+    lines = [
+        "## Shapes never tuned",
+        "",
+        f"Written by `python benchmarks/unseen.py` into `{UNSEEN.relative_to(ROOT)}`: random",
+        "extents with a search each, whose result was thrown away; then what is chosen without it,",
+        "the default, and what the search found, measured in turn.",
+        "",
+        "| type | products | chosen / fastest, geometric mean | least | default / chosen, least |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    for dtype in [*dict.fromkeys(row["dtype"] for row in rows), "all"]:
+        at = [row for row in rows if dtype in (row["dtype"], "all")]
+        parts = [float(row["of_fastest"]) for row in at]
+        beside = [float(row["of_default"]) for row in at if row["of_default"]]
+        average = math.exp(sum(map(math.log, parts)) / len(parts))
+        least = f"{min(beside):.2f}" if beside else ""
+        lines.append(f"| {dtype} | {len(at)} | {average:.3f} | {min(parts):.2f} | {least} |")
     return lines
 
 

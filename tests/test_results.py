@@ -56,6 +56,18 @@ def test_the_last_row_of_a_product_counts():
     assert any("3 products, 0 of them failed" in line for line in page)
 
 
+def test_unseen_shapes_by_type_and_all_together():
+    rows = [
+        {"dtype": "f32", "of_fastest": "1", "of_default": "1.5"},
+        {"dtype": "f32", "of_fastest": "0.81", "of_default": "0.99"},
+        {"dtype": "f64", "of_fastest": "0.9", "of_default": ""},
+    ]
+    lines = results.unseen(rows)
+    assert "| f32 | 2 | 0.900 | 0.81 | 0.99 |" in lines
+    assert "| f64 | 1 | 0.900 | 0.90 |  |" in lines
+    assert lines[-1] == "| all | 3 | 0.900 | 0.81 | 0.99 |"
+
+
 @pytest.mark.parametrize("dtype", list(results.GOALS))
 def test_every_goal_names_a_class(dtype):
     from pymm.classes import shapes_of
