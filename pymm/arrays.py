@@ -221,12 +221,13 @@ def _device(array: Any, description: dict, name: str) -> Operand:
     if description.get("mask") is not None:
         raise TypeError(f"{name}: pymm does not multiply masked elements")
     dtype = _dtype(array, description["typestr"])
-    shape = tuple(int(extent) for extent in description["shape"])
+    shape = tuple(map(int, description["shape"]))
     address, readonly = description["data"]
     strides = description.get("strides")
-    form = Form.packed(shape, dtype)
-    if strides is not None:
-        form = Form(shape, tuple(int(stride) for stride in strides), dtype)
+    if strides is None:
+        form = Form.packed(shape, dtype)
+    else:
+        form = Form(shape, tuple(map(int, strides)), dtype)
     stream = description.get("stream")
     if stream == 0:
         raise ValueError(f"{name}: its CUDA array interface names stream 0, which is ambiguous")

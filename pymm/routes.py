@@ -70,9 +70,9 @@ class Route(ABC):
         return operand.form
 
     def _out_form(self) -> Form:
-        out = self.call.out
-        packed = Form.packed(self.call.shape, self.call.out_dtype)
-        return packed if out is None else self._form(out)
+        if self.call.out is not None:
+            return self._form(self.call.out)
+        return Form.packed(self.call.shape, self.call.out_dtype)
 
 
 class InPlace(Route):
@@ -192,7 +192,7 @@ class OnDevice(Route):
         """The launches go to `stream`, else to the stream of the first operand that names one."""
         call, backend = self.call, self.backend
         result = self._result()
-        target = adopt(result, "out")
+        target = call.out or adopt(result, "out")
         streams = [x.stream for x in (target, *call.operands) if x.stream is not None]
         first = stream if stream is not None else backend.stream(streams[0] if streams else None)
         others = dict.fromkeys(streams if stream is not None else streams[1:])

@@ -13,14 +13,15 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from pymm.kernels import Config, Feed
-from pymm.problem import Problem
+from pymm.problem import ELEMENTS, Problem
 
 #: Headers that a kernel may still include because nothing else gives what they declare. None so
 #: far: the text is the key.
 ALLOWED_INCLUDES: tuple[str, ...] = ()
 
-#: By NumPy's names. F16 and BF16 are the kernels' own (common/halves.cuh): CUDA's need an include.
-C_TYPES = {"float32": "float", "float64": "double", "float16": "F16", "bfloat16": "BF16"}
+#: F16 and BF16 are the kernels' own (common/halves.cuh): CUDA's names need an include.
+_C_NAMES = {"f32": "float", "f64": "double", "f16": "F16", "bf16": "BF16"}
+C_TYPES = {ELEMENTS[name]: spelled for name, spelled in _C_NAMES.items()}
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,12 @@ def render(config: Config, problem: Problem, alignment: int | None = None) -> So
     elif kernel.backend == "cuda":
         defines["GUARDED"] = int(kernel.guarded(config, problem))
         if problem.out_dtype != problem.numpy_dtype:
-            defines["OUT"] = C_TYPES[problem.out_dtype.name]
+            defines["OUT"] = C_TYPES[problem.out_dtype]
     if not kernel.aligned:
         alignment = problem.numpy_dtype.itemsize
     elif alignment is None:
         alignment = problem.alignment
-    defines["REAL"] = C_TYPES[problem.numpy_dtype.name]
+    defines["REAL"] = C_TYPES[problem.numpy_dtype]
     return _render(config, alignment, tuple(defines.items()))
 
 
@@ -73,8 +74,8 @@ def _fed(feed: Feed, problem: Problem) -> dict[str, int | str]:
     many numbers stand for one, and whether they are rounded to tf32.
     """
     return {
-        "OUT": C_TYPES[problem.out_dtype.name],
-        "SUM": C_TYPES[problem.scalar_dtype.name],
+        "OUT": C_TYPES[problem.out_dtype],
+        "SUM": C_TYPES[problem.scalar_dtype],
         "TERMS": feed.terms,
         "ROUNDED": int(problem.dtype.startswith("tf32")),
     }

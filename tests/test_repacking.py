@@ -149,8 +149,7 @@ def test_parts_are_added_up(drv, load, real, split, rows, m, n, batch, alpha, be
     if beta == 0:
         c[..., :n] = np.nan
     c[..., n:] = 7
-    type_of = {"float16": "F16", "bfloat16": "BF16"}.get(real, C_TYPES[real])
-    function = load("combine", OUT=type_of, SUM=C_TYPES[sums.name], SPLIT=split)
+    function = load("combine", OUT=C_TYPES[dtype], SUM=C_TYPES[sums], SPLIT=split)
     given, out = drv.to_device(parts), drv.to_device(c.view(np.uint8))
     form = "d" if sums.itemsize == 8 else "f"
     arguments = struct.pack(f"<QQqq{form}{form}iii", int(given), int(out), ld, m * ld, alpha, beta,
@@ -178,8 +177,7 @@ def test_numbers_of_16_bits_are_rounded_as_numpy_does(drv, load):
         near = near[np.isfinite(near).all(axis=1)]
         parts = np.zeros((2, 1, *near.shape), np.float32)
         parts[0, 0] = near
-        name = "F16" if dtype == np.float16 else "BF16"
-        function = load("combine", OUT=name, SUM="float", SPLIT=2)
+        function = load("combine", OUT=C_TYPES[dtype], SUM="float", SPLIT=2)
         given, out = drv.to_device(parts), drv.mem_alloc(near.size * 2)
         where = int(given), int(out), 4, 0
         arguments = struct.pack("<QQqqffiii", *where, 1.0, 0.0, len(near), 4, 1)
