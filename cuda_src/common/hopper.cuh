@@ -74,13 +74,6 @@ __device__ __forceinline__ void leave_registers() {
 __device__ __forceinline__ void warpgroup_sync(int id) {
     asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
 }
-// A barrier of two warpgroups: one waits, the other says that it may go on.
-__device__ __forceinline__ void pair_sync(int id) {
-    asm volatile("bar.sync %0, 256;" ::"r"(id) : "memory");
-}
-__device__ __forceinline__ void pair_arrive(int id) {
-    asm volatile("bar.arrive %0, 256;" ::"r"(id) : "memory");
-}
 
 // Copy the box at (x, y, z) to shared memory, of this block or of all blocks of the cluster in
 // `blocks`; its bytes count at the barrier of every block that gets it.

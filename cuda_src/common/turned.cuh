@@ -22,8 +22,8 @@ constexpr int BOX = 32, ROW = BOX * 4, DEEP = KB / BOX;  // numbers and bytes of
 constexpr int A_BYTES = MB * KB * 4, B_BYTES = NB * KB * 4;  // of one term
 constexpr int STAGE_BYTES = TERMS * (A_BYTES + B_BYTES);
 constexpr int PIECES = TB / 64;                  // pieces of 64 columns
-constexpr int STAGED = TA % 64 == 0 ? 64 : TA % 32 == 0 ? 32 : 16;  // rows on their way out
-constexpr int STAGED_BYTES = (STAGED < 32 ? 32 : STAGED) * 2 * ROW;  // of one warpgroup
+constexpr int STAGED = TA % 32 == 0 ? 32 : 16;  // rows of a piece on its way out
+constexpr int SLOTS = 2, SLOT_BYTES = 32 * 2 * ROW;  // pieces of one warpgroup, bytes of one
 // As in rung 07: registers of a thread, few for those that fetch.
 constexpr bool GREEDY = TERMS * TA * TB > 128 * 128 && CONSUMERS <= 2;
 constexpr int FEW = GREEDY ? 24 : CONSUMERS <= 2 ? 40 : CONSUMERS == 3 ? 32 : 64;
@@ -203,7 +203,7 @@ __device__ __forceinline__ void run(const Product& p, const Result& result,
     extern __shared__ unsigned char shared[];
     unsigned char* const aligned = shared + (-address_of_shared(shared) & 1023);
     unsigned char* const staging = aligned + STAGES * STAGE_BYTES;
-    const unsigned full = address_of_shared(staging + CONSUMERS * STAGED_BYTES);
+    const unsigned full = address_of_shared(staging + CONSUMERS * SLOTS * SLOT_BYTES);
     const unsigned empty = full + 8 * STAGES, base = address_of_shared(aligned);
     // The same for a whole warp, and said so: descriptors then live in uniform registers.
     const unsigned group = __shfl_sync(~0u, threadIdx.x / 128, 0);
@@ -222,16 +222,9 @@ __device__ __forceinline__ void run(const Product& p, const Result& result,
     } else {
         take_registers<MANY>();
         Consumer consumer{aligned, base, full, empty, Place(group), {}};
-        // One warpgroup multiplies while the other stores, where the ring has room for a whole unit
-        // and there are units to follow.
-        const bool turns = CONSUMERS == 2 && p.k <= STAGES * KB &&
-                           1ll * p.m * p.n * p.batch > 2ll * MB * NB * gridDim.x;
-        if (turns && group == 1) pair_arrive(6);
         each_unit(p, [&](const Unit& unit) {
             Sums sum;
-            if (turns) pair_sync(6 + group);
             multiply(consumer, sum, unit);
-            if (turns) pair_arrive(7 - group);
             Result here = result;
             here.C += unit.matrix * batch_c;
             if constexpr (SPLIT > 1) {
@@ -239,7 +232,7 @@ __device__ __forceinline__ void run(const Product& p, const Result& result,
                 here.C = parts + (1ll * unit.part * p.batch + unit.matrix) * result.m * here.ld;
                 here.boxed = false;
             }
-            here.store(sum, unit, staging + group * STAGED_BYTES, consumer.at);
+            here.store(sum, unit, staging + group * SLOTS * SLOT_BYTES, consumer.at);
         });
         if (threadIdx.x % 128 == 0) stores_wait();
     }

@@ -52,7 +52,7 @@ struct Result {
     __device__ __forceinline__ void store(Sums& sum, const Unit& unit, unsigned char* staging,
                                           const Place& at) const {
         const bool elected = threadIdx.x % 128 == 0;
-        const unsigned staged = address_of_shared(staging), i0 = unit.row + at.down * TA;
+        const unsigned i0 = unit.row + at.down * TA;
 #pragma unroll
         for (int u = 0; u < PIECES; u++) {
             const unsigned j0 = unit.column + at.right * TB + u * 64;
@@ -60,17 +60,21 @@ struct Result {
 #pragma unroll
             for (int r = 0; r < TA; r += STAGED) {
                 const unsigned row = SWAPPED ? j0 : i0 + r, column = SWAPPED ? i0 + r : j0;
-                if (elected) stores_have_read();
+                // With nothing before it, the first piece does not know which slot is older.
+                unsigned char* const slot =
+                    staging + (u * (TA / STAGED) + r / STAGED) % SLOTS * SLOT_BYTES;
+                if (elected) u + r == 0 ? stores_have_read<0>() : stores_have_read<SLOTS - 1>();
                 warpgroup_sync(at.group + 1);
-                stage(staging, sum[u] + r / 2, at);
+                stage(slot, sum[u] + r / 2, at);
                 if (boxed) written_for_copies();
                 warpgroup_sync(at.group + 1);
                 if (!boxed) {
-                    copy(staging, row, column, at);
+                    copy(slot, row, column, at);
                 } else if (elected) {
 #pragma unroll
                     for (unsigned q = 0; q < BOXES_C; q++)
-                        store_box(map, staged + q * HIGH * ROW, column + q * 32, row, unit.matrix);
+                        store_box(map, address_of_shared(slot) + q * HIGH * ROW,
+                                  column + q * 32, row, unit.matrix);
                     stores_commit();
                 }
             }

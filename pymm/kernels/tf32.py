@@ -51,16 +51,16 @@ def _along(p: Problem) -> tuple[str, str]:
 
 
 def _staged(c: Config) -> int:
-    """Rows of C that a warpgroup stores at a time."""
-    return 64 if c.TA % 64 == 0 else 32 if c.TA % 32 == 0 else 16
+    """Rows of a piece of C that a warpgroup stores at a time."""
+    return 32 if c.TA % 32 == 0 else 16
 
 
 def _shared_elements(c: Config, p: Problem) -> int:
-    """The stages, 64 columns of C for each warpgroup on their way out, two barriers for each stage,
-    and up to 1 KiB to the boundary that swizzled boxes need.
+    """The stages, two pieces of C of 32 x 64 for each warpgroup on their way out, two barriers for
+    each stage, and up to 1 KiB to the boundary that swizzled boxes need.
     """
     stages = c.STAGES * c.kernel.hopper.terms * (c.MB + c.NB) * c.KB
-    return stages + _consumers(c) * max(_staged(c), 32) * 64 + 4 * c.STAGES + 256
+    return stages + _consumers(c) * 2 * 32 * 64 + 4 * c.STAGES + 256
 
 
 def _tiles(c: Config, p: Problem) -> tuple[int, int]:
@@ -129,8 +129,10 @@ class _Form(NamedTuple):
 
 
 _FORMS = (
-    _Form(256, 128, 32, 4, 0.60, 8.0),
-    _Form(128, 128, 32, 6, 0.36, 6.0),
+    _Form(256, 128, 32, 4, 0.59, 7.4),
+    _Form(224, 128, 32, 4, 0.54, 5.3),
+    _Form(160, 128, 32, 5, 0.44, 5.0),
+    _Form(128, 128, 32, 6, 0.39, 2.5),
     _Form(128, 64, 64, 4, 0.32, 2.4),
     _Form(64, 128, 64, 4, 0.34, 2.4),
     _Form(64, 64, 64, 6, 0.23, 1.7),
@@ -144,6 +146,9 @@ _FORMS_X3 = (
     _Form(32, 64, 32, 7, 0.30, 1.6),
 )
 
+#: Up to this k storing C takes longest, which 128 x 128 row by row does best.
+_SHALLOW = 64
+
 #: Microseconds: a second launch, and each part that it adds up; bytes of a microsecond.
 _COMBINING, _PART, _MEMORY = 3.0, 0.04, 4e6
 
@@ -153,7 +158,7 @@ def _suggested(kernel: Kernel, forms: tuple[_Form, ...], p: Problem, d: Device) 
     options = []
     for form in forms:
         given = dict(MB=form.MB, NB=form.NB, KB=form.KB, TA=form.MB, TB=64, STAGES=form.STAGES)
-        given |= dict(CLUSTER=1, GROUP=8, SPLIT=1)
+        given |= dict(CLUSTER=1, GROUP=1 if p.k <= _SHALLOW else 8, SPLIT=1)
         while given["STAGES"] > 2 and not STAGES_FIT.holds(kernel.config(given), p, d):
             given["STAGES"] -= 1
         config = kernel.config(given)
@@ -170,6 +175,8 @@ def _suggested(kernel: Kernel, forms: tuple[_Form, ...], p: Problem, d: Device) 
 
 def _microseconds(form: _Form, tiles: int, parts: int, p: Problem, d: Device) -> float:
     waves = -(-tiles * parts // d.sms)
+    if p.k <= _SHALLOW and tiles > d.sms:
+        return abs(form.MB * form.NB - 128 * 128)
     busy = waves * (math.ceil(p.k / 32 / parts) * form.step + form.rest)
     sums = 4 * p.m * p.n * p.batch * parts if parts > 1 else 0
     adding = _COMBINING + _PART * parts + 2 * sums / _MEMORY if parts > 1 else 0.0
