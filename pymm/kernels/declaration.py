@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pymm.device import Device
+from pymm.kernels import enumeration
 from pymm.problem import Problem
 
 #: No tile, depth or register tile of any kernel is larger; a number above it in a file or an
@@ -202,24 +202,8 @@ class Kernel:
         return [rule.reason for rule in self.rules if not rule.holds(config, problem, device)]
 
     def configs(self, problem: Problem, device: Device) -> tuple[list[Config], Counter[str]]:
-        """All configurations of the space that may run, and how many each rule turned down (first
-        broken rule counts).
-        """
-        valid, rejected = [], Counter()
-        for config in self._all():
-            for rule in self.rules:
-                if not rule.holds(config, problem, device):
-                    rejected[rule.reason] += 1
-                    break
-            else:
-                valid.append(config)
-        return valid, rejected
-
-    def _all(self) -> Iterator[Config]:
-        for values in itertools.product(*self.space.values()):
-            config = Config(self.name, tuple(zip(self.space, values, strict=True)), self.backend)
-            config.__dict__["kernel"] = self
-            yield config
+        """All configurations of the space that may run, and how many each rule turned down."""
+        return enumeration.configs(self, problem, device)
 
 
 @dataclass(frozen=True)
