@@ -351,12 +351,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         }
         asm("" : "+r"(id));  // computed anew: its numbers would take registers from the loop
         const Unit unit(p, id);
-        Target target{C + unit.matrix * batch_c, ldc, unsigned(m), unsigned(n), alpha, beta};
         if (unit.parted) {
             const unsigned pitch = (n + 3) / 4 * 4;
-            target = {parts + (1ll * unit.part * batch + unit.matrix) * m * pitch, pitch,
-                      unsigned(m), pitch, 1.0f, 0.0f};
+            const long long before = (1ll * unit.part * batch + unit.matrix) * m;
+            Target{parts + before * pitch, pitch, unsigned(m), pitch, 1.0f, 0.0f}.store(
+                sum, unit.i0 + y, unit.j0 + x);
+        } else {
+            Target{C + unit.matrix * batch_c, ldc, unsigned(m), unsigned(n), alpha, beta}.store(
+                sum, unit.i0 + y, unit.j0 + x);
         }
-        target.store(sum, unit.i0 + y, unit.j0 + x);
     }
 }
