@@ -17,13 +17,16 @@ from pymm.device import Device
 from pymm.kernels import Config
 from pymm.problem import Problem
 
-#: Seconds, measured on an H200: an event-timed empty kernel, a second launch behind it, from a load
+#: Seconds, measured on an H200: an event-timed empty kernel, one more launch behind it, from a load
 #: of device memory to its use, and the barriers of a step.
-LAUNCH, NEXT_LAUNCH, LATENCY, STEP = 3.5e-6, 2.0e-6, 0.7e-6, 6e-8
+LAUNCH, NEXT_LAUNCH, LATENCY, STEP = 3.5e-6, 3.0e-6, 0.7e-6, 6e-8
 
 #: Parts of the peak: multiply-adds from registers (59 to 61 of 66.9 TFLOP/s), device memory (3.95
 #: of 4.8 TB/s), and what one multiprocessor gets from L2 in bytes per clock (of 64).
 ISSUE, MEMORY, L2_BYTES = 0.92, 0.82, 52.0
+
+#: Part of the bandwidth at which operands are turned round ahead (134 MB in 50 us).
+COPY = 0.7
 
 #: Bytes per clock that a multiprocessor reads from shared memory, and instructions it issues.
 SHARED_BYTES, SLOTS = 128.0, 4.0
@@ -215,7 +218,7 @@ def _extra_seconds(
         elements = tiles * shape.mb * shape.nb * problem.batch * shape.parts
         seconds += 2 * elements * sums / (2 * _bandwidth(device))
         one = shape.parts * shape.mb * shape.nb * sums / L2_BYTES / clock
-        seconds += NEXT_LAUNCH if hopper else LATENCY + one
+        seconds += NEXT_LAUNCH + 6 * LATENCY if hopper else LATENCY + one
     if hopper:
         received, moved = hopper.received(problem), 0
         size = problem.numpy_dtype.itemsize
@@ -227,7 +230,7 @@ def _extra_seconds(
             if other or row * size % 16 or hopper.terms > 1:
                 moved += count * size * problem.batch * (1 + hopper.terms)
         if moved:
-            seconds += NEXT_LAUNCH + LATENCY + moved / _bandwidth(device)
+            seconds += NEXT_LAUNCH + LATENCY + moved / (COPY * _bandwidth(device))
     return seconds
 
 

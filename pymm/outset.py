@@ -1,22 +1,35 @@
-"""What a search begins with: the valid configurations, and of them the first to be tried: the
-default, those stored for the nearest problems, and those that the cost model expects most of.
+"""What a search begins with, made ready while others measure: the valid configurations, and of them
+the first to be tried: the default, those stored for the nearest problems, and those that the cost
+model expects most of.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+import multiprocessing
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
-from pymm.cost import most_promising
+from pymm.cost import most_promising, predicted_seconds
 from pymm.device import Device
-from pymm.kernels import Config, Kernel
+from pymm.kernels import Config, Kernel, find_kernel
 from pymm.problem import Problem
 from pymm.records import Record
+from pymm.verify import sources
+
+Task = tuple[Problem, Kernel]
 
 #: Stored configurations of the nearest problems that are tried, and of the cost model's.
 PORTFOLIO, PROMISING = 5, 12
+
+#: Problems whose first texts are compiled while others are measured: a text takes seconds.
+LOOK_AHEAD = 8
+
+#: Processes that prepare quick searches, and configurations that such a search keeps.
+PREPARERS, MOST_KEPT = 4, 4000
 
 
 @dataclass(frozen=True)
@@ -52,11 +65,85 @@ class Outset:
         return apart + 100 * (other.dtype != p.dtype) + 10 * (other.layout != p.layout)
 
 
-def prepare(problem: Problem, kernel: Kernel, device: Device) -> Outset:
-    """Everything about a search that needs no measurement; takes up to seconds."""
+def prepare(
+    problem: Problem, kernel: str | Kernel, device: Device, most: int | None = None
+) -> tuple[tuple[Config, ...], Config, tuple[Config, ...]]:
+    """What of a search needs no measurement, and takes up to seconds: the valid configurations (the
+    `most` that the cost model expects most of), the default, and the promising ones.
+    """
+    if isinstance(kernel, str):
+        kernel = find_kernel(kernel, "cpu" if device.kind == "cpu" else "cuda")
     valid, _ = kernel.configs(problem, device)
+    if most is not None and device.kind != "cpu" and len(valid) > most:
+        valid = sorted(valid, key=lambda c: predicted_seconds(c, problem, device))[:most]
     default = kernel.default_for(problem, device)
     if not kernel.violations(default, problem, device) and default not in valid:
         valid.append(default)
     promising = most_promising(valid, problem, device, PROMISING)
-    return Outset(problem, kernel, tuple(valid), default, tuple(promising))
+    return tuple(valid), default, tuple(promising)
+
+
+class Lookout:
+    """Prepares the searches to come, and has their first texts compiled, while others measure.
+
+    A `quick` one keeps few configurations of each and works in processes of its own: a large space
+    takes seconds of Python, which the process that measures has not.
+    """
+
+    def __init__(self, device: Device, compiler: Any, quick: bool) -> None:
+        self.device, self.compiler, self.quick = device, compiler, quick
+        self._prepared: dict[Task, Future] = {}
+        self._builds: dict[Task, list[Future]] = {}
+        self._pool: Executor
+        if quick and device.kind != "cpu":
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(PREPARERS, mp_context=context)
+        else:
+            self._pool = ThreadPoolExecutor(1)
+
+    def __enter__(self) -> Lookout:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def next(self, waiting: Sequence[Task]) -> Task:
+        """Of the first few tasks the one that waits for the fewest texts."""
+        for task in waiting[:LOOK_AHEAD]:
+            if task not in self._prepared:
+                self._prepared[task] = self._prepare(*task)
+        return min(waiting[:LOOK_AHEAD], key=self._to_wait_for)
+
+    def take(self, task: Task) -> tuple[Outset, list[Future]]:
+        """What the task begins with, and its texts at the compiler; waits for both to be known."""
+        problem, kernel = task
+        outset = Outset(problem, kernel, *self._prepared[task].result())
+        if task not in self._builds:
+            self._compile(task, outset)
+        return outset, self._builds[task]
+
+    def _prepare(self, problem: Problem, kernel: Kernel) -> Future:
+        processes = isinstance(self._pool, ProcessPoolExecutor)
+        name = kernel.name if processes else kernel
+        most = MOST_KEPT if self.quick else None
+        return self._pool.submit(prepare, problem, name, self.device, most)
+
+    def _to_wait_for(self, task: Task) -> float:
+        """Texts that a task would wait for. On a CPU all are compiled between measurements."""
+        if self.device.kind == "cpu":
+            return 0
+        if not self._prepared[task].done():
+            return math.inf
+        if task not in self._builds:
+            self._compile(task, Outset(*task, *self._prepared[task].result()))
+        return sum(not build.done() for build in self._builds[task])
+
+    def _compile(self, task: Task, outset: Outset) -> None:
+        self._builds[task] = []
+        if self.device.kind != "cpu":
+            texts = (
+                text
+                for config in outset.first(())
+                for text in sources(config, task[0])[: 1 if self.quick else None]
+            )
+            self._builds[task] = [self.compiler.submit(text) for text in texts]

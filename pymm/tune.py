@@ -6,7 +6,6 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import date
@@ -21,7 +20,7 @@ from pymm.interrupts import Stop
 from pymm.journal import Busy, ForeignFile, TrialLog
 from pymm.kernels import Kernel, find_kernel, kernels_for
 from pymm.options import Options, parse
-from pymm.outset import Outset, prepare
+from pymm.outset import Lookout, Task
 from pymm.problem import DTYPES, Problem
 from pymm.progress import Line, Progress, show_lines
 from pymm.search import Search, open_storage, open_study
@@ -29,7 +28,6 @@ from pymm.session import Decision, Session
 from pymm.shapes import parse_shapes
 from pymm.source import kernel_digest
 from pymm.store import Environment, Record, StoreError, load, put
-from pymm.verify import sources
 from pymm.worker import Site, Worker, WorkerFailed
 
 TUNED, NOT_ALL, BAD_OPTIONS, NO_DEVICE, INTERRUPTED = 0, 1, 2, 3, 130
@@ -37,12 +35,8 @@ TUNED, NOT_ALL, BAD_OPTIONS, NO_DEVICE, INTERRUPTED = 0, 1, 2, 3, 130
 #: Part of a problem's time that is kept for the comparison at its end, and at most that long.
 FINAL_PART, FINAL_MOST = 0.3, 15.0
 
-#: Problems whose first texts are compiled while others are measured: a text takes seconds. And the
-#: shares of the time that a problem may take until enough of them are there.
-LOOK_AHEAD, PATIENCE = 8, 4
-
-#: What a search begins with, and its texts at the compiler.
-Ahead = tuple[Outset, list[Future[None]]]
+#: Shares of the time that a problem may take until enough of its first texts are compiled.
+PATIENCE = 4
 
 
 
@@ -183,35 +177,15 @@ class Tuner:
         log = TrialLog(self.options.csv or self.folder / "trials.csv")
         held.callback(log.close)
         progress = held.enter_context(Progress(self.console))
-        self.preparing = held.enter_context(ThreadPoolExecutor(1))
-        self.prepared: dict[tuple[Problem, Kernel], Future[Ahead]] = {}
+        quick = self.options.checks == "quick"
+        lookout = held.enter_context(Lookout(self.device, compiler, quick))
         waiting = list(tasks)
         while waiting and not self.stop():
-            for coming in waiting[:LOOK_AHEAD]:
-                if coming not in self.prepared:
-                    work = self.preparing.submit(self._prepare, *coming, compiler)
-                    self.prepared[coming] = work
-            task = min(waiting[:LOOK_AHEAD], key=self._to_wait_for)
+            task = lookout.next(waiting)
             ends = self._share(len(waiting))
             waiting.remove(task)
             of = f"{len(tasks) - len(waiting)}/{len(tasks)}"
-            self._one(*task, ends, of, compiler, log, progress)
-
-    def _to_wait_for(self, task: tuple[Problem, Kernel]) -> float:
-        """Texts that a task would wait for. On a CPU all are compiled between measurements."""
-        prepared = self.prepared[task]
-        if self.device.kind == "cpu":
-            return 0
-        return sum(not b.done() for b in prepared.result()[1]) if prepared.done() else math.inf
-
-    def _prepare(self, problem: Problem, kernel: Kernel, compiler: Any) -> Ahead:
-        """What a task begins with, and its first texts at the compiler while others measure."""
-        outset = prepare(problem, kernel, self.device)
-        if self.device.kind == "cpu":
-            return outset, []
-        quick = self.options.checks == "quick"
-        texts = (sources(c, problem)[: 1 if quick else None] for c in outset.first(()))
-        return outset, [compiler.submit(text) for config in texts for text in config]
+            self._one(task, ends, of, lookout, compiler, log, progress)
 
     def _share(self, left: int) -> float:
         """When the next of `left` tasks is over, by the monotonic clock."""
@@ -227,15 +201,15 @@ class Tuner:
 
     def _one(
         self,
-        problem: Problem,
-        kernel: Kernel,
+        task: Task,
         ends: float,
         of: str,
+        lookout: Lookout,
         compiler: Any,
         log: TrialLog,
         progress: Progress,
     ) -> None:
-        outset, builds = self.prepared.pop((problem, kernel)).result()
+        (problem, kernel), (outset, builds) = task, lookout.take(task)
         if not outset.valid:
             self.failed += 1
             return progress.say(f"{problem.slug} {kernel.name}: no configuration is valid here")

@@ -1,10 +1,12 @@
 """What a search tries first."""
 
 import pytest
+from recorded import NoCompiler
 
 from pymm.device import Device, cuda_peaks
 from pymm.kernels import find_kernel
-from pymm.outset import PORTFOLIO, PROMISING, prepare
+from pymm.outset import PORTFOLIO, PROMISING, Lookout, Outset
+from pymm.outset import prepare as prepared
 from pymm.problem import Problem
 from pymm.records import Environment, Record
 from pymm.source import kernel_digest
@@ -16,6 +18,10 @@ H200 = Device(
 )  # fmt: skip
 PROBLEM = Problem(1000, 1000, 1000)
 VALID = KERNEL.configs(PROBLEM, H200)[0]
+
+
+def prepare(problem, kernel, device):
+    return Outset(problem, kernel, *prepared(problem, kernel, device))
 
 
 def record(config, extent, **more):
@@ -56,3 +62,20 @@ def test_a_cpu_has_nothing_promising(kernel):
     cpu = Device("cpu", "cpu", sms=2, vector_bytes=64, vector_registers=32)
     outset = prepare(PROBLEM, find_kernel(kernel, "cpu"), cpu)
     assert outset.promising == () and outset.first(()) == [outset.default]
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_searches_are_prepared_while_others_measure(quick):
+    """Texts of the next problems are at the compiler; the one with the fewest to come is next."""
+    compiler = NoCompiler()
+    tasks = [(Problem(n, n, n), KERNEL) for n in (100, 200, 300)]
+    with Lookout(H200, compiler, quick) as lookout:
+        assert lookout.next(tasks) in tasks
+        outset, builds = lookout.take(tasks[1])
+        assert outset.default == KERNEL.default_config and len(outset.promising) == PROMISING
+        assert len(builds) >= len(outset.first(()))
+        assert {build.done() for build in builds} == {True}
+        for task in tasks:
+            lookout.take(task)
+        assert lookout.next(tasks[1:]) == tasks[1], "all are ready"
+    assert len(prepared(PROBLEM, "register_tile", H200, 50)[0]) == 51, "and the default"
