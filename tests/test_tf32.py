@@ -240,3 +240,28 @@ def test_any_size_layout_stride_and_stack(slug):
         judged = (problem, *values, alpha, beta)
         finding = compare(got, reference.product(*judged), reference.error_bound(*judged))
         assert not touched and finding.right, (problem.slug, gaps, touched, finding.detail)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("k, most", [(64, 1.8e-7), (4096, 3e-7)])
+def test_three_products_err_less_than_float32(k, most):
+    """Seen on an H200: 1.3e-7 and 2.4e-7, where float32's own products err by 1.4e-7 and 1.2e-6
+    (relative, Frobenius norm, normal numbers).
+    """
+    backend = open_device("cuda")
+    problem = Problem(200, 300, k, "tf32x3")
+    kernel = find_kernel("wgmma_tf32x3")
+    if not kernel.runs_on(backend.device):
+        pytest.fail(f"{kernel.name} needs a Hopper GPU, not {backend.device.name}")
+    fields = [Field(backend, problem.numpy_dtype, shape) for shape in stored_shapes(problem)]
+    a, b, _ = values = normal(problem, k)
+    for field, value in zip(fields, values, strict=True):
+        field.write(value)
+    matrices = [field.matrix for field in fields]
+    config = kernel.default_for(problem, backend.device)
+    call = executable(backend, config, problem).bind(problem, 1.0, *matrices[:2], 0.0, matrices[2])
+    call()
+    backend.synchronize()
+    exact = reference.product(problem, a, b)
+    off = fields[2].read()[0].astype(float) - exact
+    assert np.linalg.norm(off) < most * np.linalg.norm(exact)
