@@ -61,10 +61,10 @@ def matmul(
     dtype, casting: type to compute in, and which conversions may happen, as for NumPy's ufuncs.
         Integers and complex numbers need `dtype=`; arrays of a GPU are not converted.
     precision: "ieee", plain multiply-add in the type of the product (16 bits: in float32). For
-        float32 on Hopper GPUs also "tf32": the operands are rounded to 11 significant bits (errors
-        of 2^-11 each, no conversion of the arrays) and the sums are float32; and "tf32x3": each
+        float32 on some GPUs also "tf32": the operands are rounded to 11 significant bits (errors of
+        2^-11 each; the very largest become infinite) and added up in float32; and "tf32x3": each
         number is the sum of two such, multiplied three times, which leaves 22 bits (2^-20 of the
-        sum of absolute values) and adds in float32. Never chosen unless it is asked for.
+        sum of absolute values). Never chosen unless it is asked for; the arrays stay float32.
     out_dtype: float32 for float16 and bfloat16 operands: the sums as they are, not rounded to 16
         bits. An `out` of float32 asks for it as well, and c is of that type then.
     stream: PyCUDA Stream, integer handle, or a PyTorch, CuPy or `__cuda_stream__` object. Left out,
