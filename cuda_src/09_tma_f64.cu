@@ -177,6 +177,12 @@ __device__ __forceinline__ bool gather(Sums& sum, unsigned scratch, unsigned thr
     return true;
 }
 
+// One arrival for each warp.
+__device__ __forceinline__ void give_back(unsigned empty) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(empty);
+}
+
 __device__ __forceinline__ void multiply(Sums& sum, const Fragments& f) {
 #pragma unroll
     for (int i = 0; i < ROWS; i++)
@@ -184,41 +190,38 @@ __device__ __forceinline__ void multiply(Sums& sum, const Fragments& f) {
         for (int j = 0; j < COLUMNS; j++) mma<KI>(sum[i * COLUMNS + j], f.a[i], f.b[j]);
 }
 
-// sum += op(A) op(B) of the next `steps` tiles. A stage is given back when it has been read.
+// sum += op(A) op(B) of the next `steps` tiles.
+//
+// A stage is given back in the next pass of the loop. Reads from shared memory may still be under
+// way when an instruction behind them arrives at a barrier, but not when the mma have been issued
+// that multiply what was read; and those end up anywhere within their own pass.
 __device__ __forceinline__ void multiply(Sums& sum, Ring& ring, unsigned steps, unsigned from_a,
                                          unsigned from_b) {
-    const bool first = threadIdx.x % 32 == 0;
+    unsigned leaving = 0, here = ring.offset();
     Fragments now, next;
-    if (DEPTHS == 1) {
-#pragma unroll 1
-        for (; steps > 0; steps--, ring.advance()) {
-            ring.wait_full();
-#pragma unroll
-            for (int d = 0; d < TK; d += KI) {
-                now.read(from_a + ring.offset(), from_b + ring.offset(), d);
-                if (d + KI == TK) {
-                    __syncwarp();
-                    if (first) barrier_arrive(ring.empty + 8 * ring.stage);
-                }
-                multiply(sum, now);
-            }
-        }
-        return;
-    }
-    unsigned here = ring.offset();
-    if (steps > 0) {
+    if (DEPTHS == 2 && steps > 0) {
         ring.wait_full();
         now.read(from_a + here, from_b + here, 0);
     }
 #pragma unroll 1
     for (; steps > 0; steps--) {
+        if (leaving != 0) give_back(leaving);
+        leaving = ring.empty + 8 * ring.stage;
+        if (DEPTHS == 1) {
+            ring.wait_full();
+            here = ring.offset();
+            ring.advance();
+        }
 #pragma unroll
-        for (int d = 0; d < TK; d += 2 * KI) {
-            const bool last = d + 2 * KI == TK;
+        for (int d = 0; d < TK; d += DEPTHS * KI) {
+            if (DEPTHS == 1) {
+                now.read(from_a + here, from_b + here, d);
+                multiply(sum, now);
+                continue;
+            }
             next.read(from_a + here, from_b + here, d + KI);
             multiply(sum, now);
-            const unsigned leaving = ring.empty + 8 * ring.stage;
-            if (last) {
+            if (d + 2 * KI == TK) {
                 ring.advance();
                 if (steps > 1) {  // else the beginning of this tile is read again, for nothing
                     here = ring.offset();
@@ -226,13 +229,10 @@ __device__ __forceinline__ void multiply(Sums& sum, Ring& ring, unsigned steps, 
                 }
             }
             now.read(from_a + here, from_b + here, (d + 2 * KI) % TK);
-            if (last) {
-                __syncwarp();
-                if (first) barrier_arrive(leaving);
-            }
             multiply(sum, next);
         }
     }
+    if (leaving != 0) give_back(leaving);
 }
 
 __device__ __forceinline__ void consume(const Product& product, const Result& result, Ring ring,
@@ -248,9 +248,10 @@ __device__ __forceinline__ void consume(const Product& product, const Result& re
         Unit unit = product.unit(id);
         unsigned steps = unit.end - unit.begin;
         if (unit.i0 + y >= result.m || unit.j0 + x >= result.n) {  // nothing to do for this warp
+#pragma unroll 1
             for (; steps > 0; steps--, ring.advance()) {
                 ring.wait_full();
-                if (lane == 0) barrier_arrive(ring.empty + 8 * ring.stage);
+                give_back(ring.empty + 8 * ring.stage);
             }
             if (KB > TK) threads_sync<WARPS * 32>(1), threads_sync<WARPS * 32>(1);
             continue;

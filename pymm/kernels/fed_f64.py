@@ -35,15 +35,17 @@ def _shared_elements(c: Config, p: Problem) -> int:
     return c.STAGES * ((c.MB + c.NB) * c.KB + 2) + (c.KB // c.TK - 1) * c.MB * c.NB
 
 
-def _registers(c: Config) -> int:
-    """Registers of a thread that multiplies: sums, fragments, and the rest, which is least where
-    each step is one pass of the loop (checked with nvcc 13.0: what this lets through does not
-    spill).
+def _registers(c: Config, p: Problem) -> int:
+    """Registers of a thread that multiplies: sums, fragments, and the rest (checked with nvcc 13.0:
+    what this lets through does not spill). With one depth of fragments the last rows are read when
+    the first have been multiplied.
     """
-    numbers = c.TA * c.TB // 32 + (c.TA + c.TB) * c.KI * c.DEPTHS // 32
-    if c.DEPTHS == 1 and c.TA >= 48:  # the last rows are read when the first have been multiplied
-        return 2 * numbers + 8
-    return 2 * numbers + (16 if c.KB == c.TK == c.KI * c.DEPTHS < 32 else 32)
+    numbers = 2 * (c.TA * c.TB // 32 + (c.TA + c.TB) * c.KI * c.DEPTHS // 32)
+    if c.DEPTHS == 1 and c.TA >= 48:
+        return numbers + (24 if p.trans_a and not p.trans_b else 8)
+    if c.KB == c.TK == c.KI * c.DEPTHS < 32:
+        return numbers + 16
+    return numbers + (32 if c.KB == c.TK else 40)
 
 
 def _launched(c: Config, d: Device) -> int:
@@ -65,7 +67,7 @@ def _fit_together(c: Config, p: Problem, d: Device) -> bool:
     """
     return (
         _launched(c, d) >= 80
-        and _registers(c) <= min(_left(c, d), d.max_registers_per_thread)
+        and _registers(c, p) <= min(_left(c, d), d.max_registers_per_thread)
         and c.BLOCKS * _threads(c) <= d.max_threads_per_sm
         and c.BLOCKS * (c.kernel.shared_bytes(c, p) + 1024) <= d.shared_per_sm
     )
@@ -92,12 +94,12 @@ TMA_F64 = Kernel(
         TA=(16, 32, 64),
         TB=(16, 32),
         TK=(16, 32, 64),
-        KI=(4, 8, 16),
+        KI=(8, 16),
         DEPTHS=(1, 2),
-        STAGES=(2, 3, 4, 5, 6, 8),
+        STAGES=(2, 3, 4, 6, 8),
         BLOCKS=(1, 2, 3),
-        GROUP=(4, 8, 16),
-        SPLIT=(1, 2, 4, 16, 33, 66, 132),
+        GROUP=(8, 16),
+        SPLIT=(1, 2, 4, 33, 132),
     ),
     default=dict(
         MB=128,
