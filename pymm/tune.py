@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import date
@@ -20,7 +21,7 @@ from pymm.interrupts import Stop
 from pymm.journal import Busy, ForeignFile, TrialLog
 from pymm.kernels import Kernel, find_kernel, kernels_for
 from pymm.options import Options, parse
-from pymm.outset import Lookout, Task
+from pymm.outset import Lookout, Outset
 from pymm.problem import DTYPES, Problem
 from pymm.progress import Line, Progress, show_lines
 from pymm.search import Search, open_storage, open_study
@@ -182,10 +183,11 @@ class Tuner:
         waiting = list(tasks)
         while waiting and not self.stop():
             task = lookout.next(waiting)
+            outset, builds = lookout.take(task)
             ends = self._share(len(waiting))
             waiting.remove(task)
             of = f"{len(tasks) - len(waiting)}/{len(tasks)}"
-            self._one(task, ends, of, lookout, compiler, log, progress)
+            self._one(outset, builds, ends, of, compiler, log, progress)
 
     def _share(self, left: int) -> float:
         """When the next of `left` tasks is over, by the monotonic clock."""
@@ -201,15 +203,15 @@ class Tuner:
 
     def _one(
         self,
-        task: Task,
+        outset: Outset,
+        builds: Sequence[Future],
         ends: float,
         of: str,
-        lookout: Lookout,
         compiler: Any,
         log: TrialLog,
         progress: Progress,
     ) -> None:
-        (problem, kernel), (outset, builds) = task, lookout.take(task)
+        problem, kernel = outset.problem, outset.kernel
         if not outset.valid:
             self.failed += 1
             return progress.say(f"{problem.slug} {kernel.name}: no configuration is valid here")
