@@ -61,7 +61,7 @@ static_assert(MB * NB % (THREADS * VECTOR) == 0, "threads share the vectors of a
 // OUTER x KB elements of op(A) (or of op(B)^T) in shared memory. Stored along k (ALONG) they are
 // OUTER lines of KB elements, otherwise KB lines of OUTER. Eight lanes that read 16 bytes each from
 // one column of eight lines along k would meet in few banks: so the vectors of a line change places
-// (`turn`), and whatever eight lanes read or write at a time lies in eight different groups of banks.
+// (`turn`), and what eight lanes read or write at a time lies in eight different groups of banks.
 template <bool ALONG, int OUTER, int T>
 struct Slice {
     static constexpr int LINE = ALONG ? KB : OUTER, LINES = ALONG ? OUTER : KB;
@@ -241,7 +241,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
     Vector total[VECTORS];
     add_slices(total, sum, shared, thread, y, x);
-    if (!gather<THREADS>(total, workspace, thread, *reinterpret_cast<unsigned*>(bytes))) return;
+    unsigned& arrived = *reinterpret_cast<unsigned*>(bytes);
+    if (!gather<THREADS>(total, workspace, thread, arrived)) return;
     C += blockIdx.z * batch_c;
 #pragma unroll
     for (int v = 0; v < VECTORS; v++)

@@ -40,8 +40,7 @@ OTHERS = (
     "register_tile-MB64-NB80-KB4-TA16-TB10",
     "transposed_a-MB8-NB96-KB3-TA2-TB12",
 )
-REALS = ("f32", "f64")
-LAYOUTS = ("NN", "NT", "TN", "TT")
+REALS, LAYOUTS = ("f32", "f64"), ("NN", "NT", "TN", "TT")
 
 
 @dataclass
@@ -83,8 +82,7 @@ class Runner:
         self, slug: str, dtype: str, layout: str, guarded: bool, alignment: int = 0
     ) -> Executable:
         """Compiled for rows anywhere, or at multiples of `alignment` bytes."""
-        key = slug, dtype, layout, guarded, alignment
-        if key not in self.compiled:
+        if (key := (slug, dtype, layout, guarded, alignment)) not in self.compiled:
             config = parse_slug(slug)
             # One column more than whole tiles have needs the guarded variant.
             m, n, k = config.MB, config.NB + guarded, config.as_dict().get("KB", 1)

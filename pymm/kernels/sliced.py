@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 from pymm.device import Device
 from pymm.kernels.declaration import STAGES_FIT, THREADS_FIT, Config, Kernel, Rule
 from pymm.kernels.simt import words
@@ -55,12 +58,12 @@ def _split_pays(c: Config, p: Problem, d: Device) -> bool:
 
 def _registers(c: Config, p: Problem) -> int:
     """Registers of a thread: accumulators, 16 bytes of k of both fragments, an address for each
-    vector of a line along k, and 24 for the rest. Checked with nvcc 13.0 for sm_80 and sm_90a:
-    what this lets through does not spill.
+    vector of a line along k, and 23 for the rest, or 24 where B lies along k and TB is the longer
+    side. Checked with nvcc 13.0 for sm_80 and sm_90a: what this lets through does not spill.
     """
     along = (not p.trans_a) + p.trans_b
     sums = c.TA * c.TB + _vector(p) * (c.TA + c.TB)
-    return sums * words(p) + along * c.KB // _vector(p) + 24
+    return sums * words(p) + along * c.KB // _vector(p) + 23 + (p.trans_b and c.TB > c.TA)
 
 
 def _fit_together(c: Config, p: Problem, d: Device) -> bool:
@@ -75,26 +78,96 @@ def _fit_together(c: Config, p: Problem, d: Device) -> bool:
     )
 
 
+#: Tiles and register tiles to choose from where nothing is tuned: of floats, and of doubles.
+_TILES = {
+    4: ((64, 64, 16, 8), (32, 64, 8, 8), (64, 32, 8, 8), (64, 16, 8, 4), (16, 64, 4, 8),
+        (32, 32, 4, 8), (32, 16, 4, 4), (16, 32, 4, 4), (128, 4, 4, 4), (4, 128, 4, 4)),
+    8: ((64, 32, 8, 8), (64, 16, 8, 4), (16, 64, 4, 8), (32, 16, 4, 4), (16, 32, 4, 4),
+        (128, 4, 4, 4), (4, 128, 4, 4)),
+}  # fmt: skip
+
+#: Depth, warps of a block, stages and blocks of a multiprocessor, in the order of preference: where
+#: each has one block, and where some have two (then one begins or ends while the other multiplies).
+_ALONE = ((32, 8, 2, 1), (16, 8, 2, 1), (32, 4, 3, 1), (32, 4, 2, 1), (16, 4, 2, 1), (8, 4, 2, 1))
+_TOGETHER = ((16, 4, 3, 2), (16, 4, 2, 2), *_ALONE)
+
+#: Clocks of a launch with nothing to do, and of one level of the tree that adds up parts. Bytes in
+#: a clock that a multiprocessor gets from device memory where all ask for it (H200: 18) and where
+#: few do, and from L2.
+_LAUNCH, _LEVEL, _SHARED_MEMORY, _MEMORY, _L2 = 7000, 3500, 16, 24, 40
+
+
+def _suggested(p: Problem, d: Device) -> dict[str, int]:
+    """The tile and the parts of k with the least expected time."""
+    best = min(_options(p, d), key=lambda config: _clocks(config, p, d), default=None)
+    return dict(SLICED.default) if best is None else best.as_dict()
+
+
+def _options(p: Problem, d: Device) -> Iterator[Config]:
+    """Every tile with the first pipeline that fits, whole and with the parts of k that fill the
+    device.
+    """
+    for mb, nb, ta, tb in _TILES[p.numpy_dtype.itemsize]:
+        if ta == 16 and p.trans_a:  # the longer side for the operand that lies along k
+            ta, tb = tb, ta
+        blocks = max(-(-p.m // mb) * -(-p.n // nb) * p.batch, 1)
+        for kb, slices, stages, together in _TOGETHER if blocks > d.sms else _ALONE:
+            form = dict(MB=mb, NB=nb, KB=kb, TA=ta, TB=tb, SLICES=slices, STAGES=stages)
+            whole = SLICED.config(form | dict(BLOCKS=together, GROUP=8, SPLIT=1))
+            if SLICED.violations(whole, p, d):
+                continue
+            yield whole
+            parts = min(d.sms // blocks, p.k // (2 * kb * slices))
+            if parts > 1:
+                split = SLICED.config(whole.as_dict() | dict(SPLIT=parts))
+                yield from () if SLICED.violations(split, p, d) else (split,)
+            break
+
+
+def _clocks(c: Config, p: Problem, d: Device) -> float:
+    """Clocks that a configuration should take: those of the multiprocessor with most blocks, or of
+    device memory, and of adding up the parts.
+    """
+    blocks, size = tiles(c, p) * p.batch * c.SPLIT, p.numpy_dtype.itemsize
+    depth = math.ceil(p.k / (c.KB * c.SLICES * c.SPLIT)) * c.KB * c.SLICES
+    multiply = c.MB * c.NB * depth / (128 / words(p)) * (1 + 2 / c.TA + 2 / c.TB)
+    read = (c.MB + c.NB) * depth * size / _L2
+    busy = min(blocks, d.sms)
+    memory = max(p.bytes / (_SHARED_MEMORY * d.sms), p.bytes / (_MEMORY * max(busy, 1)))
+    levels = math.ceil(math.log(c.SPLIT, FAN)) if c.SPLIT > 1 else 0
+    adding = _LEVEL + min(c.SPLIT, FAN) * c.MB * c.NB * size / _L2
+    computing = -(-blocks // d.sms) * max(multiply, read)
+    together = max(computing, memory) + 0.1 * min(computing, memory)
+    return _LAUNCH + together + levels * adding
+
+
+def _meant_for(p: Problem, d: Device) -> bool:
+    """Skinny products and small ones. Of doubles, where tensor cores multiply them, only those that
+    wait for memory.
+    """
+    if p.dtype == "f64" and d.capability in ((8, 0), (9, 0)):
+        return min(p.m, p.n) <= 16
+    return min(p.m, p.n) <= 64 or p.m * p.n * p.batch <= 2**20
+
+
 SLICED = Kernel(
     number=11,
     name="sliced",
     file="11_sliced.cu",
     title="warps that share a tile take turns along k; for skinny and deep products",
     space=dict(
-        MB=(4, 8, 16, 32, 64, 128, 256),
-        NB=(4, 8, 16, 32, 64, 128, 256),
+        MB=(4, 16, 32, 64, 128),
+        NB=(4, 16, 32, 64, 128),
         KB=(8, 16, 32),
         TA=(4, 8, 16),
         TB=(4, 8, 16),
-        SLICES=(1, 2, 4, 8, 16),
-        STAGES=(2, 3, 4, 6),
-        BLOCKS=(1, 2),
+        SLICES=(4, 8),
+        STAGES=(2, 3, 4),
+        BLOCKS=(1, 2, 3),
         GROUP=(8,),
-        SPLIT=(1, 2, 3, 4, 6, 8, 12, 16, 24, 33, 48, 66, 96, 132, 264),
+        SPLIT=(1, 2, 4, 8, 16, 33, 66, 132),
     ),
-    default=dict(
-        MB=64, NB=32, KB=8, TA=8, TB=8, SLICES=4, STAGES=3, BLOCKS=1, GROUP=8, SPLIT=1
-    ),
+    default=dict(MB=64, NB=32, KB=16, TA=8, TB=8, SLICES=4, STAGES=2, BLOCKS=1, GROUP=8, SPLIT=1),
     threads=lambda c: 32 * c.SLICES,
     block=lambda c: (32 * c.SLICES, 1, 1),
     tiles=lambda c, p: (tiles(c, p), c.SPLIT),
@@ -103,7 +176,8 @@ SLICED = Kernel(
     dynamic_shared=True,
     aligned=True,
     capability=(8, 0),
-    meant_for=lambda p, d: False,
+    suggested=_suggested,
+    meant_for=_meant_for,
     rules=(
         Rule(
             "each warp computes the whole tile: MB / TA * NB / TB is 32",
