@@ -13,16 +13,16 @@ from pymm.problem import Problem
 #: Bytes along k that one instruction multiplies.
 _DEPTH = 32
 
-#: What an untuned product may get: the largest tiles first, the better pipeline first.
+#: What an untuned product may get: the larger tiles first, the better pipeline first, KB in bytes.
 _TILES = (
     dict(MB=128, NB=128, TA=64, TB=64),
     dict(MB=128, NB=128, TA=64, TB=32),
-    dict(MB=64, NB=128, TA=32, TB=64),
+    dict(MB=128, NB=64, TA=64, TB=32),
     dict(MB=64, NB=64, TA=32, TB=32),
     dict(MB=32, NB=64, TA=16, TB=32),
     dict(MB=32, NB=32, TA=16, TB=16),
 )
-_PIPELINES = (dict(STAGES=4, BLOCKS=2), dict(STAGES=3, BLOCKS=2), dict(STAGES=3, BLOCKS=1))
+_PIPELINES = ((128, 4, 2), (128, 3, 2), (64, 4, 2), (64, 3, 2), (64, 3, 1))
 
 
 def _threads(c: Config) -> int:
@@ -56,18 +56,19 @@ def _fit_together(c: Config, p: Problem, d: Device) -> bool:
 
 
 def _suggested(p: Problem, d: Device) -> dict[str, int]:
-    """The largest tiles that keep nine multiprocessors of ten busy, else the smallest. Where even
-    those leave half of them idle, k is split into parts of eight steps or more.
+    """The largest tiles that keep nine multiprocessors of ten busy, else the smallest; twice as
+    many where numbers come through registers, which wants more warps. Where even the smallest leave
+    half of them idle, k is split into parts of eight steps or more.
     """
-    found = None
-    for sizes, pipeline in itertools.product(_TILES, _PIPELINES):
-        depth = dict(KB=2 * _DEPTH // p.numpy_dtype.itemsize)
-        config = TENSOR.config(sizes | depth | pipeline | dict(GROUP=8, SPLIT=1))
-        if found and config.MB * config.NB == found.MB * found.NB:
+    found, enough = None, 9 * d.sms * (1 if p.alignment >= 4 else 2)
+    for sizes, (depth, stages, blocks) in itertools.product(_TILES, _PIPELINES):
+        if found and sizes["MB"] * sizes["NB"] == found.MB * found.NB:
             continue
+        pipeline = dict(KB=depth // p.numpy_dtype.itemsize, STAGES=stages, BLOCKS=blocks)
+        config = TENSOR.config(sizes | pipeline | dict(GROUP=8, SPLIT=1))
         if not TENSOR.violations(config, p, d):
             found = config
-            if 10 * tiles(found, p) * p.batch >= 9 * d.sms:
+            if 10 * tiles(found, p) * p.batch >= enough:
                 break
     if found is None:
         return dict(TENSOR.default)
