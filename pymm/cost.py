@@ -19,7 +19,7 @@ from pymm.problem import Problem
 
 #: Seconds, measured on an H200: an event-timed empty kernel, one more launch behind it, from a load
 #: of device memory to its use, and the barriers of a step.
-LAUNCH, NEXT_LAUNCH, LATENCY, STEP = 3.5e-6, 3.0e-6, 0.7e-6, 6e-8
+LAUNCH, NEXT_LAUNCH, LATENCY, STEP = 3.5e-6, 4.5e-6, 0.7e-6, 6e-8
 
 #: Parts of the peak: multiply-adds from registers (59 to 61 of 66.9 TFLOP/s), device memory (3.95
 #: of 4.8 TB/s), and what one multiprocessor gets from L2 in bytes per clock (of 64).
@@ -230,7 +230,7 @@ def _extra_seconds(
             if other or row * size % 16 or hopper.terms > 1:
                 moved += count * size * problem.batch * (1 + hopper.terms)
         if moved:
-            seconds += NEXT_LAUNCH + LATENCY + moved / (COPY * _bandwidth(device))
+            seconds += NEXT_LAUNCH + 2 * LATENCY + moved / (COPY * _bandwidth(device))
     return seconds
 
 
