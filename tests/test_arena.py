@@ -118,6 +118,19 @@ def test_lost_digits_are_seen_although_integers_survive():
     assert 0 < bench.deviations[CONFIG.slug] < 1e-6
 
 
+def test_what_goes_wrong_now_and_then_is_looked_at_twice():
+    """Right when it is checked first, wrong after it was timed."""
+    runs = []
+
+    def spoil(c, problem, matrix, beta):
+        runs.append(problem)
+        if len(runs) > 2:
+            c[0, 0, 0] += 1
+
+    (trial,) = quick(Problem(40, 40, 20), spoil).compare([CONFIG], rounds=5)
+    assert trial.outcome == "wrong" and np.isnan(trial.seconds)
+
+
 def test_empty_problems_are_refused():
     with pytest.raises(ValueError, match="no element"):
         Arena(Machine()).place(Problem(0, 4, 4))
