@@ -82,6 +82,71 @@ def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
     return a, b, Box(_LINE, c.TA)
 
 
+# What to run where nothing is tuned: the form that a few measured times expect most of
+
+
+def _form(mb: int, nb: int, ta: int, tb: int, stages: int, **more: int) -> dict[str, int]:
+    """Parameters of a block; all of k at once and one block on a multiprocessor unless said."""
+    form = dict(MB=mb, NB=nb, KB=16, TA=ta, TB=tb, TK=16, KI=8, DEPTHS=2, STAGES=stages)
+    return form | dict(BLOCKS=1, GROUP=8, SPLIT=1) | more
+
+
+#: Forms and their multiply-adds in a clock of a multiprocessor, of 128 (one H200:
+#: benchmarks/LOG.md).
+_FORMS = (
+    (_form(128, 128, 64, 32, 6), 124),
+    (_form(128, 192, 64, 48, 5, KI=4, DEPTHS=1), 124),
+    (_form(64, 128, 32, 32, 8), 120),
+    (_form(64, 64, 32, 32, 6, BLOCKS=2), 115),
+    (_form(64, 64, 32, 16, 6, KB=32, TK=32), 115),
+    (_form(64, 64, 32, 32, 3, KB=64, TK=32), 110),
+    (_form(64, 32, 32, 16, 4, KB=64, TK=32), 100),
+    (_form(64, 16, 16, 16, 5, KB=64, TK=64), 60),
+    (_form(16, 64, 16, 32, 5, KB=64, TK=32), 60),
+    (_form(32, 16, 16, 16, 2, KB=128, TK=32), 60),
+)
+
+#: Fits wherever TMA is.
+_SMALLEST = _form(64, 64, 32, 32, 4)
+
+#: Clocks of a microsecond under load; microseconds of a tile besides its multiply-adds, and one for
+#: each 24,000 of its elements; microseconds of a second launch; bytes of a microsecond.
+_CLOCKS, _TILE, _LAUNCH, _MEMORY = 1850, 0.2, 3.0, 4.3e6
+
+
+def _suggested(p: Problem, d: Device) -> dict[str, int]:
+    """The form and the parts of k with the least expected time."""
+    options = [(form | dict(SPLIT=s), rate) for form, rate in _FORMS for s in _parts(form, p, d)]
+    fitting = [o for o in options if not TMA_F64.violations(TMA_F64.config(o[0]), p, d)]
+    return min(fitting, key=lambda o: _microseconds(*o, p, d), default=(_SMALLEST, 0))[0]
+
+
+def _parts(form: dict[str, int], p: Problem, d: Device) -> tuple[int, ...]:
+    """One, and for deep products as many as the device has blocks for; none for a tile so wide that
+    storing it takes a good part of the time.
+    """
+    if form["NB"] > 128 and p.k < 1024:
+        return ()
+    count = -(-p.m // form["MB"]) * -(-p.n // form["NB"]) * p.batch
+    fill = d.sms * form["BLOCKS"] // max(count, 1)
+    return (1, fill) if fill > 1 and p.k >= 512 * fill else (1,)
+
+
+def _microseconds(form: dict[str, int], rate: float, p: Problem, d: Device) -> float:
+    """Arithmetic and memory, of which the lesser hides for the most part."""
+    c = TMA_F64.config(form)
+    rounds = -(-tiles(c, p) * p.batch * c.SPLIT // (d.sms * c.BLOCKS))
+    area = rounds * c.BLOCKS * c.MB * c.NB
+    storing = _TILE + c.MB * c.NB / 24000
+    sums = area * p.k / c.SPLIT / (rate * _CLOCKS) + rounds * storing / c.BLOCKS
+    size = 8 * p.batch * (p.m * p.k + p.k * p.n + p.m * p.n)
+    if c.SPLIT > 1:
+        size += 16 * p.batch * p.m * p.n * c.SPLIT
+        sums += _LAUNCH
+    memory = size / _MEMORY
+    return max(sums, memory) + 0.2 * min(sums, memory)
+
+
 TMA_F64 = Kernel(
     number=9,
     name="tma_f64",
@@ -99,94 +164,11 @@ TMA_F64 = Kernel(
         STAGES=(2, 3, 4, 6, 8),
         BLOCKS=(1, 2, 3),
         GROUP=(8, 16),
-        SPLIT=(1, 2, 4, 33, 132),
+        SPLIT=(1, 33, 132),
     ),
-    default=dict(
-        MB=128,
-        NB=128,
-        KB=16,
-        TA=64,
-        TB=32,
-        TK=16,
-        KI=8,
-        DEPTHS=2,
-        STAGES=6,
-        BLOCKS=1,
-        GROUP=16,
-        SPLIT=1,
-    ),
-    fallbacks=(
-        dict(
-            MB=64,
-            NB=128,
-            KB=32,
-            TA=32,
-            TB=32,
-            TK=32,
-            KI=8,
-            DEPTHS=2,
-            STAGES=4,
-            BLOCKS=1,
-            GROUP=8,
-            SPLIT=1,
-        ),
-        dict(
-            MB=64,
-            NB=64,
-            KB=16,
-            TA=32,
-            TB=32,
-            TK=16,
-            KI=8,
-            DEPTHS=2,
-            STAGES=6,
-            BLOCKS=2,
-            GROUP=8,
-            SPLIT=1,
-        ),
-        dict(
-            MB=64,
-            NB=32,
-            KB=64,
-            TA=32,
-            TB=16,
-            TK=32,
-            KI=8,
-            DEPTHS=2,
-            STAGES=4,
-            BLOCKS=1,
-            GROUP=8,
-            SPLIT=1,
-        ),
-        dict(
-            MB=32,
-            NB=16,
-            KB=128,
-            TA=16,
-            TB=16,
-            TK=32,
-            KI=8,
-            DEPTHS=2,
-            STAGES=2,
-            BLOCKS=1,
-            GROUP=8,
-            SPLIT=1,
-        ),
-        dict(
-            MB=64,
-            NB=64,
-            KB=16,
-            TA=32,
-            TB=32,
-            TK=16,
-            KI=8,
-            DEPTHS=2,
-            STAGES=4,
-            BLOCKS=1,
-            GROUP=8,
-            SPLIT=1,
-        ),
-    ),
+    default=_form(128, 128, 64, 32, 6, GROUP=16),
+    fallbacks=(_form(64, 64, 32, 32, 6, BLOCKS=2), _SMALLEST),
+    suggested=_suggested,
     threads=_threads,
     block=lambda c: (_threads(c), 1, 1),
     tiles=lambda c, p: (tiles(c, p), 1),
