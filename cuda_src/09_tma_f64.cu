@@ -60,12 +60,6 @@
 #ifndef SPLIT
 #define SPLIT 1  // parts of k that different blocks compute
 #endif
-#ifndef SUM
-#define SUM double
-#endif
-#ifndef OUT
-#define OUT double
-#endif
 
 #include "common/combine.cuh"
 #include "common/hopper.cuh"
@@ -241,7 +235,7 @@ __device__ __forceinline__ void consume(const Product& product, const Result& re
     const unsigned y = tile / WARPS_N * TA, x = tile % WARPS_N * TB, deep = warp / WARPS_MN * TK;
     unsigned from_a = ring.tiles + SideA::begin(y, deep, lane);
     unsigned from_b = ring.tiles + A_BYTES + SideB::begin(x, deep, lane);
-    asm volatile("" : "+r"(from_a), "+r"(from_b));  // kept, not computed anew in each step
+    forget(from_a), forget(from_b);  // kept, not computed anew in each step
     const unsigned units = product.units();
 #pragma unroll 1
     for (unsigned id = blockIdx.x; id < units; id += gridDim.x) {
@@ -259,9 +253,8 @@ __device__ __forceinline__ void consume(const Product& product, const Result& re
         Sums sum = {};
         multiply(sum, ring, steps, from_a, from_b);
         // Where the sums go is computed anew: kept, it would take registers from the loop.
-        unsigned thread;
-        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread), "+r"(id));
-        unit = product.unit(id);
+        const unsigned thread = thread_anew();
+        forget(id), unit = product.unit(id);
         if (!gather(sum, scratch, thread)) continue;
         const unsigned w = thread / 32 % WARPS_MN;
         const unsigned i0 = unit.i0 + w / WARPS_N * TA, j0 = unit.j0 + w % WARPS_N * TB;
@@ -294,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if (warp >= WARPS) {
         if (MOVED) leave_registers<FEW>();
         // What both roles use must fit in FEW registers: with room elsewhere, computed twice.
-        if (!TIGHT) asm volatile("" : "+r"(m), "+r"(n), "+r"(k));
+        if (!TIGHT) forget(m), forget(n), forget(k);
         if (threadIdx.x == WARPS * 32)
             produce(maps, Product(m, n, k, batch), ring, stack_a, stack_b);
     } else {

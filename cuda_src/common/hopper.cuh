@@ -268,3 +268,24 @@ __device__ __forceinline__ double2 load_shared_2(unsigned address) {
 __device__ __forceinline__ void store_shared(unsigned address, double2 x) {
     asm volatile("st.shared.v2.f64 [%0], {%1, %2};" ::"r"(address), "d"(x.x), "d"(x.y) : "memory");
 }
+
+// The same for an operand that lies across k in rows of 16, 32 or 64 numbers of 16 bits, swizzled as
+// wide: 8 rows are 16 COLUMNS bytes, 64 rows 128 COLUMNS. Wider operands are piles of such.
+template <int COLUMNS>
+__device__ __forceinline__ unsigned long long describe_across(unsigned address) {
+    constexpr unsigned long long SWIZZLE = COLUMNS == 64 ? 1 : COLUMNS == 32 ? 2 : 3;
+    return (address & 0x3FFFFu) >> 4 | (128ull * COLUMNS >> 4) << 16 |
+           (16ull * COLUMNS >> 4) << 32 | SWIZZLE << 62;
+}
+
+// Nothing is known of x from here on: what would be computed again is kept, what would be kept is
+// computed again.
+__device__ __forceinline__ void forget(unsigned& x) { asm volatile("" : "+r"(x)); }
+__device__ __forceinline__ void forget(int& x) { asm volatile("" : "+r"(x)); }
+__device__ __forceinline__ void forget(double*& x) { asm volatile("" : "+l"(x)); }
+// threadIdx.x, read anew.
+__device__ __forceinline__ unsigned thread_anew() {
+    unsigned x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    return x;
+}

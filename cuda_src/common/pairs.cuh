@@ -29,7 +29,7 @@ struct Result {
                 use(h / 2 * 16 + SideA::row(lane / 4) + h % 2 * SideA::HALF, line, column, two);
             }
             line += (h % 2 == 0 ? SideA::HALF : 16 - SideA::HALF) * pitch;
-            asm volatile("" : "+l"(line));  // one after the other: there is no room for all
+            forget(line);  // one after the other: there is no room for all
         }
     }
     // The warp's tile at (i0, j0), as a part of k has it.
