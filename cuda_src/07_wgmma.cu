@@ -1,6 +1,6 @@
 // 07 wgmma: Hopper's own way. One thread fetches, warpgroups multiply, nobody else does anything.
 //
-// 16-bit numbers in, sums in float32, 16-bit numbers out. What this rung adds:
+// 16-bit numbers in, sums in float32, 16-bit numbers or float32 out. What this rung adds:
 //
 //     producer    | fetch 0 | fetch 1 | fetch 2 | wait: 0 empty? | fetch 4 | ...
 //     consumers   |  wait: 0 full? | wgmma 0 | wgmma 1 | ...          (ring of STAGES tiles)
@@ -16,14 +16,23 @@
 //   128 x 256 alone asks L2 for 48 bytes a clock and multiprocessor, of some 46 that it has
 //   (DeepGEMM's figures); in a cluster for 32.
 // - Blocks stay and take tile after tile, so that the next tile comes while this one is stored,
-//   through shared memory and by TMA again.
+//   through shared memory and by TMA again. With little k storing is all there is to do: SLOTS
+//   pieces of a warpgroup's tile are on their way at a time (8192 x 8192 x 128: 47 us, not 58).
+// - Deep products of few tiles: SPLIT parts of k, which `combine` adds up.
+// - Small products: a warp stores its own rows of small tiles (no barrier, no fence, no map: 0.4 us),
+//   and everybody rehearses the end of a tile, with nothing to store, while the first numbers come:
+//   instructions come from device memory too.
+// - Skinny ones wait for memory alone: the narrow operand takes only its 16 or 32 rows or columns of
+//   shared memory, which holds twice as many stages (16 x 8192 x 8192: 43 us, not 48).
 //
-// Boxes are 64 x 64: 64 numbers are the 128 bytes of a swizzle. Any layout is a pile of such boxes,
-// and wgmma reads both kinds. Rows must start at multiples of 16 bytes: `repack` copies matrices
-// whose rows do not. C may lie anywhere: `boxed` says whether TMA can store it.
+// Boxes have rows of 128 bytes, a swizzle's: 64 numbers. Any layout is a pile of such boxes, and
+// wgmma reads both kinds. Rows must start at multiples of 16 bytes: `repack` copies matrices whose
+// rows do not. C may lie anywhere: `boxed` says whether TMA, or 16 bytes at a time, can store it.
 //
 // What did not help: arriving at the other block's barrier with `.release.cluster` (0.68 of the
-// speed: a fence of the whole GPU each time).
+// speed: a fence of the whole GPU each time); the first steps fetched before the block's barriers
+// are ready for all (0.98 at 4096, nothing at 512); two blocks on a multiprocessor; C marked to
+// leave L2 first.
 
 #ifndef TRANS_A
 #define TRANS_A 0  // 1: A is stored as k x m, so op(A) = A^T
@@ -71,9 +80,12 @@
 #include "common/hopper.cuh"
 #include "common/schedule.cuh"
 
-constexpr int ACROSS = NB / TB, CONSUMERS = MB / TA * ACROSS, THREADS = 128 * (CONSUMERS + 1);
+constexpr int ACROSS = NB < 64 ? 1 : NB / TB, CONSUMERS = (MB < 64 ? 1 : MB / TA) * ACROSS;
+constexpr int THREADS = 128 * (CONSUMERS + 1);
 constexpr int BOX = 64, DEEP = KB / BOX, PIECE = BOX * 128;  // bytes of 64 rows of 128
 constexpr int A_BYTES = MB * KB * sizeof(REAL), STAGE_BYTES = A_BYTES + NB * KB * sizeof(REAL);
+// A block of 16 or 32 rows or columns multiplies 64, of which the rest is whatever lies behind.
+constexpr int BEHIND = NB < 64 ? (64 - NB) * 128 : 0;
 constexpr int ROWS = TA / 64;             // pieces of 64 rows
 constexpr int LINE = 128 / sizeof(OUT);   // columns of C in 128 bytes
 constexpr int STAGED = TB % 128 == 0 && sizeof(OUT) == 2 ? 128 : 64;  // of C on their way out
@@ -84,12 +96,14 @@ constexpr bool DIRECT = MB * NB <= 128 * 64;  // small tiles: each warp stores i
 constexpr int FEW = CONSUMERS <= 2 ? 40 : CONSUMERS == 3 ? 32 : 64;
 constexpr int MANY = CONSUMERS <= 2 ? 232 : CONSUMERS == 3 ? 160 : 104;
 
-static_assert(MB % TA == 0 && NB % TB == 0 && TA % 64 == 0 && TB % 64 == 0 && TB <= 256,
-              "warpgroups tile the block evenly: 64 divides TA, TA MB, 64 TB, TB NB; TB <= 256");
+static_assert((MB % TA == 0 || (MB == 16 || MB == 32) && TA == 64) && TA % 64 == 0,
+              "warpgroups share the rows evenly: 64 divides TA, TA MB; or TA is 64, MB 16 or 32");
+static_assert((NB % TB == 0 || (NB == 16 || NB == 32) && TB == 64) && TB % 64 == 0 && TB <= 256,
+              "warpgroups share the columns evenly: 64 divides TB, TB NB; or TB is 64, NB 16 or 32");
 static_assert(KB % 64 == 0, "a tile is a pile of boxes of 64 columns: 64 divides KB");
 static_assert(MB <= 256 && NB <= 256, "a box has at most 256 rows: MB and NB <= 256");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
-static_assert((CLUSTER == 1 || CLUSTER == 2 || CLUSTER == 4) && NB % (64 * CLUSTER) == 0,
+static_assert(CLUSTER == 1 || (CLUSTER == 2 || CLUSTER == 4) && NB % (64 * CLUSTER) == 0,
               "blocks that share B fetch whole boxes: CLUSTER is 1, 2 or 4, 64 CLUSTER divides NB");
 static_assert(CONSUMERS <= 4 && TA * TB / 128 + 40 <= MANY,
               "TA * TB / 128 sums fit: at most 192 for 1 or 2 warpgroups, 120 for 3, 64 for 4");
@@ -160,7 +174,8 @@ struct Feed {
 __device__ __forceinline__ void multiply(float (&sum)[ROWS][TB / 2], unsigned steps, Ring& ring,
                                          unsigned tile_a, unsigned tile_b, unsigned full,
                                          unsigned empty) {
-    constexpr int STEP_A = TRANS_A ? 16 * 128 : 32, STEP_B = TRANS_B ? 32 : 16 * 128;
+    constexpr int WIDE_A = MB < 64 ? MB : 64, WIDE_B = NB < 64 ? NB : 64;
+    constexpr int STEP_A = TRANS_A ? 32 * WIDE_A : 32, STEP_B = TRANS_B ? 32 : 32 * WIDE_B;
     const unsigned thread = threadIdx.x % 128;
     unsigned used = STAGES;
     if (steps == 0) {
@@ -168,8 +183,10 @@ __device__ __forceinline__ void multiply(float (&sum)[ROWS][TB / 2], unsigned st
         for (int e = 0; e < ROWS * TB / 2; e++) sum[e / (TB / 2)][e % (TB / 2)] = 0.0f;
     }
     for (unsigned step = 0; step < steps; step++, ring.advance()) {
-        const unsigned long long a = describe(tile_a + ring.stage * STAGE_BYTES);
-        const unsigned long long b = describe(tile_b + ring.stage * STAGE_BYTES);
+        const unsigned at_a = tile_a + ring.stage * STAGE_BYTES;
+        const unsigned at_b = tile_b + ring.stage * STAGE_BYTES;
+        const unsigned long long a = TRANS_A ? describe_across<WIDE_A>(at_a) : describe(at_a);
+        const unsigned long long b = TRANS_B ? describe(at_b) : describe_across<WIDE_B>(at_b);
         barrier_wait(full + 8 * ring.stage, ring.parity);
         wgmma_begin();
 #pragma unroll
@@ -195,13 +212,13 @@ __device__ __forceinline__ void deliver(float (&sum)[ROWS][TB / 2], Result here,
                                         bool rehearsal) {
     const unsigned i0 = unit.i0 + group / ACROSS * TA, j0 = unit.j0 + group % ACROSS * TB;
     const bool elected = threadIdx.x % 128 == 0;
-    const unsigned rows = here.m;
-    if (rehearsal) here.m = 0;
+    here.end_m = rehearsal ? 0 : MB < 64 ? min(here.m, unit.i0 + MB) : here.m;
+    here.end_n = NB < 64 ? min(here.n, unit.j0 + NB) : here.n;
     here.C += unit.matrix * here.step;
 #pragma unroll
     for (int u = 0; u < ROWS; u++) {
         if constexpr (SPLIT > 1) {
-            here.leave(sum[u], unit.part, unit.matrix, i0 + u * 64, j0, rows);
+            here.leave(sum[u], unit.part, unit.matrix, i0 + u * 64, j0);
             continue;
         }
         here.scale(sum[u], i0 + u * 64, j0);
@@ -255,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
          float* parts) {
     extern __shared__ unsigned char shared[];
     unsigned char* const aligned = shared + (-address_of_shared(shared) & 1023);
-    unsigned char* const staging = aligned + STAGES * STAGE_BYTES;
+    unsigned char* const staging = aligned + STAGES * STAGE_BYTES + BEHIND;
     const unsigned full = address_of_shared(staging + CONSUMERS * SLOTS * STAGED_BYTES);
     const Feed feed{maps, address_of_shared(aligned), full, full + 8 * STAGES,
                     unsigned(stack_a), unsigned(stack_b)};
@@ -279,8 +296,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
     } else {
         take_registers<MANY>();
         consume(p,
-                {&maps.c, C, parts, ldc, batch_c, unsigned(m), unsigned(n), unsigned(batch), alpha,
-                 beta, boxed != 0},
+                {&maps.c, C, parts, ldc, batch_c, unsigned(m), unsigned(n), unsigned(batch), 0, 0,
+                 alpha, beta, boxed != 0},
                 feed, staging + group * SLOTS * STAGED_BYTES, group);
     }
     if (CLUSTER > 1) cluster_sync();  // no block leaves while the other may still reach into it

@@ -34,6 +34,11 @@ SLUGS = (
     "wgmma-MB64-NB64-KB64-TA64-TB64-STAGES8-CLUSTER1-GROUP8-SPLIT1-SLOTS1",
     "wgmma-MB128-NB128-KB64-TA64-TB128-STAGES4-CLUSTER1-GROUP8-SPLIT3-SLOTS1",
     "wgmma-MB64-NB128-KB64-TA64-TB64-STAGES4-CLUSTER2-GROUP8-SPLIT7-SLOTS1",
+    "wgmma-MB16-NB64-KB64-TA64-TB64-STAGES16-CLUSTER1-GROUP8-SPLIT1-SLOTS1",
+    "wgmma-MB64-NB16-KB64-TA64-TB64-STAGES16-CLUSTER1-GROUP1-SPLIT1-SLOTS1",
+    "wgmma-MB32-NB128-KB128-TA64-TB128-STAGES3-CLUSTER2-GROUP8-SPLIT1-SLOTS1",
+    "wgmma-MB128-NB32-KB64-TA64-TB64-STAGES8-CLUSTER1-GROUP8-SPLIT2-SLOTS1",
+    "wgmma-MB16-NB32-KB128-TA64-TB64-STAGES8-CLUSTER1-GROUP8-SPLIT1-SLOTS1",
 )
 DTYPES = ("f16", "bf16", "f16_f32", "bf16_f32")
 
@@ -70,10 +75,11 @@ def test_blocks_stay_and_come_in_whole_clusters(slug):
 
 @pytest.mark.parametrize(
     "extents, tile, parts",
-    [((1, 1, 1), (64, 64), 1), ((512, 512, 512), (64, 64), 1), ((1024, 1024, 1024), (128, 64), 1),
+    [((1, 1, 1), (16, 64), 1), ((512, 512, 512), (64, 64), 1), ((1024, 1024, 1024), (128, 64), 1),
      ((1408, 1408, 1408), (128, 128), 1), ((2048, 2048, 2048), (128, 256), 1),
      ((3200, 3200, 3200), (128, 128), 1), ((8192, 8192, 8192), (128, 256), 1),
-     ((8192, 8192, 64), (128, 256), 1), ((8192, 16, 8192), (64, 64), 1),
+     ((8192, 8192, 64), (128, 128), 1), ((8192, 8192, 32), (128, 128), 1),
+     ((8192, 16, 8192), (64, 16), 1), ((32, 8192, 8192), (32, 64), 1),
      ((64, 64, 262144), (64, 64), 132)],
 )  # fmt: skip
 def test_the_default_fills_the_gpu_where_it_can(extents, tile, parts):
@@ -92,7 +98,7 @@ def test_registers_of_all_warpgroups_are_those_of_the_launch(slug):
     the warpgroup that fetches, 232, 160 or 104 for those that multiply.
     """
     config = parse_slug(slug)
-    count = (config.MB // config.TA) * (config.NB // config.TB)
+    count = max(config.MB // config.TA, 1) * max(config.NB // config.TB, 1)
     few, many = {1: (40, 232), 2: (40, 232), 3: (32, 160), 4: (64, 104)}[count]
     launched = min(232, 65536 // (128 * (count + 1)) // 8 * 8)
     assert few + count * many <= (count + 1) * launched

@@ -11,17 +11,18 @@ struct Ring {
 };
 
 // EXTENT rows (or columns) of one matrix, `outer` of op(X) and on, at depth k0. Along k one box has
-// all rows; across, a box has 64 columns. With SHARED, blocks of a cluster fetch a share each, for
-// all of them.
+// all rows; across, a box has 64 columns or fewer. With SHARED, blocks of a cluster fetch a share
+// each, for all of them.
 template <bool ALONG_K, bool SHARED, int EXTENT>
 __device__ __forceinline__ void fetch(unsigned tile, const TensorMap* map, unsigned full,
                                       unsigned outer, unsigned k0, unsigned matrix) {
-    constexpr int SHARE = SHARED ? EXTENT / CLUSTER : EXTENT, ROWS_OF_BOX = ALONG_K ? SHARE : BOX;
+    constexpr int SHARE = SHARED ? EXTENT / CLUSTER : EXTENT;
+    constexpr int IN_BOX = ALONG_K || SHARE < BOX ? SHARE : BOX;
     const unsigned first = SHARED ? block_in_cluster() * SHARE : 0;
 #pragma unroll
     for (int deep = 0; deep < DEEP; deep++)
 #pragma unroll
-        for (int i = 0; i < SHARE; i += ROWS_OF_BOX) {
+        for (int i = 0; i < SHARE; i += IN_BOX) {
             const unsigned o = outer + first + i, k = k0 + deep * BOX;
             const unsigned target = tile + (deep * EXTENT + first + i) * 128;
             if constexpr (SHARED)
@@ -38,7 +39,7 @@ struct Result {
     OUT* C;
     float* parts;
     long long ld, step;
-    unsigned m, n, batch;
+    unsigned m, n, batch, end_m, end_n;  // where the matrix ends, and the tile
     float alpha, beta;
     bool boxed;
 
@@ -53,7 +54,7 @@ struct Result {
         for (int e = 0; e < TB / 2; e++) {
             const unsigned row = i0 + warp * 16 + lane / 4 + e / 2 % 2 * 8;
             const unsigned column = j0 + e / 4 * 8 + lane % 4 * 2 + e % 2;
-            if (row < m && column < n) sum[e] += beta * widen(C[row * ld + column]);
+            if (row < end_m && column < end_n) sum[e] += beta * widen(C[row * ld + column]);
         }
     }
     // A piece to where `staged` lies, swizzled as TMA does it.
@@ -92,15 +93,15 @@ struct Result {
             for (unsigned x = lane; x < 16 * CHUNKS; x += 32) {
                 const unsigned row = warp * 16 + x / CHUNKS, column = x % CHUNKS * EACH;
                 const uint4 chunk = *reinterpret_cast<const uint4*>(staged + place(row, column));
-                if (i0 + row < m && j0 + column < n)
+                if (i0 + row < end_m && j0 + column < end_n)
                     *reinterpret_cast<uint4*>(C + (i0 + row) * ld + j0 + column) = chunk;
             }
             return;
         }
-        for (unsigned row = warp * 16; row < warp * 16 + 16 && i0 + row < m; row++)
+        for (unsigned row = warp * 16; row < warp * 16 + 16 && i0 + row < end_m; row++)
 #pragma unroll
             for (unsigned column = lane; column < STAGED; column += 32)
-                if (j0 + column < n)
+                if (j0 + column < end_n)
                     C[(i0 + row) * ld + j0 + column] = *reinterpret_cast<const OUT*>(
                         staged + place(row, column) + column % EACH * sizeof(OUT));
     }
@@ -111,16 +112,15 @@ struct Result {
     }
     // The sums of a part as they are, 64 rows and TB columns.
     __device__ __forceinline__ void leave(const float (&sum)[TB / 2], unsigned part,
-                                          unsigned matrix, unsigned i0, unsigned j0,
-                                          unsigned rows) const {
+                                          unsigned matrix, unsigned i0, unsigned j0) const {
         const unsigned lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-        const unsigned pitch = (n + 3) / 4 * 4;
-        float* const to = parts + 1ull * (part * batch + matrix) * rows * pitch;
+        const unsigned pitch = (n + 3) / 4 * 4, most = (end_n + 3) / 4 * 4;
+        float* const to = parts + 1ull * (part * batch + matrix) * m * pitch;
 #pragma unroll
         for (int e = 0; e < TB / 2; e += 2) {
             const unsigned row = i0 + warp * 16 + lane / 4 + e / 2 % 2 * 8;
             const unsigned column = j0 + e / 4 * 8 + lane % 4 * 2;
-            if (row < m && column < pitch)
+            if (row < end_m && column < most)
                 *reinterpret_cast<float2*>(to + 1ull * row * pitch + column) = {sum[e],
                                                                                 sum[e + 1]};
         }

@@ -16,7 +16,7 @@ from pymm.kernels.declaration import (
     Kernel,
     Rule,
 )
-from pymm.problem import Problem
+from pymm.problem import Problem, stored_shapes
 
 #: Sums that a thread has room for, by the number of warpgroups that multiply: their registers (232,
 #: 232, 160, 104) less 40 for the rest.
@@ -28,24 +28,28 @@ _ROW, _COLUMNS = 128, 64
 
 def _consumers(c: Config) -> int:
     """Warpgroups that multiply; one more fetches."""
-    return (c.MB // c.TA) * (c.NB // c.TB)
+    return max(c.MB // c.TA, 1) * max(c.NB // c.TB, 1)
 
 
 def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
     """Along k one box has all rows of a tile, or what a block of the cluster fetches of it; across,
-    64 rows. C goes out in pieces of 64 rows.
+    64 rows of 64 columns, or of a narrow tile's. C goes out in pieces of 64 rows.
     """
-    rows_a = _COLUMNS if p.trans_a else c.MB
-    rows_b = c.NB // c.CLUSTER if p.trans_b else _COLUMNS
-    columns_c = _ROW // p.out_dtype.itemsize
-    return Box(_COLUMNS, rows_a), Box(_COLUMNS, rows_b), Box(columns_c, 64)
+    a = _across(c.MB) if p.trans_a else Box(_COLUMNS, c.MB)
+    b = Box(_COLUMNS, c.NB // c.CLUSTER) if p.trans_b else _across(c.NB)
+    return a, b, Box(_ROW // p.out_dtype.itemsize, 64)
+
+
+def _across(extent: int) -> Box:
+    columns = min(extent, _COLUMNS)
+    return Box(columns, 64, 2 * columns)
 
 
 def _shared_bytes(c: Config, p: Problem) -> int:
-    """The stages, SLOTS pieces of C for each warpgroup, two barriers for each stage, and up to
-    1 KiB to the boundary that swizzled boxes need.
+    """The stages and what is read behind a narrow B, SLOTS pieces of C for each warpgroup, two
+    barriers for each stage, and up to 1 KiB to the boundary that swizzled boxes need.
     """
-    stages = c.STAGES * (c.MB + c.NB) * c.KB * 2
+    stages = c.STAGES * (c.MB + c.NB) * c.KB * 2 + max(64 - c.NB, 0) * _ROW
     size = p.out_dtype.itemsize
     piece = 64 * (128 if c.TB % 128 == 0 and size == 2 else 64) * size if c.SPLIT == 1 else 0
     return stages + _consumers(c) * c.SLOTS * piece + 16 * c.STAGES + 1024
@@ -57,10 +61,10 @@ def _tiles(c: Config, p: Problem) -> tuple[int, int]:
     return down * -(-p.n // c.NB), 1
 
 
-def _whole(c: Config, p: Problem, d: Device) -> bool:
-    return (
-        c.MB % c.TA == 0 and c.NB % c.TB == 0 and c.TA % 64 == 0 and c.TB % 64 == 0 and c.TB <= 256
-    )
+def _shared_evenly(tile: int, own: int) -> bool:
+    """Whether warpgroups of `own` rows or columns have the tile among them."""
+    narrow = tile in (16, 32) and own == 64
+    return own % 64 == 0 and (tile % own == 0 or narrow)
 
 
 # What to run where nothing is tuned: the form that a few measured times expect most of
@@ -68,16 +72,29 @@ def _whole(c: Config, p: Problem, d: Device) -> bool:
 #: Forms of a block: parameters, microseconds of a step of 64 k and of the rest of a tile, measured
 #: on an H200 (benchmarks/LOG.md).
 _FORMS = (
-    (dict(MB=128, NB=256, TA=64, TB=256, STAGES=4, SLOTS=1), 0.69, 1.6),
-    (dict(MB=128, NB=192, TA=64, TB=192, STAGES=4, SLOTS=3), 0.53, 1.3),
-    (dict(MB=128, NB=128, TA=64, TB=128, STAGES=5, SLOTS=2), 0.36, 1.0),
-    (dict(MB=128, NB=64, TA=64, TB=64, STAGES=8, SLOTS=1), 0.23, 0.8),
-    (dict(MB=64, NB=128, TA=64, TB=64, STAGES=8, SLOTS=1), 0.23, 0.8),
-    (dict(MB=64, NB=64, TA=64, TB=64, STAGES=8, SLOTS=1), 0.17, 0.7),
+    (dict(MB=128, NB=256, TA=64, TB=256, STAGES=4), 0.69, 1.6),
+    (dict(MB=128, NB=192, TA=64, TB=192, STAGES=4, SLOTS=2), 0.53, 1.3),
+    (dict(MB=128, NB=128, TA=64, TB=128, STAGES=6), 0.36, 1.0),
+    (dict(MB=128, NB=64, TA=64, TB=64, STAGES=8), 0.23, 0.8),
+    (dict(MB=64, NB=128, TA=64, TB=64, STAGES=8), 0.24, 0.8),
+    (dict(MB=64, NB=64, TA=64, TB=64, STAGES=12), 0.17, 0.7),
+    (dict(MB=16, NB=64, TA=64, TB=64, STAGES=16), 0.16, 0.6),
+    (dict(MB=32, NB=64, TA=64, TB=64, STAGES=16), 0.16, 0.65),
+    (dict(MB=64, NB=16, KB=128, TA=64, TB=64, STAGES=8), 0.16, 0.6),
+    (dict(MB=64, NB=32, KB=128, TA=64, TB=64, STAGES=8), 0.16, 0.65),
 )
 
 #: For products of so few steps that storing C takes longest: more of C on its way, row by row.
-_SHALLOW, _STORING = 256, dict(STAGES=3, SLOTS=2, GROUP=1)
+#: Pieces of float32 are half as wide: smaller tiles.
+_SMALLER = dict(MB=128, NB=128, TA=64, TB=128, STAGES=4, SLOTS=2, GROUP=1)
+_SHALLOW = (
+    (32, _SMALLER | dict(SLOTS=3, GROUP=8)),
+    (96, _SMALLER),
+    (256, dict(MB=256, NB=128, TA=128, TB=128, STAGES=3, SLOTS=2, GROUP=1)),
+)
+
+#: Where every row crosses a line of 128 bytes fetching takes twice as long: blocks share it.
+_CROSSING = dict(MB=64, NB=128, CLUSTER=2, GROUP=1)
 
 #: Microseconds: a second launch, and each part that it adds up; bytes of a microsecond.
 _COMBINING, _PART, _MEMORY = 3.0, 0.04, 4e6
@@ -86,25 +103,34 @@ _COMBINING, _PART, _MEMORY = 3.0, 0.04, 4e6
 def _suggested(p: Problem, d: Device) -> dict[str, int]:
     """The form and the parts of k with the least expected time."""
     form, parts = min(_options(p, d), key=lambda option: _microseconds(*option, p, d))
-    given = dict(form[0], KB=64, CLUSTER=1, SPLIT=parts, GROUP=8)
-    if p.k <= _SHALLOW and given["NB"] == 256:
-        given |= _STORING
+    given = dict(KB=64, CLUSTER=1, GROUP=8, SPLIT=parts, SLOTS=1) | form[0]
+    large = given["MB"] * given["NB"] > 128 * 128
     if parts > 1:
         given["SLOTS"] = 1
-    config = WGMMA.config(given)
-    while _shared_bytes(config, p) > d.shared_per_block and given["STAGES"] > 2:
+    elif large and p.k <= _SHALLOW[-1][0]:
+        wide = p.out_dtype.itemsize == 4
+        given |= _SMALLER if wide else next(s for most, s in _SHALLOW if p.k <= most)
+    elif given["MB"] * given["NB"] == 128 * 64 and p.alignment == 16 and _crossing(p):
+        given |= _CROSSING
+    while _shared_bytes(WGMMA.config(given), p) > d.shared_per_block and given["STAGES"] > 2:
         given["STAGES"] -= 1
-        config = WGMMA.config(given)
     return given
+
+
+def _crossing(p: Problem) -> bool:
+    """Whether dense rows of A or B start within lines of memory."""
+    return any(shape[2] * 2 % _ROW for shape in stored_shapes(p)[:2])
 
 
 def _options(p: Problem, d: Device) -> Iterator[tuple[tuple, int]]:
     """Every form, whole and with as many parts of k as fill the device once or twice."""
     for form in _FORMS:
-        tiles = _count(form, p)
+        mb, nb = form[0]["MB"], form[0]["NB"]
+        if mb < 64 and p.m > mb or nb < 64 and p.n > nb:
+            continue
         most = p.k // (4 * 64)
         for full in (1, 2):
-            parts = min(most, full * d.sms // max(tiles, 1))
+            parts = min(most, full * d.sms // max(_count(form, p), 1))
             if parts > 1:
                 yield form, parts
         yield form, 1
@@ -131,16 +157,16 @@ WGMMA = Kernel(
     file="07_wgmma.cu",
     title="Hopper: one thread fetches by TMA, warpgroups multiply TA x TB each by wgmma",
     space=dict(
-        MB=(64, 128, 256),
-        NB=(64, 128, 192, 256),
+        MB=(16, 32, 64, 128, 256),
+        NB=(16, 32, 64, 128, 192, 256),
         KB=(64, 128),
         TA=(64, 128),
         TB=(64, 128, 192, 256),
-        STAGES=(2, 3, 4, 5, 6, 8, 12),
-        CLUSTER=(1, 2, 4),
+        STAGES=(2, 3, 4, 6, 8, 12, 16),
+        CLUSTER=(1, 2),
         GROUP=(1, 8),
-        SPLIT=(1, 2, 4, 8, 16, 33, 66, 132),
-        SLOTS=(1, 2, 3),
+        SPLIT=(1, 2, 4, 8, 16, 32, 66, 132),
+        SLOTS=(1, 2),
     ),
     default=dict(
         MB=128, NB=256, KB=64, TA=64, TB=256, STAGES=4, CLUSTER=1, GROUP=8, SPLIT=1, SLOTS=1
@@ -159,8 +185,12 @@ WGMMA = Kernel(
     hopper=Feed(boxes=_boxes),
     rules=(
         Rule(
-            "warpgroups tile the block evenly: 64 divides TA, TA MB, 64 TB, TB NB; TB <= 256",
-            _whole,
+            "warpgroups share the rows evenly: 64 divides TA, TA MB; or TA is 64, MB 16 or 32",
+            lambda c, p, d: _shared_evenly(c.MB, c.TA),
+        ),
+        Rule(
+            "warpgroups share the columns evenly: 64 divides TB, TB NB; or TB is 64, NB 16 or 32",
+            lambda c, p, d: _shared_evenly(c.NB, c.TB) and c.TB <= 256,
         ),
         Rule(
             "a tile is a pile of boxes of 64 columns: 64 divides KB",
@@ -176,7 +206,7 @@ WGMMA = Kernel(
         ),
         Rule(
             "blocks that share B fetch whole boxes: CLUSTER is 1, 2 or 4, 64 CLUSTER divides NB",
-            lambda c, p, d: c.CLUSTER in (1, 2, 4) and c.NB % (64 * c.CLUSTER) == 0,
+            lambda c, p, d: c.CLUSTER == 1 or c.CLUSTER in (2, 4) and c.NB % (64 * c.CLUSTER) == 0,
         ),
         Rule(
             "TA * TB / 128 sums fit: at most 192 for 1 or 2 warpgroups, 120 for 3, 64 for 4",
