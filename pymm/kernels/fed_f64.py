@@ -95,12 +95,13 @@ def _form(mb: int, nb: int, ta: int, tb: int, stages: int, **more: int) -> dict[
 #: benchmarks/LOG.md).
 _FORMS = (
     (_form(128, 128, 64, 32, 6), 124),
-    (_form(128, 192, 64, 48, 5, KI=4, DEPTHS=1), 124),
+    (_form(128, 128, 64, 32, 6, KI=16, DEPTHS=1), 125),  # for shallow products
+    (_form(128, 192, 64, 48, 5, KI=4, DEPTHS=1, GROUP=16), 124),  # for deep ones
     (_form(64, 128, 32, 32, 8), 120),
-    (_form(64, 64, 32, 32, 6, BLOCKS=2), 115),
+    (_form(64, 64, 32, 32, 6, BLOCKS=2), 108),
     (_form(64, 64, 32, 16, 6, KB=32, TK=32), 115),
-    (_form(64, 64, 32, 32, 3, KB=64, TK=32), 110),
-    (_form(64, 32, 32, 16, 4, KB=64, TK=32), 100),
+    (_form(64, 32, 32, 32, 3, KB=64, KI=16, DEPTHS=1), 105),
+    (_form(64, 32, 32, 16, 4, KB=64, TK=32), 110),
     (_form(64, 16, 16, 16, 5, KB=64, TK=64), 60),
     (_form(16, 64, 16, 32, 5, KB=64, TK=32), 60),
     (_form(32, 16, 16, 16, 2, KB=128, TK=32), 60),
@@ -122,10 +123,10 @@ def _suggested(p: Problem, d: Device) -> dict[str, int]:
 
 
 def _parts(form: dict[str, int], p: Problem, d: Device) -> tuple[int, ...]:
-    """One, and for deep products as many as the device has blocks for; none for a tile so wide that
-    storing it takes a good part of the time.
+    """One, and for deep products as many as the device has blocks for; none of a form that is not
+    for products of this depth.
     """
-    if form["NB"] > 128 and p.k < 1024:
+    if form["NB"] > 128 and p.k < 1024 or form["KI"] > 8 and form["MB"] == 128 and p.k > 256:
         return ()
     count = -(-p.m // form["MB"]) * -(-p.n // form["NB"]) * p.batch
     fill = d.sms * form["BLOCKS"] // max(count, 1)
