@@ -22,12 +22,12 @@ HOPPER = Device(
     "hopper", "cuda", capability=(9, 0), sms=132, shared_per_block=232448, shared_per_sm=233472
 )
 SLUGS = (
-    "tma_f32-MB256-NB128-KB32-ROWS8-EARLY1-STRIDE4-TA16-TB8-SLICES1-STAGES4-BLOCKS1-GROUP8-SPLIT1",
-    "tma_f32-MB160-NB256-KB16-ROWS8-EARLY1-STRIDE2-TA20-TB8-SLICES1-STAGES4-BLOCKS1-GROUP8-SPLIT1",
+    "tma_f32-MB128-NB256-KB32-ROWS8-EARLY1-STRIDE4-TA16-TB8-SLICES1-STAGES4-BLOCKS1-GROUP8-SPLIT1",
+    "tma_f32-MB160-NB256-KB32-ROWS8-EARLY1-STRIDE2-TA20-TB8-SLICES1-STAGES3-BLOCKS1-GROUP8-SPLIT1",
     "tma_f32-MB256-NB160-KB32-ROWS16-EARLY1-STRIDE2-TA8-TB20-SLICES1-STAGES3-BLOCKS1-GROUP4-SPLIT1",
-    "tma_f32-MB64-NB128-KB16-ROWS16-EARLY1-STRIDE2-TA8-TB8-SLICES1-STAGES3-BLOCKS3-GROUP8-SPLIT2",
+    "tma_f32-MB64-NB128-KB32-ROWS16-EARLY1-STRIDE2-TA8-TB8-SLICES1-STAGES2-BLOCKS3-GROUP8-SPLIT2",
     "tma_f32-MB64-NB128-KB32-ROWS8-EARLY2-STRIDE1-TA16-TB8-SLICES4-STAGES4-BLOCKS1-GROUP8-SPLIT1",
-    "tma_f32-MB64-NB64-KB16-ROWS8-EARLY1-STRIDE2-TA8-TB8-SLICES2-STAGES2-BLOCKS2-GROUP8-SPLIT3",
+    "tma_f32-MB64-NB64-KB32-ROWS8-EARLY1-STRIDE2-TA8-TB8-SLICES2-STAGES2-BLOCKS2-GROUP8-SPLIT3",
     "tma_f32-MB32-NB64-KB64-ROWS2-EARLY1-STRIDE2-TA8-TB8-SLICES8-STAGES3-BLOCKS1-GROUP1-SPLIT8",
 )
 
@@ -56,9 +56,10 @@ def test_the_default_obeys_the_rules_of_every_hopper(n):
 def test_all_layouts_and_sizes_run_one_text():
     config = parse_slug(SLUGS[0])
     texts = {
-        render(config, Problem(n, n, n, "f32", *trans), alignment).key
+        render(config, Problem(n, n, n, "f32", trans_a, trans_b), alignment).key
         for n, alignment in ((1, 4), (4096, 16))
-        for trans in ((False, False), (False, True), (True, False), (True, True))
+        for trans_a in (False, True)
+        for trans_b in (False, True)
     }
     assert len(texts) == 1
 

@@ -49,10 +49,50 @@ def _stay_together(c: Config, p: Problem, d: Device) -> bool:
     )
 
 
-def _config(mb: int, nb: int, kb: int, ta: int, tb: int, **others: int) -> dict[str, int]:
+# What to run where nothing is tuned: the form that a few measured times expect most of
+
+
+def _form(mb: int, nb: int, ta: int, tb: int, **others: int) -> dict[str, int]:
     usual = dict(SLICES=1, STAGES=4, BLOCKS=1, GROUP=8, SPLIT=1)
-    tile = dict(MB=mb, NB=nb, KB=kb, ROWS=8, EARLY=1, STRIDE=4, TA=ta, TB=tb)
+    tile = dict(MB=mb, NB=nb, KB=32, ROWS=8, EARLY=1, STRIDE=4, TA=ta, TB=tb)
     return tile | usual | others
+
+
+#: Forms of a block, and the multiply-adds that a multiprocessor does in a clock with them (of 128,
+#: measured on an H200: benchmarks/LOG.md).
+_FORMS = (
+    (_form(128, 256, 8, 16, EARLY=2), 109),
+    (_form(256, 160, 8, 20, STAGES=3), 109),
+    (_form(128, 128, 16, 8, KB=16, BLOCKS=2), 106),
+    (_form(64, 128, 8, 8, SLICES=2), 96),
+    (_form(64, 64, 8, 8, SLICES=4), 84),
+)
+
+#: Fits wherever TMA is.
+_SMALLEST = _form(64, 64, 8, 8, SLICES=2, STAGES=3)
+
+#: Clocks of a microsecond; microseconds of a tile besides its multiply-adds, of a second launch,
+#: and bytes of a microsecond.
+_CLOCKS, _TILE, _LAUNCH, _MEMORY = 1980, 2.0, 8.0, 3e6
+
+
+def _suggested(p: Problem, d: Device) -> dict[str, int]:
+    """The form and the parts of k with the least expected time."""
+    options = ((form | dict(SPLIT=parts), rate) for form, rate in _FORMS for parts in (1, 2, 3, 4))
+    fitting = [o for o in options if not TMA_F32.violations(TMA_F32.config(o[0]), p, d)]
+    return min(fitting, key=lambda o: _microseconds(*o, p, d), default=(_SMALLEST, 0))[0]
+
+
+def _microseconds(form: dict[str, int], rate: float, p: Problem, d: Device) -> float:
+    config = TMA_F32.config(form)
+    count, blocks = tiles(config, p) * p.batch, d.sms * config.BLOCKS
+    rest = count % blocks
+    rounds = count // blocks + -(-rest * config.SPLIT // blocks) / config.SPLIT
+    area = config.MB * config.NB * config.BLOCKS
+    time = rounds * area * p.k / (rate * _CLOCKS) + -(-count // blocks) * _TILE
+    if config.SPLIT > 1:
+        time += _LAUNCH + rest * config.MB * config.NB * 4 * 2 * config.SPLIT / _MEMORY
+    return time
 
 
 TMA_F32 = Kernel(
@@ -61,22 +101,23 @@ TMA_F32 = Kernel(
     file="08_tma_f32.cu",
     title="Hopper: plain multiply-adds of tiles that come by TMA, no barrier for all",
     space=dict(
-        MB=(32, 64, 128, 160, 256),
+        MB=(64, 128, 160, 256),
         NB=(64, 128, 160, 256),
-        KB=(16, 32, 64),
+        KB=(16, 32),
         ROWS=(8,),
         EARLY=(1, 2),
-        STRIDE=(2, 4),
+        STRIDE=(1, 2, 4),
         TA=(8, 16, 20),
-        TB=(8, 20),
-        SLICES=(1, 2, 4, 8),
+        TB=(8, 16, 20),
+        SLICES=(1, 2, 4),
         STAGES=(3, 4),
         BLOCKS=(1, 2, 3),
         GROUP=(8,),
-        SPLIT=(1, 2, 3, 4, 8),
+        SPLIT=(1, 2, 3, 4),
     ),
-    default=_config(256, 128, 32, 16, 8),
-    fallbacks=(_config(64, 128, 32, 16, 8, SLICES=4), _config(64, 64, 16, 8, 8, SLICES=2)),
+    default=_FORMS[0][0],
+    fallbacks=(_SMALLEST,),
+    suggested=_suggested,
     threads=_threads,
     block=lambda c: (_threads(c), 1, 1),
     tiles=lambda c, p: (tiles(c, p), 1),
@@ -120,8 +161,11 @@ TMA_F32 = Kernel(
             lambda c, p, d: _warps(c) > 0 and _warps(c) % 4 == 0,
         ),
         Rule(
-            "sums, fragments and 24 more fit in the registers of a thread",
-            lambda c, p, d: c.TA * c.TB + (c.EARLY + 1) * (c.TA + c.TB) + 24 <= _registers(c),
+            "sums, fragments and 16 more, 32 with SLICES, fit in the registers of a thread",
+            lambda c, p, d: (
+                c.TA * c.TB + (c.EARLY + 1) * (c.TA + c.TB) + (32 if c.SLICES > 1 else 16)
+                <= _registers(c)
+            ),
         ),
         THREADS_FIT,
         PARTS_HAVE_STEPS,
