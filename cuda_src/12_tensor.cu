@@ -77,7 +77,7 @@ static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2
 
 // Numbers that go through registers are fetched in PARTS, each under way for SPAN mma along k. With
 // two stages all of them are stored before the barrier after which they are read.
-constexpr int SPAN = STAGES > 2 ? 2 : 1, PARTS = DEEP / 2;
+constexpr int SPAN = STAGES > 2 ? 2 : 1, PARTS = ASYNC ? 1 : DEEP / 2;
 using Number = REAL;
 using TileA = Swizzled<true, !TRANS_A, MB, THREADS, PARTS>;
 using TileB = Swizzled<false, TRANS_B, NB, THREADS, PARTS>;
@@ -92,6 +92,20 @@ struct alignas(PAIR * sizeof(OUT)) Results {
 #undef REAL
 #define REAL float  // from here on the type of the sums, which blocks that share a tile add up
 #include "common/split.cuh"
+
+template <int I>
+struct Constant {
+    static constexpr int value = I;
+};
+// Runs `use` with the constants below N: arrays that it indexes by them stay in registers, whatever
+// the compiler thinks of the length of the loop.
+template <int N, int I = 0, class Use>
+__device__ __forceinline__ void repeat(const Use& use) {
+    if constexpr (I < N) {
+        use(Constant<I>{});
+        repeat<N, I + 1>(use);
+    }
+}
 
 // Runs `use(pair, c)` for the sums of the lane and where they belong, PAIR at a time.
 template <class Use>
@@ -172,8 +186,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             unsigned char* const writing =
                 shared + (reading == 0 ? STAGES - 1 : reading - 1) * STAGE;
             const unsigned char* here = shared + reading * STAGE;
-#pragma unroll
-            for (int p = 0; p < DEEP; p++) {
+            repeat<DEEP>([&](auto depth) {
+                constexpr int p = decltype(depth)::value, next = (p + 1) % DEEP;
                 if (p == DEEP - 1) {
                     // The next tile, read from now on, must be there. After the last tile its own
                     // beginning is read once more, for nothing: cheaper than a branch.
@@ -182,7 +196,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                     if (k0 + KB < end) reading = reading + 1 == STAGES ? 0 : reading + 1;
                     here = shared + reading * STAGE;
                 }
-                const int next = (p + 1) % DEEP;
                 read_b(here, next);
                 if (p % SPAN == 0 && p / SPAN < PARTS && later < end)
                     fetch(writing, p / SPAN, later);
@@ -201,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 }
                 if (p % SPAN == SPAN - 1 && p / SPAN < PARTS && later < end)
                     put(writing, p / SPAN);
-            }
+            });
         }
     }
     if (!combine<THREADS>(sum, workspace, thread)) return;

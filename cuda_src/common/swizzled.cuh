@@ -5,6 +5,10 @@
 #include "common/pieces.cuh"
 #include "common/ptx.cuh"
 
+// cp.async copies 4 bytes at least: numbers of 16 bits whose rows start anywhere come through
+// registers.
+constexpr bool ASYNC = PIECE * sizeof(REAL) >= 4;
+
 // A tile of OUTER x KB elements of op(A) (or of op(B)^T), kept as OUTER lines of KB elements where
 // it is stored along k (K_CONTIGUOUS), otherwise as KB lines of OUTER. Eight lanes read 16 bytes
 // each, at one place of eight lines. So that these lie in different banks, the 16-byte chunks of a
@@ -27,15 +31,11 @@ struct Swizzled {
     static constexpr int DOWN = THREADS / IN_LINE;  // lines from one piece of a thread to its next
     static_assert(LINE % PIECE == 0 && THREADS % IN_LINE == 0 && IN_LINE * LINES % THREADS == 0,
                   "threads copy whole lines of both tiles at a time");
-    // cp.async copies 4 bytes at least. Numbers of 16 bits whose rows start anywhere go through
-    // registers, in several parts: a part is asked for before some instructions are multiplied and
-    // stored after them.
-    static constexpr bool ASYNC = PIECE * SIZE >= 4;
-    static constexpr int COUNT = ASYNC ? PIECES : (PIECES + PARTS - 1) / PARTS;
+    static constexpr int COUNT = (PIECES + PARTS - 1) / PARTS;  // pieces of a part
 
-    const REAL* source;  // the thread's first piece of the next tile
+    const REAL* source;  // the thread's next piece
     long long ld;
-    unsigned place;   // of that piece in the tile, in bytes
+    unsigned place;   // of its first piece in a tile, in bytes
     int down, along;  // to the matrix's end from that piece, across lines and along them, at k = 0
     REAL pending[ASYNC ? 1 : COUNT];
 
@@ -55,25 +55,23 @@ struct Swizzled {
         return SINGLE ? line / SHARING % (WAYS / 2) * 32 : line / SHARING % WAYS * 16;
     }
 
-    // Ask for one of PARTS parts of the next tile along k, which begins at k0. Copies are all asked
-    // for with part 0.
+    // Ask for one of PARTS parts of the next tile along k, which begins at k0.
     __device__ __forceinline__ void fetch(unsigned char* tile, int part, int k0,
                                           AsyncCopies& copies) {
-        if (ASYNC && part > 0) return;
-        const REAL* from = source + part * COUNT * DOWN * ld;
         const bool within = !GUARDED || along > (K_CONTIGUOUS ? k0 : 0);
         const int lines = K_CONTIGUOUS ? down : down - k0;
 #pragma unroll
-        for (int c = 0; c < COUNT; c++, from += DOWN * ld) {
+        for (int c = 0; c < COUNT; c++) {
             const int i = part * COUNT + c;
             if (i >= PIECES) break;
             const bool inside = !GUARDED || (within && i * DOWN < lines);
             if constexpr (ASYNC)
-                copies.copy<PIECE * SIZE>(tile + at(i), from, inside);
+                copies.copy<PIECE * SIZE>(tile + at(i), source, inside);
             else
-                pending[c] = inside ? *from : REAL{};
+                pending[c] = inside ? *source : REAL{};
+            source += DOWN * ld;
         }
-        if (ASYNC || part == PARTS - 1) source += K_CONTIGUOUS ? KB : KB * ld;
+        if (K_CONTIGUOUS && part == PARTS - 1) source += KB - OUTER * ld;  // else it is there
     }
     // Store what that part left in registers.
     __device__ __forceinline__ void put(unsigned char* tile, int part) {
