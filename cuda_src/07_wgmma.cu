@@ -19,10 +19,10 @@
 //   through shared memory and by TMA again. With little k storing is all there is to do: SLOTS
 //   pieces of a warpgroup's tile are on their way at a time (8192 x 8192 x 128: 47 us, not 58).
 // - Deep products of few tiles: SPLIT parts of k, which `combine` adds up.
-// - Small products: a warp stores its own rows of small tiles (no barrier, no fence, no map: 0.4 us),
+// - Small products: a warp stores its own rows of small tiles (no barrier, fence or map: 0.4 us),
 //   and everybody rehearses the end of a tile, with nothing to store, while the first numbers come:
 //   instructions come from device memory too.
-// - Skinny ones wait for memory alone: the narrow operand takes only its 16 or 32 rows or columns of
+// - Skinny ones wait for memory alone: a narrow tile takes only its 16 or 32 rows or columns of
 //   shared memory, which holds twice as many stages (16 x 8192 x 8192: 43 us, not 48).
 //
 // Boxes have rows of 128 bytes, a swizzle's: 64 numbers. Any layout is a pile of such boxes, and
@@ -30,9 +30,8 @@
 // rows do not. C may lie anywhere: `boxed` says whether TMA, or 16 bytes at a time, can store it.
 //
 // What did not help: arriving at the other block's barrier with `.release.cluster` (0.68 of the
-// speed: a fence of the whole GPU each time); the first steps fetched before the block's barriers
-// are ready for all (0.98 at 4096, nothing at 512); two blocks on a multiprocessor; C marked to
-// leave L2 first.
+// speed: a fence of the whole GPU each time); first steps fetched before the block is ready (0.98
+// at 4096, nothing at 512); two blocks on a multiprocessor; C marked to leave L2 first.
 
 #ifndef TRANS_A
 #define TRANS_A 0  // 1: A is stored as k x m, so op(A) = A^T
@@ -97,9 +96,9 @@ constexpr int FEW = CONSUMERS <= 2 ? 40 : CONSUMERS == 3 ? 32 : 64;
 constexpr int MANY = CONSUMERS <= 2 ? 232 : CONSUMERS == 3 ? 160 : 104;
 
 static_assert((MB % TA == 0 || (MB == 16 || MB == 32) && TA == 64) && TA % 64 == 0,
-              "warpgroups share the rows evenly: 64 divides TA, TA MB; or TA is 64, MB 16 or 32");
+              "warpgroups share the rows: 64 divides TA, TA MB; or TA is 64, MB 16 or 32");
 static_assert((NB % TB == 0 || (NB == 16 || NB == 32) && TB == 64) && TB % 64 == 0 && TB <= 256,
-              "warpgroups share the columns evenly: 64 divides TB, TB NB; or TB is 64, NB 16 or 32");
+              "warpgroups share the columns: 64 divides TB, TB NB; or TB is 64, NB 16 or 32");
 static_assert(KB % 64 == 0, "a tile is a pile of boxes of 64 columns: 64 divides KB");
 static_assert(MB <= 256 && NB <= 256, "a box has at most 256 rows: MB and NB <= 256");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
@@ -183,8 +182,7 @@ __device__ __forceinline__ void multiply(float (&sum)[ROWS][TB / 2], unsigned st
         for (int e = 0; e < ROWS * TB / 2; e++) sum[e / (TB / 2)][e % (TB / 2)] = 0.0f;
     }
     for (unsigned step = 0; step < steps; step++, ring.advance()) {
-        const unsigned at_a = tile_a + ring.stage * STAGE_BYTES;
-        const unsigned at_b = tile_b + ring.stage * STAGE_BYTES;
+        const unsigned at = ring.stage * STAGE_BYTES, at_a = tile_a + at, at_b = tile_b + at;
         const unsigned long long a = TRANS_A ? describe_across<WIDE_A>(at_a) : describe(at_a);
         const unsigned long long b = TRANS_B ? describe(at_b) : describe_across<WIDE_B>(at_b);
         barrier_wait(full + 8 * ring.stage, ring.parity);
@@ -205,8 +203,7 @@ __device__ __forceinline__ void multiply(float (&sum)[ROWS][TB / 2], unsigned st
     if (used < STAGES && thread < CLUSTER) barrier_arrive(empty + 8 * used, thread);
 }
 
-// C, or a part of its sums, from one warpgroup. `slot` says where the next piece goes. Nothing
-// reaches memory in a rehearsal.
+// C, or a part of its sums, from one warpgroup; `slot` is for the next piece. No rehearsal stores.
 __device__ __forceinline__ void deliver(float (&sum)[ROWS][TB / 2], Result here, const Unit& unit,
                                         unsigned char* staging, unsigned& slot, unsigned group,
                                         bool rehearsal) {
@@ -217,11 +214,12 @@ __device__ __forceinline__ void deliver(float (&sum)[ROWS][TB / 2], Result here,
     here.C += unit.matrix * here.step;
 #pragma unroll
     for (int u = 0; u < ROWS; u++) {
+        const unsigned i = i0 + u * 64;
         if constexpr (SPLIT > 1) {
-            here.leave(sum[u], unit.part, unit.matrix, i0 + u * 64, j0);
+            here.leave(sum[u], unit.part, unit.matrix, i, j0);
             continue;
         }
-        here.scale(sum[u], i0 + u * 64, j0);
+        here.scale(sum[u], i, j0);
 #pragma unroll
         for (int h = 0; h < TB; h += STAGED) {
             unsigned char* const piece = staging + slot * STAGED_BYTES;
@@ -232,17 +230,15 @@ __device__ __forceinline__ void deliver(float (&sum)[ROWS][TB / 2], Result here,
             here.stage(staged, sum[u] + h / 2);
             if (DIRECT || !here.boxed) {
                 __syncwarp();
-                here.copy(piece, i0 + u * 64, j0 + h);
+                here.copy(piece, i, j0 + h);
                 continue;
             }
             written_for_copies();
             warpgroup_sync(group + 1);
-            if (!elected) continue;
-            if (!rehearsal)
+            if (!elected || rehearsal) continue;
 #pragma unroll
-                for (int q = 0; q < STAGED / LINE; q++)
-                    store_box(here.map, staged + q * PIECE, j0 + h + q * LINE, i0 + u * 64,
-                              unit.matrix);
+            for (int q = 0; q < STAGED / LINE; q++)
+                store_box(here.map, staged + q * PIECE, j0 + h + q * LINE, i, unit.matrix);
             stores_commit();
         }
     }
@@ -254,7 +250,7 @@ __device__ __forceinline__ void consume(const Product& p, const Result& result, 
     const unsigned tile_b = feed.base + A_BYTES + group % ACROSS * TB * 128;
     Ring ring;
     unsigned slot = 0, rehearsal = 1;
-    asm volatile("" : "+r"(rehearsal));  // nothing known: else the code would be there twice
+    forget(rehearsal);  // else the code would be there twice
     for (unsigned id = blockIdx.x / CLUSTER; id < p.units();) {
         const Unit unit = p[id];
         float sum[ROWS][TB / 2];

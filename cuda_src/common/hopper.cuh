@@ -269,8 +269,8 @@ __device__ __forceinline__ void store_shared(unsigned address, double2 x) {
     asm volatile("st.shared.v2.f64 [%0], {%1, %2};" ::"r"(address), "d"(x.x), "d"(x.y) : "memory");
 }
 
-// The same for an operand that lies across k in rows of 16, 32 or 64 numbers of 16 bits, swizzled as
-// wide: 8 rows are 16 COLUMNS bytes, 64 rows 128 COLUMNS. Wider operands are piles of such.
+// A descriptor of an operand of 16 bits that lies across k, in rows of 16, 32 or 64 numbers and
+// swizzled as wide: 8 rows are 16 COLUMNS bytes, 64 rows 128 COLUMNS. Wider ones are piles of such.
 template <int COLUMNS>
 __device__ __forceinline__ unsigned long long describe_across(unsigned address) {
     constexpr unsigned long long SWIZZLE = COLUMNS == 64 ? 1 : COLUMNS == 32 ? 2 : 3;

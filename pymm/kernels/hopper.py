@@ -185,11 +185,11 @@ WGMMA = Kernel(
     hopper=Feed(boxes=_boxes),
     rules=(
         Rule(
-            "warpgroups share the rows evenly: 64 divides TA, TA MB; or TA is 64, MB 16 or 32",
+            "warpgroups share the rows: 64 divides TA, TA MB; or TA is 64, MB 16 or 32",
             lambda c, p, d: _shared_evenly(c.MB, c.TA),
         ),
         Rule(
-            "warpgroups share the columns evenly: 64 divides TB, TB NB; or TB is 64, NB 16 or 32",
+            "warpgroups share the columns: 64 divides TB, TB NB; or TB is 64, NB 16 or 32",
             lambda c, p, d: _shared_evenly(c.NB, c.TB) and c.TB <= 256,
         ),
         Rule(
