@@ -47,8 +47,8 @@ def matmul(
 
     Shapes and types are those of `numpy.matmul`: `a` is (..., m, k), `b` (..., k, n), the result
     (..., m, n); stacks broadcast; a vector is a row on the left, a column on the right, and its
-    axis is gone from the result; k = 0 gives zeros. float32 and float64, on Hopper GPUs (H200)
-    float16 and bfloat16 with sums in float32; mixed ones promote.
+    axis is gone from the result; k = 0 gives zeros. float32 and float64, on GPUs since
+    Ampere float16 and bfloat16 with sums in float32; mixed ones promote.
 
     Operands are NumPy arrays (the result is one too), or arrays of a GPU: PyCUDA GPUArray, PyTorch,
     CuPy, anything with `__cuda_array_interface__`. Those are used where they lie, without waiting
