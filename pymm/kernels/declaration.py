@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -204,6 +205,13 @@ class Kernel:
     def configs(self, problem: Problem, device: Device) -> tuple[list[Config], Counter[str]]:
         """All configurations of the space that may run, and how many each rule turned down."""
         return enumeration.configs(self, problem, device)
+
+    def points(self) -> Iterator[Config]:
+        """Every combination of the space's values, whatever the rules say."""
+        for values in itertools.product(*self.space.values()):
+            config = Config(self.name, tuple(zip(self.space, values, strict=True)), self.backend)
+            config.__dict__["kernel"] = self
+            yield config
 
 
 @dataclass(frozen=True)

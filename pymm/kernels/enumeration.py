@@ -8,19 +8,14 @@ and every problem asks them only the rules that wanted its extents. On tma_f64 t
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from pymm.device import Device
 from pymm.problem import Problem
-
-if TYPE_CHECKING:
-    from pymm.kernels.declaration import Config, Kernel, Rule
 
 
 class _Extents(Exception):
@@ -40,10 +35,10 @@ class _AnyExtents:
         raise _Extents(name)
 
 
-def configs(kernel: Kernel, problem: Problem, device: Device) -> tuple[list[Config], Counter[str]]:
-    """The configurations that may run, in the order of the space, and how many each rule turned
-    down; a configuration counts for the first rule that it breaks, those that look at no extents
-    first.
+def configs(kernel: Any, problem: Problem, device: Device) -> tuple[list[Any], Counter[str]]:
+    """The configurations of a `Kernel` that may run, in the order of the space, and how many each
+    rule turned down; a configuration counts for the first rule that it breaks, those that look at
+    no extents first.
     """
     kept, refused = _without_extents(kernel, problem.dtype, device)
     valid, rejected = [], Counter(refused)
@@ -58,13 +53,13 @@ def configs(kernel: Kernel, problem: Problem, device: Device) -> tuple[list[Conf
 
 @lru_cache(maxsize=64)
 def _without_extents(
-    kernel: Kernel, dtype: str, device: Device
-) -> tuple[list[tuple[Config, tuple[Rule, ...]]], Counter[str]]:
+    kernel: Any, dtype: str, device: Device
+) -> tuple[list[tuple[Any, tuple[Any, ...]]], Counter[str]]:
     """Configurations that no rule refuses whatever the extents, each with the rules that have yet
     to see them; and how many each rule refused.
     """
     anything, kept, refused = _AnyExtents(dtype), [], Counter()
-    for config in _points(kernel):
+    for config in kernel.points():
         later = []
         for rule in kernel.rules:
             try:
@@ -76,12 +71,3 @@ def _without_extents(
         else:
             kept.append((config, tuple(later)))
     return kept, refused
-
-
-def _points(kernel: Kernel) -> Iterator[Config]:
-    from pymm.kernels.declaration import Config
-
-    for values in itertools.product(*kernel.space.values()):
-        config = Config(kernel.name, tuple(zip(kernel.space, values, strict=True)), kernel.backend)
-        config.__dict__["kernel"] = kernel
-        yield config
