@@ -62,8 +62,9 @@
 #endif
 
 #include "common/hopper.cuh"
-#include "common/schedule.cuh"
 #include "common/repack.cuh"
+#include "common/rounds.cuh"
+#include "common/combine.cuh"
 
 constexpr int VECTOR = 4;              // floats that are read and stored at a time
 constexpr int LANES = 4, ACROSS = 8;  // threads of a warp along m and along n
@@ -89,6 +90,8 @@ static_assert(WARPS % 4 == 0, "registers change hands between warpgroups: 4 warp
 static_assert(TA * TB + (EARLY + 1) * (TA + TB) + (SLICES > 1 ? 32 : 16) <= MANY,
               "sums, fragments and 16 more, 32 with SLICES, fit in the registers of a thread");
 
+#include "common/target.cuh"
+
 struct Maps {
     TensorMap a, b, c;
 };
@@ -105,55 +108,6 @@ struct Ring {
         parity ^= 1;
     }
 };
-
-// What is to be done: tiles of `batch` matrices. With SPLIT, those that are too few for a last
-// round of all blocks are split into so many parts of k.
-struct Product {
-    unsigned batch, steps, tiles_m, tiles_n;
-    __device__ __forceinline__ unsigned tiles() const { return tiles_m * tiles_n * batch; }
-    __device__ __forceinline__ unsigned whole(unsigned blocks) const {
-        return SPLIT > 1 ? tiles() / blocks * blocks : tiles();
-    }
-    __device__ __forceinline__ unsigned units() const {
-        return whole(gridDim.x) + (tiles() - whole(gridDim.x)) * SPLIT;
-    }
-};
-struct Unit {
-    unsigned i0, j0, matrix, begin, end, part;
-    bool parted = false;
-    __device__ __forceinline__ Unit(const Product& p, unsigned id) : begin(0), end(p.steps) {
-        const unsigned whole = p.whole(gridDim.x), rest = p.tiles() - whole;
-        if (SPLIT > 1 && id >= whole) {
-            part = (id - whole) / rest;
-            id = whole + (id - whole) % rest;
-            begin = static_cast<unsigned long long>(part) * p.steps / SPLIT;
-            end = static_cast<unsigned long long>(part + 1) * p.steps / SPLIT;
-            parted = true;
-        }
-        matrix = id / (p.tiles_m * p.tiles_n);
-        tile_of(id % (p.tiles_m * p.tiles_n), p.tiles_m, p.tiles_n, i0, j0);
-        i0 *= MB;
-        j0 *= NB;
-    }
-    __device__ __forceinline__ unsigned steps() const { return end - begin; }
-};
-
-#if SPLIT > 1
-// Blocks of the launch, if these had whole tiles: the same number in every launch on a device.
-__device__ unsigned rounds_of;
-
-// Whether the tile of a row of all matrices and of a column was split.
-__device__ __forceinline__ bool was_parted(unsigned m, unsigned n, unsigned batch, long long row,
-                                           unsigned column) {
-    const Product p{batch, 0, (m + MB - 1) / MB, (n + NB - 1) / NB};
-    const unsigned matrix = row / m, i = row % m / MB, j = column / NB, group = i / GROUP * GROUP;
-    const unsigned rows = p.tiles_m - group < GROUP ? p.tiles_m - group : GROUP;
-    const unsigned id = (matrix * p.tiles_m + group) * p.tiles_n + j * rows + i - group;
-    return rounds_of == 0 || id >= p.whole(rounds_of);
-}
-#define PARTED was_parted
-#endif
-#include "common/combine.cuh"
 
 // Fetches what the block's units need.
 __device__ __forceinline__ void produce(const Maps& maps, const Product& p, unsigned base,
@@ -195,45 +149,6 @@ __device__ __forceinline__ void add_products(float (&sum)[TA][TB], const float (
             sum[i][j] += a[i] * b[j];
         }
 }
-
-// Where C, or one part of its sums, goes.
-struct Target {
-    float* to;
-    long long ld;
-    unsigned m, n;
-    float alpha, beta;
-
-    // Four sums of a row, or fewer at its end.
-    __device__ __forceinline__ void store(const float (&sum)[TB], int j, unsigned row,
-                                          unsigned column) const {
-        if (row >= m || column >= n) return;
-        float* const c = to + row * ld + column;
-        float result[VECTOR];
-#pragma unroll
-        for (int e = 0; e < VECTOR; e++) result[e] = alpha * sum[j + e];
-        if (column + VECTOR <= n && reinterpret_cast<unsigned long long>(c) % 16 == 0) {
-            float4* const whole = reinterpret_cast<float4*>(c);
-            if (beta != 0.0f) {
-                const float4 old = *whole;
-                result[0] += beta * old.x, result[1] += beta * old.y;
-                result[2] += beta * old.z, result[3] += beta * old.w;
-            }
-            *whole = {result[0], result[1], result[2], result[3]};
-        } else {
-#pragma unroll
-            for (int e = 0; e < VECTOR; e++)
-                if (column + e < n) c[e] = result[e] + (beta != 0.0f ? beta * c[e] : 0.0f);
-        }
-    }
-    __device__ __forceinline__ void store(const float (&sum)[TA][TB], unsigned i0,
-                                          unsigned j0) const {
-#pragma unroll
-        for (int i = 0; i < TA; i++)
-#pragma unroll
-            for (int j = 0; j < TB; j += VECTOR)
-                store(sum[i], j, i0 + i / VECTOR * LANES * VECTOR + i % VECTOR, j0 + j * ACROSS);
-    }
-};
 
 // sum = op(A) op(B) of one unit. A pass multiplies ROWS rows of a tile and reads EARLY rows ahead:
 // the first of the next tile before the last of this one are multiplied.
@@ -283,8 +198,7 @@ __device__ __forceinline__ void multiply(float (&sum)[TA][TB], unsigned steps, R
 // The sums of all slices to the first one, in fixed order. `scratch` is the lane's own.
 __device__ __forceinline__ void gather(float (&sum)[TA][TB], unsigned slice, float4* scratch) {
     constexpr int VECTORS = TA * TB / VECTOR, APART = WARPS_MN * 32;
-    const auto all = [] { asm volatile("bar.sync 1, %0;" ::"n"(WARPS * 32) : "memory"); };
-    all();  // what was there before has been read
+    threads_sync<WARPS * 32>(1);  // what was there before has been read
     if (slice > 0) {
 #pragma unroll
         for (int v = 0; v < VECTORS; v++) {
@@ -292,7 +206,7 @@ __device__ __forceinline__ void gather(float (&sum)[TA][TB], unsigned slice, flo
             scratch[((slice - 1) * VECTORS + v) * APART] = {s[0], s[1], s[2], s[3]};
         }
     }
-    all();
+    threads_sync<WARPS * 32>(1);
     if (slice > 0) return;
 #pragma unroll
     for (int other = 0; other < SLICES - 1; other++)
@@ -309,7 +223,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
          int stack_a, int stack_b, int, float* C, long long ldc, long long batch_c, float* parts) {
     extern __shared__ __align__(128) unsigned char shared[];
     unsigned base = address_of_shared(shared);
-    asm("" : "+r"(base));  // kept, not computed again in every step
+    forget(base);  // kept, not computed anew in every step
     if (threadIdx.x == 0) {
         const unsigned full = base + STAGES * STAGE_BYTES;
         if (k > 0) prefetch(&maps.a), prefetch(&maps.b);
@@ -343,14 +257,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     for (unsigned id = blockIdx.x; id < p.units(); id += gridDim.x) {
         float sum[TA][TB] = {};
         unsigned steps = Unit(p, id).steps();
-        asm("" : "+r"(steps));
+        forget(steps);
         if (steps > 0) multiply(sum, steps, ring, base, from_a, from_b);
         if (SLICES > 1) {
             gather(sum, slice, scratch);
             if (slice > 0) continue;
         }
-        asm("" : "+r"(id));  // computed anew: its numbers would take registers from the loop
-        const Unit unit(p, id);
+        forget(id);
+        const Unit unit(p, id);  // computed anew: its numbers would take registers from the loop
         if (unit.parted) {
             const unsigned pitch = (n + 3) / 4 * 4;
             const long long before = (1ll * unit.part * batch + unit.matrix) * m;

@@ -1,0 +1,55 @@
+// Units of work of blocks that stay: tiles of MB x NB of a stack of matrices, and parts of k of
+// those that are too few for a last round of all blocks.
+
+#include "common/schedule.cuh"
+
+#ifndef SPLIT
+#define SPLIT 1  // parts of k of such a tile
+#endif
+
+struct Product {
+    unsigned batch, steps, tiles_m, tiles_n;
+    __device__ __forceinline__ unsigned tiles() const { return tiles_m * tiles_n * batch; }
+    __device__ __forceinline__ unsigned whole(unsigned blocks) const {
+        return SPLIT > 1 ? tiles() / blocks * blocks : tiles();
+    }
+    __device__ __forceinline__ unsigned units() const {
+        return whole(gridDim.x) + (tiles() - whole(gridDim.x)) * SPLIT;
+    }
+};
+struct Unit {
+    unsigned i0, j0, matrix, begin, end, part;
+    bool parted = false;
+    __device__ __forceinline__ Unit(const Product& p, unsigned id) : begin(0), end(p.steps) {
+        const unsigned whole = p.whole(gridDim.x), rest = p.tiles() - whole;
+        if (SPLIT > 1 && id >= whole) {
+            part = (id - whole) / rest;
+            id = whole + (id - whole) % rest;
+            begin = static_cast<unsigned long long>(part) * p.steps / SPLIT;
+            end = static_cast<unsigned long long>(part + 1) * p.steps / SPLIT;
+            parted = true;
+        }
+        matrix = id / (p.tiles_m * p.tiles_n);
+        tile_of(id % (p.tiles_m * p.tiles_n), p.tiles_m, p.tiles_n, i0, j0);
+        i0 *= MB;
+        j0 *= NB;
+    }
+    __device__ __forceinline__ unsigned steps() const { return end - begin; }
+};
+
+#if SPLIT > 1
+// Blocks of the launch, if these had whole tiles: the same number in every launch on a device. Says
+// to the launch that adds up the parts which tiles have any.
+__device__ unsigned rounds_of;
+
+// Whether the tile of a row of all matrices and of a column was split.
+__device__ __forceinline__ bool was_parted(unsigned m, unsigned n, unsigned batch, long long row,
+                                           unsigned column) {
+    const Product p{batch, 0, (m + MB - 1) / MB, (n + NB - 1) / NB};
+    const unsigned matrix = row / m, i = row % m / MB, j = column / NB, group = i / GROUP * GROUP;
+    const unsigned rows = p.tiles_m - group < GROUP ? p.tiles_m - group : GROUP;
+    const unsigned id = (matrix * p.tiles_m + group) * p.tiles_n + j * rows + i - group;
+    return rounds_of == 0 || id >= p.whole(rounds_of);
+}
+#define PARTED was_parted
+#endif

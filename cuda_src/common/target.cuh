@@ -1,0 +1,41 @@
+// How a thread stores its TA x TB sums: vectors of VECTOR numbers of a row, ACROSS vectors apart,
+// in groups of VECTOR rows, LANES groups apart.
+
+// Where C, or one part of its sums, goes.
+struct Target {
+    float* to;
+    long long ld;
+    unsigned m, n;
+    float alpha, beta;
+
+    // Four sums of a row, or fewer at its end.
+    __device__ __forceinline__ void store(const float (&sum)[TB], int j, unsigned row,
+                                          unsigned column) const {
+        if (row >= m || column >= n) return;
+        float* const c = to + row * ld + column;
+        float result[VECTOR];
+#pragma unroll
+        for (int e = 0; e < VECTOR; e++) result[e] = alpha * sum[j + e];
+        if (column + VECTOR <= n && reinterpret_cast<unsigned long long>(c) % 16 == 0) {
+            float4* const whole = reinterpret_cast<float4*>(c);
+            if (beta != 0.0f) {
+                const float4 old = *whole;
+                result[0] += beta * old.x, result[1] += beta * old.y;
+                result[2] += beta * old.z, result[3] += beta * old.w;
+            }
+            *whole = {result[0], result[1], result[2], result[3]};
+        } else {
+#pragma unroll
+            for (int e = 0; e < VECTOR; e++)
+                if (column + e < n) c[e] = result[e] + (beta != 0.0f ? beta * c[e] : 0.0f);
+        }
+    }
+    __device__ __forceinline__ void store(const float (&sum)[TA][TB], unsigned i0,
+                                          unsigned j0) const {
+#pragma unroll
+        for (int i = 0; i < TA; i++)
+#pragma unroll
+            for (int j = 0; j < TB; j += VECTOR)
+                store(sum[i], j, i0 + i / VECTOR * LANES * VECTOR + i % VECTOR, j0 + j * ACROSS);
+    }
+};
