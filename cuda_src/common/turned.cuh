@@ -77,7 +77,8 @@ __device__ __forceinline__ void each_unit(const Product& p, Use use) {
         tile_of(u % tiles, tiles_m, tiles_n, tile_m, tile_n);
         const unsigned part = u / tiles % SPLIT, beside = CLUSTER > 1 ? block_in_cluster() : 0;
         use(Unit{tile_m * MB, (tile_n * CLUSTER + beside) * NB, u / tiles / SPLIT, part,
-                 steps * part / SPLIT, steps * (part + 1) / SPLIT});
+                 unsigned(1ull * steps * part / SPLIT),
+                 unsigned(1ull * steps * (part + 1) / SPLIT)});
     }
 }
 
