@@ -19,8 +19,8 @@
 //   Such rows come through registers, asked for before some products and stored after them.
 //
 // Main loop of 128 x 128 x 32, 64 x 64 per warp, bf16, nvcc 13.0 for sm_90a: 64 HMMA of 147
-// instructions, 16 LDSM, 8 LDGSTS. One H200: 455 TFLOP/s at 4096, of 546 that these HMMA make alone;
-// `wgmma` (rung 07) has nearly twice that rate, so that on Hopper this rung is the second choice.
+// instructions, 16 LDSM, 8 LDGSTS. One H200: 455 TFLOP/s at 4096, of 546 that these HMMA make
+// alone; `wgmma` (rung 07) has nearly twice that rate: on Hopper this rung is the second choice.
 
 #ifndef REAL
 #define REAL BF16  // element type of A and B: F16, BF16, or float, which is rounded to tf32
