@@ -224,6 +224,20 @@ def test_small_devices_get_smaller_tiles_or_fewer_stages():
     assert (small.MB, small.NB, small.STAGES) == (128, 128, 3)
 
 
+@pytest.mark.parametrize(
+    "slug, dtype, n",
+    [
+        ("tensor-MB128-NB128-KB32-TA64-TB64-STAGES4-BLOCKS2-GROUP8-SPLIT1", "bf16", 4097),
+        ("tensor-MB64-NB32-KB64-TA32-TB32-STAGES3-BLOCKS4-GROUP8-SPLIT1", "f16", 4097),
+        ("tensor-MB64-NB64-KB64-TA16-TB64-STAGES3-BLOCKS3-GROUP8-SPLIT1", "f16_f32", 4097),
+        ("tensor-MB64-NB128-KB16-TA32-TB64-STAGES4-BLOCKS3-GROUP8-SPLIT1", "tf32", 4097),
+    ],
+)
+def test_configurations_that_spilled_are_refused(slug, dtype, n):
+    broken = TENSOR.violations(parse_slug(slug), Problem(n, n, n, dtype), HOPPER)
+    assert any("registers" in reason for reason in broken), broken
+
+
 # The whole way
 
 
