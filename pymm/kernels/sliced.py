@@ -113,8 +113,6 @@ def _options(p: Problem, d: Device) -> Iterator[Config]:
     device.
     """
     for mb, nb, ta, tb in _TILES[p.numpy_dtype.itemsize]:
-        if ta == 16 and p.trans_a:  # the longer side for the operand that lies along k
-            ta, tb = tb, ta
         blocks = max(-(-p.m // mb) * -(-p.n // nb) * p.batch, 1)
         for kb, slices, stages, together in _TOGETHER if blocks > d.sms else _ALONE:
             form = dict(MB=mb, NB=nb, KB=kb, TA=ta, TB=tb, SLICES=slices, STAGES=stages)
@@ -159,7 +157,7 @@ SLICED = Kernel(
     number=11,
     name="sliced",
     file="11_sliced.cu",
-    title="warps that share a tile take turns along k; for skinny and deep products",
+    title="warps that share a tile take turns along k; for skinny, deep and small products",
     space=dict(
         MB=(4, 16, 32, 64, 128),
         NB=(4, 16, 32, 64, 128),
