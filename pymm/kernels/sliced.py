@@ -59,15 +59,16 @@ def _split_pays(c: Config, p: Problem, d: Device) -> bool:
 def _registers(c: Config, p: Problem) -> int:
     """Registers of a thread: accumulators, 16 bytes of k of both fragments, one or two addresses
     for each vector of a line along k, and 33 for the rest (49 for doubles). The largest register
-    tiles make do with 10 less, if it is the operand along k that has their longer side. Checked
-    with nvcc 13.0 for sm_80 and sm_90a: what this lets through does not spill.
+    tiles make do with 10 less, if it is the operand along k that has their longer side and not
+    both lie so in two stages. Checked with nvcc 13.0 for sm_80 and sm_90a: what this lets through
+    does not spill.
     """
     along = (not p.trans_a) + p.trans_b
     sums = (c.TA * c.TB + _vector(p) * (c.TA + c.TB)) * words(p)
     rest = 17 + 16 * words(p)
     if c.TA * c.TB * words(p) >= 128:
         turned = c.TA > c.TB if p.trans_a and p.trans_b else c.TB > c.TA
-        rest -= 9 if turned and along else 10
+        rest -= 9 if turned and along or along == 2 == c.STAGES else 10
     return sums + along * words(p) * c.KB // _vector(p) + rest
 
 
