@@ -37,15 +37,17 @@ from pymm.store import load
 from pymm.verify import sources
 from pymm.worker import Reply, Request, Site, Worker, WorkerFailed, time_limit
 
-SCHEMA = 1
+SCHEMA = 2
 
 #: Units: seconds (median), spread (interquartile range / median), gflops (10^9 operations per
 #: second), peak (part of the device's peak rate), ratio (time of the fastest opponent in the same
-#: run / this time), error (largest deviation / its bound), spills (bytes of a thread), shared
-#: (bytes of a block), and what `Backend.telemetry` tells.
+#: run / this time), void (samples taken again because the host was late), error (largest
+#: deviation / its bound), spills (bytes of a thread), shared (bytes of a block), and what
+#: `Backend.telemetry` tells.
 COLUMNS = (
     "schema", "time", "device", "driver", "compiler", "pymm", "dtype", "layout", "m", "n", "k",
-    "name", "variant", "config", "source", "outcome", "seconds", "spread", "rounds", "gflops",
+    "name", "variant", "config", "source", "outcome", "seconds", "spread", "rounds", "void",
+    "gflops",
     "peak", "ratio", "error", "registers", "spills", "shared", *SEEN, "detail",
 )  # fmt: skip
 
@@ -139,6 +141,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--time-limit", type=float, default=math.inf, metavar="SECONDS",
         help="of classes: begin no product after so many seconds")
     add("--triton", action="store_true", help="of classes: a Triton kernel as a third opponent")
+    add("--compile-meanwhile", action="store_true",
+        help="measure while other texts are compiled (default: compile all first)")
     add("--dry-run", action="store_true", help="of classes: only say what would be measured")
     return parser  # fmt: skip
 
@@ -159,8 +163,8 @@ def _run(
             [pool.submit(t) for config in set(variants.values()) for t in _texts(config, p, quick)]
             for p, variants in tasks
         ]
-        if device.kind == "cpu":  # compilers would take the cores from what is measured
-            wait(list(chain(*builds)))
+        if device.kind == "cpu" or not options.compile_meanwhile:
+            wait(list(chain(*builds)))  # compilers take cores from what is measured
         progress = held.enter_context(Progress(console=console, disable=not console.is_terminal))
         for place, (problem, variants) in enumerate(progress.track(tasks, description=device.name)):
             wait(builds[place])  # what failed fails again, and is told, where it is measured
@@ -227,13 +231,17 @@ def _rows(
         "layout": problem.layout,
         **{axis: getattr(problem, axis) for axis in "mnk"},
     }
-    others = {name: statistics.median(times) for name, times in reply.times.items()}
+    others = {name: statistics.median(times) for name, times in reply.times.items() if times}
     best = min(others.values(), default=float("nan"))
     for name, times in reply.times.items():
+        void = {"name": name, "void": reply.void.get(name, 0)}
+        if not times:
+            yield shared | void | {"outcome": "disturbed", "detail": "the host was late"}
+            continue
         seconds, spread = median_and_spread(times)
         speed = _speed(problem, device, seconds, best)
-        yield shared | {"name": name, "outcome": "ok", "spread": f"{spread:.4g}",
-                        "rounds": len(times), **speed}  # fmt: skip
+        yield shared | void | {"outcome": "ok", "spread": f"{spread:.4g}",
+                               "rounds": len(times), **speed}  # fmt: skip
     found = {trial.config: trial for trial in reply.trials}
     for (name, variant), config in variants.items():
         yield shared | {"name": name, "variant": variant} | _measured(found[config], device, best)
@@ -253,7 +261,7 @@ def _measured(trial: Trial, device: Device, best: float) -> dict[str, object]:
     }
     if trial.seconds > 0:
         row |= _speed(trial.problem, device, trial.seconds, best)
-        row |= {"spread": f"{trial.spread:.4g}", "rounds": len(trial.times),
+        row |= {"spread": f"{trial.spread:.4g}", "rounds": len(trial.times), "void": trial.void,
                 "error": f"{trial.error:.3g}"}  # fmt: skip
     return row
 

@@ -139,10 +139,10 @@ class Precompiler:
 
 
 def compilers_beside(device: Device) -> int:
-    """How many processes may compile while this one measures: a core is left to it. On a CPU
-    nothing is measured meanwhile.
+    """How many processes may compile while this one measures: two cores are left to it and to the
+    one that measures. On a CPU nothing is measured meanwhile.
     """
-    return max(1, min(MOST_BESIDE, _cores() - (device.kind != "cpu")))
+    return max(1, min(MOST_BESIDE, _cores() - 2 * (device.kind != "cpu")))
 
 
 def _cores() -> int:

@@ -70,7 +70,8 @@ class Request:
 class Reply:
     """What came of it: trials, times of the other libraries by name, or why there are none
     (`outcome` is `crashed` or `timed_out`, `detail` the reason). `deviations` of a quick
-    comparison: root mean square of C - C64 beside that of C64, by slug and library.
+    comparison: root mean square of C - C64 beside that of C64, by slug and library. `void`: samples
+    of a comparison taken again for a late host, by slug and library.
     """
 
     trials: tuple[Trial, ...] = ()
@@ -79,6 +80,7 @@ class Reply:
     detail: str = ""
     lost: bool = False
     deviations: dict[str, float] = field(default_factory=dict)
+    void: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,8 @@ def _answer(
         trials = bench.compare(request.configs, request.rounds, request.budget)
     times = {name: bench.times[name] for name in bench.calls if name in bench.times}
     deviations = bench.deviations if request.quick else {}
-    return Reply(tuple(trials), times, lost=bench.lost, deviations=deviations), bench
+    found = Reply(tuple(trials), times, "ok", "", bench.lost, deviations, dict(bench.void))
+    return found, bench
 
 
 def _end_with_parent() -> None:

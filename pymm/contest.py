@@ -31,18 +31,19 @@ from pymm.session import begin
 from pymm.source import kernel_digest, render
 from pymm.worker import UNKNOWN_PEAK, Reply, Request, Worker, time_limit
 
-SCHEMA = 1
+SCHEMA = 2
 
-#: Units: us (median, microseconds), spread (interquartile range / median), gflops (10^9 operations
+#: Units: us (median, microseconds), spread (interquartile range / median), void (samples of all
+#: contestants that were taken again because the host was late), gflops (10^9 operations
 #: per second), peak (part of the device's peak rate), ratio (time of the faster of the two cuBLAS /
 #: this time), triton_ratio (the same of Triton), error (largest deviation / its bound), rms (root
 #: mean square of C - C64 beside that of C64) and that of the first opponent, clocks as telemetry
 #: has them.
 COLUMNS = (
     "schema", "time", "device", "driver", "compiler", "pymm", "class", "dtype", "layout", "m", "n",
-    "k", "kernel", "config", "source", "reason", "outcome", "us", "spread", "rounds", "gflops",
-    "peak", "cublas_us", "cublaslt_us", "triton_us", "ratio", "triton_ratio", "error", "rms",
-    "opponent_rms", "registers", "spills", "shared", *SEEN, "detail",
+    "k", "kernel", "config", "source", "reason", "outcome", "us", "spread", "rounds", "void",
+    "gflops", "peak", "cublas_us", "cublaslt_us", "triton_us", "ratio", "triton_ratio", "error",
+    "rms", "opponent_rms", "registers", "spills", "shared", *SEEN, "detail",
 )  # fmt: skip
 
 #: Rounds at most, and seconds for one product's rounds: small ones take 31, the largest 5.
@@ -70,7 +71,9 @@ class Entry:
 
 @dataclass
 class Contest:
-    """One run. `deadline` is the monotonic time after which no product is begun."""
+    """One run. `deadline` is the monotonic time after which no product is begun. Everything is
+    compiled before the first is measured, or `meanwhile`.
+    """
 
     worker: Worker
     directory: Path | None
@@ -78,6 +81,7 @@ class Contest:
     deadline: float = math.inf
     triton: bool = False
     rounds: int = ROUNDS
+    meanwhile: bool = False
     open_compiler: Callable[[Any, int], Any] = Precompiler
     console: Console = field(default_factory=Console)
 
@@ -118,8 +122,8 @@ class Contest:
         compilers = compilers_beside(self.device)
         with self.open_compiler(self.worker.compiler, compilers) as pool:
             builds = [pool.submit(render(e.choice.config, e.problem)) for e in waiting]
-            if self.device.kind == "cpu":  # compilers would take the cores from what is measured
-                wait(builds)
+            if self.device.kind == "cpu" or not self.meanwhile:
+                wait(builds)  # compilers take cores from what is measured, and delay the host
             for place, (entry, build) in enumerate(zip(waiting, builds, strict=True)):
                 if time.monotonic() > self.deadline:
                     self.left = len(waiting) - place
@@ -179,7 +183,12 @@ class Contest:
             "detail": _line(trial.detail),
             **{name: seen.get(name, "") for name in SEEN},
         }
-        others = {name: statistics.median(times) for name, times in reply.times.items() if times}
+        disturbed = [name for name, times in reply.times.items() if not times]
+        row["void"] = sum(reply.void.values())
+        if trial.outcome == "ok" and disturbed:
+            row |= {"outcome": "disturbed", "detail": f"the host was late for {disturbed[0]}"}
+            return row
+        others = {name: statistics.median(times) for name, times in reply.times.items()}
         row |= {f"{name}_us": _us(s) for name, s in others.items() if f"{name}_us" in COLUMNS}
         if not trial.seconds > 0:
             return row
@@ -224,7 +233,7 @@ def hold(
     """The command with the options of `pymm.bench`. Returns its exit status."""
     contest = Contest(
         worker, options.records or config_directory(), options.csv, started + options.time_limit,
-        options.triton, options.rounds or ROUNDS, console=console,
+        options.triton, options.rounds or ROUNDS, options.compile_meanwhile, console=console,
     )  # fmt: skip
     entries = contest.entries(products)
     if options.dry_run:

@@ -15,15 +15,17 @@ from pymm.device import Device
 from pymm.locks import locked
 from pymm.measure import Trial
 
-SCHEMA = 1
+SCHEMA = 2
 
 #: Units: seconds (median), spread (interquartile range / median), gflops (10^9 operations per
-#: second), error (largest deviation / its bound), spills (bytes of a thread), shared (bytes of a
-#: block), and what `Backend.telemetry` has seen.
+#: second), void (samples taken again because the host was late), error (largest deviation / its
+#: bound), spills (bytes of a thread), shared (bytes of a block), and what `Backend.telemetry` has
+#: seen.
 SEEN = ("sm_mhz", "memory_mhz", "power_w", "temperature_c", "throttle")
 COLUMNS = (
     "schema", "time", "device", "problem", "kernel", "config", "role", "outcome", "seconds",
-    "spread", "repeats", "gflops", "error", "registers", "spills", "shared", *SEEN, "detail",
+    "spread", "repeats", "void", "gflops", "error", "registers", "spills", "shared", *SEEN,
+    "detail",
 )  # fmt: skip
 
 #: Longest text of a field; a compiler's complaint can be pages.
@@ -88,6 +90,7 @@ def _fields(trial: Trial, device: Device, role: str) -> list[object]:
         f"{trial.seconds:.9g}" if timed else "",
         f"{trial.spread:.4g}" if timed else "",
         len(trial.times),
+        trial.void,
         f"{trial.gflops:.6g}" if timed else "",
         f"{trial.error:.3g}" if trial.error >= 0 else "",
         resources.registers,

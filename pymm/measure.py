@@ -13,6 +13,7 @@ from pymm.backends.base import Backend, CompileFailed, Executable, LaunchFailed,
 from pymm.kernels import Config
 from pymm.problem import Problem
 from pymm.source import Source, render
+from pymm.stopwatch import Call, Stopwatch
 from pymm.verify import Verifier, render_hard
 
 #: What can become of a trial. The first has a time that counts, the last a rough one.
@@ -23,6 +24,7 @@ OUTCOMES = (
     "crashed",
     "timed_out",
     "wrong",
+    "disturbed",
     "too_slow",
 )
 
@@ -40,10 +42,11 @@ SECONDS_PER_TRIAL = 2.0
 SHORT_RUN = 0.05
 
 #: Rounds of a comparison, however long they take, and what a call costs besides its own time: the
-#: caches' flush (256 MiB at 4 TB/s) and the launch.
-FEWEST_ROUNDS, FLUSH_SECONDS = 5, 1e-4
+#: writes that empty the caches, and the launch.
+FEWEST_ROUNDS, FLUSH_SECONDS = 5, 1.5e-4
 
-Call = Callable[[], object]
+#: Least part of the samples of a call that must be sound, not void for a late host.
+LEAST_SOUND = 0.5
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,8 @@ class Trial:
     """What became of one configuration on one problem.
 
     `seconds` is the median of `times` (NaN if there is none), `spread` their interquartile range
-    as a part of the median, `error` the largest deviation as a part of its bound.
+    as a part of the median, `error` the largest deviation as a part of its bound, `void` how many
+    samples were taken again because the host was late.
     """
 
     problem: Problem
@@ -63,6 +67,7 @@ class Trial:
     error: float = math.nan
     resources: Resources = field(default_factory=Resources)
     detail: str = ""
+    void: int = 0
     telemetry: Mapping[str, float | str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -89,7 +94,8 @@ class Workbench:
 
     `lost` turns True when the device's context is gone and only a new process can go on.
     `calls` holds further calls by name, which `compare` runs in turn with the configurations;
-    `times` has what its last run measured, by name. With a `place` in an arena the operands are
+    `times` has what its last run measured, by name, without what the host was late for, and `void`
+    how often that was. With a `place` in an arena the operands are
     the arena's, the check is its quick one, and `deviations` has how far each call's result is
     from float64.
     """
@@ -101,6 +107,8 @@ class Workbench:
         self.seed, self.lost = seed, False
         self.calls: dict[str, Call] = {}
         self.times: dict[str, list[float]] = {}
+        self.void: dict[str, int] = {}
+        self.stopwatch = Stopwatch(backend, seed)
         self.deviations: dict[str, float] = {}
         self.place = place
         self._verifier = place or Verifier(backend, problem, seed)
@@ -139,9 +147,10 @@ class Workbench:
     def compare(
         self, configs: Sequence[Config], rounds: int = 15, budget: float = math.inf
     ) -> list[Trial]:
-        """Time configurations and `calls` in turn, A B A B, so that a drift of the clock meets all
-        of them alike. A configuration that fails is left out of the rounds. Fewer rounds, but at
-        least `FEWEST_ROUNDS`, where they would take more than `budget` seconds.
+        """Time configurations and `calls` in turn, each round in an order of its own, so that a
+        drift of the clock and what ran before meet all of them alike. A configuration that fails is
+        left out of the rounds. Fewer rounds, but at least `FEWEST_ROUNDS`, where they would take
+        more than `budget` seconds. One of whose samples too few are sound is `disturbed`.
         """
         bound: dict[str, Call] = {}
         trials: dict[Config, Trial] = {}
@@ -155,8 +164,8 @@ class Workbench:
         telemetry = dict(self.backend.telemetry())
         for config, trial in trials.items():
             if config.slug in bound:
-                times = self.times[config.slug]
-                found = _timed(times) | {"telemetry": telemetry}
+                found = self._timed(self.times[config.slug], self.void[config.slug])
+                found["telemetry"] = telemetry
                 trials[config] = Trial(**{**trial.__dict__, **found})
         if self.place is not None:
             self._look_again(trials, bound)
@@ -176,6 +185,7 @@ class Workbench:
     def _deviate(self, calls: Mapping[str, Call]) -> None:
         self.deviations = {}
         for name, call in calls.items():
+            getattr(call, "prepare", lambda: None)()
             call()
             self.backend.synchronize()
             self.deviations[name] = self.place.deviation()
@@ -183,15 +193,18 @@ class Workbench:
     def interleave(
         self, calls: Mapping[str, Call], rounds: int, budget: float = math.inf
     ) -> dict[str, list[float]]:
-        """Seconds of every call by name, measured in `rounds` rounds after one to warm up."""
-        times: dict[str, list[float]] = {name: [] for name in calls}
-        if calls:
-            first = sum(self.backend.time(list(calls.values()))) + len(calls) * FLUSH_SECONDS
-            rounds = min(rounds, max(FEWEST_ROUNDS, int(min(budget / first, rounds))))
-        for _ in range(rounds if calls else 0):
-            for name, seconds in zip(calls, self.backend.time(list(calls.values())), strict=True):
-                times[name].append(seconds)
-        return times
+        """Seconds of every call by name, measured in `rounds` rounds after one to warm up; none of
+        a call of whose samples too few are sound.
+        """
+        if not calls:
+            return {}
+        first = sum(self.stopwatch.sound(list(calls.values()))) + len(calls) * FLUSH_SECONDS
+        rounds = min(rounds, max(FEWEST_ROUNDS, int(min(budget / first, rounds))))
+        self.stopwatch.void.clear()
+        times = self.stopwatch.rounds(calls, rounds)
+        self.void = {name: self.stopwatch.void[call] for name, call in calls.items()}
+        enough = LEAST_SOUND * rounds
+        return {name: taken if len(taken) >= enough else [] for name, taken in times.items()}
 
     def _guarded(self, config: Config, then: Callable[[Executable], dict]) -> Trial:
         """A trial of `config`, whatever happens: load, verify, and if right go on with `then`."""
@@ -212,29 +225,36 @@ class Workbench:
             return Trial(self.problem, config, "launch_failed", detail=detail, **found)
 
     def _race(self, executable: Executable, best_seconds: float | None) -> dict:
-        call, time_calls = self.call(executable), self.backend.time
+        call, take = self.call(executable), self.stopwatch.sound
+        self.stopwatch.void.clear()
         started = time.monotonic()
-        times = time_calls([call])  # verification was the warm-up
-        if best_seconds is not None and times[0] > HOPELESS * best_seconds:
+        times = take([call])  # verification was the warm-up
+        if times and best_seconds is not None and times[0] > HOPELESS * best_seconds:
             if times[0] < SHORT_RUN:
-                times += time_calls([call, call])
+                times += take([call, call])
             if min(times) > HOPELESS * best_seconds:
-                return dict(outcome="too_slow", **_timed(times))
-        times = time_calls([call] * self._affordable(times[0]))
+                return self._timed(times, self.stopwatch.void[call]) | {"outcome": "too_slow"}
+        if times:
+            times = take([call] * self._affordable(times[0]))
         while (
-            len(times) < MOST_REPEATS
+            0 < len(times) < MOST_REPEATS
             and median_and_spread(times)[1] > ENOUGH
             and time.monotonic() - started < SECONDS_PER_TRIAL
         ):
-            times += time_calls([call] * self._affordable(times[0]))
-        return dict(**_timed(times), telemetry=dict(self.backend.telemetry()))
+            times += take([call] * self._affordable(times[0]))
+        found = self._timed(times, self.stopwatch.void[call])
+        return found | {"telemetry": dict(self.backend.telemetry())}
 
     @staticmethod
     def _affordable(seconds: float) -> int:
         """Repeats at a time: 7, fewer (but three) where they would take longer than a trial may."""
         return max(3, min(REPEATS, int(SECONDS_PER_TRIAL / max(seconds, 1e-9))))
 
-
-def _timed(times: Sequence[float]) -> dict:
-    seconds, spread = median_and_spread(times)
-    return {"seconds": seconds, "spread": spread, "times": tuple(times)}
+    @staticmethod
+    def _timed(times: Sequence[float], void: int) -> dict:
+        """What a trial says of its times; without any it was disturbed."""
+        if not times:
+            detail = f"the host was late for {void} samples and for too few in time"
+            return {"outcome": "disturbed", "detail": detail, "void": void}
+        seconds, spread = median_and_spread(times)
+        return {"seconds": seconds, "spread": spread, "times": tuple(times), "void": void}

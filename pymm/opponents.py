@@ -22,11 +22,12 @@ def opponents(
 ) -> dict[str, Call]:
     """By name, calls that compute C = op(A) op(B) with the libraries importable here.
 
-    On a CPU NumPy's BLAS, which is held to the device's threads in this process from then on. On
-    a GPU cuBLAS, through PyTorch (once with each of its two BLAS back ends), else CuPy. Empty
-    where no library is, and in the simulator. With `triton` also a kernel written in Triton, if
-    that is here, its configuration the fastest of a handful. The calls write C and must be made in
-    the process that owns the memory.
+    One with an attribute `prepare` wants that called before it: PyTorch's switch of back ends takes
+    longer than a small product. On a CPU NumPy's BLAS, which is held to the device's threads in
+    this process from then on. On a GPU cuBLAS, through PyTorch (once with each of its two BLAS back
+    ends), else CuPy. Empty where no library is, and in the simulator. With `triton` also a kernel
+    written in Triton, if that is here, its configuration the fastest of a handful. The calls write
+    C and must be made in the process that owns the memory.
     """
     if backend.device.kind == "cpu":
         return {"numpy": _numpy(problem, a, b, c, backend.device.sms)}
@@ -41,6 +42,16 @@ def opponents(
                 found |= _triton(library, problem, a, b, c)
             return found
     return {}
+
+
+class Prepared:
+    """A call, and what has to be done before it and is no part of it."""
+
+    def __init__(self, prepare: Call, call: Call) -> None:
+        self.prepare, self._call = prepare, call
+
+    def __call__(self) -> Any:
+        return self._call()
 
 
 class _Strided:
@@ -117,16 +128,12 @@ def _torch(torch: Any, problem: Problem, a: Matrix, b: Matrix, c: Matrix) -> dic
             return {}
     choose = getattr(torch.backends.cuda, "preferred_blas_library", None)
 
-    def through(library: str) -> Call:
-        def call() -> None:
-            if choose is not None:
-                choose(library)
-            multiply()
-
-        return call
-
-    libraries = ("cublas",) if choose is None else ("cublas", "cublaslt")
-    return {library: through(library) for library in libraries}
+    if choose is None:
+        return {"cublas": multiply}
+    return {
+        library: Prepared(functools.partial(choose, library), multiply)
+        for library in ("cublas", "cublaslt")
+    }
 
 
 def _cupy(cupy: Any, problem: Problem, a: Matrix, b: Matrix, c: Matrix) -> dict[str, Call]:

@@ -162,7 +162,7 @@ class NumpyBackend:
     def __init__(self, spoil=None, seconds=lambda config: 1e-3, load=None, kind="cpu"):
         self.device = Device("numpy", kind)
         self.spoil, self.seconds, self._load = spoil, seconds, load
-        self.timed, self.loaded = [], []
+        self.timed, self.loaded, self.ahead = [], [], []
 
     def allocate(self, nbytes):
         if nbytes > 2**32:
@@ -178,7 +178,8 @@ class NumpyBackend:
     def synchronize(self):
         pass
 
-    def time(self, calls, flush=True):
+    def time(self, calls, flush=True, ahead=1):
+        self.ahead.append(ahead)
         return [call(True) or self._stopwatch(call) for call in calls]
 
     def _stopwatch(self, call):

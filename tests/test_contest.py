@@ -2,6 +2,7 @@
 
 import csv
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -83,6 +84,46 @@ def test_a_kernel_that_hangs_costs_its_row_and_is_tried_again(tmp_path):
     assert worker.limit < 60, "not the minutes that a thorough check may take"
     assert held.run(entries) == 0 and worker.asked == 3
     assert [row["outcome"] for row in rows_of(path)] == ["timed_out", "ok", "ok"]
+
+
+class Disturbed(Unlucky):
+    """A host that is late now and then, and for cuBLAS always."""
+
+    def result(self, timeout):
+        self.asked = 2
+        reply = super().result(timeout)
+        void = {self.request.configs[0].slug: 3, "cublas": 4}
+        if self.request.problem.m < 30:
+            reply.times["cublas"].clear()
+        return replace(reply, void=void)
+
+
+def test_rows_say_how_many_samples_were_void(tmp_path):
+    path = tmp_path / "classes.csv"
+    held = contest.Contest(Disturbed(), None, path, open_compiler=NoCompiler)
+    assert held.run(held.entries(class_problems(["small", "large"], ["f32"], ["NN"]))) == 1
+    large, small = rows_of(path)
+    assert (large["outcome"], large["void"], large["ratio"]) == ("ok", "7", "1.5")
+    assert (small["outcome"], small["void"], small["us"]) == ("disturbed", "7", "")
+    assert "late for cublas" in small["detail"]
+
+
+class Compiling(NoCompiler):
+    """A pool that says what it was asked for, and when somebody waits for it."""
+
+    def submit(self, source):
+        self.said.append("text")
+        return super().submit(source)
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_all_is_compiled_before_anything_is_measured(meanwhile, monkeypatch):
+    waited = []
+    monkeypatch.setattr(contest, "wait", lambda builds: waited.append(len(builds)))
+    monkeypatch.setattr(Compiling, "said", [], raising=False)
+    held = contest.Contest(Disturbed(), None, meanwhile=meanwhile, open_compiler=Compiling)
+    held.run(held.entries(class_problems(["odd", "large"], ["f32"], ["NN"])))
+    assert Compiling.said == ["text"] * 3 and waited == ([] if meanwhile else [3])
 
 
 def test_a_run_that_is_cut_off_says_so(tmp_path, capsys):

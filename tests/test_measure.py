@@ -227,7 +227,10 @@ def test_comparison_takes_turns():
     bench.calls = {"library": library}
     trials = bench.compare([CONFIG, OTHER], rounds=5)
     assert [trial.seconds for trial in trials] == [1e-3, 2e-3]
-    assert backend.timed == [CONFIG, OTHER, CONFIG] * 6
+    assert len(backend.timed) == 3 * 6, "one round to warm up"
+    rounds = [backend.timed[start : start + 3] for start in range(0, 18, 3)]
+    assert all(len(turn) == 3 and turn.count(OTHER) == 1 for turn in rounds)
+    assert len({turn.index(OTHER) for turn in rounds}) > 1, "in an order of its own each"
     assert len(bench.times["library"]) == 5
 
 
@@ -249,7 +252,7 @@ def test_median_and_spread():
     assert median == 3.0 and spread == pytest.approx(2 / 3)
     with pytest.raises(ValueError, match="none of"):
         Trial(SMALL, CONFIG, "fine")
-    assert len(OUTCOMES) == 7
+    assert len(OUTCOMES) == 8
 
 
 def test_a_kernel_that_spills_is_not_timed():

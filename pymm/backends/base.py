@@ -247,9 +247,14 @@ class Backend(ABC):
     # Measurement
 
     @abstractmethod
-    def time(self, calls: Sequence[Callable[[], None]], flush: bool = True) -> list[float]:
+    def time(
+        self, calls: Sequence[Callable[[], None]], flush: bool = True, ahead: int = 1
+    ) -> list[float]:
         """Seconds that each call takes on the device, one after the other, with cold caches if
-        `flush`. The calls use the default stream. Raises `LaunchFailed`.
+        `flush`; NaN where the host did not queue the call in time, so that its delay would count.
+        Then a larger `ahead` helps: so many times as long the device is kept busy before each call.
+        The calls use the default stream. What a call's attribute `prepare` does, if it has one, is
+        done before the call and not timed. Raises `LaunchFailed`.
         """
 
     @abstractmethod

@@ -180,10 +180,15 @@ class CpuBackend(Backend):
     def synchronize(self, stream: Any = None) -> None:
         only_default(stream)
 
-    def time(self, calls: Sequence[Callable[[], None]], flush: bool = True) -> list[float]:
+    def time(
+        self, calls: Sequence[Callable[[], None]], flush: bool = True, ahead: int = 1
+    ) -> list[float]:
         seconds = []
         others = self.device.sms > 1 and len(set(calls)) > 1
         for call in calls:
+            prepare = getattr(call, "prepare", None)
+            if prepare is not None:
+                prepare()
             if others:  # threads of the call before go on spinning, this one's must be awake
                 time.sleep(SETTLED)
                 call()
