@@ -26,6 +26,23 @@ _MARKER = re.compile(r'^#(?:line)? (\d+) "((?:[^"\\]|\\.)*)"((?: \d)*)', re.MULT
 _ATTRIBUTES = ("__launch_bounds__", "__attribute__", "alignas", "__cluster_dims__")
 
 
+#: Headers of the project whose instructions have a twin in device/ instead of in their own text.
+_TWINS = {"common/hopper.cuh": "using namespace pymm_sim::hopper;"}
+
+
+def _stand_ins(text: str) -> str:
+    """`text` with twins in the place of those headers, line by line."""
+    markers = [(m.end(), m[2]) for m in _MARKER.finditer(text)]
+    ends = [m.start() for m in _MARKER.finditer(text)][1:] + [len(text)]
+    parts, done = [], 0
+    for (begin, file), end in zip(markers, ends, strict=True):
+        if file in _TWINS and text[begin:end].strip():
+            lines = text.count("\n", begin, end)
+            parts += [text[done:begin], "\n" + _TWINS[file] + "\n" * lines]
+            done = end
+    return "".join([*parts, text[done:]])
+
+
 def _blank(match: re.Match[str]) -> str:
     return re.sub(r"[^\n]", " ", match.group())
 
@@ -34,7 +51,7 @@ class Translation:
     """One text on its way; `edits` are (begin, end, replacement) on the original."""
 
     def __init__(self, text: str) -> None:
-        self.text = text
+        self.text = text = _stand_ins(text)
         self.code = _LITERAL.sub(_blank, text)  # same length, literals and # lines blanked
         self.edits: list[tuple[int, int, str]] = []
         self.kernels: list[Kernel] = []

@@ -19,6 +19,9 @@ namespace pymm_sim {
 constexpr std::size_t stack_bytes = 64 << 10;
 constexpr std::size_t record_bytes = 256;
 
+// Barriers that threads name: 16 that a kernel has, and one for each of 8 warpgroups.
+constexpr unsigned named_barriers = 16 + 8;
+
 enum class Vote { all, any, ballot, match_any, match_all };
 enum class Reduce { none, count, all, any };
 
@@ -61,6 +64,14 @@ struct Thread {
     Worker* worker;
 };
 static_assert(sizeof(Thread) <= record_bytes, "a Thread record outgrew its place on the stack");
+
+// What cuTensorMapEncodeTiled makes here: where a stack of matrices lies, and its boxes.
+struct TensorDescription {
+    std::uint64_t address, extents[3], strides[2];  // extents innermost first, strides in bytes
+    unsigned box[3], size, swizzle;                 // bytes of an element, of a swizzled row or 0
+    bool rounded;                                   // to tf32
+};
+static_assert(sizeof(TensorDescription) <= 128, "a tensor map has 128 bytes");
 
 // One `__shared__` declaration (of one template instance).
 struct SharedVariable {

@@ -41,4 +41,5 @@
 #include "atomics.hpp"
 #include "memory.hpp"
 #include "arithmetic.hpp"
+#include "hopper.hpp"
 #include "module.hpp"

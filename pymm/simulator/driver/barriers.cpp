@@ -54,7 +54,7 @@ int barrier_reduce(Reduce what, int predicate, const char* file, int line) {
 void named_barrier(unsigned id, unsigned threads, bool wait, const char* file, int line) {
     Worker& w = *this_worker;
     Fiber& me = w.me();
-    if (id > 15 || threads == 0 || threads % 32 || threads > w.threads)
+    if (id >= named_barriers || threads == 0 || threads % 32 || threads > w.threads)
         abandon(w, launch_failed, nullptr, "barrier " + std::to_string(id) + " of " +
                 std::to_string(threads) + " threads: ids go to 15, threads are a multiple of 32 "
                 "and at most the block's " + std::to_string(w.threads));

@@ -35,13 +35,16 @@ CUresult check_sizes(const Function& f, dim3 grid, dim3 block, std::size_t dynam
     return success;
 }
 
-// Arguments in one buffer, each at its own offset. Empty: not enough of them.
-bool gather(const Kernel& k, void** parameters, void** extra, std::vector<char>& out) {
-    out.assign(std::max(k.argument_bytes, 1u), 0);
+struct alignas(64) Line { char bytes[64]; };  // as tensor maps are aligned
+
+// Arguments in one buffer, each at its own offset. False: not enough of them.
+bool gather(const Kernel& k, void** parameters, void** extra, std::vector<Line>& lines) {
+    lines.assign(k.argument_bytes / sizeof(Line) + 1, Line{});
+    char* out = lines[0].bytes;
     if (parameters) {
         for (unsigned i = 0; i < k.parameter_count; i++) {
             if (!parameters[i]) return false;
-            std::memcpy(&out[k.parameters[i].offset], parameters[i], k.parameters[i].bytes);
+            std::memcpy(out + k.parameters[i].offset, parameters[i], k.parameters[i].bytes);
         }
         return true;
     }
@@ -55,7 +58,7 @@ bool gather(const Kernel& k, void** parameters, void** extra, std::vector<char>&
     }
     if (k.parameter_count == 0) return true;
     if (!buffer || bytes < k.argument_bytes) return false;
-    std::memcpy(out.data(), buffer, k.argument_bytes);
+    std::memcpy(out, buffer, k.argument_bytes);
     return true;
 }
 
@@ -63,7 +66,7 @@ CUresult launch(Function& f, dim3 grid, dim3 block, std::size_t dynamic, void** 
                 void** extra) {
     static std::atomic<unsigned> serials{0};
     if (CUresult e = check_sizes(f, grid, block, dynamic)) return e;
-    std::vector<char> arguments;
+    std::vector<Line> arguments;
     if ((parameters && extra) || !gather(*f.kernel, parameters, extra, arguments))
         return invalid_value;
     Launch l;
@@ -72,7 +75,7 @@ CUresult launch(Function& f, dim3 grid, dim3 block, std::size_t dynamic, void** 
     l.grid = grid;
     l.block = block;
     l.dynamic_bytes = dynamic;
-    l.arguments = arguments.data();
+    l.arguments = arguments[0].bytes;
     l.serial = serials++;
     int fault = run(l);
     if (fault) poison(fault);

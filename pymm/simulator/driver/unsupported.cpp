@@ -66,7 +66,7 @@ UNSUPPORTED(cuParamSetf)
 UNSUPPORTED(cuParamSeti)
 UNSUPPORTED(cuParamSetv)
 
-// Profiler, graphs, clusters, tensor maps
+// Profiler, graphs, clusters
 UNSUPPORTED(cuProfilerInitialize)
 UNSUPPORTED(cuProfilerStart)
 UNSUPPORTED(cuProfilerStop)
@@ -77,6 +77,5 @@ UNSUPPORTED(cuStreamEndCapture)
 UNSUPPORTED(cuGraphCreate)
 UNSUPPORTED(cuGraphInstantiateWithFlags)
 UNSUPPORTED(cuGraphLaunch)
-UNSUPPORTED(cuTensorMapEncodeTiled)
 UNSUPPORTED(cuMemAllocAsync)
 UNSUPPORTED(cuMemFreeAsync)

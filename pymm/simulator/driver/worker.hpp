@@ -44,7 +44,7 @@ struct Worker {
     dim3 block_index;
     unsigned threads = 0, current = 0, alive = 0, at_barrier = 0;
     unsigned waiting[32];                    // per warp: lanes inside a warp operation
-    unsigned arrived[16];                    // per named barrier
+    unsigned arrived[named_barriers];        // per named barrier
     std::vector<Fiber> fibers;
     std::vector<std::uint16_t> order;
     std::uint64_t random = 0;

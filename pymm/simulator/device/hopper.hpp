@@ -1,0 +1,264 @@
+// The twin of cuda_src/common/hopper.cuh: translate.py puts it in that file's place. What is
+// asynchronous on a GPU is done at once, by the thread that asks for it: TMA's copies, wgmma.
+// Clusters have one block.
+#pragma once
+
+inline void* __cvta_shared_to_generic(std::size_t address) {
+    // Addresses of shared memory have 32 bits there, and all of it lies within 8 MiB here.
+    const auto base = reinterpret_cast<std::uintptr_t>(pymm_sim::self().dynamic_shared);
+    return reinterpret_cast<void*>(base + static_cast<int>(static_cast<unsigned>(address) -
+                                                           static_cast<unsigned>(base)));
+}
+
+namespace pymm_sim::hopper {
+
+struct alignas(64) TensorMap {
+    unsigned long long words[16];
+};
+inline void prefetch(const TensorMap*) {}
+
+inline unsigned address_of_shared(const void* p) {
+    return static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(p));
+}
+template <class Value>
+Value& at_shared(std::size_t address) {
+    return *static_cast<Value*>(__cvta_shared_to_generic(address));
+}
+
+// --- barriers -----------------------------------------------------------------------------------
+
+struct Barrier {
+    unsigned short arrivals, left : 15, phase : 1;  // of a phase; still to come
+    int bytes;                                      // still to come
+};
+
+inline void settle(Barrier& barrier) {
+    if (barrier.left || barrier.bytes) return;
+    barrier.left = barrier.arrivals;
+    barrier.phase ^= 1;
+}
+inline void barrier_make(unsigned barrier, unsigned arrivals) {
+    const auto count = static_cast<unsigned short>(arrivals);
+    at_shared<Barrier>(barrier) = {count, count, 0, 0};
+}
+inline void barriers_made() {}
+inline void barrier_arrive(unsigned barrier) {
+    auto& b = at_shared<Barrier>(barrier);
+    assert(b.left > 0);
+    b.left--;
+    settle(b);
+}
+inline void barrier_arrive(unsigned barrier, unsigned block) {
+    assert(block == 0);
+    barrier_arrive(barrier);
+}
+inline void barrier_expect(unsigned barrier, unsigned bytes) {
+    at_shared<Barrier>(barrier).bytes += static_cast<int>(bytes);
+    barrier_arrive(barrier);
+}
+inline void barrier_wait(unsigned barrier, unsigned parity) {
+    // While one thread waits, all others come as far as they can: more turns than these none takes.
+    for (int turns = 0; at_shared<Barrier>(barrier).phase == parity; turns++) {
+        assert(turns < 100000 && "some thread of the block does not come to this barrier");
+        yield();
+    }
+}
+
+inline unsigned block_in_cluster() { return 0; }
+inline void cluster_sync() { __syncthreads(); }
+inline void warpgroup_sync(int id) { barrier_sync(id, 128); }
+template <int COUNT>
+void threads_sync(int id) {
+    barrier_sync(id, COUNT);
+}
+template <int COUNT>
+void take_registers() {}
+template <int COUNT>
+void leave_registers() {}
+
+// --- numbers in shared memory -------------------------------------------------------------------
+
+inline void store_two(unsigned to, float first, float second) {
+    at_shared<float2>(to) = {first, second};
+}
+inline double load_shared(unsigned address) { return at_shared<double>(address); }
+inline double2 load_shared_2(unsigned address) { return at_shared<double2>(address); }
+inline void store_shared(unsigned address, double2 x) { at_shared<double2>(address) = x; }
+
+inline void store_matrices(unsigned row, const unsigned (&r)[4]) {
+    const unsigned lane = self().lane;
+    for (unsigned i = 0; i < 4; i++)
+        at_shared<unsigned>(__shfl_sync(~0u, row, i * 8 + lane / 4) + lane % 4 * 4) = r[i];
+}
+
+inline void forget(unsigned&) {}
+inline void forget(int&) {}
+inline void forget(double*&) {}
+inline unsigned thread_anew() { return threadIdx.x; }
+
+inline unsigned round_tf32(float x) {
+    const unsigned bits = __float_as_uint(x), size = bits & 0x7FFFFFFFu;
+    return size > 0x7F800000u ? 0x7FFFFFFFu : (size < 0x7F800000u ? bits + 0x1000u : bits) & ~0x1FFFu;
+}
+
+// --- boxes --------------------------------------------------------------------------------------
+
+// Bits 4 and on of an address are turned by bits 7 and on: all eight pieces of 16 bytes of a row of
+// 128 bytes change places, or four, or two.
+inline unsigned swizzled(unsigned address, unsigned width) {
+    return address ^ (width >= 32 ? (address >> 7 & (width / 16 - 1)) << 4 : 0);
+}
+
+// Calls `move(shared address, global address, whether it lies inside)` for all elements of a box.
+template <class Move>
+void each_element(const TensorMap* map, unsigned place, int x, int y, int z, Move move) {
+    TensorDescription d;
+    std::memcpy(&d, map, sizeof d);
+    assert(d.size && "the tensor map has not been made");
+    assert(place % 128 == 0 && "boxes lie at multiples of 128 bytes");
+    for (unsigned j = 0; j < d.box[1]; j++)
+        for (unsigned i = 0; i < d.box[0]; i++) {
+            const long long column = x + static_cast<long long>(i), row = y + static_cast<long long>(j);
+            const bool within = row >= 0 && row < static_cast<long long>(d.extents[1]) && z >= 0 &&
+                                z < static_cast<long long>(d.extents[2]);
+            const auto from = d.address + column * d.size + row * d.strides[0] + z * d.strides[1];
+            move(d, swizzled(place + (j * d.box[0] + i) * d.size, d.swizzle), from,
+                 within ? column : -1);
+        }
+}
+template <class Word>
+void fetch_one(unsigned to, std::uintptr_t from, bool inside) {
+    at_shared<Word>(to) = inside ? *reinterpret_cast<const Word*>(from) : Word{0};
+}
+inline void fetch_box(unsigned target, const TensorMap* map, unsigned barrier, int x, int y, int z) {
+    unsigned bytes = 0;
+    each_element(map, target, x, y, z, [&](const TensorDescription& d, unsigned to,
+                                           std::uintptr_t from, long long column) {
+        const bool inside = column >= 0 && column < static_cast<long long>(d.extents[0]);
+        bytes += d.size;
+        if (d.size == 2) return fetch_one<unsigned short>(to, from, inside);
+        if (d.size == 8) return fetch_one<unsigned long long>(to, from, inside);
+        fetch_one<unsigned>(to, from, inside);
+        if (d.rounded) at_shared<unsigned>(to) = round_tf32(at_shared<float>(to));
+    });
+    auto& b = at_shared<Barrier>(barrier);
+    b.bytes -= static_cast<int>(bytes);
+    settle(b);
+}
+inline void fetch_box(unsigned target, const TensorMap* map, unsigned barrier, int x, int y, int z,
+                      unsigned short blocks) {
+    assert(blocks == 1);
+    fetch_box(target, map, barrier, x, y, z);
+}
+// Whole pieces of 16 bytes, as a GPU does it: what begins inside of a row ends where it ends.
+inline void store_box(const TensorMap* map, unsigned source, int x, int y, int z) {
+    each_element(map, source, x, y, z, [&](const TensorDescription& d, unsigned from,
+                                           std::uintptr_t to, long long column) {
+        const long long piece = 16 / d.size, first = column / piece * piece;
+        if (column < 0 || first >= static_cast<long long>(d.extents[0])) return;
+        for (unsigned byte = 0; byte < d.size; byte++)
+            reinterpret_cast<char*>(to)[byte] = at_shared<char>(from + byte);
+    });
+}
+inline void stores_commit() {}
+template <int LATEST = 0>
+void stores_have_read() {}
+inline void stores_wait() {}
+inline void written_for_copies() {}
+
+// --- wgmma --------------------------------------------------------------------------------------
+
+// An operand in shared memory, as its descriptor says (PTX ISA 9.0, "Matrix Descriptor").
+struct Described {
+    unsigned begin, across, down, width;  // bytes; `width` of a swizzled row
+
+    explicit Described(unsigned long long bits) {
+        const unsigned base = address_of_shared(self().dynamic_shared);
+        begin = base + (((bits & 0x3FFF) * 16 - base) & 0x3FFFF);
+        across = (bits >> 16 & 0x3FFF) * 16;
+        down = (bits >> 32 & 0x3FFF) * 16;
+        width = 256 >> (bits >> 62);
+    }
+    // The number of `row` at depth p, where rows lie along k.
+    template <class Value>
+    Value along(unsigned row, unsigned p) const {
+        return at_shared<Value>(swizzled(begin + row / 8 * down + row % 8 * width +
+                                         p * unsigned(sizeof(Value)), width));
+    }
+    // The same where they lie across k.
+    template <class Value>
+    Value athwart(unsigned row, unsigned p) const {
+        const unsigned inside = row * unsigned(sizeof(Value));
+        return at_shared<Value>(swizzled(begin + inside / width * across + p / 8 * down +
+                                         p % 8 * width + inside % width, width));
+    }
+};
+
+// d += a b, of 64 x COUNT / 2 and so on: `left` is asked for numbers of a, `right` of b.
+template <unsigned DEPTH, int COUNT, class Left, class Right>
+void multiply_tiles(float (&d)[COUNT], bool add, Left left, Right right) {
+    const unsigned lane = self().lane, warp = threadIdx.x % 128 / 32;
+    if (!add)
+        for (float& x : d) x = 0.0f;
+    for (unsigned p = 0; p < DEPTH; p++) {
+        const float a[2] = {left(warp * 16 + lane / 4, p), left(warp * 16 + lane / 4 + 8, p)};
+        for (unsigned j = 0; j < COUNT / 4; j++)
+            for (unsigned e = 0; e < 2; e++) {
+                const float b = right(j * 8 + lane % 4 * 2 + e, p);
+                d[j * 4 + e] += a[0] * b;
+                d[j * 4 + 2 + e] += a[1] * b;
+            }
+    }
+}
+
+inline unsigned long long describe(unsigned address) {
+    return (address & 0x3FFFFu) >> 4 | (8192ull >> 4) << 16 | (1024ull >> 4) << 32 | 1ull << 62;
+}
+template <int COLUMNS>
+unsigned long long describe_across(unsigned address) {
+    constexpr unsigned long long SWIZZLE = COLUMNS == 64 ? 1 : COLUMNS == 32 ? 2 : 3;
+    return (address & 0x3FFFFu) >> 4 | (128ull * COLUMNS >> 4) << 16 |
+           (16ull * COLUMNS >> 4) << 32 | SWIZZLE << 62;
+}
+// The four warps of a warpgroup go together: none multiplies, and none sees a product's end, before
+// all do.
+inline void meet_warpgroup() { barrier_sync(16 + self().linear / 128, 128); }
+inline void wgmma_begin() { meet_warpgroup(); }
+inline void wgmma_commit() {}
+template <int N>
+void wgmma_wait() {
+    meet_warpgroup();
+}
+
+template <bool ALONG_K_A, bool ALONG_K_B, class Half, int COUNT>
+void wgmma(Half, float (&d)[COUNT], unsigned long long a, unsigned long long b, bool add) {
+    const Described left(a), right(b);
+    const auto number = [](const Described& of, bool along, unsigned row, unsigned p) {
+        return widen(along ? of.along<Half>(row, p) : of.athwart<Half>(row, p));
+    };
+    multiply_tiles<16>(d, add, [&](unsigned i, unsigned p) { return number(left, ALONG_K_A, i, p); },
+                       [&](unsigned j, unsigned p) { return number(right, ALONG_K_B, j, p); });
+}
+
+inline float cut_tf32(unsigned bits) { return __uint_as_float(bits & ~0x1FFFu); }
+
+template <int COUNT>
+void wgmma_tf32(float (&d)[COUNT], unsigned long long a, unsigned long long b, bool add) {
+    const Described left(a), right(b);
+    multiply_tiles<8>(d, add,
+                      [&](unsigned i, unsigned p) { return cut_tf32(left.along<unsigned>(i, p)); },
+                      [&](unsigned j, unsigned p) { return cut_tf32(right.along<unsigned>(j, p)); });
+}
+// a in registers: each number is asked from the lane that holds it.
+template <int COUNT>
+void wgmma_tf32(float (&d)[COUNT], const unsigned (&a)[4], unsigned long long b, bool add) {
+    const Described right(b);
+    multiply_tiles<8>(d, add,
+                      [&](unsigned i, unsigned p) {
+                          const unsigned mine = a[p / 4 * 2 + i / 8 % 2];
+                          return cut_tf32(__shfl_sync(~0u, mine, self().lane / 4 * 4 + p % 4));
+                      },
+                      [&](unsigned j, unsigned p) { return cut_tf32(right.along<unsigned>(j, p)); });
+}
+
+}  // namespace pymm_sim::hopper
