@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import multiprocessing
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +22,16 @@ from pymm.verify import sources
 
 Task = tuple[Problem, Kernel]
 
-#: Stored configurations of the nearest problems that are tried, and of the cost model's.
-PORTFOLIO, PROMISING = 5, 12
+#: Stored configurations of the nearest problems that are tried, of the cost model's, and of those
+#: that differ from the best known one in a single parameter; and how many of all of them where no
+#: budget says how many can be compiled.
+PORTFOLIO, PROMISING, NEAR = 6, 24, 8
+FIRST = 24
+
+#: A stored configuration that the model expects to take so many times as long as the default is
+#: for another shape: tiles of 64 x 64 took 4 times as long as the default for 16 columns. Of those
+#: near the best known one less is enough to leave them out.
+UNFIT, UNFIT_NEAR = 2.0, 1.25
 
 #: Problems whose first texts are compiled while others are measured: a text takes seconds.
 LOOK_AHEAD = 8
@@ -34,24 +42,52 @@ PREPARERS, MOST_KEPT = 4, 4000
 
 @dataclass(frozen=True)
 class Outset:
-    """One search before it begins: what may be tried, and what is tried first."""
+    """One search before it begins: what may be tried, and what is tried first. Without a `device`
+    nothing is known of how long a configuration should take.
+    """
 
     problem: Problem
     kernel: Kernel
     valid: tuple[Config, ...]
     default: Config
     promising: tuple[Config, ...]
+    device: Device | None = None
 
-    def first(self, stored: Iterable[Record]) -> list[Config]:
-        """The default, then by turns a configuration of the nearest stored problems and one of the
-        cost model's, each once.
+    def first(self, stored: Iterable[Record], count: int = FIRST) -> list[Config]:
+        """Up to `count` configurations, each once: the default, then by turns one of the nearest
+        stored problems, one of the cost model's and one near the first of all these: the model
+        does not know what some parameters do.
         """
         alike = [r for r in stored if r.config.kernel == self.kernel and self._alike(r.problem)]
         alike.sort(key=lambda record: self._distance(record.problem))
-        portfolio = list(dict.fromkeys(record.config for record in alike))[:PORTFOLIO]
-        pairs = itertools.zip_longest(portfolio, self.promising)
-        mixed = [config for pair in pairs for config in pair if config is not None]
-        return list(dict.fromkeys([self.default, *mixed]))
+        configs = dict.fromkeys(record.config for record in alike)
+        portfolio = list(itertools.islice(filter(self._fits, configs), PORTFOLIO))
+        near = self._near(portfolio[0] if portfolio else self.default)
+        turns = itertools.zip_longest(portfolio, self.promising, near)
+        mixed = [config for turn in turns for config in turn if config is not None]
+        return list(dict.fromkeys([self.default, *mixed]))[:count]
+
+    def _seconds(self, config: Config) -> float:
+        if self.device is None or self.device.kind == "cpu":
+            return 0.0
+        return predicted_seconds(config, self.problem, self.device)
+
+    def _fits(self, config: Config) -> bool:
+        """Whether a configuration stored for another problem is worth a trial for this one."""
+        return self._seconds(config) <= UNFIT * self._seconds(self.default)
+
+    def _near(self, base: Config) -> list[Config]:
+        """Configurations that differ from `base` in one parameter, the smallest changes first."""
+        if self.device is None or self.device.kind == "cpu":
+            return []
+        given, found, longest = base.as_dict(), [], UNFIT_NEAR * self._seconds(base)
+        for config in self.valid:
+            changed = [(v, given[name]) for name, v in config.parameters if v != given[name]]
+            if len(changed) == 1:
+                ((new, old),) = changed
+                found.append((abs(math.log2(new / old)), self._seconds(config), config))
+        found = sorted((e for e in found if e[1] <= longest), key=lambda entry: entry[:2])
+        return [config for *_, config in found[:NEAR]]
 
     def _alike(self, other: Problem) -> bool:
         """Same operation and precision: a good tile serves other layouts and types, too."""
@@ -87,11 +123,20 @@ class Lookout:
     """Prepares the searches to come, and has their first texts compiled, while others measure.
 
     A `quick` one keeps few configurations of each and works in processes of its own: a large space
-    takes seconds of Python, which the process that measures has not.
+    takes seconds of Python, which the process that measures has not. `stored` says which records
+    there are by now, `count` how many configurations of each search are to be compiled.
     """
 
-    def __init__(self, device: Device, compiler: Any, quick: bool) -> None:
+    def __init__(
+        self,
+        device: Device,
+        compiler: Any,
+        quick: bool,
+        stored: Callable[[], Iterable[Record]] = tuple,
+        count: int = FIRST,
+    ) -> None:
         self.device, self.compiler, self.quick = device, compiler, quick
+        self.stored, self.count = stored, count
         self._prepared: dict[Task, Future] = {}
         self._builds: dict[Task, list[Future]] = {}
         self._pool: Executor
@@ -117,7 +162,7 @@ class Lookout:
     def take(self, task: Task) -> tuple[Outset, list[Future]]:
         """What the task begins with, and its texts at the compiler; waits for both to be known."""
         problem, kernel = task
-        outset = Outset(problem, kernel, *self._prepared[task].result())
+        outset = Outset(problem, kernel, *self._prepared[task].result(), self.device)
         if task not in self._builds:
             self._compile(task, outset)
         return outset, self._builds[task]
@@ -135,7 +180,7 @@ class Lookout:
         if not self._prepared[task].done():
             return math.inf
         if task not in self._builds:
-            self._compile(task, Outset(*task, *self._prepared[task].result()))
+            self._compile(task, Outset(*task, *self._prepared[task].result(), self.device))
         return sum(not build.done() for build in self._builds[task])
 
     def _compile(self, task: Task, outset: Outset) -> None:
@@ -143,7 +188,7 @@ class Lookout:
         if self.device.kind != "cpu":
             texts = (
                 text
-                for config in outset.first(())
+                for config in outset.first(self.stored(), self.count)
                 for text in sources(config, task[0])[: 1 if self.quick else None]
             )
             self._builds[task] = [self.compiler.submit(text) for text in texts]

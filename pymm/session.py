@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from pymm.backends.base import CompileFailed
+from pymm.decision import Decision, choose
 from pymm.journal import TrialLog
 from pymm.kernels import Config, Kernel
 from pymm.measure import Trial
@@ -23,15 +23,11 @@ from pymm.verify import sources
 from pymm.worker import Reply, Request, Worker, WorkerFailed, time_limit
 
 #: Fastest configurations of the search that are measured again, in turn with the default.
-FINALISTS = 4
+FINALISTS = 6
 
 #: Rounds of that comparison, fewer where they would take longer than `FINAL_SECONDS`.
-FINAL_ROUNDS, FEWEST_ROUNDS = 31, 5
+FINAL_ROUNDS, FEWEST_ROUNDS = 101, 5
 FINAL_SECONDS = 6.0
-
-#: A configuration replaces the default only if it is faster by more than this part: below it the
-#: two are the same, and the default is known to fit every size.
-TIE = 0.005
 
 #: A choice among fewer than this many says little.
 FEWEST_TRIALS = 8
@@ -154,8 +150,7 @@ class Session:
         if self.device.kind == "cpu" and self.compiler.pending:
             return
         for place, worker in enumerate(self.workers):
-            while place not in self._measuring and self._ahead and self._ahead[0].built:
-                asked = self._ahead.popleft()
+            while place not in self._measuring and (asked := self._next_built()):
                 if complaint := asked.complaint():
                     failed = Trial(self.problem, asked.config, "compile_failed", detail=complaint)
                     self._record(asked, failed)
@@ -167,6 +162,14 @@ class Session:
                 limit = self.limit or time_limit(self.problem, self.device, best, self.quick)
                 self._measuring[place] = asked
                 begin(worker, request, limit)
+
+    def _next_built(self) -> Asked | None:
+        """The first of those asked for that is compiled: one text that takes long holds up none."""
+        for asked in self._ahead:
+            if asked.built:
+                self._ahead.remove(asked)
+                return asked
+        return None
 
     def _wait(self) -> None:
         connections = [self.workers[place].connection for place in self._measuring]
@@ -263,36 +266,3 @@ def _settle(build: Future, seconds: float) -> None:
         build.exception(timeout=seconds)
     except TimeoutError:
         return
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What a session comes to: the trial to save, the default's seconds in the same run, and the
-    fastest other library.
-    """
-
-    winner: Trial
-    default_seconds: float
-    library: str = ""
-    library_seconds: float = math.nan
-
-
-def choose(
-    default: Config, trials: Sequence[Trial], times: dict[str, list[float]]
-) -> Decision | None:
-    """The fastest of the right ones, the default where it is as fast but for `TIE`."""
-    right = [trial for trial in trials if trial.outcome == "ok"]
-    if not right:
-        return None
-    winner = min(right, key=lambda trial: trial.seconds)
-    own = next((trial for trial in right if trial.config == default), None)
-    if own is not None and own.seconds <= winner.seconds * (1 + TIE):
-        winner = own
-    medians = {name: statistics.median(seconds) for name, seconds in times.items() if seconds}
-    library = min(medians, key=medians.__getitem__, default="")
-    return Decision(
-        winner,
-        own.seconds if own is not None else math.nan,
-        library,
-        medians.get(library, math.nan),
-    )

@@ -3,9 +3,10 @@
 import pytest
 from recorded import NoCompiler
 
+from pymm.cost import predicted_seconds
 from pymm.device import Device, cuda_peaks
 from pymm.kernels import find_kernel
-from pymm.outset import PORTFOLIO, PROMISING, Lookout, Outset
+from pymm.outset import FIRST, PORTFOLIO, PROMISING, Lookout, Outset
 from pymm.outset import prepare as prepared
 from pymm.problem import Problem
 from pymm.records import Environment, Record
@@ -18,10 +19,11 @@ H200 = Device(
 )  # fmt: skip
 PROBLEM = Problem(1000, 1000, 1000)
 VALID = KERNEL.configs(PROBLEM, H200)[0]
+FITTING = sorted(VALID, key=lambda config: predicted_seconds(config, PROBLEM, H200))
 
 
 def prepare(problem, kernel, device):
-    return Outset(problem, kernel, *prepared(problem, kernel, device))
+    return Outset(problem, kernel, *prepared(problem, kernel, device), device)
 
 
 def record(config, extent, **more):
@@ -34,16 +36,42 @@ def test_default_then_stored_and_promising_by_turns():
     outset = prepare(PROBLEM, KERNEL, H200)
     assert set(outset.valid) == set(VALID) and outset.default == KERNEL.default_config
     assert len(outset.promising) == PROMISING
-    stored = [record(config, 900 + n) for n, config in enumerate(VALID[::40][: PORTFOLIO + 3])]
+    stored = [record(config, 900 + n) for n, config in enumerate(FITTING[50:][: PORTFOLIO + 3])]
     first = outset.first(stored)
     assert first[0] == outset.default
     assert first[1] == stored[-1].config, "of the nearest problem"
     assert first[2] == outset.promising[0]
-    assert len(first) == len(set(first)) <= 1 + PORTFOLIO + PROMISING
+    assert len(first) == len(set(first)) == FIRST
+    assert len(outset.first(stored, 9)) == 9
+
+
+def test_variants_of_the_best_known_are_tried():
+    """One parameter of the nearest stored configuration is changed, by one step at first."""
+    outset = prepare(PROBLEM, KERNEL, H200)
+    base = FITTING[70]
+    first = outset.first([record(base, 1000)], 40)
+    others = [c for c in first[1:] if c not in outset.promising]
+    changes = [
+        {name for name, value in config.parameters if value != base.as_dict()[name]}
+        for config in others
+    ]
+    assert sum(len(change) == 1 for change in changes) >= 4
+    assert base in first
+
+
+def test_what_is_stored_for_another_shape_is_not_tried_where_it_cannot_fit():
+    """Tiles of a square product for a single row of blocks: most of each would be idle."""
+    skinny = Problem(8192, 16, 8192)
+    outset = prepare(skinny, KERNEL, H200)
+    wide = max(outset.valid, key=lambda c: predicted_seconds(c, skinny, H200))
+    assert predicted_seconds(wide, skinny, H200) > 2 * predicted_seconds(
+        outset.default, skinny, H200
+    )
+    assert wide not in outset.first([record(wide, 8192)])
 
 
 def test_same_type_and_layout_come_first():
-    other, turned, same = VALID[10:13]
+    other, turned, same = FITTING[60:63]
     stored = [record(other, 1000, dtype="f64"), record(turned, 1000, trans_a=True)]
     stored.append(record(same, 4000))
     first = prepare(PROBLEM, KERNEL, H200).first(stored)

@@ -205,6 +205,10 @@ def test_a_tie_goes_to_the_default():
     decision = choose(default, [own, faster], {"a": [3.0, 2.0, 4.0], "b": [9.0]})
     assert decision.winner is faster
     assert (decision.library, decision.library_seconds) == ("a", 3.0)
+    noisy = [Trial(p, c, "ok", s, 0.08, (s,) * 31) for c, s in ((default, 1.0), (BEST, 0.97))]
+    assert choose(default, noisy, {}).winner is noisy[0], "3 % by medians that are 1.3 % unsure"
+    sure = [Trial(p, c, "ok", s, 0.02, (s,) * 31) for c, s in ((default, 1.0), (BEST, 0.97))]
+    assert choose(default, sure, {}).winner is sure[1]
     assert choose(default, [Trial(p, default, "wrong")], {}) is None
     assert choose(default, [Trial(p, default, "wrong"), other], {}).winner is other
 

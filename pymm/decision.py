@@ -1,0 +1,61 @@
+"""Which of the last few is saved: the fastest, but the default where that may be noise."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pymm.kernels import Config
+from pymm.measure import Trial
+
+#: A configuration replaces the default only if it is faster by more than this part and by more
+#: than so many standard errors of the two medians: below it the two are the same, and the default
+#: is known to fit every size.
+TIE, NOISE = 0.005, 2.0
+
+#: Standard error of the median of n normal numbers, by their interquartile range over root n:
+#: sqrt(pi / 2) / 1.349.
+MEDIAN_ERROR = 0.93
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a session comes to: the trial to save, the default's seconds in the same run, and the
+    fastest other library.
+    """
+
+    winner: Trial
+    default_seconds: float
+    library: str = ""
+    library_seconds: float = math.nan
+
+
+def choose(
+    default: Config, trials: Sequence[Trial], times: dict[str, list[float]]
+) -> Decision | None:
+    """The fastest of the right ones, the default where it is as fast but for `TIE` or noise."""
+    right = [trial for trial in trials if trial.outcome == "ok"]
+    if not right:
+        return None
+    winner = min(right, key=lambda trial: trial.seconds)
+    own = next((trial for trial in right if trial.config == default), None)
+    if own is not None:
+        error = math.hypot(_median_error(own), _median_error(winner))
+        if own.seconds <= winner.seconds * (1 + max(TIE, NOISE * error)):
+            winner = own
+    medians = {name: statistics.median(seconds) for name, seconds in times.items() if seconds}
+    library = min(medians, key=medians.__getitem__, default="")
+    return Decision(
+        winner,
+        own.seconds if own is not None else math.nan,
+        library,
+        medians.get(library, math.nan),
+    )
+
+
+def _median_error(trial: Trial) -> float:
+    """Standard error of a trial's median as a part of it."""
+    spread = trial.spread if trial.spread > 0 else 0.0  # NaN of a single time
+    return MEDIAN_ERROR * spread / math.sqrt(max(len(trial.times), 1))
