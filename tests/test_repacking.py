@@ -12,7 +12,6 @@ import pytest
 from simulator_fixtures import drv  # noqa: F401
 
 from pymm.backends.base import Matrix
-from pymm.backends.cuda.repacking import Copy, packed
 from pymm.source import C_TYPES, kernel_text
 
 pytestmark = pytest.mark.simulator
@@ -42,6 +41,8 @@ def run_repack(drv, function, stacks, turned, terms, draw):
     """What `repack` makes of one or two stacks of any gaps and first element, rows cut to their
     length: (matrices, terms, rows, columns).
     """
+    from pymm.backends.cuda.repacking import Copy, packed  # needs a driver, or what stands in
+
     moves, targets, keep = [], [], []
     for stack, turn in zip(stacks, turned, strict=True):
         count, rows, columns = stack.shape
