@@ -220,6 +220,21 @@ def test_time_is_what_each_call_takes(kernel):
     assert backend.time([]) == []
 
 
+def test_what_prepares_a_call_is_done_before_it(kernel):
+    backend, kernel = kernel
+    ones = np.ones((8, 8), np.float32)
+    call, buffer = bound(backend, kernel, ones, ones, np.zeros_like(ones))
+    log = []
+
+    def counted() -> None:
+        log.append("call")
+        call()
+
+    counted.prepare = lambda: log.append("prepare")
+    assert len(backend.time([counted] * 2, ahead=3)) == 2
+    assert log == ["prepare", "call"] * 2
+
+
 def test_telemetry_is_a_mapping_of_plain_values(backend):
     told = dict(backend.telemetry())
     assert all(isinstance(value, (float, str)) for value in told.values())
