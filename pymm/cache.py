@@ -20,7 +20,8 @@ from pymm.device import Device
 from pymm.source import Source
 
 __all__ = [
-    "Precompiler", "cache_directory", "compilers_beside", "config_directory", "state_directory",
+    "GIVES_WAY", "Precompiler", "cache_directory", "compilers_beside", "config_directory",
+    "state_directory",
 ]  # fmt: skip
 
 #: More compilers at once than this gain nothing: the timing loop takes a configuration at a time.
@@ -28,6 +29,9 @@ MOST_WORKERS = 8
 
 #: Unless many configurations wait to be measured, as in a search or a comparison of hundreds.
 MOST_BESIDE = 16
+
+#: How much nicer than this one the processes are that work beside it.
+GIVES_WAY = 10
 
 
 class Precompiler:
@@ -152,7 +156,8 @@ def _cores() -> int:
 
 
 def _settle_in(temporary: str) -> None:
-    """What a process of the pool does first."""
+    """What a process of the pool does first. It gives way to the process that measures."""
+    os.nice(GIVES_WAY)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     tempfile.tempdir = os.environ["TMPDIR"] = temporary
     parent = multiprocessing.parent_process()

@@ -8,11 +8,13 @@ from __future__ import annotations
 import itertools
 import math
 import multiprocessing
+import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from pymm.cache import GIVES_WAY
 from pymm.cost import most_promising, predicted_seconds
 from pymm.device import Device
 from pymm.kernels import Config, Kernel, find_kernel
@@ -142,7 +144,7 @@ class Lookout:
         self._pool: Executor
         if quick and device.kind != "cpu":
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(PREPARERS, mp_context=context)
+            self._pool = ProcessPoolExecutor(PREPARERS, context, os.nice, (GIVES_WAY,))
         else:
             self._pool = ThreadPoolExecutor(1)
 
