@@ -160,10 +160,10 @@ __device__ __forceinline__ void add_products(float (&sum)[TA][TB], const float (
 // sum = op(A) op(B) of one unit. A pass multiplies ROWS rows of a tile and reads EARLY rows ahead:
 // the first of the next tile before the last of this one are multiplied.
 //
-// A stage is given back in the next pass, be it of the next unit. Reads from shared memory may still
-// be under way when an instruction behind them arrives at a barrier, and a new tile then overwrites
-// what they read (seen on an H200: wrong rows in 4 of 457 trials). They have ended when what they
-// read has been multiplied, and that ends up anywhere within its own pass.
+// A stage is given back in the next pass, be it of the next unit. Reads from shared memory may
+// still be under way when an instruction behind them arrives at a barrier, and a new tile then
+// overwrites what they read (seen on an H200: wrong rows in 4 of 457 trials). They have ended when
+// what they read has been multiplied, and that ends up anywhere within its own pass.
 __device__ __forceinline__ void multiply(float (&sum)[TA][TB], unsigned steps, Ring& ring,
                                          unsigned base, unsigned from_a, unsigned from_b) {
     float a[2 * EARLY][TA], b[2 * EARLY][TB];

@@ -51,6 +51,10 @@ FAULTS = {
     "asserts": ("LogicError", "device-side assert triggered", r"`threadIdx.x < 31` failed"),
     "divides_by_zero": ("LaunchError", FAILED, r"divides an integer by zero"),
     "needs_much_stack": ("LaunchError", FAILED, r"needs more than 65536 bytes of stack"),
+    "waits_for_nobody": ("LogicError", "device-side assert triggered",
+                         r"some thread of the block does not come to this barrier"),
+    "fetches_without_a_map": ("LogicError", "device-side assert triggered",
+                              r"the tensor map has not been made"),
 }  # fmt: skip
 
 
@@ -60,7 +64,9 @@ def module(tmp_path_factory) -> Path:
     from pymm.simulator import nvcc
 
     out = tmp_path_factory.mktemp("faults") / "faults.cubin"
-    subprocess.run([nvcc(), "--cubin", "-arch=sm_90", "-o", str(out), str(SOURCE)], check=True)
+    headers = HERE.parent / "cuda_src"
+    command = [nvcc(), "--cubin", "-arch=sm_90", "-I", headers, "-o", str(out), str(SOURCE)]
+    subprocess.run(command, check=True)
     return out
 
 

@@ -25,20 +25,18 @@ _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)+\'|^[ \t]*#[^\n]
 _MARKER = re.compile(r'^#(?:line)? (\d+) "((?:[^"\\]|\\.)*)"((?: \d)*)', re.MULTILINE)
 _ATTRIBUTES = ("__launch_bounds__", "__attribute__", "alignas", "__cluster_dims__")
 
-
-#: Headers of the project whose instructions have a twin in device/ instead of in their own text.
-_TWINS = {"common/hopper.cuh": "using namespace pymm_sim::hopper;"}
+#: The header of the project that has its twin not in its own text but in device/.
+_HEADER, _TWIN = "common/hopper.cuh", "using namespace pymm_sim::hopper;"
 
 
 def _stand_ins(text: str) -> str:
-    """`text` with twins in the place of those headers, line by line."""
+    """`text` with the twin in that header's place, as many lines."""
     markers = [(m.end(), m[2]) for m in _MARKER.finditer(text)]
     ends = [m.start() for m in _MARKER.finditer(text)][1:] + [len(text)]
     parts, done = [], 0
     for (begin, file), end in zip(markers, ends, strict=True):
-        if file in _TWINS and text[begin:end].strip():
-            lines = text.count("\n", begin, end)
-            parts += [text[done:begin], "\n" + _TWINS[file] + "\n" * lines]
+        if file.endswith(_HEADER) and text[begin:end].strip():
+            parts += [text[done:begin], "\n" + _TWIN + "\n" * text.count("\n", begin, end)]
             done = end
     return "".join([*parts, text[done:]])
 

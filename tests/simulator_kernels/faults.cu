@@ -1,6 +1,8 @@
 // Kernels that are wrong, one way each. All take 32 floats, run with one block of 32 threads unless
 // test_simulator_faults.py says otherwise, and line numbers matter to it only by their markers.
 
+#include "common/hopper.cuh"
+
 #define FAULT(name) extern "C" __global__ void name(float* a, int n)
 
 FAULT(right) { a[threadIdx.x] = 2 * a[threadIdx.x]; }
@@ -75,4 +77,17 @@ FAULT(needs_much_stack) {
     volatile float large[40000];
     for (int i = 0; i < 40000; i++) large[i] = a[i % 32];
     a[0] = large[n];
+}
+FAULT(waits_for_nobody) {
+    __shared__ unsigned long long barrier;
+    const unsigned at = address_of_shared(&barrier);
+    if (threadIdx.x == 0) barrier_make(at, 33);
+    __syncthreads();
+    barrier_arrive(at);
+    barrier_wait(at, 0);
+}
+FAULT(fetches_without_a_map) {
+    extern __shared__ __align__(128) unsigned char box[];
+    TensorMap map = {};
+    fetch_box(address_of_shared(box), &map, address_of_shared(box), 0, 0, 0);
 }

@@ -98,7 +98,8 @@ inline unsigned thread_anew() { return threadIdx.x; }
 
 inline unsigned round_tf32(float x) {
     const unsigned bits = __float_as_uint(x), size = bits & 0x7FFFFFFFu;
-    return size > 0x7F800000u ? 0x7FFFFFFFu : (size < 0x7F800000u ? bits + 0x1000u : bits) & ~0x1FFFu;
+    if (size > 0x7F800000u) return 0x7FFFFFFFu;
+    return (size < 0x7F800000u ? bits + 0x1000u : bits) & ~0x1FFFu;
 }
 
 // --- boxes --------------------------------------------------------------------------------------
@@ -118,7 +119,7 @@ void each_element(const TensorMap* map, unsigned place, int x, int y, int z, Mov
     assert(place % 128 == 0 && "boxes lie at multiples of 128 bytes");
     for (unsigned j = 0; j < d.box[1]; j++)
         for (unsigned i = 0; i < d.box[0]; i++) {
-            const long long column = x + static_cast<long long>(i), row = y + static_cast<long long>(j);
+            const auto column = static_cast<long long>(x) + i, row = static_cast<long long>(y) + j;
             const bool within = row >= 0 && row < static_cast<long long>(d.extents[1]) && z >= 0 &&
                                 z < static_cast<long long>(d.extents[2]);
             const auto from = d.address + column * d.size + row * d.strides[0] + z * d.strides[1];
@@ -130,7 +131,8 @@ template <class Word>
 void fetch_one(unsigned to, std::uintptr_t from, bool inside) {
     at_shared<Word>(to) = inside ? *reinterpret_cast<const Word*>(from) : Word{0};
 }
-inline void fetch_box(unsigned target, const TensorMap* map, unsigned barrier, int x, int y, int z) {
+inline void fetch_box(unsigned target, const TensorMap* map, unsigned barrier, int x, int y,
+                      int z) {
     unsigned bytes = 0;
     each_element(map, target, x, y, z, [&](const TensorDescription& d, unsigned to,
                                            std::uintptr_t from, long long column) {
@@ -168,6 +170,8 @@ inline void written_for_copies() {}
 
 // --- wgmma --------------------------------------------------------------------------------------
 
+inline float cut_tf32(unsigned bits) { return __uint_as_float(bits & ~0x1FFFu); }
+
 // An operand in shared memory, as its descriptor says (PTX ISA 9.0, "Matrix Descriptor").
 struct Described {
     unsigned begin, across, down, width;  // bytes; `width` of a swizzled row
@@ -177,6 +181,7 @@ struct Described {
         begin = base + (((bits & 0x3FFF) * 16 - base) & 0x3FFFF);
         across = (bits >> 16 & 0x3FFF) * 16;
         down = (bits >> 32 & 0x3FFF) * 16;
+        assert(bits >> 62 != 0 && "rows of an operand of wgmma are swizzled here");
         width = 256 >> (bits >> 62);
     }
     // The number of `row` at depth p, where rows lie along k.
@@ -185,6 +190,7 @@ struct Described {
         return at_shared<Value>(swizzled(begin + row / 8 * down + row % 8 * width +
                                          p * unsigned(sizeof(Value)), width));
     }
+    float tf32(unsigned row, unsigned p) const { return cut_tf32(along<unsigned>(row, p)); }
     // The same where they lie across k.
     template <class Value>
     Value athwart(unsigned row, unsigned p) const {
@@ -236,18 +242,17 @@ void wgmma(Half, float (&d)[COUNT], unsigned long long a, unsigned long long b, 
     const auto number = [](const Described& of, bool along, unsigned row, unsigned p) {
         return widen(along ? of.along<Half>(row, p) : of.athwart<Half>(row, p));
     };
-    multiply_tiles<16>(d, add, [&](unsigned i, unsigned p) { return number(left, ALONG_K_A, i, p); },
+    multiply_tiles<16>(d, add,
+                       [&](unsigned i, unsigned p) { return number(left, ALONG_K_A, i, p); },
                        [&](unsigned j, unsigned p) { return number(right, ALONG_K_B, j, p); });
 }
-
-inline float cut_tf32(unsigned bits) { return __uint_as_float(bits & ~0x1FFFu); }
 
 template <int COUNT>
 void wgmma_tf32(float (&d)[COUNT], unsigned long long a, unsigned long long b, bool add) {
     const Described left(a), right(b);
     multiply_tiles<8>(d, add,
-                      [&](unsigned i, unsigned p) { return cut_tf32(left.along<unsigned>(i, p)); },
-                      [&](unsigned j, unsigned p) { return cut_tf32(right.along<unsigned>(j, p)); });
+                      [&](unsigned i, unsigned p) { return left.tf32(i, p); },
+                      [&](unsigned j, unsigned p) { return right.tf32(j, p); });
 }
 // a in registers: each number is asked from the lane that holds it.
 template <int COUNT>
@@ -258,7 +263,7 @@ void wgmma_tf32(float (&d)[COUNT], const unsigned (&a)[4], unsigned long long b,
                           const unsigned mine = a[p / 4 * 2 + i / 8 % 2];
                           return cut_tf32(__shfl_sync(~0u, mine, self().lane / 4 * 4 + p % 4));
                       },
-                      [&](unsigned j, unsigned p) { return cut_tf32(right.along<unsigned>(j, p)); });
+                      [&](unsigned j, unsigned p) { return right.tf32(j, p); });
 }
 
 }  // namespace pymm_sim::hopper

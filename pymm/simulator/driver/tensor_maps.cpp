@@ -1,4 +1,4 @@
-// Tensor maps, with the limits that the driver sets them (CUDA driver API, "cuTensorMapEncodeTiled").
+// Tensor maps, within the driver's limits (CUDA driver API, "cuTensorMapEncodeTiled").
 #include <cstring>
 
 #include "driver.hpp"
