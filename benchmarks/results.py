@@ -16,9 +16,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # a checkout need not be installed
+
+from pymm.classes import class_problems  # noqa: E402
+
 TABLE = ROOT / "benchmarks" / "RESULTS.md"
 FOLDER = ROOT / "benchmarks" / "results" / "nvidia-h200"
 FILE, UNSEEN = FOLDER / "classes.csv", FOLDER / "unseen.csv"
+#: What a reader has to know of the run, if anything: it stands below its date.
+NOTE = FOLDER / "classes-note.txt"
 
 Row = dict[str, str]
 
@@ -97,6 +103,7 @@ def document(rows: Sequence[Row]) -> list[str]:
         "",
         f"{machines}. Measured from {first['time']} to {last['time']}; "
         f"{len(rows)} products, {wrong} of them failed.",
+        *(["", *NOTE.read_text(encoding="utf-8").splitlines()] if NOTE.exists() else []),
         "",
         "A ratio is the opponent's time / pymm's time, above 1 where pymm is faster; the opponent",
         "is the faster of cuBLAS and cuBLASLt on the same operands in the same run, measured in",
@@ -115,12 +122,11 @@ def document(rows: Sequence[Row]) -> list[str]:
 
 
 def classes(rows: Sequence[Row]) -> list[str]:
-    """Geometric mean of each class and type by layout, with floor, goal, and whether they are met.
-    """
+    """Geometric mean of each class and type by layout, with floor, goal and what is reached."""
     lines = [
         "Geometric means. Floor and goal are those of NN; NT, TN and TT have 10 % less to reach. "
         "A mean in bold",
-        "reaches its floor.",
+        "reaches its floor. 2 of 4: so many of the class's products were measured.",
         "",
         "| type | class | floor | goal | " + " | ".join(LAYOUTS) + " | NN | transposed |",
         "|---|---|--:|--:|" + "--:|" * len(LAYOUTS) + "---|---|",
@@ -134,10 +140,16 @@ def classes(rows: Sequence[Row]) -> list[str]:
                 at = [r for r in of_type if (r["class"], r["layout"]) == (name, layout)]
                 value = mean(at)
                 part = 1.0 if layout == "NN" else TRANSPOSED
-                failed = any(row["outcome"] != "ok" for row in at)
-                verdicts.append("failed" if failed else verdict(value, floor * part, goal * part))
+                wanted = len(class_problems((name,), (dtype,), (layout,)))
+                if any(row["outcome"] != "ok" for row in at):
+                    verdicts.append("failed")
+                elif 0 < len(at) < wanted:
+                    verdicts.append("incomplete")
+                else:
+                    verdicts.append(verdict(value, floor * part, goal * part))
                 bold = "**" if verdicts[-1] in ("floor", "goal") else ""
-                cells.append("" if math.isnan(value) else f"{bold}{value:.2f}{bold}")
+                few = f" ({len(at)} of {wanted})" if verdicts[-1] == "incomplete" else ""
+                cells.append("" if math.isnan(value) else f"{bold}{value:.2f}{bold}{few}")
             lines.append(
                 f"| {dtype} | {name} | {number(floor)} | {number(goal)} | {' | '.join(cells)} "
                 f"| {verdicts[0]} | {worst(verdicts[1:])} |"
@@ -161,7 +173,9 @@ def verdict(value: float, floor: float, goal: float) -> str:
 
 def worst(verdicts: Sequence[str]) -> str:
     """The least of several verdicts."""
-    return min(verdicts, key=("failed", "missed", "floor", "goal", "").index, default="")
+    return min(
+        verdicts, key=("failed", "missed", "incomplete", "floor", "goal", "").index, default=""
+    )
 
 
 def products(rows: Sequence[Row]) -> list[str]:

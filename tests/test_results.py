@@ -13,6 +13,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import results  # noqa: E402
 
+from pymm.classes import class_problems  # noqa: E402
+
 
 def row(ratio, dtype="f32", layout="NN", name="large", extent="2048", **more):
     values = {
@@ -30,15 +32,24 @@ def test_the_page_is_what_the_csv_says():
     assert subprocess.run(command, cwd=ROOT).returncode == 0
 
 
+def whole(ratio, dtype="f32", name="large", layout="NN"):
+    """As many rows as the class has products, with this geometric mean."""
+    count = len(class_problems((name,), (dtype,), (layout,)))
+    ratios = [ratio * 2, ratio / 2, *[ratio] * (count - 2)]
+    return [row(r, dtype, layout, name, extent=str(i)) for i, r in enumerate(ratios)]
+
+
 def test_classes_are_judged_by_their_geometric_means():
-    rows = [row(1.0), row(1.44, extent="4096"), row(0.95, layout="TT"), row(1.3, layout="NT")]
-    rows += [row(1.06, name="small"), row(1.24, name="odd"), row(2.0, "f16_f32")]
+    rows = [*whole(1.2), *whole(0.95, layout="TT"), *whole(1.3, layout="NT")]
+    rows += [*whole(1.06, name="small"), *whole(1.24, name="odd"), *whole(2.0, "f16_f32")]
+    rows += whole(9.0, name="rank-k")[:-1]
     lines = results.classes(rows)
     find = {tuple(line.split(" | ")[:2]): line for line in lines if line.startswith("| ")}
     large = find["| f32", "large"]
     assert "| 1.05 | 1.15 | **1.20** | **1.30** |  | **0.95** | goal | floor |" in large
     assert find["| f32", "small"].endswith("| 1.25 | 1.6 | 1.06 |  |  |  | missed |  |")
     assert find["| f32", "odd"].endswith("| **1.24** |  |  |  | floor |  |")
+    assert find["| f32", "rank-k"].endswith("| 9.00 (2 of 3) |  |  |  | incomplete |  |")
     assert find["| f16_f32", "large"].endswith("|  |  | 2.00 |  |  |  |  |  |")
 
 
