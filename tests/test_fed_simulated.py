@@ -4,25 +4,12 @@ the twins of tensor maps, barriers and wgmma refuse.
 
 from __future__ import annotations
 
-import random
-from dataclasses import replace
-
-import numpy as np
 import pytest
+from fed_products import check_many
 
-from pymm import reference
 from pymm.backends.cuda.driver import Driver, DriverError
-from pymm.device import Device
-from pymm.fields import NUMBER, POISON, Field, normal
-from pymm.kernels import parse_slug
-from pymm.launch import executable
-from pymm.problem import Problem
-from pymm.verify import compare
 
 pytestmark = pytest.mark.simulator
-
-HOPPER = Device("hopper", "cuda", capability=(9, 0), sms=132, shared_per_block=232448,
-                shared_per_sm=233472)  # fmt: skip
 
 #: A configuration, its type, and the layouts that it is compiled for.
 CASES = [
@@ -42,63 +29,9 @@ CASES = [
 ]  # fmt: skip
 
 
-class Placed:
-    """A stack of matrices in a field with further columns before and after: it starts anywhere."""
-
-    def __init__(self, backend, values: np.ndarray, before: int, gap: int, around: int) -> None:
-        batch, rows, columns = values.shape
-        self.before, self.around = before, around
-        self.field = Field(backend, values.dtype, (batch, rows, columns + before), gap, around)
-        image = np.full((batch, rows, (columns + before) * values.itemsize), around, np.uint8)
-        whole = image.view(values.dtype)
-        whole[..., before:] = values
-        self.field.write(whole)
-        address = self.field.matrix.address + before * values.itemsize
-        self.matrix = replace(self.field.matrix, address=address)
-
-    def read(self) -> tuple[np.ndarray, str]:
-        """The elements, and what was written beside them."""
-        values, touched = self.field.read()
-        outside = np.ascontiguousarray(values[..., : self.before]).view(np.uint8)
-        if (outside != self.around).any():
-            touched += " before its rows"
-        return values[..., self.before :], touched
-
-
-def hurting(seed: int, dtype: str, layouts: tuple[str, ...]) -> Problem:
-    """A small problem that leaves parts of tiles, of every kind."""
-    draw = random.Random(f"{seed}{dtype}")
-    edges = (1, 2, 7, 63, 64, 65, 16 * draw.randint(1, 8), draw.randint(1, 200))
-    m, n = draw.choice(edges), draw.choice(edges)
-    k = draw.choice((0, 1, 8, 31, 33, 64, 128, draw.randint(1, 300)))
-    layout = draw.choice(layouts)
-    return Problem(m, n, k, dtype, layout[0] == "T", layout[1] == "T", draw.choice((1, 1, 2, 5)))
-
-
 @pytest.mark.parametrize("slug, dtype, layouts", CASES, ids=[case[0] for case in CASES])
 def test_any_size_layout_stride_start_and_stack(cuda, slug, dtype, layouts):
-    config = parse_slug(slug)
-    for seed in range(16):
-        draw, problem = random.Random(seed), hurting(seed, dtype, layouts)
-        if config.kernel.violations(config, problem, HOPPER):
-            problem = replace(problem, k=config.SPLIT * config.KB + seed)
-        assert not config.kernel.violations(config, problem, HOPPER)
-        alpha, beta = draw.choice(((1.0, 0.0), (-1.25, 0.75), (0.5, 1.0)))
-        values = list(normal(problem, seed))
-        placed, where = [], []
-        for x, around in zip(values, (POISON, POISON, NUMBER), strict=True):
-            before, width = draw.choice((0, 0, 1, 4)), x.shape[2]
-            where.append((before, draw.choice((0, 3, 8, -(before + width) % 8))))
-            placed.append(Placed(cuda, x, *where[-1], around))
-        a, b, c = (one.matrix for one in placed)
-        if problem.batch > 1 and draw.random() < 0.5:
-            b, values[1] = replace(b, batch_stride=0), values[1][:1].repeat(problem.batch, axis=0)
-        executable(cuda, config, problem).bind(problem, alpha, a, b, beta, c)()
-        cuda.synchronize()
-        got, touched = placed[2].read()
-        judged = (problem, *values, alpha, beta)
-        finding = compare(got, reference.product(*judged), reference.error_bound(*judged))
-        assert not touched and finding.right, (problem.slug, where, touched, finding.detail)
+    check_many(cuda, slug, (dtype,), layouts, count=16, most=200, deepest=300)
 
 
 #: kind, address, extents, strides, box, swizzle of a map that the driver makes: 7 is float32.

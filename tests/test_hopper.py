@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
 import pytest
+from fed_products import HOPPER, check_on_gpu
 
 from pymm import reference
 from pymm.arrays import adopt
-from pymm.backends import open_device
 from pymm.device import Device
-from pymm.fields import NUMBER, POISON, Field, normal
+from pymm.fields import normal
 from pymm.kernels import find_kernel, kernels_for, parse_slug
-from pymm.launch import executable
-from pymm.problem import HALVES, Problem, stored_shapes
+from pymm.problem import HALVES, Problem
 from pymm.source import render
-from pymm.verify import compare
 
 WGMMA = find_kernel("wgmma")
-HOPPER = Device("hopper", "cuda", capability=(9, 0), sms=132, shared_per_block=232448)
-LAYOUTS = ("NN", "NT", "TN", "TT")
 SLUGS = (
     "wgmma-MB128-NB256-KB64-TA64-TB256-STAGES4-CLUSTER1-GROUP8-SPLIT1-SLOTS1",
     "wgmma-MB128-NB256-KB64-TA64-TB256-STAGES3-CLUSTER2-GROUP1-SPLIT1-SLOTS2",
@@ -173,44 +168,7 @@ def test_bfloat16_has_no_name_in_the_protocol():
     assert adopt(host).form.dtype == ml_dtypes.bfloat16
 
 
-def hurting(seed: int) -> tuple[Problem, tuple[int, int, int], tuple[float, float]]:
-    """A random problem, elements between the rows of A, B and C, alpha and beta."""
-    draw = random.Random(seed)
-    edges = (1, 2, 7, 63, 64, 65, 128, 257, draw.randint(1, 700), 8 * draw.randint(1, 80))
-    m, n = draw.choice(edges), draw.choice(edges)
-    k = draw.choice((0, 1, 8, 63, 65, 128, 513, draw.randint(1, 1200)))
-    layout = draw.choice(LAYOUTS)
-    trans = layout[0] == "T", layout[1] == "T"
-    problem = Problem(m, n, k, draw.choice(DTYPES), *trans, draw.choice((1, 1, 2, 5)))
-    widths = [shape[2] for shape in stored_shapes(problem)]
-    gaps = tuple(draw.choice((0, 3, 8, -width % 8)) for width in widths)
-    return problem, gaps, draw.choice(((1.0, 0.0), (-1.25, 0.75), (0.5, 1.0)))
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("slug", SLUGS)
 def test_any_size_layout_stride_and_stack(slug):
-    backend, config = open_device("cuda"), parse_slug(slug)
-    if backend.device.capability[0] != 9:
-        with pytest.raises(ValueError, match="other devices"):
-            import pymm
-
-            pymm.explain((8, 8), (8, 8), dtype="f16", config=slug, device="cuda")
-        return
-    for seed in range(60):
-        problem, gaps, (alpha, beta) = hurting(seed)
-        if WGMMA.violations(config, problem, backend.device):
-            problem = replace(problem, k=config.SPLIT * config.KB + seed)
-        reals = problem.numpy_dtype, problem.numpy_dtype, problem.out_dtype
-        places = zip(reals, stored_shapes(problem), gaps, (POISON, POISON, NUMBER), strict=True)
-        fields = [Field(backend, *place) for place in places]
-        values = normal(problem, seed)
-        for field, value in zip(fields, values, strict=True):
-            field.write(value)
-        a, b, c = (field.matrix for field in fields)
-        executable(backend, config, problem).bind(problem, alpha, a, b, beta, c)()
-        backend.synchronize()
-        got, touched = fields[2].read()
-        judged = (problem, *values, alpha, beta)
-        finding = compare(got, reference.product(*judged), reference.error_bound(*judged))
-        assert not touched and finding.right, (problem.slug, gaps, touched, finding.detail)
+    check_on_gpu(slug, DTYPES)

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from fed_products import HOPPER
 from test_kernels import Runner, Stored, check, make
 
 from pymm.device import Device
@@ -15,9 +16,6 @@ from pymm.problem import Problem
 from pymm.source import kernel_text
 
 SLICED = find_kernel("sliced")
-HOPPER = Device(
-    "hopper", "cuda", capability=(9, 0), sms=132, shared_per_block=232448, shared_per_sm=233472
-)
 SMALLER = Device("ampere", "cuda", capability=(8, 6), sms=84, shared_per_block=101376,
                  shared_per_sm=102400)  # fmt: skip
 SKINNY = (

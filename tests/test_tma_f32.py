@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import pytest
+from fed_products import HOPPER, check_on_gpu
 
-from pymm import reference
-from pymm.backends import open_device
-from pymm.device import Device
-from pymm.fields import NUMBER, POISON, Field, normal
 from pymm.kernels import find_kernel, kernels_for, parse_slug
-from pymm.launch import executable
-from pymm.problem import Problem, stored_shapes
+from pymm.problem import Problem
 from pymm.source import render
-from pymm.verify import compare
 
 TMA_F32 = find_kernel("tma_f32")
-HOPPER = Device(
-    "hopper", "cuda", capability=(9, 0), sms=132, shared_per_block=232448, shared_per_sm=233472
-)
 SLUGS = (
     "tma_f32-MB128-NB256-KB32-ROWS8-EARLY1-STRIDE4-TA16-TB8-SLICES1-STAGES4-BLOCKS1-GROUP8-SPLIT1",
     "tma_f32-MB160-NB256-KB32-ROWS8-EARLY1-STRIDE2-TA20-TB8-SLICES1-STAGES3-BLOCKS1-GROUP8-SPLIT1",
@@ -64,39 +55,7 @@ def test_all_layouts_and_sizes_run_one_text():
     assert len(texts) == 1
 
 
-def hurting(seed: int) -> tuple[Problem, tuple[int, int, int], tuple[float, float]]:
-    """A random problem, elements between the rows of A, B and C, alpha and beta."""
-    draw = random.Random(seed)
-    edges = (1, 2, 7, 63, 64, 65, 128, 257, draw.randint(1, 700), 4 * draw.randint(1, 160))
-    m, n = draw.choice(edges), draw.choice(edges)
-    k = draw.choice((0, 1, 8, 63, 65, 128, 513, draw.randint(1, 1200)))
-    trans = draw.random() < 0.5, draw.random() < 0.5
-    problem = Problem(m, n, k, "f32", *trans, draw.choice((1, 1, 2, 5)))
-    widths = [shape[2] for shape in stored_shapes(problem)]
-    gaps = tuple(draw.choice((0, 3, 4, -width % 4)) for width in widths)
-    return problem, gaps, draw.choice(((1.0, 0.0), (-1.25, 0.75), (0.5, 1.0)))
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("slug", SLUGS)
 def test_any_size_layout_stride_and_stack(slug):
-    backend = open_device("cuda")
-    config = parse_slug(slug)
-    if not TMA_F32.runs_on(backend.device):
-        pytest.fail(f"{TMA_F32.name} needs a Hopper GPU, not {backend.device.name}")
-    for seed in range(60):
-        problem, gaps, (alpha, beta) = hurting(seed)
-        if TMA_F32.violations(config, problem, backend.device):
-            problem = replace(problem, k=config.SPLIT * config.KB + seed)
-        places = zip(stored_shapes(problem), gaps, (POISON, POISON, NUMBER), strict=True)
-        fields = [Field(backend, problem.numpy_dtype, *place) for place in places]
-        values = normal(problem, seed)
-        for field, value in zip(fields, values, strict=True):
-            field.write(value)
-        a, b, c = (field.matrix for field in fields)
-        executable(backend, config, problem).bind(problem, alpha, a, b, beta, c)()
-        backend.synchronize()
-        got, touched = fields[2].read()
-        judged = (problem, *values, alpha, beta)
-        finding = compare(got, reference.product(*judged), reference.error_bound(*judged))
-        assert not touched and finding.right, (problem.slug, gaps, touched, finding.detail)
+    check_on_gpu(slug, ("f32",))

@@ -1,0 +1,118 @@
+"""Random products for kernels fed by TMA, the same on a GPU and in the simulator: any size, layout,
+start, stride and stack, with memory around every matrix that shows what is read or written there.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import pymm
+from pymm import reference
+from pymm.backends import open_device
+from pymm.backends.base import Backend
+from pymm.device import Device
+from pymm.fields import NUMBER, POISON, Field, normal
+from pymm.kernels import Config, parse_slug
+from pymm.launch import executable
+from pymm.problem import Problem
+from pymm.verify import compare
+
+LAYOUTS = ("NN", "NT", "TN", "TT")
+HOPPER = Device("hopper", "cuda", capability=(9, 0), sms=132, shared_per_block=232448,
+                shared_per_sm=233472)  # fmt: skip
+
+
+class Placed:
+    """A stack of matrices in a field with further columns before and after: it starts anywhere."""
+
+    def __init__(self, backend, values: np.ndarray, before: int, gap: int, around: int) -> None:
+        batch, rows, columns = values.shape
+        self.before, self.around = before, around
+        self.field = Field(backend, values.dtype, (batch, rows, columns + before), gap, around)
+        image = np.full((batch, rows, (columns + before) * values.itemsize), around, np.uint8)
+        whole = image.view(values.dtype)
+        whole[..., before:] = values
+        self.field.write(whole)
+        address = self.field.matrix.address + before * values.itemsize
+        self.matrix = replace(self.field.matrix, address=address)
+
+    def read(self) -> tuple[np.ndarray, str]:
+        """The elements, and what was written beside them."""
+        values, touched = self.field.read()
+        outside = np.ascontiguousarray(values[..., : self.before]).view(np.uint8)
+        if (outside != self.around).any():
+            touched += " before its rows"
+        return values[..., self.before :], touched
+
+
+def hurting(
+    draw: random.Random, dtype: str, layouts: Sequence[str], most: int, deepest: int
+) -> Problem:
+    """A product that leaves parts of tiles: m and n up to `most`, k up to `deepest`."""
+    edges = [edge for edge in (1, 2, 7, 16, 63, 64, 65, 128, 257) if edge <= most]
+    edges += [draw.randint(1, most), 8 * draw.randint(1, most // 8)]
+    depths = [k for k in (0, 1, 8, 31, 33, 63, 64, 65, 128, 513) if k <= deepest]
+    m, n, k = (
+        draw.choice(edges),
+        draw.choice(edges),
+        draw.choice([*depths, draw.randint(1, deepest)]),
+    )
+    layout = draw.choice(layouts)
+    return Problem(m, n, k, dtype, layout[0] == "T", layout[1] == "T", draw.choice((1, 1, 2, 5)))
+
+
+def check(backend: Backend, config: Config, problem: Problem, seed: int) -> None:
+    """One product, laid out and scaled by chance, against its bound element by element."""
+    draw, values, placed, where = random.Random(seed), list(normal(problem, seed)), [], []
+    alpha, beta = draw.choice(((1.0, 0.0), (-1.25, 0.75), (0.5, 1.0)))
+    for x, around in zip(values, (POISON, POISON, NUMBER), strict=True):
+        before, width = draw.choice((0, 0, 1, 4)), x.shape[2]
+        where.append((before, draw.choice((0, 3, 8, -(before + width) % 8))))
+        placed.append(Placed(backend, x, *where[-1], around))
+    a, b, c = (one.matrix for one in placed)
+    if problem.batch > 1 and draw.random() < 0.5:
+        b, values[1] = replace(b, batch_stride=0), values[1][:1].repeat(problem.batch, axis=0)
+    executable(backend, config, problem).bind(problem, alpha, a, b, beta, c)()
+    backend.synchronize()
+    got, touched = placed[2].read()
+    judged = (problem, *values, alpha, beta)
+    finding = compare(got, reference.product(*judged), reference.error_bound(*judged))
+    what = f"{config.slug} {problem.slug} {where} alpha={alpha} beta={beta}"
+    assert not touched and finding.right, f"{what}: {touched} {finding.detail}"
+
+
+def check_many(
+    backend: Backend,
+    slug: str,
+    dtypes: Sequence[str],
+    layouts: Sequence[str] = LAYOUTS,
+    count: int = 60,
+    most: int = 700,
+    deepest: int = 1200,
+) -> None:
+    """`count` random products; one that a rule forbids gets the depth that its parts want."""
+    config = parse_slug(slug)
+    for seed in range(count):
+        draw = random.Random(f"{seed}{slug}")
+        problem = hurting(draw, draw.choice(dtypes), layouts, most, deepest)
+        if config.kernel.violations(config, problem, HOPPER):
+            problem = replace(problem, k=config.SPLIT * config.KB + seed)
+        assert not config.kernel.violations(config, problem, HOPPER)
+        check(backend, config, problem, seed)
+
+
+def check_on_gpu(slug: str, dtypes: Sequence[str]) -> None:
+    """Sixty products on this machine's GPU; one that is no Hopper must refuse the kernel."""
+    backend, kernel = open_device("cuda"), parse_slug(slug).kernel
+    if kernel.runs_on(backend.device):
+        check_many(backend, slug, dtypes)
+        return
+    probe = Problem(8, 8, 8, dtypes[0])
+    with pytest.raises(ValueError, match="other devices"):
+        pymm.explain((8, 8), (8, 8), dtype=probe.numpy_dtype, precision=probe.precision,
+                     config=slug, device="cuda")  # fmt: skip
