@@ -95,9 +95,8 @@ class Workbench:
     `lost` turns True when the device's context is gone and only a new process can go on.
     `calls` holds further calls by name, which `compare` runs in turn with the configurations;
     `times` has what its last run measured, by name, without what the host was late for, and `void`
-    how often that was. With a `place` in an arena the operands are
-    the arena's, the check is its quick one, and `deviations` has how far each call's result is
-    from float64.
+    how often that was. With a `place` in an arena the operands are the arena's, the check is its
+    quick one, and `deviations` has how far each call's result is from float64.
     """
 
     def __init__(
