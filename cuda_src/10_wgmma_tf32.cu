@@ -104,7 +104,7 @@ __device__ __forceinline__ void through(Consumer& here, Sums& sum, bool add, Fra
 
 // sum = op(A) op(B) of a unit.
 __device__ __forceinline__ void multiply(Consumer& here, Sums& sum, const Unit& unit) {
-    if (unit.from == unit.to) {
+    if (SPLIT == 1 && unit.from == unit.to) {  // a part has a step or more
 #pragma unroll
         for (int e = 0; e < PIECES * TA / 2; e++) sum[e / (TA / 2)][e % (TA / 2)] = 0.0f;
     }
