@@ -4,6 +4,7 @@ start, stride and stack, with memory around every matrix that shows what is read
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,6 +24,8 @@ from pymm.problem import Problem
 from pymm.verify import compare
 
 LAYOUTS = ("NN", "NT", "TN", "TT")
+#: Random products of a configuration: fewer under compute-sanitizer, more to be sure.
+COUNT = int(os.environ.get("PYMM_TEST_PRODUCTS", "60"))
 HOPPER = Device("hopper", "cuda", capability=(9, 0), sms=132, shared_per_block=232448,
                 shared_per_sm=233472)  # fmt: skip
 
@@ -91,7 +94,7 @@ def check_many(
     slug: str,
     dtypes: Sequence[str],
     layouts: Sequence[str] = LAYOUTS,
-    count: int = 60,
+    count: int = COUNT,
     most: int = 700,
     deepest: int = 1200,
 ) -> None:
@@ -107,7 +110,7 @@ def check_many(
 
 
 def check_on_gpu(slug: str, dtypes: Sequence[str]) -> None:
-    """Sixty products on this machine's GPU; one that is no Hopper must refuse the kernel."""
+    """COUNT products on this machine's GPU; one that is no Hopper must refuse the kernel."""
     backend, kernel = open_device("cuda"), parse_slug(slug).kernel
     if kernel.runs_on(backend.device):
         check_many(backend, slug, dtypes)
