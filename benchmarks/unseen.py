@@ -17,6 +17,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -26,12 +27,14 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a checkout need not be installed
 
-from pymm.cache import config_directory  # noqa: E402
+from pymm.cache import Precompiler, compilers_beside, config_directory  # noqa: E402
+from pymm.kernels import Config  # noqa: E402
 from pymm.options import Options  # noqa: E402
 from pymm.problem import Problem  # noqa: E402
 from pymm.records import Environment, Record  # noqa: E402
 from pymm.rows import append  # noqa: E402
-from pymm.select import select  # noqa: E402
+from pymm.select import Choice, select  # noqa: E402
+from pymm.source import render  # noqa: E402
 from pymm.store import load  # noqa: E402
 from pymm.tune import Tuner  # noqa: E402
 from pymm.worker import Request, Site, Worker, time_limit  # noqa: E402
@@ -64,6 +67,22 @@ class Products(Options):
         return sorted(self.products, key=lambda problem: problem.flops)
 
 
+@dataclass(frozen=True)
+class Entry:
+    """A product: what is chosen for it, the default of that kernel, what its own search found."""
+
+    problem: Problem
+    choice: Choice
+    default: Config
+    found: Config | None
+
+    @property
+    def configs(self) -> tuple[Config, ...]:
+        """Each of the three once."""
+        three = (self.choice.config, self.default, self.found)
+        return tuple(dict.fromkeys(config for config in three if config is not None))
+
+
 def draw(count: int, dtypes: Sequence[str], seed: int, most: int = MOST) -> list[Problem]:
     """`count` random products, the types in turn."""
     generator, found = np.random.default_rng(seed), []
@@ -92,7 +111,9 @@ def main(arguments: Sequence[str]) -> int:
         worker.start()
         try:
             found = load(worker.device, where / "found")
-            rows = [row for p in products if (row := _row(worker, p, found, given))]
+            entries = [_entry(worker, p, found, given) for p in products]
+            _compile(worker, entries)
+            rows = [row for entry in entries if (row := _row(worker, entry, given))]
         finally:
             worker.stop()
     if given.csv:
@@ -117,15 +138,27 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _row(
+def _entry(
     worker: Worker, problem: Problem, found: Sequence[Record], given: argparse.Namespace
-) -> dict[str, object] | None:
+) -> Entry:
     device = worker.device
     environment = Environment.of(device, worker.compiler.toolchain)
     choice = select(problem, device, given.records or config_directory(), environment)
     default = choice.config.kernel.default_for(problem, device)
     own = next((r.config for r in found if r.problem == problem), None)
-    configs = tuple(dict.fromkeys(c for c in (choice.config, default, own) if c is not None))
+    return Entry(problem, choice, default, own)
+
+
+def _compile(worker: Worker, entries: Sequence[Entry]) -> None:
+    """Side by side: what the searches never met would be compiled one after the other."""
+    with Precompiler(worker.compiler, compilers_beside(worker.device)) as pool:
+        wait([pool.submit(render(c, e.problem)) for e in entries for c in e.configs])
+
+
+def _row(worker: Worker, entry: Entry, given: argparse.Namespace) -> dict[str, object] | None:
+    device, problem, choice = worker.device, entry.problem, entry.choice
+    environment = Environment.of(device, worker.compiler.toolchain)
+    default, own, configs = entry.default, entry.found, entry.configs
     request = Request("compare", problem, configs, rounds=31, quick=True, budget=COMPARISON)
     reply = worker.ask(request, time_limit(problem, device, quick=True))
     seconds = {t.config: t.seconds for t in reply.trials if t.outcome == "ok"}
