@@ -9,7 +9,13 @@
 
 struct Product {
     unsigned batch, steps, tiles_m, tiles_n;
-    __device__ __forceinline__ unsigned tiles() const { return tiles_m * tiles_n * batch; }
+#if FILL == 0
+    __device__ __forceinline__ unsigned each() const { return tiles_m * tiles_n; }
+#else
+    unsigned count = tiles_in(tiles_m, tiles_n);  // walked through once, not for every unit
+    __device__ __forceinline__ unsigned each() const { return count; }
+#endif
+    __device__ __forceinline__ unsigned tiles() const { return each() * batch; }
     __device__ __forceinline__ unsigned whole(unsigned blocks) const {
         return SPLIT > 1 ? tiles() / blocks * blocks : tiles();
     }
@@ -29,8 +35,8 @@ struct Unit {
             end = static_cast<unsigned long long>(part + 1) * p.steps / SPLIT;
             parted = true;
         }
-        matrix = id / (p.tiles_m * p.tiles_n);
-        tile_of(id % (p.tiles_m * p.tiles_n), p.tiles_m, p.tiles_n, i0, j0);
+        matrix = id / p.each();
+        tile_of(id % p.each(), p.tiles_m, p.tiles_n, i0, j0);
         i0 *= MB;
         j0 *= NB;
     }
@@ -46,9 +52,9 @@ __device__ unsigned rounds_of;
 __device__ __forceinline__ bool was_parted(unsigned m, unsigned n, unsigned batch, long long row,
                                            unsigned column) {
     const Product p{batch, 0, (m + MB - 1) / MB, (n + NB - 1) / NB};
-    const unsigned matrix = row / m, i = row % m / MB, j = column / NB, group = i / GROUP * GROUP;
-    const unsigned rows = p.tiles_m - group < GROUP ? p.tiles_m - group : GROUP;
-    const unsigned id = (matrix * p.tiles_m + group) * p.tiles_n + j * rows + i - group;
+    const unsigned matrix = row / m, i = row % m / MB, j = column / NB;
+    if (!is_needed(i * MB, j * NB, MB, NB)) return false;
+    const unsigned id = matrix * p.each() + id_of(i, j, p.tiles_m, p.tiles_n);
     return rounds_of == 0 || id >= p.whole(rounds_of);
 }
 #define PARTED was_parted
