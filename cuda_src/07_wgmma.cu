@@ -288,7 +288,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
     CLUSTER > 1 ? cluster_sync() : __syncthreads();
     if (group == CONSUMERS) {
         leave_registers<FEW>();
-        if (threadIdx.x % 128 == 0) feed.produce(p);
+        if (threadIdx.x % 128 == 0) wait_for_launch_before(), feed.produce(p);
     } else {
         take_registers<MANY>();
         consume(p,

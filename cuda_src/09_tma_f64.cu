@@ -15,8 +15,7 @@
 //   end. For tiles so small that with one warp each the tensor cores would wait.
 // - A warp whose tile lies outside the matrix only passes the ring on.
 //
-// The multiprocessor has no registers left: sums and fragments of 64 x 32 take 224 of the 240 that
-// `setmaxnreg` can give to each thread.
+// No registers are left: sums and fragments of 64 x 32 take 224 of the 240 that a thread can have.
 
 #ifndef TRANS_A
 #define TRANS_A 0  // 1: A is stored as k x m, so op(A) = A^T
@@ -134,6 +133,7 @@ struct Product {
 
 __device__ __forceinline__ void produce(const Maps& maps, const Product& product, Ring ring,
                                         int stack_a, int stack_b) {
+    wait_for_launch_before();
     for (unsigned id = blockIdx.x; id < product.units(); id += gridDim.x) {
         const Unit unit = product.unit(id);
 #pragma unroll 1

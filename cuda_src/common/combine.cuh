@@ -1,10 +1,7 @@
 // The end of a product whose k was split: C = alpha (sum of the parts) + beta C.
 
 #include "common/halves.cuh"
-
-#ifndef SPLIT
-#define SPLIT 1  // parts that k is split into
-#endif
+#include "common/launches.cuh"
 
 #ifndef PARTED
 #define PARTED(m, n, batch, row, column) true  // whether this place has parts; rows of all matrices
@@ -40,6 +37,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     const long long id = 1ll * blockIdx.x * blockDim.x + threadIdx.x;
     const long long row = id / across;
     const unsigned column = static_cast<unsigned>(id % across) * WIDE;
+    wait_for_launch_before<FILL != 0>();
     const bool parted = id < size && PARTED(m, n, batch, row, column);
     Sums sum = {};
     if (parted) {

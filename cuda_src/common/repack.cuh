@@ -2,6 +2,7 @@
 // that lie along the other axis than the kernel wants, and of those whose numbers it wants rounded.
 
 #include "common/halves.cuh"
+#include "common/launches.cuh"
 
 #ifndef TERMS
 #define TERMS 1  // numbers that stand for one of the matrix: 2 for high + low
@@ -99,6 +100,7 @@ extern "C" __global__ void __launch_bounds__(256, repacking::RESIDENT)
     repack(repacking::Copy a, repacking::Copy b) {
     using namespace repacking;
     __shared__ REAL square[SIDE * APART];
+    let_next_launch_begin();
     const unsigned before = a.across() * a.down() * a.count;
     const bool second = blockIdx.x >= before;
     const Copy copy = second ? b : a;

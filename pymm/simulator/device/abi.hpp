@@ -46,6 +46,7 @@ struct Calls {
     unsigned (*active_mask)();
     void (*named_barrier)(unsigned id, unsigned threads, bool wait, const char* file, int line);
     void (*yield)();
+    void (*wait_for_launch)();
     void (*load)(std::uintptr_t address, std::size_t bytes, const void* where);
     void (*store)(std::uintptr_t address, std::size_t bytes, const void* where);
     void (*fail)(Fault fault, const void* where, const char* text);

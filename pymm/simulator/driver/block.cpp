@@ -87,6 +87,7 @@ void run_block(Worker& w, std::uint64_t number) {
     }
     w.alive = w.threads;
     w.at_barrier = 0;
+    w.waited = false;
     std::memset(w.waiting, 0, sizeof w.waiting);
     std::memset(w.arrived, 0, sizeof w.arrived);
     choose_order(w, number);
@@ -102,12 +103,17 @@ void run_block(Worker& w, std::uint64_t number) {
         if (w.at_barrier == w.threads) release_barrier(w);
         else if (!moved) stalled(w);
     }
+    if (launch.early && !w.waited)
+        abandon(w, launch_failed, nullptr, "the launch may begin before the one before it has "
+                "ended, and no thread of the block waits for that one");
 }
 
 void yield() {
     Worker& w = *this_worker;
     suspend(w, State::ready, w.me().file, w.me().line);
 }
+
+void wait_for_launch() { this_worker->waited = true; }
 
 }  // namespace
 
@@ -217,6 +223,6 @@ extern std::uint64_t warp_vote(Vote, unsigned, std::uint64_t, const char*, int);
 extern unsigned warp_active_mask();
 
 const Calls calls = {barrier, barrier_reduce, warp_sync, warp_shuffle, warp_vote, warp_active_mask,
-                     named_barrier, yield, kernel_load, kernel_store, kernel_fail};
+                     named_barrier, yield, wait_for_launch, kernel_load, kernel_store, kernel_fail};
 
 }  // namespace pymm_sim

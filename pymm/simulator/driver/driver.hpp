@@ -126,6 +126,7 @@ struct Launch {
     const Function* function;
     dim3 grid, block;
     std::size_t dynamic_bytes;
+    bool early;                              // may begin before the launch before it has ended
     const char* arguments;
     unsigned serial;
     std::atomic<std::uint64_t> next_block{0};

@@ -16,6 +16,19 @@ enum Attribute {
     carveout = 9,
 };
 
+// CUlaunchConfig and CUlaunchAttribute (cuda.h).
+constexpr int programmatic_serialization = 6;
+struct LaunchAttribute {
+    int id, unused, value, rest[15];
+};
+struct LaunchConfig {
+    unsigned grid[3], block[3], dynamic;
+    void* stream;
+    const LaunchAttribute* attributes;
+    unsigned attribute_count;
+};
+static_assert(sizeof(LaunchAttribute) == 72 && sizeof(LaunchConfig) == 56, "as in cuda.h");
+
 bool launch_blocking() {
     static const char* text = std::getenv("CUDA_LAUNCH_BLOCKING");
     return text && *text && std::strcmp(text, "0");
@@ -63,7 +76,7 @@ bool gather(const Kernel& k, void** parameters, void** extra, std::vector<Line>&
 }
 
 CUresult launch(Function& f, dim3 grid, dim3 block, std::size_t dynamic, void** parameters,
-                void** extra) {
+                void** extra, bool early) {
     static std::atomic<unsigned> serials{0};
     if (CUresult e = check_sizes(f, grid, block, dynamic)) return e;
     std::vector<Line> arguments;
@@ -75,6 +88,7 @@ CUresult launch(Function& f, dim3 grid, dim3 block, std::size_t dynamic, void** 
     l.grid = grid;
     l.block = block;
     l.dynamic_bytes = dynamic;
+    l.early = early;
     l.arguments = arguments[0].bytes;
     l.serial = serials++;
     int fault = run(l);
@@ -193,5 +207,21 @@ CU_EXPORT CUresult cuLaunchKernel(void* handle, unsigned gx, unsigned gy, unsign
     if (CUresult e = guard()) return e;
     Function* f = function_of(handle);
     if (!f || !live_stream(stream)) return invalid_handle;
-    return launch(*f, dim3(gx, gy, gz), dim3(bx, by, bz), dynamic, parameters, extra);
+    return launch(*f, dim3(gx, gy, gz), dim3(bx, by, bz), dynamic, parameters, extra, false);
+}
+
+CU_EXPORT CUresult cuLaunchKernelEx(const LaunchConfig* c, void* handle, void** parameters,
+                                    void** extra) {
+    if (CUresult e = guard()) return e;
+    if (!c || (c->attribute_count && !c->attributes)) return invalid_value;
+    bool early = false;
+    for (unsigned i = 0; i < c->attribute_count; i++) {
+        if (c->attributes[i].id != programmatic_serialization) return not_supported;
+        early = c->attributes[i].value != 0;
+    }
+    Function* f = function_of(handle);
+    if (!f || !live_stream(c->stream)) return invalid_handle;
+    const unsigned *g = c->grid, *b = c->block;
+    return launch(*f, dim3(g[0], g[1], g[2]), dim3(b[0], b[1], b[2]), c->dynamic, parameters,
+                  extra, early);
 }

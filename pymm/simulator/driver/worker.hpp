@@ -42,6 +42,7 @@ struct Worker {
     sigjmp_buf escape;
     Launch* launch = nullptr;
     dim3 block_index;
+    bool waited = false;                     // for the launch before
     unsigned threads = 0, current = 0, alive = 0, at_barrier = 0;
     unsigned waiting[32];                    // per warp: lanes inside a warp operation
     unsigned arrived[named_barriers];        // per named barrier
