@@ -120,6 +120,7 @@ struct Ring {
 __device__ __forceinline__ void produce(const Maps& maps, const Product& p, unsigned base,
                                         int stack_a, int stack_b) {
     Ring ring{base, base + STAGES * STAGE_BYTES, 1};
+    wait_for_launch_before();
     for (unsigned id = blockIdx.x; id < p.units(); id += gridDim.x) {
         const Unit unit(p, id);
         for (unsigned step = unit.begin; step < unit.end; step++, ring.advance(base)) {

@@ -219,7 +219,7 @@ __device__ __forceinline__ void run(const Product& p, const Result& result,
     CLUSTER > 1 ? cluster_sync() : __syncthreads();
     if (group == CONSUMERS) {
         leave_registers<FEW>();
-        if (threadIdx.x % 128 == 0) produce(p, base, full, empty);
+        if (threadIdx.x % 128 == 0) wait_for_launch_before(), produce(p, base, full, empty);
     } else {
         take_registers<MANY>();
         Consumer consumer{aligned, base, full, empty, Place(group), {}};
