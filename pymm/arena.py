@@ -174,6 +174,18 @@ class Place:
         """Judge the elements that are looked at of the normal product that C holds."""
         return compare(self._seen(), *self._expected)
 
+    def result(self) -> np.ndarray:
+        """What C holds, (batch, m, n)."""
+        values = np.empty(self._shapes[2], self._result_dtype)
+        self._buffer.read(values.reshape(-1).view(np.uint8), GUARD_BYTES)
+        return values
+
+    def sources(self) -> tuple[np.ndarray, np.ndarray]:
+        """A and B of the normal product on the host, as stored: (batch, rows, columns)."""
+        return tuple(
+            self.arena.stretch("normal", i, self.problem).values(self._shapes[i]) for i in (0, 1)
+        )
+
     def deviation(self) -> float:
         """Root of the mean square of C - C64 over that of C64, of those elements."""
         expected, _ = self._expected
@@ -216,15 +228,33 @@ class Place:
         wrong = self._wrong_row()
         if wrong is None:
             return Finding(0.0)
-        return Finding(np.inf, f"wrong in row {wrong} (Freivalds' check on integers)")
+        return Finding(np.inf, f"{self._first_wrong(wrong)} (Freivalds' check on integers)")
+
+    def _first_wrong(self, row: int) -> str:
+        """Where the first of the stack's rows of that number that is wrong is so, in words."""
+        p = self.problem
+        of_a = (None, np.array([row])) if p.trans_a else (np.array([row]), None)
+        a, b = (
+            self.arena.stretch("integers", i, p).values(self._shapes[i], *pick).astype(np.float64)
+            for i, pick in enumerate((of_a, (None, None)))
+        )
+        expected = reference.product(replace(p, m=1), a, b)[:, 0]
+        got = self.result()[:, row].astype(np.float64)
+        wrong = np.argwhere(got != expected)  # true for NaN as well
+        if not len(wrong):
+            return f"wrong in row {row}"
+        matrix, column = (int(i) for i in wrong[0])
+        place = f"{matrix}, {row}, {column}" if p.batch > 1 else f"{row}, {column}"
+        value, wanted = float(got[matrix, column]), float(expected[matrix, column])
+        what = "is not written or not a number" if np.isnan(value) else f"is {value!r}"
+        return f"C[{place}] {what} instead of {wanted!r}"
 
     def _wrong_row(self) -> int | None:
         p = self.problem
         x = reference.signs(p.n, VECTORS, self.arena.seed + 3)
         torch = _torch() if self.backend.device.kind == "cuda" else None
         if torch is None:
-            values = np.empty((p.batch, p.m, p.n), self._result_dtype)
-            self._buffer.read(values.reshape(-1).view(np.uint8), GUARD_BYTES)
+            values = self.result()
             stretches = (self.arena.stretch("integers", i, p) for i in (0, 1))
             a, b = (s.values(shape) for s, shape in zip(stretches, self._shapes, strict=False))
             left, right = reference.oriented(p, a.astype(np.float64), b.astype(np.float64))

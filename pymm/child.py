@@ -48,7 +48,9 @@ class Site:
 @dataclass(frozen=True)
 class Request:
     """What a child is asked: to `measure` one configuration or to `compare` several, in turn with
-    the other libraries if `against_others`; `triton` is one of them if asked for.
+    the other libraries if `against_others`; `triton` is one of them if asked for. Any other action
+    is the name of a function, `module:name`, that is called with the bench and the request, and
+    finds more in `arguments`.
 
     `quick` takes operands and checks of an arena, which cost milliseconds however large the
     product is. A comparison has `rounds` rounds, fewer where `budget` seconds do not suffice.
@@ -64,6 +66,7 @@ class Request:
     quick: bool = False
     budget: float = math.inf
     triton: bool = False
+    arguments: tuple = ()
 
 
 @dataclass(frozen=True)
@@ -143,16 +146,23 @@ def _answer(
         ]
         return Reply(tuple(failed), detail=detail), None
     if request.action == "measure":
-        trials = [bench.measure(request.configs[0], request.best_seconds)]
-    else:
-        if request.against_others:
-            operands = (request.problem, bench.a, bench.b, bench.c)
-            bench.calls = opponents(backend, *operands, triton=request.triton)
-        trials = bench.compare(request.configs, request.rounds, request.budget)
+        trial = bench.measure(request.configs[0], request.best_seconds)
+        return Reply((trial,), lost=bench.lost), bench
+    if request.action == "compare":
+        return compared(bench, request), bench
+    module, _, function = request.action.partition(":")
+    return getattr(importlib.import_module(module), function)(bench, request), bench
+
+
+def compared(bench: Workbench, request: Request) -> Reply:
+    """The configurations of a request in turn, with the other libraries if it wants them."""
+    if request.against_others:
+        operands = (request.problem, bench.a, bench.b, bench.c)
+        bench.calls = opponents(bench.backend, *operands, triton=request.triton)
+    trials = bench.compare(request.configs, request.rounds, request.budget)
     times = {name: bench.times[name] for name in bench.calls if name in bench.times}
     deviations = bench.deviations if request.quick else {}
-    found = Reply(tuple(trials), times, "ok", "", bench.lost, deviations, dict(bench.void))
-    return found, bench
+    return Reply(tuple(trials), times, "ok", "", bench.lost, deviations, dict(bench.void))
 
 
 def _end_with_parent() -> None:

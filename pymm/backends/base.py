@@ -5,7 +5,8 @@ which machine it is.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,9 +55,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Resources:
-    """What the compiler gave a kernel: registers and spilled bytes of a thread, shared bytes of a
-    block.
-    """
+    """What the compiler gave: registers and spilled bytes of a thread, shared ones of a block."""
 
     registers: int = 0
     spilled_bytes: int = 0
@@ -156,8 +155,7 @@ class Backend(ABC):
 
     @abstractmethod
     def allocate(self, nbytes: int) -> Buffer:
-        """Uninitialised device memory. Raises `MemoryError` with what was asked and what is free.
-        """
+        """Uninitialised device memory. Raises `MemoryError` that says what is free."""
 
     @abstractmethod
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
@@ -221,6 +219,11 @@ class Backend(ABC):
         rows = np.empty(shape, np.uint8)
         self.copy_out(source, source_pitch, rows, stream=stream)
         self.copy_in(rows, target, target_pitch, stream=stream)
+
+    @contextmanager
+    def locked(self, array: np.ndarray) -> Iterator[bool]:
+        """Keep the pages of a contiguous array locked for a `with`; False where they cannot be."""
+        yield False
 
     # Order
 

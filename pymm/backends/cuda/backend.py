@@ -6,7 +6,8 @@ import functools
 import numbers
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -174,6 +175,17 @@ class CudaBackend(Backend):
                 action(copies)
             except DriverError as error:
                 raise failure(context, error, doing) from error
+
+    @contextmanager
+    def locked(self, array: np.ndarray) -> Iterator[bool]:
+        context, start = self._contexts.current(), array.ctypes.data
+        with working(context, f"locking {array.nbytes} bytes"):
+            done = array.nbytes > 0 and self._driver.register(start, array.nbytes)
+        try:
+            yield done
+        finally:
+            if done:
+                self._drive("unlocking pages", lambda: self._driver.unregister(start))
 
     # Order
 
