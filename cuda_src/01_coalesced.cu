@@ -24,6 +24,8 @@
 #define NB 32  // columns of C that one block computes: threads along x
 #endif
 
+#include "common/schedule.cuh"
+
 static_assert(MB * NB % 32 == 0, "a block is made of whole warps");
 
 extern "C" __global__ void __launch_bounds__(MB * NB)
@@ -37,6 +39,7 @@ extern "C" __global__ void __launch_bounds__(MB * NB)
     if (GUARDED && j >= n) return;
 
     for (unsigned i = blockIdx.y * MB + threadIdx.y; i < m; i += gridDim.y * MB) {
+        if (!kept(i, j)) continue;
         REAL sum = 0;
         for (int p = 0; p < k; p++)
             sum += A[offset(TRANS_A, i, p, lda)] * B[offset(TRANS_B, p, j, ldb)];

@@ -31,6 +31,8 @@
 #define KB 32  // columns of A and rows of B in shared memory at a time
 #endif
 
+#include "common/schedule.cuh"
+
 static_assert(MB == NB && NB == KB, "the tiles are square: MB = NB = KB");
 static_assert(MB * NB % 32 == 0, "a block is made of whole warps");
 
@@ -46,6 +48,7 @@ extern "C" __global__ void __launch_bounds__(MB * NB)
     C += blockIdx.z * batch_c;
 
     for (unsigned i0 = blockIdx.y * MB; i0 < m; i0 += gridDim.y * MB) {
+        if (!is_needed(i0, j0, MB, NB)) continue;
         REAL sum = 0;
         for (unsigned p0 = 0; p0 < k; p0 += KB) {
             load_tile<MB * NB, TRANS_A>(As, A + offset(TRANS_A, i0, p0, lda), lda, m - i0, k - p0,
@@ -56,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(MB * NB)
             for (int p = 0; p < KB; p++) sum += As[y][p] * Bs[p][x];
             __syncthreads();
         }
-        if (!GUARDED || (i0 + y < m && j0 + x < n))
+        if ((!GUARDED || (i0 + y < m && j0 + x < n)) && kept(i0 + y, j0 + x))
             store(C + offset(false, i0 + y, j0 + x, ldc), alpha, sum, beta);
     }
 }

@@ -35,6 +35,8 @@
 #define TB 4  // columns of C that one thread computes
 #endif
 
+#include "common/schedule.cuh"
+
 static_assert(MB % TA == 0 && NB % TB == 0,
               "threads tile the block evenly: TA divides MB and TB divides NB");
 static_assert(MB / TA * (NB / TB) % 32 == 0, "a block is made of whole warps");
@@ -54,6 +56,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     C += blockIdx.z * batch_c;
 
     for (unsigned i0 = blockIdx.y * MB; i0 < m; i0 += gridDim.y * MB) {
+        if (!is_needed(i0, j0, MB, NB)) continue;
         REAL sum[TA][TB] = {};
         for (unsigned p0 = 0; p0 < k; p0 += KB) {
             load_tile<THREADS, TRANS_A>(As, A + offset(TRANS_A, i0, p0, lda), lda, m - i0, k - p0,
@@ -79,8 +82,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int i = 0; i < TA; i++)
 #pragma unroll
-            for (int j = 0; j < TB; j++)
-                if (!GUARDED || (i0 + y + i < m && j0 + x + j < n))
+            for (int j = 0; j < TB; j++) {
+                const unsigned row = i0 + y + i, column = j0 + x + j;
+                if ((!GUARDED || (row < m && column < n)) && kept(row, column))
                     store(c + i * ldc + j, alpha, sum[i][j], beta);
+            }
     }
 }

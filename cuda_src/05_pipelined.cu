@@ -21,7 +21,6 @@
 
 #include "common/tile.cuh"
 #include "common/ptx.cuh"
-#include "common/schedule.cuh"
 
 #ifndef MB
 #define MB 128  // rows of C that one block computes
@@ -48,6 +47,7 @@
 #define BLOCKS 2  // blocks that one multiprocessor is to hold: bounds the registers of a thread
 #endif
 
+#include "common/schedule.cuh"
 #include "common/staged.cuh"
 #include "common/split.cuh"
 
@@ -181,6 +181,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             const unsigned row = i0 + y + i / VECTOR * LANES * VECTOR + i % VECTOR;
             const unsigned column = j0 + x + j / VECTOR * ACROSS * VECTOR + j % VECTOR;
             if (GUARDED && (row >= m || column >= n)) continue;
+            if (is_cut(row, column, 1, PIECE)) {
+#pragma unroll
+                for (int e = 0; e < PIECE; e++)
+                    if (kept(row, column + e))
+                        store(C + row * ldc + column + e, alpha, sum[i][j + e], beta);
+                continue;
+            }
             Piece* const c = reinterpret_cast<Piece*>(C + row * ldc + column);
             Piece result = beta == REAL(0) ? Piece{} : *c;
 #pragma unroll

@@ -108,19 +108,22 @@ __device__ __forceinline__ void repeat(const Use& use) {
     }
 }
 
-// Runs `use(pair, c)` for the sums of the lane and where they belong, PAIR at a time.
+// Runs `use(pair, c, row, column)` for the sums of the lane and where they belong, PAIR at a time.
 template <class Use>
 __device__ __forceinline__ void each(float (&sum)[ROWS * COLUMNS][4], Result* C, long long ldc,
-                                     int rows, int columns, Use use) {
+                                     int rows, int columns, unsigned row, unsigned column,
+                                     Use use) {
 #pragma unroll
     for (int i = 0; i < ROWS * 2; i++, C += 8 * ldc) {
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++)
 #pragma unroll
             for (int e = 0; e < 2; e += PAIR)
-                if (!GUARDED || (i * 8 < rows && j * 8 + e < columns))
+                if ((!GUARDED || (i * 8 < rows && j * 8 + e < columns)) &&
+                    is_needed(row + i * 8, column + j * 8 + e, 1, PAIR))
                     use(sum[i / 2 * COLUMNS + j] + i % 2 * 2 + e,
-                        reinterpret_cast<Results*>(C + j * 8 + e));
+                        reinterpret_cast<Results*>(C + j * 8 + e), row + i * 8,
+                        column + j * 8 + e);
         __syncwarp();  // reads of C stay here: registers for all of them there are not
     }
 }
@@ -222,16 +225,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const unsigned row = i0 + y + lane / 4, column = j0 + x + lane % 4 * 2;
     C += blockIdx.z * batch_c + row * ldc + column;
     const int rows = m - row, columns = n - column;
-    if (beta != 0.0f)  // apart, so that the way without C is short
-        each(sum, C, ldc, rows, columns, [&](float* s, const Results* c) {
+    if (beta != 0.0f) {  // apart, so that the way without C is short
+        each(sum, C, ldc, rows, columns, row, column, [&](float* s, const Results* c, int, int) {
             const Results old = *c;
 #pragma unroll
             for (int e = 0; e < PAIR; e++) s[e] = alpha * s[e] + beta * widen(old.x[e]);
         });
-    each(sum, C, ldc, rows, columns, [&](const float* s, Results* c) {
+    }
+    const auto store = [&](const float* s, Results* c, unsigned i, unsigned j) {
         Results result;
 #pragma unroll
         for (int e = 0; e < PAIR; e++) put(result.x[e], beta == 0.0f ? alpha * s[e] : s[e]);
-        *c = result;
-    });
+        if (!is_cut(i, j, 1, PAIR)) {
+            *c = result;
+            return;
+        }
+#pragma unroll
+        for (int e = 0; e < PAIR; e++)
+            if (kept(i, j + e)) c->x[e] = result.x[e];
+    };
+    each(sum, C, ldc, rows, columns, row, column, store);
 }

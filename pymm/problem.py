@@ -39,6 +39,12 @@ HALVES = ("f16", "bf16")
 #: such numbers, and three of the four products are added up.
 PRECISIONS = ("ieee", "tf32", "tf32x3")
 
+#: Operations: "gemm", alpha op(A) op(B) + beta C, and three of a symmetric C, whose B is A, stored
+#: the other way round: alpha op(A) op(A)^T + beta C. What of C they write: all of it, the elements
+#: with row >= column, those with column >= row. Of the given C they read what they compute: "syrk"
+#: computes the lower half and mirrors it.
+FILLS = {"gemm": "all", "syrk": "full", "syrk_lower": "lower", "syrk_upper": "upper"}
+
 #: Dimensions travel to the kernels as 32-bit integers; offsets are 64-bit.
 MAX_EXTENT = 2**31 - 1
 
@@ -99,6 +105,9 @@ class Problem:
     A^T`), `trans_b` that B is stored as n x k. A matrix stored by columns is the transpose of one
     stored by rows, so four kinds cover every order. `batch` counts the matrices of a stack.
     alpha, beta and leading dimensions are arguments of a call and do not belong to the problem.
+
+    `op` is one of `FILLS`. Those of a symmetric C have m = n and B = A, in layout "NT" (A A^T) or
+    "TN" (A^T A).
     """
 
     m: int
@@ -115,10 +124,12 @@ class Problem:
             extent = getattr(self, axis)
             if type(extent) is not int or not 0 <= extent <= MAX_EXTENT:
                 raise ValueError(f"{axis}={extent!r} is not an integer between 0 and {MAX_EXTENT}")
-        if self.op != "gemm":
-            raise NotImplementedError(f"operation {self.op!r}: pymm has gemm")
+        if self.op not in FILLS:
+            raise NotImplementedError(f"operation {self.op!r}: pymm has {', '.join(FILLS)}")
         if self.dtype not in DTYPES:
             raise NotImplementedError(f"dtype {self.dtype!r}: pymm has {', '.join(DTYPES)}")
+        if self.symmetric and self.m != self.n:
+            raise ValueError(f"{self.op}: C is square; got {self.m} x {self.n}")
 
     @cached_property
     def numpy_dtype(self) -> np.dtype:
@@ -146,16 +157,35 @@ class Problem:
         return ("T" if self.trans_a else "N") + ("T" if self.trans_b else "N")
 
     @property
+    def fill(self) -> str:
+        """What of C is written: one of the values of `FILLS`."""
+        return FILLS[self.op]
+
+    @property
+    def symmetric(self) -> bool:
+        """True if only one half of C is computed."""
+        return self.op != "gemm"
+
+    @property
+    def elements(self) -> int:
+        """Elements of one C that are computed: m n, or those of one half with its diagonal."""
+        return self.m * (self.m + 1) // 2 if self.symmetric else self.m * self.n
+
+    @property
     def flops(self) -> int:
-        """2 m n k floating-point operations for each matrix of the stack."""
-        return 2 * self.m * self.n * self.k * self.batch
+        """2 k floating-point operations for each element that is computed, m n of them or
+        m (m + 1) / 2, times the matrices of the stack.
+        """
+        return 2 * self.elements * self.k * self.batch
 
     @property
     def bytes(self) -> int:
         """Fewest bytes of device memory to move with beta = 0: A and B read once, C written once.
         """
-        read = (self.m * self.k + self.k * self.n) * self.numpy_dtype.itemsize
-        return (read + self.m * self.n * self.out_dtype.itemsize) * self.batch
+        read = self.m * self.k + (0 if self.symmetric else self.k * self.n)
+        written = self.m * self.n if self.fill in ("all", "full") else self.elements
+        sizes = self.numpy_dtype.itemsize, self.out_dtype.itemsize
+        return (read * sizes[0] + written * sizes[1]) * self.batch
 
     @property
     def empty(self) -> bool:
@@ -174,7 +204,7 @@ class Problem:
     @property
     def slug(self) -> str:
         """The one spelling in file names, CSV fields and test ids: `f32-NN-1024x1024x64`, a stack
-        ends in `-b8`.
+        ends in `-b8`, what is no gemm begins with its name: `syrk-f32-TN-1024x1024x64`.
         """
         stack = f"-b{self.batch}" if self.batch != 1 else ""
         op = "" if self.op == "gemm" else f"{self.op}-"

@@ -21,6 +21,9 @@ ALLOWED_INCLUDES: tuple[str, ...] = ()
 
 #: F16 and BF16 are the kernels' own (common/halves.cuh): CUDA's names need an include.
 _C_NAMES = {"f32": "float", "f64": "double", "f16": "F16", "bf16": "BF16"}
+#: Types of so many bytes, whatever they mean.
+_BITS = {2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
+
 C_TYPES = {ELEMENTS[name]: spelled for name, spelled in _C_NAMES.items()}
 
 
@@ -66,7 +69,18 @@ def render(config: Config, problem: Problem, alignment: int | None = None) -> So
     elif alignment is None:
         alignment = problem.alignment
     defines["REAL"] = C_TYPES[problem.numpy_dtype]
-    return _render(config, alignment, tuple(defines.items()))
+    return _render(config, alignment, tuple((defines | _filled(config, problem)).items()))
+
+
+def _filled(config: Config, problem: Problem) -> dict[str, int | str]:
+    """What common/schedule.cuh and common/mirror.cuh want to know of a symmetric C: which half of
+    it is computed, and how large its elements are if the other one is made from it.
+    """
+    if not problem.symmetric or config.kernel.backend != "cuda":
+        return {}
+    fill = {"FILL": 2 if problem.fill == "upper" else 1}
+    size = problem.out_dtype.itemsize
+    return fill | ({"MIRRORED": _BITS[size]} if problem.fill == "full" else {})
 
 
 def _fed(feed: Feed, problem: Problem) -> dict[str, int | str]:
@@ -88,16 +102,19 @@ def _render(config: Config, alignment: int, defines: tuple[tuple[str, int | str]
     if kernel.aligned:
         lines.append(("ALIGN", alignment))
     head = "".join(f"#define {name} {value}\n" for name, value in lines)
-    return Source(head + kernel_text(kernel.backend, kernel.file), "gemm", config, alignment)
+    more = ("common/mirror.cuh",) if "MIRRORED" in dict(lines) else ()
+    text = head + kernel_text(kernel.backend, kernel.file, *more)
+    return Source(text, "gemm", config, alignment)
 
 
 @lru_cache(maxsize=64)
-def kernel_text(backend: str, file: str) -> str:
-    """The text of one kernel file with the project's own headers put in their places, each at
-    most once.
+def kernel_text(backend: str, *files: str) -> str:
+    """The text of a kernel file, and of others behind it, with the project's own headers put in
+    their places, each at most once.
     """
-    folder = "cuda_src" if backend == "cuda" else "cpu_src"
-    return _inline(shipped_folder(folder), file, set())
+    folder = shipped_folder("cuda_src" if backend == "cuda" else "cpu_src")
+    seen: set[str] = set()
+    return "".join(_inline(folder, file, seen) for file in files)
 
 
 def kernel_digest(backend: str, file: str) -> str:

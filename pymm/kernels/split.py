@@ -1,6 +1,10 @@
-"""Several blocks that share a tile of C, each with its part of k: what common/split.cuh needs."""
+"""How many tiles of C there are, and blocks that share one, each with its part of k: what
+common/schedule.cuh and common/split.cuh know.
+"""
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 from pymm.device import Device
 from pymm.kernels.declaration import Config, Rule
@@ -8,8 +12,26 @@ from pymm.problem import Problem
 
 
 def tiles(c: Config, p: Problem) -> int:
-    """Tiles of C."""
-    return -(-p.m // c.MB) * -(-p.n // c.NB)
+    """Tiles of C that have an element to compute."""
+    return tiles_in(p, c.MB, c.NB)
+
+
+def tiles_in(problem: Problem, rows: int, columns: int) -> int:
+    """Tiles of `rows` x `columns` that have an element of C to compute: `tiles_in` of
+    common/schedule.cuh.
+    """
+    down, across = -(-problem.m // rows), -(-problem.n // columns)
+    if not problem.symmetric or not down:
+        return down * across
+    if problem.fill == "upper":
+        down, across, rows, columns = across, down, columns, rows
+    return _stair(down - 1, rows, columns) + across
+
+
+@lru_cache(maxsize=4096)
+def _stair(lines: int, high: int, wide: int) -> int:
+    """Tiles of the first lines of a half, all of them whole."""
+    return sum(-(-(line + 1) * high // wide) for line in range(lines))
 
 
 #: Tiles of C that can be shared by several blocks: the counters of common/split.cuh.
