@@ -76,6 +76,8 @@
 #define SLOTS 1  // pieces of C on their way out, of each warpgroup
 #endif
 
+#define TILE_M (MB * CLUSTER)  // what a cluster computes
+
 #include "common/hopper.cuh"
 #include "common/schedule.cuh"
 
@@ -128,11 +130,16 @@ struct Unit {
 
 struct Product {
     unsigned batch, steps, tiles_m, tiles_n;  // tiles_m counts clusters
-
-    __device__ __forceinline__ unsigned units() const { return tiles_m * tiles_n * SPLIT * batch; }
+#if FILL == 0
+    __device__ __forceinline__ unsigned each() const { return tiles_m * tiles_n; }
+#else
+    unsigned count = tiles_in(tiles_m, tiles_n);  // walked through once, not for every unit
+    __device__ __forceinline__ unsigned each() const { return count; }
+#endif
+    __device__ __forceinline__ unsigned units() const { return each() * SPLIT * batch; }
     // Neighbours have the same part of k: they find it in L2.
     __device__ __forceinline__ Unit operator[](unsigned id) const {
-        const unsigned tiles = tiles_m * tiles_n;
+        const unsigned tiles = each();
         unsigned tile_m, tile_n, rest = 0;
         if (id >= tiles) rest = id / tiles, id %= tiles;
         tile_of(id, tiles_m, tiles_n, tile_m, tile_n);
@@ -222,15 +229,18 @@ __device__ __forceinline__ void deliver(float (&sum)[ROWS][TB / 2], Result here,
         here.scale(sum[u], i, j0);
 #pragma unroll
         for (int h = 0; h < TB; h += STAGED) {
+            if (!is_needed(i, j0 + h, 64, STAGED)) continue;
+            const bool cut = is_cut(i, j0 + h, 64, STAGED);
             unsigned char* const piece = staging + slot * STAGED_BYTES;
             const unsigned staged = address_of_shared(piece);
             slot = slot + 1 == SLOTS ? 0 : slot + 1;
             if (!DIRECT && elected) stores_have_read<SLOTS - 1>();
             DIRECT ? __syncwarp() : warpgroup_sync(group + 1);
             here.stage(staged, sum[u] + h / 2);
-            if (DIRECT || !here.boxed) {
+            if (DIRECT || !here.boxed || cut) {
                 __syncwarp();
-                here.copy(piece, i, j0 + h);
+                here.copy(piece, i, j0 + h, cut);
+                if (cut && elected) stores_commit();  // nothing, but it counts as this slot's
                 continue;
             }
             written_for_copies();
@@ -272,8 +282,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
     const unsigned full = address_of_shared(staging + CONSUMERS * SLOTS * STAGED_BYTES);
     const Feed feed{maps, address_of_shared(aligned), full, full + 8 * STAGES,
                     unsigned(stack_a), unsigned(stack_b)};
-    const Product p{unsigned(batch), (k + KB - 1u) / KB,
-                    (m + CLUSTER * MB - 1u) / (CLUSTER * MB), (n + NB - 1u) / NB};
+    const Product p{unsigned(batch), (k + KB - 1u) / KB, (m + TILE_M - 1u) / TILE_M,
+                    (n + NB - 1u) / NB};
     // The same for a whole warp, and said so: descriptors then live in uniform registers.
     const unsigned group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (threadIdx.x == 0) {

@@ -54,7 +54,8 @@ struct Result {
         for (int e = 0; e < TB / 2; e++) {
             const unsigned row = i0 + warp * 16 + lane / 4 + e / 2 % 2 * 8;
             const unsigned column = j0 + e / 4 * 8 + lane % 4 * 2 + e % 2;
-            if (row < end_m && column < end_n) sum[e] += beta * widen(C[row * ld + column]);
+            if (row < end_m && column < end_n && kept(row, column))
+                sum[e] += beta * widen(C[row * ld + column]);
         }
     }
     // A piece to where `staged` lies, swizzled as TMA does it.
@@ -83,12 +84,12 @@ struct Result {
             }
         }
     }
-    // A warp's own 16 rows of a staged piece: 16 bytes at a time where C allows it.
-    __device__ __forceinline__ void copy(const unsigned char* staged, unsigned i0,
-                                         unsigned j0) const {
+    // A warp's own 16 rows of a staged piece: 16 bytes at a time where C allows it and all is kept.
+    __device__ __forceinline__ void copy(const unsigned char* staged, unsigned i0, unsigned j0,
+                                         bool cut) const {
         constexpr unsigned EACH = 16 / sizeof(OUT), CHUNKS = STAGED / EACH;
         const unsigned lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-        if (boxed) {
+        if (boxed && !cut) {
 #pragma unroll
             for (unsigned x = lane; x < 16 * CHUNKS; x += 32) {
                 const unsigned row = warp * 16 + x / CHUNKS, column = x % CHUNKS * EACH;
@@ -101,7 +102,7 @@ struct Result {
         for (unsigned row = warp * 16; row < warp * 16 + 16 && i0 + row < end_m; row++)
 #pragma unroll
             for (unsigned column = lane; column < STAGED; column += 32)
-                if (j0 + column < end_n)
+                if (j0 + column < end_n && kept(i0 + row, j0 + column))
                     C[(i0 + row) * ld + j0 + column] = *reinterpret_cast<const OUT*>(
                         staged + place(row, column) + column % EACH * sizeof(OUT));
     }
