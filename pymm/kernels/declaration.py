@@ -50,13 +50,15 @@ class Feed:
     stores by TMA. `along` says how A and B must lie, for all problems or for each: "any" as they
     are stored, "k" with rows along k, "mn" with rows across k (A as k x m, B as k x n). With two
     `terms` each number x comes as high + low, both rounded to tf32: the matrix of the low terms
-    right behind that of the high ones. `resident` blocks stay on a multiprocessor.
+    right behind that of the high ones. `resident` blocks stay on a multiprocessor. `parts` gives
+    the bytes of the sums of shared tiles, if they are not whole matrices (`parts_bytes`).
     """
 
     boxes: Callable[[Config, Problem], tuple[Box, Box, Box | None]]
     along: tuple[str, str] | Callable[[Problem], tuple[str, str]] = ("any", "any")
     terms: int = 1
     resident: Callable[[Config], int] = lambda c: 1
+    parts: Callable[[Config, Problem], int] | None = None
 
     def received(self, problem: Problem) -> Problem:
         """The problem with A and B as they lie when the kernel gets them."""
@@ -257,9 +259,13 @@ def parts_of(config: Config) -> int:
 
 
 def parts_bytes(config: Config, problem: Problem) -> int:
-    """Bytes of all parts: m rows each, of n numbers and up to three more."""
+    """Bytes of all parts: m rows each, of n numbers and up to three more, unless the kernel has
+    them otherwise.
+    """
     if parts_of(config) == 1:
         return 0
+    if config.kernel.hopper.parts:
+        return config.kernel.hopper.parts(config, problem)
     pitch = -(-problem.n // 4) * 4
     matrices = parts_of(config) * problem.batch
     return matrices * problem.m * pitch * problem.scalar_dtype.itemsize
