@@ -1,0 +1,40 @@
+"""What a kernel that was compiled with counting numbers has counted; in the simulator alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pycuda.driver as drv
+
+from pymm.backends.base import Matrix
+from pymm.backends.cuda.backend import CudaBackend
+from pymm.backends.cuda.context import working
+from pymm.problem import Problem
+from pymm.source import Source
+
+#: What pymm/simulator/device/counted.hpp counts, in this order.
+COUNTS = ("operations", "global_loads", "global_stores", "shared_loads", "shared_stores")
+
+
+def count(
+    backend: CudaBackend, source: Source, problem: Problem, matrices: Sequence[tuple[Matrix, int]]
+) -> dict[str, int]:
+    """Launch once with alpha = 1 and beta = 0 on A, B and C, each with its bytes: the sums of all
+    threads, by name.
+    """
+    executable = backend.load(source)
+    a, b, c = (matrix for matrix, _ in matrices)
+    call = executable.bind(problem, 1.0, a, b, 0.0, c)
+    places = [(matrix.address, matrix.address + nbytes) for matrix, nbytes in matrices]
+    context = backend._contexts.current()
+    held = executable._in(context)
+    counts = np.zeros(len(COUNTS), np.uint64)
+    with working(context, f"counting {source.config.slug}"):
+        drv.memcpy_htod(held.module.get_global("pymm_matrices")[0], np.array(places, np.uint64))
+        drv.memcpy_htod(held.module.get_global("pymm_counts")[0], counts)
+    call()
+    backend.synchronize()
+    with working(context, f"counting {source.config.slug}"):
+        drv.memcpy_dtoh(counts, held.module.get_global("pymm_counts")[0])
+    return dict(zip(COUNTS, map(int, counts), strict=True))
