@@ -29,6 +29,7 @@ __device__ SUM element(const Map& map, bool across, unsigned outer, unsigned p, 
 extern "C" __global__ void __launch_bounds__(MB * NB)
     gemm(const Maps maps, int m, int n, int k, int batch, SUM alpha, SUM beta, int stack_a,
          int stack_b, int boxed, OUT* C, long long ldc, long long batch_c, SUM* parts) {
+    wait_for_launch_before();
     const unsigned down = (m + MB - 1) / MB, across = (n + NB - 1) / NB, steps = (k + KB - 1) / KB;
     for (unsigned unit = blockIdx.x; unit < down * across * SPLIT * batch; unit += gridDim.x) {
         const unsigned i = unit / across % down * MB + threadIdx.x / NB;

@@ -17,11 +17,32 @@ _DISABLE_TIMING = 2
 _SHARED_SIZE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle by bytes
 _PROMOTE_128 = 2  # of CUtensorMapL2promotion
-_MAP_BYTES, _MAP_ALIGNMENT = 128, 64
+MAP_BYTES, _MAP_ALIGNMENT = 128, 64
 
 
 class DriverError(RuntimeError):
     """A driver call that failed; the message names it and holds the driver's words."""
+
+
+class _LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute: what, and a value in 64 bytes."""
+
+    _fields_ = (("id", c_int), ("unused", c_int), ("value", c_int), ("rest", c_int * 15))
+
+
+class _LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("sizes", c_uint * 7),
+        ("stream", c_void_p),
+        ("attributes", c_void_p),
+        ("count", c_uint),
+    )
+
+
+#: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, allowed.
+_EARLY = _LaunchAttribute(6, 0, 1)
 
 
 class _Answer(threading.local):
@@ -30,6 +51,12 @@ class _Answer(threading.local):
     def __init__(self) -> None:
         self.handle = c_void_p()
         self.place = byref(self.handle)
+
+
+def _aligned_room() -> tuple[object, int]:
+    """Memory for a tensor map, and where in it the map lies."""
+    room = ctypes.create_string_buffer(MAP_BYTES + _MAP_ALIGNMENT)
+    return room, -(-ctypes.addressof(room) // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
 
 
 class Driver:
@@ -103,15 +130,21 @@ class Driver:
         between neighbours along all axes but the first, boxes swizzled in rows of so many bytes.
         """
         rank = len(extents)
-        room = ctypes.create_string_buffer(_MAP_BYTES + _MAP_ALIGNMENT)
-        place = -(-ctypes.addressof(room) // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
+        room, place = _aligned_room()
         self._call(
             *("cuTensorMapEncodeTiled", c_void_p(place), c_int(kind), c_uint(rank)),
             *(c_void_p(address), (c_uint64 * rank)(*extents), (c_uint64 * (rank - 1))(*strides)),
             *((c_uint * rank)(*box), (c_uint * rank)(*[1] * rank)),
             *(c_int(0), c_int(_SWIZZLES[swizzle]), c_int(_PROMOTE_128), c_int(0)),
         )
-        return ctypes.string_at(place, _MAP_BYTES)
+        return ctypes.string_at(place, MAP_BYTES)
+
+    def moved_map(self, tensor_map: bytes, address: int) -> bytes:
+        """The tensor map of the same matrices at another address."""
+        room, place = _aligned_room()
+        ctypes.memmove(place, tensor_map, MAP_BYTES)
+        self._call("cuTensorMapReplaceAddress", c_void_p(place), c_void_p(address))
+        return ctypes.string_at(place, MAP_BYTES)
 
     def unload(self, module: int) -> None:
         """Give a module back."""
@@ -120,25 +153,32 @@ class Driver:
     def launcher(
         self,
         function: int,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared: int,
+        sizes: tuple[int, ...],
         stream: int,
-        packed: bytes,
+        arguments: bytes,
+        early: bool = False,
     ) -> Callable[[], None]:
-        """A call that launches `function` with packed arguments on the stream with that handle."""
-        arguments = ctypes.create_string_buffer(packed, len(packed))
-        size = c_size_t(len(packed))
-        address = ctypes.addressof
-        extra = (c_void_p * 5)(1, address(arguments), 2, address(size), 0)  # by cuda.h
-        sizes = [c_uint(extent) for extent in (*grid, *block, shared)]
-        full = [c_void_p(function), *sizes, c_void_p(stream), None, extra]
-        launch, words = self._library.cuLaunchKernel, self._words
+        """A call that launches `function` with packed arguments on the stream with that handle.
+        `sizes` are those of the grid, of a block, and of its shared memory in bytes. An `early`
+        launch may begin before the one before it on the stream has ended, and waits for that by
+        itself (common/launches.cuh).
 
-        def call(keep: object = (arguments, size)) -> None:
-            code = launch(*full)
+        Of a launch's 4 us ctypes takes 0.5 with four arguments, and 1.2 with the eleven of
+        `cuLaunchKernel`.
+        """
+        room = ctypes.create_string_buffer(arguments, len(arguments))
+        size = c_size_t(len(arguments))
+        address = ctypes.addressof
+        extra = (c_void_p * 5)(1, address(room), 2, address(size), 0)  # by cuda.h
+        attributes = address(_EARLY) if early else None
+        config = _LaunchConfig((c_uint * 7)(*sizes), stream, attributes, int(early))
+        given = byref(config), c_void_p(function), None, extra
+        launch, words = self._library.cuLaunchKernelEx, self._words
+
+        def call(keep: object = (room, size)) -> None:
+            code = launch(*given)
             if code:
-                raise DriverError(f"cuLaunchKernel failed: {words(code)}")
+                raise DriverError(f"cuLaunchKernelEx failed: {words(code)}")
 
         return call
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pycuda.driver as drv
@@ -14,15 +16,9 @@ from pycuda.compiler import SourceModule
 
 from pymm.backends.base import CompileFailed, Executable, LaunchFailed, Matrix, Resources
 from pymm.backends.cuda.compiler import CudaCompiler
-from pymm.backends.cuda.context import (
-    Contexts,
-    Held,
-    active,
-    failure,
-    pop_context,
-    working,
-)
+from pymm.backends.cuda.context import Contexts, Held, active, failure, working
 from pymm.backends.cuda.driver import Driver, DriverError
+from pymm.backends.cuda.launches import Launch, Place, bound_call
 from pymm.problem import Problem
 from pymm.source import Source
 
@@ -78,7 +74,7 @@ class CudaExecutable(Executable):
             except drv.CompileError as error:
                 raise CompileFailed(f"{self.config.slug}: {error}") from error
             function = module.get_function(self._source.entry)
-            return Held(context, module=module, function=function, launch=function._launch_kernel)
+            return Held(context, module=module, function=function, gemm=function._launch_kernel)
 
     def bind(
         self,
@@ -99,22 +95,36 @@ class CudaExecutable(Executable):
         grid, block = self._geometry(problem)
         shared = self._claim(loaded, context, problem)
         scratch = self._scratch_for(problem, stream)
+        form = FORMATS[problem.scalar_dtype.itemsize]
         packed = pack(
-            FORMATS[problem.scalar_dtype.itemsize] + "P" * len(scratch),
+            form + "P" * len(scratch),
             *(problem.m, problem.n, problem.k, alpha),
             *(a.address, a.ld, a.batch_stride, b.address, b.ld, b.batch_stride),
             *(beta, c.address, c.ld, c.batch_stride),
             *(buffer.address for buffer in scratch),
         )
+        places = tuple((_offset(form, index), which) for which, index in enumerate((4, 7, 11)))
+        launch = Launch("gemm", grid, block, shared, packed, places)
         what = f"launching {self.config.slug} on {problem.slug} ({grid} blocks of {block} threads)"
         if isinstance(stream, int):
-            launch = self._foreign(context, loaded, shared).launcher(
-                loaded.foreign[1], grid, block, shared, stream, packed
-            )
-        else:
-            launch = own_launch(loaded, "launch", (grid, block, packed, shared, stream))
-        owners = self, a, b, c, *scratch
-        return bound_call(launch, self._driver.current_context, context, what, owners)
+            self._foreign(context, loaded, shared)
+        place = Place(self._contexts, context, self._driver, self._starter(loaded, stream), what)
+        return bound_call(place, [launch], (self, a, b, c, *scratch))
+
+    def _starter(self, loaded: Held, stream: Any) -> Callable[[Launch, bool], Callable[[], None]]:
+        """How to launch on a stream: PyCUDA knows its own and the default one. What is made holds
+        on to `loaded`, and so to nothing of PyCUDA's itself: that would be destroyed wherever the
+        call is.
+        """
+        if not isinstance(stream, int):
+            return lambda one, early: partial(_launch, loaded, one, stream)
+
+        def start(one: Launch, early: bool) -> Callable[[], None]:
+            sizes = *one.grid, *one.block, one.shared
+            function = loaded.handles[one.entry]
+            return self._driver.launcher(function, sizes, stream, one.arguments, early)
+
+        return start
 
     def _in_parts(
         self,
@@ -198,17 +208,17 @@ class CudaExecutable(Executable):
         `shared` bytes of shared memory.
         """
         with self._lock:
-            if not hasattr(loaded, "foreign"):
+            if not hasattr(loaded, "handles"):
                 cubin = self._compiler.build(self._source).read_bytes()
                 with active(context):
                     try:
-                        handles = self._driver.load(cubin, self._source.entry)
+                        module, function = self._driver.load(cubin, self._source.entry)
                         if shared + self.resources.shared_bytes > STATIC_SHARED:
-                            self._driver.allow_shared(handles[1], shared)
+                            self._driver.allow_shared(function, shared)
                     except DriverError as error:
                         raise failure(context, error, f"loading {self.config.slug}") from error
-                loaded.foreign = handles
-                loaded.owner = _Foreign(self._driver, handles[0])
+                loaded.owner = _Foreign(self._driver, module)
+                loaded.handles = {"gemm": function}
         return self._driver
 
 
@@ -216,45 +226,17 @@ class _Foreign:
     """A module loaded without PyCUDA, unloaded with the holder's context active."""
 
     def __init__(self, driver: Driver, module: int) -> None:
-        self._driver, self._module = driver, module
+        self._driver, self.module = driver, module
 
     def __del__(self) -> None:
         with suppress(DriverError):
-            self._driver.unload(self._module)
+            self._driver.unload(self.module)
 
 
-def own_launch(loaded: Held, function: str, arguments: tuple) -> Callable[[], None]:
-    """A launch through PyCUDA. It holds on to `loaded`, and so to nothing of PyCUDA's itself: that
-    would be destroyed wherever the call is.
-    """
-    return lambda: getattr(loaded, function)(*arguments)
+def _offset(form: str, index: int) -> int:
+    """Bytes before item `index` of what `pack` makes by `form`."""
+    return struct.calcsize(form[: index + 1]) - struct.calcsize(form[index])
 
 
-def bound_call(
-    launch: Callable[[], None],
-    current: Callable[[], int],
-    context: drv.Context,
-    what: str,
-    owners: tuple,
-) -> Callable[[], None]:
-    """The call that costs least: where the context is current, one question and the launch (0.6 us
-    on top of the driver's own time); else a push and a pop (0.6 us more). It is enough that the
-    driver has it current, as in a thread that works with PyTorch, whatever is on PyCUDA's stack.
-    """
-    handle = context.handle
-
-    def call() -> None:
-        try:
-            if current() == handle:
-                launch()
-                return
-            context.push()
-            try:
-                launch()
-            finally:
-                pop_context()
-        except (drv.Error, DriverError) as error:
-            raise failure(context, error, what) from error
-
-    call.owners = owners  # the matrices live as long as the call
-    return call
+def _launch(loaded: Held, one: Launch, stream: Any) -> None:
+    getattr(loaded, one.entry)(one.grid, one.block, one.arguments, one.shared, stream)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,10 +10,11 @@ import pycuda.driver as drv
 from pycuda._pvt_struct import pack
 
 from pymm.backends.base import Matrix
-from pymm.backends.cuda.context import Held, active, failure, working
-from pymm.backends.cuda.driver import DriverError
-from pymm.backends.cuda.executable import CudaExecutable, bound_call, own_launch
-from pymm.backends.cuda.repacking import ROW_BYTES, Copy, fits, packed, wanted_copies
+from pymm.backends.cuda.context import Held, active, failure
+from pymm.backends.cuda.driver import MAP_BYTES, DriverError
+from pymm.backends.cuda.executable import CudaExecutable
+from pymm.backends.cuda.launches import Launch, Place, bound_call
+from pymm.backends.cuda.repacking import ROW_BYTES, SOURCES, Copy, fits, packed, wanted_copies
 from pymm.kernels import Box
 from pymm.kernels.declaration import parts_bytes, parts_of
 from pymm.problem import Problem, stored_shapes
@@ -33,13 +33,11 @@ COMBINING, AHEAD, BUSY = 256, 8, 512
 
 #: maps m n k batch alpha beta stack_a stack_b boxed C ldc batch_c parts, the scalars apart
 _PARAMETERS = "384s i i i i {0} {0} i i i Q q q Q"
+_MAPS, _C = 0, 10
 
 #: parts C ldc batch_c alpha beta m n batch
 _COMBINE = "PPqq{0}{0}iii"
-
-#: Held while the launches of one product are queued: those of another thread on the same stream
-#: must not come between, they use the same memory.
-_turn = threading.Lock()
+_C_COMBINED = 8
 
 
 class MappedExecutable(CudaExecutable):
@@ -47,9 +45,10 @@ class MappedExecutable(CudaExecutable):
 
     Operands that TMA cannot read, or that lie otherwise than the kernel wants, are copied first by
     the kernel file's `repack`, to memory that the launches of a stream share. So are the parts of a
-    split product, which `combine` adds up. A C whose rows do not also end at multiples of 16 bytes
-    is stored without its map: TMA reads rows of any length, but writes whole pieces of 16 bytes
-    (seen on an H200: gaps behind the rows were written).
+    split product, which `combine` adds up. All launches but the first begin before the one before
+    them has ended, and wait for it (common/launches.cuh: why that is right). A C whose rows do not
+    also end at multiples of 16 bytes is stored without its map: TMA reads rows of any length, but
+    writes whole pieces of 16 bytes (seen on an H200: gaps behind the rows were written).
     """
 
     def __init__(self, *common: Any) -> None:
@@ -78,20 +77,23 @@ class MappedExecutable(CudaExecutable):
         room = [copy.nbytes if copy else 0 for copy in copies]
         parts = parts_bytes(self.config, problem)
         memory = self._scratch(stream, sum(room) + parts)
-        run = _Run(loaded, context, stream, problem, (alpha, beta), c)
+        run = _Run(loaded, context, problem, (alpha, beta), c)
         factors, moves, place = [a, b], [], memory.address
         for i, copy in enumerate(copies):
             if copy:
                 factors[i] = copy.at(place)
-                moves.append((copy, (a, b)[i], factors[i]))
+                moves.append((i, copy, (a, b)[i], factors[i]))
                 place += room[i]
-        steps = [self._repack(run, moves)] if moves else []
+        launches = [_repack(moves)] if moves else []
         shapes = [copy.shape if copy else None for copy in copies]
         stacked = [int(matrix.batch_stride != 0) for matrix in (a, b)]
-        steps.append(self._multiply(run, factors, shapes, stacked, place))
+        launches.append(self._multiply(run, factors, shapes, stacked, place))
         if self._parts > 1:
-            steps.append(self._combine(run, place))
-        return _in_turn(steps, (self, a, b, c, memory))
+            launches.append(self._combine(run, place))
+        handle = getattr(stream, "handle", stream) or 0
+        what = f"launching {self.config.slug} on {problem.slug}"
+        where = Place(self._contexts, context, self._driver, self._starter(loaded, handle), what)
+        return bound_call(where, launches, (self, a, b, c, memory, stream))
 
     def _geometry(self, problem: Problem) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         _, block = super()._geometry(problem)
@@ -110,21 +112,15 @@ class MappedExecutable(CudaExecutable):
         if hasattr(loaded, "places"):
             return
         driver = self._foreign(context, loaded, self._claim(loaded, context, problem))
-        doing = f"loading {self.config.slug}"
         others = ("repack", "combine") if self._parts > 1 else ("repack",)
-        with working(context, doing):
-            for name in others:
-                launch = loaded.module.get_function(name)._launch_kernel
-                setattr(loaded, f"launch_{name}", launch)
-            try:
-                module, gemm = loaded.foreign
-                handles = {name: driver.function(module, name) for name in others}
-                places = driver.parameters(gemm, len(_PARAMETERS.split()))
-            except DriverError as error:
-                raise failure(context, error, doing) from error
-        loaded.launch_gemm = loaded.launch
-        loaded.handles = {"gemm": gemm, **handles}
-        loaded.places = places
+        try:
+            with active(context):
+                for name in others:
+                    loaded.handles[name] = driver.function(loaded.owner.module, name)
+                count = len(_PARAMETERS.split())
+                loaded.places = driver.parameters(loaded.handles["gemm"], count)
+        except DriverError as error:
+            raise failure(context, error, f"loading {self.config.slug}") from error
 
     def _multiply(
         self,
@@ -133,16 +129,16 @@ class MappedExecutable(CudaExecutable):
         shapes: list[tuple[int, int, int] | None],
         stacked: list[int],
         parts: int,
-    ) -> Callable[[], None]:
+    ) -> Launch:
         """The launch of the kernel itself. `shapes` are those of copied operands."""
         problem, c, places = run.problem, run.c, run.loaded.places
         grid, block = self._geometry(problem)
         shared = self._claim(run.loaded, run.context, problem)
-        what = f"launching {self.config.slug} on {problem.slug} ({grid} blocks of {block} threads)"
         try:
             with active(run.context):
                 maps = self._maps(run, factors, shapes)
         except DriverError as error:
+            what = f"describing the matrices of {problem.slug} to TMA for {self.config.slug}"
             raise failure(run.context, error, what) from error
         values = (
             *(b"".join(maps), problem.m, problem.n, problem.k, problem.batch, *run.scalars),
@@ -152,7 +148,11 @@ class MappedExecutable(CudaExecutable):
         room = bytearray(max(offset + size for offset, size in places))
         for (offset, _), form, value in zip(places, forms, values, strict=True):
             struct.pack_into(f"<{form}", room, offset, value)
-        return self._launch(run, "gemm", (grid, block, bytes(room), shared), what)
+        own = [shape is None and problem.k > 0 for shape in shapes] + [any(maps[2])]
+        return Launch(
+            *("gemm", grid, block, shared, bytes(room), ((places[_C][0], 2),)),
+            tuple((places[_MAPS][0] + i * MAP_BYTES, i) for i in range(3) if own[i]),
+        )
 
     def _maps(
         self, run: _Run, factors: list[Matrix], shapes: list[tuple[int, int, int] | None]
@@ -185,14 +185,7 @@ class MappedExecutable(CudaExecutable):
         boxed = (box.columns, box.rows, 1), box.swizzle
         return self._driver.tensor_map(kind, matrix.address, extents, strides, *boxed)
 
-    def _repack(self, run: _Run, moves: list[tuple[Copy, Matrix, Matrix]]) -> Callable[[], None]:
-        """One launch that copies one or two stacks."""
-        grid = sum(copy.blocks for copy, _, _ in moves), 1, 1
-        shapes = [copy.shape for copy, _, _ in moves]
-        what = f"copying matrices to shapes {shapes} for {self.config.slug}"
-        return self._launch(run, "repack", (grid, (256, 1, 1), packed(moves), 0), what)
-
-    def _combine(self, run: _Run, parts: int) -> Callable[[], None]:
+    def _combine(self, run: _Run, parts: int) -> Launch:
         """The launch that adds up the parts: 16 bytes of a row for each thread."""
         problem, c = run.problem, run.c
         pieces = parts_bytes(self.config, problem) // self._parts // 16
@@ -203,20 +196,8 @@ class MappedExecutable(CudaExecutable):
         form = _COMBINE.format(_scalar(problem))
         place = parts, c.address, c.ld, c.batch_stride
         arguments = pack(form, *place, *run.scalars, problem.m, problem.n, problem.batch)
-        what = f"adding up {self._parts} parts of {problem.slug}"
         block = COMBINING // rows, rows, 1
-        return self._launch(run, "combine", (grid, block, arguments, 0), what)
-
-    def _launch(self, run: _Run, function: str, launch: tuple, what: str) -> Callable[[], None]:
-        """One launch: (grid, block, arguments, shared bytes) on a stream of any kind."""
-        grid, block, arguments, shared = launch
-        if isinstance(run.stream, int):
-            handle = run.loaded.handles[function]
-            call = self._driver.launcher(handle, grid, block, shared, run.stream, arguments)
-        else:
-            arguments = grid, block, arguments, shared, run.stream
-            call = own_launch(run.loaded, f"launch_{function}", arguments)
-        return bound_call(call, self._driver.current_context, run.context, what, (self,))
+        return Launch("combine", grid, block, 0, arguments, ((_C_COMBINED, 2),))
 
 
 class _Run(NamedTuple):
@@ -224,7 +205,6 @@ class _Run(NamedTuple):
 
     loaded: Held
     context: drv.Context
-    stream: Any
     problem: Problem
     scalars: tuple[float, float]
     c: Matrix
@@ -235,16 +215,9 @@ def _scalar(problem: Problem) -> str:
     return "d" if problem.scalar_dtype.itemsize == 8 else "f"
 
 
-def _in_turn(steps: list[Callable[[], None]], owners: tuple) -> Callable[[], None]:
-    """One call of all `steps`; the matrices live as long as it."""
-    if len(steps) == 1:
-        steps[0].owners = owners
-        return steps[0]
-
-    def call() -> None:
-        with _turn:
-            for step in steps:
-                step()
-
-    call.owners = owners
-    return call
+def _repack(moves: list[tuple[int, Copy, Matrix, Matrix]]) -> Launch:
+    """One launch that copies one or two operands: which, how, from and to."""
+    grid = sum(copy.blocks for _, copy, _, _ in moves), 1, 1
+    arguments = packed([move[1:] for move in moves])
+    places = tuple((SOURCES[number], move[0]) for number, move in enumerate(moves))
+    return Launch("repack", grid, (256, 1, 1), 0, arguments, places)

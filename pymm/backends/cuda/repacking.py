@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import NamedTuple
 
 from pycuda._pvt_struct import pack
@@ -22,6 +23,9 @@ SIDE = 64
 
 #: from to ld batch pitch rows columns count turned
 _COPY = "PPqqqIIII"
+
+#: Where the addresses of the two stacks that `repack` copies stand in its arguments.
+SOURCES = 0, struct.calcsize(_COPY)
 
 
 class Copy(NamedTuple):

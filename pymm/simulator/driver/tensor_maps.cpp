@@ -44,3 +44,14 @@ CU_EXPORT CUresult cuTensorMapEncodeTiled(void* map, unsigned kind, unsigned ran
     std::memcpy(map, &d, sizeof d);
     return success;
 }
+
+CU_EXPORT CUresult cuTensorMapReplaceAddress(void* map, void* address) {
+    if (CUresult e = guard_alive()) return e;
+    const auto place = reinterpret_cast<std::uintptr_t>(address);
+    if (!map || place % 16 || reinterpret_cast<std::uintptr_t>(map) % 64) return invalid_value;
+    TensorDescription d;
+    std::memcpy(&d, map, sizeof d);
+    d.address = place;
+    std::memcpy(map, &d, sizeof d);
+    return success;
+}
