@@ -35,7 +35,7 @@ DOCUMENTS = [path for path in sorted(ROOT.glob("*.md")) if path.name != "CHANGEL
 OPPONENTS = {"cupy", "torch", "triton"}
 
 #: Folders that the stairs name as one room.
-FOLDED = ("backends.cuda", "kernels", "simulator")
+FOLDED = ("backends.cuda", "kernels", "report", "simulator")
 
 #: What may be imported only in some places: elsewhere everything runs and is tested without it.
 PLACES = {
@@ -148,7 +148,8 @@ def test_importing_pymm_is_light():
 def test_every_foreign_package_is_declared():
     """An import that no requirement brings works only where somebody installed it by hand."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    required = [*project["dependencies"], *project["optional-dependencies"]["cuda"]]
+    extras = project["optional-dependencies"]
+    required = [*project["dependencies"], *extras["cuda"], *extras["report"]]
     declared = {re.match(r"[\w-]+", line)[0] for line in required}
     given = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py", "cuda": "cuda-pathfinder"}
     own = {"pymm", "", *sys.stdlib_module_names}

@@ -218,7 +218,7 @@ def make_environment(venv):
     toolkit = Path(run(python, "-c", where).strip(), "nvidia", "cu13")
     run(*install, pycuda_wheel(python, toolkit))
     say("installing this checkout")
-    run(*install, "--no-build-isolation", "--editable", f"{ROOT}[cuda,test]")
+    run(*install, "--no-build-isolation", "--editable", f"{ROOT}[cuda,report,test]")
     run(python, "-m", "pip", "check")
 
 

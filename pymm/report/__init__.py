@@ -1,0 +1,17 @@
+"""`python -m pymm.report`: what was measured of a device as one page, with text and data beside it.
+
+`reading` takes files apart, `facts` says what they come to, the `plots_*` draw it, `chapters` puts
+it in order as `content` and `page` and `written` write that down. `comparing` sets two reports side
+by side, `again` measures a sample of one again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. Returns the exit status that `--help` describes."""
+    from pymm.report.command import main as command
+
+    return command(argv)

@@ -1,0 +1,133 @@
+"""The command `python -m pymm.report`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pymm.report.chapters import report as report_of
+from pymm.report.content import Report
+from pymm.report.drawing import alone
+from pymm.report.page import html
+from pymm.report.reading import read_device
+from pymm.report.text import markdown
+
+PAGE, TEXT, DATA, PICTURE = "report.html", "report.md", "report.json", "glance.svg"
+
+EXAMPLES = """\
+examples:
+  python -m pymm.report                     every device of benchmarks/results
+  python -m pymm.report nvidia-h200         one device
+  python -m pymm.report FOLDER --out pages  a folder of CSV files, named as its device
+  python -m pymm.report --check             whether text and data are what the CSV files say
+
+exit status: 0 written (or, of --check, nothing has changed), 1 nothing to show (or something has
+changed), 2 bad options
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. Returns the exit status that `--help` describes."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    try:
+        folders = _folders(options)
+    except FileNotFoundError as missing:
+        parser.error(str(missing))
+    status = 0
+    for folder in folders:
+        found = read_device(folder, [options.records / f"{folder.name}.yaml"])
+        made = report_of(found)
+        target = options.out / folder.name
+        if not made.chapters:
+            print(f"{folder.name}: nothing to show", *found.notices, sep="\n  ", file=sys.stderr)
+            status = 1
+        elif options.check:
+            status |= check(made, target)
+        else:
+            write(made, target)
+            print(f"{target / PAGE}: {len(made.chapters)} chapters, {len(found.files)} files read")
+            for notice in made.notices:
+                print(f"  {notice}")
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m pymm.report",
+        description="Make a page, a text and data of what was measured on a device.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("devices", nargs="*", metavar="DEVICE", help="folders, or their names in --results")
+    add(
+        "--results",
+        type=Path,
+        default=Path("benchmarks/results"),
+        metavar="DIR",
+        help="where each device has a folder of CSV files (default: benchmarks/results)",
+    )
+    add(
+        "--records",
+        type=Path,
+        default=Path("tuning_configs"),
+        metavar="DIR",
+        help="folder of the tuned configurations (default: tuning_configs)",
+    )
+    add(
+        "--out",
+        type=Path,
+        default=Path("reports"),
+        metavar="DIR",
+        help="where each device gets a folder (default: reports)",
+    )
+    add("--check", action="store_true", help="write nothing; compare text and data")
+    return parser
+
+
+def _folders(options: argparse.Namespace) -> list[Path]:
+    """The folders to make reports of. `FileNotFoundError` that names one that is none."""
+    if not options.devices:
+        if not options.results.is_dir():
+            raise FileNotFoundError(f"{options.results} is no folder: name one by --results")
+        return sorted(path for path in options.results.iterdir() if path.is_dir())
+    found = []
+    for name in options.devices:
+        places = [options.results / name, Path(name)]
+        folder = next((path for path in places if path.is_dir()), None)
+        if folder is None:
+            raise FileNotFoundError(f"{name} is no folder, nor is there one in {options.results}")
+        found.append(folder.resolve())
+    return found
+
+
+def write(report: Report, folder: Path) -> None:
+    """The files of a report; the same rows give the same bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts(report).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    (folder / PAGE).write_text(html(report), encoding="utf-8")
+    for figure in report.chapters[0].figures[:1]:
+        (folder / PICTURE).write_text(alone(figure), encoding="utf-8")
+
+
+def texts(report: Report) -> dict[str, str]:
+    """The files that do not depend on how Matplotlib draws."""
+    picture = PICTURE if report.chapters[0].figures else ""
+    data = json.dumps(report.data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return {TEXT: markdown(report, PAGE, picture), DATA: data}
+
+
+def check(report: Report, folder: Path) -> int:
+    """0 if the text and the data in `folder` are those of this report, else 1."""
+    status = 0
+    for name, text in texts(report).items():
+        path = folder / name
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            print(f"{path} is not what the measurements say: python -m pymm.report")
+            status = 1
+    return status

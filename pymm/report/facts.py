@@ -1,0 +1,222 @@
+"""What the rows of a device come to: who took how long on which product, and means of that."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pymm.problem import Problem
+from pymm.report.reading import Findings, Row
+
+#: What one of ours is called beside a library.
+OWN = "pymm"
+
+#: Libraries that count as the opponent where several were measured: the fastest of these.
+RIVALS = ("cublas", "cublaslt", "numpy")
+
+#: Their names as their makers write them.
+WRITTEN = {
+    "cublas": "cuBLAS",
+    "cublaslt": "cuBLASLt",
+    "numpy": "NumPy",
+    "triton": "Triton",
+    "torch": "PyTorch",
+    "cupy": "CuPy",
+}
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One contestant on one product. `who` is `OWN` or a library, `rung` ours, `run` the file that
+    it comes from; `spread` is the interquartile range / median, of `rounds` samples.
+    """
+
+    problem: Problem
+    who: str
+    rung: str
+    variant: str
+    seconds: float
+    spread: float
+    rounds: float
+    run: str
+    row: Row
+
+    @property
+    def gflops(self) -> float:
+        """10^9 operations per second."""
+        return self.problem.flops / self.seconds / 1e9
+
+    @property
+    def square(self) -> bool:
+        """Whether m = n = k."""
+        return self.problem.m == self.problem.n == self.problem.k
+
+
+@dataclass(frozen=True)
+class Duel:
+    """What `matmul` would run for one product beside the faster of the libraries there."""
+
+    name: str  # of the class
+    problem: Problem
+    ratio: float  # library's time / ours; NaN if one of the two is missing
+    seconds: float
+    rival: str
+    rival_seconds: float
+    row: Row
+
+
+@dataclass(frozen=True)
+class Extreme:
+    """The highest rates of a type, ours and the libraries', and the device's limit (GFLOP/s)."""
+
+    dtype: str
+    own: Timed
+    rival: Timed | None
+    peak: float
+
+
+def written(name: str) -> str:
+    """A contestant's name for people."""
+    return WRITTEN.get(name, name)
+
+
+def latest(rows: Iterable[Row], names: Sequence[str]) -> list[Row]:
+    """The last row of each key, in the order of the files: a row measured again counts anew."""
+    found: dict[tuple[str, ...], Row] = {}
+    for row in rows:
+        key = tuple(row.text(name) for name in names)
+        found.pop(key, None)
+        found[key] = row
+    return list(found.values())
+
+
+def class_rows(findings: Findings) -> list[Row]:
+    """Rows of every class, the last of each product."""
+    return latest(findings.of("classes"), ("class", "dtype", "layout", "m", "n", "k"))
+
+
+def bench_rows(findings: Findings) -> list[Row]:
+    """Rows of `python -m pymm.bench`, the last of each kernel and variant."""
+    names = ("suite", "dtype", "layout", "m", "n", "k", "name", "variant", "config", "run")
+    rows = [row for row in findings.of("bench") if not row.text("suite")]
+    tuned = [row for row in rows if row.text("variant") != "default"]
+    keys = tuple(name for name in names if name != "config")
+    return latest((r for r in rows if r.text("variant") == "default"), keys) + latest(tuned, keys)
+
+
+def timed(findings: Findings) -> list[Timed]:
+    """Everything that has a right result's time: kernels of ours and libraries."""
+    found = []
+    for row in class_rows(findings):
+        if row.sound:
+            found.append(_timed(row, OWN, row.text("kernel"), "chosen", row.seconds))
+        for column, value in row.cells.items():
+            if column and column.endswith("_us") and value and row.number(column) > 0:
+                seconds = row.number(column) * 1e-6
+                found.append(_timed(row, column.removesuffix("_us"), "", "", seconds))
+    for row in bench_rows(findings):
+        if row.sound:
+            name = row.text("name")
+            who = OWN if name[:1].isdigit() else name
+            found.append(_timed(row, who, name, row.text("variant"), row.seconds))
+    return found
+
+
+def _timed(row: Row, who: str, rung: str, variant: str, seconds: float) -> Timed:
+    spread, rounds = row.number("spread"), row.number("rounds")
+    if row.kind == "classes" and who != OWN:
+        spread = math.nan  # the row has that of our own samples
+    return Timed(row.problem, who, rung, variant, seconds, spread, rounds, row.file, row)
+
+
+def duels(findings: Findings) -> list[Duel]:
+    """Every product of the classes, failed ones too."""
+    found = []
+    for row in class_rows(findings):
+        times = {name: row.number(f"{name}_us") * 1e-6 for name in RIVALS}
+        times = {name: seconds for name, seconds in times.items() if seconds > 0}
+        rival = min(times, key=times.__getitem__, default="")
+        own = row.seconds if row.sound else math.nan
+        ratio = times[rival] / own if rival and own > 0 else math.nan
+        found.append(
+            Duel(row.text("class"), row.problem, ratio, own, rival, times.get(rival, math.nan), row)
+        )
+    return found
+
+
+def bench_duels(findings: Findings) -> list[Duel]:
+    """The fastest kernel of each product of `python -m pymm.bench` beside the fastest library."""
+    found, everything = [], [t for t in timed(findings) if t.row.kind == "bench"]
+    for problem in dict.fromkeys(t.problem for t in everything):
+        at = [t for t in everything if t.problem == problem]
+        own = [t for t in at if t.who == OWN]
+        others = [t for t in at if t.who in RIVALS]
+        if not own:
+            continue
+        best = min(own, key=lambda t: t.seconds)
+        rival = min(others, key=lambda t: t.seconds, default=None)
+        ratio = rival.seconds / best.seconds if rival else math.nan
+        found.append(
+            Duel(
+                "",
+                problem,
+                ratio,
+                best.seconds,
+                rival.who if rival else "",
+                rival.seconds if rival else math.nan,
+                best.row,
+            )
+        )
+    return found
+
+
+def peaks(findings: Findings) -> dict[str, float]:
+    """GFLOP/s at most by type: the device's own word, else what the rows' parts of it imply."""
+    told = findings.device.get("peak_flops")
+    found = {name: float(v) / 1e9 for name, v in told.items()} if isinstance(told, dict) else {}
+    implied: dict[str, list[float]] = {}
+    for row in (*findings.of("classes"), *findings.of("bench")):
+        part = row.number("peak")
+        if row.sound and part > 0:
+            implied.setdefault(row.problem.dtype, []).append(row.number("gflops") / part)
+    return {name: statistics.median(rates) for name, rates in implied.items()} | found
+
+
+def extremes(findings: Findings) -> list[Extreme]:
+    """The highest rates of each type that has a limit, in the order of the rows."""
+    limits, everything, found = peaks(findings), timed(findings), []
+    for dtype in dict.fromkeys(t.problem.dtype for t in everything):
+        at = [t for t in everything if t.problem.dtype == dtype]
+        own = max((t for t in at if t.who == OWN), key=lambda t: t.gflops, default=None)
+        rival = max((t for t in at if t.who in RIVALS), key=lambda t: t.gflops, default=None)
+        if own and dtype in limits:
+            found.append(Extreme(dtype, own, rival, limits[dtype]))
+    return found
+
+
+def mean(ratios: Iterable[float]) -> float:
+    """Geometric mean of those that are numbers; NaN if none is."""
+    logs = [math.log(ratio) for ratio in ratios if ratio > 0]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def standard_error(spread: float, rounds: float) -> float:
+    """Of a median, as a part of it: 1.2533 s / sqrt(n) for n samples of a normal distribution, of
+    which s is the interquartile range / 1.349. NaN where a row does not tell.
+    """
+    return 1.2533 * spread / 1.349 / math.sqrt(rounds) if rounds > 0 else math.nan
+
+
+def device_name(findings: Findings) -> str:
+    """The device's name for people."""
+    return str(findings.device.get("name") or findings.slug)
+
+
+def opponent_name(findings: Findings) -> str:
+    """What the page calls the opponent: the libraries that were measured."""
+    seen = {t.who for t in timed(findings)}
+    family = {"cublas": "cuBLAS", "cublaslt": "cuBLAS", "numpy": "NumPy"}
+    names = dict.fromkeys(family[name] for name in RIVALS if name in seen)
+    return " or ".join(names) or "a library"

@@ -1,0 +1,84 @@
+"""Ratios as coloured grids: classes by type, shapes by type and layout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pymm.problem import Problem
+from pymm.report.content import Cell, Table, cell
+from pymm.report.facts import Duel, mean
+
+LAYOUTS = ("NN", "NT", "TN", "TT")
+
+#: A ratio of so much is coloured fully: twice as fast, or half.
+FULL = math.log(2.0)
+
+
+def shade(ratio: float) -> float | None:
+    """A ratio on a scale from -1 to 1, 0 where both are as fast; None if there is none."""
+    return max(-1.0, min(1.0, math.log(ratio) / FULL)) if ratio > 0 else None
+
+
+def ratio_cell(ratio: float) -> Cell:
+    """A ratio as a coloured field."""
+    return cell(ratio, "{:.2f}", shade(ratio))
+
+
+def extents(problem: Problem) -> Cell:
+    """The shape as a field that sorts by the number of operations; a square as its one extent."""
+    m, n, k = problem.m, problem.n, problem.k
+    text = f"{n}" if m == n == k else f"{m} x {n} x {k}"
+    return Cell(text, problem.flops)
+
+
+def class_means(duels: Sequence[Duel]) -> list[Table]:
+    """Geometric mean of every class and type, row-major operands and transposed ones; one table
+    for the types that have the same classes.
+    """
+    classes: dict[str, dict[str, None]] = {}
+    for duel in duels:
+        classes.setdefault(duel.problem.dtype, {})[duel.name] = None
+    groups: list[tuple[list[str], list[str]]] = []
+    for dtype, names in classes.items():
+        for dtypes, of in groups:
+            if set(names) & set(of):
+                dtypes.append(dtype)
+                of += [name for name in names if name not in of]
+                break
+        else:
+            groups.append(([dtype], list(names)))
+    return [_means(duels, *group, place) for place, group in enumerate(groups)]
+
+
+def _means(duels: Sequence[Duel], dtypes: list[str], classes: list[str], place: int) -> Table:
+    rows = [{"class": Cell(name)} for name in classes]
+    for dtype in dtypes:
+        for title, layouts in ((f"{dtype} NN", LAYOUTS[:1]), (f"{dtype} trans.", LAYOUTS[1:])):
+            of = [d for d in duels if d.problem.dtype == dtype and d.problem.layout in layouts]
+            for row, name in zip(rows, classes, strict=True):
+                row[title] = ratio_cell(mean(d.ratio for d in of if d.name == name))
+    words = (
+        "Geometric means of the library's time / pymm's: above 1 pymm is faster. NN: both operands "
+        "row-major; trans.: A, B or both transposed. Empty: not measured."
+    )
+    title = f"Classes of shapes, {', '.join(dtypes)}"
+    return Table(f"classes-{place}", title, rows, words, grid=True)
+
+
+def shape_map(duels: Sequence[Duel]) -> Table:
+    """Every shape against every type and layout."""
+    kinds = list(dict.fromkeys((d.problem.dtype, d.problem.layout) for d in duels))
+    dtypes = list(dict.fromkeys(dtype for dtype, _ in kinds))
+    kinds.sort(key=lambda kind: (dtypes.index(kind[0]), kind[1]))
+    shapes: dict[tuple[int, int, int], dict[tuple[str, str], float]] = {}
+    for d in duels:
+        at = shapes.setdefault((d.problem.m, d.problem.n, d.problem.k), {})
+        at[d.problem.dtype, d.problem.layout] = d.ratio
+    rows = [
+        {"m x n x k": extents(Problem(*shape))}
+        | {" ".join(kind): ratio_cell(at.get(kind, math.nan)) for kind in kinds}
+        for shape, at in sorted(shapes.items(), key=lambda item: (len(set(item[0])), item[0]))
+    ]
+    words = "The library's time / pymm's for every product; above 1 pymm is faster."
+    return Table("shapes", "Every shape by type and layout", rows, words, grid=True)

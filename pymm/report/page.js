@@ -1,0 +1,53 @@
+"use strict";
+// Tables sort by a click on a column's head and show the rows that hold the words of their filter;
+// the theme goes from the system's to the other one and back. Without scripts all stays readable.
+(() => {
+  const fieldOf = (row, place) => {
+    const cell = row.cells[place];
+    const text = cell.dataset.v ?? cell.textContent.trim();
+    const number = text === "" ? NaN : Number(text);
+    return { text, number };
+  };
+  const compare = (a, b) =>
+    Number.isNaN(a.number) || Number.isNaN(b.number)
+      ? a.text.localeCompare(b.text, "en", { numeric: true })
+      : a.number - b.number;
+
+  for (const table of document.querySelectorAll("table.sorts")) {
+    const heads = [...table.tHead.rows[0].cells];
+    heads.forEach((head, place) => {
+      head.firstElementChild.addEventListener("click", () => {
+        const up = head.getAttribute("aria-sort") !== "ascending";
+        const keyed = [...table.tBodies[0].rows].map((row) => [fieldOf(row, place), row]);
+        keyed.sort(([a], [b]) => {
+          if (a.text === "" || b.text === "") return (a.text === "") - (b.text === ""); // last
+          return up ? compare(a, b) : compare(b, a);
+        });
+        heads.forEach((other) => other.removeAttribute("aria-sort"));
+        head.setAttribute("aria-sort", up ? "ascending" : "descending");
+        table.tBodies[0].append(...keyed.map(([, row]) => row));
+      });
+    });
+  }
+
+  for (const field of document.querySelectorAll("input.filter")) {
+    const rows = [...document.getElementById(field.dataset.table).tBodies[0].rows];
+    field.hidden = false;
+    field.addEventListener("input", () => {
+      const words = field.value.toLowerCase().split(/\s+/);
+      for (const row of rows) {
+        const text = row.textContent.toLowerCase();
+        row.hidden = !words.every((word) => text.includes(word));
+      }
+    });
+  }
+
+  const root = document.documentElement;
+  const button = document.getElementById("theme");
+  button.hidden = false;
+  button.addEventListener("click", () => {
+    const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+    const now = root.dataset.theme ?? system;
+    root.dataset.theme = now === "dark" ? "light" : "dark";
+  });
+})();

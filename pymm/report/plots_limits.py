@@ -1,0 +1,190 @@
+"""Figures of limits: the roofline, power and energy, and errors beside their bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from pymm.report.content import significant
+from pymm.report.drawing import Figure, colour, decades, draw, series
+from pymm.report.facts import OWN, RIVALS, Timed
+from pymm.report.reading import Row
+
+#: Shortest product whose power is told: that of a shorter one is the flush's as much as its own.
+SECONDS = 0.2e-3
+
+
+def tidy(axes: Any) -> None:
+    """Both axes in decades."""
+    axes.minorticks_off()
+    decades(axes.xaxis)
+    decades(axes.yaxis)
+
+
+def rooflines(
+    everything: Sequence[Timed], peaks: dict[str, float], bandwidth: float
+) -> list[Figure]:
+    """Rate against operations for each byte that must be moved, type by type. `bandwidth` in
+    bytes per second, 0 if it is not known.
+    """
+    found = []
+    for dtype in dict.fromkeys(t.problem.dtype for t in everything):
+        at = [t for t in everything if t.problem.dtype == dtype and t.problem.bytes]
+        if dtype in peaks and len({t.problem for t in at}) >= 2:
+            found.append(_roofline(at, dtype, peaks[dtype], bandwidth))
+    return found
+
+
+def _roofline(at: Sequence[Timed], dtype: str, peak: float, bandwidth: float) -> Figure:
+    """Two roofs: the peak, and intensity times bandwidth (S. Williams, A. Waterman, D. Patterson,
+    Roofline: an insightful visual performance model, CACM 52(4), 2009).
+    """
+    points = [(t.problem.flops / t.problem.bytes, t.gflops, t.who) for t in at]
+    left, right = min(p[0] for p in points) / 2, max(p[0] for p in points) * 2
+
+    def plot(figure: Any, axes: Any) -> None:
+        rival = [p for p in points if p[2] in RIVALS]
+        own = [p for p in points if p[2] == OWN]
+        axes.plot(
+            [p[0] for p in rival],
+            [p[1] for p in rival],
+            linestyle="",
+            marker="o",
+            markersize=5.5,
+            markerfacecolor="none",
+            markeredgewidth=0.9,
+            markeredgecolor=colour("series-1"),
+            label="library",
+        )
+        axes.plot(
+            [p[0] for p in own],
+            [p[1] for p in own],
+            linestyle="",
+            marker="o",
+            markersize=2.6,
+            color=colour("series-0"),
+            label=OWN,
+        )
+        ridge = peak * 1e9 / bandwidth if bandwidth else left
+        xs = [left, max(ridge, left), max(right, 2 * ridge)]
+        ys = [min(peak, x * bandwidth / 1e9) if bandwidth else peak for x in xs]
+        axes.plot(xs, ys, color=colour("ink"), linestyle="--", linewidth=1.2, label="roof")
+        axes.set(
+            xscale="log",
+            yscale="log",
+            ylabel="GFLOP/s",
+            xlabel=f"operations for each byte of memory, {dtype}",
+        )
+        axes.set_ylim(top=peak * 2.5)
+        tidy(axes)
+        figure.legend(loc="outside lower center", ncols=3)
+
+    memory = f" and {bandwidth / 1e12:.3g} TB/s" if bandwidth else ""
+    roof = f"{significant(peak / 1e3)} TFLOP/s{memory}"
+    words = (
+        f"Every measured kernel, {dtype}, under the roof of {roof}; bytes: A and B read once, C "
+        "written once."
+    )
+    return draw(f"roofline-{dtype}", f"Roofline, {dtype}", words, plot)
+
+
+def energy(rows: Sequence[Row]) -> list[Figure]:
+    """Power while a product runs over and over, and operations for each joule, by type."""
+    at = [r for r in rows if r.sound and r.seconds >= SECONDS and r.number("power_w") > 0]
+    names = list(dict.fromkeys(r.problem.dtype for r in at))
+    if not names:
+        return []
+
+    def scatter(axes: Any, height: Any) -> None:
+        for number, name in enumerate(names):
+            of = [r for r in at if r.problem.dtype == name]
+            style = series(number) | {"linestyle": "", "markersize": 4}
+            axes.plot([r.seconds * 1e3 for r in of], [height(r) for r in of], label=name, **style)
+        axes.set(xscale="log", xlabel="ms for one product")
+        decades(axes.xaxis)
+
+    def power(figure: Any, axes: Any) -> None:
+        scatter(axes, lambda r: r.number("power_w"))
+        axes.set(ylabel="W", ylim=(0, None))
+        figure.legend(loc="outside lower center", ncols=4)
+
+    def joules(figure: Any, axes: Any) -> None:
+        scatter(axes, lambda r: r.number("power_w") * r.seconds)
+        axes.set(ylabel="J for one product", yscale="log")
+        decades(axes.yaxis)
+        figure.legend(loc="outside lower center", ncols=4)
+
+    return [
+        draw(
+            "power",
+            "Power",
+            "Power that the device reports while products of each type are "
+            "timed, flushes between them included.",
+            power,
+        ),
+        draw("energy", "Energy of a product", "That power times the time of one product.", joules),
+    ]
+
+
+def errors(rows: Sequence[Row]) -> list[Figure]:
+    """Largest deviation from float64 as a part of its bound, against k; and its typical size."""
+    at = [r for r in rows if r.sound and r.number("error") > 0 and r.problem.k > 0]
+    if not at:
+        return []
+    names = list(dict.fromkeys(r.problem.dtype for r in at))
+
+    def parts(figure: Any, axes: Any) -> None:
+        for number, name in enumerate(names):
+            of = [r for r in at if r.problem.dtype == name]
+            style = series(number) | {"linestyle": "", "markersize": 4}
+            axes.plot(
+                [r.problem.k for r in of], [r.number("error") for r in of], label=name, **style
+            )
+        axes.axhline(1, color=colour("ink"), linestyle="--", linewidth=1.2)
+        axes.set(xscale="log", yscale="log", xlabel="k", ylabel="largest error / its bound")
+        tidy(axes)
+        figure.legend(loc="outside lower center", ncols=4)
+
+    found = [
+        draw(
+            "errors",
+            "Errors beside their bound",
+            "Largest deviation of an element from the "
+            "product in float64, as a part of the most that rounding can cause (dashed), "
+            "against k.",
+            parts,
+        )
+    ]
+    both = [r for r in at if r.number("rms") > 0 and r.number("opponent_rms") > 0]
+    return found + ([_beside(both)] if both else [])
+
+
+def _beside(rows: Sequence[Row]) -> Figure:
+    names = list(dict.fromkeys(r.problem.dtype for r in rows))
+    numbers = [r.number(column) for r in rows for column in ("rms", "opponent_rms")]
+    lowest, highest = math.log10(min(numbers)), math.log10(max(numbers))
+    ends = [10.0 ** math.floor(lowest), 10.0 ** math.ceil(highest)]
+
+    def plot(figure: Any, axes: Any) -> None:
+        axes.plot(ends, ends, color=colour("ink"), linestyle="--", linewidth=1.2)
+        for number, name in enumerate(names):
+            of = [r for r in rows if r.problem.dtype == name]
+            style = series(number) | {"linestyle": "", "markersize": 4}
+            axes.plot(
+                [r.number("opponent_rms") for r in of],
+                [r.number("rms") for r in of],
+                label=name,
+                **style,
+            )
+        axes.set(xscale="log", yscale="log", xlabel="the library's", ylabel="pymm's")
+        tidy(axes)
+        figure.legend(loc="outside lower center", ncols=4)
+
+    return draw(
+        "deviations",
+        "Typical error, ours and the library's",
+        "Root mean square of the "
+        "deviation beside that of the product; below the dashed line ours is the smaller.",
+        plot,
+    )

@@ -1,0 +1,151 @@
+"""What the trials of the searches tell: how they went, what they gained, which parameters count."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+
+from pymm.problem import Problem
+from pymm.report.reading import Findings, Row
+
+#: A parameter's part of the variance is told from so many trials on.
+ENOUGH = 12
+
+
+@dataclass(frozen=True)
+class Search:
+    """The trials of one kernel on one problem in one file, in the order they were made."""
+
+    problem: Problem
+    kernel: str
+    file: str
+    rows: tuple[Row, ...]
+
+    @cached_property
+    def tried(self) -> list[Row]:
+        """What the search itself tried, without its final."""
+        return [row for row in self.rows if row.text("role") != "final"]
+
+    @cached_property
+    def final(self) -> list[Row]:
+        """The last comparison, measured in turn: the default first, then the best few. Of several
+        (the search was begun again) the last.
+        """
+        last: list[Row] = []
+        for row in self.rows:
+            if row.text("role") == "final":
+                last.append(row)
+            elif last:
+                last = []
+        return last or [row for row in self.rows if row.text("role") == "final"]
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        """How many trials of the search ended how."""
+        return Counter(row.text("outcome") for row in self.tried)
+
+    @cached_property
+    def progress(self) -> list[tuple[int, float, float]]:
+        """After each trial: how many there were, seconds since the first, best time so far (s)."""
+        best, found, start = math.inf, [], None
+        for count, row in enumerate(self.tried, 1):
+            now = _moment(row.text("time"))
+            start = now if start is None else start
+            if row.text("outcome") == "ok" and row.seconds > 0:
+                best = min(best, row.seconds)
+            if math.isfinite(best):
+                found.append((count, now - start, best))
+        return found
+
+    @property
+    def best(self) -> Row | None:
+        """The winner: the fastest of the final, else of the search."""
+        right = [row for row in self.final or self.tried if row.sound]
+        return min(right, key=lambda row: row.seconds, default=None)
+
+    @property
+    def gain(self) -> float:
+        """Default's time / winner's in the final; NaN where the default was not in it."""
+        first = next((row for row in self.tried), None)
+        if not self.final or first is None or not self.final[0].sound:
+            return math.nan
+        if self.final[0].text("config") != first.text("config"):
+            return math.nan  # a search begins with the default, and so does its final
+        return self.final[0].seconds / self.best.seconds
+
+    @cached_property
+    def importance(self) -> dict[str, float]:
+        """Each parameter's part of the variance of log(time) of what ran right, largest first.
+
+        Omega squared of a one-way analysis: (SB - (levels - 1) MW) / (ST + MW), SB the sum of
+        squares between the parameter's levels, MW the mean square within them, ST the total (W. L.
+        Hays, Statistics, 1963). A search tries good regions more often, and parameters that go
+        together share what they explain: it ranks, it does not prove. Empty for too few trials.
+        """
+        timed = [row for row in self.tried if row.text("outcome") in ("ok", "too_slow")]
+        points = [
+            (parameters(r.text("config")), math.log(r.seconds)) for r in timed if r.seconds > 0
+        ]
+        if len(points) < ENOUGH:
+            return {}
+        names = sorted(set.intersection(*(set(config) for config, _ in points)))
+        parts = {name: _omega([(config[name], y) for config, y in points]) for name in names}
+        return dict(sorted(parts.items(), key=lambda item: -item[1]))
+
+
+def parameters(slug: str) -> dict[str, int]:
+    """The parameters of a configuration's slug, `tile-MB64-NB32`; empty if it is none."""
+    fields = slug.split("-")[1:]
+    names = [field.rstrip("0123456789") for field in fields]
+    return {
+        name: int(field[len(name) :])
+        for name, field in zip(names, fields, strict=True)
+        if name and field[len(name) :]
+    }
+
+
+def _omega(points: Sequence[tuple[int, float]]) -> float:
+    levels: dict[int, list[float]] = {}
+    for level, value in points:
+        levels.setdefault(level, []).append(value)
+    within = sum(len(group) * statistics.pvariance(group) for group in levels.values())
+    total = len(points) * statistics.pvariance([value for _, value in points])
+    freedom = len(points) - len(levels)
+    if len(levels) < 2 or freedom < 1 or total <= 0:
+        return 0.0
+    mean_within = within / freedom
+    between = total - within - (len(levels) - 1) * mean_within
+    return max(0.0, between / (total + mean_within))
+
+
+def _moment(text: str) -> float:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return math.nan
+
+
+def searches(findings: Findings) -> list[Search]:
+    """Every search, in the order of the files; those of most trials are the most telling."""
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in findings.of("trials"):
+        key = (row.file, row.text("problem"), row.text("kernel"))
+        groups.setdefault(key, []).append(row)
+    return [
+        Search(rows[0].problem, kernel, file, tuple(rows))
+        for (file, _, kernel), rows in groups.items()
+    ]
+
+
+def longest(found: Sequence[Search], count: int) -> list[Search]:
+    """The searches of most trials, one of each kernel, at most `count`."""
+    best: dict[str, Search] = {}
+    for search in sorted(found, key=lambda s: -len(s.progress)):
+        if search.progress:
+            best.setdefault(search.kernel, search)
+    return list(best.values())[:count]
