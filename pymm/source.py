@@ -30,13 +30,15 @@ C_TYPES = {ELEMENTS[name]: spelled for name, spelled in _C_NAMES.items()}
 @dataclass(frozen=True)
 class Source:
     """One text to compile, the name of its entry point, and where it came from. The kernel wants
-    rows that start at multiples of `alignment` bytes.
+    rows that start at multiples of `alignment` bytes. With `mirrors` it has the entry `mirror`
+    besides, which makes the upper half of C from the lower one.
     """
 
     text: str
     entry: str
     config: Config
     alignment: int = 1
+    mirrors: bool = False
 
     @cached_property
     def key(self) -> str:
@@ -102,9 +104,10 @@ def _render(config: Config, alignment: int, defines: tuple[tuple[str, int | str]
     if kernel.aligned:
         lines.append(("ALIGN", alignment))
     head = "".join(f"#define {name} {value}\n" for name, value in lines)
-    more = ("common/mirror.cuh",) if "MIRRORED" in dict(lines) else ()
+    mirrors = "MIRRORED" in dict(lines)
+    more = ("common/mirror.cuh",) if mirrors else ()
     text = head + kernel_text(kernel.backend, kernel.file, *more)
-    return Source(text, "gemm", config, alignment)
+    return Source(text, "gemm", config, alignment, mirrors)
 
 
 @lru_cache(maxsize=64)

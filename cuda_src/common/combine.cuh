@@ -2,6 +2,7 @@
 
 #include "common/halves.cuh"
 #include "common/launches.cuh"
+#include "common/schedule.cuh"
 
 #ifndef PARTED
 #define PARTED(m, n, batch, row, column) true  // whether this place has parts; rows of all matrices
@@ -38,7 +39,8 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     const long long row = id / across;
     const unsigned column = static_cast<unsigned>(id % across) * WIDE;
     wait_for_launch_before<FILL != 0>();
-    const bool parted = id < size && PARTED(m, n, batch, row, column);
+    const bool parted = id < size && PARTED(m, n, batch, row, column) &&
+                        is_needed(FILL == 0 ? 0 : row % m, column, 1, WIDE);
     Sums sum = {};
     if (parted) {
         const Sums* const from = reinterpret_cast<const Sums*>(parts) + id;
@@ -61,12 +63,14 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     }
     if (!parted) return;
     OUT* const to = C + row / m * batch_c + row % m * ldc + column;
-    const bool whole = column + WIDE <= n && reinterpret_cast<size_t>(to) % sizeof(Results) == 0;
+    const bool whole = column + WIDE <= n && reinterpret_cast<size_t>(to) % sizeof(Results) == 0 &&
+                       !is_cut(FILL == 0 ? 0 : row % m, column, 1, WIDE);
     Results result;
     if (beta != 0 && whole) result = *reinterpret_cast<const Results*>(to);
 #pragma unroll
     for (int i = 0; i < WIDE; i++) {
         if (column + i >= n) break;
+        if (FILL != 0 && !kept(row % m, column + i)) continue;
         SUM x = alpha * sum.x[i];
         if (beta != 0) x += beta * widen(whole ? result.x[i] : to[i]);
         put(result.x[i], x);

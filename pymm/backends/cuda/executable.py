@@ -19,6 +19,7 @@ from pymm.backends.cuda.compiler import CudaCompiler
 from pymm.backends.cuda.context import Contexts, Held, active, failure, working
 from pymm.backends.cuda.driver import Driver, DriverError
 from pymm.backends.cuda.launches import Launch, Place, bound_call
+from pymm.backends.cuda.mirroring import mirror_launch, mirrors
 from pymm.problem import Problem
 from pymm.source import Source
 
@@ -104,12 +105,15 @@ class CudaExecutable(Executable):
             *(buffer.address for buffer in scratch),
         )
         places = tuple((_offset(form, index), which) for which, index in enumerate((4, 7, 11)))
-        launch = Launch("gemm", grid, block, shared, packed, places)
+        launches = [Launch("gemm", grid, block, shared, packed, places)]
+        if mirrors(problem):
+            launches.append(mirror_launch(problem, c))  # as PyCUDA launches, it would not be early
+            stream = getattr(stream, "handle", stream) or 0
         what = f"launching {self.config.slug} on {problem.slug} ({grid} blocks of {block} threads)"
         if isinstance(stream, int):
             self._foreign(context, loaded, shared)
         place = Place(self._contexts, context, self._driver, self._starter(loaded, stream), what)
-        return bound_call(place, [launch], (self, a, b, c, *scratch))
+        return bound_call(place, launches, (self, a, b, c, *scratch))
 
     def _starter(self, loaded: Held, stream: Any) -> Callable[[Launch, bool], Callable[[], None]]:
         """How to launch on a stream: PyCUDA knows its own and the default one. What is made holds
@@ -122,6 +126,7 @@ class CudaExecutable(Executable):
         def start(one: Launch, early: bool) -> Callable[[], None]:
             sizes = *one.grid, *one.block, one.shared
             function = loaded.handles[one.entry]
+            early = early and _waits(self._compiler.arch)
             return self._driver.launcher(function, sizes, stream, one.arguments, early)
 
         return start
@@ -213,12 +218,15 @@ class CudaExecutable(Executable):
                 with active(context):
                     try:
                         module, function = self._driver.load(cubin, self._source.entry)
+                        handles = {"gemm": function}
+                        if self._source.mirrors:
+                            handles["mirror"] = self._driver.function(module, "mirror")
                         if shared + self.resources.shared_bytes > STATIC_SHARED:
                             self._driver.allow_shared(function, shared)
                     except DriverError as error:
                         raise failure(context, error, f"loading {self.config.slug}") from error
                 loaded.owner = _Foreign(self._driver, module)
-                loaded.handles = {"gemm": function}
+                loaded.handles = handles
         return self._driver
 
 
@@ -231,6 +239,11 @@ class _Foreign:
     def __del__(self) -> None:
         with suppress(DriverError):
             self._driver.unload(self.module)
+
+
+def _waits(arch: str) -> bool:
+    """Whether a launch on "sm_90a" can wait for the one before it by itself."""
+    return int("".join(c for c in arch if c.isdigit())) >= 90
 
 
 def _offset(form: str, index: int) -> int:

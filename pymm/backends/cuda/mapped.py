@@ -14,6 +14,7 @@ from pymm.backends.cuda.context import Held, active, failure
 from pymm.backends.cuda.driver import MAP_BYTES, DriverError
 from pymm.backends.cuda.executable import CudaExecutable
 from pymm.backends.cuda.launches import Launch, Place, bound_call
+from pymm.backends.cuda.mirroring import mirror_launch, mirrors
 from pymm.backends.cuda.repacking import ROW_BYTES, SOURCES, Copy, fits, packed, wanted_copies
 from pymm.kernels import Box
 from pymm.kernels.declaration import parts_bytes, parts_of
@@ -90,6 +91,8 @@ class MappedExecutable(CudaExecutable):
         launches.append(self._multiply(run, factors, shapes, stacked, place))
         if self._parts > 1:
             launches.append(self._combine(run, place))
+        if mirrors(problem):
+            launches.append(mirror_launch(problem, c))
         handle = getattr(stream, "handle", stream) or 0
         what = f"launching {self.config.slug} on {problem.slug}"
         where = Place(self._contexts, context, self._driver, self._starter(loaded, handle), what)
