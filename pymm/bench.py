@@ -7,7 +7,6 @@ be imported, verified, then timed in turn (A B A B) with cold caches.
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 import sys
 import time
@@ -16,14 +15,14 @@ from concurrent.futures import wait
 from contextlib import ExitStack
 from datetime import datetime
 from itertools import chain
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
 
+from pymm.bench_options import parser
 from pymm.cache import Precompiler, compilers_beside, config_directory
 from pymm.classes import LAYOUTS, class_problems
-from pymm.contest import ROUNDS, hold
+from pymm.contest import hold
 from pymm.device import Device
 from pymm.journal import SEEN
 from pymm.kernels import Config, Kernel, find_kernel, kernels_for
@@ -34,6 +33,7 @@ from pymm.rows import append
 from pymm.shapes import parse_shapes
 from pymm.source import Source, kernel_digest, render
 from pymm.store import load
+from pymm.suites.command import Order, execute
 from pymm.verify import sources
 from pymm.worker import Reply, Request, Site, Worker, WorkerFailed, time_limit
 
@@ -51,27 +51,15 @@ COLUMNS = (
     "peak", "ratio", "error", "registers", "spills", "shared", *SEEN, "detail",
 )  # fmt: skip
 
-EXAMPLES = """\
-examples:
-  python -m pymm.bench --shapes ladder --kernels all
-      every rung, default and tuned, beside cuBLAS
-  python -m pymm.bench --shapes 4096 --dtypes f32 --rounds 31 --csv ladder.csv
-  python -m pymm.bench --classes all --csv classes.csv --time-limit 250
-      every class, type and layout beside both cuBLAS, one row each; started again it goes on
-  python -m pymm.bench --classes large,odd --dtypes f32 --transposes NN --dry-run
-
-exit status: 0 everything measured is right, 1 something failed, is wrong or was left out for want
-of time, 2 bad options, 3 no such device
-"""
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The command. Returns the exit status that `--help` describes."""
-    parser = _parser()
-    options = parser.parse_args(argv)
+    reader = parser()
+    options = reader.parse_args(argv)
     console = Console()
     started = time.monotonic()
     try:
+        if options.suite:
+            return execute(options, Order.of(options), console)
         products = _products(options)
         worker = Worker(Site(options.device))
         worker.start()
@@ -79,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(str(failure), markup=False, highlight=False, soft_wrap=True)
         return 3
     except (ValueError, NotImplementedError, OSError) as failure:
-        parser.error(str(failure))
+        reader.error(str(failure))
     try:
         if options.classes:
             return hold(worker, products, options, console, started)
@@ -88,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(str(failure), markup=False, highlight=False, soft_wrap=True)
         return 3
     except (StoreError, ValueError) as failure:
-        parser.error(str(failure))
+        reader.error(str(failure))
     finally:
         worker.stop()
 
@@ -96,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _products(options: argparse.Namespace) -> list[tuple[str, Problem]]:
     """What to measure, with the class of each ("" for shapes). `ValueError` for bad options."""
     if bool(options.shapes) == bool(options.classes):
-        raise ValueError("give --shapes or --classes, one of the two")
+        raise ValueError("give --shapes or --classes, one of the two, or --suite")
     every = options.dtypes == "all" or (options.classes and options.dtypes is None)
     dtypes = list(DTYPES) if every else (options.dtypes or "f32,f64").split(",")
     given = options.transposes or ("all" if options.classes else "NN")
@@ -111,40 +99,6 @@ def _products(options: argparse.Namespace) -> list[tuple[str, Problem]]:
         for layout in layouts
         for m, n, k in parse_shapes(options.shapes)
     ]
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m pymm.bench",
-        description="Measure pymm's kernels and other libraries side by side.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--shapes", action="append", metavar="SHAPES",
-        help="as for pymm.tune: 1024, 8192x8192x128, 250:10001:250, a CSV file, a named set")
-    add("--classes", metavar="CLASSES",
-        help="instead of shapes: large, small, odd, rank-k, skinny or all; then what matmul would "
-        "choose is measured, every type and layout, one row each")
-    add("--dtypes", help=f"{', '.join(DTYPES)} or all (default: f32,f64; of classes all)")
-    add("--transposes", metavar="LAYOUTS",
-        help="NN, NT, TN, TT or all (default: NN; of classes all)")
-    add("--kernels", default="all", help="names or numbers, or all (default: all)")
-    add("--device", help="0, cpu, cpu:1 (default: the first GPU, else the CPU)")
-    add("--rounds", type=int,
-        help=f"times that everything is run (default: 15; of classes at most {ROUNDS})")
-    add("--records", type=Path, metavar="DIR",
-        help="folder of the tuned configurations (default: the user's configuration)")
-    add("--csv", type=Path, metavar="FILE", help="file to append to (default: only the table)")
-    add("--checks", default="thorough", choices=["thorough", "quick"],
-        help="as for pymm.tune (default: thorough; of classes quick)")
-    add("--time-limit", type=float, default=math.inf, metavar="SECONDS",
-        help="of classes: begin no product after so many seconds")
-    add("--triton", action="store_true", help="of classes: a Triton kernel as a third opponent")
-    add("--compile-meanwhile", action="store_true",
-        help="measure while other texts are compiled (default: compile all first)")
-    add("--dry-run", action="store_true", help="of classes: only say what would be measured")
-    return parser  # fmt: skip
 
 
 def _run(

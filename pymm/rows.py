@@ -29,3 +29,10 @@ def append(path: Path, columns: Sequence[str], rows: Sequence[dict[str, object]]
         if new:
             writer.writeheader()
         writer.writerows(rows)
+
+
+def mend(path: Path) -> None:
+    """Cut off what stands behind the last line break, as a killed run leaves it."""
+    with open(path, "r+b") as file:
+        content = file.read()
+        file.truncate(content.rfind(b"\n") + 1)

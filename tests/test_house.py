@@ -35,7 +35,7 @@ DOCUMENTS = [path for path in sorted(ROOT.glob("*.md")) if path.name != "CHANGEL
 OPPONENTS = {"cupy", "torch", "triton"}
 
 #: Folders that the stairs name as one room.
-FOLDED = ("backends.cuda", "kernels", "report", "simulator")
+FOLDED = ("backends.cuda", "kernels", "report", "simulator", "suites")
 
 #: What may be imported only in some places: elsewhere everything runs and is tested without it.
 PLACES = {

@@ -30,6 +30,10 @@ LOCKED = "locked"
 #: A contestant: a rung, perhaps with parameters instead of its default's (`02-MB16-NB16-KB16`), all
 #: rungs, or what matmul chooses.
 CHOSEN, EVERY = "chosen", "all"
+
+#: Why a CPU has no transfers.
+NO_JOURNEY = "the operands of a CPU's kernels lie where they are: nothing is copied"
+
 _RUNG = re.compile(r"(\d\d)((?:-[A-Z]+[0-9]+)*)")
 _PARAMETER = re.compile(r"([A-Z]+)([0-9]+)")
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pymm.suites.declaration import CHOSEN, EVERY, LOCKED, Experiment
+from pymm.suites.declaration import CHOSEN, EVERY, LOCKED, NO_JOURNEY, Experiment
 
 #: 32 x 32 threads, as the original has them.
 ELEMENT, BLOCKED = "01-MB32-NB32", "02-MB32-NB32-KB32"
 BOTH = (ELEMENT, BLOCKED)
 
-NO_JOURNEY = "the operands of a CPU's kernels lie where they are: nothing is copied"
 NO_BLOCKS = "blocks of 8 x 8, 16 x 16 and 32 x 32 threads are a GPU's"
 NO_RESOURCES = "registers, shared memory and occupancy are a GPU's"
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from pymm.device import Device
@@ -14,7 +14,8 @@ from pymm.kernels import Config, kernels_for
 from pymm.problem import Problem
 from pymm.shapes import Shape, parse_shapes
 from pymm.source import kernel_digest
-from pymm.suites.declaration import CHOSEN, EVERY, SCHEMA, Experiment, fixed
+from pymm.suites.declaration import CHOSEN, EVERY, NO_JOURNEY, SCHEMA, Experiment, fixed
+from pymm.suites.sequential import LARGEST, affordable
 from pymm.worker import UNKNOWN_PEAK
 
 #: Part of the peak rate that a rung's default is expected to reach before it was measured here
@@ -54,13 +55,15 @@ class Step:
     experiment: Experiment
     problem: Problem
     contestants: tuple[Contestant, ...]
+    beside_sequential: bool = False
 
     @cached_property
     def digest(self) -> str:
         """What its rows are found by again: the same experiment, kernels and texts."""
         e = self.experiment
         who = [(c.variant, c.config.slug, c.digest) for c in self.contestants]
-        what = (SCHEMA, e.name, e.figures, e.transfers, e.runs, e.libraries, self.problem.slug, who)
+        how = (e.name, e.figures, e.transfers, e.runs, e.libraries, self.beside_sequential)
+        what = (SCHEMA, *how, self.problem.slug, who)
         return hashlib.sha256(repr(what).encode()).hexdigest()[:12]
 
     @property
@@ -108,15 +111,21 @@ def steps_of(
     choose: Callable[[Problem], Config],
     shapes: list[Shape] | None = None,
     dtypes: tuple[str, ...] | None = None,
+    largest: int = LARGEST,
 ) -> tuple[list[Step], list[str]]:
     """The steps of an experiment on a device, smaller products first, and sentences about what it
     cannot have of it. `shapes` and `dtypes` stand in for the experiment's own. `choose` gives
-    matmul's configuration and raises `NotImplementedError` where it has none.
+    matmul's configuration and raises `NotImplementedError` where it has none. `largest` is the
+    largest square that is multiplied sequentially, where an experiment wants that.
     """
     if not experiment.rungs_on(device):
         return [], [f"{experiment.name}: {experiment.why_not}"]
+    missing: list[str] = []
+    if experiment.figures == "journeys" and device.kind == "cpu":
+        experiment = replace(experiment, figures="times")
+        missing.append(f"{experiment.name}: totals: {NO_JOURNEY}")
     transposed = [letter == "T" for letter in experiment.layout]
-    steps, missing = [], []
+    steps = []
     for dtype in dtypes or experiment.dtypes:
         for m, n, k in shapes or parse_shapes(experiment.shapes):
             problem = Problem(m, n, k, dtype, *transposed)
@@ -125,7 +134,8 @@ def steps_of(
                 if contestant not in found:
                     found.append(contestant)
             if found:
-                steps.append(Step(experiment, problem, tuple(found)))
+                beside = experiment.figures == "sequential" and affordable(problem, largest)
+                steps.append(Step(experiment, problem, tuple(found), beside))
     steps.sort(key=lambda step: step.problem.flops)
     return steps, list(dict.fromkeys(missing))
 

@@ -1,0 +1,234 @@
+"""A run of suites: step by step, each row on disk before the next step begins, with a verdict."""
+
+from __future__ import annotations
+
+import csv
+import math
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import wait
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from pymm.backends.base import NoDevice
+from pymm.cache import Precompiler, compilers_beside
+from pymm.interrupts import Stop
+from pymm.measure import Trial
+from pymm.problem import Problem
+from pymm.progress import engineering
+from pymm.rows import append, begun, mend
+from pymm.source import render
+from pymm.suites import sequential
+from pymm.suites.declaration import COLUMNS, Experiment
+from pymm.suites.lines import Row, Scribe, named
+from pymm.suites.steps import Pace, Step
+from pymm.suites.verdict import SOUND, Verdict
+from pymm.worker import Reply, Request, Worker, WorkerFailed, time_limit
+
+#: Functions of the child that measure, by what an experiment's figures are; else `compare`.
+ACTIONS = {
+    "journeys": "pymm.suites.journeys:measure",
+    "counts": "pymm.suites.counts:measure",
+}
+
+#: Rounds at most where the time decides.
+ROUNDS = 31
+
+#: Seconds of a request besides what its configurations may take.
+REQUEST_SECONDS = 60.0
+
+@dataclass
+class Run:
+    """Steps of one device. `slowest` is how long a single run of a contestant may take, `deadline`
+    the monotonic time after which no step is begun.
+    """
+
+    worker: Worker
+    scribe: Scribe
+    csv: Path | None = None
+    slowest: float = 1.0
+    deadline: float = math.inf
+    console: Console = field(default_factory=Console)
+    verdict: Verdict = field(default_factory=Verdict)
+
+    def __post_init__(self) -> None:
+        self.device = self.scribe.device
+        self.pace = Pace(self.device)
+
+    def absences(self, suite: str, sentences: Sequence[str]) -> None:
+        """Say and write what the device cannot have."""
+        known = whole(self.csv) if self.csv else {}
+        for sentence in sentences:
+            self.say(f"left out: {sentence}")
+            row = self.scribe.absence(suite, sentence) | {"of": 1}
+            self.verdict.take([row])
+            if self.csv and row["step"] not in known:
+                append(self.csv, COLUMNS, [row])
+
+    def run(self, steps: Sequence[Step], stop: Stop) -> None:
+        """Measure the steps that the file does not have yet."""
+        known = whole(self.csv) if self.csv else {}
+        for step in steps:
+            self.verdict.take(known.get(step.digest, []))
+        waiting = [step for step in steps if step.digest not in known]
+        if len(waiting) < len(steps):
+            self.say(f"{len(steps) - len(waiting)} of {len(steps)} steps are in {self.csv} already")
+        self._compile(waiting)
+        with tempfile.TemporaryDirectory(prefix="pymm-sequential-") as folder:
+            standards = self._standards(waiting, Path(folder), stop)
+            with Progress(console=self.console, disable=not self.console.is_terminal) as progress:
+                bar = progress.add_task(self.device.name, total=len(waiting))
+                for step in waiting:
+                    if stop() or time.monotonic() > self.deadline:
+                        self.verdict.left += 1
+                        continue
+                    progress.update(bar, description=f"{step.experiment.name} {step.problem.slug}")
+                    self._step(step, standards.get(step.problem))
+                    progress.advance(bar)
+
+    def _compile(self, steps: Sequence[Step]) -> None:
+        """Everything, before anything is measured: compilers take cores from what is. What fails
+        fails again, and is told, where it is measured.
+        """
+        texts = [
+            render(config, step.problem)
+            for step in steps
+            if step.experiment.figures != "counts"
+            for config in step.configs
+            if self._fits(step, config)
+        ]
+        if texts:
+            with Precompiler(self.worker.compiler, compilers_beside(self.device)) as pool:
+                wait([pool.submit(text) for text in texts])
+
+    def _standards(
+        self, steps: Sequence[Step], folder: Path, stop: Stop
+    ) -> dict[Problem, tuple[Path, float]]:
+        """Results and times of the sequential products that are wanted and affordable."""
+        wanted = {step.problem for step in steps if step.beside_sequential}
+        if not wanted or stop():
+            return {}
+        self.say(f"{len(wanted)} sequential products, on one thread each")
+        try:
+            return sequential.produce(list(wanted), folder)
+        except (WorkerFailed, NoDevice) as failure:
+            self.absences(steps[0].experiment.name, [f"no sequential products: {failure}"])
+            return {}
+
+    def _fits(self, step: Step, config: object) -> bool:
+        return any(
+            self.pace.seconds(contestant, step.problem) <= self.slowest
+            for contestant in step.contestants
+            if contestant.config == config
+        )
+
+    def _step(self, step: Step, standard: tuple[Path, float] | None) -> None:
+        slow = {c: s for c in step.contestants
+                if (s := self.pace.seconds(c, step.problem)) > self.slowest}  # fmt: skip
+        if step.experiment.figures == "counts":
+            slow = {}
+        rows = [
+            self.scribe.without(step, who, f"one run would take {engineering(seconds)}, "
+                                f"{engineering(self.slowest)} are allowed")
+            for who, seconds in slow.items()
+        ]  # fmt: skip
+        rest = tuple(c for c in step.contestants if c not in slow)
+        if rest:
+            few = replace(step, contestants=rest)
+            reply = self._ask(few, standard)
+            for trial in reply.trials:
+                self.pace.learn(trial.config, step.problem, trial.seconds)
+            found = self.scribe.rows(few, reply, standard[1] if standard else None)
+            rows += [{**row, "step": step.digest} for row in found]
+            if few.experiment.figures != "counts":
+                self._show(few, found)
+        rows = [{**row, "of": len(rows)} for row in rows]
+        self.verdict.take(rows)
+        if self.csv:
+            append(self.csv, COLUMNS, rows)
+        if standard:
+            standard[0].unlink(missing_ok=True)
+
+    def _ask(self, step: Step, standard: tuple[Path, float] | None) -> Reply:
+        e, action, arguments = step.experiment, "compare", ()
+        if e.figures in ACTIONS:
+            action, arguments = ACTIONS[e.figures], e.transfers
+        elif standard:
+            action, arguments = f"{sequential.__name__}:measure", (str(standard[0]),)
+        request = Request(
+            action, step.problem, step.configs, rounds=e.runs or ROUNDS, quick=True,
+            against_others=e.libraries, budget=math.inf if e.runs else e.seconds,
+            arguments=arguments,
+        )  # fmt: skip
+        each = time_limit(step.problem, self.device, quick=True)
+        reply = self.worker.ask(request, len(step.configs) * each + REQUEST_SECONDS)
+        if reply.outcome == "ok" and reply.trials:
+            return reply
+        detail = reply.detail or "no answer"
+        failed = [Trial(step.problem, c, reply.outcome, detail=detail) for c in step.configs]
+        return replace(reply, trials=tuple(failed))
+
+    def _show(self, step: Step, rows: Sequence[Row]) -> None:
+        """One line for a step: the kernels' times, and what failed."""
+        told = []
+        for row in rows:
+            if row.get("quantity") == "kernel":
+                seconds = float(row["seconds"]) if row.get("seconds") else math.nan
+                says = engineering(seconds) if seconds > 0 else f"{row['outcome']}"
+                told.append(f"{short(row)} {says}")
+        self.say(f"{step.experiment.name} {step.problem.slug}: {', '.join(told)}")
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def short(row: Row) -> str:
+    """A contestant in a line: its number and what the suite gave it, else its name."""
+    if not row.get("config"):
+        return str(row["name"])
+    number = str(row["name"])[:2]
+    return f"{number} {row['config'].split('-', 1)[1]}" if row["variant"] == "fixed" else (
+        f"{number} {row['variant']}")  # fmt: skip
+
+
+def whole(path: Path) -> dict[str, list[Row]]:
+    """The steps of which a file has all rows, and none that failed. A half-written last line, as a
+    killed run leaves it, is cut off. `ValueError` for another file.
+    """
+    if not begun(path, COLUMNS):
+        return {}
+    mend(path)
+    found: dict[str, list[Row]] = {}
+    with open(path, encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            found.setdefault(row["step"], []).append(row)
+    kept = {}
+    for step, rows in found.items():
+        wanted = int(rows[-1]["of"] or 0)
+        last = rows[-wanted:]
+        if len(last) == wanted and all(row["outcome"] in SOUND for row in last):
+            kept[step] = last
+    return kept
+
+
+def describe(
+    run: Run, experiment: Experiment, steps: Sequence[Step], say: Callable[[str], None]
+) -> float:
+    """Say what an experiment would do; seconds that it would take."""
+    seconds = 0.0
+    for step in steps:
+        rest = tuple(c for c in step.contestants
+                     if run.pace.seconds(c, step.problem) <= run.slowest)  # fmt: skip
+        few = replace(step, contestants=rest if experiment.figures != "counts" else
+                      step.contestants)  # fmt: skip
+        seconds += run.pace.of_step(few)
+    names = ", ".join(dict.fromkeys(short(named(c)) for s in steps for c in s.contestants))
+    say(f"{experiment.name}: {experiment.title}")
+    say(f"  {len(steps)} products, contestants {names}; about {seconds:.0f} s")
+    return seconds
+
