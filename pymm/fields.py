@@ -75,11 +75,12 @@ class Field:
 
 def normal(problem: Problem, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Standard normal A, B and C as stored. Numbers of random bits also draw the power that real
-    data draw: a GPU multiplies zeros at higher clocks.
+    data draw: a GPU multiplies zeros at higher clocks. Of a symmetric product A and B are the same.
     """
     generator = np.random.default_rng(seed)
     reals = (problem.numpy_dtype, problem.numpy_dtype, problem.out_dtype)
-    return tuple(
+    a, b, c = (
         generator.standard_normal(shape, np.float32).astype(real)
         for shape, real in zip(stored_shapes(problem), reals, strict=True)
     )
+    return (a, a if problem.symmetric else b, c)

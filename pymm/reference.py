@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from pymm.problem import HALVES, Problem, dtype_name
+from pymm.symmetry import mirrored
 
 #: Unit roundoff of a sum: for round-to-nearest half the distance from 1 to the next number.
 #:
@@ -73,12 +74,13 @@ def product(
 ) -> np.ndarray:
     """`alpha op(A) op(B) + beta C` in float64, with alpha and beta first rounded to the problem's
     type, as a kernel gets them. `a` and `b` are the stored matrices; C is not read if beta = 0.
+    Of a symmetric one the half that kernels read stands for both, and both are in the result.
     """
     left, right = oriented(problem, a.astype(np.float64), b.astype(np.float64))
     alpha, beta = (float(problem.scalar_dtype.type(x)) for x in (alpha, beta))
     result = alpha * (left @ right)
     if beta != 0:
-        result += beta * np.asarray(c, np.float64)
+        result += beta * mirrored(np.asarray(c, np.float64), problem)
     return result
 
 
@@ -104,7 +106,8 @@ def error_bound(
     factors = [float(problem.scalar_dtype.type(x)) for x in (alpha, beta)]
     alpha, beta = map(abs, factors)
     terms = alpha * (left @ right)
-    sums = beta * np.abs(np.asarray(c, np.float64)) if beta != 0 else 0.0
+    given = mirrored(np.asarray(c, np.float64), problem) if beta != 0 else np.zeros(())
+    sums = beta * np.abs(given)
     rounding = ROUNDING.get(problem.dtype, 0.0)
     bound = (terms * (1 + rounding) + sums) * gamma(problem.k + 2, problem.dtype)
     if rounding:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from pymm.fields import NUMBER, POISON, Field, normal, stored_shapes
 from pymm.kernels import Config
 from pymm.problem import Problem
 from pymm.source import Source, render
+from pymm.symmetry import mirrored, other_half
 
 #: Up to this many operations every element is compared with the float64 product (a second of one
 #: core); above it rows and columns are, and Freivalds' check looks at the rest.
@@ -56,8 +57,7 @@ class Verifier:
         if problem.empty:
             raise ValueError(f"{problem.slug} has no element to compute or to verify")
         self.backend, self.problem, self.seed = backend, problem, seed
-        shapes = zip(stored_shapes(problem), _reals(problem), strict=True)
-        self.fields = [Field(backend, real, shape) for shape, real in shapes]
+        self.fields = _fields(backend, problem)
         self._a, self._b, _ = normal(problem, seed)
         self.fields[0].write(self._a)
         self.fields[1].write(self._b)
@@ -105,8 +105,9 @@ class Verifier:
         executable.bind(self.problem, 1.0, a.matrix, b.matrix, 0.0, c.matrix)()
         self.backend.synchronize()
         values, touched = c.read()
-        if touched:
-            return Finding(np.inf, f"writes {touched}")
+        if wrong := _stray(touched, values, self.problem):
+            return wrong
+        values = mirrored(values, self.problem)
         if self._small:
             return compare(values, *self._full)
         for pick, expected, bound in self._lines:
@@ -127,7 +128,7 @@ class Verifier:
         rows = np.unique(np.r_[0, p.m - 1, generator.integers(0, p.m, LINES)])
         columns = np.unique(np.r_[0, p.n - 1, generator.integers(0, p.n, LINES)])
         left, right = reference.oriented(p, self._a, self._b)
-        plain = replace(p, trans_a=False, trans_b=False)
+        plain = replace(p, trans_a=False, trans_b=False, op="gemm")
         lines = []
         for pick, a, b in (
             ((slice(None), rows), left[:, rows], right),
@@ -143,7 +144,8 @@ class Verifier:
         p, generator = self.problem, np.random.default_rng(self.seed + 2)
         shapes = stored_shapes(p)[:2]
         a, b = reference.exact_operands(p, shapes, generator)
-        fields = [Field(self.backend, p.numpy_dtype, shape) for shape in shapes]
+        b = a if p.symmetric else b
+        fields = _fields(self.backend, p)[:2]
         for field, values in zip(fields, (a, b), strict=True):
             field.write(values)
         left, right = reference.oriented(p, a.astype(np.float64), b.astype(np.float64))
@@ -157,8 +159,9 @@ class Verifier:
         executable.bind(self.problem, 1.0, a.matrix, b.matrix, 0.0, c.matrix)()
         self.backend.synchronize()
         values, touched = c.read()
-        if touched:
-            return Finding(np.inf, f"writes {touched}")
+        if wrong := _stray(touched, values, self.problem):
+            return wrong
+        values = mirrored(values, self.problem)
         block = max(1, 2**22 // max(1, self.problem.n))  # 32 MiB of float64 at a time
         for batch in range(self.problem.batch):
             for row in range(0, self.problem.m, block):
@@ -177,13 +180,9 @@ class _Hard:
     def __init__(self, backend: Backend, problem: Problem, seed: int) -> None:
         self.backend, self.problem = backend, problem
         self.values = normal(problem, seed)
-        shapes = stored_shapes(problem)
         gaps = (3, 5, 7)  # odd, so that no row but the first is aligned
         arounds = (POISON, POISON, NUMBER)
-        self.fields = [
-            Field(backend, *description)
-            for description in zip(_reals(problem), shapes, gaps, arounds, strict=True)
-        ]
+        self.fields = _fields(backend, problem, gaps, arounds)
         for field, values in zip(self.fields, self.values, strict=True):
             field.write(values)
         arguments = (problem, *self.values, HARD_ALPHA, HARD_BETA)
@@ -197,9 +196,37 @@ class _Hard:
         bound()
         self.backend.synchronize()
         got, touched = c.read()
-        if touched:
-            return Finding(np.inf, f"writes {touched}")
-        return compare(got, self.expected, self.bound)
+        if wrong := _stray(touched, got, self.problem, self.values[2]):
+            return wrong
+        return compare(mirrored(got, self.problem), self.expected, self.bound)
+
+
+def _fields(
+    backend: Backend,
+    problem: Problem,
+    gaps: tuple[int, int, int] = (0, 0, 0),
+    arounds: tuple[int, int, int] = (POISON, POISON, POISON),
+) -> list[Field]:
+    """Room for A, B and C; of a symmetric product A and B are one."""
+    described = zip(_reals(problem), stored_shapes(problem), gaps, arounds, strict=True)
+    a, b, c = (partial(Field, backend, *details) for details in described)
+    first = a()
+    return [first, first if problem.symmetric else b(), c()]
+
+
+def _stray(
+    touched: str, values: np.ndarray, problem: Problem, before: np.ndarray | None = None
+) -> Finding | None:
+    """What was written where it should not be: around C, or in the half that is not computed, which
+    held `before`, or else poison.
+    """
+    if touched:
+        return Finding(np.inf, f"writes {touched}")
+    if before is None:
+        poison = np.full(values.itemsize, POISON, np.uint8).view(values.dtype)
+        before = np.broadcast_to(poison, values.shape)
+    wrong = other_half(values, before, problem)
+    return Finding(np.inf, wrong) if wrong else None
 
 
 def _reals(problem: Problem) -> tuple[np.dtype, ...]:
@@ -209,12 +236,14 @@ def _reals(problem: Problem) -> tuple[np.dtype, ...]:
 
 def hard_problem(config: Config, problem: Problem) -> Problem:
     """A small problem of the same kind with partial tiles on every side: MB + 1 rows, NB - 1
-    columns, depth KB + 3 (for a split product that of every part).
+    columns (of a square the larger of both), depth KB + 3 (for a split product that of every part).
     """
     tile = config.as_dict()
-    n = max(tile.get("NB", 32) - 1, 1)
+    m, n = tile.get("MB", 32) + 1, max(tile.get("NB", 32) - 1, 1)
+    if problem.symmetric:
+        m = n = max(m, n)
     k = tile["KB"] * tile.get("SPLIT", 1) + 3 if "KB" in tile else HARD_DEPTH
-    return replace(problem, m=tile.get("MB", 32) + 1, n=n, k=k, batch=1)
+    return replace(problem, m=m, n=n, k=k, batch=1)
 
 
 def compare(values: np.ndarray, expected: np.ndarray, bound: np.ndarray) -> Finding:
