@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from pymm.device import Device
 from pymm.kernels import Config
+from pymm.kernels.split import tiles_in
 from pymm.problem import Problem
 
 #: Seconds, measured on an H200: an event-timed empty kernel, one more launch behind it, from a load
@@ -76,7 +77,7 @@ def predicted_seconds(config: Config, problem: Problem, device: Device) -> float
     """Seconds that `config` should take for `problem` on `device`, a GPU. Never fails, never 0."""
     shape, kernel = Shape.of(config, problem), config.kernel
     size, clock = problem.numpy_dtype.itemsize, device.clock_hz or CLOCK
-    tiles = math.ceil(problem.m / shape.mb) * math.ceil(problem.n / shape.nb)
+    tiles = tiles_in(problem, shape.mb, shape.nb)
     units = tiles * shape.parts * problem.batch
     on_one = math.ceil(units / device.sms)
     resident = min(_resident(config, problem, device, shape), on_one)
@@ -204,15 +205,19 @@ def _memory_bytes(
     per_wave = (rows * shape.mb + columns * shape.nb) * depth * size
     again = per_wave * (units / wave)
     held = (device.l2_bytes or L2 * device.sms) / 2
-    inputs = (problem.m + problem.n) * problem.k * size * problem.batch
+    lines = problem.m if problem.symmetric else problem.m + problem.n
+    inputs = lines * problem.k * size * problem.batch
     return least if inputs <= held else max(least, min(again, 8 * least))
 
 
 def _extra_seconds(
     config: Config, problem: Problem, device: Device, shape: Shape, tiles: int, clock: float
 ) -> float:
-    """Parts of k added up, operands copied ahead."""
+    """Parts of k added up, operands copied ahead, one half of C mirrored into the other."""
     seconds, hopper = 0.0, config.kernel.hopper
+    if problem.fill == "full":
+        moved = problem.elements * problem.out_dtype.itemsize * problem.batch
+        seconds += NEXT_LAUNCH + LATENCY + moved / (COPY * _bandwidth(device))
     sums = problem.scalar_dtype.itemsize
     if shape.parts > 1:
         elements = tiles * shape.mb * shape.nb * problem.batch * shape.parts

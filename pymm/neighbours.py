@@ -15,8 +15,11 @@ from pymm.problem import Problem
 from pymm.records import Record
 
 #: Extra distance for an operand that is stored the other way round, for a type of the same size,
-#: and for each factor of two between the alignments of rows; a factor of e in one extent is 1.
+#: and for each factor of two between the alignments of rows; a factor of e in one extent is 1. And
+#: for another part of a symmetric C, and for all of C: with twice the tiles, as many as a C of 1.4
+#: times its extents has.
 TURNED, OTHER_TYPE, MISALIGNED = 0.4, 0.2, 0.1
+OTHER_FILL, WHOLE = 0.1, 0.5
 
 #: Types whose products take the same tiles: what is tuned for one serves the others.
 ALIKE = ({"f16", "bf16", "f16_f32", "bf16_f32"},)
@@ -32,11 +35,11 @@ MOST_CORRECTION = 1.6
 
 
 def akin(problem: Problem, tuned: Problem) -> bool:
-    """Whether a configuration tuned for one may serve the other at all: same operation, same type
-    or one alike.
+    """Whether a configuration tuned for one may serve the other at all: same type or one alike, and
+    what is tuned for a symmetric C is for nothing else.
     """
     same = problem.dtype == tuned.dtype or any({problem.dtype, tuned.dtype} <= s for s in ALIKE)
-    return same and problem.op == tuned.op
+    return same and (problem.symmetric or not tuned.symmetric)
 
 
 def distance(problem: Problem, tuned: Problem) -> float:
@@ -46,7 +49,10 @@ def distance(problem: Problem, tuned: Problem) -> float:
     turned = (problem.trans_a != tuned.trans_a) + (problem.trans_b != tuned.trans_b)
     other = problem.dtype != tuned.dtype
     pieces = abs(math.log2(problem.alignment / tuned.alignment))
-    return apart(problem, tuned) + TURNED * turned + OTHER_TYPE * other + MISALIGNED * pieces
+    extra = TURNED * turned + OTHER_TYPE * other + MISALIGNED * pieces
+    if problem.op != tuned.op:
+        extra += OTHER_FILL if tuned.symmetric else WHOLE
+    return apart(problem, tuned) + extra
 
 
 def apart(problem: Problem, tuned: Problem) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pymm.problem import DTYPES, Problem
+from pymm.problem import DTYPES, FILLS, Problem
 from pymm.search import SAMPLERS
 from pymm.shapes import parse_shapes
 
@@ -23,6 +23,8 @@ examples:
       shapes from a file with the columns m, n, k; every kernel; two GPUs
   python -m pymm.tune --shapes large,small,odd,rank-k,skinny --checks quick --budget 300
       every shape of the classes, a few seconds each
+  python -m pymm.tune --op syrk --shapes 2048,8192x8192x64 --dtypes f64 --transposes TN
+      A^T A for A of 2048 x 2048 and of 64 x 8192, both halves of it
   python -m pymm.tune --shapes 1024 --dry-run
       only say how many configurations are valid, and what turned the others down
 
@@ -40,11 +42,13 @@ DEFAULT_BUDGET = 240.0
 
 @dataclass(frozen=True)
 class Options:
-    """What to tune, how long, where. `shapes` None: the standard set of the device."""
+    """What to tune, how long, where. `shapes` None: the standard set of the device. `transposes`
+    None: NN, of a symmetric C both layouts that it can have.
+    """
 
     shapes: tuple[tuple[int, int, int], ...] | None = None
     dtypes: tuple[str, ...] = ("f32", "f64")
-    transposes: tuple[str, ...] = ("NN",)
+    transposes: tuple[str, ...] | None = None
     op: str = "gemm"
     kernels: tuple[str, ...] = ()
     trials: int | None = None
@@ -62,12 +66,16 @@ class Options:
     list: bool = False
 
     def problems(self, standard: Sequence[tuple[int, int, int]]) -> list[Problem]:
-        """Every product to tune, small ones first: what they teach serves the large."""
+        """Every product to tune, small ones first: what they teach serves the large. `ValueError`
+        for shapes that the operation does not have.
+        """
+        symmetric = self.op != "gemm"
+        shapes = self.shapes or [s for s in standard if not symmetric or s[0] == s[1]]
         problems = [
             Problem(m, n, k, dtype, layout[0] == "T", layout[1] == "T", op=self.op)
             for dtype in self.dtypes
-            for layout in self.transposes
-            for m, n, k in self.shapes or standard
+            for layout in self.transposes or (("NT", "TN") if symmetric else ("NN",))
+            for m, n, k in shapes
         ]
         return sorted(dict.fromkeys(problems), key=lambda problem: problem.flops)
 
@@ -82,7 +90,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         fields = {
             "shapes": tuple(parse_shapes(given.shapes)) if given.shapes else None,
             "dtypes": _choose(given.dtypes, tuple(DTYPES), "dtype"),
-            "transposes": _choose(given.transposes, ("NN", "NT", "TN", "TT"), "layout"),
+            "transposes": _layouts(given.transposes, given.op),
             "kernels": tuple(given.kernels.split(",")) if given.kernels else (),
             "devices": tuple(map(_device, given.devices.split(","))) if given.devices else (None,),
         }
@@ -97,6 +105,12 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     others = ("op", "trials", "budget", "sampler", "seed", "storage", "output", "csv", "resume",
               "limit", "checks", "dry_run", "list")  # fmt: skip
     return Options(**fields, **{name: getattr(given, name) for name in others})
+
+
+def _layouts(text: str | None, op: str) -> tuple[str, ...] | None:
+    """Layouts by name. `ValueError` for one that the operation does not have."""
+    known = ("NN", "NT", "TN", "TT") if op == "gemm" else ("NT", "TN")
+    return None if text is None else _choose(text, known, f"layout of {op}")
 
 
 def _device(text: str) -> str | int:
@@ -132,7 +146,12 @@ def _add(group: argparse._ArgumentGroup, arguments: dict[str, dict]) -> None:
 
 
 WHAT = {
-    "--op": {"default": "gemm", "choices": ["gemm"], "help": "operation (gemm)"},
+    "--op": {
+        "default": "gemm",
+        "choices": list(FILLS),
+        "help": "gemm, or a product of a matrix and its transpose, layout NT (A A^T) or TN (A^T A): "
+        "syrk (both halves), syrk_lower, syrk_upper (default: gemm)",
+    },
     "--shapes": {
         "action": "append",
         "metavar": "SHAPES",
@@ -141,9 +160,8 @@ WHAT = {
     },
     "--dtypes": {"default": "f32,f64", "help": f"{', '.join(DTYPES)} or all (default: f32,f64)"},
     "--transposes": {
-        "default": "NN",
         "metavar": "LAYOUTS",
-        "help": "NN, NT, TN, TT (A, B transposed) or all (default: NN)",
+        "help": "NN, NT, TN, TT (A, B transposed) or all (default: NN; of syrk NT,TN)",
     },
     "--kernels": {
         "metavar": "KERNELS",

@@ -92,15 +92,20 @@ class Outset:
         return [config for *_, config in found[:NEAR]]
 
     def _alike(self, other: Problem) -> bool:
-        """Same operation and precision: a good tile serves other layouts and types, too."""
-        return (other.op, other.precision) == (self.problem.op, self.problem.precision)
+        """Same precision, and nothing of a symmetric C for another: a good tile serves other
+        layouts and types, too.
+        """
+        if other.symmetric and not self.problem.symmetric:
+            return False
+        return other.precision == self.problem.precision
 
     def _distance(self, other: Problem) -> float:
-        """Same type and layout first, then by the logarithms of the extents."""
+        """Same operation, type and layout first, then by the logarithms of the extents."""
         p = self.problem
         pairs = ((other.m, p.m), (other.n, p.n), (other.k, p.k))
         apart = sum(abs(math.log2(max(x, 1) / max(y, 1))) for x, y in pairs)
-        return apart + 100 * (other.dtype != p.dtype) + 10 * (other.layout != p.layout)
+        apart += 100 * (other.dtype != p.dtype) + 10 * (other.layout != p.layout)
+        return apart + 5 * (other.op != p.op)
 
 
 def prepare(

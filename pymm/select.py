@@ -169,6 +169,8 @@ def _reason(problem: Problem, record: Record, device: Device, changes: str) -> s
         words += f", of layout {tuned.layout}"
     if tuned.dtype != problem.dtype:
         words += f", of type {tuned.dtype}"
+    if tuned.op != problem.op:
+        words += f", of {tuned.op}"
     if changes:
         words += f"; {changes}: re-tune with `{tune_command(problem, device)}`"
     return words
@@ -179,6 +181,7 @@ def tune_command(problem: Problem, device: Device) -> str:
     where = "cpu" if device.kind == "cpu" else str(device.index)
     words = [f"--shapes {problem.m}x{problem.n}x{problem.k}", f"--dtypes {problem.dtype}"]
     words += [] if problem.layout == "NN" else [f"--transposes {problem.layout}"]
+    words += [f"--op {problem.op}"] if problem.symmetric else []
     return " ".join(["python -m pymm.tune", *words, f"--devices {where}"])
 
 
