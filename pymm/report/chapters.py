@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from pymm.report import grids, listing, plots_limits, plots_rates, plots_searches
+from pymm.report.chapters_studies import origins
 from pymm.report.content import Chapter, Report, Table, Tile, rate
 from pymm.report.drawing import Figure, NoPlots
 from pymm.report.facts import (
@@ -32,8 +33,10 @@ OTHER_ARITHMETIC = "tf32x3"
 def report(findings: Findings) -> Report:
     """Everything about one device. A chapter that has nothing to show is left out, and said."""
     notices = list(findings.notices)
-    makers = (glance, beside, ladder, sizes, limits, tuning, accuracy, unseen)
-    made = [maker(findings, notices) for maker in makers]
+    first, last = (glance, beside, ladder, sizes, limits, tuning), (accuracy, unseen)
+    made = [maker(findings, notices) for maker in first]
+    made += origins(findings, lambda maker: drawn(notices, maker))
+    made += [maker(findings, notices) for maker in last]
     chapters = [chapter for chapter in made if not chapter.empty]
     left = [chapter.title for chapter in made if chapter.empty]
     if left:
@@ -179,9 +182,9 @@ def ladder(findings: Findings, notices: list[str]) -> Chapter:
 
 def sizes(findings: Findings, notices: list[str]) -> Chapter:
     """Rates against size."""
-    everything, limit = timed(findings), peaks(findings)
+    everything = [t for t in timed(findings) if t.row.kind in ("classes", "bench")]
+    limit = peaks(findings)
     figures = drawn(notices, plots_rates.curves, everything, limit)
-    figures += drawn(notices, plots_rates.saw_tooth, everything)
     words = "Square products, row-major operands, of every file that was read."
     return Chapter("sizes", "Rate against size", words, figures)
 

@@ -98,12 +98,15 @@ def class_rows(findings: Findings) -> list[Row]:
 
 
 def bench_rows(findings: Findings) -> list[Row]:
-    """Rows of `python -m pymm.bench`, the last of each kernel and variant."""
-    names = ("suite", "dtype", "layout", "m", "n", "k", "name", "variant", "config", "run")
-    rows = [row for row in findings.of("bench") if not row.text("suite")]
-    tuned = [row for row in rows if row.text("variant") != "default"]
-    keys = tuple(name for name in names if name != "config")
-    return latest((r for r in rows if r.text("variant") == "default"), keys) + latest(tuned, keys)
+    """Rows of `python -m pymm.bench --shapes`, the last of each kernel and variant."""
+    names = ("dtype", "layout", "m", "n", "k", "name", "variant")
+    return latest(findings.of("bench"), names)
+
+
+def suite_rows(findings: Findings) -> list[Row]:
+    """Rows of every suite, the last of each figure."""
+    names = ("suite", "step", "name", "variant", "config", "quantity", "transfer")
+    return latest(findings.of("suites"), names)
 
 
 def timed(findings: Findings) -> list[Timed]:
@@ -116,9 +119,10 @@ def timed(findings: Findings) -> list[Timed]:
             if column and column.endswith("_us") and value and row.number(column) > 0:
                 seconds = row.number(column) * 1e-6
                 found.append(_timed(row, column.removesuffix("_us"), "", "", seconds))
-    for row in bench_rows(findings):
-        if row.sound:
-            name = row.text("name")
+    kernels = [row for row in suite_rows(findings) if row.text("quantity") == "kernel"]
+    for row in (*bench_rows(findings), *kernels):
+        name = row.text("name")
+        if row.sound and name != "sequential":
             who = OWN if name[:1].isdigit() else name
             found.append(_timed(row, who, name, row.text("variant"), row.seconds))
     return found

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pymm.report.content import significant
+from pymm.report.content import rate
 from pymm.report.drawing import Figure, colour, decades, draw, series
 from pymm.report.facts import OWN, RIVALS, Timed
 from pymm.report.reading import Row
 
 #: Shortest product whose power is told: that of a shorter one is the flush's as much as its own.
 SECONDS = 0.2e-3
+
+#: Points of one contestant that lie closer than a decade over it are drawn as one.
+GRAIN = 60
+
+Point = tuple[float, float, str]
 
 
 def tidy(axes: Any) -> None:
@@ -40,7 +45,7 @@ def _roofline(at: Sequence[Timed], dtype: str, peak: float, bandwidth: float) ->
     """Two roofs: the peak, and intensity times bandwidth (S. Williams, A. Waterman, D. Patterson,
     Roofline: an insightful visual performance model, CACM 52(4), 2009).
     """
-    points = [(t.problem.flops / t.problem.bytes, t.gflops, t.who) for t in at]
+    points = apart([(t.problem.flops / t.problem.bytes, t.gflops, t.who) for t in at])
     left, right = min(p[0] for p in points) / 2, max(p[0] for p in points) * 2
 
     def plot(figure: Any, axes: Any) -> None:
@@ -81,12 +86,20 @@ def _roofline(at: Sequence[Timed], dtype: str, peak: float, bandwidth: float) ->
         figure.legend(loc="outside lower center", ncols=3)
 
     memory = f" and {bandwidth / 1e12:.3g} TB/s" if bandwidth else ""
-    roof = f"{significant(peak / 1e3)} TFLOP/s{memory}"
+    roof = f"{rate(peak)}{memory}"
     words = (
         f"Every measured kernel, {dtype}, under the roof of {roof}; bytes: A and B read once, C "
         "written once."
     )
     return draw(f"roofline-{dtype}", f"Roofline, {dtype}", words, plot)
+
+
+def apart(points: Iterable[Point]) -> list[Point]:
+    """Of points that could not be told from each other in the drawing, one."""
+    places = {}
+    for x, y, who in points:
+        places[round(GRAIN * math.log10(x)), round(GRAIN * math.log10(y)), who] = x, y, who
+    return list(places.values())
 
 
 def energy(rows: Sequence[Row]) -> list[Figure]:

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pymm.report.drawing import HEIGHT, Figure, colour, draw, series
+from pymm.report.curves import Axes, figure, scaled
+from pymm.report.drawing import Figure, colour, draw
 from pymm.report.facts import OWN, RIVALS, Extreme, Timed, written
+from pymm.report.studies import CHOICE, Curves, ordered
 
 #: Fewer sizes than this make no curve.
 CURVE = 3
-
-#: What `matmul` runs, as a curve is called.
-CHOICE = "pymm's choice"
-
-#: Sizes whose remainders a saw tooth shows.
-TEETH = range(1000, 1101)
 
 
 def glance(extremes: Sequence[Extreme], device: str) -> list[Figure]:
@@ -116,95 +112,28 @@ def _ladder(at: Sequence[Timed], n: int, dtype: str, peak: float | None) -> Figu
 
 
 def curves(everything: Sequence[Timed], peaks: dict[str, float]) -> list[Figure]:
-    """Rate of squares against N, type by type: each rung, the libraries, the limit."""
+    """Rate of squares against N, type by type: what `matmul` chooses, each rung's best, the
+    libraries, the limit.
+    """
     found = []
     squares = [t for t in everything if t.square and t.problem.layout == "NN"]
     for dtype in dict.fromkeys(t.problem.dtype for t in squares):
         lines = _lines([t for t in squares if t.problem.dtype == dtype])
         lines = {name: line for name, line in lines.items() if len(line) >= CURVE}
-        if any(name not in map(written, RIVALS) for name in lines):
-            found.append(_curves(lines, dtype, peaks.get(dtype)))
+        if not any(name not in map(written, RIVALS) for name in lines):
+            continue
+        lines, unit, scale = scaled(lines)
+        limit = peaks[dtype] / scale if dtype in peaks else None
+        axes = Axes(f"m = n = k, {dtype}", unit, "binary", limit=limit)
+        words = f"Rate of square products, {dtype}; marks beside a curve are sizes with remainders."
+        found.append(figure(f"curve-{dtype}", f"Rate against size, {dtype}", words, lines, axes))
     return found
 
 
-def _lines(squares: Sequence[Timed]) -> dict[str, dict[int, float]]:
-    """GFLOP/s by N: what `matmul` chooses if the classes were measured, each rung's best, and the
-    libraries.
-    """
-    lines: dict[str, dict[int, float]] = {}
+def _lines(squares: Sequence[Timed]) -> Curves:
+    lines: Curves = {}
     for t in squares:
         own = CHOICE if t.row.kind == "classes" else t.rung
         line = lines.setdefault(own if t.who == OWN else written(t.who), {})
         line[t.problem.n] = max(line.get(t.problem.n, 0.0), t.gflops)
-
-    def place(item: tuple[str, object]) -> tuple[int, str]:
-        name = item[0]
-        return (0 if name == CHOICE else 2 if name[:1].isdigit() else 1, name)
-
-    return dict(sorted(lines.items(), key=place))
-
-
-def _curves(lines: dict[str, dict[int, float]], dtype: str, peak: float | None) -> Figure:
-    top = max(max(line.values()) for line in lines.values())
-    scale, unit = (1e3, "TFLOP/s") if top >= 1e3 else (1.0, "GFLOP/s")
-
-    def plot(figure: Any, axes: Any) -> None:
-        for number, (name, line) in enumerate(lines.items()):
-            dense = len(line) > 25
-            style = series(number) | ({"marker": ""} if dense else {})
-            points = sorted(line.items())
-            axes.plot([n for n, _ in points], [y / scale for _, y in points], label=name, **style)
-        if peak:
-            axes.axhline(peak / scale, color=colour("ink"), linestyle="--", linewidth=1.2)
-            axes.annotate(
-                "limit",
-                (1, peak / scale),
-                xycoords=("axes fraction", "data"),
-                va="top",
-                ha="right",
-                textcoords="offset points",
-                xytext=(0, -2),
-            )
-        extents = sorted({n for line in lines.values() for n in line})
-        if extents[-1] > 8 * extents[0]:
-            axes.set_xscale("log", base=2)
-            ticks = [n for n in (2**e for e in range(20)) if extents[0] <= n <= extents[-1]]
-            axes.set_xticks(ticks, [str(n) for n in ticks])
-            axes.minorticks_off()
-        axes.set(xlabel=f"m = n = k, {dtype}", ylabel=unit, ylim=(0, None))
-        figure.legend(loc="outside lower center", ncols=3)
-
-    words = f"Rate of square products against their size, {dtype}, with the device's limit."
-    height = HEIGHT + 14 * ((len(lines) - 1) // 3)
-    return draw(f"curve-{dtype}", f"Rate against size, {dtype}", words, plot, height)
-
-
-def saw_tooth(everything: Sequence[Timed]) -> list[Figure]:
-    """Every N from 1000 to 1100: what remainders of tiles cost."""
-    found = []
-    at = [t for t in everything if t.square and t.problem.n in TEETH]
-    for dtype in dict.fromkeys(t.problem.dtype for t in at):
-        lines = _lines([t for t in at if t.problem.dtype == dtype])
-        lines = {name: line for name, line in lines.items() if len(line) > 20}
-        if lines:
-            found.append(_saw_tooth(lines, dtype))
-    return found
-
-
-def _saw_tooth(lines: dict[str, dict[int, float]], dtype: str) -> Figure:
-    def plot(figure: Any, axes: Any) -> None:
-        for number, (name, line) in enumerate(lines.items()):
-            points = sorted(line.items())
-            axes.plot(
-                [n for n, _ in points],
-                [y for _, y in points],
-                label=name,
-                **(series(number) | {"marker": "", "linewidth": 1.2}),
-            )
-        axes.set_xticks(range(1000, 1101, 32), [str(n) for n in range(1000, 1101, 32)])
-        axes.set(xlabel=f"m = n = k, {dtype}", ylabel="GFLOP/s", ylim=(0, None))
-        figure.legend(loc="outside lower center", ncols=3)
-
-    words = f"Rate at every size from 1000 to 1100, {dtype}: what a tile's remainder costs."
-    height = HEIGHT + 14 * ((len(lines) - 1) // 3)
-    return draw(f"teeth-{dtype}", f"Remainders, {dtype}", words, plot, height)
+    return ordered(lines)

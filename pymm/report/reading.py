@@ -14,9 +14,11 @@ from pymm import bench, contest, journal, store
 from pymm.device import Device
 from pymm.problem import Problem
 from pymm.records import Record, StoreError
+from pymm.suites import declaration
 
 #: What a CSV holds, by columns that no other kind has together; the first that fits counts.
 KINDS: dict[str, frozenset[str]] = {
+    "suites": frozenset({"suite", "step", "quantity", "name", "m", "n", "k", "outcome"}),
     "trials": frozenset({"problem", "kernel", "config", "role", "outcome"}),
     "classes": frozenset({"class", "dtype", "layout", "m", "n", "k", "kernel", "us"}),
     "unseen": frozenset({"dtype", "m", "n", "k", "chosen_us", "of_fastest"}),
@@ -25,6 +27,7 @@ KINDS: dict[str, frozenset[str]] = {
 
 #: Newest schema of each kind that this module knows, and its columns.
 SCHEMAS = {
+    "suites": (declaration.SCHEMA, declaration.COLUMNS),
     "trials": (journal.SCHEMA, journal.COLUMNS),
     "classes": (contest.SCHEMA, contest.COLUMNS),
     "bench": (bench.SCHEMA, bench.COLUMNS),
