@@ -103,7 +103,7 @@ def matmul(
             replay.keep(key, result_maker(call.a, call.shape, call.out_dtype))
             key = replay.key_of(a, b, ready.result, c, options)
         if key is not None:
-            replay.keep(key, ready.steps[0])
+            replay.keep(key, ready.steps[0], ready.moved, ready.spans)
     scalar = out is None and call.on_host and not call.shape
     return ready.result[()] if scalar else ready.result
 

@@ -66,6 +66,17 @@ def bind(
     return launch
 
 
+def mover(product: Product, launch: Callable[[], None]) -> Callable[..., Any] | None:
+    """What makes `launch` for other addresses of a, b and the result, equal to those that it was
+    bound to modulo 128: a call, or None if it must be bound anew. None if a backend has no such
+    thing, or for a product of several launches.
+    """
+    moved = getattr(launch, "moved", None)
+    if moved is None or not product.swapped:
+        return moved
+    return lambda a, b, out: moved(b, a, out)
+
+
 def alignment(problem: Problem, matrices: Sequence[Matrix]) -> int:
     """Bytes, at most 16, that every row of `matrices` starts at a multiple of, its length counted
     in: a kernel may then move rows in whole pieces of that size.

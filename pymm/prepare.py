@@ -12,7 +12,7 @@ from pymm.backends import open_device
 from pymm.backends.base import Backend
 from pymm.call import Call
 from pymm.choose import choose
-from pymm.launch import bind
+from pymm.launch import bind, mover
 from pymm.product import Product, arrange
 from pymm.routes import Across, InPlace, OnDevice, Route
 from pymm.select import Choice
@@ -22,7 +22,9 @@ from pymm.transfer import Way
 @dataclass(frozen=True)
 class Ready:
     """A call that can be run any number of times: `steps` in their order leave the product in
-    `result`. `choice` is None for an empty product, which has no steps.
+    `result`. `choice` is None for an empty product, which has no steps. `moved` makes its one step
+    for operands of the same forms elsewhere (`pymm.launch.mover`); `spans` are the bytes that a, b
+    and the result take.
     """
 
     product: Product
@@ -30,6 +32,8 @@ class Ready:
     steps: tuple[Callable[[], None], ...]
     result: Any
     kept: tuple[Any, ...] = ()
+    moved: Callable[..., Any] | None = None
+    spans: tuple[tuple[int, int], ...] = ()
 
     @property
     def in_place(self) -> bool:
@@ -84,7 +88,7 @@ def find_route(backend: Backend, call: Call, transfer: str | None = None) -> Rou
 
 def find_product(call: Call, route: Route) -> Product:
     """The launches of a call by this route."""
-    return arrange(*route.forms, call.trans_a, call.trans_b, call.kind)
+    return arrange(*route.forms, call.trans_a, call.trans_b, call.kind, call.op)
 
 
 def prepare(
@@ -110,4 +114,6 @@ def prepare(
     scalars = (call.alpha, call.beta)
     launch = bind(backend, choice.config, product, opened.addresses, scalars, opened.stream)
     steps = (*opened.before, launch, *opened.after)
-    return Ready(product, choice, steps, opened.result, opened.kept)
+    moved = mover(product, launch) if len(steps) == 1 else None
+    spans = tuple(form.bounds for form in route.forms)
+    return Ready(product, choice, steps, opened.result, opened.kept, moved, spans)

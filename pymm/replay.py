@@ -1,5 +1,6 @@
 """Calls that were made before: the bound launch of a product whose operands stand where they stood,
-so that making it again costs a dictionary lookup.
+so that making it again costs a dictionary lookup; and of one whose operands have the same forms and
+stand elsewhere, which costs new addresses in its arguments.
 """
 
 from __future__ import annotations
@@ -23,8 +24,24 @@ MAX_KEPT = 4096
 #: A launch, and the generation of tuned configurations that its own was chosen from. Whatever can
 #: make a call fail is part of its key, so a hit needs no checks; no entry keeps an operand alive.
 _kept: dict[tuple, tuple[Callable[[], Any], int]] = {}
+
+#: Forms kept, and what addresses may differ by: rows that started at multiples of 128 bytes, or of
+#: whatever a kernel was compiled for, do so again.
+MAX_FORMS, SAME = 1024, 128
+
+#: By the forms of a, b and out: what makes a launch for other addresses, the bytes that the three
+#: take from there, and the generation.
+Span = tuple[int, int]
+_forms: dict[tuple, tuple[Callable[..., Any], tuple[Span, ...], int]] = {}
+
+
+def _forget() -> None:
+    _kept.clear()
+    _forms.clear()
+
+
 if hasattr(os, "register_at_fork"):  # a child has none of its parent's devices
-    os.register_at_fork(after_in_child=_kept.clear)
+    os.register_at_fork(after_in_child=_forget)
 
 
 def key_of(a: Any, b: Any, out: Any, c: Any, options: tuple) -> tuple | None:
@@ -40,11 +57,13 @@ def key_of(a: Any, b: Any, out: Any, c: Any, options: tuple) -> tuple | None:
     w = _mark(c) if c is not None else ()
     if x is None or y is None or z is None or w is None:
         return None
+    if out is None:  # the result's form depends on theirs alone
+        x, y, w = x[1], y[1], w[1:]
     return (x, y, z, w, options, type(options[0]), type(options[1]))
 
 
-# Place, form and kind of an array: what its library says soonest. The CUDA array interface has it
-# all, and takes PyTorch and CuPy microseconds to make
+# Address, and form and kind of an array: what its library says soonest. The CUDA array interface
+# has it all, and takes PyTorch and CuPy microseconds to make
 
 Mark = tuple | None
 _readers: dict[type, Callable[[Any], Mark]] = {}
@@ -73,8 +92,8 @@ def _reader(kind: type) -> Callable[[Any], Mark]:
 
 
 def _of_numpy(array: np.ndarray) -> Mark:
-    place = array.__array_interface__["data"]
-    return (np.ndarray, place, array.shape, array.strides, array.dtype)
+    address, readonly = array.__array_interface__["data"]
+    return (address, (np.ndarray, readonly, array.shape, array.strides, array.dtype))
 
 
 def _of_torch(torch: Any) -> Callable[[Any], Mark]:
@@ -89,24 +108,24 @@ def _of_torch(torch: Any) -> Callable[[Any], Mark]:
             index = tensor.get_device()
             if index < 0 or tensor.requires_grad:
                 return None
-            place = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+            form = tensor.shape, tensor.stride(), tensor.dtype
+            return (tensor.data_ptr(), (type(tensor), *form, index, stream_of(index)))
         except RuntimeError:  # sparse, or without memory of its own
             return None
-        return (type(tensor), place, index, stream_of(index))
 
     return read
 
 
 def _of_cupy(array: Any) -> Mark:
     memory, stream = array.data, sys.modules["cupy"].cuda.get_current_stream().ptr
-    place = memory.ptr, array.shape, array.strides, array.dtype
-    return (type(array), place, memory.device_id, stream)
+    form = array.shape, array.strides, array.dtype
+    return (memory.ptr, (type(array), *form, memory.device_id, stream))
 
 
 def _of_pycuda(array: Any) -> Mark:
     if array.gpudata is None:
         return None
-    return (type(array), array.ptr, array.shape, array.strides, array.dtype)
+    return (array.ptr, (type(array), array.shape, array.strides, array.dtype))
 
 
 def _of_interface(array: Any) -> Mark:
@@ -118,27 +137,74 @@ def _of_interface(array: Any) -> Mark:
         return None
     place = getattr(getattr(array, "device", None), "id", None)
     form = (told["shape"], told.get("strides"), told["typestr"])
-    return (type(array), told["data"], *form, told.get("stream"), place)
+    address, readonly = told["data"]
+    return (address or 0, (type(array), readonly, *form, told.get("stream"), place))
 
 
 def find(key: tuple) -> Callable[[], Any] | None:
-    """The launch of this call, if it was kept and the choice of its configuration still holds."""
+    """The launch of this call, if it was kept or one of the same forms was, and the choice of its
+    configuration still holds.
+    """
     try:
         entry = _kept.get(key)
     except TypeError:  # a dict as config, an array as alpha: this call is never kept
         return None
     if entry is None:
-        return None
+        return _elsewhere(key) if key[2] else None
     launch, chosen_in = entry
     if generation() == chosen_in:
         return launch
-    _kept.clear()
+    _forget()
     return None
 
 
-def keep(key: tuple, launch: Callable[[], Any]) -> None:
-    """Remember the launch of a call, unless its options cannot be recognised."""
+def _elsewhere(key: tuple) -> Callable[[], Any] | None:
+    """The launch of a call that was made before with operands at other addresses. Everything about
+    a call but its addresses is in the key of its forms; of the addresses it matters where they are
+    modulo 128, whether a and b are one, and whether out overlaps them: then it is left to who looks
+    closer.
+    """
+    entry = _forms.get(_form_of(key))
+    if entry is None:
+        return None
+    moved, (of_a, of_b, of_out), chosen_in = entry
+    if generation() != chosen_in:
+        _forget()
+        return None
+    a, b, out = key[0][0], key[1][0], key[2][0]
+    begin, end = out + of_out[0], out + of_out[1]
+    if (begin < a + of_a[1] and a + of_a[0] < end) or (begin < b + of_b[1] and b + of_b[0] < end):
+        return None
+    launch = moved(a, b, out)
+    if launch is not None:
+        keep(key, launch)
+    return launch
+
+
+def _form_of(key: tuple) -> tuple | None:
+    """The key without addresses; None where c is another array than out."""
+    (a, form_a), (b, form_b), out, c, *rest = key
+    if c and c != out:
+        return None
+    places = a % SAME, b % SAME, out[0] % SAME, a == b
+    return (form_a, form_b, out[1], bool(c), places, *rest)
+
+
+def keep(
+    key: tuple,
+    launch: Callable[[], Any],
+    moved: Callable[..., Any] | None = None,
+    spans: tuple[Span, ...] = (),
+) -> None:
+    """Remember the launch of a call, unless its options cannot be recognised; and what makes it for
+    other addresses of a, b and out, if something does: `spans` are the bytes that each of them
+    takes, from its address on.
+    """
     if len(_kept) >= MAX_KEPT:
         _kept.clear()
     with contextlib.suppress(TypeError):
         _kept[key] = (launch, generation())
+        if moved and (form := _form_of(key)) is not None:
+            if len(_forms) >= MAX_FORMS:
+                _forms.clear()
+            _forms[form] = (moved, spans, generation())

@@ -59,7 +59,11 @@ def maps(monkeypatch) -> list[tuple]:
         values = (address, *extents, *strides, kind, *box[:2], swizzle)
         return struct.pack("<10Q", *values).ljust(128, b"\0")
 
+    def move(self, tensor_map, address):
+        return struct.pack("<Q", address) + tensor_map[8:]
+
     monkeypatch.setattr(Driver, "tensor_map", describe)
+    monkeypatch.setattr(Driver, "moved_map", move)
     return asked
 
 
@@ -89,9 +93,10 @@ def test_every_layout_stride_stack_and_split(cuda, maps, dtype, along):
         gaps = [draw.choice((0, 3, 8, -shape[2] % 16)) for shape in stored_shapes(problem)]
         alpha, beta = draw.choice(((1.0, 0.0), (-2.0, 1.0)))
         values = exact(problem, np.random.default_rng(k))
+        places = list(zip(values, gaps, strict=True))
         fields = [
             Field(cuda, x.dtype, x.shape, gap, around)
-            for x, gap, around in zip(values, gaps, (POISON, POISON, NUMBER), strict=True)
+            for (x, gap), around in zip(places, (POISON, POISON, NUMBER), strict=True)
         ]
         for field, value in zip(fields, values, strict=True):
             field.write(value)
@@ -101,14 +106,20 @@ def test_every_layout_stride_stack_and_split(cuda, maps, dtype, along):
             a, values[0] = replace(a, batch_stride=0), values[0][:1].repeat(batch, axis=0)
         terms = 2 if dtype == "tf32x3" else 1
         executable = loaded(cuda, along, terms, split, problem)
-        executable.bind(problem, alpha, a, b, beta, c)()
-        cuda.synchronize()
-        got, touched = fields[2].read()
+        call = executable.bind(problem, alpha, a, b, beta, c)
         left, right = oriented(problem, *(x.astype(float) for x in values[:2]))
         wanted = alpha * (left @ right) + beta * values[2].astype(float)
-        what = f"{problem.slug} {gaps} {split}"
-        np.testing.assert_array_equal(got.astype(float), wanted, what)
-        assert not touched
+        elsewhere = [Field(cuda, x.dtype, x.shape, gap, NUMBER) for x, gap in places]
+        for target, source in zip(elsewhere, fields, strict=True):
+            target.write(source.read()[0])
+        moved = call.moved(*(field.matrix.address for field in elsewhere))
+        for launch, out in ((call, fields[2]), (moved, elsewhere[2])):
+            launch()
+            cuda.synchronize()
+            got, touched = out.read()
+            what = f"{problem.slug} {gaps} {split}"
+            np.testing.assert_array_equal(got.astype(float), wanted, what)
+            assert not touched
     kinds = {KINDS[t.name] for t in (problem.numpy_dtype, problem.out_dtype)}
     for kind, box, swizzle in maps:
         assert kind in kinds or (dtype == "tf32" and kind == 11)
@@ -156,3 +167,20 @@ def test_a_product_without_terms_reads_neither_operand(cuda, maps):
     executable.bind(problem, 1.0, nothing, nothing, 0.5, c.matrix)()
     cuda.synchronize()
     assert (c.read()[0] == 1.5).all() and len(maps) == 1
+
+
+@pytest.mark.parametrize("split", [1, 2])
+@pytest.mark.parametrize("gap", [0, 1])
+def test_all_launches_but_the_first_may_begin_early(cuda, maps, monkeypatch, split, gap):
+    problem, seen = Problem(5, 8, 16, "f64"), []
+    original = Driver.launcher
+
+    def noted(self, function, sizes, stream, arguments, early=False):
+        seen.append(early)
+        return original(self, function, sizes, stream, arguments, early)
+
+    monkeypatch.setattr(Driver, "launcher", noted)
+    fields = [Field(cuda, np.dtype(float), shape, gap) for shape in stored_shapes(problem)]
+    a, b, c = (field.matrix for field in fields)
+    loaded(cuda, ("any", "any"), 1, split, problem).bind(problem, 1.0, a, b, 0.0, c)
+    assert seen == [False, True, True][: split + gap]
