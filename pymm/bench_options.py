@@ -62,6 +62,8 @@ def parser() -> argparse.ArgumentParser:
         help="of classes and suites: begin no product after so many seconds")
     add("--slowest", type=float, default=1.0, metavar="SECONDS",
         help="of suites: leave out what takes longer for one run (default: 1)")
+    add("--thin", type=int, default=1, metavar="N",
+        help="of suites: only every Nth product (default: every one)")
     add("--sequential-to", type=int, default=LARGEST, metavar="N",
         help="of suites: largest square for the CPU's sequential kernel (default: %(default)s)")
     add("--commit", metavar="ID",

@@ -49,7 +49,7 @@ NAMED_SETS: dict[str, tuple[str, str]] = {
     "o4-square": ("squares from 250 to 10000 in steps of 250", "250:10001:250"),
     "o4-rank-k": (
         "m = n in the thousands, k = 32, 64, 128, 156",
-        ",".join(f"{m}x{m}x{k}" for m in range(1000, 10001, 1000) for k in (32, 64, 128, 156)),
+        ",".join(f"{m}x{m}x{k}" for k in (32, 64, 128, 156) for m in range(1000, 10001, 1000)),
     ),
     "o2-multiples": ("squares from 128 to 3200 in steps of 32", "128:3201:32"),
     "o2-remainders": ("every square from 1000 to 1100", "1000:1101"),

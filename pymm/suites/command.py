@@ -50,6 +50,8 @@ class Order:
         for name in ("classes", "transposes"):
             if getattr(options, name):
                 raise ValueError(f"--{name} and --suite: the suites have their own")
+        if options.thin < 1:
+            raise ValueError(f"--thin {options.thin}: every first product is every one of them")
         if options.kernels != "all":
             raise ValueError("--kernels and --suite: a suite names its kernels")
         dtypes = tuple(options.dtypes.split(",")) if options.dtypes else None
@@ -113,6 +115,8 @@ class _Command:
             steps, missing = self._steps(experiment, run)
             run.absences(experiment.name, missing)
             run.run(steps, stop)
+            if experiment.figures == "resources" and not stop():
+                run.profile(steps)
 
     def _describe(self, experiment: Experiment) -> float:
         with self._place(experiment) as run:
@@ -162,7 +166,7 @@ class _Command:
 
         return steps_of(
             experiment, device, choose, self.order.shapes, self._dtypes(experiment),
-            self.options.sequential_to,
+            self.options.sequential_to, self.options.thin,
         )  # fmt: skip
 
     def _dtypes(self, experiment: Experiment) -> tuple[str, ...] | None:

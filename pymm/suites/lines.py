@@ -65,6 +65,14 @@ class Scribe:
         figure = {"quantity": "kernel", "outcome": "left_out", "detail": one_line(why)}
         return head | named(who) | figure
 
+    def seen(
+        self, step: Step, who: Contestant, digest: str, metric: str, value: str, unit: str
+    ) -> Row:
+        """The row of a figure of Nsight Compute's."""
+        head = self.head(step.experiment.name, digest) | product(step.problem) | named(who)
+        figure = {"quantity": f"ncu:{metric}", "outcome": "ok", "value": value, "unit": unit}
+        return head | figure
+
     def absence(self, suite: str, why: str) -> Row:
         """The row of a part of an experiment that this device cannot have."""
         step = hashlib.sha256(repr((SCHEMA, suite, why)).encode()).hexdigest()[:12]

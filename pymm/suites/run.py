@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import math
 import tempfile
 import time
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from pymm.backends.base import NoDevice
+from pymm.backends.profiler import ProfileFailed, profile
 from pymm.cache import Precompiler, compilers_beside
 from pymm.interrupts import Stop
 from pymm.measure import Trial
@@ -22,7 +24,7 @@ from pymm.problem import Problem
 from pymm.progress import engineering
 from pymm.rows import append, begun, mend
 from pymm.source import render
-from pymm.suites import sequential
+from pymm.suites import profiled, sequential
 from pymm.suites.declaration import COLUMNS, Experiment
 from pymm.suites.lines import Row, Scribe, named
 from pymm.suites.steps import Pace, Step
@@ -37,6 +39,9 @@ ACTIONS = {
 
 #: Rounds at most where the time decides.
 ROUNDS = 31
+
+#: Seconds that Nsight Compute may take: some ten passes for each launch.
+PROFILE_SECONDS = 150.0
 
 #: Seconds of a request besides what its configurations may take.
 REQUEST_SECONDS = 60.0
@@ -89,6 +94,43 @@ class Run:
                     progress.update(bar, description=f"{step.experiment.name} {step.problem.slug}")
                     self._step(step, standards.get(step.problem))
                     progress.advance(bar)
+
+    def profile(self, steps: Sequence[Step]) -> None:
+        """What Nsight Compute says of each configuration, one launch each, in one process."""
+        launches = [(step, c) for step in steps for c in step.contestants
+                    if self.pace.seconds(c, step.problem) <= self.slowest]  # fmt: skip
+        launches = list({(s.problem, c.config): (s, c) for s, c in launches}.values())
+        if not launches or self.device.kind != "cuda":
+            return
+        suite = launches[0][0].experiment.name
+        digest = hashlib.sha256(repr(sorted(s.digest for s in steps)).encode()).hexdigest()[:12]
+        if rows := (whole(self.csv) if self.csv else {}).get(digest):
+            self.verdict.take(rows)
+            return
+        self.say(f"{suite}: Nsight Compute looks at {len(launches)} launches")
+        asked = [(step.problem, who.config.slug) for step, who in launches]
+        try:
+            found = profile(profiled.command(self.device.index, asked), profiled.KERNEL,
+                            profiled.METRICS, PROFILE_SECONDS)  # fmt: skip
+        except ProfileFailed as failure:
+            self.absences(suite, [f"{suite}: no throughputs: {failure}"])
+            return
+        if len(found) != len(launches):
+            self.absences(suite, [f"{suite}: no throughputs: {len(found)} of {len(launches)} seen"])
+            return
+        rows = [
+            self.scribe.seen(step, who, digest, metric, value, unit)
+            for (step, who), figures in zip(launches, found, strict=True)
+            for metric, (value, unit) in figures.items()
+        ]
+        self._keep(rows)
+
+    def _keep(self, rows: Sequence[Row]) -> None:
+        """Count the rows of a step and write them."""
+        rows = [{**row, "of": len(rows)} for row in rows]
+        self.verdict.take(rows)
+        if self.csv:
+            append(self.csv, COLUMNS, rows)
 
     def _compile(self, steps: Sequence[Step]) -> None:
         """Everything, before anything is measured: compilers take cores from what is. What fails
@@ -146,10 +188,7 @@ class Run:
             rows += [{**row, "step": step.digest} for row in found]
             if few.experiment.figures != "counts":
                 self._show(few, found)
-        rows = [{**row, "of": len(rows)} for row in rows]
-        self.verdict.take(rows)
-        if self.csv:
-            append(self.csv, COLUMNS, rows)
+        self._keep(rows)
         if standard:
             standard[0].unlink(missing_ok=True)
 

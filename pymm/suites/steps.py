@@ -112,11 +112,13 @@ def steps_of(
     shapes: list[Shape] | None = None,
     dtypes: tuple[str, ...] | None = None,
     largest: int = LARGEST,
+    thin: int = 1,
 ) -> tuple[list[Step], list[str]]:
     """The steps of an experiment on a device, smaller products first, and sentences about what it
     cannot have of it. `shapes` and `dtypes` stand in for the experiment's own. `choose` gives
     matmul's configuration and raises `NotImplementedError` where it has none. `largest` is the
-    largest square that is multiplied sequentially, where an experiment wants that.
+    largest square that is multiplied sequentially, where an experiment wants that. Of the shapes
+    every `thin`th is taken.
     """
     if not experiment.rungs_on(device):
         return [], [f"{experiment.name}: {experiment.why_not}"]
@@ -127,7 +129,7 @@ def steps_of(
     transposed = [letter == "T" for letter in experiment.layout]
     steps = []
     for dtype in dtypes or experiment.dtypes:
-        for m, n, k in shapes or parse_shapes(experiment.shapes):
+        for m, n, k in (shapes or parse_shapes(experiment.shapes))[::thin]:
             problem = Problem(m, n, k, dtype, *transposed)
             found = []
             for contestant in _contestants(experiment, problem, device, choose, missing):
