@@ -1,8 +1,8 @@
 """Matrix multiplication for Python on NVIDIA GPUs, autotuned.
 
 `pymm.matmul(a, b)` multiplies, `pymm.plan` multiplies many times, `pymm.explain` says what would
-run and why, `pymm.configs` lists what is tuned. `python -m pymm.tune` tunes,
-`python -m pymm.doctor` says what this machine lacks.
+run and why, `pymm.configs` lists what is tuned; `pymm.syrk(a)` multiplies a matrix by its
+transpose. `python -m pymm.tune` tunes, `python -m pymm.doctor` says what this machine lacks.
 """
 
 __version__ = "0.1.0"
@@ -11,6 +11,7 @@ from pymm.api import Plan, Tuned, configs, matmul, plan
 from pymm.backends.base import CompileFailed, LaunchFailed, NoDevice
 from pymm.choose import reload
 from pymm.explanation import Explanation, explain
+from pymm.symmetric import explain_syrk, plan_syrk, syrk
 
 __all__ = [
     "CompileFailed",
@@ -21,7 +22,10 @@ __all__ = [
     "Tuned",
     "configs",
     "explain",
+    "explain_syrk",
     "matmul",
     "plan",
+    "plan_syrk",
     "reload",
+    "syrk",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from pymm.select import Choice
 from pymm.select import configs as records_of
 
 _CHECKED = ("alpha", "beta", "trans_a", "trans_b", "dtype", "casting", "precision", "out_dtype")
-_RUNNING = ("stream", "kernel", "config", "device", "transfer")
+RUNNING = ("stream", "kernel", "config", "device", "transfer")
 
 
 def matmul(
@@ -110,18 +111,25 @@ def matmul(
 
 class Plan:
     """A product bound to its arrays: `plan()` computes it again from what they hold by then, and
-    returns the result. Made by `pymm.plan`. Not to be called from two threads at once.
+    returns the result. Made by `pymm.plan`, and by `pymm.plan_syrk` for one operand. Not to be
+    called from two threads at once.
     """
 
-    def __init__(self, call: Call, checking: dict[str, Any], running: dict[str, Any]) -> None:
-        self._checking, self._running = checking, running
+    def __init__(
+        self,
+        call: Call,
+        checking: dict[str, Any],
+        running: dict[str, Any],
+        again: Callable[..., Call] = check,
+    ) -> None:
+        self._checking, self._running, self._again = checking, running, again
         self.backend = find_backend(call, running.pop("device"))
         self._call = call
         self._bind(call)
 
     def __call__(self, *operands: Any, out: Any = None, c: Any = None) -> Any:
-        """Launch. With operands: bind `a`, `b` (and `out`, `c`; those left out stay) of the same
-        forms first. `ValueError` for other shapes, layouts or types.
+        """Launch. With operands: bind `a`, `b` (of `plan_syrk` `a`; and `out`, `c`; those left out
+        stay) of the same forms first. `ValueError` for other shapes, layouts or types.
         """
         if operands or out is not None or c is not None:
             self._rebind(operands, out, c)
@@ -135,12 +143,14 @@ class Plan:
         self._call = call
 
     def _rebind(self, operands: tuple[Any, ...], out: Any, c: Any) -> None:
-        if len(operands) not in (0, 2):
-            raise TypeError(f"a plan takes no operands or a and b; got {len(operands)}")
         old = self._call
-        a, b = operands or (old.a.owner, old.b.owner)
+        given = (old.a.owner,) if old.b is old.a else (old.a.owner, old.b.owner)
+        if len(operands) not in (0, len(given)):
+            names = "a and b" if len(given) == 2 else "a"
+            raise TypeError(f"this plan takes no operands or {names}; got {len(operands)}")
+        out = self.out if out is None else out
         c = old.c.owner if c is None and old.c else c
-        call = check(a, b, self.out if out is None else out, c=c, **self._checking)
+        call = self._again(*(operands or given), out, c=c, **self._checking)
         for name, x, y in (("a", call.a, old.a), ("b", call.b, old.b), ("c", call.c, old.c),
                            ("out", call.out, old.out)):  # fmt: skip
             if y is not None and x.form != y.form:
@@ -196,10 +206,10 @@ def split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, An
     `TypeError` for one that it does not have.
     """
     checking = {name: options[name] for name in _CHECKED if name in options}
-    running = {name: options.get(name) for name in _RUNNING}
-    unknown = ", ".join(name for name in options if name not in (*_CHECKED, *_RUNNING))
+    running = {name: options.get(name) for name in RUNNING}
+    unknown = ", ".join(name for name in options if name not in (*_CHECKED, *RUNNING))
     if unknown:
-        raise TypeError(f"unknown argument {unknown}; there are {', '.join(_CHECKED + _RUNNING)}")
+        raise TypeError(f"unknown argument {unknown}; there are {', '.join(_CHECKED + RUNNING)}")
     return checking, running
 
 

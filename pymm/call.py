@@ -24,7 +24,8 @@ _CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
 @dataclass(frozen=True)
 class Call:
     """One checked product: operands, their type and the result's, the type of the product by its
-    short name ("tf32"), the shape of its result.
+    short name ("tf32"), the shape of its result, the operation (`pymm.problem.FILLS`). If that
+    writes one half of C, then `c` is `out`, whose other half stays.
     """
 
     a: Operand
@@ -39,6 +40,7 @@ class Call:
     out_dtype: np.dtype
     kind: str
     shape: tuple[int, ...]
+    op: str = "gemm"
 
     @property
     def on_host(self) -> bool:
@@ -53,8 +55,8 @@ class Call:
 
     @property
     def reads_c(self) -> bool:
-        """False for beta = 0, whatever c holds."""
-        return self.beta != 0
+        """False for beta = 0, whatever c holds, unless some of it stays."""
+        return self.beta != 0 or self.op in ("syrk_lower", "syrk_upper")
 
     @property
     def c_in_place(self) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from pymm.arrays import Form, Operand, adopt
 from pymm.backends.base import Backend, Resources
-from pymm.call import check, element_type
+from pymm.call import Call, check, element_type
 from pymm.choose import choose
 from pymm.device import Device
 from pymm.kernels import Config
@@ -73,6 +74,8 @@ class Explanation:
     def _launches(self) -> str:
         words = str(self.launches)
         words += ", some tiles partial (guarded)" if self.guarded else ", whole tiles only"
+        if self.problem.fill == "full":
+            words += "; the lower half is computed, and mirrored by one more"
         if self.swapped:
             words += "; C lies by columns, so C^T = op(B)^T op(A)^T is computed"
         return words if self.launches else "none: the result has no elements"
@@ -91,10 +94,20 @@ def explain(
     `matmul` raises.
     """
 
-    def operand(array: Any, name: str) -> Operand:
-        return _imagined(array, name, dtype) if _is_shape(array) else adopt(array, name)
-
+    operand = partial(imagined, dtype=dtype)
     call = check(a, b, out, dtype=dtype, adopt=operand, **options)
+    return explain_call(call, stream, kernel, config, device, transfer)
+
+
+def explain_call(
+    call: Call,
+    stream: Any = None,
+    kernel: str | int | None = None,
+    config: Any = None,
+    device: Any = None,
+    transfer: str | None = None,
+) -> Explanation:
+    """What a checked call would do."""
     backend = find_backend(call, device)
     if stream is not None:
         backend.stream(stream)
@@ -104,15 +117,14 @@ def explain(
     return _explained(backend, product, chosen.config, chosen.reason, route.notes)
 
 
-def _is_shape(array: Any) -> bool:
-    return isinstance(array, tuple) and all(type(extent) is int for extent in array)
-
-
-def _imagined(shape: tuple[int, ...], name: str, dtype: Any) -> Operand:
-    if any(extent < 0 for extent in shape):
-        raise ValueError(f"{name} has shape {shape}, with a negative extent")
+def imagined(array: Any, name: str, dtype: Any = None) -> Operand:
+    """An array as an operand, or the shape of one that is not there, of `dtype`."""
+    if not (isinstance(array, tuple) and all(type(extent) is int for extent in array)):
+        return adopt(array, name)
+    if any(extent < 0 for extent in array):
+        raise ValueError(f"{name} has shape {array}, with a negative extent")
     wanted = np.dtype(np.float64) if dtype is None else element_type(dtype, "dtype")
-    return Operand(name, "numpy", 0, Form.packed(shape, wanted), None)
+    return Operand(name, "numpy", 0, Form.packed(array, wanted), None)
 
 
 def _explained(

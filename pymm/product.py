@@ -78,6 +78,10 @@ def _extents(shape: tuple[int, ...], transposed: bool) -> tuple[int, int]:
     return (columns, rows) if transposed else (rows, columns)
 
 
+#: What of C^T is the named half of C.
+_TRANSPOSED = {"syrk_lower": "syrk_upper", "syrk_upper": "syrk_lower"}
+
+
 @lru_cache(maxsize=1024)
 def arrange(
     a: Form,
@@ -86,10 +90,11 @@ def arrange(
     trans_a: bool = False,
     trans_b: bool = False,
     kind: str | None = None,
+    op: str = "gemm",
 ) -> Product:
     """The launches for operands of these forms; `out` None is a packed result. Every form must be
     `stored` one way or the other. `kind` is the type of the product by its short name; None is
-    plain arithmetic in the type of the operands.
+    plain arithmetic in the type of the operands. A symmetric `op` has a as both operands.
 
     Raises `ValueError` for shapes that do not fit or exceed 32-bit extents.
     """
@@ -108,7 +113,8 @@ def arrange(
     left, right = left.spread(stack), right.spread(stack)
     (left_t, lda), (right_t, ldb), (_, ldc) = left.stored(), right.stored(), out.stored()
     (m, n), k = out.shape[-2:], left.shape[-1]
-    problem = Problem(m, n, k, kind, left_t, right_t)
+    op = _TRANSPOSED.get(op, op) if swapped else op
+    problem = Problem(m, n, k, kind, left_t, right_t, op=op)
     axes = merge_axes([*zip(stack, *(f.strides[:-2] for f in (left, right, out)), strict=True)])
     problem, axes = _fold(problem, axes, lda, ldc)
     steps = tuple(_steps(problem, axes, (lda, ldb, ldc))) if out.size else ()
@@ -148,7 +154,7 @@ def _fold(problem: Problem, axes: list[Axis], lda: int, ldc: int) -> tuple[Probl
     """
     size, m = problem.numpy_dtype.itemsize, problem.m
     row = ldc * problem.out_dtype.itemsize
-    if axes and not problem.trans_a:
+    if axes and not problem.trans_a and not problem.symmetric:
         extent, left, right, out = axes[-1]
         tall = left == m * lda * size and right == 0 and out == m * row
         if tall and extent * m <= MAX_EXTENT:

@@ -81,7 +81,8 @@ class InPlace(Route):
     def open(self, stream: Any) -> Opened:
         """Copies are host memory; there is no stream but the calling thread."""
         call, before, after = self.call, [], []
-        a, b = (self._source(x, before) for x in (call.a, call.b))
+        a = self._source(call.a, before)
+        b = a if call.b is call.a else self._source(call.b, before)
         if call.out is None:
             target = result = np.empty(call.shape, call.out_dtype)
         else:
@@ -114,7 +115,8 @@ class Across(Route):
     def notes(self) -> tuple[str, ...]:
         """Conversions on the host, then what travels and how."""
         journeys = []
-        for operand, form in zip((self.call.a, self.call.b), self.forms, strict=False):
+        factors = (self.call.a,) if self.call.b is self.call.a else (self.call.a, self.call.b)
+        for operand, form in zip(factors, self.forms, strict=False):
             journeys.append(f"{operand.name}: {form.nbytes} bytes to the device, {self._way(form)}")
         out = self.forms[2]
         if self.call.reads_c:
@@ -202,8 +204,8 @@ class OnDevice(Route):
             if stream is not None or other != streams[0]
         ]
         after: list[Step] = []
-        a, b = (self._source(x, form, before, first)
-                for x, form in zip((call.a, call.b), self.forms, strict=False))  # fmt: skip
+        a = self._source(call.a, self.forms[0], before, first)
+        b = a if call.b is call.a else self._source(call.b, self.forms[1], before, first)
         place, kept = target.address, None
         if "out" in self.copies:
             kept = backend.allocate(max(footprint(self.forms[2]), 1))
