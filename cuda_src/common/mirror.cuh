@@ -11,7 +11,7 @@
 // then the short row squares / 2 - 1 - y, which are 2 (squares / 2) + 1 together.
 extern "C" __global__ void __launch_bounds__(256)
     mirror(MIRRORED* C, long long ldc, long long batch_c, int n) {
-    constexpr unsigned side = 64, lines = 256 / side;  // of a square, and that a block moves at once
+    constexpr unsigned side = 64, lines = 256 / side;  // of a square, and that move at once
     // Neither rows nor columns of the square meet in a bank.
     constexpr unsigned pitch = side + (sizeof(MIRRORED) < 4 ? 4 / sizeof(MIRRORED) : 1);
     __shared__ MIRRORED square[side][pitch];
