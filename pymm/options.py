@@ -149,8 +149,8 @@ WHAT = {
     "--op": {
         "default": "gemm",
         "choices": list(FILLS),
-        "help": "gemm, or a matrix times its transpose, layout NT (A A^T) or TN (A^T A): syrk (both "
-        "halves), syrk_lower, syrk_upper (default: gemm)",
+        "help": "gemm, or a matrix times its transpose, layout NT (A A^T) or TN (A^T A): syrk "
+        "(both halves), syrk_lower, syrk_upper (default: gemm)",
     },
     "--shapes": {
         "action": "append",
