@@ -102,7 +102,24 @@ def test_one_wrong_element_of_a_stack_is_found():
     def spoil(c, problem, matrix, beta):
         c[2, 1, 1] += 1
 
-    assert quick(Problem(5, 6, 7, batch=3), spoil).verify(CONFIG).outcome == "wrong"
+    assert quick(Problem(5, 6, 7, batch=3), spoil).verify(CONFIG).detail.startswith("C[2, 1, 1] ")
+
+
+@pytest.mark.parametrize("layout", ["NN", "TT"])
+def test_the_first_wrong_element_is_named(layout):
+    """With what it is and what it ought to be, of a product that is not small."""
+    found = []
+
+    def spoil(c, problem, matrix, beta):
+        found.append((float(c[0, 7, 5]), float(c[0, 7, 5] + 3)))
+        c[0, 7, 5] += 3
+        c[0, 7, 6] += 1
+        c[0, 9, 0] += 1
+
+    problem = Problem(40, 41, 30, "f32", layout[0] == "T", layout[1] == "T")
+    detail = quick(problem, spoil).verify(CONFIG).detail
+    right, wrong = found[0]
+    assert detail.startswith(f"C[7, 5] is {wrong!r} instead of {right!r}")
 
 
 def test_lost_digits_are_seen_although_integers_survive():

@@ -25,8 +25,8 @@ from pymm.progress import engineering
 from pymm.rows import append, begun, mend
 from pymm.source import render
 from pymm.suites import profiled, sequential
-from pymm.suites.declaration import COLUMNS, Experiment
-from pymm.suites.lines import Row, Scribe, named
+from pymm.suites.declaration import COLUMNS, SCHEMA, Experiment
+from pymm.suites.lines import Row, Scribe, library_times, named
 from pymm.suites.steps import Pace, Step
 from pymm.suites.verdict import SOUND, Verdict
 from pymm.worker import Reply, Request, Worker, WorkerFailed, time_limit
@@ -62,7 +62,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.device = self.scribe.device
-        self.pace = Pace(self.device)
+        self.pace, self.told_alone = Pace(self.device), False
 
     def absences(self, suite: str, sentences: Sequence[str]) -> None:
         """Say and write what the device cannot have."""
@@ -125,6 +125,12 @@ class Run:
         ]
         self._keep(rows)
 
+    def _alone(self) -> None:
+        """Say once that nothing is there to compare with."""
+        if not self.told_alone:
+            self.say("no library to compare with: PyTorch or CuPy would bring cuBLAS")
+            self.told_alone = True
+
     def _keep(self, rows: Sequence[Row]) -> None:
         """Count the rows of a step and write them."""
         rows = [{**row, "of": len(rows)} for row in rows]
@@ -182,6 +188,8 @@ class Run:
         if rest:
             few = replace(step, contestants=rest)
             reply = self._ask(few, standard)
+            if few.experiment.libraries and not library_times(reply):
+                self._alone()
             for trial in reply.trials:
                 self.pace.learn(trial.config, step.problem, trial.seconds)
             found = self.scribe.rows(few, reply, standard[1] if standard else None)
@@ -245,6 +253,8 @@ def whole(path: Path) -> dict[str, list[Row]]:
     found: dict[str, list[Row]] = {}
     with open(path, encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
+            if row["schema"] != str(SCHEMA):
+                continue
             found.setdefault(row["step"], []).append(row)
     kept = {}
     for step, rows in found.items():

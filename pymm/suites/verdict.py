@@ -41,7 +41,12 @@ class Verdict:
         elif self.left:
             yield f"INCOMPLETE: {self.left} steps are left; the same command goes on with them"
         else:
-            yield f"PASS: {self.rows.total()} figures"
+            counted = Counter()
+            for (_, outcome), n in self.rows.items():
+                counted[outcome] += n
+            rest = ", ".join(f"{counted[name]} {name.replace('_', ' ')}"
+                             for name in SOUND[1:] if counted[name])  # fmt: skip
+            yield f"PASS: {counted['ok']} figures" + (f", {rest}" if rest else "")
 
     @property
     def status(self) -> int:
