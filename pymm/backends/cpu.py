@@ -26,6 +26,7 @@ from pymm.backends.base import (
 )
 from pymm.backends.cpu_compiler import CpuCompiler, find_compiler
 from pymm.backends.cpu_device import describe, memory_field, usable_cores
+from pymm.backends.cpu_half import half_product
 from pymm.device import Device
 from pymm.problem import Problem
 from pymm.source import Source
@@ -55,6 +56,7 @@ def open_cpu(threads: int | None, cache: Path) -> CpuBackend:
 #: Seconds after which the threads of another library have gone to sleep. Two pools that spin on two
 #: cores halve each other's rate: 512 x 512 x 512 f32 100 and 47 GFLOP/s in turn, 152 and 146 alone.
 SETTLED = 0.1
+
 
 class CpuBuffer(Buffer):
     """Host memory on a boundary of `ALIGNMENT` bytes."""
@@ -105,6 +107,14 @@ class CpuExecutable(Executable):
         stream: Any = None,
     ) -> Callable[[], None]:
         only_default(stream)
+        if problem.symmetric:
+            part = partial(self._bind, alpha=alpha, beta=beta)
+            return half_product(part, problem, (a, b, c), beta != 0)
+        return self._bind(problem, a, b, c, alpha, beta)
+
+    def _bind(
+        self, problem: Problem, a: Matrix, b: Matrix, c: Matrix, alpha: float, beta: float
+    ) -> Callable[[], None]:
         real = REALS[problem.dtype]
         arguments = [ctypes.c_int(extent) for extent in (problem.m, problem.n, problem.k)]
         for factor, matrices in ((alpha, (a, b)), (beta, (c,))):
