@@ -1,4 +1,6 @@
-"""The command `pymm`, also `python -m pymm`: tune, doctor, configs, explain, version."""
+"""The command `pymm`, also `python -m pymm`: tune, bench, report, verify, doctor, configs,
+explain, version.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ EXAMPLES = """\
 examples:
   pymm tune                               tune a standard set of shapes on this machine
   pymm tune --shapes 4096,8192x8192x128   tune two shapes
+  pymm report                             pages of all that was measured, under reports/
   pymm doctor                             what is missing here, and the line that mends it
   pymm configs                            what is tuned for this machine's device
   pymm explain 4096 --dtype f64           what a product would run with, and why
@@ -25,7 +28,7 @@ examples:
 MODULES = {
     "tune": "find and store the best configurations of this machine's device",
     "bench": "measure shapes into a CSV file",
-    "report": "make tables and plots of CSV files",
+    "report": "make a page of what was measured of a device, or compare two",
     "doctor": "say what this machine has and lacks, and what mends it",
 }
 
@@ -61,10 +64,19 @@ def _commands() -> dict[str, tuple[str, Callable[[list[str]], int | None]]]:
         for name, title in MODULES.items()
         if importlib.util.find_spec(f"pymm.{name}")
     }
+    if "report" in found:
+        title = "measure a sample of a report again: does it agree?"
+        found["verify"] = (title, _verify)
     found["configs"] = ("list what is tuned, and what of it is stale", list_configs)
     found["explain"] = ("say what a product would run with, and why", explain)
     found["version"] = ("print the version", lambda arguments: print(f"pymm {__version__}"))
     return found
+
+
+def _verify(arguments: list[str]) -> int:
+    from pymm.report.again import main
+
+    return main(arguments)
 
 
 def _usage(commands: dict) -> str:

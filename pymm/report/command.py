@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pymm.report.chapters import report as report_of
+from pymm.report.comparing import comparison
 from pymm.report.content import Report
 from pymm.report.drawing import alone
+from pymm.report.kept import load
 from pymm.report.page import html
 from pymm.report.reading import read_device
 from pymm.report.text import markdown
@@ -22,6 +24,8 @@ examples:
   python -m pymm.report                     every device of benchmarks/results
   python -m pymm.report nvidia-h200         one device
   python -m pymm.report FOLDER --out pages  a folder of CSV files, named as its device
+  python -m pymm.report --compare before.json reports/nvidia-h200
+                                            what got faster or slower beyond the noise
   python -m pymm.report --check             whether text and data are what the CSV files say
 
 exit status: 0 written (or, of --check, nothing has changed), 1 nothing to show (or something has
@@ -33,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command. Returns the exit status that `--help` describes."""
     parser = _parser()
     options = parser.parse_args(argv)
+    if options.compare:
+        return _compare(parser, options)
     try:
         folders = _folders(options)
     except FileNotFoundError as missing:
@@ -85,8 +91,37 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="where each device gets a folder (default: reports)",
     )
+    add(
+        "--compare",
+        nargs=2,
+        metavar=("A", "B"),
+        help="two reports (report.json or folders, of results too): what got faster or slower",
+    )
     add("--check", action="store_true", help="write nothing; compare text and data")
     return parser
+
+
+def _compare(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    try:
+        first, second = (load(_place(name, options)) for name in options.compare)
+    except ValueError as failure:
+        parser.error(str(failure))
+    made = comparison(first, second)
+    if not made.chapters:
+        print(f"{first.name} and {second.name} have no measurement in common", file=sys.stderr)
+        return 1
+    target = options.out / f"{first.slug}-and-{second.slug}"
+    write(made, target)
+    for tile in made.chapters[0].tiles:
+        print(f"{tile.label}: {tile.value} ({tile.words})")
+    print(target / PAGE)
+    return 0
+
+
+def _place(name: str, options: argparse.Namespace) -> Path:
+    """A path, or the name of a device that has a report or a folder of CSV files."""
+    places = [Path(name), options.out / name, options.results / name]
+    return next((place for place in places if place.exists()), Path(name))
 
 
 def _folders(options: argparse.Namespace) -> list[Path]:

@@ -1,0 +1,201 @@
+"""Two reports side by side: what is faster or slower beyond the noise."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pymm.report.content import Cell, Chapter, Report, Table, Tile, duration, rate
+from pymm.report.drawing import HEIGHT, Figure, NoPlots, colour, draw
+from pymm.report.facts import OWN, mean
+from pymm.report.grids import ratio_cell
+from pymm.report.kept import Figures, Kept, label
+from pymm.report.listing import of_problem, span
+
+#: By how much two runs of the same program on the same device may differ besides the noise within
+#: each, unless more libraries than `ENOUGH`, which stay the same, tell it from these two runs.
+BETWEEN, ENOUGH = 0.02, 8
+
+#: Standard errors within which two times are the same.
+ERRORS = 2.0
+
+FASTER, SLOWER, SAME = "faster", "slower", "as fast"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same contestant in both reports. `ratio` is the first's time / the second's: above 1 the
+    second is faster; `noise` the part by which it may be off.
+    """
+
+    first: Figures
+    second: Figures
+    noise: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times as fast the second is."""
+        return self.first.seconds / self.second.seconds
+
+    @property
+    def verdict(self) -> str:
+        """Of the second beside the first."""
+        if abs(math.log(self.ratio)) <= self.noise:
+            return SAME
+        return FASTER if self.ratio > 1 else SLOWER
+
+
+def pairs(first: Kept, second: Kept) -> tuple[list[Pair], float]:
+    """What both have, and the noise between the two runs that was reckoned with."""
+    others = {figures.key: figures for figures in second.figures}
+    both = [(a, others[a.key]) for a in first.figures if a.key in others]
+    between = _between(both) if first.slug == second.slug else BETWEEN
+    found = []
+    for a, b in both:
+        known = [error for error in (a.error, b.error) if error == error]
+        noise = between + ERRORS * math.sqrt(sum(error * error for error in known))
+        found.append(Pair(a, b, noise))
+    return found, between
+
+
+def _between(both: Sequence[tuple[Figures, Figures]]) -> float:
+    """Twice the standard deviation of the libraries' log ratios (from the median of what they are
+    off by, times 1.4826, which a few outliers do not move), at least 1 %.
+    """
+    logs = [math.log(a.seconds / b.seconds) for a, b in both if a.who != OWN]
+    if len(logs) < ENOUGH:
+        return BETWEEN
+    return max(0.01, 2 * 1.4826 * statistics.median(map(abs, logs)))
+
+
+def comparison(first: Kept, second: Kept) -> Report:
+    """The report of two reports."""
+    found, between = pairs(first, second)
+    own = [pair for pair in found if pair.first.who == OWN]
+    notices = []
+    for one, other in ((first, second), (second, first)):
+        keys = {figures.key for figures in other.figures}
+        alone = sum(figures.key not in keys for figures in one.figures)
+        if alone:
+            notices.append(f"{alone} measurements are in {one.name} alone")
+    chapters = [_glance(first, second, own, between, notices)] if own else []
+    libraries = [pair for pair in found if pair.first.who != OWN]
+    if libraries:
+        words = "The same of the libraries: what changed here is not pymm's doing."
+        chapters.append(Chapter("libraries", "Libraries", words, [], [_table(libraries)]))
+    a, b = _words(first), _words(second)
+    environment = [("first", a), ("second", b), ("read from", f"{first.name}, {second.name}")]
+    data = {
+        "schema": 1,
+        "first": first.device,
+        "second": second.device,
+        "between": between,
+        "pairs": [_data(pair) for pair in found],
+    }
+    return Report(f"{a} and {b}", "Two reports side by side", chapters, notices, environment, data)
+
+
+def _words(kept: Kept) -> str:
+    return str(kept.device.get("name") or kept.slug)
+
+
+def _glance(
+    first: Kept, second: Kept, own: Sequence[Pair], between: float, notices: list[str]
+) -> Chapter:
+    counts = {name: sum(pair.verdict == name for pair in own) for name in (FASTER, SLOWER, SAME)}
+    tiles = [
+        Tile(
+            "geometric mean",
+            f"{mean(p.ratio for p in own):.3f}x",
+            "the first's time / the second's, over all of pymm's measurements in both",
+        )
+    ]
+    tiles += [
+        Tile(f"the second is {name}", str(count), f"of {len(own)} measurements")
+        for name, count in counts.items()
+    ]
+    try:
+        figures = [_figure(own)]
+    except NoPlots as reason:
+        figures, _ = [], notices.append(f"No figures: {reason}")
+    words = (
+        f"First {_words(first)} ({first.name}), second {_words(second)} ({second.name}). Two "
+        f"times are the same within {between:.1%} and {ERRORS:g} standard errors."
+    )
+    return Chapter("glance", "At a glance", words, figures, [_table(own)], (), tiles)
+
+
+def _table(found: Sequence[Pair]) -> Table:
+    rows = [
+        {
+            **of_problem(pair.first.problem),
+            "contestant": Cell(label(pair.first)),
+            "first": span(pair.first.seconds),
+            "second": span(pair.second.seconds),
+            "first / second": ratio_cell(pair.ratio),
+            "noise": Cell(f"{pair.noise:.1%}", pair.noise),
+            "the second is": Cell(pair.verdict),
+            "first's configuration": Cell(pair.first.config.replace("-", " ")),
+            "second's configuration": Cell(
+                "the same"
+                if pair.first.config == pair.second.config
+                else pair.second.config.replace("-", " ")
+            ),
+        }
+        for pair in sorted(found, key=lambda pair: -abs(math.log(pair.ratio)))
+    ]
+    name = "pairs" if found and found[0].first.who == OWN else "pairs-libraries"
+    return Table(name, "Every measurement that both have", rows)
+
+
+def _figure(own: Sequence[Pair]) -> Figure:
+    def plot(drawn: Any, axes: Any) -> None:
+        for name, marker, role in (
+            (SAME, "o", "muted"),
+            (FASTER, "^", "series-0"),
+            (SLOWER, "v", "series-1"),
+        ):
+            at = [pair for pair in own if pair.verdict == name]
+            axes.plot(
+                [p.first.problem.flops for p in at],
+                [p.ratio for p in at],
+                linestyle="",
+                marker=marker,
+                color=colour(role),
+                label=name,
+            )
+        axes.axhline(1, color=colour("ink"), linestyle="--", linewidth=1.2)
+        axes.set(xscale="log", xlabel="operations of the product", ylabel="first / second")
+        axes.minorticks_off()
+        ticks = [t for t in (1e6, 1e8, 1e10, 1e12) if _within(t, own)]
+        axes.set_xticks(ticks, [rate(t / 1e9).replace("FLOP/s", "FLOP") for t in ticks])
+        drawn.legend(loc="outside lower center", ncols=3)
+
+    return draw(
+        "pairs",
+        "Faster, slower or the same",
+        "The first's time / the second's of every "
+        "measurement of pymm that both have: above 1 the second is faster.",
+        plot,
+        HEIGHT,
+    )
+
+
+def _within(tick: float, own: Sequence[Pair]) -> bool:
+    flops = [pair.first.problem.flops for pair in own]
+    return min(flops) / 10 <= tick <= max(flops) * 10
+
+
+def _data(pair: Pair) -> dict[str, object]:
+    return {
+        "problem": pair.first.problem.slug,
+        "contestant": label(pair.first),
+        "ratio": float(f"{pair.ratio:.6g}"),
+        "noise": float(f"{pair.noise:.3g}"),
+        "verdict": pair.verdict,
+        "first": duration(pair.first.seconds),
+        "second": duration(pair.second.seconds),
+    }

@@ -1,0 +1,269 @@
+"""What a report says: read with distrust, counted right, written the same every time."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+
+import measured
+import numpy as np
+import pytest
+
+from pymm import bench, contest, journal
+from pymm.problem import Problem
+from pymm.report import facts, grids, main, reading, searches, studies
+from pymm.report.chapters import report
+from pymm.report.text import markdown
+
+SLUG = measured.SLUG
+
+
+@pytest.fixture
+def without_plots(monkeypatch):
+    """As if Matplotlib were not installed: reports take milliseconds."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return measured.folder(tmp_path / "results", sparse=16)
+
+
+def read(folder):
+    return reading.read_device(folder)
+
+
+@pytest.mark.parametrize(
+    "slug",
+    ["f32-NN-1x2x3", "tf32x3-TT-4097x4097x4097", "bf16_f32-NT-8x8x8-b7", "syrk-f64-TN-5x5x2"],
+)
+def test_problems_are_read_back(slug):
+    assert reading.parse_problem(slug).slug == slug
+
+
+@pytest.mark.parametrize(
+    "slug", ["", "f32", "f32-NN", "f32-XX-1x1x1", "f32-NN-1x1", "f32-NN-1x1xk"]
+)
+def test_what_spells_no_problem_is_refused(slug):
+    with pytest.raises(ValueError):
+        reading.parse_problem(slug)
+
+
+def test_every_kind_of_file_is_known(folder):
+    found = read(folder)
+    kinds = ("classes", "bench", "trials", "unseen", "suites")
+    assert all(found.of(kind) for kind in kinds) and not found.notices
+    assert found.files == ["classes.csv", "ladder.csv", "suites.csv", "tuning.csv", "unseen.csv",
+                           "device.json"]  # fmt: skip
+
+
+def corrupt(folder, name):
+    """One fault in a folder of measurements; the words that a report has to have of it."""
+    if name == "empty":
+        (folder / "classes.csv").write_text("")
+        return "classes.csv: has no row, left out"
+    if name == "header only":
+        (folder / "ladder.csv").write_text(",".join(bench.COLUMNS) + "\n")
+        return "ladder.csv: has no row, left out"
+    if name == "foreign columns":
+        (folder / "more.csv").write_text("a,b\n1,2\n")
+        return "more.csv: has the columns of no table that this pymm knows, left out"
+    if name == "no text":
+        (folder / "unseen.csv").write_bytes(b"\xff\xfe\x00\x01" * 9)
+        return "unseen.csv: cannot be read"
+    if name == "other device":
+        rows = measured.ladder() + measured.ladder("other-gpu")
+        measured.write(folder / "ladder.csv", bench.COLUMNS, rows)
+        return "ladder.csv: rows of another device, other-gpu, left out"
+    if name == "older schema":
+        columns = tuple(c for c in journal.COLUMNS if c not in ("void", "repeats"))
+        rows = [row | {"schema": 1} for row in measured.trials()]
+        measured.write(folder / "tuning.csv", columns, rows)
+        return f"tuning.csv: schema 1, older than {journal.SCHEMA}: it has no repeats, void"
+    if name == "newer schema":
+        rows = [row | {"schema": 99, "aura": 3} for row in measured.classes()]
+        measured.write(folder / "classes.csv", (*contest.COLUMNS, "aura"), rows)
+        return "classes.csv: schema 99 is newer than"
+    if name == "no product":
+        rows = [row | {"m": m} for row, m in zip(measured.ladder(), ("-1", "x", ""), strict=False)]
+        measured.write(folder / "ladder.csv", bench.COLUMNS, rows + measured.ladder())
+        return "ladder.csv: 3 rows spell no product, left out"
+    if name == "facts of another device":
+        (folder / "device.json").write_text('{"slug": "other-gpu"}')
+        return "device.json is of another device, other-gpu, left out"
+    if name == "damaged facts":
+        (folder / "device.json").write_text("[1, 2")
+        return "device.json cannot be read"
+    (folder / "device.json").unlink()
+    return "device.json is not there"
+
+
+FAULTS = (
+    "empty",
+    "header only",
+    "foreign columns",
+    "no text",
+    "other device",
+    "older schema",
+    "newer schema",
+    "no product",
+    "facts of another device",
+    "damaged facts",
+    "no facts",
+)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_told_and_the_rest_is_shown(folder, tmp_path, capsys, without_plots, name):
+    words = corrupt(folder, name)
+    assert main([str(folder), "--out", str(tmp_path / "out")]) == 0
+    page = (tmp_path / "out" / SLUG / "report.html").read_text()
+    text = (tmp_path / "out" / SLUG / "report.md").read_text()
+    assert words in page and words in text and words in capsys.readouterr().out
+    whole = ["At a glance", "Tuning", "The five kernels"]
+    assert all(f"<h2>{title}</h2>" in page for title in whole)
+
+
+def test_a_damaged_record_file_is_told(folder, tmp_path, capsys, without_plots):
+    records = tmp_path / "records"
+    records.mkdir()
+    (records / f"{SLUG}.yaml").write_text("schema: 1\nrecords: {")
+    arguments = [str(folder), "--out", str(tmp_path / "out"), "--records", str(records)]
+    assert main(arguments) == 0
+    assert "tuned configurations left out" in capsys.readouterr().out
+
+
+def test_nothing_to_show_is_told(tmp_path, capsys, without_plots):
+    (tmp_path / "empty-gpu").mkdir()
+    assert main([str(tmp_path / "empty-gpu"), "--out", str(tmp_path / "out")]) == 1
+    assert "nothing to show" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        main([str(tmp_path / "absent")])
+    assert stop.value.code == 2
+
+
+def test_a_missing_opponent_leaves_the_rest(folder, without_plots):
+    rows = [{k: v for k, v in row.items() if not k.startswith("cublas") and k != "ratio"}
+            for row in measured.classes()]  # fmt: skip
+    measured.write(folder / "classes.csv", contest.COLUMNS, rows)
+    for name in ("ladder.csv", "suites.csv"):
+        (folder / name).unlink()
+    made = report(read(folder))
+    tables = {table.name: table for chapter in made.chapters for table in chapter.tables}
+    assert len(tables["products"].rows) == len(rows)
+    assert all(row["ratio"].text == "" for row in tables["products"].rows)
+    assert dict(made.environment)["beside"] == "nothing"
+
+
+def test_without_matplotlib_tables_are_made(folder, tmp_path, capsys, without_plots):
+    assert main([str(folder), "--out", str(tmp_path)]) == 0
+    assert "No figures: plots need Matplotlib: pip install pymm[report]" in capsys.readouterr().out
+    page = (tmp_path / SLUG / "report.html").read_text()
+    assert "<svg" not in page and page.count("<table") > 8
+
+
+def test_what_a_file_says_cannot_become_markup(folder, without_plots):
+    rows = [row | {"reason": "<script>alert(1)</script>", "outcome": "wrong"}
+            for row in measured.classes()]  # fmt: skip
+    rows[0]["outcome"] = "ok"
+    measured.write(folder / "classes.csv", contest.COLUMNS, rows)
+    from pymm.report.page import html
+
+    page = html(report(read(folder)))
+    assert "<script>alert" not in page and "&lt;script&gt;alert(1)" in page
+
+
+def test_means_are_those_of_the_rows(folder):
+    found = read(folder)
+    with open(folder / "classes.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    of = [float(r["cublas_us"]) / float(r["us"]) for r in rows if r["dtype"] == "f32"]
+    expected = np.exp(np.mean(np.log(of)))
+    ratios = [d.ratio for d in facts.duels(found) if d.problem.dtype == "f32"]
+    assert facts.mean(ratios) == pytest.approx(expected, rel=1e-9)
+    assert math.isnan(facts.mean([])) and math.isnan(facts.mean([math.nan]))
+
+
+def test_the_last_row_of_a_product_counts(folder):
+    rows = measured.classes()
+    again = [rows[0] | {"us": 1e6, "outcome": "ok"}]
+    measured.write(folder / "classes.csv", contest.COLUMNS, rows + again)
+    duels = facts.duels(read(folder))
+    assert len(duels) == len(rows)
+    assert (
+        duels[-1].seconds == pytest.approx(1.0)
+        and duels[-1].problem.slug == "f32-NN-4096x4096x4096"
+    )
+
+
+def test_limits_come_from_the_device_or_from_the_rows(folder):
+    assert facts.peaks(read(folder))["f32"] == pytest.approx(60e3)
+    (folder / "device.json").unlink()
+    assert facts.peaks(read(folder))["f64"] == pytest.approx(30e3, rel=1e-3)
+
+
+def test_a_search_is_told_as_it_went(folder):
+    (search,) = searches.searches(read(folder))
+    assert search.gain == pytest.approx(4e-3 / 1.6e-3)
+    assert search.outcomes == {"ok": 27, "too_slow": 13, "wrong": 1}
+    bests = [best for _, _, best in search.progress]
+    assert bests == sorted(bests, reverse=True) and search.progress[-1][:2] == (41, 40.0)
+    parts = search.importance
+    assert list(parts) == ["MB", "NB"] and parts["MB"] > 0.99 and parts["NB"] < 0.05
+
+
+def test_importance_of_noise_is_none():
+    generator = np.random.default_rng(3)
+    levels, values = generator.integers(0, 4, 400), generator.normal(size=400)
+    points = [(int(x), float(y)) for x, y in zip(levels, values, strict=True)]
+    assert searches._omega(points) < 0.03
+    assert searches._omega([(level, float(level)) for level, _ in points]) > 0.99
+
+
+def test_standard_error_is_that_of_medians():
+    """Against medians of samples drawn anew, 4000 times."""
+    generator = np.random.default_rng(5)
+    samples = generator.normal(1.0, 0.01, size=(4000, 31))
+    observed = np.median(samples, axis=1).std()
+    quarters = np.quantile(samples, [0.25, 0.75], axis=1)
+    told = np.mean([facts.standard_error(s, 31) for s in quarters[1] - quarters[0]])
+    assert told == pytest.approx(observed, rel=0.1)
+
+
+def test_suites_are_sorted_into_their_experiments(folder):
+    found = studies.studies(read(folder))
+    assert list(found) == list(studies.EXPERIMENTS)
+    lines = studies.curves(found["o2-sizes"].of("kernel"), studies.gflops)
+    assert list(lines)[:3] == ["pymm's choice", "cuBLAS", "cuBLASLt"]
+    n, rate = max(lines["02_shared_tile"].items())
+    problem = Problem(n, n, n)
+    assert rate == pytest.approx(problem.flops / measured.seconds("02_shared_tile", problem) / 1e9)
+    assert "01_coalesced 8x8" in studies.curves(found["o2-blocks"].of("kernel"), studies.gflops)
+
+
+def test_shades_follow_the_ratio():
+    assert grids.shade(1.0) == 0 and grids.shade(2.0) == 1 and grids.shade(0.1) == -1
+    assert grids.shade(math.nan) is None and -1 < grids.shade(0.9) < 0
+
+
+def test_text_and_data_are_whole(folder, tmp_path, without_plots):
+    made = report(read(folder))
+    text = markdown(made, "report.html")
+    tables = [block for block in text.split("\n\n") if block.startswith("|")]
+    for table in tables:
+        widths = {line.replace("\\|", "").count("|") for line in table.splitlines()}
+        assert len(widths) == 1, table.splitlines()[0]
+    data = json.loads(json.dumps(made.data, allow_nan=False))
+    assert len(data["measurements"]) == len(facts.timed(read(folder)))
+    assert data["summary"]["types"]["f32"]["products"] == 8
+
+
+def test_check_sees_what_changed(folder, tmp_path, capsys, without_plots):
+    out = ["--out", str(tmp_path / "out")]
+    assert main([str(folder), *out]) == 0
+    assert main([str(folder), *out, "--check"]) == 0
+    measured.write(folder / "ladder.csv", bench.COLUMNS, measured.ladder()[:-2])
+    assert main([str(folder), *out, "--check"]) == 1
+    assert "is not what the measurements say" in capsys.readouterr().out
