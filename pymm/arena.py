@@ -18,6 +18,8 @@ from pymm.backends.base import Backend, Buffer, Executable, Matrix
 from pymm.fields import GUARD_BYTES, POISON
 from pymm.opponents import lent_to
 from pymm.problem import Problem, stored_shapes
+from pymm.stretch import Stretch
+from pymm.symmetry import mirrored, other_half
 from pymm.verify import Finding, compare
 
 #: Numbers after which a stretch repeats itself: a prime, so that no two rows of a matrix are alike
@@ -33,38 +35,6 @@ ROWS, COLUMNS = 12, 24
 
 #: Least depth that the integers of the check are made for: few stretches serve all problems.
 LEAST_DEPTH = 2**14
-
-
-class Stretch:
-    """A long row of numbers on the device, `pattern` again and again."""
-
-    def __init__(self, backend: Backend, pattern: np.ndarray, count: int) -> None:
-        self.pattern, self.count = pattern, count
-        size = pattern.itemsize
-        self.buffer = backend.allocate(max(count, pattern.size) * size)
-        self.buffer.write(pattern.view(np.uint8))  # bfloat16 has no buffer of its own
-        address, done = self.buffer.address, pattern.size
-        while done < count:  # each copy doubles what is there
-            more = min(done, count - done)
-            nbytes = more * size
-            backend.copy_within(address, nbytes, address + done * size, nbytes, (1, nbytes))
-            done += more
-        backend.synchronize()
-
-    def matrix(self, shape: tuple[int, int, int]) -> Matrix:
-        """Dense matrices (batch, rows, columns) from the start of the stretch on."""
-        _, rows, columns = shape
-        return Matrix(self.buffer.address, columns, rows * columns, owner=self.buffer)
-
-    def values(self, shape: tuple[int, int, int], rows: Any = None, columns: Any = None) -> Any:
-        """The same on the host; of each matrix all rows and columns, or those named."""
-        batch, height, width = shape
-        if rows is None and columns is None:
-            return np.resize(self.pattern, batch * height * width).reshape(shape)
-        rows = np.arange(height) if rows is None else rows
-        columns = np.arange(width) if columns is None else columns
-        first = np.arange(batch)[:, None, None] * height + rows[:, None]
-        return self.pattern[(first * width + columns) % self.pattern.size]
 
 
 class Arena:
@@ -139,9 +109,21 @@ class Place:
         address = self._buffer.address + GUARD_BYTES
         self.c = Matrix(address, columns, rows * columns, owner=self._buffer)
 
+    def _stretches(self, kind: str) -> tuple[Stretch, Stretch]:
+        """What A and B are cut from; of a symmetric product they are one."""
+        a = self.arena.stretch(kind, 0, self.problem)
+        return a, a if self.problem.symmetric else self.arena.stretch(kind, 1, self.problem)
+
     def _operands(self, kind: str) -> tuple[Matrix, Matrix, Matrix]:
-        a, b = (self.arena.stretch(kind, i, self.problem).matrix(self._shapes[i]) for i in (0, 1))
+        a, b = (
+            s.matrix(shape) for s, shape in zip(self._stretches(kind), self._shapes, strict=False)
+        )
         return a, b, self.c
+
+    def _values(self, kind: str, picks: Any = ((), ())) -> tuple[np.ndarray, np.ndarray]:
+        """A and B on the host, or the rows and columns of each that are picked."""
+        three = zip(self._stretches(kind), self._shapes, picks, strict=False)
+        return tuple(stretch.values(shape, *pick) for stretch, shape, pick in three)
 
     @property
     def operands(self) -> tuple[Matrix, Matrix, Matrix]:
@@ -173,8 +155,32 @@ class Place:
     # Normal numbers
 
     def compare(self) -> Finding:
-        """Judge the elements that are looked at of the normal product that C holds."""
-        return compare(self._seen(), *self._expected)
+        """Judge the elements that are looked at of the normal product that C holds. What is said to
+        be symmetric must be so to the bit.
+        """
+        stray = self._stray("normal")
+        return Finding(np.inf, stray) if stray else compare(self._seen(), *self._expected)
+
+    def _stray(self, kind: str) -> str:
+        """What is wrong, to the bit, with the half of a symmetric C that is not computed."""
+        if not self.problem.symmetric:
+            return ""
+        if self._torch and not self._halved:
+            c = lent_to(self._torch, self.problem, *self._operands(kind))[2]
+            if self._torch.equal(c, c.mT):
+                return ""
+        poison = np.full(self._result_dtype.itemsize, POISON, np.uint8).view(self._result_dtype)
+        return other_half(self.result(), np.broadcast_to(poison, self._shapes[2]), self.problem)
+
+    @property
+    def _halved(self) -> bool:
+        """Whether the product writes one half of C alone."""
+        return self.problem.fill in ("lower", "upper")
+
+    @cached_property
+    def _torch(self) -> Any:
+        """PyTorch, if it is here and the device a GPU."""
+        return _torch() if self.backend.device.kind == "cuda" else None
 
     def result(self) -> np.ndarray:
         """What C holds, (batch, m, n)."""
@@ -184,9 +190,7 @@ class Place:
 
     def sources(self) -> tuple[np.ndarray, np.ndarray]:
         """A and B of the normal product on the host, as stored: (batch, rows, columns)."""
-        return tuple(
-            self.arena.stretch("normal", i, self.problem).values(self._shapes[i]) for i in (0, 1)
-        )
+        return self._values("normal")
 
     def deviation(self) -> float:
         """Root of the mean square of C - C64 over that of C64, of those elements."""
@@ -195,6 +199,9 @@ class Place:
         return float(np.sqrt((apart**2).mean() / max((expected**2).mean(), 1e-300)))
 
     def _seen(self) -> np.ndarray:
+        if self._halved:
+            rows, columns = self._crossings
+            return mirrored(self.result(), self.problem)[:, rows][:, :, columns]
         rows, columns = self._crossings
         _, height, width = self._shapes[2]
         size = self._result_dtype.itemsize
@@ -216,17 +223,18 @@ class Place:
         p, (rows, columns) = self.problem, self._crossings
         of_a = (None, rows) if p.trans_a else (rows, None)
         of_b = (columns, None) if p.trans_b else (None, columns)
-        a, b = (
-            self.arena.stretch("normal", i, p).values(self._shapes[i], *pick)
-            for i, pick in enumerate((of_a, of_b))
-        )
-        few = replace(p, m=len(rows), n=len(columns))
+        a, b = self._values("normal", (of_a, of_b))
+        few = replace(p, m=len(rows), n=len(columns), op="gemm")
         return reference.product(few, a, b), reference.error_bound(few, a, b)
 
     # Integers
 
     def _freivalds(self) -> Finding:
-        """C X against op(A) (op(B) X) for random signs X: every number is exact."""
+        """C X against op(A) (op(B) X) for random signs X: every number is exact. Of a product that
+        writes one half of C, that half and its image.
+        """
+        if stray := self._stray("integers"):
+            return Finding(np.inf, stray)
         wrong = self._wrong_row()
         if wrong is None:
             return Finding(0.0)
@@ -236,12 +244,9 @@ class Place:
         """Where the first of the stack's rows of that number that is wrong is so, in words."""
         p = self.problem
         of_a = (None, np.array([row])) if p.trans_a else (np.array([row]), None)
-        a, b = (
-            self.arena.stretch("integers", i, p).values(self._shapes[i], *pick).astype(np.float64)
-            for i, pick in enumerate((of_a, (None, None)))
-        )
-        expected = reference.product(replace(p, m=1), a, b)[:, 0]
-        got = self.result()[:, row].astype(np.float64)
+        a, b = (x.astype(np.float64) for x in self._values("integers", (of_a, ())))
+        expected = reference.product(replace(p, m=1, op="gemm"), a, b)[:, 0]
+        got = mirrored(self.result(), p)[:, row].astype(np.float64)
         wrong = np.argwhere(got != expected)  # true for NaN as well
         if not len(wrong):
             return f"wrong in row {row}"
@@ -254,11 +259,10 @@ class Place:
     def _wrong_row(self) -> int | None:
         p = self.problem
         x = reference.signs(p.n, VECTORS, self.arena.seed + 3)
-        torch = _torch() if self.backend.device.kind == "cuda" else None
+        torch = None if self._halved else self._torch
         if torch is None:
-            values = self.result()
-            stretches = (self.arena.stretch("integers", i, p) for i in (0, 1))
-            a, b = (s.values(shape) for s, shape in zip(stretches, self._shapes, strict=False))
+            values = mirrored(self.result(), p)
+            a, b = self._values("integers")
             left, right = reference.oriented(p, a.astype(np.float64), b.astype(np.float64))
             got, expected = values.astype(np.float64) @ x, left @ (right @ x)
             wrong = (got != expected).any(axis=(0, 2))  # true for NaN as well

@@ -10,6 +10,7 @@ from recorded import NumpyBackend, view
 
 from pymm import arena as arenas
 from pymm.arena import Arena
+from pymm.fields import POISON
 from pymm.kernels import find_kernel
 from pymm.measure import Workbench
 from pymm.problem import DTYPES, Problem, stored_shapes
@@ -151,3 +152,35 @@ def test_what_goes_wrong_now_and_then_is_looked_at_twice():
 def test_empty_problems_are_refused():
     with pytest.raises(ValueError, match="no element"):
         Arena(Machine()).place(Problem(0, 4, 4))
+
+
+def poisoned(upper):
+    """What leaves one half of C as it was: full of poison."""
+
+    def spoil(c, problem, matrix, beta):
+        poison = np.full(c.itemsize, POISON, np.uint8).view(c.dtype)[0]
+        line = np.arange(problem.n)
+        other = np.less.outer(line, line) if upper else np.greater.outer(line, line)
+        c[:, other] = poison
+
+    return spoil
+
+
+@pytest.mark.parametrize("layout", ["NT", "TN"])
+def test_symmetric_products(layout):
+    """A is B; what is not exactly symmetric, or writes the half it must not, is wrong."""
+    shape = (23, 23, 31, "f32", layout[0] == "T", layout[1] == "T")
+    full = Problem(*shape, op="syrk")
+    bench = quick(full)
+    assert bench.a.address == bench.b.address
+    assert bench.verify(CONFIG).outcome == "ok"
+
+    def skew(c, problem, matrix, beta):
+        c[0, 3, 9] = np.nextafter(c[0, 3, 9], np.float32(np.inf))
+
+    assert "C[3, 9] differs from C[9, 3]" in quick(full, skew).verify(CONFIG).detail
+    for op, upper in (("syrk_lower", True), ("syrk_upper", False)):
+        half = Problem(*shape, op=op)
+        trial = quick(half, poisoned(upper)).verify(CONFIG)
+        assert trial.outcome == "ok", trial.detail
+        assert "was written" in quick(half, poisoned(not upper)).verify(CONFIG).detail
