@@ -12,6 +12,7 @@ import numpy as np
 from pymm.arrays import Form, view_at
 from pymm.backends.base import Backend, Buffer, Compiler, Executable, LaunchFailed, Resources
 from pymm.device import Device
+from pymm.symmetry import computed, mirrored
 
 GUARD = 64  # bytes on either side
 FILL = 0xA5
@@ -78,8 +79,9 @@ class NumpyKernel(Executable):
                 right = right.swapaxes(1, 2) if p.trans_b else right
                 total = sums(alpha) * (left.astype(sums) @ right.astype(sums))
             if beta != 0:
-                total = total + sums(beta) * out.astype(sums)
-            out[...] = total
+                total = total + sums(beta) * mirrored(out, p).astype(sums)
+            written = computed(p, np.arange(p.m), np.arange(p.n))
+            np.copyto(out, mirrored(total, p), where=written, casting="same_kind")
 
         return launch
 
