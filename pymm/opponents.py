@@ -10,11 +10,15 @@ from typing import Any
 import numpy as np
 
 from pymm.backends.base import Backend, Matrix
+from pymm.backends.cublas import syrk
 from pymm.problem import DTYPES, Problem
 
 BFLOAT16 = DTYPES["bf16"]
 
 Call = Callable[[], Any]
+
+#: Name of the opponent that computes and writes one half of a symmetric C.
+HALF = "cublas_syrk"
 
 
 def opponents(
@@ -27,7 +31,8 @@ def opponents(
     this process from then on. On a GPU cuBLAS, through PyTorch (once with each of its two BLAS back
     ends), else CuPy. Empty where no library is, and in the simulator. With `triton` also a kernel
     written in Triton, if that is here, its configuration the fastest of a handful. The calls write
-    C and must be made in the process that owns the memory.
+    C and must be made in the process that owns the memory. Beside a symmetric product they are the
+    whole product, and cuBLAS's own routine for one half of it (`HALF`), which mirrors nothing.
     """
     if backend.device.kind == "cpu":
         return {"numpy": _numpy(problem, a, b, c, backend.device.sms)}
@@ -38,6 +43,8 @@ def opponents(
             except ImportError:
                 continue
             found = calls(library, problem, a, b, c)
+            if problem.symmetric and (half := syrk(problem, a, c)):
+                found[HALF] = half
             if triton and module == "torch":
                 found |= _triton(library, problem, a, b, c)
             return found

@@ -12,20 +12,22 @@ Which experiment:
 Which product:
     op (`gemm`, `syrk`), dtype, layout, m, n, k
 Which contestant:
-    name (`02_shared_tile`; a library: `cublas`, `cublaslt`, `numpy`; `sequential`: the scalar
-    kernel of the CPU, one thread; `copies`: of the operands alone), variant (`fixed`: parameters
-    that the suite gives; `default`; `chosen`: what matmul takes; empty for the others), config
-    (slug), source (digest of the kernel's text)
+    name (`02_shared_tile`; a library: `cublas`, `cublaslt`, `numpy`, and `cublas_syrk`, which
+    writes one half of a symmetric C; `sequential`: the scalar kernel of the CPU, one thread;
+    `copies`: of the operands alone), variant (`fixed`: parameters that the suite gives; `default`;
+    `chosen`: what matmul takes; empty for the others), config (slug), source (digest of the
+    kernel's text)
 Which figure:
     quantity, transfer (`pageable`, `pinned`: by way of a page-locked area, `registered`:
     page-locked in place for each copy, `locked`: arrays that are page-locked for good), outcome
 Times (quantity `kernel`: on the device, cold caches; `total`: A and B to the device, kernel, C
 back, by the host's clock; `to_device`, `to_host`: the copies alone, by the host's clock):
     seconds (median), mean (seconds), spread (interquartile range / median), rounds, void (samples
-    taken again for a late host), gflops (10^9 operations of the whole product per second of
-    `seconds`), peak (part of the device's peak rate), ratio (time of the fastest library / this
-    time, kernel times only), speedup (time of `sequential` / this time), error (largest deviation /
-    its bound), error_inf (infinity norm of C - C_sequential / that of C_sequential)
+    taken again for a late host), gflops (10^9 operations that the problem needs, of a symmetric one
+    half, per second of `seconds`), peak (part of the device's peak rate), ratio (time of the
+    fastest library that writes all of C / this time, kernel times only), speedup (time of
+    `sequential` / this time), error (largest deviation / its bound), error_inf (infinity norm of C
+    - C_sequential / that of C_sequential)
 Numbers (any other quantity: `occupancy`, `global_loads`, ...):
     value, unit
 What was seen beside them:

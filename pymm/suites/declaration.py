@@ -58,6 +58,7 @@ class Experiment:
     why_not: str = ""
     dtypes: tuple[str, ...] = ("f32",)
     layout: str = "NN"
+    op: str = "gemm"
     figures: str = "times"
     transfers: tuple[str, ...] = ()
     libraries: bool = True

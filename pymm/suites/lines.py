@@ -13,6 +13,7 @@ from pymm.child import Reply
 from pymm.device import Device
 from pymm.journal import SEEN
 from pymm.measure import Trial, median_and_spread
+from pymm.opponents import HALF
 from pymm.problem import Problem
 from pymm.records import Environment
 from pymm.suites.counts import formula
@@ -124,7 +125,8 @@ class Scribe:
         own = self.device.peak_flops.get(problem.dtype)
         if own:
             row["peak"] = f"{problem.flops / float(row['seconds']) / own:.4g}"
-        rivals = [statistics.median(taken) for taken in library_times(reply).values() if taken]
+        rivals = [statistics.median(taken) for name, taken in library_times(reply).items()
+                  if taken and (name != HALF or problem.fill != "full")]  # fmt: skip
         if rivals:
             row["ratio"] = f"{min(rivals) / float(row['seconds']):.4g}"
         return row

@@ -130,7 +130,7 @@ def steps_of(
     steps = []
     for dtype in dtypes or experiment.dtypes:
         for m, n, k in (shapes or parse_shapes(experiment.shapes))[::thin]:
-            problem = Problem(m, n, k, dtype, *transposed)
+            problem = Problem(m, n, k, dtype, *transposed, op=experiment.op)
             found = []
             for contestant in _contestants(experiment, problem, device, choose, missing):
                 if contestant not in found:
