@@ -1,7 +1,7 @@
 """The few driver calls that PyCUDA has no door to: streams that others made, page-locking in place.
 
-PyCUDA launches on its own `Stream` objects only, and shows no handle of a function. For a stream
-of PyTorch or CuPy the cubin is therefore loaded once more through here. All of it works in the
+PyCUDA launches on its own `Stream` objects only, one by one and in order, and shows no handle of a
+function. The cubin is therefore loaded once more through here. All of it works in the
 context that is current, and raises `DriverError`, which the callers translate.
 """
 
@@ -45,6 +45,18 @@ class _LaunchConfig(ctypes.Structure):
 _EARLY = _LaunchAttribute(6, 0, 1)
 
 
+class Arguments:
+    """Packed arguments of a launch, and how the driver is shown them ("CU_LAUNCH_PARAM_BUFFER_...",
+    cuda.h).
+    """
+
+    def __init__(self, packed: bytes) -> None:
+        self._room = ctypes.create_string_buffer(packed, len(packed))
+        self._size = c_size_t(len(packed))
+        room, size = ctypes.addressof(self._room), ctypes.addressof(self._size)
+        self.extra = (c_void_p * 5)(1, room, 2, size, 0)
+
+
 class _Answer(threading.local):
     """Room for a handle, one for each thread."""
 
@@ -64,13 +76,13 @@ class Driver:
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
+        #: The same, for calls that are over at once: other threads do not run meanwhile.
+        self.quick = ctypes.PyDLL("libcuda.so.1")
         self.current_context = self._asks_for_context()
 
     def _asks_for_context(self) -> Callable[[], int | None]:
-        """A call that says which context this thread has current, of whichever library, in 0.2 us:
-        without letting other threads run, for the driver answers from memory.
-        """
-        ask, answer = ctypes.PyDLL("libcuda.so.1").cuCtxGetCurrent, _Answer()
+        """A call that says which context this thread has current, made by anyone, in 0.2 us."""
+        ask, answer = self.quick.cuCtxGetCurrent, _Answer()
 
         def current_context() -> int | None:
             ask(answer.place)
@@ -78,31 +90,35 @@ class Driver:
 
         return current_context
 
-    def _call(self, name: str, *arguments: object) -> None:
-        code = getattr(self._library, name)(*arguments)
+    def call(self, name: str, *arguments: object) -> None:
+        """Call a function of the driver."""
+        function = getattr(self._library, name, None)
+        if function is None:
+            raise DriverError(f"{name} failed: the driver has no such function")
+        code = function(*arguments)
         if code:
-            raise DriverError(f"{name} failed: {self._words(code)}")
+            raise DriverError(f"{name} failed: {self.words(code)}")
 
-    def _words(self, code: int) -> str:
+    def words(self, code: int) -> str:
+        """What the driver says of an error."""
         words = c_char_p()
         self._library.cuGetErrorString(c_int(code), byref(words))
         return (words.value or b"unknown error").decode() + f" (error {code})"
 
-    def load(self, cubin: bytes, entry: str) -> tuple[int, int]:
-        """Handles of the module and of its function `entry`."""
-        module, function = c_void_p(), c_void_p()
-        self._call("cuModuleLoadData", byref(module), cubin)
-        self._call("cuModuleGetFunction", byref(function), module, entry.encode())
-        return module.value or 0, function.value or 0
+    def load(self, cubin: bytes) -> int:
+        """Handle of a module."""
+        module = c_void_p()
+        self.call("cuModuleLoadData", byref(module), cubin)
+        return module.value or 0
 
     def allow_shared(self, function: int, nbytes: int) -> None:
         """Let blocks of a function take more than 48 KiB of shared memory."""
-        self._call("cuFuncSetAttribute", c_void_p(function), c_int(_SHARED_SIZE), c_int(nbytes))
+        self.call("cuFuncSetAttribute", c_void_p(function), c_int(_SHARED_SIZE), c_int(nbytes))
 
     def function(self, module: int, entry: str) -> int:
-        """Handle of another function of a loaded module."""
+        """Handle of a function of a loaded module."""
         function = c_void_p()
-        self._call("cuModuleGetFunction", byref(function), c_void_p(module), entry.encode())
+        self.call("cuModuleGetFunction", byref(function), c_void_p(module), entry.encode())
         return function.value or 0
 
     def parameters(self, function: int, count: int) -> list[tuple[int, int]]:
@@ -113,7 +129,7 @@ class Driver:
         for index in range(count):
             offset, size = c_size_t(), c_size_t()
             where = (c_void_p(function), c_size_t(index), byref(offset), byref(size))
-            self._call("cuFuncGetParamInfo", *where)
+            self.call("cuFuncGetParamInfo", *where)
             found.append((offset.value, size.value))
         return found
 
@@ -131,7 +147,7 @@ class Driver:
         """
         rank = len(extents)
         room, place = _aligned_room()
-        self._call(
+        self.call(
             *("cuTensorMapEncodeTiled", c_void_p(place), c_int(kind), c_uint(rank)),
             *(c_void_p(address), (c_uint64 * rank)(*extents), (c_uint64 * (rank - 1))(*strides)),
             *((c_uint * rank)(*box), (c_uint * rank)(*[1] * rank)),
@@ -143,18 +159,18 @@ class Driver:
         """The tensor map of the same matrices at another address."""
         room, place = _aligned_room()
         ctypes.memmove(place, tensor_map, MAP_BYTES)
-        self._call("cuTensorMapReplaceAddress", c_void_p(place), c_void_p(address))
+        self.call("cuTensorMapReplaceAddress", c_void_p(place), c_void_p(address))
         return ctypes.string_at(place, MAP_BYTES)
 
     def unload(self, module: int) -> None:
         """Give a module back."""
-        self._call("cuModuleUnload", c_void_p(module))
+        self.call("cuModuleUnload", c_void_p(module))
 
     def launcher(
         self,
+        stream: int,
         function: int,
         sizes: tuple[int, ...],
-        stream: int,
         arguments: bytes,
         early: bool = False,
     ) -> Callable[[], None]:
@@ -166,35 +182,38 @@ class Driver:
         Of a launch's 4 us ctypes takes 0.5 with four arguments, and 1.2 with the eleven of
         `cuLaunchKernel`.
         """
-        room = ctypes.create_string_buffer(arguments, len(arguments))
-        size = c_size_t(len(arguments))
-        address = ctypes.addressof
-        extra = (c_void_p * 5)(1, address(room), 2, address(size), 0)  # by cuda.h
-        attributes = address(_EARLY) if early else None
+        kept = Arguments(arguments)
+        attributes = ctypes.addressof(_EARLY) if early else None
         config = _LaunchConfig((c_uint * 7)(*sizes), stream, attributes, int(early))
-        given = byref(config), c_void_p(function), None, extra
-        launch, words = self._library.cuLaunchKernelEx, self._words
+        given = byref(config), c_void_p(function), None, kept.extra
+        launch, words = self._library.cuLaunchKernelEx, self.words
 
-        def call(keep: object = (room, size)) -> None:
+        def call(keep: Arguments = kept) -> None:
             code = launch(*given)
             if code:
                 raise DriverError(f"cuLaunchKernelEx failed: {words(code)}")
 
         return call
 
+    def asks_whether_captured(self, stream: int) -> Callable[[], bool]:
+        """A call that says whether what is put on a stream goes to a graph instead."""
+        ask, answer, handle = self.quick.cuStreamIsCapturing, c_int(), c_void_p(stream)
+        place = byref(answer)
+        return lambda: ask(handle, place) != 0 or answer.value != 0
+
     def order(self, before: int, after: int) -> None:
         """Later work on stream `after` waits for the work that is on `before` now."""
         event = c_void_p()
-        self._call("cuEventCreate", byref(event), c_uint(_DISABLE_TIMING))
+        self.call("cuEventCreate", byref(event), c_uint(_DISABLE_TIMING))
         try:
-            self._call("cuEventRecord", event, c_void_p(before))
-            self._call("cuStreamWaitEvent", c_void_p(after), event, c_uint(0))
+            self.call("cuEventRecord", event, c_void_p(before))
+            self.call("cuStreamWaitEvent", c_void_p(after), event, c_uint(0))
         finally:
-            self._call("cuEventDestroy_v2", event)
+            self.call("cuEventDestroy_v2", event)
 
     def synchronize(self, stream: int) -> None:
         """Wait for the work on a stream."""
-        self._call("cuStreamSynchronize", c_void_p(stream))
+        self.call("cuStreamSynchronize", c_void_p(stream))
 
     def register(self, address: int, nbytes: int) -> bool:
         """Page-lock host memory in place; False where the system does not allow it, or where part
@@ -205,4 +224,4 @@ class Driver:
 
     def unregister(self, address: int) -> None:
         """Undo `register`."""
-        self._call("cuMemHostUnregister", c_void_p(address))
+        self.call("cuMemHostUnregister", c_void_p(address))

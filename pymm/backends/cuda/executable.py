@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pycuda.driver as drv
@@ -59,7 +58,9 @@ class CudaExecutable(Executable):
             )
 
     def _in(self, context: drv.Context) -> Held:
-        """The kernel in a context: `module`, `function`, `launch`."""
+        """The kernel in a context, as PyCUDA has it: `module`, `function`; and the handles of all
+        its `functions`, which PyCUDA does not show: the cubin is loaded twice.
+        """
         with self._lock:
             found = self._loaded.get(context.handle)
             if found is None:
@@ -75,7 +76,17 @@ class CudaExecutable(Executable):
             except drv.CompileError as error:
                 raise CompileFailed(f"{self.config.slug}: {error}") from error
             function = module.get_function(self._source.entry)
-            return Held(context, module=module, function=function, gemm=function._launch_kernel)
+            try:
+                own = self._driver.load(path.read_bytes())
+                found = {name: self._driver.function(own, name) for name in self._entries()}
+            except DriverError as error:
+                raise failure(context, error, f"loading {self.config.slug}") from error
+        owner = _Foreign(self._driver, own)
+        return Held(context, module=module, function=function, owner=owner, functions=found)
+
+    def _entries(self) -> tuple[str, ...]:
+        """Functions of the kernel's text."""
+        return ("gemm", "mirror") if self._source.mirrors else ("gemm",)
 
     def bind(
         self,
@@ -107,29 +118,17 @@ class CudaExecutable(Executable):
         places = tuple((_offset(form, index), which) for which, index in enumerate((4, 7, 11)))
         launches = [Launch("gemm", grid, block, shared, packed, places)]
         if mirrors(problem):
-            launches.append(mirror_launch(problem, c))  # as PyCUDA launches, it would not be early
-            stream = getattr(stream, "handle", stream) or 0
+            launches.append(mirror_launch(problem, c))
         what = f"launching {self.config.slug} on {problem.slug} ({grid} blocks of {block} threads)"
-        if isinstance(stream, int):
-            self._foreign(context, loaded, shared)
-        place = Place(self._contexts, context, self._driver, self._starter(loaded, stream), what)
-        return bound_call(place, launches, (self, a, b, c, *scratch))
+        place = self._place(context, stream, what)
+        return bound_call(place, launches, (self, a, b, c, stream, *scratch))
 
-    def _starter(self, loaded: Held, stream: Any) -> Callable[[Launch, bool], Callable[[], None]]:
-        """How to launch on a stream: PyCUDA knows its own and the default one. What is made holds
-        on to `loaded`, and so to nothing of PyCUDA's itself: that would be destroyed wherever the
-        call is.
-        """
-        if not isinstance(stream, int):
-            return lambda one, early: partial(_launch, loaded, one, stream)
-
-        def start(one: Launch, early: bool) -> Callable[[], None]:
-            sizes = *one.grid, *one.block, one.shared
-            function = loaded.handles[one.entry]
-            early = early and _waits(self._compiler.arch)
-            return self._driver.launcher(function, sizes, stream, one.arguments, early)
-
-        return start
+    def _place(self, context: drv.Context, stream: Any, what: str) -> Place:
+        """Where launches run; `what` they are."""
+        handle = getattr(stream, "handle", stream) or 0
+        early = int("".join(filter(str.isdigit, self._compiler.arch))) >= 90
+        functions = self._in(context).functions
+        return Place(self._contexts, context, self._driver, functions, handle, early, what)
 
     def _in_parts(
         self,
@@ -192,9 +191,12 @@ class CudaExecutable(Executable):
         kernel = self.config.kernel
         shared = kernel.shared_bytes(self.config, problem) if kernel.dynamic_shared else 0
         if shared + self.resources.shared_bytes > STATIC_SHARED:
-            attribute = drv.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
-            with working(context, f"taking {shared} bytes of shared memory for {self.config.slug}"):
-                loaded.function.set_attribute(attribute, shared)
+            doing = f"taking {shared} bytes of shared memory for {self.config.slug}"
+            try:
+                with active(context):
+                    self._driver.allow_shared(loaded.functions["gemm"], shared)
+            except DriverError as error:
+                raise failure(context, error, doing) from error
         return shared
 
     def _check_alignment(self, problem: Problem, matrices: tuple[Matrix, ...]) -> None:
@@ -208,27 +210,6 @@ class CudaExecutable(Executable):
                     f"a matrix has rows at {places[0]:#x} + i * {places[1]}: render it for less"
                 )
 
-    def _foreign(self, context: drv.Context, loaded: Held, shared: int) -> Driver:
-        """See to it that the kernel is loaded for streams that PyCUDA does not know, and may take
-        `shared` bytes of shared memory.
-        """
-        with self._lock:
-            if not hasattr(loaded, "handles"):
-                cubin = self._compiler.build(self._source).read_bytes()
-                with active(context):
-                    try:
-                        module, function = self._driver.load(cubin, self._source.entry)
-                        handles = {"gemm": function}
-                        if self._source.mirrors:
-                            handles["mirror"] = self._driver.function(module, "mirror")
-                        if shared + self.resources.shared_bytes > STATIC_SHARED:
-                            self._driver.allow_shared(function, shared)
-                    except DriverError as error:
-                        raise failure(context, error, f"loading {self.config.slug}") from error
-                loaded.owner = _Foreign(self._driver, module)
-                loaded.handles = handles
-        return self._driver
-
 
 class _Foreign:
     """A module loaded without PyCUDA, unloaded with the holder's context active."""
@@ -241,15 +222,6 @@ class _Foreign:
             self._driver.unload(self.module)
 
 
-def _waits(arch: str) -> bool:
-    """Whether a launch on "sm_90a" can wait for the one before it by itself."""
-    return int("".join(c for c in arch if c.isdigit())) >= 90
-
-
 def _offset(form: str, index: int) -> int:
     """Bytes before item `index` of what `pack` makes by `form`."""
     return struct.calcsize(form[: index + 1]) - struct.calcsize(form[index])
-
-
-def _launch(loaded: Held, one: Launch, stream: Any) -> None:
-    getattr(loaded, one.entry)(one.grid, one.block, one.arguments, one.shared, stream)

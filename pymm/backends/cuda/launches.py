@@ -11,8 +11,15 @@ import pycuda.driver as drv
 
 from pymm.backends.cuda.context import Contexts, failure, pop_context
 from pymm.backends.cuda.driver import MAP_BYTES, Driver, DriverError
+from pymm.backends.cuda.graphs import MOST_GRAPHS, Graph
 
 Call = Callable[[], None]
+
+#: A call that is made so many times will be made again, and becomes a graph.
+REPEATED = 3
+
+#: Handles of the legacy default stream, which cannot be captured.
+LEGACY = 0, 1
 
 #: Held while the launches of one product are queued: those of another thread on the same stream
 #: must not come between, they use the same memory.
@@ -46,14 +53,16 @@ class Launch(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where launches run: `start` makes a call of one that does nothing else, `after` says that it
+    """Where launches run: functions by their names, the handle of a stream, and whether a launch
     may begin before the one before it has ended. `what` is for error messages.
     """
 
     contexts: Contexts
     context: drv.Context
     driver: Driver
-    start: Callable[[Launch, bool], Call]
+    functions: dict[str, int]
+    stream: int
+    early: bool
     what: str
 
 
@@ -66,25 +75,35 @@ def bound_call(place: Place, launches: Sequence[Launch], owners: tuple[Any, ...]
     top of the driver's own time); else a push and a pop (0.6 us more). It is enough that the driver
     has it current, as in a thread that works with PyTorch, whatever is on PyCUDA's stack.
     """
-    launch = _in_turn([place.start(one, number > 0) for number, one in enumerate(launches)])
-    contexts, context, driver, _, what = place
-    handle, current = context.handle, driver.current_context
+    context, driver = place.context, place.driver
+    handle, current, run = context.handle, driver.current_context, None
+    ready = [_ready(place, one, number > 0) for number, one in enumerate(launches)]
+    one_by_one, left = _one_by_one(place, ready), REPEATED
+
+    def first() -> None:
+        nonlocal run, left
+        one_by_one()
+        left -= 1
+        if left == 0:
+            run = _together(place, ready, one_by_one)
+
+    run = first
 
     def call() -> None:
         try:
             if current() == handle:
-                launch()
+                run()
                 return
             context.push()
             try:
-                launch()
+                run()
             finally:
                 pop_context()
         except (drv.Error, DriverError) as error:
-            raise failure(context, error, what) from error
+            raise failure(context, error, place.what) from error
 
     def moved(*addresses: int) -> Call | None:
-        if contexts.current() is not context:
+        if place.contexts.current() is not context:
             return None
         return bound_call(place, [one.at(addresses, driver) for one in launches], owners)
 
@@ -93,7 +112,14 @@ def bound_call(place: Place, launches: Sequence[Launch], owners: tuple[Any, ...]
     return call
 
 
-def _in_turn(calls: list[Call]) -> Call:
+def _ready(place: Place, one: Launch, follows: bool) -> tuple:
+    """What `Driver.launcher` wants besides a stream."""
+    sizes = *one.grid, *one.block, one.shared
+    return place.functions[one.entry], sizes, one.arguments, follows and place.early
+
+
+def _one_by_one(place: Place, ready: list[tuple]) -> Call:
+    calls = [place.driver.launcher(place.stream, *one) for one in ready]
     if len(calls) == 1:
         return calls[0]
 
@@ -103,3 +129,26 @@ def _in_turn(calls: list[Call]) -> Call:
                 one()
 
     return call
+
+
+def _together(place: Place, ready: list[tuple], one_by_one: Call) -> Call:
+    """The same as one graph, if there is room for one and the driver can make it. On a stream that
+    is being captured the launches go one by one, into that graph.
+    """
+    stream, driver = place.stream, place.driver
+    captured = driver.asks_whether_captured(stream) if stream not in LEGACY else None
+    if Graph.alive >= MOST_GRAPHS or (captured and captured()):
+        return one_by_one
+    try:
+        launch = Graph(driver, ready).launcher(stream)
+    except DriverError:
+        return one_by_one
+
+    def alone() -> None:
+        with _turn:
+            launch()
+
+    whole = launch if len(ready) == 1 else alone
+    if captured is None:
+        return whole
+    return lambda: one_by_one() if captured() else whole()

@@ -13,7 +13,7 @@ from pymm.backends.base import Matrix
 from pymm.backends.cuda.context import Held, active, failure
 from pymm.backends.cuda.driver import MAP_BYTES, DriverError
 from pymm.backends.cuda.executable import CudaExecutable
-from pymm.backends.cuda.launches import Launch, Place, bound_call
+from pymm.backends.cuda.launches import Launch, bound_call
 from pymm.backends.cuda.mirroring import mirror_launch, mirrors
 from pymm.backends.cuda.repacking import ROW_BYTES, SOURCES, Copy, fits, packed, wanted_copies
 from pymm.kernels import Box
@@ -54,8 +54,9 @@ class MappedExecutable(CudaExecutable):
 
     def __init__(self, *common: Any) -> None:
         *others, self._device = common
+        config = common[0].config
+        self._feed, self._parts = config.kernel.hopper, parts_of(config)
         super().__init__(*others)
-        self._feed, self._parts = self.config.kernel.hopper, parts_of(self.config)
 
     def bind(
         self,
@@ -74,7 +75,7 @@ class MappedExecutable(CudaExecutable):
         context = self._contexts.current()
         loaded = self._in(context)
         self._check_alignment(problem, (a, b, c))
-        self._prepare(loaded, context, problem)
+        self._prepare(loaded, context)
         room = [copy.nbytes if copy else 0 for copy in copies]
         parts = parts_bytes(self.config, problem)
         memory = self._scratch(stream, sum(room) + parts)
@@ -93,10 +94,8 @@ class MappedExecutable(CudaExecutable):
             launches.append(self._combine(run, place))
         if mirrors(problem):
             launches.append(mirror_launch(problem, c))
-        handle = getattr(stream, "handle", stream) or 0
-        what = f"launching {self.config.slug} on {problem.slug}"
-        where = Place(self._contexts, context, self._driver, self._starter(loaded, handle), what)
-        return bound_call(where, launches, (self, a, b, c, memory, stream))
+        place = self._place(context, stream, f"launching {self.config.slug} on {problem.slug}")
+        return bound_call(place, launches, (self, a, b, c, memory, stream))
 
     def _geometry(self, problem: Problem) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         _, block = super()._geometry(problem)
@@ -108,20 +107,18 @@ class MappedExecutable(CudaExecutable):
         most = int(self._device.memory_bytes * MOST_PADDING)
         return max(1, most // one) if one else self._most_blocks[2]
 
-    def _prepare(self, loaded: Held, context: drv.Context, problem: Problem) -> None:
-        """See to it that `loaded` has all functions, for both kinds of streams, and the places of
-        the arguments. The driver says those for functions that it has loaded itself alone.
-        """
+    def _entries(self) -> tuple[str, ...]:
+        combining = ("combine",) if self._parts > 1 else ()
+        return (*super()._entries(), "repack", *combining)
+
+    def _prepare(self, loaded: Held, context: drv.Context) -> None:
+        """See to it that `loaded` has the places of the arguments."""
         if hasattr(loaded, "places"):
             return
-        driver = self._foreign(context, loaded, self._claim(loaded, context, problem))
-        others = ("repack", "combine") if self._parts > 1 else ("repack",)
+        count = len(_PARAMETERS.split())
         try:
             with active(context):
-                for name in others:
-                    loaded.handles[name] = driver.function(loaded.owner.module, name)
-                count = len(_PARAMETERS.split())
-                loaded.places = driver.parameters(loaded.handles["gemm"], count)
+                loaded.places = self._driver.parameters(loaded.functions["gemm"], count)
         except DriverError as error:
             raise failure(context, error, f"loading {self.config.slug}") from error
 

@@ -111,6 +111,21 @@ Function* function_of(void* handle);         // null: not a live function
 bool in_module(std::uintptr_t address, std::size_t bytes);
 std::string source_line(const void* code);   // "kernel.cu:12", or the offset in the module
 
+// --- functions.cpp: launches ---------------------------------------------------------------------
+
+struct alignas(64) Line { char bytes[64]; };  // as tensor maps are aligned
+
+struct Prepared {
+    const Function* function;
+    dim3 grid, block;
+    std::size_t dynamic;
+    std::vector<Line> arguments;
+};
+
+CUresult prepare(Prepared& made, void* handle, dim3 grid, dim3 block, std::size_t dynamic,
+                 void** parameters, void** extra);
+CUresult launch(const Prepared& prepared, bool early);
+
 // --- block.cpp: one block of fibers --------------------------------------------------------------
 
 // By default blocks take turns among three orders of their threads, so that a missing barrier

@@ -48,8 +48,6 @@ CUresult check_sizes(const Function& f, dim3 grid, dim3 block, std::size_t dynam
     return success;
 }
 
-struct alignas(64) Line { char bytes[64]; };  // as tensor maps are aligned
-
 // Arguments in one buffer, each at its own offset. False: not enough of them.
 bool gather(const Kernel& k, void** parameters, void** extra, std::vector<Line>& lines) {
     lines.assign(k.argument_bytes / sizeof(Line) + 1, Line{});
@@ -75,29 +73,34 @@ bool gather(const Kernel& k, void** parameters, void** extra, std::vector<Line>&
     return true;
 }
 
-CUresult launch(Function& f, dim3 grid, dim3 block, std::size_t dynamic, void** parameters,
-                void** extra, bool early) {
+}  // namespace
+
+CUresult pymm_sim::prepare(Prepared& made, void* handle, dim3 grid, dim3 block,
+                           std::size_t dynamic, void** parameters, void** extra) {
+    Function* f = function_of(handle);
+    if (!f) return invalid_handle;
+    if (CUresult e = check_sizes(*f, grid, block, dynamic)) return e;
+    made = {f, grid, block, dynamic, {}};
+    const bool once = !(parameters && extra);
+    return once && gather(*f->kernel, parameters, extra, made.arguments) ? success : invalid_value;
+}
+
+CUresult pymm_sim::launch(const Prepared& prepared, bool early) {
     static std::atomic<unsigned> serials{0};
-    if (CUresult e = check_sizes(f, grid, block, dynamic)) return e;
-    std::vector<Line> arguments;
-    if ((parameters && extra) || !gather(*f.kernel, parameters, extra, arguments))
-        return invalid_value;
     Launch l;
     if (!read_order(l.order)) return invalid_value;
-    l.function = &f;
-    l.grid = grid;
-    l.block = block;
-    l.dynamic_bytes = dynamic;
+    l.function = prepared.function;
+    l.grid = prepared.grid;
+    l.block = prepared.block;
+    l.dynamic_bytes = prepared.dynamic;
     l.early = early;
-    l.arguments = arguments[0].bytes;
+    l.arguments = prepared.arguments[0].bytes;
     l.serial = serials++;
     int fault = run(l);
     if (fault) poison(fault);
     // A real launch returns before the kernel runs: its fault shows at the next call.
     return launch_blocking() ? fault : success;
 }
-
-}  // namespace
 
 CU_EXPORT CUresult cuFuncGetAttribute(int* value, int attribute, void* handle) {
     if (CUresult e = guard()) return e;
@@ -205,9 +208,11 @@ CU_EXPORT CUresult cuLaunchKernel(void* handle, unsigned gx, unsigned gy, unsign
                                   unsigned by, unsigned bz, unsigned dynamic, void* stream,
                                   void** parameters, void** extra) {
     if (CUresult e = guard()) return e;
-    Function* f = function_of(handle);
-    if (!f || !live_stream(stream)) return invalid_handle;
-    return launch(*f, dim3(gx, gy, gz), dim3(bx, by, bz), dynamic, parameters, extra, false);
+    if (!live_stream(stream)) return invalid_handle;
+    Prepared p;
+    const dim3 grid(gx, gy, gz), block(bx, by, bz);
+    if (CUresult e = prepare(p, handle, grid, block, dynamic, parameters, extra)) return e;
+    return launch(p, false);
 }
 
 CU_EXPORT CUresult cuLaunchKernelEx(const LaunchConfig* c, void* handle, void** parameters,
@@ -219,9 +224,10 @@ CU_EXPORT CUresult cuLaunchKernelEx(const LaunchConfig* c, void* handle, void** 
         if (c->attributes[i].id != programmatic_serialization) return not_supported;
         early = c->attributes[i].value != 0;
     }
-    Function* f = function_of(handle);
-    if (!f || !live_stream(c->stream)) return invalid_handle;
-    const unsigned *g = c->grid, *b = c->block;
-    return launch(*f, dim3(g[0], g[1], g[2]), dim3(b[0], b[1], b[2]), c->dynamic, parameters,
-                  extra, early);
+    if (!live_stream(c->stream)) return invalid_handle;
+    Prepared p;
+    const dim3 grid(c->grid[0], c->grid[1], c->grid[2]);
+    const dim3 block(c->block[0], c->block[1], c->block[2]);
+    if (CUresult e = prepare(p, handle, grid, block, c->dynamic, parameters, extra)) return e;
+    return launch(p, early);
 }

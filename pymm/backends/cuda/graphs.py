@@ -1,0 +1,99 @@
+"""The launches of a product as one graph: queued by one call of the driver, which takes 2.5 us for
+any number of them, where each launch by itself takes 4.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from ctypes import byref, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
+
+from pymm.backends.cuda.driver import Arguments, Driver, DriverError
+
+#: Graphs of a process: each keeps some 10 KiB of the driver's memory.
+MOST_GRAPHS = 1024
+
+
+class _Kernel(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS_v2."""
+
+    _fields_ = (
+        ("function", c_void_p),
+        ("sizes", c_uint * 7),
+        ("parameters", c_void_p),
+        ("extra", c_void_p),
+        ("kernel", c_void_p),
+        ("context", c_void_p),
+    )
+
+
+class _Edge(ctypes.Structure):
+    """CUgraphEdgeData."""
+
+    _fields_ = (("from_port", c_ubyte), ("to_port", c_ubyte), ("type", c_ubyte),
+                ("unused", c_ubyte * 5))  # fmt: skip
+
+
+#: From kernel to kernel: when the first has ended; as an early launch (common/launches.cuh).
+_ORDINARY, _EARLY = _Edge(0, 0, 0), _Edge(1, 0, 1)
+
+
+class Graph:
+    """Launches one behind the other: each is what `Driver.launcher` takes besides a stream. Raises
+    `DriverError` where the driver cannot make it.
+    """
+
+    alive = 0
+
+    def __init__(self, driver: Driver, launches: Sequence[tuple]) -> None:
+        self._driver, self._made = driver, c_void_p()
+        graph, before = c_void_p(), None
+        driver.call("cuGraphCreate", byref(graph), c_uint(0))
+        try:
+            for launch in launches:
+                before = self._add(graph, before, *launch)
+            driver.call("cuGraphInstantiateWithFlags", byref(self._made), graph, c_uint64(0))
+        finally:
+            driver.call("cuGraphDestroy", graph)
+        Graph.alive += 1
+
+    def _add(
+        self,
+        graph: c_void_p,
+        before: c_void_p | None,
+        function: int,
+        sizes: tuple[int, ...],
+        arguments: bytes,
+        early: bool,
+    ) -> c_void_p:
+        node, kept = c_void_p(), Arguments(arguments)
+        extra = ctypes.cast(kept.extra, c_void_p)
+        kernel = _Kernel(function, (c_uint * 7)(*sizes), None, extra, None, None)
+        alone = None, c_size_t(0), byref(kernel)
+        self._driver.call("cuGraphAddKernelNode_v2", byref(node), graph, *alone)
+        if before is not None:
+            edge = byref(_EARLY if early else _ORDINARY)
+            ends = byref(before), byref(node), edge, c_size_t(1)
+            self._driver.call("cuGraphAddDependencies_v2", graph, *ends)
+        return node
+
+    def launcher(self, stream: int) -> Callable[[], None]:
+        """A call that launches it on a stream. The driver does not lock graphs: no other thread
+        runs meanwhile.
+        """
+        launch, words = self._driver.quick.cuGraphLaunch, self._driver.words
+        given = self._made, c_void_p(stream)
+
+        def call(keep: Graph = self) -> None:
+            code = launch(*given)
+            if code:
+                raise DriverError(f"cuGraphLaunch failed: {words(code)}")
+
+        return call
+
+    def __del__(self) -> None:
+        if self._made:
+            Graph.alive -= 1
+            with suppress(DriverError):
+                self._driver.call("cuGraphExecDestroy", self._made)
