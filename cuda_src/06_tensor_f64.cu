@@ -21,8 +21,6 @@
 
 #include "common/tile.cuh"
 #include "common/ptx.cuh"
-#include "common/schedule.cuh"
-#include "common/split.cuh"
 
 #ifndef MB
 #define MB 128  // rows of C that one block computes
@@ -49,6 +47,8 @@
 #define BLOCKS 1  // blocks that one multiprocessor is to hold: bounds the registers of a thread
 #endif
 
+#include "common/schedule.cuh"
+#include "common/split.cuh"
 #include "common/copied.cuh"
 
 constexpr int WARPS_M = MB / TA, WARPS_N = NB / TB, THREADS = 32 * WARPS_M * WARPS_N;
@@ -164,8 +164,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         for (int j = 0; j < COLUMNS * 2; j += PIECE) {
             const unsigned column = j0 + x + j / 2 * 8 + lane % 4 * 2 + j % 2;
             if (GUARDED && (row >= m || column >= n)) continue;
-            Piece* const c = reinterpret_cast<Piece*>(C + row * ldc + column);
             const double(&part)[4] = sum[i / 2 * COLUMNS + j / 2];
+            if (is_cut(row, column, 1, PIECE)) {
+#pragma unroll
+                for (int e = 0; e < PIECE; e++)
+                    if (kept(row, column + e))
+                        store(C + row * ldc + column + e, alpha, part[i % 2 * 2 + (j + e) % 2],
+                              beta);
+                continue;
+            }
+            Piece* const c = reinterpret_cast<Piece*>(C + row * ldc + column);
             Piece result = beta == 0.0 ? Piece{} : *c;
 #pragma unroll
             for (int e = 0; e < PIECE; e++)

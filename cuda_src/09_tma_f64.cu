@@ -57,14 +57,13 @@
 #define BLOCKS 1  // blocks that one multiprocessor is to hold
 #endif
 #ifndef SPLIT
-#define SPLIT 1  // parts of k that different blocks compute
+#define SPLIT 1  // blocks for each tile of the last round, at most; 1: as many as there are tiles
 #endif
 
-#include "common/combine.cuh"
 #include "common/hopper.cuh"
 #include "common/ptx.cuh"
 #include "common/repack.cuh"
-#include "common/schedule.cuh"
+#include "common/shares.cuh"
 #include "common/lines.cuh"
 #include "common/pairs.cuh"
 
@@ -108,31 +107,10 @@ struct Ring {
     }
 };
 
-// What a block does at a time: one part of one tile of one matrix, steps `begin` to `end`.
-struct Unit {
-    unsigned i0, j0, begin, end, matrix, part;
-};
-struct Product {
-    unsigned batch, steps, tiles_m, tiles_n;
-
-    __device__ __forceinline__ Product(unsigned m, unsigned n, unsigned k, unsigned batch)
-        : batch(batch),
-          steps((k + KB - 1) / KB),
-          tiles_m((m + MB - 1) / MB),
-          tiles_n((n + NB - 1) / NB) {}
-    __device__ __forceinline__ unsigned units() const { return tiles_m * tiles_n * SPLIT * batch; }
-    __device__ __forceinline__ Unit unit(unsigned id) const {
-        const unsigned tiles = tiles_m * tiles_n, rest = id / tiles, part = rest % SPLIT;
-        unsigned tile_m, tile_n;
-        tile_of(id % tiles, tiles_m, tiles_n, tile_m, tile_n);
-        const unsigned begin = 1ull * steps * part / SPLIT;
-        const unsigned end = 1ull * steps * (part + 1) / SPLIT;
-        return {tile_m * MB, tile_n * NB, begin, end, rest / SPLIT, part};
-    }
-};
-
 __device__ __forceinline__ void produce(const Maps& maps, const Product& product, Ring ring,
                                         int stack_a, int stack_b) {
+    const bool once_a = product.tiles_n == 1 && (stack_a || product.batch == 1);
+    const bool once_b = product.tiles_m == 1 && (stack_b || product.batch == 1);
     wait_for_launch_before();
     for (unsigned id = blockIdx.x; id < product.units(); id += gridDim.x) {
         const Unit unit = product.unit(id);
@@ -141,8 +119,10 @@ __device__ __forceinline__ void produce(const Maps& maps, const Product& product
             const unsigned tile = ring.tiles + ring.offset(), full = ring.full + 8 * ring.stage;
             ring.wait_empty();
             barrier_expect(full, STAGE_BYTES);
-            SideA::fetch(tile, &maps.a, full, unit.i0, step * KB, unit.matrix * stack_a);
-            SideB::fetch(tile + A_BYTES, &maps.b, full, unit.j0, step * KB, unit.matrix * stack_b);
+            SideA::fetch(tile, &maps.a, full, unit.i0, step * KB, unit.matrix * stack_a,
+                         once_a);
+            SideB::fetch(tile + A_BYTES, &maps.b, full, unit.j0, step * KB, unit.matrix * stack_b,
+                         once_b);
         }
     }
 }
@@ -236,12 +216,13 @@ __device__ __forceinline__ void consume(const Product& product, const Result& re
     unsigned from_a = ring.tiles + SideA::begin(y, deep, lane);
     unsigned from_b = ring.tiles + A_BYTES + SideB::begin(x, deep, lane);
     forget(from_a), forget(from_b);  // kept, not computed anew in each step
-    const unsigned units = product.units();
+
 #pragma unroll 1
-    for (unsigned id = blockIdx.x; id < units; id += gridDim.x) {
+    for (unsigned id = blockIdx.x; id < product.units(); id += gridDim.x) {
         Unit unit = product.unit(id);
         unsigned steps = unit.end - unit.begin;
-        if (unit.i0 + y >= result.m || unit.j0 + x >= result.n) {  // nothing to do for this warp
+        if (unit.shared && steps == 0) continue;
+        if (!result.has(unit.i0 + y, unit.j0 + x)) {  // nothing to do for this warp
 #pragma unroll 1
             for (; steps > 0; steps--, ring.advance()) {
                 ring.wait_full();
@@ -258,8 +239,8 @@ __device__ __forceinline__ void consume(const Product& product, const Result& re
         if (!gather(sum, scratch, thread)) continue;
         const unsigned w = thread / 32 % WARPS_MN;
         const unsigned i0 = unit.i0 + w / WARPS_N * TA, j0 = unit.j0 + w % WARPS_N * TB;
-        if (SPLIT > 1)
-            result.store_part(sum, i0, j0, unit.matrix, unit.part, thread % 32);
+        if (unit.shared)
+            result.store_part(sum, unit.slot, i0 - unit.i0, j0 - unit.j0, thread % 32);
         else
             result.store(sum, i0, j0, unit.matrix, thread % 32);
     }
@@ -282,19 +263,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         barriers_made();
     }
     __syncthreads();
-    const Product product(m, n, k, batch);
+    const Product product = product_of(m, n, k, batch);
+#if SPLIT > 1
+    if (blockIdx.x == 0 && threadIdx.x == 0)
+        *reinterpret_cast<Shared*>(parts) = {gridDim.x, product.steps};
+#endif
     const Ring ring{tiles, full, empty};
     if (warp >= WARPS) {
         if (MOVED) leave_registers<FEW>();
         // What both roles use must fit in FEW registers: with room elsewhere, computed twice.
         if (!TIGHT) forget(m), forget(n), forget(k);
         if (threadIdx.x == WARPS * 32)
-            produce(maps, Product(m, n, k, batch), ring, stack_a, stack_b);
+            produce(maps, product_of(m, n, k, batch), ring, stack_a, stack_b);
     } else {
         if (MOVED) take_registers<MANY>();
-        const unsigned rows = m, columns = n, matrices = batch;
-        consume(product,
-                {C, parts, ldc, batch_c, rows, columns, matrices, alpha, beta, boxed != 0}, ring,
+        const unsigned rows = m, columns = n;
+        consume(product, {C, parts, ldc, batch_c, rows, columns, alpha, beta, boxed != 0}, ring,
                 scratch, warp);
     }
 }

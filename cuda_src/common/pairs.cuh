@@ -6,7 +6,7 @@ using Sums = double[ROWS * COLUMNS][4];
 struct Result {
     double *C, *parts;
     long long ld, batch;
-    unsigned m, n, matrices;
+    unsigned m, n;
     double alpha, beta;
     bool aligned;  // rows of C start at multiples of 16 bytes, and are so long
 
@@ -32,15 +32,16 @@ struct Result {
             forget(line);  // one after the other: there is no room for all
         }
     }
-    // The warp's tile at (i0, j0), as a part of k has it.
-    __device__ __forceinline__ void store_part(const Sums& sum, unsigned i0, unsigned j0,
-                                               unsigned matrix, unsigned part,
-                                               unsigned lane) const {
-        const unsigned pitch = (n + 3) / 4 * 4;
-        const size_t before = static_cast<size_t>(part) * matrices + matrix;
-        double* const to = parts + (before * m + i0) * pitch + j0;
-        each(sum, to, pitch, lane, [&](unsigned row, double* line, unsigned column, double2 x) {
-            if (i0 + row < m && j0 + column < n) *reinterpret_cast<double2*>(line + column) = x;
+    // Whether a warp's tile at (i0, j0) has an element that is wanted.
+    __device__ __forceinline__ bool has(unsigned i0, unsigned j0) const {
+        return i0 < m && j0 < n && is_needed(i0, j0, TA, TB);
+    }
+    // What the block has of a tile that is shared: the warp's tile at (y, x) of it.
+    __device__ __forceinline__ void store_part(const Sums& sum, unsigned slot, unsigned y,
+                                               unsigned x, unsigned lane) const {
+        double* const to = slot_of(parts, slot) + y * NB + x;
+        each(sum, to, NB, lane, [&](unsigned, double* line, unsigned column, double2 two) {
+            *reinterpret_cast<double2*>(line + column) = two;
         });
     }
     // C <- alpha sum + beta C there.
@@ -49,14 +50,17 @@ struct Result {
 #pragma unroll
         for (int s = 0; s < ROWS * COLUMNS * 4; s++) sum[s / 4][s % 4] *= alpha;
         double* const to = C + matrix * batch + i0 * ld + j0;
-        if (aligned && beta == 0.0 && i0 + TA <= m && j0 + TB <= n) {
+        const bool whole = i0 + TA <= m && j0 + TB <= n && !is_cut(i0, j0, TA, TB);
+        if (aligned && beta == 0.0 && whole) {
             each(sum, to, ld, lane, [&](unsigned, double* line, unsigned column, double2 x) {
                 *reinterpret_cast<double2*>(line + column) = x;
             });
             return;
         }
         each(sum, to, ld, lane, [&](unsigned row, double* line, unsigned column, double2 x) {
-            const bool one = i0 + row < m && j0 + column < n, two = one && j0 + column + 1 < n;
+            bool one = i0 + row < m && j0 + column < n, two = one && j0 + column + 1 < n;
+            one = one && kept(i0 + row, j0 + column);
+            two = two && kept(i0 + row, j0 + column + 1);
             if (beta != 0.0) {
                 if (one) x.x += beta * line[column];
                 if (two) x.y += beta * line[column + 1];

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pymm.device import Device
 from pymm.kernels.declaration import (
-    PARTS_FIT,
     PARTS_HAVE_STEPS,
     STAGES_FIT,
     THREADS_FIT,
@@ -80,6 +79,20 @@ def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
     a = Box(_LINE, c.KB if p.trans_a else c.MB)
     b = Box(_LINE, c.NB if p.trans_b else c.KB)
     return a, b, Box(_LINE, c.TA)
+
+
+#: Multiprocessors of a Hopper GPU at most (NVIDIA, "H100 Tensor Core GPU Architecture", full GH100).
+_MOST_SMS = 144
+
+
+def _slots_bytes(c: Config, p: Problem) -> int:
+    """Memory of the sums of tiles that blocks share (common/shares.cuh): 128 bytes, and a tile for
+    each block that shares some and for each tile that is shared; enough for a thread of the launch
+    that adds them up.
+    """
+    blocks, count = _MOST_SMS * c.BLOCKS, tiles(c, p) * p.batch
+    slots = min(count * c.SPLIT, blocks) + min(count, blocks)
+    return 128 + max(slots * c.MB * c.NB * 8, 16 * c.SPLIT)
 
 
 # What to run where nothing is tuned: the form that a few measured times expect most of
@@ -177,7 +190,7 @@ TMA_F64 = Kernel(
     dtypes=("f64",),
     dynamic_shared=True,
     capability=(9, 0),
-    hopper=Feed(boxes=_boxes, resident=lambda c: c.BLOCKS),
+    hopper=Feed(boxes=_boxes, resident=lambda c: c.BLOCKS, parts=_slots_bytes),
     rules=(
         Rule(
             "warps tile the block evenly, in pieces of 16 x 16, and are a multiple of 4",
@@ -210,7 +223,14 @@ TMA_F64 = Kernel(
         ),
         THREADS_FIT,
         PARTS_HAVE_STEPS,
-        PARTS_FIT,
+        Rule(
+            "the steps of tiles that blocks share are counted in 32 bits, on up to 144 "
+            "multiprocessors",
+            lambda c, p, d: (
+                c.SPLIT == 1
+                or (d.sms <= _MOST_SMS and d.sms * c.BLOCKS * -(-p.k // c.KB) < 2**32)
+            ),
+        ),
         STAGES_FIT,
         Rule(
             "BLOCKS blocks fit in a multiprocessor's registers, threads and shared memory",

@@ -32,6 +32,9 @@ MOST_PADDING = 1 / 4
 #: parts of a C that is too small to keep this many of a multiprocessor's busy.
 COMBINING, AHEAD, BUSY = 256, 8, 512
 
+#: Blocks of a `combine` of shared tiles (common/shares.cuh) that stay on a multiprocessor.
+STAYING = 3
+
 #: maps m n k batch alpha beta stack_a stack_b boxed C ldc batch_c parts, the scalars apart
 _PARAMETERS = "384s i i i i {0} {0} i i i Q q q Q"
 _MAPS, _C = 0, 10
@@ -192,7 +195,10 @@ class MappedExecutable(CudaExecutable):
         rows = 1
         while rows < 32 and rows * AHEAD < self._parts and pieces * rows < self._device.sms * BUSY:
             rows *= 2
-        grid = -(-pieces * rows // COMBINING), 1, 1
+        blocks = -(-pieces * rows // COMBINING)
+        if self._feed.parts:  # they go from piece to piece
+            blocks = min(blocks, self._device.sms * STAYING)
+        grid = blocks, 1, 1
         form = _COMBINE.format(_scalar(problem))
         place = parts, c.address, c.ld, c.batch_stride
         arguments = pack(form, *place, *run.scalars, problem.m, problem.n, problem.batch)

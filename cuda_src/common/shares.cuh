@@ -1,0 +1,166 @@
+// Units of work of blocks that stay: tiles of MB x NB of a stack of matrices. Those that are left
+// when all blocks have had the same number of whole tiles are shared: laid one behind the other
+// along k and cut into as many equal pieces as there are blocks, so that none is idle in the last
+// round. A piece lies in one tile or in two; what a block has of a tile goes to memory, in a slot
+// of its own, and `combine` adds up the slots of each tile.
+//
+// 4096: 1024 tiles of 128 x 128 are 7.76 rounds of 132 blocks and take that long, not 8. A deep
+// product has no whole round at all. Slots are a block's tile each: 34 MB in all, not a multiple of C.
+
+#include "common/launches.cuh"
+#include "common/schedule.cuh"
+
+#ifndef SPLIT
+#define SPLIT 1  // blocks for each tile that is shared, at most and on average; 1: none is
+#endif
+
+struct Unit {
+    unsigned i0, j0, matrix, begin, end, slot;
+    bool shared;
+};
+
+struct Product {
+    unsigned batch, steps, tiles_m, tiles_n, blocks;
+
+    __device__ __forceinline__ unsigned each() const { return tiles_in(tiles_m, tiles_n); }
+    __device__ __forceinline__ unsigned tiles() const { return each() * batch; }
+    __device__ __forceinline__ unsigned whole() const {
+        return SPLIT > 1 ? tiles() / blocks * blocks : tiles();
+    }
+    __device__ __forceinline__ unsigned rest() const { return tiles() - whole(); }
+    // Blocks that share them; the first few have one step more than the others.
+    __device__ __forceinline__ unsigned sharers() const {
+        return rest() * SPLIT < blocks ? rest() * SPLIT : blocks;
+    }
+    // Block b takes units b, b + blocks, b + 2 * blocks, ...: whole tiles, then its shares of two.
+    __device__ __forceinline__ unsigned units() const {
+        return whole() + (rest() > 0 ? 2 * blocks : 0);
+    }
+    __device__ __forceinline__ void tile(Unit& unit, unsigned id) const {
+        unit.matrix = 0;
+        if (batch > 1) unit.matrix = id / each(), id %= each();
+        tile_of(id, tiles_m, tiles_n, unit.i0, unit.j0);
+        unit.i0 *= MB;
+        unit.j0 *= NB;
+    }
+    // Without a step where the block has no second share, or none at all.
+    __device__ __forceinline__ Unit unit(unsigned id) const {
+        Unit unit{0, 0, 0, 0, steps, 0, false};
+        if (SPLIT > 1 && id >= whole()) {
+            const unsigned share = share_of((id - whole()) % blocks), from = first_step(share);
+            const unsigned to = share < sharers() ? first_step(share + 1) : from;
+            const unsigned shared = steps == 0 ? 0 : from / steps + (id - whole()) / blocks;
+            const unsigned first = shared * steps, last = first + steps;
+            unit.begin = from > first ? from - first : 0;
+            unit.end = to <= first ? unit.begin : to < last ? to - first : steps;
+            unit.slot = share + shared;
+            unit.shared = true;
+            id = unit.end > unit.begin ? whole() + shared : 0;
+        }
+        tile(unit, id);
+        return unit;
+    }
+    // Neighbours have the same part of k of different tiles, and much of what they read in common.
+    __device__ __forceinline__ unsigned share_of(unsigned block) const {
+        const unsigned each = sharers() / rest();
+        return block < each * rest() ? block % rest() * each + block / rest() : block;
+    }
+    __device__ __forceinline__ unsigned first_step(unsigned share) const {
+        const unsigned count = rest() * steps, more = count % sharers();
+        return count / sharers() * share + (share < more ? share : more);
+    }
+    // The share that has this step.
+    __device__ __forceinline__ unsigned sharer(unsigned step) const {
+        const unsigned piece = rest() * steps / sharers(), more = rest() * steps % sharers();
+        if (step < more * (piece + 1)) return step / (piece + 1);
+        return more + (step - more * (piece + 1)) / piece;
+    }
+};
+// The product of the launch that this is in.
+__device__ __forceinline__ Product product_of(unsigned m, unsigned n, unsigned k, unsigned batch) {
+    return {batch, (k + KB - 1) / KB, (m + MB - 1) / MB, (n + NB - 1) / NB, gridDim.x};
+}
+
+// What `combine` must know of the launch before it, at the beginning of the slots' memory.
+struct alignas(128) Shared {
+    unsigned blocks, steps;
+};
+constexpr int SLOT = MB * NB;  // numbers of a slot
+__device__ __forceinline__ double* slot_of(double* parts, unsigned slot) {
+    return parts + sizeof(Shared) / sizeof(double) + static_cast<size_t>(slot) * SLOT;
+}
+
+#if SPLIT > 1
+
+// C = alpha (sum of its slots) + beta C for every tile that was shared. A thread has two columns in
+// each of four places of a tile, which hides what it takes to find slots and tile; where tiles are
+// few and their slots many, several threads share the slots. Added up in a fixed order.
+extern "C" __global__ void __launch_bounds__(256, 3)
+    combine(const double* parts, double* C, long long ldc, long long batch_c, double alpha,
+            double beta, int m, int n, int batch) {
+    constexpr unsigned PAIRS = SLOT / 2, PLACES = 4;
+    __shared__ double2 totals[PLACES][256];
+    wait_for_launch_before<FILL != 0>();
+    const Shared& launch = *reinterpret_cast<const Shared*>(parts);
+    const Product p{unsigned(batch), launch.steps, (m + MB - 1u) / MB, (n + NB - 1u) / NB,
+                    launch.blocks};
+    const double2* const slots = reinterpret_cast<const double2*>(parts + sizeof(Shared) / 8);
+    const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x, rest = p.rest();
+    unsigned helpers = 1;
+    while (helpers < 32 && helpers * 2 * rest <= p.sharers()) helpers *= 2;
+    const unsigned across = 256 / helpers, helper = thread / across;
+    const unsigned pieces = (PAIRS + across * PLACES - 1) / (across * PLACES);  // of a tile
+    for (unsigned piece = blockIdx.x; piece < rest * pieces; piece += gridDim.x) {
+        const unsigned shared = piece / pieces;
+        const unsigned first = piece % pieces * across * PLACES + thread % across;
+        double2 sum[PLACES] = {};
+        const unsigned from = p.steps == 0 ? 1 : p.sharer(shared * p.steps) + shared;
+        const unsigned to = p.steps == 0 ? 0 : p.sharer((shared + 1) * p.steps - 1) + shared;
+        for (unsigned slot = from + helper; slot <= to; slot += helpers * 2) {
+            double2 next[2][PLACES];  // all on their way before the first is added
+#pragma unroll
+            for (unsigned i = 0; i < 2; i++) {
+                const unsigned s = slot + i * helpers;
+#pragma unroll
+                for (unsigned q = 0; q < PLACES; q++) {
+                    const unsigned place = first + q * across;
+                    next[i][q] = s <= to && place < PAIRS
+                                     ? slots[static_cast<size_t>(s) * PAIRS + place]
+                                     : double2{};
+                }
+            }
+#pragma unroll
+            for (unsigned i = 0; i < 2; i++)
+#pragma unroll
+                for (unsigned q = 0; q < PLACES; q++)
+                    sum[q].x += next[i][q].x, sum[q].y += next[i][q].y;
+        }
+        if (helpers > 1) {
+            __syncthreads();  // what was there before has been read
+#pragma unroll
+            for (unsigned q = 0; q < PLACES; q++) totals[q][thread] = sum[q];
+            __syncthreads();
+            if (helper > 0) continue;
+            for (unsigned h = 1; h < helpers; h++)
+#pragma unroll
+                for (unsigned q = 0; q < PLACES; q++) {
+                    const double2 more = totals[q][h * across + thread];
+                    sum[q].x += more.x, sum[q].y += more.y;
+                }
+        }
+        Unit unit;
+        p.tile(unit, p.whole() + shared);
+#pragma unroll
+        for (unsigned q = 0; q < PLACES; q++) {
+            const unsigned place = first + q * across, row = unit.i0 + place / (NB / 2);
+            const unsigned column = unit.j0 + place % (NB / 2) * 2;
+            if (place >= PAIRS || row >= unsigned(m)) continue;
+            double* const to = C + unit.matrix * batch_c + row * ldc + column;
+            if (column < unsigned(n) && kept(row, column))
+                to[0] = alpha * sum[q].x + (beta != 0 ? beta * to[0] : 0.0);
+            if (column + 1 < unsigned(n) && kept(row, column + 1))
+                to[1] = alpha * sum[q].y + (beta != 0 ? beta * to[1] : 0.0);
+        }
+    }
+}
+#endif
