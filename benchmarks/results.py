@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a checkout need not be installed
 
-from pymm.classes import class_problems  # noqa: E402
+from pymm.classes import SYMMETRIC, class_problems  # noqa: E402
 
 TABLE = ROOT / "benchmarks" / "RESULTS.md"
 FOLDER = ROOT / "benchmarks" / "results" / "nvidia-h200"
@@ -42,6 +42,11 @@ GOALS: dict[str, dict[str, tuple[float, float]]] = {
                "rank-k 64 to 156": (1.5, 3.0), "641 and 4097": (1.2, 3.0)},
 }  # fmt: skip
 GOALS["f16"] = GOALS["bf16"]
+SYMMETRIC_GOALS = {
+    "f32": {"syrk-large": (1.0, 1.15), "syrk-small": (1.2, 2.0)},
+    "f64": {"syrk-large": (1.0, 1.1), "syrk-small": (1.2, 2.0)},
+    "bf16": {"syrk-large": (1.5, 1.85), "syrk-small": (1.1, 1.6)},
+}
 
 #: Floors and goals where an operand is transposed, beside those of NN.
 TRANSPOSED = 0.9
@@ -134,12 +139,13 @@ def classes(rows: Sequence[Row]) -> list[str]:
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
         of_type = [row for row in rows if row["dtype"] == dtype]
         for name in dict.fromkeys(row["class"] for row in of_type):
-            floor, goal = GOALS.get(dtype, {}).get(name, (math.nan, math.nan))
+            goals = GOALS.get(dtype, {}) | SYMMETRIC_GOALS.get(dtype, {})
+            floor, goal = goals.get(name, (math.nan, math.nan))
             cells, verdicts = [], []
             for layout in LAYOUTS:
                 at = [r for r in of_type if (r["class"], r["layout"]) == (name, layout)]
                 value = mean(at)
-                part = 1.0 if layout == "NN" else TRANSPOSED
+                part = 1.0 if layout == "NN" or name in SYMMETRIC else TRANSPOSED
                 wanted = len(class_problems((name,), (dtype,), (layout,)))
                 if any(row["outcome"] != "ok" for row in at):
                     verdicts.append("failed")
@@ -155,7 +161,11 @@ def classes(rows: Sequence[Row]) -> list[str]:
                 f"| {verdicts[0]} | {worst(verdicts[1:])} |"
             )
     named = [f"{dtype}: {words}" for dtype, words in OPPONENTS.items()]
-    return [*lines, "", "Opponents: " + "; ".join(named) + "; else cuBLAS in the same type."]
+    lines += ["", "Opponents: " + "; ".join(named) + "; else cuBLAS in the same type."]
+    if any(row["class"] in SYMMETRIC for row in rows):
+        lines.append("syrk: C = A A^T and A^T A, all of C written, against the faster of cuBLAS's "
+                     "gemm and its syrk with a mirror (two launches of PyTorch's); full floors.")
+    return lines
 
 
 def mean(rows: Sequence[Row]) -> float:

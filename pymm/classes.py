@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pymm.problem import DTYPES, Problem
 from pymm.shapes import parse_shapes
@@ -11,6 +11,12 @@ LAYOUTS = ("NN", "NT", "TN", "TT")
 
 #: Classes whose shapes are the set of that name.
 SETS = ("large", "small", "odd", "rank-k", "skinny")
+
+#: Classes of symmetric products, C = A A^T (NT) and A^T A (TN): no part of "all classes".
+SYMMETRIC = {
+    "syrk-large": "4096,6144,8192,10500",
+    "syrk-small": "500,640,1000,1024,1500,2048",
+}
 
 #: Classes of `tf32x3`, which is compared with float32's products: shapes as `parse_shapes` reads.
 ACCURATE = {
@@ -30,19 +36,29 @@ def shapes_of(dtype: str) -> dict[str, str]:
 def class_problems(
     classes: Sequence[str], dtypes: Sequence[str], layouts: Sequence[str]
 ) -> list[tuple[str, Problem]]:
-    """Every product of the classes named (none: all) with its class, layout by layout and in each
-    type by type, so that a run that is cut off has all types. `ValueError` for an unknown name.
+    """Every product of the classes named (none: all but the symmetric ones) with its class, layout
+    by layout and in each type by type, so that a run that is cut off has all types. `ValueError`
+    for an unknown name.
     """
-    known = {name for dtype in DTYPES for name in shapes_of(dtype)}
+    known = {name for dtype in DTYPES for name in shapes_of(dtype)} | set(SYMMETRIC)
     for given, names in ((classes, known), (dtypes, DTYPES), (layouts, LAYOUTS)):
         for name in given:
             if name not in names:
                 raise ValueError(f"{name!r} is none of {', '.join(names)}")
     return [
-        (name, Problem(m, n, k, dtype, layout[0] == "T", layout[1] == "T"))
+        (name, Problem(m, n, k, dtype, layout[0] == "T", layout[1] == "T", op=op))
         for layout in layouts
         for dtype in dtypes
-        for name, text in shapes_of(dtype).items()
-        if not classes or name in classes
+        for name, text, op in _of_layout(dtype, layout)
+        if name in classes or (not classes and op == "gemm")
         for m, n, k in parse_shapes(text)
     ]
+
+
+def _of_layout(dtype: str, layout: str) -> Iterator[tuple[str, str, str]]:
+    """Name, shapes and operation of the classes that a type has in a layout."""
+    for name, text in shapes_of(dtype).items():
+        yield name, text, "gemm"
+    if layout in ("NT", "TN"):
+        for name, text in SYMMETRIC.items():
+            yield name, text, "syrk"

@@ -23,6 +23,7 @@ from pymm.backends.base import CompileFailed
 from pymm.cache import Precompiler, compilers_beside, config_directory
 from pymm.device import Device
 from pymm.journal import SEEN
+from pymm.opponents import HALF, WHOLE
 from pymm.problem import Problem
 from pymm.records import Environment
 from pymm.rows import append, begun
@@ -50,7 +51,7 @@ COLUMNS = (
 ROUNDS, SECONDS_PER_PRODUCT = 31, 0.2
 
 #: The libraries that count as the opponent.
-RIVALS = ("cublas", "cublaslt", "numpy")
+RIVALS = ("cublas", "cublaslt", "numpy", WHOLE)
 
 
 @dataclass(frozen=True)
@@ -193,6 +194,8 @@ class Contest:
         if not trial.seconds > 0:
             return row
         rivals = {name: others[name] for name in RIVALS if name in others}
+        if WHOLE in others:
+            row["detail"] = f"cublas?syrk {_us(others[HALF])} us, mirrored {_us(others[WHOLE])} us"
         rival = min(rivals, key=rivals.__getitem__, default="")
         rate, peak = entry.problem.flops / trial.seconds, self.device.peak_flops
         own = peak.get(entry.problem.dtype)

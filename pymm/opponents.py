@@ -17,8 +17,8 @@ BFLOAT16 = DTYPES["bf16"]
 
 Call = Callable[[], Any]
 
-#: Name of the opponent that computes and writes one half of a symmetric C.
-HALF = "cublas_syrk"
+#: Names of the opponents of a symmetric product: one half of C, and that half with its image.
+HALF, WHOLE = "cublas_syrk", "cublas_syrk_mirror"
 
 
 def opponents(
@@ -32,7 +32,8 @@ def opponents(
     ends), else CuPy. Empty where no library is, and in the simulator. With `triton` also a kernel
     written in Triton, if that is here, its configuration the fastest of a handful. The calls write
     C and must be made in the process that owns the memory. Beside a symmetric product they are the
-    whole product, and cuBLAS's own routine for one half of it (`HALF`), which mirrors nothing.
+    whole product, cuBLAS's own routine for one half of it (`HALF`), and that one and a mirror made
+    of two of PyTorch's launches (`WHOLE`).
     """
     if backend.device.kind == "cpu":
         return {"numpy": _numpy(problem, a, b, c, backend.device.sms)}
@@ -43,8 +44,8 @@ def opponents(
             except ImportError:
                 continue
             found = calls(library, problem, a, b, c)
-            if problem.symmetric and (half := syrk(problem, a, c)):
-                found[HALF] = half
+            if module == "torch" and (half := syrk(problem, a, c)):
+                found |= {HALF: half, WHOLE: _with_mirror(library, problem, a, b, c, half)}
             if triton and module == "torch":
                 found |= _triton(library, problem, a, b, c)
             return found
@@ -141,6 +142,22 @@ def _torch(torch: Any, problem: Problem, a: Matrix, b: Matrix, c: Matrix) -> dic
         library: Prepared(functools.partial(choose, library), multiply)
         for library in ("cublas", "cublaslt")
     }
+
+
+def _with_mirror(
+    torch: Any, problem: Problem, a: Matrix, b: Matrix, c: Matrix, half: Call
+) -> Call:
+    """One half of C by `half`, then its image in the other."""
+    out = lent_to(torch, problem, a, b, c)[2]
+    lower = torch.ones(out.shape, dtype=torch.bool, device="cuda").tril()
+    room = torch.empty_like(out)
+
+    def call() -> None:
+        half()
+        torch.where(lower, out, out.mT, out=room)
+        out.copy_(room)
+
+    return call
 
 
 def _cupy(cupy: Any, problem: Problem, a: Matrix, b: Matrix, c: Matrix) -> dict[str, Call]:
