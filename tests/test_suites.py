@@ -34,7 +34,8 @@ def test_every_experiment_of_the_origins_has_a_name():
     assert suites_named("o4,o1") == ["o1", "o4-square", "o4-rectangular"]
     assert len(parse_shapes(EXPERIMENTS["o2-remainders"].shapes)) == 101
     sizes = parse_shapes(EXPERIMENTS["o3"].shapes)
-    assert sizes[0] == (500, 500, 500) and (18500, 18500, 9250) in sizes and len(sizes) == 38
+    assert sizes[0] == (500, 500, 500) and sizes[-1] == (20500, 20500, 10250)
+    assert (18500, 18500, 18500) in sizes and len(sizes) == 40
     assert len(parse_shapes(EXPERIMENTS["o4-square"].shapes)) == 40
 
 

@@ -39,7 +39,7 @@ EXPERIMENTS = (
         "o2-remainders",
         "the influence of remainders: every N from 1000 to 1100",
         "o2-remainders",
-        rungs=(*BOTH, CHOSEN), seconds=0.05,
+        rungs=(*BOTH, CHOSEN), on_cpu=("01", CHOSEN), seconds=0.05,
     ),
     Experiment(
         "o2-blocks",
