@@ -15,6 +15,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), ""
+)
 ON_GPU = os.environ.get("PYMM_TEST_GPU") == "1"
 
 # A checkout can be tested without being installed, as on a machine that only lends its GPU.
@@ -31,17 +34,23 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit what the first pr
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what this machine is not asked to run; pytest reports how many."""
-    unwanted = "simulator" if ON_GPU else "gpu"
-    left_out = [item for item in items if item.get_closest_marker(unwanted)]
+    """Leave out what this machine is not asked to run or cannot; pytest reports how many.
+    Continuous integration has to have a browser.
+    """
+    unwanted = ["simulator" if ON_GPU else "gpu"]
+    if not BROWSER and not os.environ.get("CI"):
+        unwanted.append("browser")
+    left_out = [item for item in items if any(map(item.get_closest_marker, unwanted))]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
 
 
-def pytest_report_header() -> str:
-    """Where the CUDA kernels run."""
-    return "CUDA kernels: on the GPU" if ON_GPU else "CUDA kernels: in the simulator"
+def pytest_report_header() -> list[str]:
+    """Where the CUDA kernels run, and what looks at the pages of reports."""
+    kernels = "on the GPU" if ON_GPU else "in the simulator"
+    looked = f"in {BROWSER}" if BROWSER else "NOT LOOKED AT, no Chromium: apt install chromium"
+    return [f"CUDA kernels: {kernels}", f"pages of reports: {looked}"]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

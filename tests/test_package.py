@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SITE = sysconfig.get_path("purelib")
 SOURCES = ("pymm", "cpu_src", "cuda_src", "tuning_configs")
-KINDS = {".py", ".cu", ".cuh", ".cpp", ".hpp", ".md", ".yaml"}
+KINDS = {".js", ".py", ".css", ".cu", ".cuh", ".cpp", ".hpp", ".md", ".yaml"}
 
 pytestmark = pytest.mark.xdist_group("package")  # one process builds for all of them
 

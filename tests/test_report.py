@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import measured
 import numpy as np
@@ -17,6 +20,7 @@ from pymm.report import facts, grids, main, reading, searches, studies
 from pymm.report.chapters import report
 from pymm.report.text import markdown
 
+ROOT = Path(__file__).resolve().parents[1]
 SLUG = measured.SLUG
 
 
@@ -267,3 +271,24 @@ def test_check_sees_what_changed(folder, tmp_path, capsys, without_plots):
     measured.write(folder / "ladder.csv", bench.COLUMNS, measured.ladder()[:-2])
     assert main([str(folder), *out, "--check"]) == 1
     assert "is not what the measurements say" in capsys.readouterr().out
+
+
+def test_the_same_rows_give_the_same_bytes(tmp_path):
+    """In another process, too, whatever the order of its sets."""
+    folder = tmp_path / "results" / SLUG
+    measured.write(folder / "ladder.csv", bench.COLUMNS, measured.ladder())
+    measured.write(folder / "tuning.csv", journal.COLUMNS, measured.trials())
+    assert main([str(folder), "--out", str(tmp_path / "one")]) == 0
+    command = [sys.executable, "-m", "pymm.report", str(folder), "--out", str(tmp_path / "two")]
+    subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": "7"}, check=True)
+    one, two = (sorted((tmp_path / name / SLUG).iterdir()) for name in ("one", "two"))
+    assert [path.name for path in one] == [path.name for path in two] != []
+    for mine, other in zip(one, two, strict=True):
+        assert mine.read_bytes() == other.read_bytes(), mine.name
+
+
+@pytest.mark.parametrize("device", sorted((ROOT / "reports").iterdir()), ids=lambda path: path.name)
+def test_reports_say_what_the_measurements_say(device, monkeypatch):
+    """`python -m pymm.report` would change nothing but drawings."""
+    monkeypatch.chdir(ROOT)
+    assert main([device.name, "--check"]) == 0

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from pymm.report import grids, listing, plots_limits, plots_rates, plots_searches
 from pymm.report.chapters_studies import origins
+from pymm.report.circumstances import environment, measurable
 from pymm.report.content import Chapter, Report, Table, Tile, rate
 from pymm.report.drawing import Figure, NoPlots
 from pymm.report.facts import (
@@ -20,44 +21,47 @@ from pymm.report.facts import (
     opponent_name,
     peaks,
     timed,
-    written,
 )
 from pymm.report.reading import Findings
 from pymm.report.record import data_of
 from pymm.report.searches import searches
 
+#: Calls a maker of figures with its arguments.
+Draw = Callable[..., list[Figure]]
+
 #: Compared with float32's products, so that it counts apart.
 OTHER_ARITHMETIC = "tf32x3"
 
 
-def report(findings: Findings) -> Report:
-    """Everything about one device. A chapter that has nothing to show is left out, and said."""
-    notices = list(findings.notices)
+def report(findings: Findings, figures: bool = True) -> Report:
+    """Everything about one device, perhaps without figures. A chapter that has nothing to show is
+    left out, and said.
+    """
+    reasons: dict[str, None] = {}
+
+    def drawn(maker: Callable[..., list[Figure]], *arguments: object) -> list[Figure]:
+        try:
+            return maker(*arguments) if figures else []
+        except NoPlots as reason:
+            reasons[f"No figures: {reason}"] = None
+            return []
+
     first, last = (glance, beside, ladder, sizes, limits, tuning), (accuracy, unseen)
-    made = [maker(findings, notices) for maker in first]
-    made += origins(findings, lambda maker: drawn(notices, maker))
-    made += [maker(findings, notices) for maker in last]
+    made = [maker(findings, drawn) for maker in first]
+    made += origins(findings, drawn)
+    made += [maker(findings, drawn) for maker in last]
     chapters = [chapter for chapter in made if not chapter.empty]
-    left = [chapter.title for chapter in made if chapter.empty]
-    if left:
-        notices.append(f"Nothing was measured for: {', '.join(left)}")
+    left = [title for title, measured in measurable(findings).items() if not measured]
+    missing = [f"Nothing was measured for: {', '.join(left)}"] if left else []
     return Report(
         device_name(findings),
         "How fast pymm multiplies matrices on it",
         chapters,
-        list(dict.fromkeys(notices)),
+        [*dict.fromkeys(findings.notices), *missing],
         environment(findings),
         data_of(findings),
+        "; ".join(reasons),
     )
-
-
-def drawn(notices: list[str], maker: Callable[..., list[Figure]], *arguments) -> list[Figure]:
-    """Figures, or none and a notice where Matplotlib is missing."""
-    try:
-        return maker(*arguments)
-    except NoPlots as reason:
-        notices.append(f"No figures: {reason}")
-        return []
 
 
 def filled(*tables: Table) -> list[Table]:
@@ -70,7 +74,7 @@ def contests(findings: Findings) -> list[Duel]:
     return duels(findings) or bench_duels(findings)
 
 
-def glance(findings: Findings, notices: list[str]) -> Chapter:
+def glance(findings: Findings, drawn: Draw) -> Chapter:
     """The first screen: tiles and two figures."""
     found, held = extremes(findings), contests(findings)
     opponent, tiles = opponent_name(findings), []
@@ -104,8 +108,8 @@ def glance(findings: Findings, notices: list[str]) -> Chapter:
             )
         )
     tiles += _tuned(findings)
-    figures = drawn(notices, plots_rates.glance, found, device_name(findings))
-    figures += drawn(notices, plots_searches.gains, searches(findings))
+    figures = drawn(plots_rates.glance, found, device_name(findings))
+    figures += drawn(plots_searches.gains, searches(findings))
     words = (
         "The highest rate of each type, the device's limit, the opponent, and what tuning "
         "gained. A ratio is the opponent's time / pymm's: above 1 pymm is faster."
@@ -137,7 +141,7 @@ def _tuned(findings: Findings) -> Iterable[Tile]:
         )
 
 
-def beside(findings: Findings, notices: list[str]) -> Chapter:
+def beside(findings: Findings, drawn: Draw) -> Chapter:
     """Heat maps and the table of every product."""
     held = duels(findings)
     tables = (
@@ -161,10 +165,10 @@ def beside(findings: Findings, notices: list[str]) -> Chapter:
     )
 
 
-def ladder(findings: Findings, notices: list[str]) -> Chapter:
+def ladder(findings: Findings, drawn: Draw) -> Chapter:
     """The rungs."""
     everything = [t for t in timed(findings) if t.row.kind == "bench"]
-    figures = drawn(notices, plots_rates.ladder, everything, peaks(findings))
+    figures = drawn(plots_rates.ladder, everything, peaks(findings))
     tables = filled(listing.kernels(everything))
     words = (
         "Every kernel with its default and, where that very problem was tuned, its tuned "
@@ -180,20 +184,20 @@ def ladder(findings: Findings, notices: list[str]) -> Chapter:
     )
 
 
-def sizes(findings: Findings, notices: list[str]) -> Chapter:
+def sizes(findings: Findings, drawn: Draw) -> Chapter:
     """Rates against size."""
     everything = [t for t in timed(findings) if t.row.kind in ("classes", "bench")]
     limit = peaks(findings)
-    figures = drawn(notices, plots_rates.curves, everything, limit)
+    figures = drawn(plots_rates.curves, everything, limit)
     words = "Square products, row-major operands, of every file that was read."
     return Chapter("sizes", "Rate against size", words, figures)
 
 
-def limits(findings: Findings, notices: list[str]) -> Chapter:
+def limits(findings: Findings, drawn: Draw) -> Chapter:
     """Roofline, power, energy."""
     bandwidth = float(findings.device.get("bandwidth") or 0)
-    figures = drawn(notices, plots_limits.rooflines, timed(findings), peaks(findings), bandwidth)
-    figures += drawn(notices, plots_limits.energy, class_rows(findings))
+    figures = drawn(plots_limits.rooflines, timed(findings), peaks(findings), bandwidth)
+    figures += drawn(plots_limits.energy, class_rows(findings))
     words = (
         "A product is limited by arithmetic, or, where it does few operations for each byte, "
         "by memory."
@@ -201,7 +205,7 @@ def limits(findings: Findings, notices: list[str]) -> Chapter:
     return Chapter("limits", "Physical limits", words, figures)
 
 
-def tuning(findings: Findings, notices: list[str]) -> Chapter:
+def tuning(findings: Findings, drawn: Draw) -> Chapter:
     """How the searches went."""
     found = searches(findings)
     figures = []
@@ -211,7 +215,7 @@ def tuning(findings: Findings, notices: list[str]) -> Chapter:
         plots_searches.importances,
         plots_searches.slices,
     ):
-        figures += drawn(notices, maker, found)
+        figures += drawn(maker, found)
     tables = filled(listing.gains(found), listing.records(findings.records))
     words = (
         "Each search tries the default first, then what is stored for neighbours and what the "
@@ -221,9 +225,9 @@ def tuning(findings: Findings, notices: list[str]) -> Chapter:
     return Chapter("tuning", "Tuning", words, figures, tables, ["python -m pymm.tune"])
 
 
-def accuracy(findings: Findings, notices: list[str]) -> Chapter:
+def accuracy(findings: Findings, drawn: Draw) -> Chapter:
     """Errors beside their bound."""
-    figures = drawn(notices, plots_limits.errors, class_rows(findings))
+    figures = drawn(plots_limits.errors, class_rows(findings))
     words = (
         "No element may deviate from the product in float64 by more than rounding can cause "
         "in any order of adding; a result beyond that bound is wrong and is not timed."
@@ -231,7 +235,7 @@ def accuracy(findings: Findings, notices: list[str]) -> Chapter:
     return Chapter("accuracy", "Accuracy", words, figures)
 
 
-def unseen(findings: Findings, notices: list[str]) -> Chapter:
+def unseen(findings: Findings, drawn: Draw) -> Chapter:
     """Shapes never tuned."""
     rows = findings.of("unseen")
     tiles = []
@@ -254,28 +258,3 @@ def unseen(findings: Findings, notices: list[str]) -> Chapter:
         ["python benchmarks/unseen.py --csv unseen.csv"] if rows else (),
         tiles,
     )
-
-
-def environment(findings: Findings) -> list[tuple[str, str]]:
-    """What it was measured with, each value that occurs."""
-    rows = [row for kind in findings.rows.values() for row in kind]
-    facts = [("device", device_name(findings))]
-    for name in ("kind", "capability", "sms", "cores", "vector_bytes"):
-        if findings.device.get(name):
-            facts.append((name.replace("_", " "), str(findings.device[name])))
-    limit = peaks(findings)
-    if limit:
-        facts.append(("limits", ", ".join(f"{name} {rate(v)}" for name, v in limit.items())))
-    if findings.device.get("bandwidth"):
-        facts.append(("memory", f"{float(findings.device['bandwidth']) / 1e12:.3g} TB/s"))
-    for name in ("driver", "compiler", "pymm", "commit"):
-        seen = sorted({row.text(name) for row in rows} - {""})
-        if seen:
-            facts.append((name, ", ".join(seen)))
-    moments = sorted(row.text("time") for row in rows if row.text("time"))
-    if moments:
-        facts.append(("measured", f"{moments[0]} to {moments[-1]}"))
-    libraries = {t.who for t in timed(findings)} - {OWN}
-    facts.append(("beside", ", ".join(sorted(map(written, libraries))) or "nothing"))
-    facts.append(("read from", ", ".join(findings.files) or "nothing"))
-    return facts

@@ -67,9 +67,7 @@ FACTS = {
 }
 
 
-def origins(
-    findings: Findings, drawn: Callable[[Callable[..., list[Figure]]], list[Figure]]
-) -> list[Chapter]:
+def origins(findings: Findings, drawn: Callable[..., list[Figure]]) -> list[Chapter]:
     """A chapter for each origin that was measured; `drawn` calls a maker of figures."""
     found, limit = studies(findings), peaks(findings)
     chapters = []
@@ -77,7 +75,7 @@ def origins(
         at = [found[experiment] for experiment in experiments if experiment in found]
         chapter = Chapter(name, title, words)
         for study in at:
-            chapter.figures += drawn(lambda study=study: _figures(study, limit))
+            chapter.figures += drawn(_figures, study, limit)
             chapter.tables += [table for table in _tables(study) if table.rows]
         if at:
             chapter.commands = [f"python -m pymm.bench --suite {study.name}" for study in at]

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     status = 0
     for folder in folders:
         found = read_device(folder, [options.records / f"{folder.name}.yaml"])
-        made = report_of(found)
+        made = report_of(found, figures=not options.check)
         target = options.out / folder.name
         if not made.chapters:
             print(f"{folder.name}: nothing to show", *found.notices, sep="\n  ", file=sys.stderr)
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             write(made, target)
             print(f"{target / PAGE}: {len(made.chapters)} chapters, {len(found.files)} files read")
-            for notice in made.notices:
+            for notice in filter(None, (*made.notices, made.bare)):
                 print(f"  {notice}")
     return status
 
@@ -143,16 +143,16 @@ def _folders(options: argparse.Namespace) -> list[Path]:
 def write(report: Report, folder: Path) -> None:
     """The files of a report; the same rows give the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in texts(report).items():
+    for name, text in texts(report, bool(report.chapters[0].figures)).items():
         (folder / name).write_text(text, encoding="utf-8")
     (folder / PAGE).write_text(html(report), encoding="utf-8")
     for figure in report.chapters[0].figures[:1]:
         (folder / PICTURE).write_text(alone(figure), encoding="utf-8")
 
 
-def texts(report: Report) -> dict[str, str]:
-    """The files that do not depend on how Matplotlib draws."""
-    picture = PICTURE if report.chapters[0].figures else ""
+def texts(report: Report, pictured: bool) -> dict[str, str]:
+    """The files that do not depend on how Matplotlib draws; whether there is a picture, too."""
+    picture = PICTURE if pictured else ""
     data = json.dumps(report.data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     return {TEXT: markdown(report, PAGE, picture), DATA: data}
 
@@ -160,7 +160,7 @@ def texts(report: Report) -> dict[str, str]:
 def check(report: Report, folder: Path) -> int:
     """0 if the text and the data in `folder` are those of this report, else 1."""
     status = 0
-    for name, text in texts(report).items():
+    for name, text in texts(report, (folder / PICTURE).exists()).items():
         path = folder / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             print(f"{path} is not what the measurements say: python -m pymm.report")

@@ -81,7 +81,12 @@ def comparison(first: Kept, second: Kept) -> Report:
         alone = sum(figures.key not in keys for figures in one.figures)
         if alone:
             notices.append(f"{alone} measurements are in {one.name} alone")
-    chapters = [_glance(first, second, own, between, notices)] if own else []
+    figures, bare = [], ""
+    try:
+        figures = [_figure(own)] if own else []
+    except NoPlots as reason:
+        bare = f"No figures: {reason}"
+    chapters = [_glance(first, second, own, between, figures)] if own else []
     libraries = [pair for pair in found if pair.first.who != OWN]
     if libraries:
         words = "The same of the libraries: what changed here is not pymm's doing."
@@ -95,7 +100,8 @@ def comparison(first: Kept, second: Kept) -> Report:
         "between": between,
         "pairs": [_data(pair) for pair in found],
     }
-    return Report(f"{a} and {b}", "Two reports side by side", chapters, notices, environment, data)
+    title, what = f"{a} and {b}", "Two reports side by side"
+    return Report(title, what, chapters, notices, environment, data, bare)
 
 
 def _words(kept: Kept) -> str:
@@ -103,7 +109,7 @@ def _words(kept: Kept) -> str:
 
 
 def _glance(
-    first: Kept, second: Kept, own: Sequence[Pair], between: float, notices: list[str]
+    first: Kept, second: Kept, own: Sequence[Pair], between: float, figures: list[Figure]
 ) -> Chapter:
     counts = {name: sum(pair.verdict == name for pair in own) for name in (FASTER, SLOWER, SAME)}
     tiles = [
@@ -117,10 +123,6 @@ def _glance(
         Tile(f"the second is {name}", str(count), f"of {len(own)} measurements")
         for name, count in counts.items()
     ]
-    try:
-        figures = [_figure(own)]
-    except NoPlots as reason:
-        figures, _ = [], notices.append(f"No figures: {reason}")
     words = (
         f"First {_words(first)} ({first.name}), second {_words(second)} ({second.name}). Two "
         f"times are the same within {between:.1%} and {ERRORS:g} standard errors."

@@ -71,7 +71,9 @@ class Chapter:
 
 @dataclass
 class Report:
-    """Everything that is written down. `data` goes into the JSON as it is."""
+    """Everything that is written down. `data` goes into the JSON as it is; `bare` says why there
+    are no figures, if that is so.
+    """
 
     title: str
     subtitle: str
@@ -79,6 +81,7 @@ class Report:
     notices: Sequence[str]
     environment: Sequence[tuple[str, str]]
     data: dict[str, object]
+    bare: str = ""
 
 
 def cell(value: float, form: str = "", shade: float | None = None) -> Cell:

@@ -174,6 +174,8 @@ def _inline(svg: str, name: str, words: str) -> str:
     for place, _, _ in (ROLES[role] for role in ROLES):
         variable = next(role for role in ROLES if ROLES[role][0] == place)
         svg = svg.replace(place, f"var(--{variable})")
+    wanted = set(re.findall(r'(?:url\(|href=")#([^")]+)', svg))
+    svg = re.sub(r' id="([^"]*)"', lambda at: at[0] if at[1] in wanted else "", svg)
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = svg.replace("url(#", f"url(#{name}-").replace('href="#', f'href="#{name}-')
     svg = svg.replace("font-family: 'DejaVu Sans'", "font-family: var(--letters)")

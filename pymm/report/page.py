@@ -99,13 +99,13 @@ def _table(table: Table) -> str:
         parts.append(_scale())
     elif len(table.rows) > FILTERED:
         parts.append(
-            f'<input class="filter" type="search" data-table="{table.name}" hidden '
+            f'<input class="filter" type="search" data-table="rows-{table.name}" hidden '
             f'placeholder="filter" aria-label="filter {escape(table.title)}">'
         )
     kind = "grid" if table.grid else "sorts"
     parts.append(
         f'<div class="wide" tabindex="0" role="region" aria-label="{escape(table.title)}">'
-        f'<table class="{kind}" id="{table.name}">'
+        f'<table class="{kind}" id="rows-{table.name}">'
     )
     right = [table.numeric(name) and not table.grid for name in table.columns]
     heads = (_head(table, *column) for column in zip(table.columns, right, strict=True))
@@ -150,9 +150,10 @@ def _environment(report: Report) -> str:
         f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>"
         for name, value in report.environment
     )
-    notices = "".join(f"<li>{escape(notice)}</li>" for notice in report.notices)
-    told = f'<h3>What is missing or was left out</h3><ul class="notices">{notices}</ul>'
+    told = [*report.notices, *([report.bare] if report.bare else [])]
+    notices = "".join(f"<li>{escape(notice)}</li>" for notice in told)
+    list_of = f'<h3>What is missing or was left out</h3><ul class="notices">{notices}</ul>'
     return (
         '<section id="environment"><h2>Environment</h2>'
-        f'<table class="facts"><tbody>{facts}</tbody></table>{told if notices else ""}</section>'
+        f'<table class="facts"><tbody>{facts}</tbody></table>{list_of if notices else ""}</section>'
     )

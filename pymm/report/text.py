@@ -22,7 +22,8 @@ def markdown(report: Report, page: str, picture: str = "") -> str:
     if picture:
         lines += [f"![{report.title} at a glance]({picture})", ""]
     for chapter in report.chapters:
-        lines += [*_chapter(chapter)]
+        if chapter.tiles or chapter.tables:  # the others have figures alone
+            lines += _chapter(chapter)
     lines += ["## Environment", "", "| | |", "|---|---|"]
     lines += [f"| {_field(name)} | {_field(value)} |" for name, value in report.environment]
     if report.notices:
