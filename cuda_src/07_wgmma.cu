@@ -83,14 +83,17 @@
 
 constexpr int ACROSS = NB < 64 ? 1 : NB / TB, CONSUMERS = (MB < 64 ? 1 : MB / TA) * ACROSS;
 constexpr int THREADS = 128 * (CONSUMERS + 1);
-constexpr int BOX = 64, DEEP = KB / BOX, PIECE = BOX * 128;  // bytes of 64 rows of 128
-constexpr int A_BYTES = MB * KB * sizeof(REAL), STAGE_BYTES = A_BYTES + NB * KB * sizeof(REAL);
+constexpr int BOX = KB < 64 ? KB : 64, DEEP = KB / BOX;
+constexpr int FETCHED = NB > 64 && !TRANS_B ? (NB + 63) / 64 * 64 : NB;  // columns of B: whole boxes
+constexpr int A_BYTES = MB * KB * sizeof(REAL), STAGE_BYTES = A_BYTES + FETCHED * KB * sizeof(REAL);
 // A block of 16 or 32 rows or columns multiplies 64, of which the rest is whatever lies behind.
 constexpr int BEHIND = NB < 64 ? (64 - NB) * 128 : 0;
 constexpr int ROWS = TA / 64;             // pieces of 64 rows
-constexpr int LINE = 128 / sizeof(OUT);   // columns of C in 128 bytes
-constexpr int STAGED = TB % 128 == 0 && sizeof(OUT) == 2 ? 128 : 64;  // of C on their way out
-constexpr int STAGED_BYTES = SPLIT > 1 ? 0 : STAGED / LINE * PIECE;   // in one slot
+constexpr bool WHOLE = TB % 64 == 0;      // else C goes out in rows of 64 bytes, not 128
+constexpr int LINE_BYTES = WHOLE ? 128 : 64, LINE = LINE_BYTES / sizeof(OUT);
+constexpr int STAGED = !WHOLE ? TB * 2 / sizeof(OUT)  // columns of C on their way out
+                     : TB % 128 == 0 && sizeof(OUT) == 2 ? 128 : 64;
+constexpr int STAGED_BYTES = SPLIT > 1 ? 0 : STAGED * 64 * sizeof(OUT);  // in one slot
 constexpr bool DIRECT = MB * NB <= 128 * 64;  // small tiles: each warp stores its rows itself
 // Registers of a thread, few for those that fetch. All together they must not pass what the block
 // is launched with, 65536 over THREADS in multiples of 8, or the block waits for ever.
@@ -99,9 +102,11 @@ constexpr int MANY = CONSUMERS <= 2 ? 232 : CONSUMERS == 3 ? 160 : 104;
 
 static_assert((MB % TA == 0 || (MB == 16 || MB == 32) && TA == 64) && TA % 64 == 0,
               "warpgroups share the rows: 64 divides TA, TA MB; or TA is 64, MB 16 or 32");
-static_assert((NB % TB == 0 || (NB == 16 || NB == 32) && TB == 64) && TB % 64 == 0 && TB <= 256,
-              "warpgroups share the columns: 64 divides TB, TB NB; or TB is 64, NB 16 or 32");
-static_assert(KB % 64 == 0, "a tile is a pile of boxes of 64 columns: 64 divides KB");
+static_assert((NB % TB == 0 || (NB == 16 || NB == 32) && TB == 64) && TB % 64 == 0 && TB <= 256 ||
+                  NB == 160 && TB == 160,
+              "warpgroups share the columns: 64 divides TB, TB NB; or TB is 64, NB 16 or 32; or "
+              "both are 160");
+static_assert(KB % 64 == 0 || KB == 32, "a tile is a pile of boxes: 64 divides KB, or KB is 32");
 static_assert(MB <= 256 && NB <= 256, "a box has at most 256 rows: MB and NB <= 256");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
 static_assert(CLUSTER == 1 || (CLUSTER == 2 || CLUSTER == 4) && NB % (64 * CLUSTER) == 0,
@@ -153,16 +158,15 @@ struct Product {
 
 // The shared memory of the ring, and how it is filled.
 struct Feed {
-    const Maps& maps;
-    unsigned base, full, empty, stack_a, stack_b;
+    unsigned base, full, empty;
+    Stack a, b;
 
     __device__ __forceinline__ void fill(unsigned stage, const Unit& unit, unsigned step) const {
         const unsigned tile = base + stage * STAGE_BYTES, filled = full + 8 * stage;
         const unsigned k0 = (unit.first + step) * KB;
         barrier_expect(filled, STAGE_BYTES);
-        fetch<!TRANS_A, false, MB>(tile, &maps.a, filled, unit.i0, k0, unit.matrix * stack_a);
-        fetch<TRANS_B, (CLUSTER > 1), NB>(tile + A_BYTES, &maps.b, filled, unit.j0, k0,
-                                          unit.matrix * stack_b);
+        fetch<!TRANS_A, false, MB>(tile, a, filled, unit.i0, k0, unit.matrix);
+        fetch<TRANS_B, (CLUSTER > 1), FETCHED>(tile + A_BYTES, b, filled, unit.j0, k0, unit.matrix);
     }
     __device__ __forceinline__ void produce(const Product& p) const {
         Ring ring{0, 1};
@@ -190,8 +194,10 @@ __device__ __forceinline__ void multiply(float (&sum)[ROWS][TB / 2], unsigned st
     }
     for (unsigned step = 0; step < steps; step++, ring.advance()) {
         const unsigned at = ring.stage * STAGE_BYTES, at_a = tile_a + at, at_b = tile_b + at;
-        const unsigned long long a = TRANS_A ? describe_across<WIDE_A>(at_a) : describe(at_a);
-        const unsigned long long b = TRANS_B ? describe(at_b) : describe_across<WIDE_B>(at_b);
+        const unsigned long long a = TRANS_A ? describe_across<WIDE_A, BOX>(at_a)
+                                             : describe_along<BOX>(at_a);
+        const unsigned long long b = TRANS_B ? describe_along<BOX>(at_b)
+                                             : describe_across<WIDE_B, BOX>(at_b);
         barrier_wait(full + 8 * ring.stage, ring.parity);
         wgmma_begin();
 #pragma unroll
@@ -199,8 +205,8 @@ __device__ __forceinline__ void multiply(float (&sum)[ROWS][TB / 2], unsigned st
 #pragma unroll
             for (int u = 0; u < ROWS; u++)
                 wgmma<!TRANS_A, TRANS_B>(
-                    REAL{}, sum[u], a + (x / 4 * MB * 128 + u * PIECE + x % 4 * STEP_A) / 16,
-                    b + (x / 4 * NB * 128 + x % 4 * STEP_B) / 16, step > 0 || x > 0);
+                    REAL{}, sum[u], a + (x / 4 * MB * 128 + u * 128 * BOX + x % 4 * STEP_A) / 16,
+                    b + (x / 4 * FETCHED * 128 + x % 4 * STEP_B) / 16, step > 0 || x > 0);
         wgmma_commit();
         wgmma_wait<1>();  // the step before has ended: its stage may be filled again
         if (used < STAGES && thread < CLUSTER) barrier_arrive(empty + 8 * used, thread);
@@ -248,7 +254,7 @@ __device__ __forceinline__ void deliver(float (&sum)[ROWS][TB / 2], Result here,
             if (!elected || rehearsal) continue;
 #pragma unroll
             for (int q = 0; q < STAGED / LINE; q++)
-                store_box(here.map, staged + q * PIECE, j0 + h + q * LINE, i, unit.matrix);
+                store_box(here.map, staged + q * 64 * LINE_BYTES, j0 + h + q * LINE, i, unit.matrix);
             stores_commit();
         }
     }
@@ -256,8 +262,8 @@ __device__ __forceinline__ void deliver(float (&sum)[ROWS][TB / 2], Result here,
 
 __device__ __forceinline__ void consume(const Product& p, const Result& result, const Feed& feed,
                                         unsigned char* staging, unsigned group) {
-    const unsigned tile_a = feed.base + group / ACROSS * TA * 128;
-    const unsigned tile_b = feed.base + A_BYTES + group % ACROSS * TB * 128;
+    const unsigned tile_a = feed.base + group / ACROSS * TA * 2 * BOX;
+    const unsigned tile_b = feed.base + A_BYTES + group % ACROSS * TB * 2 * BOX;
     Ring ring;
     unsigned slot = 0, rehearsal = 1;
     forget(rehearsal);  // else the code would be there twice
@@ -280,10 +286,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
     unsigned char* const aligned = shared + (-address_of_shared(shared) & 1023);
     unsigned char* const staging = aligned + STAGES * STAGE_BYTES + BEHIND;
     const unsigned full = address_of_shared(staging + CONSUMERS * SLOTS * STAGED_BYTES);
-    const Feed feed{maps, address_of_shared(aligned), full, full + 8 * STAGES,
-                    unsigned(stack_a), unsigned(stack_b)};
     const Product p{unsigned(batch), (k + KB - 1u) / KB, (m + TILE_M - 1u) / TILE_M,
                     (n + NB - 1u) / NB};
+    const bool once_a = p.tiles_n == 1 && (stack_a || batch == 1);
+    const bool once_b = p.tiles_m == 1 && (stack_b || batch == 1);
+    const Policy leaving = lines_leave_first();
+    const Feed feed{address_of_shared(aligned), full, full + 8 * STAGES,
+                    {&maps.a, unsigned(stack_a), once_a, leaving},
+                    {&maps.b, unsigned(stack_b), once_b, leaving}};
     // The same for a whole warp, and said so: descriptors then live in uniform registers.
     const unsigned group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (threadIdx.x == 0) {

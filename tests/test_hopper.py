@@ -7,15 +7,18 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
-from fed_products import HOPPER, check_on_gpu
+from fed_products import HOPPER, Placed, check_many, check_on_gpu
 
 from pymm import reference
 from pymm.arrays import adopt
 from pymm.device import Device
-from pymm.fields import normal
+from pymm.fields import NUMBER, POISON, normal
 from pymm.kernels import find_kernel, kernels_for, parse_slug
+from pymm.launch import executable
 from pymm.problem import HALVES, Problem
 from pymm.source import render
+from pymm.symmetry import mirrored, other_half
+from pymm.verify import compare
 
 WGMMA = find_kernel("wgmma")
 SLUGS = (
@@ -34,6 +37,18 @@ SLUGS = (
     "wgmma-MB32-NB128-KB128-TA64-TB128-STAGES3-CLUSTER2-GROUP8-SPLIT1-SLOTS1",
     "wgmma-MB128-NB32-KB64-TA64-TB64-STAGES8-CLUSTER1-GROUP8-SPLIT2-SLOTS1",
     "wgmma-MB16-NB32-KB128-TA64-TB64-STAGES8-CLUSTER1-GROUP8-SPLIT1-SLOTS1",
+    "wgmma-MB128-NB128-KB32-TA64-TB128-STAGES8-CLUSTER1-GROUP1-SPLIT1-SLOTS2",
+    "wgmma-MB64-NB256-KB32-TA64-TB256-STAGES4-CLUSTER2-GROUP8-SPLIT2-SLOTS1",
+    "wgmma-MB32-NB64-KB32-TA64-TB64-STAGES8-CLUSTER1-GROUP8-SPLIT1-SLOTS1",
+    "wgmma-MB256-NB160-KB64-TA128-TB160-STAGES3-CLUSTER1-GROUP8-SPLIT1-SLOTS1",
+    "wgmma-MB128-NB160-KB128-TA64-TB160-STAGES2-CLUSTER1-GROUP1-SPLIT3-SLOTS1",
+)
+#: Some that the simulator runs, for half of a symmetric C, too.
+SIMULATED = (
+    ("wgmma-MB64-NB64-KB32-TA64-TB64-STAGES3-CLUSTER1-GROUP1-SPLIT1-SLOTS1", "bf16"),
+    ("wgmma-MB128-NB128-KB64-TA64-TB128-STAGES3-CLUSTER1-GROUP8-SPLIT1-SLOTS2", "f16"),
+    ("wgmma-MB128-NB64-KB64-TA64-TB64-STAGES3-CLUSTER1-GROUP8-SPLIT3-SLOTS1", "bf16_f32"),
+    ("wgmma-MB128-NB160-KB64-TA128-TB160-STAGES3-CLUSTER1-GROUP1-SPLIT1-SLOTS1", "f16_f32"),
 )
 DTYPES = ("f16", "bf16", "f16_f32", "bf16_f32")
 
@@ -166,6 +181,32 @@ def test_bfloat16_has_no_name_in_the_protocol():
     assert adopt(void).form.dtype != ml_dtypes.bfloat16
     host = np.ones((2, 2), ml_dtypes.bfloat16)
     assert adopt(host).form.dtype == ml_dtypes.bfloat16
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("slug, dtype", SIMULATED)
+def test_depths_of_32_and_tiles_of_160_columns(cuda, slug, dtype):
+    check_many(cuda, slug, (dtype,), count=4, most=170, deepest=150)
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("op", ("syrk", "syrk_lower", "syrk_upper"))
+@pytest.mark.parametrize("slug, dtype", SIMULATED)
+def test_half_of_a_symmetric_c(cuda, slug, dtype, op):
+    """The half that is asked for; the other one, and what is beside C, is left alone."""
+    config, k = parse_slug(slug), 70 if "SPLIT1" in slug else 200
+    for trans, gap, n in ((False, 0, 168), (True, 3, 65)):
+        problem = Problem(n, n, k, dtype, trans, not trans, 1, op)
+        a, _, c = normal(problem, n)
+        placed = [Placed(cuda, a, 0, 0, POISON), Placed(cuda, c, 0, gap, NUMBER)]
+        left, result = (one.matrix for one in placed)
+        executable(cuda, config, problem).bind(problem, 0.5, left, left, 0.75, result)()
+        cuda.synchronize()
+        got, touched = placed[1].read()
+        judged = (problem, a, a, c, 0.5, 0.75)
+        expected, bound = reference.product(*judged), reference.error_bound(*judged)
+        assert compare(mirrored(got, problem), expected, bound).right
+        assert not touched and not other_half(got, c, problem)
 
 
 @pytest.mark.gpu

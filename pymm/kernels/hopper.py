@@ -16,13 +16,14 @@ from pymm.kernels.declaration import (
     Kernel,
     Rule,
 )
+from pymm.kernels.split import tiles_in
 from pymm.problem import Problem, stored_shapes
 
 #: Sums that a thread has room for, by the number of warpgroups that multiply: their registers (232,
 #: 232, 160, 104) less 40 for the rest.
 _SUMS = {1: 192, 2: 192, 3: 120, 4: 64}
 
-#: Bytes of a row of a box, and its columns of 16-bit numbers.
+#: Most bytes of a row of a box, and as many columns of 16-bit numbers.
 _ROW, _COLUMNS = 128, 64
 
 
@@ -33,32 +34,40 @@ def _consumers(c: Config) -> int:
 
 def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
     """Along k one box has all rows of a tile, or what a block of the cluster fetches of it; across,
-    64 rows of 64 columns, or of a narrow tile's. C goes out in pieces of 64 rows.
+    all depth of 64 columns, or of a narrow tile's. C goes out in pieces of 64 rows.
     """
-    a = _across(c.MB) if p.trans_a else Box(_COLUMNS, c.MB)
-    b = Box(_COLUMNS, c.NB // c.CLUSTER) if p.trans_b else _across(c.NB)
-    return a, b, Box(_ROW // p.out_dtype.itemsize, 64)
+    deep = min(c.KB, _COLUMNS)
+    a = _across(c.MB, deep) if p.trans_a else Box(deep, c.MB, 2 * deep)
+    b = Box(deep, c.NB // c.CLUSTER, 2 * deep) if p.trans_b else _across(c.NB, deep)
+    row = _ROW if c.TB % _COLUMNS == 0 else _ROW // 2
+    return a, b, Box(row // p.out_dtype.itemsize, 64, row)
 
 
-def _across(extent: int) -> Box:
+def _across(extent: int, deep: int) -> Box:
     columns = min(extent, _COLUMNS)
-    return Box(columns, 64, 2 * columns)
+    return Box(columns, deep, 2 * columns)
 
 
 def _shared_bytes(c: Config, p: Problem) -> int:
     """The stages and what is read behind a narrow B, SLOTS pieces of C for each warpgroup, two
     barriers for each stage, and up to 1 KiB to the boundary that swizzled boxes need.
     """
-    stages = c.STAGES * (c.MB + c.NB) * c.KB * 2 + max(64 - c.NB, 0) * _ROW
-    size = p.out_dtype.itemsize
-    piece = 64 * (128 if c.TB % 128 == 0 and size == 2 else 64) * size if c.SPLIT == 1 else 0
+    columns = c.NB if p.trans_b or c.NB < 64 else -(-c.NB // 64) * 64
+    stages = c.STAGES * (c.MB + columns) * c.KB * 2 + max(64 - c.NB, 0) * _ROW
+    piece = 0 if c.SPLIT > 1 else 64 * _staged(c.TB, p.out_dtype.itemsize)
     return stages + _consumers(c) * c.SLOTS * piece + 16 * c.STAGES + 1024
+
+
+def _staged(columns: int, size: int) -> int:
+    """Bytes of a row of C on its way out: 256 where whole boxes of 128 allow it."""
+    if columns % _COLUMNS:
+        return 2 * columns
+    return 256 if columns % 128 == 0 or size == 4 else 128
 
 
 def _tiles(c: Config, p: Problem) -> tuple[int, int]:
     """Blocks that have a tile, in whole clusters, and 1."""
-    down = -(-p.m // (c.MB * c.CLUSTER)) * c.CLUSTER
-    return down * -(-p.n // c.NB), 1
+    return tiles_in(p, c.MB * c.CLUSTER, c.NB) * c.CLUSTER, 1
 
 
 def _shared_evenly(tile: int, own: int) -> bool:
@@ -85,10 +94,10 @@ _FORMS = (
 )
 
 #: For products of so few steps that storing C takes longest: more of C on its way, row by row.
-#: Pieces of float32 are half as wide: smaller tiles.
+#: Pieces of float32 are half as wide: smaller tiles. A box that lies along a k of 32 has no more.
 _SMALLER = dict(MB=128, NB=128, TA=64, TB=128, STAGES=4, SLOTS=2, GROUP=1)
 _SHALLOW = (
-    (32, _SMALLER | dict(SLOTS=3, GROUP=8)),
+    (32, _SMALLER | dict(KB=32, STAGES=8)),
     (96, _SMALLER),
     (256, dict(MB=256, NB=128, TA=128, TB=128, STAGES=3, SLOTS=2, GROUP=1)),
 )
@@ -158,10 +167,10 @@ WGMMA = Kernel(
     title="Hopper: one thread fetches by TMA, warpgroups multiply TA x TB each by wgmma",
     space=dict(
         MB=(16, 32, 64, 128, 256),
-        NB=(16, 32, 64, 128, 192, 256),
-        KB=(64, 128),
+        NB=(16, 32, 64, 128, 160, 192, 256),
+        KB=(32, 64, 128),
         TA=(64, 128),
-        TB=(64, 128, 192, 256),
+        TB=(64, 128, 160, 192, 256),
         STAGES=(2, 3, 4, 6, 8, 12, 16),
         CLUSTER=(1, 2),
         GROUP=(1, 8),
@@ -189,12 +198,13 @@ WGMMA = Kernel(
             lambda c, p, d: _shared_evenly(c.MB, c.TA),
         ),
         Rule(
-            "warpgroups share the columns: 64 divides TB, TB NB; or TB is 64, NB 16 or 32",
-            lambda c, p, d: _shared_evenly(c.NB, c.TB) and c.TB <= 256,
+            "warpgroups share the columns: 64 divides TB, TB NB; or TB is 64, NB 16 or 32; or "
+            "both are 160",
+            lambda c, p, d: _shared_evenly(c.NB, c.TB) and c.TB <= 256 or c.NB == c.TB == 160,
         ),
         Rule(
-            "a tile is a pile of boxes of 64 columns: 64 divides KB",
-            lambda c, p, d: c.KB % 64 == 0,
+            "a tile is a pile of boxes: 64 divides KB, or KB is 32",
+            lambda c, p, d: c.KB % 64 == 0 or c.KB == 32,
         ),
         Rule(
             "a box has at most 256 rows: MB and NB <= 256",

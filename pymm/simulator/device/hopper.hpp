@@ -152,6 +152,16 @@ inline void fetch_box(unsigned target, const TensorMap* map, unsigned barrier, i
     assert(blocks == 1);
     fetch_box(target, map, barrier, x, y, z);
 }
+struct Policy {};
+inline Policy lines_leave_first() { return {}; }
+inline void fetch_box(unsigned target, const TensorMap* map, unsigned barrier, int x, int y, int z,
+                      Policy) {
+    fetch_box(target, map, barrier, x, y, z);
+}
+inline void fetch_box(unsigned target, const TensorMap* map, unsigned barrier, int x, int y, int z,
+                      unsigned short blocks, Policy) {
+    fetch_box(target, map, barrier, x, y, z, blocks);
+}
 // Whole pieces of 16 bytes, as a GPU does it: what begins inside of a row ends where it ends.
 inline void store_box(const TensorMap* map, unsigned source, int x, int y, int z) {
     each_element(map, source, x, y, z, [&](const TensorDescription& d, unsigned from,
@@ -220,11 +230,15 @@ void multiply_tiles(float (&d)[COUNT], bool add, Left left, Right right) {
 inline unsigned long long describe(unsigned address) {
     return (address & 0x3FFFFu) >> 4 | (8192ull >> 4) << 16 | (1024ull >> 4) << 32 | 1ull << 62;
 }
-template <int COLUMNS>
+template <int COLUMNS, int DOWN>
 unsigned long long describe_across(unsigned address) {
     constexpr unsigned long long SWIZZLE = COLUMNS == 64 ? 1 : COLUMNS == 32 ? 2 : 3;
-    return (address & 0x3FFFFu) >> 4 | (128ull * COLUMNS >> 4) << 16 |
+    return (address & 0x3FFFFu) >> 4 | (2ull * DOWN * COLUMNS >> 4) << 16 |
            (16ull * COLUMNS >> 4) << 32 | SWIZZLE << 62;
+}
+template <int COLUMNS>
+unsigned long long describe_along(unsigned address) {
+    return describe_across<COLUMNS, 64>(address);
 }
 // The four warps of a warpgroup go together: none multiplies, and none sees a product's end, before
 // all do.
