@@ -29,7 +29,7 @@ from pymm.kernels import Config, Kernel, find_kernel, kernels_for
 from pymm.measure import Trial, median_and_spread
 from pymm.problem import DTYPES, Problem
 from pymm.records import Environment, Record, StoreError, stale_because
-from pymm.rows import append
+from pymm.rows import append, commit
 from pymm.shapes import parse_shapes
 from pymm.source import Source, kernel_digest, render
 from pymm.store import load
@@ -37,7 +37,7 @@ from pymm.suites.command import Order, execute
 from pymm.verify import sources
 from pymm.worker import Reply, Request, Site, Worker, WorkerFailed, time_limit
 
-SCHEMA = 2
+SCHEMA = 3
 
 #: Units: seconds (median), spread (interquartile range / median), gflops (10^9 operations per
 #: second), peak (part of the device's peak rate), ratio (time of the fastest opponent in the same
@@ -45,10 +45,9 @@ SCHEMA = 2
 #: deviation / its bound), spills (bytes of a thread), shared (bytes of a block), and what
 #: `Backend.telemetry` tells.
 COLUMNS = (
-    "schema", "time", "device", "driver", "compiler", "pymm", "dtype", "layout", "m", "n", "k",
-    "name", "variant", "config", "source", "outcome", "seconds", "spread", "rounds", "void",
-    "gflops",
-    "peak", "ratio", "error", "registers", "spills", "shared", *SEEN, "detail",
+    "schema", "time", "device", "driver", "compiler", "pymm", "commit", "dtype", "layout",
+    "m", "n", "k", "name", "variant", "config", "source", "outcome", "seconds", "spread", "rounds",
+    "void", "gflops", "peak", "ratio", "error", "registers", "spills", "shared", *SEEN, "detail",
 )  # fmt: skip
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -109,6 +108,7 @@ def _run(
     records = [r for r in load(device, directory) if not stale_because(r, device, environment)]
     if options.dtypes == "all":
         problems = [problem for problem in problems if kernels_for(problem, device)]
+    named = options.commit or commit()
     quick, failures = options.checks == "quick", 0
     tasks = [(p, _variants(p, device, options.kernels, records)) for p in problems]
     with ExitStack() as held:
@@ -131,7 +131,7 @@ def _run(
                 console.print(f"{problem.slug}: {reply.outcome}, {reply.detail}", markup=False)
                 failures += 1
                 continue
-            rows = list(_rows(problem, device, environment, variants, reply))
+            rows = list(_rows(problem, device, environment, variants, reply, named))
             failures += sum(row["outcome"] != "ok" for row in rows)
             if options.csv:
                 append(options.csv, COLUMNS, rows)
@@ -173,6 +173,7 @@ def _rows(
     environment: Environment,
     variants: dict[tuple[str, str], Config],
     reply: Reply,
+    named: str = "",
 ) -> Iterator[dict[str, object]]:
     shared = {
         "schema": SCHEMA,
@@ -181,6 +182,7 @@ def _rows(
         "driver": environment.driver,
         "compiler": environment.compiler,
         "pymm": environment.pymm,
+        "commit": named,
         "dtype": problem.dtype,
         "layout": problem.layout,
         **{axis: getattr(problem, axis) for axis in "mnk"},

@@ -67,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
     add("--sequential-to", type=int, default=LARGEST, metavar="N",
         help="of suites: largest square for the CPU's sequential kernel (default: %(default)s)")
     add("--commit", metavar="ID",
-        help="of suites: what rows say of pymm's commit (default: the checkout's)")
+        help="what rows say of pymm's commit (default: the checkout's)")
     add("--triton", action="store_true", help="of classes: a Triton kernel as a third opponent")
     add("--compile-meanwhile", action="store_true",
         help="measure while other texts are compiled (default: compile all first)")

@@ -26,13 +26,13 @@ from pymm.journal import SEEN
 from pymm.opponents import HALF, WHOLE
 from pymm.problem import Problem
 from pymm.records import Environment
-from pymm.rows import append, begun
+from pymm.rows import append, begun, commit
 from pymm.select import Choice, select
 from pymm.session import begin
 from pymm.source import kernel_digest, render
 from pymm.worker import UNKNOWN_PEAK, Reply, Request, Worker, time_limit
 
-SCHEMA = 2
+SCHEMA = 3
 
 #: Units: us (median, microseconds), spread (interquartile range / median), void (samples of all
 #: contestants that were taken again because the host was late), gflops (10^9 operations
@@ -41,10 +41,10 @@ SCHEMA = 2
 #: mean square of C - C64 beside that of C64) and that of the first opponent, clocks as telemetry
 #: has them.
 COLUMNS = (
-    "schema", "time", "device", "driver", "compiler", "pymm", "class", "dtype", "layout", "m", "n",
-    "k", "kernel", "config", "source", "reason", "outcome", "us", "spread", "rounds", "void",
-    "gflops", "peak", "cublas_us", "cublaslt_us", "triton_us", "ratio", "triton_ratio", "error",
-    "rms", "opponent_rms", "registers", "spills", "shared", *SEEN, "detail",
+    "schema", "time", "device", "driver", "compiler", "pymm", "commit", "class", "dtype", "layout",
+    "m", "n", "k", "kernel", "config", "source", "reason", "outcome", "us", "spread", "rounds",
+    "void", "gflops", "peak", "cublas_us", "cublaslt_us", "triton_us", "ratio", "triton_ratio",
+    "error", "rms", "opponent_rms", "registers", "spills", "shared", *SEEN, "detail",
 )  # fmt: skip
 
 #: Rounds at most, and seconds for one product's rounds: small ones take 31, the largest 5.
@@ -83,6 +83,7 @@ class Contest:
     triton: bool = False
     rounds: int = ROUNDS
     meanwhile: bool = False
+    commit: str = ""
     open_compiler: Callable[[Any, int], Any] = Precompiler
     console: Console = field(default_factory=Console)
 
@@ -163,6 +164,7 @@ class Contest:
             "driver": self.environment.driver,
             "compiler": self.environment.compiler,
             "pymm": self.environment.pymm,
+            "commit": self.commit,
             "class": entry.name,
             "dtype": problem.dtype,
             "layout": problem.layout,
@@ -236,7 +238,8 @@ def hold(
     """The command with the options of `pymm.bench`. Returns its exit status."""
     contest = Contest(
         worker, options.records or config_directory(), options.csv, started + options.time_limit,
-        options.triton, options.rounds or ROUNDS, options.compile_meanwhile, console=console,
+        options.triton, options.rounds or ROUNDS, options.compile_meanwhile,
+        options.commit or commit(), console=console,
     )  # fmt: skip
     entries = contest.entries(products)
     if options.dry_run:

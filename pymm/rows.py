@@ -36,3 +36,21 @@ def mend(path: Path) -> None:
     with open(path, "r+b") as file:
         content = file.read()
         file.truncate(content.rfind(b"\n") + 1)
+
+
+def commit() -> str:
+    """Of the checkout that this is run from, in 12 digits; empty if it is none."""
+    place = Path(__file__).resolve().parents[1] / ".git"
+    try:
+        head = (place / "HEAD").read_text(encoding="ascii").strip()
+        if head.startswith("ref: "):
+            name = head.removeprefix("ref: ")
+            packed = place / "packed-refs"
+            if (place / name).exists():
+                head = (place / name).read_text(encoding="ascii").strip()
+            else:
+                lines = packed.read_text(encoding="ascii").splitlines()
+                head = next((x.split()[0] for x in lines if x.endswith(f" {name}")), "")
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return head[:12]

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
 
@@ -18,7 +17,7 @@ from pymm.interrupts import Stop
 from pymm.kernels import Config
 from pymm.problem import DTYPES, Problem
 from pymm.records import Environment
-from pymm.rows import begun
+from pymm.rows import begun, commit
 from pymm.select import select
 from pymm.shapes import parse_shapes
 from pymm.suites.catalog import EXPERIMENTS, GOALS, suites_named
@@ -188,21 +187,3 @@ class _Command:
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def commit() -> str:
-    """Of the checkout that this is run from, in 12 digits; empty if it is none."""
-    place = Path(__file__).resolve().parents[2] / ".git"
-    try:
-        head = (place / "HEAD").read_text(encoding="ascii").strip()
-        if head.startswith("ref: "):
-            name = head.removeprefix("ref: ")
-            packed = place / "packed-refs"
-            if (place / name).exists():
-                head = (place / name).read_text(encoding="ascii").strip()
-            else:
-                lines = packed.read_text(encoding="ascii").splitlines()
-                head = next((x.split()[0] for x in lines if x.endswith(f" {name}")), "")
-    except (OSError, UnicodeDecodeError):
-        return ""
-    return head[:12]
