@@ -4,6 +4,7 @@ import csv
 
 import pytest
 
+from pymm import rows
 from pymm.bench import COLUMNS, main
 
 
@@ -56,3 +57,24 @@ def test_bad_options_end_with_a_sentence(arguments, words, capsys):
         main(arguments)
     assert ended.value.code == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [
+        ({"HEAD": "ref: refs/heads/x\n", "refs/heads/x": "0123456789abcdef\n"}, "0123456789ab"),
+        ({"HEAD": "ref: refs/heads/x\n", "packed-refs": "# p\nfedc refs/heads/x\n"}, "fedc"),
+        ({"HEAD": "ref: refs/heads/x\n", "packed-refs": "fedc refs/heads/y\n"}, ""),
+        ({"HEAD": "0123456789abcdef\n"}, "0123456789ab"),
+        ({"HEAD": "ref: refs/heads/x\n"}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_commit_of_a_checkout(files, wanted, tmp_path, monkeypatch):
+    """Of a branch, a packed branch, none at all, and where there is no checkout."""
+    for name, text in files.items():
+        place = tmp_path / ".git" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+    monkeypatch.setattr(rows, "__file__", str(tmp_path / "pymm" / "rows.py"))
+    assert rows.commit() == wanted
