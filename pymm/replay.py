@@ -85,7 +85,7 @@ def _reader(kind: type) -> Callable[[Any], Mark]:
     if library == "torch" and kind.__name__ in ("Tensor", "Parameter"):
         return _of_torch(sys.modules["torch"])
     if library == "cupy" and kind.__name__ == "ndarray":
-        return _of_cupy
+        return _of_cupy(sys.modules["cupy"])
     if library == "pycuda" and kind.__name__ == "GPUArray":
         return _of_pycuda
     return _of_interface
@@ -116,10 +116,15 @@ def _of_torch(torch: Any) -> Callable[[Any], Mark]:
     return read
 
 
-def _of_cupy(array: Any) -> Mark:
-    memory, stream = array.data, sys.modules["cupy"].cuda.get_current_stream().ptr
-    form = array.shape, array.strides, array.dtype
-    return (memory.ptr, (type(array), *form, memory.device_id, stream))
+def _of_cupy(cupy: Any) -> Callable[[Any], Mark]:
+    current_stream = cupy.cuda.get_current_stream
+
+    def read(array: Any) -> Mark:
+        memory = array.data
+        form = array.shape, array.strides, array.dtype
+        return (memory.ptr, (type(array), *form, memory.device_id, current_stream().ptr))
+
+    return read
 
 
 def _of_pycuda(array: Any) -> Mark:
