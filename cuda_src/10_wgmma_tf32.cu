@@ -57,15 +57,21 @@
 #ifndef SPLIT
 #define SPLIT 1  // parts of k
 #endif
+#ifndef SLICES
+#define SLICES 1  // warpgroups that share a tile of C and take turns along k
+#endif
+#ifndef SLOTS
+#define SLOTS 2  // pieces of C of a warpgroup on their way out
+#endif
 #ifndef TERMS
 #define TERMS 1  // numbers that stand for one
 #endif
 
 #include "common/turned.cuh"
 
-static_assert(CONSUMERS <= 4 &&
-                  TA * TB / 128 + KB * TB / 64 <= (CONSUMERS <= 2 ? 160 : MANY - 40),
-              "TA TB / 128 + KB TB / 64 registers: at most 160 (1, 2 warpgroups), 120 (3), 64 (4)");
+constexpr int ROOM = (CONSUMERS <= 2 ? 160 : MANY - 40) - (TURNED || SLICES > 1 ? 16 : 0);
+static_assert(CONSUMERS <= 4 && TA * TB / 128 + KB * TB / 64 <= ROOM,
+              "TA TB / 128 + KB TB / 64 <= 160 (3, 4 warpgroups 120, 64; sliced, turned 16 less)");
 
 using Fragments = unsigned[KB / 8][PIECES][4];
 
@@ -79,49 +85,51 @@ __device__ __forceinline__ void direct(Consumer& here, Sums& sum, bool add) {
 #pragma unroll
         for (int u = 0; u < PIECES; u++)
             wgmma_tf32(sum[u], b + deeper(x, NB) + u * 64 * ROW / 16, a + deeper(x, MB),
-                       add || x > 0);
+                       SLICES > 1 || add || x > 0);
     here.next(add);
 }
 
 // One step, columns of B by way of registers.
 __device__ __forceinline__ void through(Consumer& here, Sums& sum, bool add, Fragments& columns) {
     here.wait_for_stage();
+    if constexpr (TURNED) here.turn();
 #pragma unroll
     for (int x = 0; x < KB / 8; x++)
 #pragma unroll
         for (int u = 0; u < PIECES; u++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) columns[x][u][e] = round_tf32(here.number(x, u, e));
+            for (int e = 0; e < 4; e++) columns[x][u][e] = here.number(x, u, e);
     const unsigned long long a = here.rows(0);
     wgmma_begin();
 #pragma unroll
     for (int x = 0; x < KB / 8; x++)
 #pragma unroll
         for (int u = 0; u < PIECES; u++)
-            wgmma_tf32(sum[u], columns[x][u], a + deeper(x, MB), add || x > 0);
+            wgmma_tf32(sum[u], columns[x][u], a + deeper(x, MB), SLICES > 1 || add || x > 0);
     here.next(add);
 }
 
-// sum = op(A) op(B) of a unit.
+// sum = op(A) op(B) of a unit, or this slice's share of it.
 __device__ __forceinline__ void multiply(Consumer& here, Sums& sum, const Unit& unit) {
-    if (SPLIT == 1 && unit.from == unit.to) {  // a part has a step or more
+    const unsigned first = unit.part + here.at.slice * SPLIT;
+    if (SLICES > 1 || SPLIT == 1 && unit.steps == 0) {
 #pragma unroll
         for (int e = 0; e < PIECES * TA / 2; e++) sum[e / (TA / 2)][e % (TA / 2)] = 0.0f;
     }
-    unsigned step = unit.from;
+    unsigned step = first;
     if constexpr (!DIRECT) {
         Fragments even, odd;  // the tensor cores read one while the other is written
-        for (; step + 1 < unit.to; step += 2) {
-            through(here, sum, step > unit.from, even);
+        for (; step + SLICES * SPLIT < unit.steps; step += 2 * SLICES * SPLIT) {
+            through(here, sum, step > first, even);
             through(here, sum, true, odd);
         }
         wgmma_wait<0>();
-        if (step < unit.to) through(here, sum, step > unit.from, even);
+        if (step < unit.steps) through(here, sum, step > first, even);
     } else {
-        for (; step < unit.to; step++) direct(here, sum, step > unit.from);
+        for (; step < unit.steps; step += SLICES * SPLIT) direct(here, sum, step > first);
     }
     wgmma_wait<0>();
-    if (unit.from < unit.to) here.release();
+    if (first < unit.steps) here.release();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED

@@ -59,6 +59,8 @@
 #define TERMS 2  // numbers that stand for one
 #endif
 
+constexpr int SLICES = 1, SLOTS = 2;
+
 #include "common/turned.cuh"
 
 static_assert(CONSUMERS <= 4 && TA * TB / 64 + 40 <= MANY,
@@ -79,7 +81,7 @@ __device__ __forceinline__ void multiply(Consumer& here, Sums& sum, const Unit& 
     Sums news;
 #pragma unroll
     for (int e = 0; e < PIECES * TA / 2; e++) sum[e / (TA / 2)][e % (TA / 2)] = 0.0f;
-    for (unsigned step = unit.from; step < unit.to; step++) {
+    for (unsigned step = unit.part; step < unit.steps; step += SPLIT) {
         here.wait_for_stage();
         wgmma_begin();
         product(news, here.rows(0), here.columns(1), false);

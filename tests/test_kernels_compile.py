@@ -144,6 +144,7 @@ LARGE_F64 = "MB128-NB128-KB16-TA64-TB32-TK16"
 #: Every number of warpgroups of kernels 7, 10 and 13, one and two blocks in a cluster.
 LARGE_F32 = "MB160-NB256-KB32-ROWS8-EARLY1-STRIDE2-TA20-TB8-SLICES1"
 SMALL_F32 = "MB64-NB128-KB32-ROWS8-EARLY1-STRIDE4-TA8-TB8-SLICES1"
+TF32, SLICED_TF32 = "TB64-SLICES1-STAGES3-SLOTS3", "TB64-SLICES2-STAGES2-SLOTS2"
 HOPPER = (
     ("wgmma-MB64-NB192-KB128-TA64-TB192-STAGES2-CLUSTER1-GROUP4-SPLIT1-SLOTS1", "bf16", *TT),
     ("wgmma-MB128-NB256-KB64-TA64-TB256-STAGES4-CLUSTER2-GROUP8-SPLIT1-SLOTS1", "f16", True, False),
@@ -153,17 +154,25 @@ HOPPER = (
     ("wgmma-MB128-NB256-KB64-TA64-TB256-STAGES4-CLUSTER1-GROUP8-SPLIT33-SLOTS1", "f16_f32", *TT),
     ("wgmma-MB16-NB256-KB64-TA64-TB256-STAGES4-CLUSTER1-GROUP8-SPLIT1-SLOTS1", "bf16", *TT),
     ("wgmma-MB64-NB32-KB128-TA64-TB64-STAGES4-CLUSTER1-GROUP8-SPLIT2-SLOTS1", "f16", *TT),
-    ("wgmma_tf32-MB256-NB128-KB32-TA256-TB64-STAGES4-CLUSTER2-GROUP8-SPLIT1", "tf32", False, False),
-    ("wgmma_tf32-MB192-NB64-KB64-TA192-TB64-STAGES2-CLUSTER1-GROUP8-SPLIT1", "tf32", True, True),
-    ("wgmma_tf32-MB160-NB192-KB32-TA160-TB64-STAGES4-CLUSTER1-GROUP8-SPLIT2", "tf32", False, False),
-    ("wgmma_tf32-MB128-NB128-KB32-TA64-TB64-STAGES3-CLUSTER2-GROUP8-SPLIT1", "tf32", False, False),
+    (f"wgmma_tf32-MB256-NB128-KB32-TA256-{TF32}-CLUSTER2-GROUP8-SPLIT1", "tf32", False, False),
+    (f"wgmma_tf32-MB160-NB192-KB32-TA160-{TF32}-CLUSTER1-GROUP8-SPLIT2", "tf32", False, False),
+    (f"wgmma_tf32-MB128-NB128-KB32-TA64-{TF32}-CLUSTER2-GROUP8-SPLIT1", "tf32", False, False),
+    (f"wgmma_tf32-MB224-NB64-KB32-TA224-{TF32}-CLUSTER1-GROUP8-SPLIT2", "tf32", False, True),
+    (f"wgmma_tf32-MB64-NB128-KB32-TA32-{TF32}-CLUSTER1-GROUP8-SPLIT3", "tf32", False, True),
+    (f"wgmma_tf32-MB64-NB64-KB64-TA64-{SLICED_TF32}-CLUSTER1-GROUP8-SPLIT3", "tf32", False, True),
+    (f"wgmma_tf32-MB160-NB64-KB64-TA160-{SLICED_TF32}-CLUSTER1-GROUP8-SPLIT1", "tf32", *TT),
     ("wgmma_tf32x3-MB192-NB128-KB32-TA192-TB64-STAGES2-CLUSTER1-GROUP8-SPLIT1", "tf32x3", *TT),
-    (f"tma_f32-{LARGE_F32}-STAGES3-BLOCKS1-GROUP8-SPLIT1", "f32", False, False),
-    (f"tma_f32-{LARGE_F32}-STAGES3-BLOCKS1-GROUP8-SPLIT3", "f32", True, False),
-    (f"tma_f32-{SMALL_F32}-STAGES2-BLOCKS3-GROUP8-SPLIT1", "f32", False, True),
+    (f"tma_f32-{LARGE_F32}-STAGES3-BLOCKS1-GROUP8-SPLIT1-STORE1", "f32", False, False),
+    (f"tma_f32-{LARGE_F32}-STAGES3-BLOCKS1-GROUP8-SPLIT3-STORE1", "f32", True, False),
+    (f"tma_f32-{SMALL_F32}-STAGES2-BLOCKS3-GROUP8-SPLIT1-STORE1", "f32", False, True),
     (f"tma_f64-{LARGE_F64}-KI8-DEPTHS2-STAGES6-BLOCKS1-GROUP16-SPLIT1", "f64", False, True),
     (f"tma_f64-{LARGE_F64}-KI8-DEPTHS2-STAGES6-BLOCKS1-GROUP16-SPLIT4", "f64", True, False),
     (f"tma_f64-{LARGE_F64}-KI16-DEPTHS1-STAGES6-BLOCKS1-GROUP16-SPLIT1", "f64", True, True),
+)
+#: The same for products that are not deep: kernel 10 turns tiles of A round.
+SHALLOW = (
+    (f"wgmma_tf32-MB224-NB64-KB32-TA224-{TF32}-CLUSTER1-GROUP8-SPLIT1", "tf32", True, False),
+    (f"wgmma_tf32-MB128-NB64-KB64-TA128-{SLICED_TF32}-CLUSTER2-GROUP8-SPLIT2", "tf32", True, False),
 )
 #: Configurations that spilled before the rules turned them down.
 SPILLING = (
@@ -194,6 +203,8 @@ def texts() -> dict[str, Source]:
     wanted += [(parse_slug(slug), Problem(4096, 4096, 4096, dtype)) for slug, dtype in TIGHT]
     for slug, *kind in HOPPER:
         wanted.append((parse_slug(slug), Problem(4096, 4096, 4096, *kind)))
+    for slug, *kind in SHALLOW:
+        wanted.append((parse_slug(slug), Problem(4096, 4096, 128, *kind)))
     named = {}
     for config, problem in wanted:
         source = render(config, problem)

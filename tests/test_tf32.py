@@ -19,15 +19,17 @@ from pymm.source import render
 
 LAYOUTS = [(False, False), (False, True), (True, False), (True, True)]
 SLUGS = (
-    "wgmma_tf32-MB256-NB128-KB32-TA256-TB64-STAGES4-CLUSTER1-GROUP8-SPLIT1",
-    "wgmma_tf32-MB256-NB128-KB32-TA256-TB64-STAGES4-CLUSTER2-GROUP4-SPLIT1",
-    "wgmma_tf32-MB64-NB128-KB32-TA64-TB128-STAGES4-CLUSTER1-GROUP8-SPLIT1",
-    "wgmma_tf32-MB192-NB64-KB64-TA96-TB64-STAGES3-CLUSTER2-GROUP1-SPLIT1",
-    "wgmma_tf32-MB160-NB192-KB32-TA160-TB64-STAGES4-CLUSTER1-GROUP8-SPLIT1",
-    "wgmma_tf32-MB224-NB64-KB32-TA224-TB64-STAGES4-CLUSTER1-GROUP8-SPLIT2",
-    "wgmma_tf32-MB64-NB128-KB32-TA32-TB64-STAGES2-CLUSTER1-GROUP8-SPLIT3",
-    "wgmma_tf32-MB16-NB64-KB64-TA16-TB64-STAGES8-CLUSTER2-GROUP1-SPLIT5",
-    "wgmma_tf32-MB128-NB128-KB32-TA64-TB64-STAGES3-CLUSTER2-GROUP8-SPLIT1",
+    "wgmma_tf32-MB256-NB128-KB32-TA256-TB64-SLICES1-STAGES4-SLOTS2-CLUSTER1-GROUP8-SPLIT1",
+    "wgmma_tf32-MB256-NB128-KB32-TA256-TB64-SLICES1-STAGES4-SLOTS2-CLUSTER2-GROUP4-SPLIT1",
+    "wgmma_tf32-MB64-NB128-KB32-TA64-TB128-SLICES1-STAGES4-SLOTS2-CLUSTER1-GROUP8-SPLIT1",
+    "wgmma_tf32-MB192-NB64-KB64-TA96-TB64-SLICES1-STAGES3-SLOTS2-CLUSTER2-GROUP1-SPLIT1",
+    "wgmma_tf32-MB160-NB192-KB32-TA160-TB64-SLICES1-STAGES4-SLOTS2-CLUSTER1-GROUP8-SPLIT1",
+    "wgmma_tf32-MB224-NB64-KB32-TA224-TB64-SLICES1-STAGES4-SLOTS2-CLUSTER1-GROUP8-SPLIT2",
+    "wgmma_tf32-MB64-NB128-KB32-TA32-TB64-SLICES1-STAGES2-SLOTS2-CLUSTER1-GROUP8-SPLIT3",
+    "wgmma_tf32-MB16-NB64-KB64-TA16-TB64-SLICES1-STAGES8-SLOTS1-CLUSTER2-GROUP1-SPLIT5",
+    "wgmma_tf32-MB64-NB64-KB64-TA64-TB64-SLICES2-STAGES6-SLOTS2-CLUSTER1-GROUP8-SPLIT1",
+    "wgmma_tf32-MB32-NB128-KB32-TA32-TB64-SLICES2-STAGES4-SLOTS4-CLUSTER2-GROUP8-SPLIT3",
+    "wgmma_tf32-MB128-NB128-KB32-TA64-TB64-SLICES1-STAGES3-SLOTS3-CLUSTER2-GROUP8-SPLIT1",
     "wgmma_tf32x3-MB128-NB128-KB32-TA128-TB64-STAGES3-CLUSTER1-GROUP8-SPLIT1",
     "wgmma_tf32x3-MB128-NB128-KB32-TA64-TB128-STAGES2-CLUSTER2-GROUP4-SPLIT1",
     "wgmma_tf32x3-MB64-NB192-KB32-TA64-TB64-STAGES2-CLUSTER1-GROUP8-SPLIT1",
@@ -109,7 +111,7 @@ def test_registers_of_all_warpgroups_are_those_of_the_launch(slug):
     the warpgroup that fetches, 232 or 240, 160, 104 for those that multiply.
     """
     config, kernel, _ = one_of(slug)
-    count = (config.MB // config.TA) * (config.NB // config.TB)
+    count = kernel.threads(config) // 128 - 1
     greedy = kernel.hopper.terms * config.TA * config.TB > 128 * 128
     pair = (24, 240) if greedy else (40, 232)
     few, many = {1: pair, 2: pair, 3: (32, 160), 4: (64, 104)}[count]
@@ -119,36 +121,40 @@ def test_registers_of_all_warpgroups_are_those_of_the_launch(slug):
 
 @pytest.mark.parametrize("slug", SLUGS)
 def test_one_text_for_all_sizes_and_few_layouts(slug):
-    """At least one operand lies along k, both where they come as two terms; the smaller one is
-    turned round.
+    """Where both lie across k the smaller one is copied, if the product is large; both are copied
+    along k where they come as two terms.
     """
     config, kernel, dtype = one_of(slug)
     texts = {}
     for trans in LAYOUTS:
         for m, n in ((1, 641), (4096, 4096), (641, 1)):
-            problem = Problem(m, n, 96, dtype, *trans)
+            problem = Problem(m, n, 960, dtype, *trans)
             given = kernel.hopper.received(problem)
-            assert given.trans_b or not given.trans_a
             turned = (given.trans_a != trans[0]) * m + (given.trans_b != trans[1]) * n
-            assert turned == (min(m, n) * (trans == (True, False)) if dtype == "tf32" else
+            large = trans == (True, False) and m == n
+            assert turned == (min(m, n) * large if dtype == "tf32" else
                               m * trans[0] + n * (not trans[1]))  # fmt: skip
             key = render(config, problem, 4).key
             assert texts.setdefault((given.trans_a, given.trans_b), key) == key
-    assert len(texts) == (3 if dtype == "tf32" else 1)
+    assert len(texts) == (4 if dtype == "tf32" else 1)
 
 
 @pytest.mark.parametrize("slug", SLUGS)
 def test_boxes_fill_the_tiles(slug):
     config, kernel, dtype = one_of(slug)
     for trans in LAYOUTS:
-        given = kernel.hopper.received(Problem(77, 99, 111, dtype, *trans))
-        boxes = kernel.hopper.boxes(config, given)
-        assert all(
-            box.columns * 4 == box.swizzle == 128 and box.rows <= 256 for box in boxes if box
-        )
-        along, other = boxes[:2] if not given.trans_a else boxes[1::-1]
-        assert along.rows * config.CLUSTER == config.MB
-        assert other.rows == (config.NB if given.trans_b and not given.trans_a else config.KB)
+        for m, n in ((300, 999), (77, 15)):
+            given = kernel.hopper.received(Problem(m, n, 111, dtype, *trans))
+            boxes = kernel.hopper.boxes(config, given)
+            assert all(
+                box.columns * 4 == box.swizzle == 128 and box.rows <= 256 for box in boxes if box
+            )
+            swapped, across = given.trans_a and given.trans_b, given.trans_a > given.trans_b
+            along, other = boxes[1::-1] if swapped else boxes[:2]
+            fits = min(config.MB // config.CLUSTER, -(-(n if swapped else m) // 8) * 8)
+            assert along.rows == (32 if across else fits)
+            direct = given.trans_b and not given.trans_a
+            assert other.rows == (min(config.NB, -(-n // 8) * 8) if direct else config.KB)
 
 
 def cut(x, bits, exponent):

@@ -2,13 +2,14 @@
 //
 // The 64 rows of a wgmma are columns of C, its up to 256 columns are rows of C. A lies along k;
 // where B does not, it goes through registers. Where both are transposed it is the other way round:
-// SWAPPED, A and B, rows and columns of C change their parts, and C is not turned. The kernel says
-// MB, NB, KB, TA, TB, STAGES, CLUSTER, SPLIT, and how many TERMS stand for a number: so many
-// matrices for one in the maps of A and B.
+// SWAPPED, A and B, rows and columns of C change their parts, and C is not turned. Where neither
+// lies along k the warpgroups turn A's tiles round in shared memory: TURNED.
+//
+// The kernel says MB, NB, KB, TA, TB, STAGES, SLOTS, CLUSTER, SPLIT, how many SLICES of warpgroups
+// take turns along k, and how many TERMS stand for a number: so many matrices for one in the maps
+// of A and B.
 
-#if TRANS_A && !TRANS_B
-#error "one of both must lie along k"
-#endif
+#define TILE_N (NB * CLUSTER)  // what a cluster computes
 
 #include "common/combine.cuh"
 #include "common/hopper.cuh"
@@ -17,13 +18,16 @@
 
 constexpr bool SWAPPED = TRANS_A && TRANS_B;   // A goes through registers
 constexpr bool DIRECT = TRANS_B && !TRANS_A;  // nothing does
-constexpr int RIGHT = NB / TB, CONSUMERS = MB / TA * RIGHT, THREADS = 128 * (CONSUMERS + 1);
+constexpr bool TURNED = TRANS_A && !TRANS_B;
+constexpr int RIGHT = NB / TB, ABREAST = MB / TA * RIGHT;  // warpgroups of a slice
+constexpr int CONSUMERS = ABREAST * SLICES, THREADS = 128 * (CONSUMERS + 1);
 constexpr int BOX = 32, ROW = BOX * 4, DEEP = KB / BOX;  // numbers and bytes of a row of a box
 constexpr int A_BYTES = MB * KB * 4, B_BYTES = NB * KB * 4;  // of one term
 constexpr int STAGE_BYTES = TERMS * (A_BYTES + B_BYTES);
 constexpr int PIECES = TB / 64;                  // pieces of 64 columns
 constexpr int STAGED = TA % 32 == 0 ? 32 : 16;  // rows of a piece on its way out
-constexpr int SLOTS = 2, SLOT_BYTES = 32 * 2 * ROW;  // pieces of one warpgroup, bytes of one
+constexpr int SLOT_BYTES = 32 * 2 * ROW;         // of a piece
+constexpr int EXCHANGE_BYTES = (SLICES - 1) * MB * NB * 4;  // sums that slices hand to each other
 // As in rung 07: registers of a thread, few for those that fetch.
 constexpr bool GREEDY = TERMS * TA * TB > 128 * 128 && CONSUMERS <= 2;
 constexpr int FEW = GREEDY ? 24 : CONSUMERS <= 2 ? 40 : CONSUMERS == 3 ? 32 : 64;
@@ -35,7 +39,10 @@ static_assert(TA == 16 || TA % 32 == 0 && TA <= 256,
               "wgmma makes TA rows: 16, 32, 64, 96, 128, 160, 192, 224 or 256");
 static_assert(MB <= 256 && NB <= 256 && KB % 32 == 0 && KB <= 256,
               "boxes have at most 256 rows and 32 columns: MB, NB, KB <= 256, 32 divides KB");
-static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
+// A stage is one slice's own: a slice may be so far ahead of another that it would take the end of
+// the phase before last for that of the last.
+static_assert(STAGES >= 2 && STAGES % SLICES == 0,
+              "a tile is fetched while another is used: STAGES >= 2, SLICES divides STAGES");
 static_assert((CLUSTER == 1 || CLUSTER == 2) && MB % (8 * CLUSTER) == 0,
               "one block or two share the boxes of A: CLUSTER is 1 or 2, 8 CLUSTER divides MB");
 
@@ -53,14 +60,23 @@ struct Product {
     const TensorMap *a, *b;
     int m, n, k, batch, stack_a, stack_b;
 };
-// A part of k of a tile of C: steps from `from` to `to`.
+// A part of k of a tile of C: of all `steps` each SPLITth from `part` on. Blocks that work on one
+// tile at a time read lines of memory side by side.
 struct Unit {
-    unsigned row, column, matrix, part, from, to;
+    unsigned row, column, matrix, part, steps;
+    // How many steps those are.
+    __device__ __forceinline__ unsigned own() const { return (steps - part + SPLIT - 1) / SPLIT; }
 };
 struct Ring {
     unsigned stage = 0, parity = 0;
+    template <int STEPS = 1>
     __device__ __forceinline__ void advance() {
-        if (++stage == STAGES) stage = 0, parity ^= 1;
+        stage += STEPS;
+        if (stage >= STAGES) stage -= STAGES, parity ^= 1;
+    }
+    __device__ __forceinline__ void skip(unsigned steps) {
+        const unsigned to = stage + steps;
+        stage = to % STAGES, parity ^= to / STAGES & 1;
     }
 };
 using Sums = float[PIECES][TA / 2];
@@ -70,54 +86,17 @@ using Sums = float[PIECES][TA / 2];
 template <class Use>
 __device__ __forceinline__ void each_unit(const Product& p, Use use) {
     const unsigned tiles_m = (p.m + MB - 1u) / MB, steps = (p.k + KB - 1u) / KB;
-    const unsigned tiles_n = (p.n + CLUSTER * NB - 1u) / (CLUSTER * NB);  // for clusters
-    const unsigned tiles = tiles_m * tiles_n, units = tiles * SPLIT * p.batch;
+    const unsigned tiles_n = (p.n + TILE_N - 1u) / TILE_N;
+    const unsigned tiles = tiles_in(tiles_m, tiles_n), units = tiles * SPLIT * p.batch;
     for (unsigned u = blockIdx.x / CLUSTER; u < units; u += gridDim.x / CLUSTER) {
         unsigned tile_m, tile_n;
         tile_of(u % tiles, tiles_m, tiles_n, tile_m, tile_n);
         const unsigned part = u / tiles % SPLIT, beside = CLUSTER > 1 ? block_in_cluster() : 0;
-        use(Unit{tile_m * MB, (tile_n * CLUSTER + beside) * NB, u / tiles / SPLIT, part,
-                 unsigned(1ull * steps * part / SPLIT),
-                 unsigned(1ull * steps * (part + 1) / SPLIT)});
+        use(Unit{tile_m * MB, (tile_n * CLUSTER + beside) * NB, u / tiles / SPLIT, part, steps});
     }
 }
 
-__device__ __forceinline__ void produce(const Product& p, unsigned base, unsigned full,
-                                        unsigned empty) {
-    constexpr unsigned SHARE = MB / CLUSTER;
-    const unsigned first = CLUSTER > 1 ? block_in_cluster() * SHARE : 0;
-    Ring ring{0, 1};
-    each_unit(p, [&](const Unit& u) {
-        const unsigned matrix_a = u.matrix * p.stack_a * TERMS;
-        const unsigned matrix_b = u.matrix * p.stack_b * TERMS;
-        for (unsigned step = u.from; step < u.to; step++, ring.advance()) {
-            const unsigned tile = base + ring.stage * STAGE_BYTES, filled = full + 8 * ring.stage;
-            barrier_wait(empty + 8 * ring.stage, ring.parity);
-            barrier_expect(filled, STAGE_BYTES);
-#pragma unroll 1
-            for (unsigned x = 0; x < TERMS * DEEP; x++) {
-                const unsigned k = step * KB + x % DEEP * BOX, z = matrix_a + x / DEEP;
-                const unsigned target = tile + (x * MB + first) * ROW;
-                if constexpr (CLUSTER > 1)
-                    fetch_box(target, p.a, filled, k, u.row + first, z, (1 << CLUSTER) - 1);
-                else
-                    fetch_box(target, p.a, filled, k, u.row, z);
-            }
-            const unsigned b = tile + TERMS * A_BYTES;
-            if constexpr (DIRECT) {
-#pragma unroll 1
-                for (unsigned x = 0; x < TERMS * DEEP; x++)
-                    fetch_box(b + x * NB * ROW, p.b, filled, step * KB + x % DEEP * BOX,
-                              u.column, matrix_b + x / DEEP);
-            } else {
-#pragma unroll 1
-                for (unsigned x = 0; x < NB / 32; x++)
-                    fetch_box(b + x * KB * ROW, p.b, filled, u.column + x * 32, step * KB,
-                              matrix_b);
-            }
-        }
-    });
-}
+#include "common/turned_in.cuh"
 
 // A tile that lies along k, for wgmma (PTX ISA 9.0, "Matrix Descriptor"): 8 rows to a swizzle.
 __device__ __forceinline__ unsigned long long describe_rows(unsigned address) {
@@ -130,9 +109,10 @@ __device__ __forceinline__ constexpr unsigned deeper(int x, int rows) {
 
 // The place of a thread and its warpgroup in tiles.
 struct Place {
-    unsigned group, down, right, warp, g, t;
+    unsigned group, slice, abreast, down, right, warp, g, t;
     __device__ __forceinline__ explicit Place(unsigned group)
-        : group(group), down(group / RIGHT), right(group % RIGHT), warp(threadIdx.x % 128 / 32),
+        : group(group), slice(SLICES == 1 ? 0 : group / ABREAST), abreast(group - slice * ABREAST),
+          down(abreast / RIGHT), right(abreast % RIGHT), warp(threadIdx.x % 128 / 32),
           g(threadIdx.x % 32 / 4), t(threadIdx.x % 4) {}
     // The column of C, in a piece of 64, that row 16 warp + g + 8 h of wgmma stands for. Where B
     // lies across k, eight lanes g take four columns each of two chunks that are four apart: with
@@ -161,9 +141,9 @@ struct Consumer {
     __device__ __forceinline__ void wait_for_stage() const {
         barrier_wait(full + 8 * ring.stage, ring.parity);
     }
-    // The stage before the ring's may be filled again.
+    // The slice's stage before the ring's may be filled again.
     __device__ __forceinline__ void release() const {
-        const unsigned before = (ring.stage == 0 ? STAGES : ring.stage) - 1;
+        const unsigned before = (ring.stage < SLICES ? ring.stage + STAGES : ring.stage) - SLICES;
         if (threadIdx.x % 128 < CLUSTER) barrier_arrive(empty + 8 * before, threadIdx.x % 128);
     }
     // The end of a step: now the one before, if any, has ended.
@@ -171,7 +151,29 @@ struct Consumer {
         wgmma_commit();
         wgmma_wait<1>();
         if (before) release();
-        ring.advance();
+        ring.advance<SLICES>();
+    }
+    // A's tile, which came as it lies across k, along k: each warp turns squares of 32 where they
+    // are. A lane reads a column and writes it as a row, both without conflicts of banks.
+    __device__ __forceinline__ void turn() const {
+        const unsigned lane = threadIdx.x % 32;
+        unsigned char* const tile = const_cast<unsigned char*>(shared) + ring.stage * STAGE_BYTES;
+#pragma unroll 1
+        for (unsigned x = at.abreast * 4 + at.warp; x < MB / 32 * DEEP; x += ABREAST * 4) {
+            unsigned char* const square = tile + x * (32 * ROW);
+            float column[32];
+#pragma unroll
+            for (int y = 0; y < 32; y++)
+                column[y] = *reinterpret_cast<float*>(square + y * ROW +
+                                                      ((lane / 4 ^ y % 8) << 4) + lane % 4 * 4);
+            __syncwarp();
+#pragma unroll
+            for (int y = 0; y < 8; y++)
+                *reinterpret_cast<float4*>(square + lane * ROW + ((y ^ lane % 8) << 4)) = {
+                    column[4 * y], column[4 * y + 1], column[4 * y + 2], column[4 * y + 3]};
+        }
+        written_for_copies();
+        threads_sync<ABREAST * 128>(1 + CONSUMERS + at.slice);
     }
     // Descriptors of the rows of A and the columns of B of this warpgroup.
     __device__ __forceinline__ unsigned long long rows(int term) const {
@@ -182,9 +184,10 @@ struct Consumer {
         return describe_rows(base + ring.stage * STAGE_BYTES + TERMS * A_BYTES + term * B_BYTES +
                              at.right * TB * ROW);
     }
-    // A number of B's tile, row and column as register e of a fragment has them.
-    __device__ __forceinline__ float number(int x, int u, int e) const {
-        return *reinterpret_cast<const float*>(shared + ring.stage * STAGE_BYTES +
+    // A number of B's tile, row and column as register e of a fragment has them. TMA or the copy
+    // before has rounded it.
+    __device__ __forceinline__ unsigned number(int x, int u, int e) const {
+        return *reinterpret_cast<const unsigned*>(shared + ring.stage * STAGE_BYTES +
                                                TERMS * A_BYTES + at.offset(x, e / 2, u, e % 2));
     }
 };
@@ -204,7 +207,8 @@ __device__ __forceinline__ void run(const Product& p, const Result& result,
     extern __shared__ unsigned char shared[];
     unsigned char* const aligned = shared + (-address_of_shared(shared) & 1023);
     unsigned char* const staging = aligned + STAGES * STAGE_BYTES;
-    const unsigned full = address_of_shared(staging + CONSUMERS * SLOTS * SLOT_BYTES);
+    unsigned char* const exchange = staging + ABREAST * SLOTS * SLOT_BYTES;
+    const unsigned full = address_of_shared(exchange + EXCHANGE_BYTES);
     const unsigned empty = full + 8 * STAGES, base = address_of_shared(aligned);
     // The same for a whole warp, and said so: descriptors then live in uniform registers.
     const unsigned group = __shfl_sync(~0u, threadIdx.x / 128, 0);
@@ -212,10 +216,12 @@ __device__ __forceinline__ void run(const Product& p, const Result& result,
         if (p.k > 0) prefetch(p.a), prefetch(p.b);
         for (int s = 0; s < STAGES; s++) {
             barrier_make(full + 8 * s, 1);
-            barrier_make(empty + 8 * s, CONSUMERS * CLUSTER);
+            barrier_make(empty + 8 * s, ABREAST * CLUSTER);
         }
         barriers_made();
     }
+    const Fetched fetched(p);
+    if (fetched.bytes() < STAGE_BYTES) fetched.clear_rest(aligned);
     CLUSTER > 1 ? cluster_sync() : __syncthreads();
     if (group == CONSUMERS) {
         leave_registers<FEW>();
@@ -225,7 +231,15 @@ __device__ __forceinline__ void run(const Product& p, const Result& result,
         Consumer consumer{aligned, base, full, empty, Place(group), {}};
         each_unit(p, [&](const Unit& unit) {
             Sums sum;
+            const Ring begin = consumer.ring;
+            if constexpr (SLICES > 1) consumer.ring.skip(consumer.at.slice);
             multiply(consumer, sum, unit);
+            if constexpr (SLICES > 1) {
+                consumer.ring = begin;
+                consumer.ring.skip(unit.own());
+                add_slices(sum, exchange, consumer.at);
+                if (consumer.at.slice > 0) return;
+            }
             Result here = result;
             here.C += unit.matrix * batch_c;
             if constexpr (SPLIT > 1) {
@@ -233,9 +247,9 @@ __device__ __forceinline__ void run(const Product& p, const Result& result,
                 here.C = parts + (1ll * unit.part * p.batch + unit.matrix) * result.m * here.ld;
                 here.boxed = false;
             }
-            here.store(sum, unit, staging + group * SLOTS * SLOT_BYTES, consumer.at);
+            here.store(sum, unit, staging + consumer.at.abreast * SLOTS * SLOT_BYTES, consumer.at);
         });
-        if (threadIdx.x % 128 == 0) stores_wait();
+        if (threadIdx.x % 128 == 0) stores_have_read();  // before shared memory is given back
     }
     if (CLUSTER > 1) cluster_sync();  // no block leaves while the other may still reach into it
 }

@@ -3,6 +3,36 @@
 // A piece of C: 64 columns of STAGED rows, or SWAPPED 64 rows of STAGED columns.
 constexpr unsigned HIGH = SWAPPED ? 64 : STAGED, WIDE = SWAPPED ? STAGED : 64;
 constexpr unsigned BOXES_C = (WIDE + 31) / 32;
+// Whether a tile's first piece takes the oldest slot; else it waits for all.
+constexpr bool IN_TURN = TA / STAGED * PIECES % SLOTS == 0;
+
+// The first slice of a tile gets the sums of all, added up in their order.
+__device__ __forceinline__ void add_slices(Sums& sum, unsigned char* exchange, const Place& at) {
+    constexpr unsigned EACH = TA * TB / 512;  // vectors of a thread
+    const unsigned together = 1 + CONSUMERS + SLICES + at.abreast;
+    float4* const room = reinterpret_cast<float4*>(exchange) +
+                         at.abreast * (SLICES - 1) * (EACH * 128) + threadIdx.x % 128;
+    if (at.slice > 0) {
+        threads_sync<SLICES * 128>(together);  // the unit before has been read
+#pragma unroll
+        for (unsigned e = 0; e < EACH; e++) {
+            const float* const s = sum[e / (TA / 8)] + e % (TA / 8) * 4;
+            room[((at.slice - 1) * EACH + e) * 128] = {s[0], s[1], s[2], s[3]};
+        }
+        threads_sync<SLICES * 128>(together);
+    } else {
+        threads_sync<SLICES * 128>(together);
+        threads_sync<SLICES * 128>(together);
+#pragma unroll
+        for (unsigned other = 0; other < SLICES - 1; other++)
+#pragma unroll
+            for (unsigned e = 0; e < EACH; e++) {
+                float* const s = sum[e / (TA / 8)] + e % (TA / 8) * 4;
+                const float4 x = room[(other * EACH + e) * 128];
+                s[0] += x.x, s[1] += x.y, s[2] += x.z, s[3] += x.w;
+            }
+    }
+}
 
 // C <- alpha sum + beta C, or a part of the sums as it is.
 struct Result {
@@ -17,16 +47,16 @@ struct Result {
     static __device__ __forceinline__ unsigned place(unsigned y, unsigned x) {
         return x / 32 * (HIGH * ROW) + y * ROW + ((x % 32 / 4 ^ y % 8) << 4) + x % 4 * 4;
     }
-    __device__ __forceinline__ void scale(float (&sum)[TA / 2], unsigned i0, unsigned j0,
+    __device__ __forceinline__ void scale(float* sum, unsigned i0, unsigned j0,
                                           const Place& at) const {
 #pragma unroll
-        for (int e = 0; e < TA / 2; e++) sum[e] *= alpha;
+        for (int e = 0; e < STAGED / 2; e++) sum[e] *= alpha;
         if (beta == 0.0f) return;
 #pragma unroll
-        for (int e = 0; e < TA / 2; e++) {
+        for (int e = 0; e < STAGED / 2; e++) {
             const unsigned i = i0 + e / 4 * 8 + at.t * 2 + e % 2, j = j0 + at.column(e / 2 % 2);
             const unsigned row = SWAPPED ? j : i, column = SWAPPED ? i : j;
-            if (row < m && column < n) sum[e] += beta * C[row * ld + column];
+            if (row < m && column < n && kept(row, column)) sum[e] += beta * C[row * ld + column];
         }
     }
     static __device__ __forceinline__ void stage(unsigned char* staging, const float* sum,
@@ -45,7 +75,7 @@ struct Result {
         for (unsigned y = at.warp; y < HIGH && row + y < m; y += 4)
 #pragma unroll
             for (unsigned x = lane; x < WIDE; x += 32)
-                if (column + x < n)
+                if (column + x < n && kept(row + y, column + x))
                     C[(row + y) * ld + column + x] =
                         *reinterpret_cast<const float*>(staging + place(y, x));
     }
@@ -56,19 +86,23 @@ struct Result {
 #pragma unroll
         for (int u = 0; u < PIECES; u++) {
             const unsigned j0 = unit.column + at.right * TB + u * 64;
-            if (SPLIT == 1) scale(sum[u], i0, j0, at);
 #pragma unroll
             for (int r = 0; r < TA; r += STAGED) {
+                const unsigned piece = u * (TA / STAGED) + r / STAGED;
                 const unsigned row = SWAPPED ? j0 : i0 + r, column = SWAPPED ? i0 + r : j0;
-                // With nothing before it, the first piece does not know which slot is older.
-                unsigned char* const slot =
-                    staging + (u * (TA / STAGED) + r / STAGED) % SLOTS * SLOT_BYTES;
-                if (elected) u + r == 0 ? stores_have_read<0>() : stores_have_read<SLOTS - 1>();
+                const bool direct = boxed && !is_cut(row, column, HIGH, WIDE);
+                // A piece that TMA does not store counts as if it did, so that slots take turns.
+                if (boxed && !direct && elected) stores_commit();
+                if (!is_needed(row, column, HIGH, WIDE)) continue;
+                if (SPLIT == 1) scale(sum[u] + r / 2, i0 + r, j0, at);
+                unsigned char* const slot = staging + piece % SLOTS * SLOT_BYTES;
+                if (elected)
+                    piece > 0 || IN_TURN ? stores_have_read<SLOTS - 1>() : stores_have_read<0>();
                 warpgroup_sync(at.group + 1);
                 stage(slot, sum[u] + r / 2, at);
-                if (boxed) written_for_copies();
+                if (direct) written_for_copies();
                 warpgroup_sync(at.group + 1);
-                if (!boxed) {
+                if (!direct) {
                     copy(slot, row, column, at);
                 } else if (elected) {
 #pragma unroll

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
-
 from pymm.device import Device
 from pymm.kernels.declaration import (
     PARTS_FIT,
@@ -16,7 +13,12 @@ from pymm.kernels.declaration import (
     Kernel,
     Rule,
 )
+from pymm.kernels.tf32_default import FORMS, FORMS_X3, suggested
 from pymm.problem import Problem
+
+#: Products of numbers, and extents, up to which a tile is turned by the kernel and not by a copy.
+_LITTLE = 2**31
+_THIN = 256
 
 #: Columns of a wgmma that the kernels have: rows of C of one warpgroup.
 _HEIGHTS = (16, 32, 64, 96, 128, 160, 192, 224, 256)
@@ -29,7 +31,12 @@ _SUMS_AND_COLUMNS = {1: 160, 2: 160, 3: 120, 4: 64}
 
 def _consumers(c: Config) -> int:
     """Warpgroups that multiply; one more fetches."""
-    return (c.MB // c.TA) * (c.NB // c.TB)
+    return (c.MB // c.TA) * (c.NB // c.TB) * _slices(c)
+
+
+def _slices(c: Config) -> int:
+    """Warpgroups that take turns along k for one tile of C."""
+    return getattr(c, "SLICES", 1)
 
 
 def _threads(c: Config) -> int:
@@ -44,10 +51,18 @@ def _swapped(p: Problem) -> bool:
 
 
 def _along(p: Problem) -> tuple[str, str]:
-    """One of both must lie along k. The smaller one is turned."""
-    if not p.trans_a or p.trans_b:
+    """Of two that lie across k the kernel turns A's tiles itself where that costs less than a copy:
+    where memory or the launch takes the time. Else the smaller one is copied along k.
+    """
+    across = p.trans_a and not p.trans_b
+    if not across or min(p.m, p.n, p.k) <= _THIN or p.m * p.n * p.k <= _LITTLE:
         return "any", "any"
     return ("k", "any") if p.m <= p.n else ("any", "k")
+
+
+def _turned(p: Problem) -> bool:
+    """Whether the kernel turns A's tiles round: neither lies along k."""
+    return p.trans_a and not p.trans_b
 
 
 def _staged(c: Config) -> int:
@@ -56,11 +71,13 @@ def _staged(c: Config) -> int:
 
 
 def _shared_elements(c: Config, p: Problem) -> int:
-    """The stages, two pieces of C of 32 x 64 for each warpgroup on their way out, two barriers for
-    each stage, and up to 1 KiB to the boundary that swizzled boxes need.
+    """The stages, pieces of C of 32 x 64 on their way out, the sums of all slices but one, two
+    barriers for each stage, and up to 1 KiB to the boundary that swizzled boxes need.
     """
     stages = c.STAGES * c.kernel.hopper.terms * (c.MB + c.NB) * c.KB
-    return stages + _consumers(c) * 2 * 32 * 64 + 4 * c.STAGES + 256
+    sums = (_slices(c) - 1) * c.MB * c.NB
+    pieces = _consumers(c) // _slices(c) * getattr(c, "SLOTS", 2)
+    return stages + pieces * 32 * 64 + sums + 4 * c.STAGES + 256
 
 
 def _tiles(c: Config, p: Problem) -> tuple[int, int]:
@@ -71,12 +88,21 @@ def _tiles(c: Config, p: Problem) -> tuple[int, int]:
 
 
 def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box | None]:
-    """One operand comes along k, the other one as it lies."""
-    along = Box(32, c.MB // c.CLUSTER)
+    """Of C pieces. An operand along k comes by so many rows as it has, one across k as it lies, and
+    where that is to be turned by squares.
+    """
+    across = Box(32, c.KB)
+    if _turned(p):
+        return Box(32, 32), across, Box(32, _staged(c))
+    along = _rows(p.n if _swapped(p) else p.m, c.MB // c.CLUSTER)
     if _swapped(p):
-        return Box(32, c.KB), along, Box(32, 64) if _staged(c) >= 32 else None
-    other = Box(32, c.NB) if p.trans_b else Box(32, c.KB)
-    return along, other, Box(32, _staged(c))
+        return across, along, Box(32, 64) if _staged(c) >= 32 else None
+    return along, _rows(p.n, c.NB) if p.trans_b else across, Box(32, _staged(c))
+
+
+def _rows(size: int, most: int) -> Box:
+    """Rows along k: those of the tile, or of a matrix that has fewer, in eights."""
+    return Box(32, min(-(-size // 8) * 8, most))
 
 
 _EVEN = Rule(
@@ -92,8 +118,8 @@ _BOXED = Rule(
     lambda c, p, d: c.MB <= 256 and c.NB <= 256 and c.KB % 32 == 0 and c.KB <= 256,
 )
 _RING = Rule(
-    "a tile is fetched while another is used: STAGES >= 2",
-    lambda c, p, d: c.STAGES >= 2,
+    "a tile is fetched while another is used: STAGES >= 2, SLICES divides STAGES",
+    lambda c, p, d: c.STAGES >= 2 and c.STAGES % _slices(c) == 0,
 )
 _SHARED_A = Rule(
     "one block or two share the boxes of A: CLUSTER is 1 or 2, 8 CLUSTER divides MB",
@@ -101,87 +127,22 @@ _SHARED_A = Rule(
 )
 
 
+_SQUARES = Rule(
+    "tiles are turned by squares of 32: 32 CLUSTER divides MB",
+    lambda c, p, d: not _turned(c.kernel.hopper.received(p)) or c.MB % (32 * c.CLUSTER) == 0,
+)
+
+
 def _fit(c: Config, p: Problem, d: Device) -> bool:
     """Sums, and of two steps the columns that go through registers."""
     wanted = c.TA * c.TB // 128 + c.KB * c.TB // 64
+    wanted += 16 * (c.SLICES > 1 or _turned(c.kernel.hopper.received(p)))
     return wanted <= _SUMS_AND_COLUMNS.get(_consumers(c), 0)
 
 
 def _fit_twice(c: Config, p: Problem, d: Device) -> bool:
     """Sums, and those of the step."""
     return c.TA * c.TB // 64 <= _SUMS.get(_consumers(c), 0)
-
-
-# What to run where nothing is tuned: the form that a few measured times expect most of
-
-
-class _Form(NamedTuple):
-    """A block's tile and ring, and the microseconds of 32 of k and of the rest of a tile: measured
-    on an H200 (benchmarks/LOG.md).
-    """
-
-    MB: int
-    NB: int
-    KB: int
-    STAGES: int
-    step: float
-    rest: float
-
-
-_FORMS = (
-    _Form(256, 128, 32, 4, 0.59, 7.4),
-    _Form(224, 128, 32, 4, 0.54, 5.3),
-    _Form(160, 128, 32, 5, 0.44, 5.0),
-    _Form(128, 128, 32, 6, 0.39, 2.5),
-    _Form(128, 64, 64, 4, 0.32, 2.4),
-    _Form(64, 128, 64, 4, 0.34, 2.4),
-    _Form(64, 64, 64, 6, 0.23, 1.7),
-    _Form(32, 64, 64, 8, 0.20, 1.2),
-    _Form(16, 64, 64, 8, 0.19, 1.0),
-)
-_FORMS_X3 = (
-    _Form(128, 128, 32, 3, 0.95, 2.0),
-    _Form(64, 128, 32, 4, 0.53, 2.5),
-    _Form(64, 64, 32, 6, 0.37, 2.0),
-    _Form(32, 64, 32, 7, 0.30, 1.6),
-)
-
-#: Up to this k storing C takes longest, which 128 x 128 row by row does best.
-_SHALLOW = 64
-
-#: Microseconds: a second launch, and each part that it adds up; bytes of a microsecond.
-_COMBINING, _PART, _MEMORY = 3.0, 0.04, 4e6
-
-
-def _suggested(kernel: Kernel, forms: tuple[_Form, ...], p: Problem, d: Device) -> dict[str, int]:
-    """The form and the parts of k with the least expected time."""
-    options = []
-    for form in forms:
-        given = dict(MB=form.MB, NB=form.NB, KB=form.KB, TA=form.MB, TB=64, STAGES=form.STAGES)
-        given |= dict(CLUSTER=1, GROUP=1 if p.k <= _SHALLOW else 8, SPLIT=1)
-        while given["STAGES"] > 2 and not STAGES_FIT.holds(kernel.config(given), p, d):
-            given["STAGES"] -= 1
-        config = kernel.config(given)
-        if not STAGES_FIT.holds(config, p, d):
-            continue
-        tiles = kernel.units(config, p)
-        most = p.k // (4 * form.KB)
-        for parts in {1, *(min(most, full * d.sms // max(tiles, 1)) for full in (1, 2))} - {0}:
-            split = dict(given, SPLIT=parts)
-            if PARTS_FIT.holds(kernel.config(split), p, d):
-                options.append((_microseconds(form, tiles, parts, p, d), len(options), split))
-    return min(options)[2] if options else dict(kernel.default)
-
-
-def _microseconds(form: _Form, tiles: int, parts: int, p: Problem, d: Device) -> float:
-    waves = -(-tiles * parts // d.sms)
-    if p.k <= _SHALLOW and tiles > d.sms:
-        return abs(form.MB * form.NB - 128 * 128)
-    busy = waves * (math.ceil(p.k / 32 / parts) * form.step + form.rest)
-    sums = 4 * p.m * p.n * p.batch * parts if parts > 1 else 0
-    adding = _COMBINING + _PART * parts + 2 * sums / _MEMORY if parts > 1 else 0.0
-    fetched = p.bytes / (_MEMORY * min(1.0, tiles * parts / d.sms or 1.0))
-    return max(busy, fetched) + 0.1 * min(busy, fetched) + adding
 
 
 _COMMON = dict(
@@ -204,13 +165,27 @@ WGMMA_TF32 = Kernel(
         KB=(32, 64),
         TA=(16, 32, 64, 128, 160, 192, 224, 256),
         TB=(64,),
+        SLICES=(1, 2, 4),
         STAGES=(2, 3, 4, 5, 6, 8),
+        SLOTS=(2, 3, 4),
         CLUSTER=(1, 2),
         GROUP=(1, 4, 8, 16),
         SPLIT=(1, 2, 4, 8, 16, 33, 66, 132),
     ),
-    default=dict(MB=256, NB=128, KB=32, TA=256, TB=64, STAGES=4, CLUSTER=1, GROUP=8, SPLIT=1),
-    suggested=lambda p, d: _suggested(WGMMA_TF32, _FORMS, p, d),
+    default=dict(
+        MB=256,
+        NB=128,
+        KB=32,
+        TA=256,
+        TB=64,
+        SLICES=1,
+        STAGES=4,
+        SLOTS=2,
+        CLUSTER=1,
+        GROUP=8,
+        SPLIT=1,
+    ),
+    suggested=lambda p, d: suggested(WGMMA_TF32, FORMS, p, d),
     dtypes=("tf32",),
     hopper=Feed(boxes=_boxes, along=_along),
     rules=(
@@ -219,8 +194,9 @@ WGMMA_TF32 = Kernel(
         _BOXED,
         _RING,
         _SHARED_A,
+        _SQUARES,
         Rule(
-            "TA TB / 128 + KB TB / 64 registers: at most 160 (1, 2 warpgroups), 120 (3), 64 (4)",
+            "TA TB / 128 + KB TB / 64 <= 160 (3, 4 warpgroups 120, 64; sliced, turned 16 less)",
             _fit,
         ),
         PARTS_HAVE_STEPS,
@@ -247,7 +223,7 @@ WGMMA_TF32X3 = Kernel(
         SPLIT=(1, 2, 4, 8, 16, 33, 66, 132),
     ),
     default=dict(MB=128, NB=128, KB=32, TA=128, TB=64, STAGES=3, CLUSTER=1, GROUP=8, SPLIT=1),
-    suggested=lambda p, d: _suggested(WGMMA_TF32X3, _FORMS_X3, p, d),
+    suggested=lambda p, d: suggested(WGMMA_TF32X3, FORMS_X3, p, d),
     dtypes=("tf32x3",),
     hopper=Feed(boxes=_boxes, along=("k", "k"), terms=2),
     rules=(
