@@ -13,7 +13,7 @@ from pymm.kernels.declaration import (
     Kernel,
     Rule,
 )
-from pymm.kernels.split import tiles
+from pymm.kernels.split import tiles, tiles_in
 from pymm.problem import Problem
 
 #: Numbers in the 128 bytes that TMA swizzles.
@@ -40,11 +40,14 @@ def _registers(c: Config, p: Problem) -> int:
     the first have been multiplied.
     """
     numbers = 2 * (c.TA * c.TB // 32 + (c.TA + c.TB) * c.KI * c.DEPTHS // 32)
+    shared = 8 if c.SPLIT > 1 else 0
+    if p.symmetric:  # where a tile is takes more to find
+        numbers += 16 + shared
     if c.DEPTHS == 1 and c.TA >= 48:
-        return numbers + (24 if p.trans_a and not p.trans_b else 8)
+        return numbers + shared + (24 if p.trans_a and not p.trans_b else 8)
     if c.KB == c.TK == c.KI * c.DEPTHS < 32:
         return numbers + 16
-    return numbers + (32 if c.KB == c.TK else 40)
+    return numbers + shared + (32 if c.KB == c.TK and c.KI * c.DEPTHS < 32 else 40)
 
 
 def _launched(c: Config, d: Device) -> int:
@@ -56,7 +59,7 @@ def _left(c: Config, d: Device) -> int:
     """Registers that `setmaxnreg` can give to a thread that multiplies, 24 being kept by each of
     those that fetch.
     """
-    groups = _warps(c) // 4
+    groups = max(_warps(c) // 4, 1)
     return min(248, ((groups + 1) * _launched(c, d) - 24) // groups // 8 * 8)
 
 
@@ -141,7 +144,7 @@ def _parts(form: dict[str, int], p: Problem, d: Device) -> tuple[int, ...]:
     """
     if form["NB"] > 128 and p.k < 1024 or form["KI"] > 8 and form["MB"] == 128 and p.k > 256:
         return ()
-    count = -(-p.m // form["MB"]) * -(-p.n // form["NB"]) * p.batch
+    count = tiles_in(p, form["MB"], form["NB"]) * p.batch
     fill = d.sms * form["BLOCKS"] // max(count, 1)
     return (1, fill) if fill > 1 and p.k >= 512 * fill else (1,)
 
@@ -232,6 +235,10 @@ TMA_F64 = Kernel(
             ),
         ),
         STAGES_FIT,
+        Rule(
+            "tiles of one half of C are shared with one depth of fragments: registers",
+            lambda c, p, d: c.SPLIT == 1 or c.DEPTHS == 1 or not p.symmetric,
+        ),
         Rule(
             "BLOCKS blocks fit in a multiprocessor's registers, threads and shared memory",
             _fit_together,

@@ -79,16 +79,18 @@ class MappedExecutable(CudaExecutable):
         loaded = self._in(context)
         self._check_alignment(problem, (a, b, c))
         self._prepare(loaded, context)
-        room = [copy.nbytes if copy else 0 for copy in copies]
+        own = copies[:1] if a == b and copies[0] == copies[1] else copies  # one copy serves both
+        room = [copy.nbytes if copy else 0 for copy in own]
         parts = parts_bytes(self.config, problem)
         memory = self._scratch(stream, sum(room) + parts)
         run = _Run(loaded, context, problem, (alpha, beta), c)
         factors, moves, place = [a, b], [], memory.address
-        for i, copy in enumerate(copies):
+        for i, copy in enumerate(own):
             if copy:
                 factors[i] = copy.at(place)
                 moves.append((i, copy, (a, b)[i], factors[i]))
                 place += room[i]
+        factors[1] = factors[len(own) - 1]
         launches = [_repack(moves)] if moves else []
         shapes = [copy.shape if copy else None for copy in copies]
         stacked = [int(matrix.batch_stride != 0) for matrix in (a, b)]
