@@ -82,10 +82,10 @@ def corrupt(folder, name):
         measured.write(folder / "ladder.csv", bench.COLUMNS, rows)
         return "ladder.csv: rows of another device, other-gpu, left out"
     if name == "older schema":
-        columns = tuple(c for c in journal.COLUMNS if c not in ("void", "repeats"))
-        rows = [row | {"schema": 1} for row in measured.trials()]
-        measured.write(folder / "tuning.csv", columns, rows)
-        return f"tuning.csv: schema 1, older than {journal.SCHEMA}: it has no repeats, void"
+        columns = tuple(c for c in contest.COLUMNS if c not in ("void", "rms", "reason"))
+        rows = [row | {"schema": 0} for row in measured.classes()]
+        measured.write(folder / "classes.csv", columns, rows)
+        return "classes.csv is older, of schema 0: it has no reason, rms"
     if name == "newer schema":
         rows = [row | {"schema": 99, "aura": 3} for row in measured.classes()]
         measured.write(folder / "classes.csv", (*contest.COLUMNS, "aura"), rows)

@@ -159,3 +159,12 @@ def test_another_device_and_no_device_are_told(tmp_path, capsys):
     assert door.main(["verify", str(path), "--device", "cpu:1"]) == 3
     assert "is of nvidia-none; this is " in capsys.readouterr().err
     assert door.main(["verify", str(path), "--device", "abacus"]) == 3
+
+
+def test_a_device_tells_its_limits(tmp_path, capsys):
+    assert main(["--describe", "cpu:1", "--results", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("*/device.json")
+    told = json.loads(path.read_text())
+    assert told["slug"] == path.parent.name and told["kind"] == "cpu" and told["cores"] == 1
+    assert told["peak_flops"]["f32"] > told["peak_flops"]["f64"] > 1e9
+    assert main(["--describe", "abacus", "--results", str(tmp_path)]) == 3

@@ -78,26 +78,10 @@ def glance(findings: Findings, drawn: Draw) -> Chapter:
     """The first screen: tiles and two figures."""
     found, held = extremes(findings), contests(findings)
     opponent, tiles = opponent_name(findings), []
-    same = [d.ratio for d in held if d.ratio > 0 and d.problem.dtype != OTHER_ARITHMETIC]
-    if same:
-        ahead = sum(ratio >= 1 for ratio in same)
-        tiles.append(
-            Tile(
-                f"beside {opponent}",
-                f"{mean(same):.2f}x",
-                f"geometric mean over {len(same)} products in the same arithmetic; at "
-                f"least as fast in {ahead} of them",
-            )
-        )
-    other = [d.ratio for d in held if d.ratio > 0 and d.problem.dtype == OTHER_ARITHMETIC]
-    if other:
-        tiles.append(
-            Tile(
-                "tf32x3 beside float32",
-                f"{mean(other):.2f}x",
-                f"geometric mean over {len(other)} products, as exact as float32",
-            )
-        )
+    for label, words, ratios in _kinds(held, opponent):
+        ahead = sum(ratio >= 1 for ratio in ratios)
+        said = f"geometric mean over {len(ratios)} {words}; at least as fast in {ahead} of them"
+        tiles.append(Tile(label, f"{mean(ratios):.2f}x", said))
     if found:
         best = max(found, key=lambda e: e.own.gflops / e.peak)
         tiles.append(
@@ -116,6 +100,20 @@ def glance(findings: Findings, drawn: Draw) -> Chapter:
     )
     tables = filled(listing.extremes(found, held))
     return Chapter("glance", "At a glance", words, figures, tables, (), tiles)
+
+
+def _kinds(held: list[Duel], opponent: str) -> Iterable[tuple[str, str, list[float]]]:
+    """Comparisons that are counted apart: a label, words and the ratios of each that was made."""
+    plain = [d for d in held if d.ratio > 0 and d.problem.op == "gemm"]
+    other = [d.ratio for d in plain if d.problem.dtype == OTHER_ARITHMETIC]
+    same = [d.ratio for d in plain if d.problem.dtype != OTHER_ARITHMETIC]
+    half = [d.ratio for d in held if d.ratio > 0 and d.problem.op != "gemm"]
+    kinds = (
+        (f"beside {opponent}", "products in the same arithmetic", same),
+        ("tf32x3 beside float32", "products, as exact as float32", other),
+        (f"A^T A beside {opponent}", "symmetric products", half),
+    )
+    return (kind for kind in kinds if kind[2])
 
 
 def _tuned(findings: Findings) -> Iterable[Tile]:

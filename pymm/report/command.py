@@ -11,7 +11,8 @@ from pathlib import Path
 from pymm.report.chapters import report as report_of
 from pymm.report.comparing import comparison
 from pymm.report.content import Report
-from pymm.report.drawing import alone
+from pymm.report.describing import describe
+from pymm.report.drawing import Figure, alone
 from pymm.report.kept import load
 from pymm.report.page import html
 from pymm.report.reading import read_device
@@ -29,7 +30,7 @@ examples:
   python -m pymm.report --check             whether text and data are what the CSV files say
 
 exit status: 0 written (or, of --check, nothing has changed), 1 nothing to show (or something has
-changed), 2 bad options
+changed), 2 bad options, 3 no such device
 """
 
 
@@ -39,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.compare:
         return _compare(parser, options)
+    if options.describe is not None:
+        return _describe(options)
     try:
         folders = _folders(options)
     except FileNotFoundError as missing:
@@ -97,8 +100,30 @@ def _parser() -> argparse.ArgumentParser:
         metavar=("A", "B"),
         help="two reports (report.json or folders, of results too): what got faster or slower",
     )
+    add(
+        "--describe",
+        nargs="?",
+        const="",
+        metavar="DEVICE",
+        help="write the limits of this machine's device (0, cpu, cpu:1; default: the first GPU, "
+        "else the CPU) beside its measurements, for the pages to come",
+    )
     add("--check", action="store_true", help="write nothing; compare text and data")
     return parser
+
+
+def _describe(options: argparse.Namespace) -> int:
+    from pymm.backends import open_device
+    from pymm.backends.base import NoDevice
+    from pymm.cache import cache_directory
+
+    try:
+        backend = open_device(options.describe or None, cache_directory())
+    except (NoDevice, ValueError) as failure:
+        print(f"pymm report: {failure}", file=sys.stderr)
+        return 3
+    print(describe(backend.device, options.results))
+    return 0
 
 
 def _compare(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
@@ -143,11 +168,18 @@ def _folders(options: argparse.Namespace) -> list[Path]:
 def write(report: Report, folder: Path) -> None:
     """The files of a report; the same rows give the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in texts(report, bool(report.chapters[0].figures)).items():
+    for name, text in texts(report, bool(picture_of(report))).items():
         (folder / name).write_text(text, encoding="utf-8")
     (folder / PAGE).write_text(html(report), encoding="utf-8")
-    for figure in report.chapters[0].figures[:1]:
+    for figure in picture_of(report):
         (folder / PICTURE).write_text(alone(figure), encoding="utf-8")
+
+
+def picture_of(report: Report) -> list[Figure]:
+    """The drawing that stands for the whole, if there is one."""
+    return [f for chapter in report.chapters if chapter.name == "glance" for f in chapter.figures][
+        :1
+    ]
 
 
 def texts(report: Report, pictured: bool) -> dict[str, str]:

@@ -143,10 +143,10 @@ def duels(findings: Findings) -> list[Duel]:
         times = {name: seconds for name, seconds in times.items() if seconds > 0}
         rival = min(times, key=times.__getitem__, default="")
         own = row.seconds if row.sound else math.nan
-        ratio = times[rival] / own if rival and own > 0 else math.nan
-        found.append(
-            Duel(row.text("class"), row.problem, ratio, own, rival, times.get(rival, math.nan), row)
-        )
+        ratio = row.number("ratio") if row.sound else math.nan  # beside any library of the run
+        if ratio != ratio and rival and own > 0:
+            ratio = times[rival] / own
+        found.append(Duel(row.text("class"), row.problem, ratio, own, rival, ratio * own, row))
     return found
 
 

@@ -32,13 +32,18 @@ def extents(problem: Problem) -> Cell:
     return Cell(text, problem.flops)
 
 
+def kind_of(problem: Problem) -> str:
+    """The type, and the operation unless that is a plain product: "f32", "f64 syrk"."""
+    return problem.dtype if problem.op == "gemm" else f"{problem.dtype} {problem.op}"
+
+
 def class_means(duels: Sequence[Duel]) -> list[Table]:
     """Geometric mean of every class and type, row-major operands and transposed ones; one table
     for the types that have the same classes.
     """
     classes: dict[str, dict[str, None]] = {}
     for duel in duels:
-        classes.setdefault(duel.problem.dtype, {})[duel.name] = None
+        classes.setdefault(kind_of(duel.problem), {})[duel.name] = None
     groups: list[tuple[list[str], list[str]]] = []
     for dtype, names in classes.items():
         for dtypes, of in groups:
@@ -55,7 +60,9 @@ def _means(duels: Sequence[Duel], dtypes: list[str], classes: list[str], place: 
     rows = [{"class": Cell(name)} for name in classes]
     for dtype in dtypes:
         for title, layouts in ((f"{dtype} NN", LAYOUTS[:1]), (f"{dtype} trans.", LAYOUTS[1:])):
-            of = [d for d in duels if d.problem.dtype == dtype and d.problem.layout in layouts]
+            of = [d for d in duels if kind_of(d.problem) == dtype and d.problem.layout in layouts]
+            if not any(d.ratio > 0 for d in of):
+                continue
             for row, name in zip(rows, classes, strict=True):
                 row[title] = ratio_cell(mean(d.ratio for d in of if d.name == name))
     words = (
@@ -68,13 +75,13 @@ def _means(duels: Sequence[Duel], dtypes: list[str], classes: list[str], place: 
 
 def shape_map(duels: Sequence[Duel]) -> Table:
     """Every shape against every type and layout."""
-    kinds = list(dict.fromkeys((d.problem.dtype, d.problem.layout) for d in duels))
+    kinds = list(dict.fromkeys((kind_of(d.problem), d.problem.layout) for d in duels))
     dtypes = list(dict.fromkeys(dtype for dtype, _ in kinds))
     kinds.sort(key=lambda kind: (dtypes.index(kind[0]), kind[1]))
     shapes: dict[tuple[int, int, int], dict[tuple[str, str], float]] = {}
     for d in duels:
         at = shapes.setdefault((d.problem.m, d.problem.n, d.problem.k), {})
-        at[d.problem.dtype, d.problem.layout] = d.ratio
+        at[kind_of(d.problem), d.problem.layout] = d.ratio
     rows = [
         {"m x n x k": extents(Problem(*shape))}
         | {" ".join(kind): ratio_cell(at.get(kind, math.nan)) for kind in kinds}

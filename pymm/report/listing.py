@@ -10,15 +10,15 @@ from pymm.problem import Problem
 from pymm.records import Record
 from pymm.report.content import Cell, Table, cell, duration, rate
 from pymm.report.facts import OWN, Duel, Extreme, Timed, mean, written
-from pymm.report.grids import extents, ratio_cell
+from pymm.report.grids import extents, kind_of, ratio_cell
 from pymm.report.reading import Row
 from pymm.report.searches import Search
 
 
 def of_problem(problem: Problem) -> dict[str, Cell]:
     """The columns that name a product."""
-    kind = problem.dtype if problem.op == "gemm" else f"{problem.dtype} {problem.op}"
-    return {"type": Cell(kind), "layout": Cell(problem.layout), "m x n x k": extents(problem)}
+    named = {"type": Cell(kind_of(problem)), "layout": Cell(problem.layout)}
+    return named | {"m x n x k": extents(problem)}
 
 
 def percent(part: float, form: str = "{:.0f}%") -> Cell:
@@ -40,7 +40,7 @@ def extremes(found: Sequence[Extreme], duels: Sequence[Duel]) -> Table:
     """The highest rate of each type beside the limit and the libraries'."""
     rows = []
     for e in found:
-        ratios = [d.ratio for d in duels if d.problem.dtype == e.dtype and d.ratio > 0]
+        ratios = [d.ratio for d in duels if kind_of(d.problem) == e.dtype and d.ratio > 0]
         rival = Cell("")
         if e.rival:
             rival = Cell(f"{rate(e.rival.gflops)} ({written(e.rival.who)})", e.rival.gflops)

@@ -50,20 +50,22 @@ def totals(study: Study) -> list[Figure]:
 
 
 def _totals(name: str, bars: list[tuple[int, str, float, float]]) -> Figure:
+    parts = [100 * min(1.0, kernel / total) for _, _, total, kernel in bars]
+
     def plot(drawn: Any, own: Any) -> None:
         places = range(len(bars))
         own.barh(
             places,
-            [100 * kernel / total for _, _, total, kernel in bars],
+            parts,
             height=0.7,
             color=colour("series-0"),
             label="kernel",
         )
         own.barh(
             places,
-            [100 - 100 * kernel / total for _, _, total, kernel in bars],
+            [100 - part for part in parts],
             height=0.7,
-            left=[100 * kernel / total for _, _, total, kernel in bars],
+            left=parts,
             color=colour("series-2"),
             label="transfers",
         )

@@ -14,6 +14,7 @@ from pymm import bench, contest, journal, store
 from pymm.device import Device
 from pymm.problem import Problem
 from pymm.records import Record, StoreError
+from pymm.report.describing import NAME
 from pymm.suites import declaration
 
 #: What a CSV holds, by columns that no other kind has together; the first that fits counts.
@@ -25,12 +26,21 @@ KINDS: dict[str, frozenset[str]] = {
     "bench": frozenset({"dtype", "m", "n", "k", "name", "seconds"}),
 }
 
-#: Newest schema of each kind that this module knows, and its columns.
+#: Newest schema of each kind that this module knows.
 SCHEMAS = {
-    "suites": (declaration.SCHEMA, declaration.COLUMNS),
-    "trials": (journal.SCHEMA, journal.COLUMNS),
-    "classes": (contest.SCHEMA, contest.COLUMNS),
-    "bench": (bench.SCHEMA, bench.COLUMNS),
+    "suites": declaration.SCHEMA,
+    "trials": journal.SCHEMA,
+    "classes": contest.SCHEMA,
+    "bench": bench.SCHEMA,
+}
+
+#: What a report shows of each kind; a file without one of these is told to be older.
+SHOWN = {
+    "suites": "variant config transfer seconds gflops ratio speedup error error_inf value power_w",
+    "trials": "time seconds config",
+    "classes": "config reason outcome spread rounds gflops peak cublas_us cublaslt_us ratio error "
+    "rms opponent_rms power_w",
+    "bench": "variant config outcome spread rounds gflops peak ratio registers shared",
 }
 
 #: A file beyond it is not one of ours, and a page of it would not be read.
@@ -129,7 +139,7 @@ def read_device(folder: Path, records: Iterable[Path] = ()) -> Findings:
         found.notices.append(f"{folder.name}: no CSV here has a row that can be shown")
     for path in records:
         _read_records(path, found)
-    _read_facts(folder / "device.json", found)
+    _read_facts(folder / NAME, found)
     return found
 
 
@@ -166,18 +176,18 @@ def _schema_notices(
 ) -> Iterator[str]:
     if kind not in SCHEMAS:
         return
-    newest, known = SCHEMAS[kind]
+    newest = SCHEMAS[kind]
     seen = {line.get("schema") or "" for line in cells}
     numbers = {int(text) for text in seen if text.isdigit()}
-    missing = [column for column in known if column not in columns]
+    missing = [column for column in SHOWN[kind].split() if column not in columns]
     if any(number > newest for number in numbers):
         yield (
             f"{name}: schema {max(numbers)} is newer than {newest}, which this pymm reads; "
             "columns that it does not know are left out"
         )
     elif missing:
-        old = f"schema {min(numbers)}" if numbers else "no schema"
-        yield f"{name}: {old}, older than {newest}: it has no {', '.join(missing)}"
+        old = f"of schema {min(numbers)}" if numbers else "of no schema"
+        yield f"{name} is older, {old}: it has no {', '.join(missing)}"
 
 
 def _read_records(path: Path, found: Findings) -> None:

@@ -15,6 +15,7 @@ from pymm.report.facts import (
     peaks,
     timed,
 )
+from pymm.report.grids import kind_of
 from pymm.report.reading import Findings
 from pymm.report.searches import searches
 
@@ -55,7 +56,7 @@ def summary(findings: Findings) -> dict[str, object]:
     gains = [search.gain for search in searches(findings)]
     types = {}
     for e in extremes(findings):
-        ratios = [d.ratio for d in held if d.problem.dtype == e.dtype]
+        ratios = [d.ratio for d in held if kind_of(d.problem) == e.dtype]
         types[e.dtype] = {
             "gflops": rounded(e.own.gflops),
             "problem": e.own.problem.slug,
