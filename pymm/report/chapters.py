@@ -6,7 +6,13 @@ from collections.abc import Callable, Iterable
 
 from pymm.report import grids, listing, plots_limits, plots_rates, plots_searches
 from pymm.report.chapters_studies import origins
-from pymm.report.circumstances import environment, measurable
+from pymm.report.circumstances import (
+    bench_commands,
+    environment,
+    measurable,
+    page_commands,
+    tune_commands,
+)
 from pymm.report.content import Chapter, Report, Table, Tile, rate
 from pymm.report.drawing import Figure, NoPlots
 from pymm.report.facts import (
@@ -99,7 +105,7 @@ def glance(findings: Findings, drawn: Draw) -> Chapter:
         "gained. A ratio is the opponent's time / pymm's: above 1 pymm is faster."
     )
     tables = filled(listing.extremes(found, held))
-    return Chapter("glance", "At a glance", words, figures, tables, (), tiles)
+    return Chapter("glance", "At a glance", words, figures, tables, page_commands(findings), tiles)
 
 
 def _kinds(held: list[Duel], opponent: str) -> Iterable[tuple[str, str, list[float]]]:
@@ -178,7 +184,7 @@ def ladder(findings: Findings, drawn: Draw) -> Chapter:
         words,
         figures,
         tables,
-        ["python -m pymm.bench --shapes ladder --dtypes all --csv ladder.csv"],
+        bench_commands(findings),
     )
 
 
@@ -220,7 +226,7 @@ def tuning(findings: Findings, drawn: Draw) -> Chapter:
         "cost model expects most of; the best few are measured again in turn with the "
         "default, which stays unless it is beaten beyond noise."
     )
-    return Chapter("tuning", "Tuning", words, figures, tables, ["python -m pymm.tune"])
+    return Chapter("tuning", "Tuning", words, figures, tables, tune_commands(findings))
 
 
 def accuracy(findings: Findings, drawn: Draw) -> Chapter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pymm.report.chapters_studies import ORIGINS
 from pymm.report.content import rate
 from pymm.report.facts import OWN, device_name, opponent_name, peaks, timed, written
-from pymm.report.reading import Findings
+from pymm.report.reading import Findings, Row
 from pymm.report.studies import studies
 
 
@@ -45,3 +45,45 @@ def environment(findings: Findings) -> list[tuple[str, str]]:
     facts.append(("beside", ", ".join(sorted(map(written, libraries))) or "nothing"))
     facts.append(("read from", ", ".join(findings.files) or "nothing"))
     return facts
+
+
+def bench_commands(findings: Findings) -> list[str]:
+    """The lines that measure again what each file of `python -m pymm.bench --shapes` holds."""
+    files: dict[str, list[Row]] = {}
+    for row in findings.of("bench"):
+        files.setdefault(row.file, []).append(row)
+    return [
+        f"python -m pymm.bench {_products(rows, findings)} --csv {file}"
+        for file, rows in files.items()
+    ]
+
+
+def tune_commands(findings: Findings) -> list[str]:
+    """The lines that search again on the same products."""
+    operations: dict[str, list[Row]] = {}
+    for row in findings.of("trials"):
+        operations.setdefault(row.problem.op, []).append(row)
+    found = []
+    for op, rows in operations.items():
+        products = _products(rows, findings).replace(" --device ", " --devices ")
+        found.append(f"python -m pymm.tune {'' if op == 'gemm' else f'--op {op} '}{products}")
+    return found or ["python -m pymm.tune"]
+
+
+def _products(rows: list[Row], findings: Findings) -> str:
+    """Options that name the products of rows."""
+    shapes = dict.fromkeys((row.problem.m, row.problem.n, row.problem.k) for row in rows)
+    words = (str(n) if m == n == k else f"{m}x{n}x{k}" for m, n, k in shapes)
+    dtypes = dict.fromkeys(row.problem.dtype for row in rows)
+    layouts = dict.fromkeys(row.problem.layout for row in rows)
+    transposes = "" if list(layouts) == ["NN"] else f" --transposes {','.join(layouts)}"
+    device = f" --device cpu:{findings.device['cores']}" if findings.device.get("cores") else ""
+    return f"--shapes {','.join(words)} --dtypes {','.join(dtypes)}{transposes}{device}"
+
+
+def page_commands(findings: Findings) -> list[str]:
+    """The lines that make the page anew, and that hold it against a machine."""
+    return [
+        f"python -m pymm.report {findings.slug}",
+        f"python -m pymm verify reports/{findings.slug}/report.json",
+    ]
