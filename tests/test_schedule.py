@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from pymm.source import shipped_folder
+from pymm.source import kernel_text
 
 #: MB, NB, GROUP: square and oblong, one a multiple of the other or neither, groups that do not end
 #: with a step of the stair, a group of a row.
@@ -58,7 +58,7 @@ int main() {
 @pytest.mark.parametrize("mb, nb, group", TILES)
 def test_every_tile_that_has_something_to_keep_is_visited_once(mb, nb, group, fill, tmp_path):
     compiler = os.environ.get("CXX", "g++")
-    header = shipped_folder("cuda_src").joinpath("common/schedule.cuh").read_text()
+    header = kernel_text("cuda", "common/schedule.cuh")
     defines = {"MB": mb, "NB": nb, "GROUP": group, "FILL": fill}
     defines |= {"__device__": "", "__forceinline__": "inline"}
     head = "".join(f"#define {name} {value}\n" for name, value in defines.items())

@@ -1,8 +1,8 @@
 // The end of a product whose k was split: C = alpha (sum of the parts) + beta C.
 
+#include "common/fill.cuh"
 #include "common/halves.cuh"
 #include "common/launches.cuh"
-#include "common/schedule.cuh"
 
 #ifndef PARTED
 #define PARTED(m, n, batch, row, column) true  // whether this place has parts; rows of all matrices

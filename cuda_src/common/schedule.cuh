@@ -1,10 +1,9 @@
-// Which tile of C a block computes, and which elements of C are kept.
+// Which tile of C a block computes.
+
+#include "common/fill.cuh"
 
 #ifndef GROUP
 #define GROUP 8  // rows of tiles that are walked together
-#endif
-#ifndef FILL
-#define FILL 0  // what of a square C is kept: 0 all, 1 row >= column, 2 column >= row
 #endif
 #ifndef TILE_M
 #define TILE_M MB  // rows of a tile: more than one block's, if a cluster shares it
@@ -12,8 +11,6 @@
 #ifndef TILE_N
 #define TILE_N NB  // columns of a tile
 #endif
-
-static_assert(FILL == 0 || FILL == 1 || FILL == 2, "FILL is 0, 1 or 2");
 
 // A half of a square C is a stair. Its lines are rows of tiles if the lower half is kept, columns
 // of the upper: line l has width(l) tiles, those that begin before its end. Groups of LINES lines,
@@ -101,20 +98,4 @@ __device__ __forceinline__ unsigned id_of(unsigned tile_m, unsigned tile_n, unsi
         for (unsigned l = first + 1; l < line; l++) id += width(l) - common;
         return id;
     }
-}
-
-// Whether an element of C is kept.
-__device__ __forceinline__ bool kept(unsigned row, unsigned column) {
-    return FILL == 0 || (FILL == 1 ? row >= column : column >= row);
-}
-
-// Whether anything is kept of rows x columns elements from (i0, j0) on.
-__device__ __forceinline__ bool is_needed(unsigned i0, unsigned j0, unsigned rows,
-                                          unsigned columns) {
-    return FILL == 0 || (FILL == 1 ? i0 + rows > j0 : j0 + columns > i0);
-}
-
-// Whether something of them is not kept.
-__device__ __forceinline__ bool is_cut(unsigned i0, unsigned j0, unsigned rows, unsigned columns) {
-    return FILL != 0 && (FILL == 1 ? i0 + 1 < j0 + columns : j0 + 1 < i0 + rows);
 }
