@@ -152,7 +152,7 @@ class Unlucky:
 
 
 def test_a_failure_is_told_with_the_first_wrong_element_and_tried_again(tmp_path, cpu, monkeypatch):
-    monkeypatch.setattr(Run, "_compile", lambda self, steps: None)
+    monkeypatch.setattr(Run, "_compile", lambda self, steps, stop: None)
     worker, path = Unlucky(), tmp_path / "suites.csv"
     scribe = Scribe(cpu.device, Environment("", "recorder 1.0"))
     steps, _ = steps_of(EXPERIMENTS["o1"], cpu.device, None, [(8, 8, 8), (9, 9, 9)])

@@ -46,6 +46,11 @@ def test_journeys_and_the_table_of_kernels(tmp_path, cuda):
     assert found["02_shared_tile", "kernel", ""] == 1 and all(float(r["seconds"]) > 0 for r in rows)
     table = ["--suite", "o2-kernels", "--shapes", "33", "--dtypes", "f64", "--slowest", "10"]
     assert bench.main([*where, *table]) == 0
+    beside = ["--suite", "o4-square", "--shapes", "33", "--sequential-to", "40", "--slowest", "10"]
+    assert bench.main([*where, *beside]) == 0
+    ladder = {r["name"]: r for r in rows_of(path) if r["suite"] == "o4-square" and r["config"]}
+    assert {"00_naive", "04_transposed_a"} < set(ladder)
+    assert all(0 <= float(r["error_inf"]) < 1e-5 for r in ladder.values())
     tile = {r["quantity"]: r for r in rows_of(path) if r["name"] == "03_register_tile"}
     assert (tile["grid"]["value"], tile["block"]["value"]) == ("1x1x1", "16x16x1")
     assert tile["shared"]["value"] == str(16 * 128 * 8)

@@ -73,6 +73,9 @@ def execute(options: argparse.Namespace, order: Order, console: Console) -> int:
     worker.start()
     try:
         return _Command(worker, options, order, console).execute()
+    except KeyboardInterrupt:  # the second: at once
+        console.print("interrupted; the same command goes on")
+        return INTERRUPTED
     finally:
         worker.stop()
 

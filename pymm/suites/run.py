@@ -82,7 +82,7 @@ class Run:
         waiting = [step for step in steps if step.digest not in known]
         if len(waiting) < len(steps):
             self.say(f"{len(steps) - len(waiting)} of {len(steps)} steps are in {self.csv} already")
-        self._compile(waiting)
+        self._compile(waiting, stop)
         with tempfile.TemporaryDirectory(prefix="pymm-sequential-") as folder:
             standards = self._standards(waiting, Path(folder), stop)
             with Progress(console=self.console, disable=not self.console.is_terminal) as progress:
@@ -138,7 +138,7 @@ class Run:
         if self.csv:
             append(self.csv, COLUMNS, rows)
 
-    def _compile(self, steps: Sequence[Step]) -> None:
+    def _compile(self, steps: Sequence[Step], stop: Stop) -> None:
         """Everything, before anything is measured: compilers take cores from what is. What fails
         fails again, and is told, where it is measured.
         """
@@ -151,7 +151,9 @@ class Run:
         ]
         if texts:
             with Precompiler(self.worker.compiler, compilers_beside(self.device)) as pool:
-                wait([pool.submit(text) for text in texts])
+                builds = [pool.submit(text) for text in texts]
+                while not stop() and wait(builds, timeout=0.5).not_done:
+                    pass
 
     def _standards(
         self, steps: Sequence[Step], folder: Path, stop: Stop
