@@ -16,6 +16,8 @@
 //   35 KB the multiprocessor waits for instructions, with 69 KB it is 12 % slower.
 // - SLICES of a tile, for small products: warps that share a tile of C take different rows of k.
 // - SPLIT, for tiles that are too few for a last round of all blocks.
+// - STORE 2: sums go to shared memory and from there by TMA, while their warps multiply the next
+//   tile. For products of little k, which wait for C to be written: k = 32 123 -> 105 us.
 //
 // What limits it is the register file. It has two banks, of even and of odd registers, and each
 // gives one number for a multiply-add in a clock: loops of nothing else ran at 97 % of peak where
@@ -60,6 +62,9 @@
 #ifndef SPLIT
 #define SPLIT 1  // parts of k, for tiles that do not make up a whole round of all blocks
 #endif
+#ifndef STORE
+#define STORE 1  // 2: C is stored by TMA, from shared memory that is kept for it
+#endif
 
 #include "common/hopper.cuh"
 #include "common/repack.cuh"
@@ -68,6 +73,7 @@
 
 constexpr int VECTOR = 4;              // floats that are read and stored at a time
 constexpr int LANES = 4, ACROSS = 8;  // threads of a warp along m and along n
+constexpr int HIGH = TA * LANES, WIDE = TB * ACROSS;  // of a warp's tile of C
 constexpr int WARPS_N = NB / (TB * ACROSS), WARPS_MN = MB / (TA * LANES) * WARPS_N;
 constexpr int WARPS = WARPS_MN * SLICES, DEEP = KB / SLICES;  // rows of a tile for one warp
 constexpr int THREADS = 32 * WARPS + 128;
@@ -77,6 +83,8 @@ constexpr int LAUNCHED = 65536 / (BLOCKS * THREADS) / 8 * 8, FEW = 24;
 constexpr int ROOM = ((WARPS + 4) * (LAUNCHED < 255 ? LAUNCHED : 248) - 4 * FEW) / WARPS / 8 * 8;
 constexpr int MANY = ROOM < 255 ? ROOM : 248;
 constexpr int A_BYTES = KB * MB * 4, STAGE_BYTES = A_BYTES + KB * NB * 4;
+constexpr int RING_BYTES = (STAGES * (STAGE_BYTES + 16) + 127) / 128 * 128;  // and its barriers
+constexpr int SCRATCH_BYTES = (SLICES - 1) * MB * NB * 4;  // sums of all slices but the first
 
 static_assert(MB % (TA * LANES) == 0 && NB % (TB * ACROSS) == 0,
               "warps of 4 x 8 threads tile the block evenly: 4 TA divides MB and 8 TB divides NB");
@@ -85,12 +93,15 @@ static_assert(MB <= 256 && NB <= 256 && KB <= 256, "a tile is one box: MB, NB, K
 static_assert((EARLY == 1 || EARLY == 2) && ROWS % (2 * EARLY) == 0 && KB % (ROWS * SLICES) == 0,
               "passes are whole: EARLY is 1 or 2, 2 EARLY divides ROWS, ROWS * SLICES divides KB");
 static_assert(STRIDE == 1 || STRIDE == 2 || STRIDE == 4, "STRIDE is 1, 2 or 4");
+static_assert(STORE == 1 || (STORE == 2 && TB * ACROSS <= 256),
+              "C is stored from registers (STORE 1) or by TMA (2), 256 columns of a warp at most");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
 static_assert(WARPS % 4 == 0, "registers change hands between warpgroups: 4 warps or a multiple");
 static_assert(TA * TB + (EARLY + 1) * (TA + TB) + (SLICES > 1 ? 32 : 16) <= MANY,
               "sums, fragments and 16 more, 32 with SLICES, fit in the registers of a thread");
 
 #include "common/target.cuh"
+#include "common/products.cuh"
 
 struct Maps {
     TensorMap a, b, c;
@@ -141,21 +152,6 @@ __device__ __forceinline__ void read_fragment(float (&fragment)[T], unsigned row
         const float4 v = *static_cast<const float4*>(__cvta_shared_to_generic(row + i * SPAN * 4));
         fragment[i] = v.x, fragment[i + 1] = v.y, fragment[i + 2] = v.z, fragment[i + 3] = v.w;
     }
-}
-
-// sum += a b^T, back and forth along the longer side, every STRIDE-th of its numbers first.
-__device__ __forceinline__ void add_products(float (&sum)[TA][TB], const float (&a)[TA],
-                                             const float (&b)[TB]) {
-    constexpr int LONG = TA > TB ? TA : TB, SHORT = TA > TB ? TB : TA;
-#pragma unroll
-    for (int s = 0; s < SHORT; s++)
-#pragma unroll
-        for (int l = 0; l < LONG; l++) {
-            const int turned = s % 2 ? LONG - 1 - l : l;
-            const int x = turned % (LONG / STRIDE) * STRIDE + turned / (LONG / STRIDE);
-            const int i = TA > TB ? x : s, j = TA > TB ? s : x;
-            sum[i][j] += a[i] * b[j];
-        }
 }
 
 // sum = op(A) op(B) of one unit. A pass multiplies ROWS rows of a tile and reads EARLY rows ahead:
@@ -231,9 +227,33 @@ __device__ __forceinline__ void gather(float (&sum)[TA][TB], unsigned slice, flo
         }
 }
 
+// The sums of a warp's tile to C by way of `slot`, 16 bytes of a row for each lane; TMA stores them
+// while the warp goes on with the next tile.
+__device__ __forceinline__ void store_warp(const float (&sum)[TA][TB], const TensorMap* map,
+                                           unsigned slot, unsigned row, unsigned column,
+                                           unsigned matrix, float alpha) {
+    const unsigned lane = threadIdx.x % 32;
+    if (lane == 0) stores_have_read<0>();
+    __syncwarp();
+    const unsigned to = slot + (lane / ACROSS * VECTOR * WIDE + lane % ACROSS * VECTOR) * 4;
+#pragma unroll
+    for (int i = 0; i < TA; i++)
+#pragma unroll
+        for (int j = 0; j < TB; j += VECTOR) {
+            const int at = (i / VECTOR * LANES * VECTOR + i % VECTOR) * WIDE + j * ACROSS;
+            *static_cast<float4*>(__cvta_shared_to_generic(to + at * 4)) = {
+                alpha * sum[i][j], alpha * sum[i][j + 1], alpha * sum[i][j + 2],
+                alpha * sum[i][j + 3]};
+        }
+    written_for_copies();
+    __syncwarp();
+    if (lane == 0) store_box(map, slot, column, row, matrix), stores_commit();
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     gemm(const __grid_constant__ Maps maps, int m, int n, int k, int batch, float alpha, float beta,
-         int stack_a, int stack_b, int, float* C, long long ldc, long long batch_c, float* parts) {
+         int stack_a, int stack_b, int boxed, float* C, long long ldc, long long batch_c,
+         float* parts) {
     extern __shared__ __align__(128) unsigned char shared[];
     unsigned base = address_of_shared(shared);
     forget(base);  // kept, not computed anew in every step
@@ -264,7 +284,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const unsigned x = tile % WARPS_N * (TB * ACROSS) + lane % ACROSS * VECTOR;
     const unsigned from_a = (slice * DEEP * MB + y) * 4;
     const unsigned from_b = A_BYTES + (slice * DEEP * NB + x) * 4;
-    float4* const scratch = reinterpret_cast<float4*>(shared + STAGES * (STAGE_BYTES + 16)) +
+    float4* const scratch = reinterpret_cast<float4*>(shared + RING_BYTES) +
                             threadIdx.x % (WARPS_MN * 32);
     Ring ring{base, base + STAGES * STAGE_BYTES, 0};
     for (unsigned id = blockIdx.x; id < p.units(); id += gridDim.x) {
@@ -278,6 +298,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         }
         forget(id);
         const Unit unit(p, id);  // computed anew: its numbers would take registers from the loop
+#if STORE == 2
+        const unsigned row = unit.i0 + tile / WARPS_N * HIGH;
+        const unsigned column = unit.j0 + tile % WARPS_N * WIDE;
+        if (boxed && beta == 0.0f && !unit.parted && !is_cut(row, column, HIGH, WIDE)) {
+            const unsigned slot = base + RING_BYTES + SCRATCH_BYTES + tile * (HIGH * WIDE * 4);
+            if (is_needed(row, column, HIGH, WIDE))
+                store_warp(sum, &maps.c, slot, row, column, unit.matrix, alpha);
+            continue;
+        }
+#endif
         if (unit.parted) {
             const unsigned pitch = (n + 3) / 4 * 4;
             const long long before = (1ll * unit.part * batch + unit.matrix) * m;
@@ -288,4 +318,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 sum, unit.i0 + y, unit.j0 + x);
         }
     }
+#if STORE == 2
+    if (lane == 0) stores_wait();  // what they read must not go before they have
+#endif
 }

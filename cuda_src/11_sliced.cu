@@ -14,8 +14,12 @@
 //   and L2 fetches whole lines (18 % where a slice has 64 bytes of each).
 // - At the end a block adds up its warps, and the blocks are added up in a tree
 //   (common/gather.cuh), both in a fixed order.
-// - An operand lies in shared memory as in global memory. One that lies along k is read 16 bytes of
-//   k at a time: TA reads give a thread its TA rows of four columns.
+// - An operand lies in shared memory as in global memory. One that lies along k is read 16 bytes
+//   of k at a time: TA reads give a thread its TA rows of four columns.
+// - Or, with large register tiles of floats and two slices of 8 rows: both operands lie across k
+//   and are read one row ahead. They come by way of registers, which turns what lies along k. Then 5 %
+//   of the multiply-adds read two registers of one bank, where four columns at a time had 20 to 30;
+//   and rows at odd addresses, whose copies of 4 bytes take 8 cycles each, cost little more.
 //
 // One H200: 8192 x 16 x 8192 in 76 us, where reading takes 60 and cuBLAS 144; 64 x 64 x 262144 in
 // 60 us (92); 256 x 256 x 256 in 5.9 us (11.4). Large products are not for it: each warp fetches
@@ -56,6 +60,8 @@
 constexpr int ACROSS = NB / TB;  // threads of a warp along n; MB / TA lie along m
 constexpr int THREADS = 32 * SLICES;
 constexpr int TURN = SPLIT * SLICES;  // slices from one of a warp to its next
+constexpr int ROWS = 8;               // of a slice that is multiplied row by row
+constexpr bool BY_ROWS = sizeof(REAL) == 4 && TA * TB >= 64 && KB == ROWS && STAGES == 2;
 
 static_assert(MB % TA == 0 && NB % TB == 0 && MB / TA * (NB / TB) == 32,
               "each warp computes the whole tile: MB / TA * NB / TB is 32");
@@ -64,80 +70,23 @@ static_assert(TA % VECTOR == 0 && TB % VECTOR == 0 && KB % VECTOR == 0,
 static_assert(STAGES >= 2, "a slice is fetched while another is used: STAGES >= 2");
 static_assert(MB * NB % (THREADS * VECTOR) == 0, "threads share the vectors of a tile evenly");
 
-// OUTER x KB elements of op(A) (or of op(B)^T) in shared memory. Stored along k (ALONG) they are
-// OUTER lines of KB elements, otherwise KB lines of OUTER. Eight lanes that read 16 bytes each from
-// one column of eight lines along k would meet in few banks: so the vectors of a line change places
-// (`turn`), and what eight lanes read or write at a time lies in eight different groups of banks.
-template <bool ALONG, int OUTER, int T>
-struct Slice {
-    static constexpr int LINE = ALONG ? KB : OUTER, LINES = ALONG ? OUTER : KB;
-    static constexpr int IN_LINE = LINE / PIECE, COPIES = IN_LINE * LINES;
-    static constexpr int ELEMENTS = LINE * LINES, LANES = OUTER / T;
-    static_assert(LINE % PIECE == 0 && (32 % IN_LINE == 0 || IN_LINE % 32 == 0),
-                  "the lanes of a warp share the lines of a slice evenly");
+#include "common/slices.cuh"
 
-    const REAL* source;  // the lane's first piece of the next slice
-    long long ld;
-    unsigned line, at;  // where that piece lies within the slice
-    int down, along;    // from it to the matrix's end, across lines and along them, at k = 0
+#ifndef STRIDE
+#define STRIDE 4  // has the fewest conflicts of registers, counted in machine code
+#endif
+#include "common/products.cuh"
 
-    __device__ __forceinline__ Slice(const REAL* X, long long ld, unsigned first, unsigned outer,
-                                     unsigned k0, int k, unsigned lane)
-        : ld(ld), line(lane / IN_LINE), at(lane % IN_LINE * PIECE) {
-        source = X + (ALONG ? (first + line) * ld + k0 + at : (k0 + line) * ld + first + at);
-        down = int(ALONG ? outer - first : k) - int(line);
-        along = int(ALONG ? k : outer - first) - int(at);
-    }
-
-    // Vector x of a line lies where vector x ^ turn(line) would; turn(i + j) is turn(i) ^ turn(j)
-    // if i and j have no bit in common.
-    static __device__ __forceinline__ unsigned turn(unsigned line) {
-        constexpr int TURNS = !ALONG ? 1 : KB / VECTOR < 8 ? KB / VECTOR : 8;
-        return line * TURNS / 8 % TURNS;
-    }
-
-    // Ask for the next slice of the warp, which begins at k0. CHECKED: it may stick out.
-    template <bool CHECKED>
-    __device__ __forceinline__ void fetch(REAL* slice, int k0, unsigned lane, AsyncCopies& copies) {
-        const REAL* from = source;
-        const int lines = ALONG ? down : down - k0, length = ALONG ? along - k0 : along;
-        const unsigned vector = at / VECTOR ^ turn(line);
-#pragma unroll
-        for (int i = 0; i < COPIES; i += 32) {
-            const int below = i / IN_LINE, beside = i % IN_LINE * PIECE;
-            if (COPIES % 32 != 0 && COPIES - i < 32 && lane >= COPIES - i) break;
-            const bool inside = !CHECKED || (below < lines && beside < length);
-            const unsigned place = (vector ^ turn(below) ^ beside / VECTOR) * VECTOR + at % VECTOR;
-            copies.copy_of_line<PIECE * sizeof(REAL)>(slice + (line + below) * LINE + place,
-                                                      from + below * ld + beside, inside);
-        }
-        source += TURN * KB * (ALONG ? 1 : ld);
-    }
-
-    // Which row of the tile (of op(B)^T) is number i of the T that lane number `lane` computes.
-    static __device__ __forceinline__ unsigned outer(unsigned lane, int i) {
-        return ALONG ? lane + i * LANES
-                     : lane * VECTOR + i / VECTOR * VECTOR * LANES + i % VECTOR;
-    }
-
-    // The lane's T rows, VECTOR columns from p on.
-    static __device__ __forceinline__ void read(REAL (&fragment)[VECTOR][T], const REAL* slice,
-                                                unsigned lane, int p) {
-#pragma unroll
-        for (int i = 0; i < T * VECTOR; i += VECTOR) {
-            const int q = ALONG ? i / VECTOR : i % T, e = ALONG ? 0 : i / T;
-            const unsigned turned = turn(lane) ^ turn(q * LANES) ^ p / VECTOR;
-            const unsigned place = ALONG ? outer(lane, q) * KB + turned * VECTOR
-                                         : (p + e) * OUTER + outer(lane, q);
-            const Vector v = *reinterpret_cast<const Vector*>(slice + place);
-#pragma unroll
-            for (int x = 0; x < VECTOR; x++) fragment[ALONG ? x : e][ALONG ? q : q + x] = v.x[x];
-        }
-    }
+template <bool HELD, bool ALONG, int OUTER, int T>
+struct Kind {
+    using Type = Slice<ALONG, OUTER, T>;
 };
-
-using SliceA = Slice<!TRANS_A, MB, TA>;
-using SliceB = Slice<TRANS_B, NB, TB>;
+template <bool ALONG, int OUTER, int T>
+struct Kind<true, ALONG, OUTER, T> {
+    using Type = HeldSlice<ALONG, OUTER, T>;
+};
+using SliceA = Kind<BY_ROWS, !TRANS_A, MB, TA>::Type;
+using SliceB = Kind<BY_ROWS, TRANS_B, NB, TB>::Type;
 
 // sum += a b, VECTOR steps along k at a time. The numbers of one operand, used one after another in
 // all steps, are the outer loop: those of the operand that lies along k, whose vectors run across
@@ -145,8 +94,8 @@ using SliceB = Slice<TRANS_B, NB, TB>;
 // register bank, and the order of the registers can keep the two apart.
 __device__ __forceinline__ void multiply(REAL (&sum)[TA][TB], const REAL (&a)[VECTOR][TA],
                                          const REAL (&b)[VECTOR][TB]) {
-    constexpr bool BY_ROWS = TRANS_A != TRANS_B ? TA <= TB : !TRANS_A;
-    constexpr int OUTER = BY_ROWS ? TA : TB, INNER = BY_ROWS ? TB : TA;
+    constexpr bool OF_A = TRANS_A != TRANS_B ? TA <= TB : !TRANS_A;
+    constexpr int OUTER = OF_A ? TA : TB, INNER = OF_A ? TB : TA;
 #pragma unroll
     for (int o = 0; o < OUTER; o++)
 #pragma unroll
@@ -154,34 +103,176 @@ __device__ __forceinline__ void multiply(REAL (&sum)[TA][TB], const REAL (&a)[VE
 #pragma unroll
             for (int x = 0; x < INNER; x++) {
                 const int turned = e % 2 ? INNER - 1 - x : x;
-                const int i = BY_ROWS ? o : turned, j = BY_ROWS ? turned : o;
+                const int i = OF_A ? o : turned, j = OF_A ? turned : o;
                 sum[i][j] += a[e][i] * b[e][j];
             }
+}
+
+// The T numbers of one lane from a row of a slice across k: vectors, SPAN vectors apart.
+template <int T, int SPAN>
+__device__ __forceinline__ void read_row(REAL (&fragment)[T], const REAL* row) {
+#pragma unroll
+    for (int i = 0; i < T; i += VECTOR) {
+        const Vector v = *reinterpret_cast<const Vector*>(row + i * SPAN);
+#pragma unroll
+        for (int e = 0; e < VECTOR; e++) fragment[i + e] = v.x[e];
+    }
+}
+
+// The slices of one warp, from the slice `begin` of k on, VECTOR steps along k at a time: fragments
+// as an operand along k gives them. `inner`: only slices at the end of k have anything to check.
+template <typename SliceA, typename SliceB>
+__device__ __forceinline__ void multiply_vectors(REAL (&sum)[TA][TB], REAL* As, REAL* Bs,
+                                                 unsigned lane, unsigned begin, unsigned end,
+                                                 bool inner, int k, SliceA& slice_a,
+                                                 SliceB& slice_b) {
+    AsyncCopies copies;
+    const auto fetch = [&](int stage, unsigned slice) {
+        if (slice < end) {
+            REAL* const a = As + stage * SliceA::ELEMENTS;
+            REAL* const b = Bs + stage * SliceB::ELEMENTS;
+            if (!GUARDED || (inner && (slice + 1) * KB <= k)) {
+                slice_a.template fetch<false>(a, slice * KB, lane, copies);
+                slice_b.template fetch<false>(b, slice * KB, lane, copies);
+            } else {
+                slice_a.template fetch<true>(a, slice * KB, lane, copies);
+                slice_b.template fetch<true>(b, slice * KB, lane, copies);
+            }
+        }
+        copies.commit();
+    };
+#pragma unroll
+    for (int stage = 0; stage < STAGES - 1; stage++) fetch(stage, begin + stage * TURN);
+    int reading = 0, writing = STAGES - 1;
+#pragma unroll 1
+    for (unsigned slice = begin; slice < end; slice += TURN) {
+        copies.wait<STAGES - 2>();
+        __syncwarp();  // the copies of all lanes are there, and all have left the slice before
+        fetch(writing, slice + (STAGES - 1) * TURN);
+        const REAL* const a = As + reading * SliceA::ELEMENTS;
+        const REAL* const b = Bs + reading * SliceB::ELEMENTS;
+#pragma unroll
+        for (int p = 0; p < KB; p += VECTOR) {
+            REAL rows[VECTOR][TA], columns[VECTOR][TB];
+            SliceA::read(rows, a, lane / ACROSS, p);
+            SliceB::read(columns, b, lane % ACROSS, p);
+            multiply(sum, rows, columns);
+        }
+        reading = reading + 1 == STAGES ? 0 : reading + 1;
+        writing = writing + 1 == STAGES ? 0 : writing + 1;
+    }
+}
+
+// Here one row at a time, both operands across k. The next row is read ahead, the first of the next
+// slice before the last of this one is multiplied (after the last slice it is read for nothing). A
+// slice is asked for, and waits in registers: A from the middle of the slice before the one before,
+// B from the beginning of the one before, each to the next half. So each half has few at a time.
+template <typename SliceA, typename SliceB>
+__device__ __forceinline__ void multiply_rows(REAL (&sum)[TA][TB], REAL* As, REAL* Bs,
+                                              unsigned lane, unsigned begin, unsigned end,
+                                              bool inner, int k, SliceA& slice_a,
+                                              SliceB& slice_b) {
+    const auto load = [&](auto& operand, unsigned slice) {
+        if (slice >= end) return;
+        if (!GUARDED || (inner && (slice + 1) * KB <= k))
+            operand.template load<false>(slice * KB);
+        else
+            operand.template load<true>(slice * KB);
+    };
+    REAL a[2][TA], b[2][TB];
+    const REAL* row_a = As + lane / ACROSS * VECTOR;
+    const REAL* row_b = Bs + lane % ACROSS * VECTOR;
+    const auto read = [&](int to, int row) {
+        read_row<TA, MB / TA>(a[to], row_a + row * SliceA::PITCH);
+        read_row<TB, NB / TB>(b[to], row_b + row * SliceB::PITCH);
+    };
+    load(slice_a, begin), slice_a.store(As);
+    load(slice_b, begin), slice_b.store(Bs);
+    load(slice_a, begin + TURN);
+    __syncwarp();
+    read(0, 0);
+    int other = 1;  // where the next slice goes
+#pragma unroll 1
+    for (unsigned slice = begin; slice < end; slice += TURN) {
+#pragma unroll
+        for (int q = 0; q < ROWS; q++) {
+            if (q == 0) {
+                slice_a.store(As + other * SliceA::ELEMENTS);
+                load(slice_b, slice + TURN);
+            }
+            if (q == ROWS / 2) {
+                slice_b.store(Bs + other * SliceB::ELEMENTS);
+                load(slice_a, slice + 2 * TURN);
+            }
+            if (q + 1 == ROWS) {
+                row_a = As + other * SliceA::ELEMENTS + lane / ACROSS * VECTOR;
+                row_b = Bs + other * SliceB::ELEMENTS + lane % ACROSS * VECTOR;
+                other ^= 1;
+                __syncwarp();  // what all lanes wrote is there, and all have left the slice before
+            }
+            read((q + 1) % 2, (q + 1) % ROWS);
+            add_products(sum, a[q % 2], b[q % 2]);
+        }
+    }
+}
+
+template <typename SliceA, typename SliceB>
+__device__ __forceinline__ void multiply_slices(REAL (&sum)[TA][TB], REAL* As, REAL* Bs,
+                                                unsigned lane, unsigned begin, unsigned end,
+                                                bool inner, int k, SliceA& slice_a,
+                                                SliceB& slice_b) {
+    if constexpr (BY_ROWS)
+        multiply_rows(sum, As, Bs, lane, begin, end, inner, k, slice_a, slice_b);
+    else
+        multiply_vectors(sum, As, Bs, lane, begin, end, inner, k, slice_a, slice_b);
 }
 
 constexpr int RING = STAGES * (SliceA::ELEMENTS + SliceB::ELEMENTS);  // elements of a warp's ring
 constexpr int VECTORS = MB * NB / (THREADS * VECTOR);  // of the tile, for each thread at the end
 
+// Where in the tile the thread's number e of vector v lies.
+__device__ __forceinline__ unsigned place_of(int v, int e, unsigned thread) {
+    return PIECE == 1 ? (v * VECTOR + e) * THREADS + thread : (v * THREADS + thread) * VECTOR + e;
+}
+
 // The sums of all warps, added in their order; each thread gets its vectors of the tile.
 __device__ __forceinline__ void add_slices(Vector (&total)[VECTORS], const REAL (&sum)[TA][TB],
-                                           REAL* shared, unsigned thread, unsigned y, unsigned x) {
+                                           REAL alpha, REAL* shared, unsigned thread,
+                                           unsigned y, unsigned x) {
     __syncthreads();  // no warp reads its ring any more
     REAL* const mine = shared + thread / 32 * (MB * NB);
 #pragma unroll
-    for (int i = 0; i < TA; i++)
+    for (int i = 0; i < TA; i++) {
+        REAL* const row = mine + SliceA::outer(y, i) * NB;
+        if ((BY_ROWS || !TRANS_B)) {
 #pragma unroll
-        for (int j = 0; j < TB; j++)
-            mine[SliceA::outer(y, i) * NB + SliceB::outer(x, j)] = sum[i][j];
+            for (int j = 0; j < TB; j += VECTOR) {
+                Vector v;
+#pragma unroll
+                for (int e = 0; e < VECTOR; e++) v.x[e] = alpha * sum[i][j + e];
+                *reinterpret_cast<Vector*>(row + SliceB::outer(x, j)) = v;
+            }
+        } else {
+#pragma unroll
+            for (int j = 0; j < TB; j++) row[SliceB::outer(x, j)] = alpha * sum[i][j];
+        }
+    }
     __syncthreads();
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
         total[v] = Vector{};
-        const REAL* from = shared + (v * THREADS + thread) * VECTOR;
 #pragma unroll
         for (int slice = 0; slice < SLICES; slice++) {
-            const Vector other = *reinterpret_cast<const Vector*>(from + slice * (MB * NB));
+            const REAL* from = shared + slice * (MB * NB);
+            if (PIECE == 1) {
 #pragma unroll
-            for (int e = 0; e < VECTOR; e++) total[v].x[e] += other.x[e];
+                for (int e = 0; e < VECTOR; e++) total[v].x[e] += from[place_of(v, e, thread)];
+            } else {
+                const Vector other =
+                    *reinterpret_cast<const Vector*>(from + place_of(v, 0, thread));
+#pragma unroll
+                for (int e = 0; e < VECTOR; e++) total[v].x[e] += other.x[e];
+            }
         }
     }
 }
@@ -205,62 +296,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if (begin < end) {
         REAL* const As = shared + warp * RING;
         REAL* const Bs = As + STAGES * SliceA::ELEMENTS;
-        AsyncCopies copies;
         SliceA slice_a(A + blockIdx.z * batch_a, lda, i0, m, begin * KB, k, lane);
         SliceB slice_b(B + blockIdx.z * batch_b, ldb, j0, n, begin * KB, k, lane);
-        // Only slices on the edges of the matrices have anything to check.
         const bool inner = i0 + MB <= m && j0 + NB <= n;
-        const auto fetch = [&](int stage, unsigned slice) {
-            if (slice < end) {
-                REAL* const a = As + stage * SliceA::ELEMENTS;
-                REAL* const b = Bs + stage * SliceB::ELEMENTS;
-                if (!GUARDED || (inner && (slice + 1) * KB <= k)) {
-                    slice_a.fetch<false>(a, slice * KB, lane, copies);
-                    slice_b.fetch<false>(b, slice * KB, lane, copies);
-                } else {
-                    slice_a.fetch<true>(a, slice * KB, lane, copies);
-                    slice_b.fetch<true>(b, slice * KB, lane, copies);
-                }
-            }
-            copies.commit();
-        };
-#pragma unroll
-        for (int stage = 0; stage < STAGES - 1; stage++) fetch(stage, begin + stage * TURN);
-        int reading = 0, writing = STAGES - 1;
-#pragma unroll 1
-        for (unsigned slice = begin; slice < end; slice += TURN) {
-            copies.wait<STAGES - 2>();
-            __syncwarp();  // the copies of all lanes are there, and all have left the slice before
-            fetch(writing, slice + (STAGES - 1) * TURN);
-            const REAL* const a = As + reading * SliceA::ELEMENTS;
-            const REAL* const b = Bs + reading * SliceB::ELEMENTS;
-#pragma unroll
-            for (int p = 0; p < KB; p += VECTOR) {
-                REAL rows[VECTOR][TA], columns[VECTOR][TB];
-                SliceA::read(rows, a, y, p);
-                SliceB::read(columns, b, x, p);
-                multiply(sum, rows, columns);
-            }
-            reading = reading + 1 == STAGES ? 0 : reading + 1;
-            writing = writing + 1 == STAGES ? 0 : writing + 1;
-        }
+        multiply_slices(sum, As, Bs, lane, begin, end, inner, k, slice_a, slice_b);
     }
     Vector total[VECTORS];
-    add_slices(total, sum, shared, thread, y, x);
+    add_slices(total, sum, alpha, shared, thread, y, x);
     unsigned& arrived = *reinterpret_cast<unsigned*>(bytes);
     if (!gather<THREADS>(total, workspace, thread, arrived)) return;
     C += blockIdx.z * batch_c;
+    const bool cut = is_cut(i0, j0, MB, NB);
 #pragma unroll
     for (int v = 0; v < VECTORS; v++)
 #pragma unroll
         for (int e = 0; e < VECTOR; e += PIECE) {
-            const unsigned at = (v * THREADS + thread) * VECTOR + e;
+            const unsigned at = place_of(v, e, thread);
             const unsigned row = i0 + at / NB, column = j0 + at % NB;
             if (GUARDED && (row >= m || column >= n)) continue;
+            if (cut) {
+#pragma unroll
+                for (int i = 0; i < PIECE; i++)
+                    if (kept(row, column + i))
+                        store(C + row * ldc + column + i, REAL(1), total[v].x[e + i], beta);
+                continue;
+            }
             Piece* const c = reinterpret_cast<Piece*>(C + row * ldc + column);
             Piece result = beta == REAL(0) ? Piece{} : *c;
 #pragma unroll
-            for (int i = 0; i < PIECE; i++) store(&result.x[i], alpha, total[v].x[e + i], beta);
+            for (int i = 0; i < PIECE; i++) store(&result.x[i], REAL(1), total[v].x[e + i], beta);
             *c = result;
         }
 }

@@ -16,7 +16,8 @@ struct Target {
         float result[VECTOR];
 #pragma unroll
         for (int e = 0; e < VECTOR; e++) result[e] = alpha * sum[j + e];
-        if (column + VECTOR <= n && reinterpret_cast<unsigned long long>(c) % 16 == 0) {
+        const bool all = kept(row, column) && kept(row, column + VECTOR - 1);
+        if (all && column + VECTOR <= n && reinterpret_cast<unsigned long long>(c) % 16 == 0) {
             float4* const whole = reinterpret_cast<float4*>(c);
             if (beta != 0.0f) {
                 const float4 old = *whole;
@@ -27,7 +28,8 @@ struct Target {
         } else {
 #pragma unroll
             for (int e = 0; e < VECTOR; e++)
-                if (column + e < n) c[e] = result[e] + (beta != 0.0f ? beta * c[e] : 0.0f);
+                if (column + e < n && kept(row, column + e))
+                    c[e] = result[e] + (beta != 0.0f ? beta * c[e] : 0.0f);
         }
     }
     __device__ __forceinline__ void store(const float (&sum)[TA][TB], unsigned i0,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pymm.device import Device
 from pymm.kernels.declaration import (
-    PARTS_FIT,
     PARTS_HAVE_STEPS,
     STAGES_FIT,
     THREADS_FIT,
@@ -13,6 +12,7 @@ from pymm.kernels.declaration import (
     Feed,
     Kernel,
     Rule,
+    parts_bytes,
 )
 from pymm.kernels.split import tiles
 from pymm.problem import Problem
@@ -37,8 +37,17 @@ def _registers(c: Config) -> int:
 
 
 def _shared_elements(c: Config, p: Problem) -> int:
-    """The stages, two barriers for each, and the sums of all slices but the first."""
-    return c.STAGES * (c.KB * (c.MB + c.NB) + 4) + (c.SLICES - 1) * c.MB * c.NB
+    """The stages and two barriers for each, in whole 128 bytes, the sums of all slices but the
+    first, and C on its way out, if it goes that way.
+    """
+    ring = -(-c.STAGES * (c.KB * (c.MB + c.NB) + 4) // 32) * 32
+    return ring + (c.SLICES - 1 + (c.STORE == 2)) * c.MB * c.NB
+
+
+def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box | None]:
+    """Rows across k of both operands, and what a warp has of C."""
+    out = Box(8 * c.TB, 4 * c.TA, 0) if c.STORE == 2 else None
+    return Box(c.MB, c.KB, 0), Box(c.NB, c.KB, 0), out
 
 
 def _stay_together(c: Config, p: Problem, d: Device) -> bool:
@@ -49,36 +58,41 @@ def _stay_together(c: Config, p: Problem, d: Device) -> bool:
     )
 
 
+#: Bytes that the parts of a split product may take: four of 4097 x 4097.
+_MOST_PARTS = 384 * 2**20
+
 # What to run where nothing is tuned: the form that a few measured times expect most of
 
 
 def _form(mb: int, nb: int, ta: int, tb: int, **others: int) -> dict[str, int]:
-    usual = dict(SLICES=1, STAGES=4, BLOCKS=1, GROUP=8, SPLIT=1)
-    tile = dict(MB=mb, NB=nb, KB=32, ROWS=8, EARLY=1, STRIDE=4, TA=ta, TB=tb)
+    usual = dict(SLICES=1, STAGES=3, BLOCKS=2, GROUP=8, SPLIT=1, STORE=1)
+    tile = dict(MB=mb, NB=nb, KB=32, ROWS=8, EARLY=1, STRIDE=1, TA=ta, TB=tb)
     return tile | usual | others
 
 
 #: Forms of a block, and the multiply-adds that a multiprocessor does in a clock with them (of 128,
 #: measured on an H200: benchmarks/LOG.md).
 _FORMS = (
-    (_form(128, 256, 8, 16, EARLY=2), 109),
-    (_form(256, 160, 8, 20, STAGES=3), 109),
-    (_form(128, 128, 16, 8, KB=16, BLOCKS=2), 106),
-    (_form(64, 128, 8, 8, SLICES=2), 96),
-    (_form(64, 64, 8, 8, SLICES=4), 84),
+    (_form(128, 128, 8, 16), 112.7),
+    (_form(128, 160, 8, 20), 112.9),
+    (_form(256, 128, 8, 16, STAGES=4, BLOCKS=1), 110.8),
+    (_form(128, 128, 8, 16, KB=16, STRIDE=4, STORE=2), 108),
+    (_form(64, 128, 8, 8, STRIDE=4, SLICES=2, STAGES=4, BLOCKS=1), 98),
+    (_form(64, 64, 8, 8, SLICES=4, BLOCKS=1), 88),
 )
 
 #: Fits wherever TMA is.
-_SMALLEST = _form(64, 64, 8, 8, SLICES=2, STAGES=3)
+_SMALLEST = _form(64, 64, 8, 8, STRIDE=4, SLICES=2, BLOCKS=1)
 
-#: Clocks of a microsecond; microseconds of a tile besides its multiply-adds, of a second launch,
-#: and bytes of a microsecond.
-_CLOCKS, _TILE, _LAUNCH, _MEMORY = 1980, 2.0, 8.0, 3e6
+#: Clocks of a microsecond; microseconds of a tile besides its multiply-adds, stored from registers
+#: and by TMA; of a second launch; bytes of a microsecond.
+_CLOCKS, _TILE, _LAUNCH, _MEMORY = 1980, {1: 3.0, 2: 1.3}, 8.0, 3e6
 
 
 def _suggested(p: Problem, d: Device) -> dict[str, int]:
     """The form and the parts of k with the least expected time."""
-    options = ((form | dict(SPLIT=parts), rate) for form, rate in _FORMS for parts in (1, 2, 3, 4))
+    splits = TMA_F32.space["SPLIT"]
+    options = ((form | dict(SPLIT=parts), rate) for form, rate in _FORMS for parts in splits)
     fitting = [o for o in options if not TMA_F32.violations(TMA_F32.config(o[0]), p, d)]
     return min(fitting, key=lambda o: _microseconds(*o, p, d), default=(_SMALLEST, 0))[0]
 
@@ -89,7 +103,7 @@ def _microseconds(form: dict[str, int], rate: float, p: Problem, d: Device) -> f
     rest = count % blocks
     rounds = count // blocks + -(-rest * config.SPLIT // blocks) / config.SPLIT
     area = config.MB * config.NB * config.BLOCKS
-    time = rounds * area * p.k / (rate * _CLOCKS) + -(-count // blocks) * _TILE
+    time = rounds * area * p.k / (rate * _CLOCKS) + -(-count // blocks) * _TILE[config.STORE]
     if config.SPLIT > 1:
         time += _LAUNCH + rest * config.MB * config.NB * 4 * 2 * config.SPLIT / _MEMORY
     return time
@@ -113,7 +127,8 @@ TMA_F32 = Kernel(
         STAGES=(3, 4),
         BLOCKS=(1, 2, 3),
         GROUP=(8,),
-        SPLIT=(1, 2, 3, 4),
+        SPLIT=(1, 2, 3, 4, 8),
+        STORE=(1, 2),
     ),
     default=_FORMS[0][0],
     fallbacks=(_SMALLEST,),
@@ -126,7 +141,7 @@ TMA_F32 = Kernel(
     dynamic_shared=True,
     capability=(9, 0),
     hopper=Feed(
-        boxes=lambda c, p: (Box(c.MB, c.KB, 0), Box(c.NB, c.KB, 0), None),
+        boxes=_boxes,
         along=("mn", "mn"),
         resident=lambda c: c.BLOCKS,
     ),
@@ -151,6 +166,10 @@ TMA_F32 = Kernel(
                 and c.KB % (c.ROWS * c.SLICES) == 0
             ),
         ),
+        Rule(
+            "C is stored from registers (STORE 1) or by TMA (2), 256 columns of a warp at most",
+            lambda c, p, d: c.STORE == 1 or (c.STORE == 2 and 8 * c.TB <= 256),
+        ),
         Rule("STRIDE is 1, 2 or 4", lambda c, p, d: c.STRIDE in (1, 2, 4)),
         Rule(
             "a tile is fetched while another is used: STAGES >= 2",
@@ -169,7 +188,10 @@ TMA_F32 = Kernel(
         ),
         THREADS_FIT,
         PARTS_HAVE_STEPS,
-        PARTS_FIT,
+        Rule(
+            "the parts of a split product take at most 384 MiB",
+            lambda c, p, d: parts_bytes(c, p) <= _MOST_PARTS,
+        ),
         STAGES_FIT,
         Rule("BLOCKS blocks fit in a multiprocessor", _stay_together),
     ),

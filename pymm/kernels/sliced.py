@@ -20,16 +20,29 @@ def _vector(p: Problem) -> int:
     return 16 // p.numpy_dtype.itemsize
 
 
+def _by_rows(c: Config, p: Problem) -> bool:
+    """True if both operands lie across k in shared memory and are multiplied row by row: large
+    register tiles of floats, two slices of 8 rows.
+    """
+    return p.dtype == "f32" and c.TA * c.TB >= 64 and c.KB == 8 and c.STAGES == 2
+
+
 def _shared_elements(c: Config, p: Problem) -> int:
-    """The rings of all warps, and in their place at the end the sums of all warps."""
-    return c.SLICES * max(c.STAGES * c.KB * (c.MB + c.NB), c.MB * c.NB)
+    """The rings of all warps, and in their place at the end the sums of all warps. What is turned
+    on its way in has rows of 4 elements more.
+    """
+    more = 4 * ((not p.trans_a) + p.trans_b) if _by_rows(c, p) else 0
+    return c.SLICES * max(c.STAGES * c.KB * (c.MB + c.NB + more), c.MB * c.NB)
 
 
 def _lines_are_shared(c: Config, p: Problem) -> bool:
     """True if the lanes of a warp share the lines of a slice evenly, with 16 bytes at a time as
     well as with one element.
     """
-    for line in (c.MB if p.trans_a else c.KB, c.KB if p.trans_b else c.NB):
+    lines = [c.MB if p.trans_a else c.KB, c.KB if p.trans_b else c.NB]
+    if _by_rows(c, p):  # one element at a time, lines along k of 8
+        return all(32 % line == 0 or line % 32 == 0 for line in lines)
+    for line in lines:
         for pieces in (line, line // _vector(p)):
             if not pieces or (32 % pieces and pieces % 32):
                 return False
@@ -57,12 +70,15 @@ def _split_pays(c: Config, p: Problem, d: Device) -> bool:
 
 
 def _registers(c: Config, p: Problem) -> int:
-    """Registers of a thread: accumulators, 16 bytes of k of both fragments, one or two addresses
+    """Registers of a thread. By rows: accumulators, two rows of both fragments, half a slice, and
+    48 for the rest. Else accumulators, 16 bytes of k of both fragments, one or two addresses
     for each vector of a line along k, and 33 for the rest (49 for doubles). The largest register
-    tiles make do with 10 less, if it is the operand along k that has their longer side and not
-    both lie so in two stages. Checked with nvcc 13.0 for sm_80 and sm_90a: what this lets through
-    does not spill.
+    tiles of doubles make do with 10 less, if it is the operand along k that has their longer side
+    and not both lie so in two stages. Checked with nvcc 13.0 for sm_80 and sm_90a: what this lets
+    through does not spill.
     """
+    if _by_rows(c, p):
+        return c.TA * c.TB + 2 * (c.TA + c.TB) + max(c.MB, c.NB) // 4 + 48
     along = (not p.trans_a) + p.trans_b
     sums = (c.TA * c.TB + _vector(p) * (c.TA + c.TB)) * words(p)
     rest = 17 + 16 * words(p)
