@@ -55,6 +55,12 @@ def run_child(body: str) -> subprocess.CompletedProcess[str]:
         "kept = multiply()",
         "multiply()",
         """
+        import sys
+        kept = multiply()
+        for _ in range(5): kept()  # as a graph
+        sys.kept = kept  # outlives the modules
+        """,
+        """
         kept = []
         threads = [threading.Thread(target=lambda: kept.append(multiply())) for _ in range(2)]
         for thread in threads: thread.start()
@@ -82,7 +88,7 @@ def run_child(body: str) -> subprocess.CompletedProcess[str]:
         array.fill(np.float32(0)) if backend.device.kind == "cuda" else None
         """,
     ],
-    ids=["kept", "dropped", "threads", "passed on", "own context", "autoprimaryctx"],
+    ids=["kept", "dropped", "graph", "threads", "passed on", "own context", "autoprimaryctx"],
 )
 def test_processes_end_in_silence(body):
     done = run_child(body)

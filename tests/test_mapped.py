@@ -175,9 +175,9 @@ def test_all_launches_but_the_first_may_begin_early(cuda, maps, monkeypatch, spl
     problem, seen = Problem(5, 8, 16, "f64"), []
     original = Driver.launcher
 
-    def noted(self, function, sizes, stream, arguments, early=False):
+    def noted(self, stream, function, sizes, early=False):
         seen.append(early)
-        return original(self, function, sizes, stream, arguments, early)
+        return original(self, stream, function, sizes, early)
 
     monkeypatch.setattr(Driver, "launcher", noted)
     fields = [Field(cuda, np.dtype(float), shape, gap) for shape in stored_shapes(problem)]

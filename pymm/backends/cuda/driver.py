@@ -8,6 +8,7 @@ context that is current, and raises `DriverError`, which the callers translate.
 from __future__ import annotations
 
 import ctypes
+import struct
 import threading
 from collections.abc import Callable
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
@@ -22,6 +23,9 @@ MAP_BYTES, _MAP_ALIGNMENT = 128, 64
 
 class DriverError(RuntimeError):
     """A driver call that failed; the message names it and holds the driver's words."""
+
+
+_SHOWN = struct.Struct("<6Q")
 
 
 class _LaunchAttribute(ctypes.Structure):
@@ -45,16 +49,16 @@ class _LaunchConfig(ctypes.Structure):
 _EARLY = _LaunchAttribute(6, 0, 1)
 
 
-class Arguments:
-    """Packed arguments of a launch, and how the driver is shown them ("CU_LAUNCH_PARAM_BUFFER_...",
-    cuda.h).
+def shown(arguments: bytes) -> ctypes.Array:
+    """Packed arguments of a launch as the driver is shown them ("CU_LAUNCH_PARAM_BUFFER_POINTER",
+    cuda.h): where they are, how many bytes, and then they.
     """
-
-    def __init__(self, packed: bytes) -> None:
-        self._room = ctypes.create_string_buffer(packed, len(packed))
-        self._size = c_size_t(len(packed))
-        room, size = ctypes.addressof(self._room), ctypes.addressof(self._size)
-        self.extra = (c_void_p * 5)(1, room, 2, size, 0)
+    room = ctypes.create_string_buffer(_SHOWN.size + len(arguments))
+    start = ctypes.addressof(room)
+    place = start + _SHOWN.size
+    _SHOWN.pack_into(room, 0, 1, place, 2, place - 8, 0, len(arguments))
+    ctypes.memmove(place, arguments, len(arguments))
+    return room
 
 
 class _Answer(threading.local):
@@ -65,10 +69,13 @@ class _Answer(threading.local):
         self.place = byref(self.handle)
 
 
-def _aligned_room() -> tuple[object, int]:
-    """Memory for a tensor map, and where in it the map lies."""
-    room = ctypes.create_string_buffer(MAP_BYTES + _MAP_ALIGNMENT)
-    return room, -(-ctypes.addressof(room) // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
+class _MapRoom(threading.local):
+    """Room for a tensor map, one for each thread: `place` is where the map lies."""
+
+    def __init__(self) -> None:
+        self._room = ctypes.create_string_buffer(MAP_BYTES + _MAP_ALIGNMENT)
+        start = ctypes.addressof(self._room)
+        self.place = c_void_p(-(-start // _MAP_ALIGNMENT) * _MAP_ALIGNMENT)
 
 
 class Driver:
@@ -79,6 +86,7 @@ class Driver:
         #: The same, for calls that are over at once: other threads do not run meanwhile.
         self.quick = ctypes.PyDLL("libcuda.so.1")
         self.current_context = self._asks_for_context()
+        self._map_room = _MapRoom()
 
     def _asks_for_context(self) -> Callable[[], int | None]:
         """A call that says which context this thread has current, made by anyone, in 0.2 us."""
@@ -146,9 +154,9 @@ class Driver:
         between neighbours along all axes but the first, boxes swizzled in rows of so many bytes.
         """
         rank = len(extents)
-        room, place = _aligned_room()
+        place = self._map_room.place
         self.call(
-            *("cuTensorMapEncodeTiled", c_void_p(place), c_int(kind), c_uint(rank)),
+            *("cuTensorMapEncodeTiled", place, c_int(kind), c_uint(rank)),
             *(c_void_p(address), (c_uint64 * rank)(*extents), (c_uint64 * (rank - 1))(*strides)),
             *((c_uint * rank)(*box), (c_uint * rank)(*[1] * rank)),
             *(c_int(0), c_int(_SWIZZLES[swizzle]), c_int(_PROMOTE_128), c_int(0)),
@@ -157,9 +165,9 @@ class Driver:
 
     def moved_map(self, tensor_map: bytes, address: int) -> bytes:
         """The tensor map of the same matrices at another address."""
-        room, place = _aligned_room()
+        place = self._map_room.place
         ctypes.memmove(place, tensor_map, MAP_BYTES)
-        self.call("cuTensorMapReplaceAddress", c_void_p(place), c_void_p(address))
+        self.call("cuTensorMapReplaceAddress", place, c_void_p(address))
         return ctypes.string_at(place, MAP_BYTES)
 
     def unload(self, module: int) -> None:
@@ -167,33 +175,31 @@ class Driver:
         self.call("cuModuleUnload", c_void_p(module))
 
     def launcher(
-        self,
-        stream: int,
-        function: int,
-        sizes: tuple[int, ...],
-        arguments: bytes,
-        early: bool = False,
-    ) -> Callable[[], None]:
-        """A call that launches `function` with packed arguments on the stream with that handle.
-        `sizes` are those of the grid, of a block, and of its shared memory in bytes. An `early`
-        launch may begin before the one before it on the stream has ended, and waits for that by
-        itself (common/launches.cuh).
+        self, stream: int, function: int, sizes: tuple[int, ...], early: bool = False
+    ) -> Callable[[bytes], Callable[[], None]]:
+        """What makes calls that launch `function` on the stream with that handle, of its packed
+        arguments. `sizes` are those of the grid, of a block, and of its shared memory in bytes. An
+        `early` launch may begin before the one before it on the stream has ended, and waits for
+        that by itself (common/launches.cuh).
 
         Of a launch's 4 us ctypes takes 0.5 with four arguments, and 1.2 with the eleven of
         `cuLaunchKernel`.
         """
-        kept = Arguments(arguments)
         attributes = ctypes.addressof(_EARLY) if early else None
-        config = _LaunchConfig((c_uint * 7)(*sizes), stream, attributes, int(early))
-        given = byref(config), c_void_p(function), None, kept.extra
-        launch, words = self._library.cuLaunchKernelEx, self.words
+        config = byref(_LaunchConfig((c_uint * 7)(*sizes), stream, attributes, int(early)))
+        launch, words, handle = self._library.cuLaunchKernelEx, self.words, c_void_p(function)
 
-        def call(keep: Arguments = kept) -> None:
-            code = launch(*given)
-            if code:
-                raise DriverError(f"cuLaunchKernelEx failed: {words(code)}")
+        def with_arguments(arguments: bytes) -> Callable[[], None]:
+            extra = shown(arguments)
 
-        return call
+            def call() -> None:
+                code = launch(config, handle, None, extra)
+                if code:
+                    raise DriverError(f"cuLaunchKernelEx failed: {words(code)}")
+
+            return call
+
+        return with_arguments
 
     def asks_whether_captured(self, stream: int) -> Callable[[], bool]:
         """A call that says whether what is put on a stream goes to a graph instead."""

@@ -5,11 +5,12 @@ any number of them, where each launch by itself takes 4.
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ctypes import byref, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 
-from pymm.backends.cuda.driver import Arguments, Driver, DriverError
+from pymm.backends.cuda.driver import Driver, DriverError, shown
 
 #: Graphs of a process: each keeps some 10 KiB of the driver's memory.
 MOST_GRAPHS = 1024
@@ -40,8 +41,8 @@ _ORDINARY, _EARLY = _Edge(0, 0, 0), _Edge(1, 0, 1)
 
 
 class Graph:
-    """Launches one behind the other: each is what `Driver.launcher` takes besides a stream. Raises
-    `DriverError` where the driver cannot make it.
+    """Launches one behind the other: each is what `Driver.launcher` takes besides a stream, and
+    packed arguments. Raises `DriverError` where the driver cannot make it.
     """
 
     alive = 0
@@ -57,6 +58,7 @@ class Graph:
         finally:
             driver.call("cuGraphDestroy", graph)
         Graph.alive += 1
+        weakref.finalize(self, _give_back, driver, self._made)  # at the latest at exit
 
     def _add(
         self,
@@ -64,12 +66,12 @@ class Graph:
         before: c_void_p | None,
         function: int,
         sizes: tuple[int, ...],
-        arguments: bytes,
         early: bool,
+        arguments: bytes,
     ) -> c_void_p:
-        node, kept = c_void_p(), Arguments(arguments)
-        extra = ctypes.cast(kept.extra, c_void_p)
-        kernel = _Kernel(function, (c_uint * 7)(*sizes), None, extra, None, None)
+        node, extra = c_void_p(), shown(arguments)
+        place = ctypes.addressof(extra)
+        kernel = _Kernel(function, (c_uint * 7)(*sizes), None, place, None, None)
         alone = None, c_size_t(0), byref(kernel)
         self._driver.call("cuGraphAddKernelNode_v2", byref(node), graph, *alone)
         if before is not None:
@@ -92,8 +94,8 @@ class Graph:
 
         return call
 
-    def __del__(self) -> None:
-        if self._made:
-            Graph.alive -= 1
-            with suppress(DriverError):
-                self._driver.call("cuGraphExecDestroy", self._made)
+
+def _give_back(driver: Driver, made: c_void_p) -> None:
+    Graph.alive -= 1
+    with suppress(DriverError):  # the context may be gone
+        driver.call("cuGraphExecDestroy", made)

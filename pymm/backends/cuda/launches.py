@@ -75,17 +75,32 @@ def bound_call(place: Place, launches: Sequence[Launch], owners: tuple[Any, ...]
     top of the driver's own time); else a push and a pop (0.6 us more). It is enough that the driver
     has it current, as in a thread that works with PyTorch, whatever is on PyCUDA's stack.
     """
+    kernels = [_kernel(place, one, number > 0) for number, one in enumerate(launches)]
+    starts = [place.driver.launcher(place.stream, *kernel) for kernel in kernels]
+    return _bound(place, launches, kernels, starts, owners)
+
+
+def _kernel(place: Place, one: Launch, follows: bool) -> tuple[int, tuple[int, ...], bool]:
+    """What `Driver.launcher` wants besides a stream."""
+    sizes = *one.grid, *one.block, one.shared
+    return place.functions[one.entry], sizes, follows and place.early
+
+
+def _bound(
+    place: Place, launches: Sequence[Launch], kernels: list[tuple], starts: list, owners: tuple
+) -> Call:
     context, driver = place.context, place.driver
-    handle, current, run = context.handle, driver.current_context, None
-    ready = [_ready(place, one, number > 0) for number, one in enumerate(launches)]
-    one_by_one, left = _one_by_one(place, ready), REPEATED
+    handle, current = context.handle, driver.current_context
+    calls = [start(one.arguments) for start, one in zip(starts, launches, strict=True)]
+    one_by_one = calls[0] if len(calls) == 1 else _in_turn(calls)
+    left = REPEATED
 
     def first() -> None:
         nonlocal run, left
         one_by_one()
         left -= 1
         if left == 0:
-            run = _together(place, ready, one_by_one)
+            run = _together(place, launches, kernels, one_by_one)
 
     run = first
 
@@ -105,24 +120,15 @@ def bound_call(place: Place, launches: Sequence[Launch], owners: tuple[Any, ...]
     def moved(*addresses: int) -> Call | None:
         if place.contexts.current() is not context:
             return None
-        return bound_call(place, [one.at(addresses, driver) for one in launches], owners)
+        elsewhere = [one.at(addresses, driver) for one in launches]
+        return _bound(place, elsewhere, kernels, starts, owners)
 
     call.owners = owners  # the matrices live as long as the call
     call.moved = moved
     return call
 
 
-def _ready(place: Place, one: Launch, follows: bool) -> tuple:
-    """What `Driver.launcher` wants besides a stream."""
-    sizes = *one.grid, *one.block, one.shared
-    return place.functions[one.entry], sizes, one.arguments, follows and place.early
-
-
-def _one_by_one(place: Place, ready: list[tuple]) -> Call:
-    calls = [place.driver.launcher(place.stream, *one) for one in ready]
-    if len(calls) == 1:
-        return calls[0]
-
+def _in_turn(calls: list[Call]) -> Call:
     def call() -> None:
         with _turn:
             for one in calls:
@@ -131,7 +137,9 @@ def _one_by_one(place: Place, ready: list[tuple]) -> Call:
     return call
 
 
-def _together(place: Place, ready: list[tuple], one_by_one: Call) -> Call:
+def _together(
+    place: Place, launches: Sequence[Launch], kernels: list[tuple], one_by_one: Call
+) -> Call:
     """The same as one graph, if there is room for one and the driver can make it. On a stream that
     is being captured the launches go one by one, into that graph.
     """
@@ -140,6 +148,7 @@ def _together(place: Place, ready: list[tuple], one_by_one: Call) -> Call:
     if Graph.alive >= MOST_GRAPHS or (captured and captured()):
         return one_by_one
     try:
+        ready = [(*k, one.arguments) for k, one in zip(kernels, launches, strict=True)]
         launch = Graph(driver, ready).launcher(stream)
     except DriverError:
         return one_by_one
@@ -148,7 +157,7 @@ def _together(place: Place, ready: list[tuple], one_by_one: Call) -> Call:
         with _turn:
             launch()
 
-    whole = launch if len(ready) == 1 else alone
+    whole = launch if len(launches) == 1 else alone
     if captured is None:
         return whole
     return lambda: one_by_one() if captured() else whole()
