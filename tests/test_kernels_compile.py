@@ -144,7 +144,7 @@ LARGE_F64 = "MB128-NB128-KB16-TA64-TB32-TK16"
 #: Every number of warpgroups of kernels 7, 10 and 13, one and two blocks in a cluster.
 LARGE_F32 = "MB160-NB256-KB32-ROWS8-EARLY1-STRIDE2-TA20-TB8-SLICES1"
 SMALL_F32 = "MB64-NB128-KB32-ROWS8-EARLY1-STRIDE4-TA8-TB8-SLICES1"
-TF32, SLICED_TF32 = "TB64-SLICES1-STAGES3-SLOTS3", "TB64-SLICES2-STAGES2-SLOTS2"
+TF32, SLICED_TF32 = "TB64-SLICES1-STAGES3-SLOTS3", "TB64-SLICES2-STAGES4-SLOTS2"
 HOPPER = (
     ("wgmma-MB64-NB192-KB128-TA64-TB192-STAGES2-CLUSTER1-GROUP4-SPLIT1-SLOTS1", "bf16", *TT),
     ("wgmma-MB128-NB256-KB64-TA64-TB256-STAGES4-CLUSTER2-GROUP8-SPLIT1-SLOTS1", "f16", True, False),
@@ -171,8 +171,8 @@ HOPPER = (
 )
 #: The same for products that are not deep: kernel 10 turns tiles of A round.
 SHALLOW = (
-    (f"wgmma_tf32-MB224-NB64-KB32-TA224-{TF32}-CLUSTER1-GROUP8-SPLIT1", "tf32", True, False),
-    (f"wgmma_tf32-MB128-NB64-KB64-TA128-{SLICED_TF32}-CLUSTER2-GROUP8-SPLIT2", "tf32", True, False),
+    (f"wgmma_tf32-MB192-NB64-KB32-TA192-{TF32}-CLUSTER1-GROUP8-SPLIT1", "tf32", True, False),
+    (f"wgmma_tf32-MB128-NB64-KB64-TA128-{SLICED_TF32}-CLUSTER2-GROUP8-SPLIT1", "tf32", True, False),
 )
 #: Configurations that spilled before the rules turned them down.
 SPILLING = (
@@ -204,7 +204,7 @@ def texts() -> dict[str, Source]:
     for slug, *kind in HOPPER:
         wanted.append((parse_slug(slug), Problem(4096, 4096, 4096, *kind)))
     for slug, *kind in SHALLOW:
-        wanted.append((parse_slug(slug), Problem(4096, 4096, 128, *kind)))
+        wanted.append((parse_slug(slug), Problem(4096, 4096, 32, *kind)))
     named = {}
     for config, problem in wanted:
         source = render(config, problem)

@@ -121,18 +121,20 @@ def test_registers_of_all_warpgroups_are_those_of_the_launch(slug):
 
 @pytest.mark.parametrize("slug", SLUGS)
 def test_one_text_for_all_sizes_and_few_layouts(slug):
-    """Where both lie across k the smaller one is copied, if the product is large; both are copied
-    along k where they come as two terms.
+    """Where both lie across k the smaller one is copied, unless A is thin; what must be copied, and
+    what comes as two terms, is copied along k.
     """
     config, kernel, dtype = one_of(slug)
     texts = {}
     for trans in LAYOUTS:
-        for m, n in ((1, 641), (4096, 4096), (641, 1)):
-            problem = Problem(m, n, 960, dtype, *trans)
+        odd = kernel.hopper.received(Problem(641, 641, 641, dtype, *trans))
+        assert (odd.trans_a, odd.trans_b) == (False, True)
+        for m, n in ((4, 640), (4096, 4096), (4096, 16)):
+            problem = Problem(m, n, 32768, dtype, *trans)
             given = kernel.hopper.received(problem)
             turned = (given.trans_a != trans[0]) * m + (given.trans_b != trans[1]) * n
-            large = trans == (True, False) and m == n
-            assert turned == (min(m, n) * large if dtype == "tf32" else
+            across = trans == (True, False) and m > 4
+            assert turned == (min(m, n) * across if dtype == "tf32" else
                               m * trans[0] + n * (not trans[1]))  # fmt: skip
             key = render(config, problem, 4).key
             assert texts.setdefault((given.trans_a, given.trans_b), key) == key

@@ -14,11 +14,13 @@ from pymm.kernels.declaration import (
     Rule,
 )
 from pymm.kernels.tf32_default import FORMS, FORMS_X3, suggested
-from pymm.problem import Problem
+from pymm.problem import Problem, stored_shapes
+
+#: Bytes that rows start at multiples of, for TMA.
+_ROW = 16
 
 #: Products of numbers, and extents, up to which a tile is turned by the kernel and not by a copy.
-_LITTLE = 2**31
-_THIN = 256
+_LITTLE, _THIN, _SHORT = 2**30, 256, 32
 
 #: Columns of a wgmma that the kernels have: rows of C of one warpgroup.
 _HEIGHTS = (16, 32, 64, 96, 128, 160, 192, 224, 256)
@@ -51,11 +53,16 @@ def _swapped(p: Problem) -> bool:
 
 
 def _along(p: Problem) -> tuple[str, str]:
-    """Of two that lie across k the kernel turns A's tiles itself where that costs less than a copy:
-    where memory or the launch takes the time. Else the smaller one is copied along k.
+    """What TMA cannot read is copied, and then along k. Of two that lie across k the smaller one
+    is copied along k; but the kernel turns A's tiles itself where that costs less: where A is thin,
+    the product little or k short.
     """
+    copied_a, copied_b = (4 * shape[2] % _ROW > 0 for shape in stored_shapes(p)[:2])
+    if copied_a or copied_b:
+        return "k" if copied_a else "any", "k" if copied_b else "any"
     across = p.trans_a and not p.trans_b
-    if not across or min(p.m, p.n, p.k) <= _THIN or p.m * p.n * p.k <= _LITTLE:
+    little = p.m * p.n * p.k <= _LITTLE or p.k <= _SHORT
+    if not across or little or p.m <= min(p.n, _THIN):
         return "any", "any"
     return ("k", "any") if p.m <= p.n else ("any", "k")
 
@@ -118,8 +125,8 @@ _BOXED = Rule(
     lambda c, p, d: c.MB <= 256 and c.NB <= 256 and c.KB % 32 == 0 and c.KB <= 256,
 )
 _RING = Rule(
-    "a tile is fetched while another is used: STAGES >= 2, SLICES divides STAGES",
-    lambda c, p, d: c.STAGES >= 2 and c.STAGES % _slices(c) == 0,
+    "a tile is fetched while another is used: STAGES a multiple of SLICES, not the first",
+    lambda c, p, d: c.STAGES >= 2 * _slices(c) and c.STAGES % _slices(c) == 0,
 )
 _SHARED_A = Rule(
     "one block or two share the boxes of A: CLUSTER is 1 or 2, 8 CLUSTER divides MB",
@@ -136,7 +143,10 @@ _SQUARES = Rule(
 def _fit(c: Config, p: Problem, d: Device) -> bool:
     """Sums, and of two steps the columns that go through registers."""
     wanted = c.TA * c.TB // 128 + c.KB * c.TB // 64
-    wanted += 16 * (c.SLICES > 1 or _turned(c.kernel.hopper.received(p)))
+    if _turned(c.kernel.hopper.received(p)):
+        wanted += 32  # a column on its way round
+    elif c.SLICES > 1:
+        wanted += 16
     return wanted <= _SUMS_AND_COLUMNS.get(_consumers(c), 0)
 
 
@@ -165,9 +175,9 @@ WGMMA_TF32 = Kernel(
         KB=(32, 64),
         TA=(16, 32, 64, 128, 160, 192, 224, 256),
         TB=(64,),
-        SLICES=(1, 2, 4),
+        SLICES=(1, 2),
         STAGES=(2, 3, 4, 5, 6, 8),
-        SLOTS=(2, 3, 4),
+        SLOTS=(2, 4),
         CLUSTER=(1, 2),
         GROUP=(1, 4, 8, 16),
         SPLIT=(1, 2, 4, 8, 16, 33, 66, 132),
@@ -196,7 +206,7 @@ WGMMA_TF32 = Kernel(
         _SHARED_A,
         _SQUARES,
         Rule(
-            "TA TB / 128 + KB TB / 64 <= 160 (3, 4 warpgroups 120, 64; sliced, turned 16 less)",
+            "TA TB / 128 + KB TB / 64 <= 160 (3, 4 warpgroups 120, 64; sliced -16, turned -32)",
             _fit,
         ),
         PARTS_HAVE_STEPS,
