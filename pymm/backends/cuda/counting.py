@@ -28,13 +28,13 @@ def count(
     call = executable.bind(problem, 1.0, a, b, 0.0, c)
     places = [(matrix.address, matrix.address + nbytes) for matrix, nbytes in matrices]
     context = backend._contexts.current()
-    held = executable._in(context)
+    module = executable._in(context).owner.module
     counts = np.zeros(len(COUNTS), np.uint64)
     with working(context, f"counting {source.config.slug}"):
-        drv.memcpy_htod(held.module.get_global("pymm_matrices")[0], np.array(places, np.uint64))
-        drv.memcpy_htod(held.module.get_global("pymm_counts")[0], counts)
+        drv.memcpy_htod(backend._driver.variable(module, "pymm_matrices"), np.array(places, "u8"))
+        drv.memcpy_htod(backend._driver.variable(module, "pymm_counts"), counts)
     call()
     backend.synchronize()
     with working(context, f"counting {source.config.slug}"):
-        drv.memcpy_dtoh(counts, held.module.get_global("pymm_counts")[0])
+        drv.memcpy_dtoh(counts, backend._driver.variable(module, "pymm_counts"))
     return dict(zip(COUNTS, map(int, counts), strict=True))

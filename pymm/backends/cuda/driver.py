@@ -129,6 +129,13 @@ class Driver:
         self.call("cuModuleGetFunction", byref(function), c_void_p(module), entry.encode())
         return function.value or 0
 
+    def variable(self, module: int, name: str) -> int:
+        """Address of a variable of a loaded module."""
+        address, size = c_void_p(), c_size_t()
+        where = (byref(address), byref(size), c_void_p(module), name.encode())
+        self.call("cuModuleGetGlobal_v2", *where)
+        return address.value or 0
+
     def parameters(self, function: int, count: int) -> list[tuple[int, int]]:
         """Offset and size in bytes of the first `count` parameters of a function. Not what C's
         rules give: an aligned structure is aligned where the GPU keeps it, 0x210 further on.
