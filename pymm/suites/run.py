@@ -41,7 +41,7 @@ ACTIONS = {
 ROUNDS = 31
 
 #: Seconds that Nsight Compute may take: some ten passes for each launch.
-PROFILE_SECONDS = 150.0
+PROFILE_SECONDS = 90.0
 
 #: Seconds of a request besides what its configurations may take.
 REQUEST_SECONDS = 60.0
