@@ -45,7 +45,7 @@ SCHEMA = 3
 #: deviation / its bound), spills (bytes of a thread), shared (bytes of a block), and what
 #: `Backend.telemetry` tells.
 COLUMNS = (
-    "schema", "time", "device", "driver", "compiler", "pymm", "commit", "dtype", "layout",
+    "schema", "time", "device", "driver", "compiler", "pymm", "commit", "op", "dtype", "layout",
     "m", "n", "k", "name", "variant", "config", "source", "outcome", "seconds", "spread", "rounds",
     "void", "gflops", "peak", "ratio", "error", "registers", "spills", "shared", *SEEN, "detail",
 )  # fmt: skip
@@ -57,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console()
     started = time.monotonic()
     try:
+        if options.op == "syrk" and not (options.shapes or options.classes or options.suite):
+            options.suite, options.dtypes = "o3", options.dtypes or "f64,f32"
         if options.suite:
             return execute(options, Order.of(options), console)
         products = _products(options)
@@ -86,14 +88,17 @@ def _products(options: argparse.Namespace) -> list[tuple[str, Problem]]:
         raise ValueError("give --shapes or --classes, one of the two, or --suite")
     every = options.dtypes == "all" or (options.classes and options.dtypes is None)
     dtypes = list(DTYPES) if every else (options.dtypes or "f32,f64").split(",")
-    given = options.transposes or ("all" if options.classes else "NN")
+    usual = "NN" if options.op == "gemm" else "NT,TN"
+    given = options.transposes or ("all" if options.classes else usual)
     layouts = LAYOUTS if given == "all" else given.split(",")
     if options.classes:
         names = [] if options.classes == "all" else options.classes.split(",")
         return class_problems(names, dtypes, layouts)
+    if options.op != "gemm" and not set(layouts) <= {"NT", "TN"}:
+        raise ValueError(f"--op {options.op} has layouts NT (A A^T) and TN (A^T A)")
     options.dtypes = "all" if every else ",".join(dtypes)
     return [
-        ("", Problem(m, n, k, dtype, layout[0] == "T", layout[1] == "T"))
+        ("", Problem(m, n, k, dtype, layout[0] == "T", layout[1] == "T", op=options.op))
         for dtype in dtypes
         for layout in layouts
         for m, n, k in parse_shapes(options.shapes)
@@ -183,6 +188,7 @@ def _rows(
         "compiler": environment.compiler,
         "pymm": environment.pymm,
         "commit": named,
+        "op": problem.op,
         "dtype": problem.dtype,
         "layout": problem.layout,
         **{axis: getattr(problem, axis) for axis in "mnk"},

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 from pymm.contest import ROUNDS
-from pymm.problem import DTYPES
+from pymm.problem import DTYPES, FILLS
 from pymm.suites.sequential import LARGEST
 
 EXAMPLES = """\
@@ -41,14 +41,16 @@ def parser() -> argparse.ArgumentParser:
     add("--shapes", action="append", metavar="SHAPES",
         help="as for pymm.tune: 1024, 8192x8192x128, 250:10001:250, a CSV file, a named set")
     add("--classes", metavar="CLASSES",
-        help="instead of shapes: large, small, odd, rank-k, skinny or all; then what matmul would "
-        "choose is measured, every type and layout, one row each")
+        help="instead of shapes: large, small, odd, rank-k, skinny or all, syrk-large, syrk-small; "
+        "then what matmul (syrk) would choose is measured, every type and layout, one row each")
     add("--suite", metavar="NAMES",
         help="the experiments that pymm comes from, by name: o1, o2-sizes, o2, o4, goals, all, ... "
         "(--dry-run says what each has); --shapes and --dtypes stand in for a suite's own")
     add("--dtypes", help=f"{', '.join(DTYPES)} or all (default: f32,f64; of classes all)")
+    add("--op", default="gemm", choices=list(FILLS),
+        help="of shapes: what to compute (default: gemm); syrk alone is --suite o3 in f64 and f32")
     add("--transposes", metavar="LAYOUTS",
-        help="NN, NT, TN, TT or all (default: NN; of classes all)")
+        help="NN, NT, TN, TT or all (default: NN, of syrk NT,TN; of classes all)")
     add("--kernels", default="all", help="names or numbers, or all (default: all)")
     add("--device", help="0, cpu, cpu:1 (default: the first GPU, else the CPU)")
     add("--rounds", type=int,

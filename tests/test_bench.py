@@ -59,6 +59,24 @@ def test_bad_options_end_with_a_sentence(arguments, words, capsys):
     assert words in capsys.readouterr().err
 
 
+def test_symmetric_products(tmp_path, capsys):
+    """Both layouts of one; alone the option is O3 in both types."""
+    path = tmp_path / "bench.csv"
+    where = ["--op", "syrk", "--device", "cpu:1", "--csv", str(path)]
+    assert main([*where, "--shapes", "33x33x5", "--dtypes", "f64", "--rounds", "4"]) == 0
+    found = rows_of(path)
+    assert {(row["op"], row["layout"], row["outcome"]) for row in found} == {
+        ("syrk", "NT", "ok"), ("syrk", "TN", "ok")
+    }  # fmt: skip
+    path.unlink()
+    assert main([*where, "--dry-run", "--slowest", "0.01"]) == 0
+    told = capsys.readouterr().out
+    assert "o3: C = A^T A" in told and "80 products" in told
+    with pytest.raises(SystemExit):
+        main([*where, "--shapes", "33", "--transposes", "NN"])
+    assert "NT (A A^T)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("files", "wanted"),
     [
