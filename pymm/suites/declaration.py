@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pymm.device import Device
@@ -23,8 +22,8 @@ COLUMNS = (
     "detail",
 )  # fmt: skip
 
-#: How host memory travels in an experiment: the ways of the backend, and arrays whose pages are
-#: locked for good, as a program would have them that allocates them so.
+#: A way of transfer besides the backend's own: arrays whose pages are locked for good, as a program
+#: would have them that allocates them so.
 LOCKED = "locked"
 
 #: A contestant: a rung, perhaps with parameters instead of its default's (`02-MB16-NB16-KB16`), all
@@ -83,11 +82,3 @@ def fixed(text: str, problem: Problem, device: Device) -> tuple[str, Config]:
     if not given:
         return "default", default
     return "fixed", kernel.config({**default.as_dict(), **given})
-
-
-def row_names(config: Config) -> Mapping[str, str]:
-    """How a row names a configuration."""
-    return {
-        "name": f"{config.kernel.number:02d}_{config.kernel_name}",
-        "config": config.slug,
-    }
