@@ -23,7 +23,6 @@ class Form(NamedTuple):
     STAGES: int
     step: float
     rest: float
-    SLICES: int = 1
 
 
 FORMS = (
@@ -52,17 +51,22 @@ _COMBINING, _PART, _MEMORY = 3.0, 0.04, 4e6
 
 
 def suggested(kernel: Kernel, forms: tuple[Form, ...], p: Problem, d: Device) -> dict[str, int]:
-    """The form and the parts of k with the least expected time."""
+    """The form and the parts of k with the least expected time. Small tiles that are turned round
+    have two slices: one turns while the other multiplies.
+    """
     options = []
+    received = kernel.hopper.received(p)
+    turned = received.trans_a and not received.trans_b
     for form in forms:
         given = dict(kernel.default, MB=form.MB, NB=form.NB, KB=form.KB, TA=form.MB)
         given |= dict(STAGES=form.STAGES, GROUP=1 if p.k <= _SHALLOW else 8)
-        if "SLICES" in given:
-            given["SLICES"] = form.SLICES
+        slices = 1 + (turned and form.MB * form.NB <= 64 * 64)
+        if slices > 1:
+            given["SLICES"] = slices
         while given["STAGES"] > 2 and not STAGES_FIT.holds(kernel.config(given), p, d):
-            given["STAGES"] -= form.SLICES
+            given["STAGES"] -= slices
         tiles = kernel.units(kernel.config(given), p)
-        most = p.k // (4 * form.KB * form.SLICES)
+        most = p.k // (4 * form.KB * slices)
         for parts in {1, *(min(most, full * d.sms // max(tiles, 1)) for full in (1, 2))} - {0}:
             split = dict(given, SPLIT=parts)
             if not kernel.violations(kernel.config(split), p, d):
