@@ -76,24 +76,22 @@
 #define SLOTS 1  // pieces of C on their way out, of each warpgroup
 #endif
 
-#define TILE_M (MB * CLUSTER)  // what a cluster computes
-
 #include "common/hopper.cuh"
-#include "common/schedule.cuh"
+#include "common/parts.cuh"
 
 constexpr int ACROSS = NB < 64 ? 1 : NB / TB, CONSUMERS = (MB < 64 ? 1 : MB / TA) * ACROSS;
 constexpr int THREADS = 128 * (CONSUMERS + 1);
 constexpr int BOX = KB < 64 ? KB : 64, DEEP = KB / BOX;
-constexpr int FETCHED = NB > 64 && !TRANS_B ? (NB + 63) / 64 * 64 : NB;  // columns of B: whole boxes
-constexpr int A_BYTES = MB * KB * sizeof(REAL), STAGE_BYTES = A_BYTES + FETCHED * KB * sizeof(REAL);
+constexpr int A_BYTES = MB * KB * sizeof(REAL), STAGE_BYTES = A_BYTES + NB * KB * sizeof(REAL);
 // A block of 16 or 32 rows or columns multiplies 64, of which the rest is whatever lies behind.
 constexpr int BEHIND = NB < 64 ? (64 - NB) * 128 : 0;
 constexpr int ROWS = TA / 64;             // pieces of 64 rows
-constexpr bool WHOLE = TB % 64 == 0;      // else C goes out in rows of 64 bytes, not 128
-constexpr int LINE_BYTES = WHOLE ? 128 : 64, LINE = LINE_BYTES / sizeof(OUT);
-constexpr int STAGED = !WHOLE ? TB * 2 / sizeof(OUT)  // columns of C on their way out
-                     : TB % 128 == 0 && sizeof(OUT) == 2 ? 128 : 64;
-constexpr int STAGED_BYTES = SPLIT > 1 ? 0 : STAGED * 64 * sizeof(OUT);  // in one slot
+constexpr int PIECE = 64 * 128;           // bytes of 64 rows of 128
+constexpr int LINE = 128 / sizeof(OUT);   // columns of C in 128 bytes
+constexpr int STAGED = TB % 128 == 0 && sizeof(OUT) == 2 ? 128 : 64;  // of C on their way out
+constexpr int STAGED_BYTES = SPLIT > 1 ? 0 : STAGED / LINE * PIECE;   // in one slot
+// Skinny and deep products wait for memory alone, and few blocks read the same of it.
+constexpr bool STREAMED = MB < 64 || NB < 64 || SPLIT > 1;
 constexpr bool DIRECT = MB * NB <= 128 * 64;  // small tiles: each warp stores its rows itself
 // Registers of a thread, few for those that fetch. All together they must not pass what the block
 // is launched with, 65536 over THREADS in multiples of 8, or the block waits for ever.
@@ -102,10 +100,8 @@ constexpr int MANY = CONSUMERS <= 2 ? 232 : CONSUMERS == 3 ? 160 : 104;
 
 static_assert((MB % TA == 0 || (MB == 16 || MB == 32) && TA == 64) && TA % 64 == 0,
               "warpgroups share the rows: 64 divides TA, TA MB; or TA is 64, MB 16 or 32");
-static_assert((NB % TB == 0 || (NB == 16 || NB == 32) && TB == 64) && TB % 64 == 0 && TB <= 256 ||
-                  NB == 160 && TB == 160,
-              "warpgroups share the columns: 64 divides TB, TB NB; or TB is 64, NB 16 or 32; or "
-              "both are 160");
+static_assert((NB % TB == 0 || (NB == 16 || NB == 32) && TB == 64) && TB % 64 == 0 && TB <= 256,
+              "warpgroups share the columns: 64 divides TB, TB NB; or TB is 64, NB 16 or 32");
 static_assert(KB % 64 == 0 || KB == 32, "a tile is a pile of boxes: 64 divides KB, or KB is 32");
 static_assert(MB <= 256 && NB <= 256, "a box has at most 256 rows: MB and NB <= 256");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
@@ -128,34 +124,6 @@ struct Maps {
     TensorMap a, b, c;
 };
 
-// What a block computes at a time: a tile of C, or a part of its sums, those of so many steps.
-struct Unit {
-    unsigned i0, j0, matrix, part, first, steps;
-};
-
-struct Product {
-    unsigned batch, steps, tiles_m, tiles_n;  // tiles_m counts clusters
-#if FILL == 0
-    __device__ __forceinline__ unsigned each() const { return tiles_m * tiles_n; }
-#else
-    unsigned count = tiles_in(tiles_m, tiles_n);  // walked through once, not for every unit
-    __device__ __forceinline__ unsigned each() const { return count; }
-#endif
-    __device__ __forceinline__ unsigned units() const { return each() * SPLIT * batch; }
-    // Neighbours have the same part of k: they find it in L2.
-    __device__ __forceinline__ Unit operator[](unsigned id) const {
-        const unsigned tiles = each();
-        unsigned tile_m, tile_n, rest = 0;
-        if (id >= tiles) rest = id / tiles, id %= tiles;
-        tile_of(id, tiles_m, tiles_n, tile_m, tile_n);
-        const unsigned part = rest % SPLIT, rank = CLUSTER > 1 ? block_in_cluster() : 0;
-        const unsigned first = static_cast<unsigned long long>(part) * steps / SPLIT;
-        const unsigned last = static_cast<unsigned long long>(part + 1) * steps / SPLIT;
-        return {(tile_m * CLUSTER + rank) * MB, tile_n * NB, rest / SPLIT, part, first,
-                last - first};
-    }
-};
-
 // The shared memory of the ring, and how it is filled.
 struct Feed {
     unsigned base, full, empty;
@@ -166,7 +134,7 @@ struct Feed {
         const unsigned k0 = (unit.first + step) * KB;
         barrier_expect(filled, STAGE_BYTES);
         fetch<!TRANS_A, false, MB>(tile, a, filled, unit.i0, k0, unit.matrix);
-        fetch<TRANS_B, (CLUSTER > 1), FETCHED>(tile + A_BYTES, b, filled, unit.j0, k0, unit.matrix);
+        fetch<TRANS_B, (CLUSTER > 1), NB>(tile + A_BYTES, b, filled, unit.j0, k0, unit.matrix);
     }
     __device__ __forceinline__ void produce(const Product& p) const {
         Ring ring{0, 1};
@@ -206,7 +174,7 @@ __device__ __forceinline__ void multiply(float (&sum)[ROWS][TB / 2], unsigned st
             for (int u = 0; u < ROWS; u++)
                 wgmma<!TRANS_A, TRANS_B>(
                     REAL{}, sum[u], a + (x / 4 * MB * 128 + u * 128 * BOX + x % 4 * STEP_A) / 16,
-                    b + (x / 4 * FETCHED * 128 + x % 4 * STEP_B) / 16, step > 0 || x > 0);
+                    b + (x / 4 * NB * 128 + x % 4 * STEP_B) / 16, step > 0 || x > 0);
         wgmma_commit();
         wgmma_wait<1>();  // the step before has ended: its stage may be filled again
         if (used < STAGES && thread < CLUSTER) barrier_arrive(empty + 8 * used, thread);
@@ -254,7 +222,7 @@ __device__ __forceinline__ void deliver(float (&sum)[ROWS][TB / 2], Result here,
             if (!elected || rehearsal) continue;
 #pragma unroll
             for (int q = 0; q < STAGED / LINE; q++)
-                store_box(here.map, staged + q * 64 * LINE_BYTES, j0 + h + q * LINE, i, unit.matrix);
+                store_box(here.map, staged + q * PIECE, j0 + h + q * LINE, i, unit.matrix);
             stores_commit();
         }
     }
@@ -288,12 +256,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
     const unsigned full = address_of_shared(staging + CONSUMERS * SLOTS * STAGED_BYTES);
     const Product p{unsigned(batch), (k + KB - 1u) / KB, (m + TILE_M - 1u) / TILE_M,
                     (n + NB - 1u) / NB};
-    const bool once_a = p.tiles_n == 1 && (stack_a || batch == 1);
-    const bool once_b = p.tiles_m == 1 && (stack_b || batch == 1);
-    const Policy leaving = lines_leave_first();
+    const bool few_a = p.tiles_n <= 4 && (stack_a || batch == 1);
+    const bool few_b = p.tiles_m <= 4 && (stack_b || batch == 1);
     const Feed feed{address_of_shared(aligned), full, full + 8 * STAGES,
-                    {&maps.a, unsigned(stack_a), once_a, leaving},
-                    {&maps.b, unsigned(stack_b), once_b, leaving}};
+                    {&maps.a, unsigned(stack_a), policy_of(few_a)},
+                    {&maps.b, unsigned(stack_b), policy_of(few_b)}};
     // The same for a whole warp, and said so: descriptors then live in uniform registers.
     const unsigned group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (threadIdx.x == 0) {

@@ -1,6 +1,9 @@
 // Tiles that are piles of boxes: on their way in, and C's on their way out. The kernel says REAL,
-// OUT, BOX (how far a box goes along k), DEEP (boxes along k), STAGES, CLUSTER, SPLIT, LINE_BYTES
-// (of a row of C's boxes, 128 or 64), LINE and STAGED (columns of C in these and in a piece).
+// OUT, BOX (how far a box goes along k), DEEP (boxes along k), STREAMED (whether L2 is told how to
+// keep them), STAGES, CLUSTER, SPLIT, LINE and STAGED (columns of C in 128 bytes and in a piece),
+// PIECE (bytes of 64 rows of 128).
+
+#include "common/policy.cuh"
 
 // Where the ring stands: the stage, and the parity of its barriers' phase.
 struct Ring {
@@ -14,8 +17,7 @@ struct Ring {
 struct Stack {
     const TensorMap* map;
     unsigned apart;
-    bool once;  // no two blocks read the same of it
-    Policy leaving;
+    Policy policy;
 };
 
 // EXTENT rows (or columns) of one matrix, `outer` of op(X) and on, at depth k0. Along k one box has
@@ -35,12 +37,12 @@ __device__ __forceinline__ void fetch(unsigned tile, const Stack& from, unsigned
             const unsigned o = outer + first + i, k = k0 + deep * BOX;
             const unsigned target = tile + (deep * EXTENT + first + i) * 2 * BOX;
             const unsigned x = ALONG_K ? k : o, y = ALONG_K ? o : k;
-            if (SHARED && from.once)
-                fetch_box(target, from.map, full, x, y, z, BLOCKS, from.leaving);
-            else if (SHARED)
+            if constexpr (SHARED && STREAMED)
+                fetch_box(target, from.map, full, x, y, z, BLOCKS, from.policy);
+            else if constexpr (SHARED)
                 fetch_box(target, from.map, full, x, y, z, BLOCKS);
-            else if (from.once)
-                fetch_box(target, from.map, full, x, y, z, from.leaving);
+            else if constexpr (STREAMED)
+                fetch_box(target, from.map, full, x, y, z, from.policy);
             else
                 fetch_box(target, from.map, full, x, y, z);
         }
@@ -78,8 +80,9 @@ struct Result {
 #pragma unroll
             for (int e = 0; e < STAGED / 2; e += 2) {
                 const unsigned row = warp * 16 + lane / 4 + e / 2 % 2 * 8;
-                const unsigned column = e / 4 * 8 + lane % 4 * 2;
-                store_two(staged + place(row, column) + lane % 2 * 8, sum[e], sum[e + 1]);
+                const unsigned chunk = e / 4 % 4 * 2 + lane % 4 / 2 ^ row % 8;
+                store_two(staged + e / 16 * PIECE + row * 128 + chunk * 16 + lane % 2 * 8, sum[e],
+                          sum[e + 1]);
             }
         } else {
 #pragma unroll
@@ -90,7 +93,8 @@ struct Result {
                     const float* s = sum + j * 8 + q / 2 * 4 + q % 2 * 2;
                     packed[q] = narrow(REAL{}, s[0], s[1]);
                 }
-                store_matrices(staged + place(warp * 16 + lane % 16, j * 16 + lane / 16 * 8),
+                const unsigned row = warp * 16 + lane % 16, chunk = j % 4 * 2 + lane / 16;
+                store_matrices(staged + j / 4 * PIECE + row * 128 + ((chunk ^ row % 8) << 4),
                                packed);
             }
         }
@@ -119,9 +123,8 @@ struct Result {
     }
     // Where in a piece the 16 bytes are that hold an element.
     static __device__ __forceinline__ unsigned place(unsigned row, unsigned column) {
-        const unsigned turn = LINE_BYTES == 128 ? row % 8 : row / 2 % 4;
-        const unsigned chunk = column % LINE / (16 / sizeof(OUT)) ^ turn;
-        return column / LINE * 64 * LINE_BYTES + row * LINE_BYTES + chunk * 16;
+        const unsigned chunk = column % LINE / (16 / sizeof(OUT)) ^ row % 8;
+        return column / LINE * PIECE + row * 128 + chunk * 16;
     }
     // The sums of a part as they are, 64 rows and TB columns.
     __device__ __forceinline__ void leave(const float (&sum)[TB / 2], unsigned part,

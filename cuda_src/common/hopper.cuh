@@ -93,33 +93,6 @@ __device__ __forceinline__ void fetch_box(unsigned target, const TensorMap* map,
         "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(blocks)
         : "memory");
 }
-// What L2 does with the lines of a copy. Those that nobody reads again leave first, for each other:
-// what L2 held before stays there, and what of it has been written need not go to memory now.
-struct Policy {
-    unsigned long long bits;
-};
-__device__ __forceinline__ Policy lines_leave_first() {
-    Policy policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy.bits));
-    return policy;
-}
-__device__ __forceinline__ void fetch_box(unsigned target, const TensorMap* map, unsigned barrier,
-                                          int x, int y, int z, Policy policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(target),
-        "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "l"(policy.bits)
-        : "memory");
-}
-__device__ __forceinline__ void fetch_box(unsigned target, const TensorMap* map, unsigned barrier,
-                                          int x, int y, int z, unsigned short blocks,
-                                          Policy policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster.L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6, %7;" ::"r"(target),
-        "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(blocks), "l"(policy.bits)
-        : "memory");
-}
 // Copy a box from shared memory; what lies outside the matrix is left out.
 __device__ __forceinline__ void store_box(const TensorMap* map, unsigned source, int x, int y,
                                           int z) {
@@ -188,10 +161,6 @@ __device__ __forceinline__ void wgmma_wait() {
     "%110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, "  \
     "%124, %125, %126, %127"
 
-#define REGISTERS_16(r) REGISTERS_8(r), REGISTERS_8(r + 8)
-#define HALF_NAMES_64                                                                       \
-    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
-
 #define WGMMA(N, TYPE, NAME, NAMES, A, B, ADD, ACROSS_A, ACROSS_B, ...)                     \
     template <bool ALONG_K_A, bool ALONG_K_B>                                               \
     __device__ __forceinline__ void wgmma(TYPE, float (&d)[N / 2], unsigned long long a,    \
@@ -207,8 +176,6 @@ __device__ __forceinline__ void wgmma_wait() {
     WGMMA(64, TYPE, NAME, NAMES_0, "%32", "%33", "%34", "%35", "%36", REGISTERS_32(0))      \
     WGMMA(128, TYPE, NAME, NAMES_0 NAMES_32, "%64", "%65", "%66", "%67", "%68",             \
           REGISTERS_32(0), REGISTERS_32(32))                                                \
-    WGMMA(160, TYPE, NAME, NAMES_0 NAMES_32 HALF_NAMES_64, "%80", "%81", "%82", "%83",      \
-          "%84", REGISTERS_32(0), REGISTERS_32(32), REGISTERS_16(64))                       \
     WGMMA(192, TYPE, NAME, NAMES_0 NAMES_32 NAMES_64, "%96", "%97", "%98", "%99", "%100",   \
           REGISTERS_32(0), REGISTERS_32(32), REGISTERS_32(64))                              \
     WGMMA(256, TYPE, NAME, NAMES_0 NAMES_32 NAMES_64 NAMES_96, "%128", "%129", "%130",      \
@@ -228,10 +195,13 @@ __device__ __forceinline__ unsigned round_tf32(float x) {
 // d = a b, or d += a b if `add`, in tf32: 64 x N += 64 x 8 times 8 x N, d as above. The lower 13
 // bits of an operand are ignored. Both lie along k in shared memory, or a is in registers: lane
 // 4 g + t of warp w holds a[2 x + h] = A(16 w + g + 8 h, t + 4 x).
+#define REGISTERS_16(r) REGISTERS_8(r), REGISTERS_8(r + 8)
 #define NAMES_OF_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define NAMES_OF_16 NAMES_OF_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define HALF_NAMES_32                                                                       \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define HALF_NAMES_64                                                                       \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 #define HALF_NAMES_96                                                                       \
     ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, "    \
     "%110, %111"

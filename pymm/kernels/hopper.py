@@ -39,8 +39,7 @@ def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
     deep = min(c.KB, _COLUMNS)
     a = _across(c.MB, deep) if p.trans_a else Box(deep, c.MB, 2 * deep)
     b = Box(deep, c.NB // c.CLUSTER, 2 * deep) if p.trans_b else _across(c.NB, deep)
-    row = _ROW if c.TB % _COLUMNS == 0 else _ROW // 2
-    return a, b, Box(row // p.out_dtype.itemsize, 64, row)
+    return a, b, Box(_ROW // p.out_dtype.itemsize, 64)
 
 
 def _across(extent: int, deep: int) -> Box:
@@ -52,17 +51,10 @@ def _shared_bytes(c: Config, p: Problem) -> int:
     """The stages and what is read behind a narrow B, SLOTS pieces of C for each warpgroup, two
     barriers for each stage, and up to 1 KiB to the boundary that swizzled boxes need.
     """
-    columns = c.NB if p.trans_b or c.NB < 64 else -(-c.NB // 64) * 64
-    stages = c.STAGES * (c.MB + columns) * c.KB * 2 + max(64 - c.NB, 0) * _ROW
-    piece = 0 if c.SPLIT > 1 else 64 * _staged(c.TB, p.out_dtype.itemsize)
+    stages = c.STAGES * (c.MB + c.NB) * c.KB * 2 + max(64 - c.NB, 0) * _ROW
+    size = p.out_dtype.itemsize
+    piece = 64 * (128 if c.TB % 128 == 0 and size == 2 else 64) * size if c.SPLIT == 1 else 0
     return stages + _consumers(c) * c.SLOTS * piece + 16 * c.STAGES + 1024
-
-
-def _staged(columns: int, size: int) -> int:
-    """Bytes of a row of C on its way out: 256 where whole boxes of 128 allow it."""
-    if columns % _COLUMNS:
-        return 2 * columns
-    return 256 if columns % 128 == 0 or size == 4 else 128
 
 
 def _tiles(c: Config, p: Problem) -> tuple[int, int]:
@@ -101,6 +93,7 @@ _SHALLOW = (
     (96, _SMALLER),
     (256, dict(MB=256, NB=128, TA=128, TB=128, STAGES=3, SLOTS=2, GROUP=1)),
 )
+_SHALLOW_WIDE = (_SHALLOW[0], (256, _SMALLER))
 
 #: Where every row crosses a line of 128 bytes fetching takes twice as long: blocks share it.
 _CROSSING = dict(MB=64, NB=128, CLUSTER=2, GROUP=1)
@@ -117,8 +110,8 @@ def _suggested(p: Problem, d: Device) -> dict[str, int]:
     if parts > 1:
         given["SLOTS"] = 1
     elif large and p.k <= _SHALLOW[-1][0]:
-        wide = p.out_dtype.itemsize == 4
-        given |= _SMALLER if wide else next(s for most, s in _SHALLOW if p.k <= most)
+        forms = _SHALLOW_WIDE if p.out_dtype.itemsize == 4 else _SHALLOW
+        given |= next(shallow for most, shallow in forms if p.k <= most)
     elif given["MB"] * given["NB"] == 128 * 64 and p.alignment == 16 and _crossing(p):
         given |= _CROSSING
     while _shared_bytes(WGMMA.config(given), p) > d.shared_per_block and given["STAGES"] > 2:
@@ -146,7 +139,7 @@ def _options(p: Problem, d: Device) -> Iterator[tuple[tuple, int]]:
 
 
 def _count(form: tuple, p: Problem) -> int:
-    return -(-p.m // form[0]["MB"]) * -(-p.n // form[0]["NB"]) * p.batch
+    return tiles_in(p, form[0]["MB"], form[0]["NB"]) * p.batch
 
 
 def _microseconds(form: tuple, parts: int, p: Problem, d: Device) -> float:
@@ -167,10 +160,10 @@ WGMMA = Kernel(
     title="Hopper: one thread fetches by TMA, warpgroups multiply TA x TB each by wgmma",
     space=dict(
         MB=(16, 32, 64, 128, 256),
-        NB=(16, 32, 64, 128, 160, 192, 256),
+        NB=(16, 32, 64, 128, 192, 256),
         KB=(32, 64, 128),
         TA=(64, 128),
-        TB=(64, 128, 160, 192, 256),
+        TB=(64, 128, 192, 256),
         STAGES=(2, 3, 4, 6, 8, 12, 16),
         CLUSTER=(1, 2),
         GROUP=(1, 8),
@@ -198,9 +191,8 @@ WGMMA = Kernel(
             lambda c, p, d: _shared_evenly(c.MB, c.TA),
         ),
         Rule(
-            "warpgroups share the columns: 64 divides TB, TB NB; or TB is 64, NB 16 or 32; or "
-            "both are 160",
-            lambda c, p, d: _shared_evenly(c.NB, c.TB) and c.TB <= 256 or c.NB == c.TB == 160,
+            "warpgroups share the columns: 64 divides TB, TB NB; or TB is 64, NB 16 or 32",
+            lambda c, p, d: _shared_evenly(c.NB, c.TB) and c.TB <= 256,
         ),
         Rule(
             "a tile is a pile of boxes: 64 divides KB, or KB is 32",

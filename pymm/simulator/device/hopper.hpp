@@ -152,16 +152,6 @@ inline void fetch_box(unsigned target, const TensorMap* map, unsigned barrier, i
     assert(blocks == 1);
     fetch_box(target, map, barrier, x, y, z);
 }
-struct Policy {};
-inline Policy lines_leave_first() { return {}; }
-inline void fetch_box(unsigned target, const TensorMap* map, unsigned barrier, int x, int y, int z,
-                      Policy) {
-    fetch_box(target, map, barrier, x, y, z);
-}
-inline void fetch_box(unsigned target, const TensorMap* map, unsigned barrier, int x, int y, int z,
-                      unsigned short blocks, Policy) {
-    fetch_box(target, map, barrier, x, y, z, blocks);
-}
 // Whole pieces of 16 bytes, as a GPU does it: what begins inside of a row ends where it ends.
 inline void store_box(const TensorMap* map, unsigned source, int x, int y, int z) {
     each_element(map, source, x, y, z, [&](const TensorDescription& d, unsigned from,

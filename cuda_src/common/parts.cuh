@@ -1,0 +1,34 @@
+// Units of work of blocks that stay: tiles of C, and where k is split the parts of their sums, for
+// `combine` to add up. A cluster of blocks, one above the other, takes a column of tiles.
+
+#define TILE_M (MB * CLUSTER)
+
+#include "common/schedule.cuh"
+
+// What a block computes at a time: a tile of C, or a part of its sums, those of so many steps.
+struct Unit {
+    unsigned i0, j0, matrix, part, first, steps;
+};
+
+struct Product {
+    unsigned batch, steps, tiles_m, tiles_n;  // tiles_m counts clusters
+#if FILL == 0
+    __device__ __forceinline__ unsigned each() const { return tiles_m * tiles_n; }
+#else
+    unsigned count = tiles_in(tiles_m, tiles_n);  // walked through once, not for every unit
+    __device__ __forceinline__ unsigned each() const { return count; }
+#endif
+    __device__ __forceinline__ unsigned units() const { return each() * SPLIT * batch; }
+    // Neighbours have the same part of k: they find it in L2.
+    __device__ __forceinline__ Unit operator[](unsigned id) const {
+        const unsigned tiles = each();
+        unsigned tile_m, tile_n, rest = 0;
+        if (id >= tiles) rest = id / tiles, id %= tiles;
+        tile_of(id, tiles_m, tiles_n, tile_m, tile_n);
+        const unsigned part = rest % SPLIT, rank = CLUSTER > 1 ? block_in_cluster() : 0;
+        const unsigned first = static_cast<unsigned long long>(part) * steps / SPLIT;
+        const unsigned last = static_cast<unsigned long long>(part + 1) * steps / SPLIT;
+        return {(tile_m * CLUSTER + rank) * MB, tile_n * NB, rest / SPLIT, part, first,
+                last - first};
+    }
+};
