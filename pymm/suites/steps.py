@@ -95,7 +95,8 @@ class Pace:
 
     def of_step(self, step: Step) -> float:
         """Seconds that a step will take, libraries as fast as the fastest contestant."""
-        e, runs = step.experiment, [self.seconds(c, step.problem) for c in step.contestants]
+        once = {c.config: self.seconds(c, step.problem) for c in step.contestants}
+        e, runs = step.experiment, list(once.values())
         if e.figures == "counts":
             return sum(step.problem.flops for _ in runs) / 2e6
         libraries = 2 * min(runs, default=0.0) if e.libraries else 0.0
