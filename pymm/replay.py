@@ -52,9 +52,9 @@ def key_of(a: Any, b: Any, out: Any, c: Any, options: tuple) -> tuple | None:
     """
     if out is None and type(a).__module__.partition(".")[0] not in _WITH_POOL:
         return None
-    x, y = _mark(a), _mark(b)
-    z = _mark(out) if out is not None else ()
-    w = _mark(c) if c is not None else ()
+    x, y = _readers[type(a)](a), _readers[type(b)](b)
+    z = _readers[type(out)](out) if out is not None else ()
+    w = _readers[type(c)](c) if c is not None else ()
     if x is None or y is None or z is None or w is None:
         return None
     if out is None:  # the result's form depends on theirs alone
@@ -66,15 +66,17 @@ def key_of(a: Any, b: Any, out: Any, c: Any, options: tuple) -> tuple | None:
 # has it all, and takes PyTorch and CuPy microseconds to make
 
 Mark = tuple | None
-_readers: dict[type, Callable[[Any], Mark]] = {}
 
 
-def _mark(array: Any) -> Mark:
-    kind = type(array)
-    reader = _readers.get(kind)
-    if reader is None:
-        reader = _readers[kind] = _reader(kind)
-    return reader(array)
+class _Readers(dict[type, Callable[[Any], Mark]]):
+    """How to read arrays of each type, found out when one comes."""
+
+    def __missing__(self, kind: type) -> Callable[[Any], Mark]:
+        self[kind] = reader = _reader(kind)
+        return reader
+
+
+_readers = _Readers()
 
 
 def _reader(kind: type) -> Callable[[Any], Mark]:

@@ -57,7 +57,7 @@ def tensors(monkeypatch):
     """A device and tensors a, b and c with their product on it, computed once."""
     monkeypatch.setitem(sys.modules, "torch", Torch)
     monkeypatch.setattr(Torch, "stream", 5)
-    monkeypatch.setattr(replay, "_readers", {})
+    monkeypatch.setattr(replay, "_readers", replay._Readers())
     device = HostDevice("simulator")
     a, b = (Torch.Tensor(integers((4, 4), np.float32, seed=i)) for i in (1, 2))
     c = Torch.Tensor(np.empty((4, 4), np.float32))
@@ -135,7 +135,7 @@ def test_cupy_says_where_and_on_which_stream(monkeypatch):
     stream = SimpleNamespace(ptr=0)
     cupy = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: stream))
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setattr(replay, "_readers", {})
+    monkeypatch.setattr(replay, "_readers", replay._Readers())
     data = SimpleNamespace(ptr=4096, device_id=0)
     kind = type("ndarray", (), {"__module__": "cupy._core.core"})
     array = kind()
