@@ -109,8 +109,6 @@ struct Ring {
 
 __device__ __forceinline__ void produce(const Maps& maps, const Product& product, Ring ring,
                                         int stack_a, int stack_b) {
-    const bool once_a = product.tiles_n == 1 && (stack_a || product.batch == 1);
-    const bool once_b = product.tiles_m == 1 && (stack_b || product.batch == 1);
     wait_for_launch_before();
     for (unsigned id = blockIdx.x; id < product.units(); id += gridDim.x) {
         const Unit unit = product.unit(id);
@@ -119,10 +117,8 @@ __device__ __forceinline__ void produce(const Maps& maps, const Product& product
             const unsigned tile = ring.tiles + ring.offset(), full = ring.full + 8 * ring.stage;
             ring.wait_empty();
             barrier_expect(full, STAGE_BYTES);
-            SideA::fetch(tile, &maps.a, full, unit.i0, step * KB, unit.matrix * stack_a,
-                         once_a);
-            SideB::fetch(tile + A_BYTES, &maps.b, full, unit.j0, step * KB, unit.matrix * stack_b,
-                         once_b);
+            SideA::fetch(tile, &maps.a, full, unit.i0, step * KB, unit.matrix * stack_a);
+            SideB::fetch(tile + A_BYTES, &maps.b, full, unit.j0, step * KB, unit.matrix * stack_b);
         }
     }
 }

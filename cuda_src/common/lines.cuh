@@ -13,7 +13,7 @@ constexpr int ROWS = TA / 16, COLUMNS = TB / 8;  // mma of a warp along m and n
 // permuted. ALONG_K: four rows must differ in bits 1 and 2 of l, which move pairs of pieces. Else:
 // the four numbers are in four lines, which move pieces within fours; the four rows must differ in
 // bit 0, within a piece, and bit 3, from four to four.
-template <bool ALONG_K, int OUTER, bool THIN>
+template <bool ALONG_K, int OUTER>
 struct Side {
     static constexpr int HALF = ALONG_K ? 1 : 4;  // from a row of an mma's first half to the second
 
@@ -36,23 +36,16 @@ struct Side {
         return (begin ^ (q % 2 * 64 | h * 32)) + (q * 4 + i * KB) * 128;
     }
     static __device__ __forceinline__ void fetch(unsigned tile, const TensorMap* map, unsigned full,
-                                                 unsigned outer, unsigned k0, unsigned matrix,
-                                                 bool once) {
-        const Policy leaving = lines_leave_first();
+                                                 unsigned outer, unsigned k0, unsigned matrix) {
         constexpr int PILES = (ALONG_K ? KB : OUTER) / LINE, BYTES = (ALONG_K ? OUTER : KB) * 128;
 #pragma unroll
-        for (int i = 0; i < PILES; i++) {
-            const unsigned x = ALONG_K ? k0 + i * LINE : outer + i * LINE;
-            const unsigned y = ALONG_K ? outer : k0;
-            if (THIN && once)
-                fetch_box(tile + i * BYTES, map, full, x, y, matrix, leaving);
-            else
-                fetch_box(tile + i * BYTES, map, full, x, y, matrix);
-        }
+        for (int i = 0; i < PILES; i++)
+            fetch_box(tile + i * BYTES, map, full, ALONG_K ? k0 + i * LINE : outer + i * LINE,
+                      ALONG_K ? outer : k0, matrix);
     }
 };
-using SideA = Side<!TRANS_A, MB, NB <= 64>;
-using SideB = Side<TRANS_B, NB, MB <= 64>;
+using SideA = Side<!TRANS_A, MB>;
+using SideB = Side<TRANS_B, NB>;
 
 // What a lane holds of KI columns of the warp's rows of A and of KI rows of its columns of B.
 struct Fragments {

@@ -1,11 +1,13 @@
 // Units of work of blocks that stay: tiles of MB x NB of a stack of matrices. Those that are left
 // when all blocks have had the same number of whole tiles are shared: laid one behind the other
 // along k and cut into as many equal pieces as there are blocks, so that none is idle in the last
-// round. A piece lies in one tile or in two; what a block has of a tile goes to memory, in a slot
-// of its own, and `combine` adds up the slots of each tile.
+// round. What a block has of such a tile goes to memory, in a slot of its own, and `combine` adds
+// up the slots of each tile.
 //
 // 4096: 1024 tiles of 128 x 128 are 7.76 rounds of 132 blocks and take that long, not 8. A deep
-// product has no whole round at all. Slots are a block's tile each: 34 MB in all, not a multiple of C.
+// product has no whole round at all. Slots are a block's tile each, 34 MB in all, not a multiple of
+// C. Nothing is shared where seven blocks of eight have a tile anyway: a second launch and another
+// tile to store cost 7 us on an H200.
 
 #include "common/launches.cuh"
 #include "common/schedule.cuh"
@@ -25,13 +27,25 @@ struct Product {
     __device__ __forceinline__ unsigned each() const { return tiles_in(tiles_m, tiles_n); }
     __device__ __forceinline__ unsigned tiles() const { return each() * batch; }
     __device__ __forceinline__ unsigned whole() const {
-        return SPLIT > 1 ? tiles() / blocks * blocks : tiles();
+        const unsigned left = tiles() % blocks;
+        return SPLIT == 1 || nearly_all(left) ? tiles() : tiles() - left;
+    }
+    __device__ __forceinline__ bool nearly_all(unsigned count) const {
+        return count * 8 >= blocks * 7;
     }
     __device__ __forceinline__ unsigned rest() const { return tiles() - whole(); }
-    // Blocks that share them; the first few have one step more than the others.
-    __device__ __forceinline__ unsigned sharers() const {
-        return rest() * SPLIT < blocks ? rest() * SPLIT : blocks;
+    // Blocks for each of them, if that keeps nearly all busy: a share is then of one tile, not of
+    // two, and its block has one slot to write.
+    __device__ __forceinline__ unsigned for_each() const {
+        const unsigned fit = blocks / rest();
+        return SPLIT <= fit ? SPLIT : nearly_all(fit * rest()) ? fit : 0;
     }
+    __device__ __forceinline__ unsigned sharers() const {
+        return for_each() > 0 ? for_each() * rest() : blocks;
+    }
+    // Each `group` of sharers has a run of steps; the first few have one step more than the others.
+    __device__ __forceinline__ unsigned group() const { return for_each() ? for_each() : blocks; }
+    __device__ __forceinline__ unsigned run() const { return for_each() ? steps : rest() * steps; }
     // Block b takes units b, b + blocks, b + 2 * blocks, ...: whole tiles, then its shares of two.
     __device__ __forceinline__ unsigned units() const {
         return whole() + (rest() > 0 ? 2 * blocks : 0);
@@ -66,14 +80,15 @@ struct Product {
         return block < each * rest() ? block % rest() * each + block / rest() : block;
     }
     __device__ __forceinline__ unsigned first_step(unsigned share) const {
-        const unsigned count = rest() * steps, more = count % sharers();
-        return count / sharers() * share + (share < more ? share : more);
+        const unsigned runs = share / group(), number = share % group(), more = run() % group();
+        return runs * run() + run() / group() * number + (number < more ? number : more);
     }
     // The share that has this step.
     __device__ __forceinline__ unsigned sharer(unsigned step) const {
-        const unsigned piece = rest() * steps / sharers(), more = rest() * steps % sharers();
-        if (step < more * (piece + 1)) return step / (piece + 1);
-        return more + (step - more * (piece + 1)) / piece;
+        const unsigned piece = run() / group(), more = run() % group();
+        const unsigned before = step / run() * group(), within = step % run();
+        if (within < more * (piece + 1)) return before + within / (piece + 1);
+        return before + more + (within - more * (piece + 1)) / piece;
     }
 };
 // The product of the launch that this is in.
@@ -91,7 +106,6 @@ __device__ __forceinline__ double* slot_of(double* parts, unsigned slot) {
 }
 
 #if SPLIT > 1
-
 // C = alpha (sum of its slots) + beta C for every tile that was shared. A thread has two columns in
 // each of four places of a tile, which hides what it takes to find slots and tile; where tiles are
 // few and their slots many, several threads share the slots. Added up in a fixed order.

@@ -40,14 +40,13 @@ def _registers(c: Config, p: Problem) -> int:
     the first have been multiplied.
     """
     numbers = 2 * (c.TA * c.TB // 32 + (c.TA + c.TB) * c.KI * c.DEPTHS // 32)
-    shared = 8 if c.SPLIT > 1 else 0
     if p.symmetric:  # where a tile is takes more to find
-        numbers += 16 + shared
+        numbers += 16 if c.SPLIT == 1 else 24
     if c.DEPTHS == 1 and c.TA >= 48:
-        return numbers + shared + (24 if p.trans_a and not p.trans_b else 8)
+        return numbers + (24 if p.trans_a and not p.trans_b else 8)
     if c.KB == c.TK == c.KI * c.DEPTHS < 32:
         return numbers + 16
-    return numbers + shared + (32 if c.KB == c.TK and c.KI * c.DEPTHS < 32 else 40)
+    return numbers + (32 if c.KB == c.TK and c.KI * c.DEPTHS < 32 else 40)
 
 
 def _launched(c: Config, d: Device) -> int:
@@ -73,6 +72,17 @@ def _fit_together(c: Config, p: Problem, d: Device) -> bool:
         and c.BLOCKS * _threads(c) <= d.max_threads_per_sm
         and c.BLOCKS * (c.kernel.shared_bytes(c, p) + 1024) <= d.shared_per_sm
     )
+
+
+def _finds_shares(c: Config, p: Problem, d: Device) -> bool:
+    """True if what a shared tile takes to find does not spill (checked as above): with less than
+    112 registers at the launch only one depth of fragments of depth 16; for half of C one depth.
+    """
+    if c.SPLIT == 1:
+        return True
+    late = c.KI == 16 and c.DEPTHS == 1 and c.KB == c.TK and c.TA * c.TB >= 512
+    plenty = late or _launched(c, d) >= 112
+    return plenty and (c.DEPTHS == 1 or not p.symmetric)
 
 
 def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
@@ -235,10 +245,7 @@ TMA_F64 = Kernel(
             ),
         ),
         STAGES_FIT,
-        Rule(
-            "tiles of one half of C are shared with one depth of fragments: registers",
-            lambda c, p, d: c.SPLIT == 1 or c.DEPTHS == 1 or not p.symmetric,
-        ),
+        Rule("tiles are shared where registers are left to find them", _finds_shares),
         Rule(
             "BLOCKS blocks fit in a multiprocessor's registers, threads and shared memory",
             _fit_together,
