@@ -120,6 +120,7 @@ extern "C" __global__ void __launch_bounds__(256, 3)
                     launch.blocks};
     const double2* const slots = reinterpret_cast<const double2*>(parts + sizeof(Shared) / 8);
     const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x, rest = p.rest();
+    if (rest == 0) return;
     unsigned helpers = 1;
     while (helpers < 32 && helpers * 2 * rest <= p.sharers()) helpers *= 2;
     const unsigned across = 256 / helpers, helper = thread / across;
