@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv/bin/python
 ARGS ?=
 
-.PHONY: help setup tune test test-gpu lint clean
+.PHONY: help setup tune report test test-gpu lint clean
 
 help:
 	@echo "make tune      find the device, tune a standard set of shapes, show the table"
+	@echo "make report    pages of all that was measured, under reports/"
 	@echo "make test      every test this machine can run; CUDA kernels run in the simulator"
 	@echo "make test-gpu  the tests on this machine's GPU"
 	@echo "make lint      ruff and the rules of the house"
@@ -17,6 +18,9 @@ setup:
 
 tune: setup
 	@$(VENV) -m pymm.tune $(ARGS)
+
+report: setup
+	@$(VENV) -m pymm.report $(ARGS)
 
 test: setup
 	$(VENV) -m pytest -n 2 --dist loadgroup $(ARGS)

@@ -79,7 +79,7 @@ def test_two_folders_are_compared(tmp_path, capsys, without_plots):
     assert "the second is faster: 24 " in said and "the second is slower: 0 " in said
     target = tmp_path / "out" / f"{measured.SLUG}-and-{measured.SLUG}"
     found = json.loads((target / "report.json").read_text())
-    assert {p["verdict"] for p in found["pairs"] if p["contestant"] == "cublas"} == {"as fast"}
+    assert {p["verdict"] for p in found["pairs"] if p["contestant"] == "cuBLAS"} == {"as fast"}
     assert "1.25" in (target / "report.md").read_text()
 
 

@@ -131,25 +131,23 @@ def _glance(
 
 
 def _table(found: Sequence[Pair]) -> Table:
-    rows = [
-        {
-            **of_problem(pair.first.problem),
+    """Every pair, those that differ most first."""
+    rows = []
+    for pair in sorted(found, key=lambda pair: -abs(math.log(pair.ratio))):
+        row = of_problem(pair.first.problem) | {
             "contestant": Cell(label(pair.first)),
             "first": span(pair.first.seconds),
             "second": span(pair.second.seconds),
             "first / second": ratio_cell(pair.ratio),
             "noise": Cell(f"{pair.noise:.1%}", pair.noise),
             "the second is": Cell(pair.verdict),
-            "first's configuration": Cell(pair.first.config.replace("-", " ")),
-            "second's configuration": Cell(
-                "the same"
-                if pair.first.config == pair.second.config
-                else pair.second.config.replace("-", " ")
-            ),
         }
-        for pair in sorted(found, key=lambda pair: -abs(math.log(pair.ratio)))
-    ]
-    name = "pairs" if found and found[0].first.who == OWN else "pairs-libraries"
+        if pair.first.who == OWN:
+            one, other = pair.first.config, pair.second.config
+            row["first's configuration"] = Cell(one.replace("-", " "))
+            row["second's"] = Cell("the same" if one == other else other.replace("-", " "))
+        rows.append(row)
+    name = "pairs" if found[0].first.who == OWN else "pairs-libraries"
     return Table(name, "Every measurement that both have", rows)
 
 

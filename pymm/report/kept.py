@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pymm.problem import Problem
-from pymm.report.facts import OWN, standard_error
+from pymm.report.facts import OWN, standard_error, written
 from pymm.report.reading import parse_problem, read_device
 from pymm.report.record import SCHEMA, data_of
 
@@ -113,7 +113,7 @@ def _figures(fields: dict[str, Any]) -> Figures:
 def label(figures: Figures) -> str:
     """A contestant's name for people."""
     if figures.who != OWN:
-        return figures.who
+        return written(figures.who)
     return (
         "pymm's choice"
         if figures.variant == "chosen"

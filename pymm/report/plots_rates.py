@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pymm.report.content import rate
 from pymm.report.curves import Axes, figure, scaled
 from pymm.report.drawing import Figure, colour, draw
 from pymm.report.facts import OWN, RIVALS, Extreme, Timed, written
@@ -38,8 +39,7 @@ def glance(extremes: Sequence[Extreme], device: str) -> list[Figure]:
                 label=name,
             )
         for place, e in zip(places, extremes, strict=True):
-            unit = f"{e.own.gflops / 1e3:.3g} T" if e.own.gflops >= 1e3 else f"{e.own.gflops:.3g} G"
-            axes.text(2, place, unit, va="center", color=colour("paper"), fontsize=9)
+            axes.text(2, place, rate(e.own.gflops), va="center", color=colour("paper"), fontsize=9)
         axes.axvline(100, color=colour("ink"), linestyle="--", linewidth=1.2)
         axes.set_yticks(places, [e.dtype for e in extremes])
         axes.set(xlim=(0, 104), xlabel="% of the device's limit", ylim=(len(extremes) - 0.5, -0.5))
