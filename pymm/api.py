@@ -87,11 +87,8 @@ def matmul(
         alpha, beta, trans_a, trans_b, dtype, casting, precision, out_dtype,
         stream, kernel, config, device, transfer,
     )  # fmt: skip
-    key = replay.key_of(a, b, out, c, options)
-    if out is None and key is not None and (make := replay.find(key)) is not None:
-        out = make()
-        key = replay.key_of(a, b, out, c, options)
-    if out is not None and key is not None and (launch := replay.find(key)) is not None:
+    key, out, launch = replay.recall(a, b, out, c, options)
+    if launch is not None:
         launch()
         return out
     checking = dict(zip(_CHECKED, options, strict=False))

@@ -50,16 +50,47 @@ def key_of(a: Any, b: Any, out: Any, c: Any, options: tuple) -> tuple | None:
     unless a library with a pool of its own makes the result, which then often has the place of one
     that is gone. What is kept of such a call is what makes its result.
     """
+    marks = _marks(a, b, out, c)
+    if marks is None:
+        return None
+    return _key(marks, _readers[type(out)](out) if out is not None else (), options)
+
+
+def recall(
+    a: Any, b: Any, out: Any, c: Any, options: tuple
+) -> tuple[tuple | None, Any, Callable[[], Any] | None]:
+    """What is known of a call: its key; its `out`, now made if such a call was made before without
+    one; and its launch. None for what is not known.
+    """
+    marks = _marks(a, b, out, c)
+    if marks is None:
+        return None, out, None
+    if out is None:
+        key = _key(marks, (), options)
+        make = find(key)
+        if make is None:
+            return key, None, None
+        out = make()
+    key = _key(marks, _readers[type(out)](out), options)
+    return key, out, None if key is None else find(key)
+
+
+def _marks(a: Any, b: Any, out: Any, c: Any) -> tuple[Mark, Mark, Mark] | None:
+    """Those of a, b and c."""
     if out is None and type(a).__module__.partition(".")[0] not in _WITH_POOL:
         return None
     x, y = _readers[type(a)](a), _readers[type(b)](b)
-    z = _readers[type(out)](out) if out is not None else ()
     w = _readers[type(c)](c) if c is not None else ()
-    if x is None or y is None or z is None or w is None:
+    return None if x is None or y is None or w is None else (x, y, w)
+
+
+def _key(marks: tuple[Mark, Mark, Mark], out: Mark, options: tuple) -> tuple | None:
+    if out is None:
         return None
-    if out is None:  # the result's form depends on theirs alone
+    x, y, w = marks
+    if not out:  # the result's form depends on theirs alone
         x, y, w = x[1], y[1], w[1:]
-    return (x, y, z, w, options, type(options[0]), type(options[1]))
+    return (x, y, out, w, options, type(options[0]), type(options[1]))
 
 
 # Address, and form and kind of an array: what its library says soonest. The CUDA array interface

@@ -60,11 +60,8 @@ def syrk(
         alpha, beta, trans, fill, dtype, casting, precision, out_dtype,
         stream, kernel, config, device, transfer, "syrk",
     )  # fmt: skip
-    key = replay.key_of(a, a, out, c, options)
-    if out is None and key is not None and (make := replay.find(key)) is not None:
-        out = make()
-        key = replay.key_of(a, a, out, c, options)
-    if out is not None and key is not None and (launch := replay.find(key)) is not None:
+    key, out, launch = replay.recall(a, a, out, c, options)
+    if launch is not None:
         launch()
         return out
     call = check_syrk(a, out, c=c, trans=trans, alpha=alpha, beta=beta, fill=fill, dtype=dtype,
