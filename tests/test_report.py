@@ -130,6 +130,19 @@ def test_a_fault_is_told_and_the_rest_is_shown(folder, tmp_path, capsys, without
     assert all(f"<h2>{title}</h2>" in page for title in whole)
 
 
+def test_a_folder_of_another_name_is_of_the_device_of_its_rows(folder, tmp_path, without_plots):
+    assert main([str(folder.rename(tmp_path / "before")), "--out", str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / SLUG / "report.md").exists()
+
+
+def test_counts_of_the_simulator_hold_for_every_device(folder):
+    rows = [row | ({"device": "pymm-simulator"} if row["suite"] == "o2-counts" else {})
+            for row in measured.suites(sparse=16)]  # fmt: skip
+    measured.write(folder / "suites.csv", measured.SUITE_COLUMNS, rows)
+    found = read(folder)
+    assert "o2-counts" in studies.studies(found) and not found.notices
+
+
 def test_a_damaged_record_file_is_told(folder, tmp_path, capsys, without_plots):
     records = tmp_path / "records"
     records.mkdir()

@@ -48,9 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(missing))
     status = 0
     for folder in folders:
-        found = read_device(folder, [options.records / f"{folder.name}.yaml"])
+        found = read_device(folder, options.records)
         made = report_of(found, figures=not options.check)
-        target = options.out / folder.name
+        target = options.out / found.slug
         if not made.chapters:
             print(f"{folder.name}: nothing to show", *found.notices, sep="\n  ", file=sys.stderr)
             status = 1

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -42,6 +43,9 @@ SHOWN = {
     "rms opponent_rms power_w",
     "bench": "variant config outcome spread rounds gflops peak ratio registers shared",
 }
+
+#: Experiments that are counted in the simulator and hold for every device.
+ANYWHERE = ("o2-counts",)
 
 #: A file beyond it is not one of ours, and a page of it would not be read.
 MAX_BYTES = 64 * 2**20
@@ -121,30 +125,41 @@ def parse_problem(slug: str) -> Problem:
     return Problem(m, n, k, dtype, layout[0] == "T", layout[1] == "T", batch, op)
 
 
-def read_device(folder: Path, records: Iterable[Path] = ()) -> Findings:
-    """All that `folder` (its name is the device's slug) and the YAML files `records` hold.
-    `FileNotFoundError` if there is no such folder.
+def read_device(folder: Path, records: Path | None = None) -> Findings:
+    """All that `folder` holds of its device, and the YAML file of that device in `records`. The
+    device is the one that the folder is named as, or else that of most rows. `FileNotFoundError` if
+    there is no such folder.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is no folder of measurements")
-    found = Findings({"slug": folder.name, "name": folder.name})
-    for path in sorted(folder.glob("*.csv")):
-        name = str(path.relative_to(folder))
-        rows = list(_read(path, name, folder.name, found.notices))
-        if rows:
+    notices: list[str] = []
+    files = {path.name: list(_read(path, notices)) for path in sorted(folder.glob("*.csv"))}
+    slug = _device_of(folder.name, [row for rows in files.values() for row in rows])
+    found = Findings({"slug": slug, "name": slug}, notices=notices)
+    for name, rows in files.items():
+        right = list(_usable(name, rows, slug, notices))
+        if right:
             found.files.append(name)
-        for row in rows:
+        for row in right:
             found.rows.setdefault(row.kind, []).append(row)
-    if not any(found.rows.values()):
-        found.notices.append(f"{folder.name}: no CSV here has a row that can be shown")
-    for path in records:
-        _read_records(path, found)
+    if not found.rows:
+        notices.append(f"{folder.name}: no CSV here has a row that can be shown")
+    if records is not None:
+        _read_records(records / f"{slug}.yaml", found)
     _read_facts(folder / NAME, found)
     return found
 
 
-def _read(path: Path, name: str, slug: str, notices: list[str]) -> Iterator[Row]:
-    """The rows of one file; what is wrong with it goes into `notices`."""
+def _device_of(name: str, rows: Sequence[Row]) -> str:
+    counts = Counter(row.text("device") for row in rows if row.text("device"))
+    return name if name in counts or not counts else counts.most_common(1)[0][0]
+
+
+def _read(path: Path, notices: list[str]) -> Iterator[Row]:
+    """The rows of one file, whatever device they are of; what is wrong with it goes into
+    `notices`.
+    """
+    name = path.name
     try:
         if path.stat().st_size > MAX_BYTES:
             notices.append(f"{name}: longer than {MAX_BYTES >> 20} MiB, left out")
@@ -161,9 +176,14 @@ def _read(path: Path, name: str, slug: str, notices: list[str]) -> Iterator[Row]
         notices.append(f"{name}: has {what}, left out")
         return
     notices += _schema_notices(name, kind, columns, cells)
-    rows = [Row(kind, name, line) for line in cells]
-    own = [row for row in rows if row.text("device") in (slug, "")]
-    for other in sorted({row.text("device") for row in rows} - {slug, ""}):
+    yield from (Row(kind, name, line) for line in cells)
+
+
+def _usable(name: str, rows: Sequence[Row], slug: str, notices: list[str]) -> Iterator[Row]:
+    """The rows that are of the device and spell a product."""
+    own = [r for r in rows if r.text("device") in (slug, "") or r.text("suite") in ANYWHERE]
+    others = {r.text("device") for r in rows if r.text("suite") not in ANYWHERE} - {slug, ""}
+    for other in sorted(others):
         notices.append(f"{name}: rows of another device, {other}, left out")
     right = [row for row in own if row.problem is not None]
     if len(right) < len(own):
