@@ -11,6 +11,7 @@ from fed_products import HOPPER, Placed, check_many, check_on_gpu
 
 from pymm import reference
 from pymm.arrays import adopt
+from pymm.backends import open_device
 from pymm.device import Device
 from pymm.fields import NUMBER, POISON, normal
 from pymm.kernels import find_kernel, kernels_for, parse_slug
@@ -43,10 +44,9 @@ SLUGS = (
 )
 #: Some that the simulator runs, for half of a symmetric C, too.
 SIMULATED = (
-    ("wgmma-MB64-NB64-KB32-TA64-TB64-STAGES3-CLUSTER1-GROUP1-SPLIT1-SLOTS1", "bf16"),
     ("wgmma-MB128-NB128-KB64-TA64-TB128-STAGES3-CLUSTER1-GROUP8-SPLIT1-SLOTS2", "f16"),
     ("wgmma-MB128-NB64-KB64-TA64-TB64-STAGES3-CLUSTER1-GROUP8-SPLIT3-SLOTS1", "bf16_f32"),
-    ("wgmma-MB64-NB192-KB32-TA64-TB64-STAGES3-CLUSTER1-GROUP1-SPLIT1-SLOTS1", "f16_f32"),
+    ("wgmma-MB64-NB192-KB32-TA64-TB64-STAGES3-CLUSTER1-GROUP1-SPLIT1-SLOTS1", "bf16"),
 )
 DTYPES = ("f16", "bf16", "f16_f32", "bf16_f32")
 
@@ -188,24 +188,45 @@ def test_any_size_in_the_simulator(cuda, slug, dtype):
     check_many(cuda, slug, (dtype,), count=4, most=170, deepest=150)
 
 
-@pytest.mark.simulator
-@pytest.mark.parametrize("op", ("syrk", "syrk_lower", "syrk_upper"))
-@pytest.mark.parametrize("slug, dtype", SIMULATED)
-def test_half_of_a_symmetric_c(cuda, slug, dtype, op):
-    """The half that is asked for; the other one, and what is beside C, is left alone."""
-    config, k = parse_slug(slug), 70 if "SPLIT1" in slug else 200
+HALVES_OF_C = ("syrk", "syrk_lower", "syrk_upper")
+
+
+def check_half(backend, slug, dtype, op):
+    """Products of two layouts whose C is symmetric: the half that is asked for; the other one, and
+    what is beside C, is left alone.
+    """
+    config = parse_slug(slug)
     for trans, gap, n in ((False, 0, 168), (True, 3, 65)):
-        problem = Problem(n, n, k, dtype, trans, not trans, 1, op)
+        problem = Problem(n, n, max(70, config.SPLIT * config.KB), dtype, trans, not trans, 1, op)
         a, _, c = normal(problem, n)
-        placed = [Placed(cuda, a, 0, 0, POISON), Placed(cuda, c, 0, gap, NUMBER)]
+        placed = [Placed(backend, a, 0, 0, POISON), Placed(backend, c, 0, gap, NUMBER)]
         left, result = (one.matrix for one in placed)
-        executable(cuda, config, problem).bind(problem, 0.5, left, left, 0.75, result)()
-        cuda.synchronize()
+        executable(backend, config, problem).bind(problem, 0.5, left, left, 0.75, result)()
+        backend.synchronize()
         got, touched = placed[1].read()
         judged = (problem, a, a, c, 0.5, 0.75)
         expected, bound = reference.product(*judged), reference.error_bound(*judged)
         assert compare(mirrored(got, problem), expected, bound).right
         assert not touched and not other_half(got, c, problem)
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("op", HALVES_OF_C)
+@pytest.mark.parametrize("slug, dtype", SIMULATED)
+def test_half_of_a_symmetric_c(cuda, slug, dtype, op):
+    check_half(cuda, slug, dtype, op)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", HALVES_OF_C)
+@pytest.mark.parametrize("slug", SLUGS)
+def test_half_of_a_symmetric_c_on_a_gpu(slug, op):
+    backend = open_device("cuda")
+    if WGMMA in kernels_for(Problem(8, 8, 8, "bf16", op=op), backend.device):
+        for dtype in DTYPES:
+            check_half(backend, slug, dtype, op)
+    else:
+        assert backend.device.capability != HOPPER.capability
 
 
 @pytest.mark.gpu
