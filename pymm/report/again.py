@@ -22,6 +22,9 @@ from pymm.worker import Request, Site, Worker, WorkerFailed, time_limit
 #: By how much a run may differ from another of the same program, besides the noise within each.
 TOLERANCE = 0.05
 
+#: Seconds for the rounds of one measurement: slow kernels have fewer rounds.
+SECONDS = 2.0
+
 #: Standard errors on either side of a ratio.
 ERRORS = 2.0
 
@@ -120,6 +123,7 @@ def verify(kept: Kept, options: argparse.Namespace, ask: Callable, worker: Worke
             (config,),
             rounds=options.rounds,
             against_others=True,
+            budget=SECONDS,
             quick=True,
         )
         limit = 60.0 + 3 * time_limit(figures.problem, worker.device, quick=True)
