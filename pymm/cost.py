@@ -58,6 +58,7 @@ class Shape:
     stages: int
     threads: int
     by_threads: bool
+    sharers: int  # blocks for each tile of the last round, at most
 
     @classmethod
     def of(cls, config: Config, problem: Problem) -> Shape:
@@ -67,9 +68,13 @@ class Shape:
         owners = max(mb // ta, 1) * max(nb // tb, 1)
         slices = 1 if config.kernel.hopper else c.get("SLICES", 1)  # those of a step, or steps each
         depth = c.get("KB", 1) * slices
+        split = c.get("SPLIT", 1)
+        parts, sharers = split, 1
+        if config.kernel.hopper and config.kernel.hopper.parts:
+            parts, sharers = 1, split
         return cls(
-            mb, nb, min(depth, max(problem.k, 1)), ta, tb, c.get("SPLIT", 1),
-            c.get("STAGES", 1), config.kernel.threads(config), owners >= 32,
+            mb, nb, min(depth, max(problem.k, 1)), ta, tb, parts, c.get("STAGES", 1),
+            config.kernel.threads(config), owners >= 32, sharers,
         )  # fmt: skip
 
 
@@ -83,6 +88,10 @@ def predicted_seconds(config: Config, problem: Problem, device: Device) -> float
     resident = min(_resident(config, problem, device, shape), on_one)
     if kernel.hopper:  # blocks that stay take whole units in turn
         on_one = math.ceil(units / (device.sms * resident)) * resident
+    if shape.sharers > 1:  # they share those of the last round
+        rounds, left = divmod(units, device.sms * resident)
+        busy = min(left * shape.sharers, device.sms * resident)
+        on_one = (rounds + (left / busy if left else 0)) * resident
     depth = math.ceil(problem.k / shape.parts / shape.kb) * shape.kb
     steps = depth / shape.kb
     step = _step_seconds(config, problem, device, shape, resident, clock)
@@ -219,6 +228,9 @@ def _extra_seconds(
         moved = problem.elements * problem.out_dtype.itemsize * problem.batch
         seconds += NEXT_LAUNCH + LATENCY + moved / (COPY * _bandwidth(device))
     sums = problem.scalar_dtype.itemsize
+    if shape.sharers > 1:
+        slots = min(tiles * problem.batch * shape.sharers, 2 * device.sms) * shape.mb * shape.nb
+        seconds += NEXT_LAUNCH + 6 * LATENCY + slots * sums / _bandwidth(device)
     if shape.parts > 1:
         elements = tiles * shape.mb * shape.nb * problem.batch * shape.parts
         seconds += 2 * elements * sums / (2 * _bandwidth(device))

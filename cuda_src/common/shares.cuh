@@ -106,13 +106,36 @@ __device__ __forceinline__ double* slot_of(double* parts, unsigned slot) {
 }
 
 #if SPLIT > 1
+constexpr unsigned PAIRS = SLOT / 2, PLACES = 4;  // pairs of a slot; of a thread at a time
+
+// What every so many slots have at a thread's places.
+__device__ __forceinline__ void add_slots(double2 (&sum)[PLACES], const double2* slots,
+                                          unsigned from, unsigned to, unsigned apart,
+                                          unsigned first, unsigned across) {
+    for (unsigned slot = from; slot <= to; slot += apart * 2) {
+        double2 next[2][PLACES];  // all on their way before the first is added
+#pragma unroll
+        for (unsigned i = 0; i < 2; i++)
+#pragma unroll
+            for (unsigned q = 0; q < PLACES; q++) {
+                const unsigned s = slot + i * apart, place = first + q * across;
+                const bool there = s <= to && place < PAIRS;
+                next[i][q] = there ? slots[static_cast<size_t>(s) * PAIRS + place] : double2{};
+            }
+#pragma unroll
+        for (unsigned i = 0; i < 2; i++)
+#pragma unroll
+            for (unsigned q = 0; q < PLACES; q++)
+                sum[q].x += next[i][q].x, sum[q].y += next[i][q].y;
+    }
+}
+
 // C = alpha (sum of its slots) + beta C for every tile that was shared. A thread has two columns in
 // each of four places of a tile, which hides what it takes to find slots and tile; where tiles are
 // few and their slots many, several threads share the slots. Added up in a fixed order.
 extern "C" __global__ void __launch_bounds__(256, 3)
     combine(const double* parts, double* C, long long ldc, long long batch_c, double alpha,
             double beta, int m, int n, int batch) {
-    constexpr unsigned PAIRS = SLOT / 2, PLACES = 4;
     __shared__ double2 totals[PLACES][256];
     wait_for_launch_before<FILL != 0>();
     const Shared& launch = *reinterpret_cast<const Shared*>(parts);
@@ -129,27 +152,9 @@ extern "C" __global__ void __launch_bounds__(256, 3)
         const unsigned shared = piece / pieces;
         const unsigned first = piece % pieces * across * PLACES + thread % across;
         double2 sum[PLACES] = {};
-        const unsigned from = p.steps == 0 ? 1 : p.sharer(shared * p.steps) + shared;
-        const unsigned to = p.steps == 0 ? 0 : p.sharer((shared + 1) * p.steps - 1) + shared;
-        for (unsigned slot = from + helper; slot <= to; slot += helpers * 2) {
-            double2 next[2][PLACES];  // all on their way before the first is added
-#pragma unroll
-            for (unsigned i = 0; i < 2; i++) {
-                const unsigned s = slot + i * helpers;
-#pragma unroll
-                for (unsigned q = 0; q < PLACES; q++) {
-                    const unsigned place = first + q * across;
-                    next[i][q] = s <= to && place < PAIRS
-                                     ? slots[static_cast<size_t>(s) * PAIRS + place]
-                                     : double2{};
-                }
-            }
-#pragma unroll
-            for (unsigned i = 0; i < 2; i++)
-#pragma unroll
-                for (unsigned q = 0; q < PLACES; q++)
-                    sum[q].x += next[i][q].x, sum[q].y += next[i][q].y;
-        }
+        if (p.steps > 0)
+            add_slots(sum, slots, p.sharer(shared * p.steps) + shared + helper,
+                      p.sharer((shared + 1) * p.steps - 1) + shared, helpers, first, across);
         if (helpers > 1) {
             __syncthreads();  // what was there before has been read
 #pragma unroll

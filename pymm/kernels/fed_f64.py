@@ -94,7 +94,7 @@ def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
     return a, b, Box(_LINE, c.TA)
 
 
-#: Multiprocessors of a Hopper GPU at most (NVIDIA, "H100 Tensor Core GPU Architecture", full GH100).
+#: Multiprocessors of a Hopper GPU at most (NVIDIA, "H100 Tensor Core GPU Architecture": GH100).
 _MOST_SMS = 144
 
 
@@ -122,7 +122,8 @@ def _form(mb: int, nb: int, ta: int, tb: int, stages: int, **more: int) -> dict[
 _FORMS = (
     (_form(128, 128, 64, 32, 6), 124),
     (_form(128, 128, 64, 32, 6, KI=16, DEPTHS=1), 125),  # for shallow products
-    (_form(128, 192, 64, 48, 5, KI=4, DEPTHS=1, GROUP=16), 124),  # for deep ones
+    (_form(128, 128, 64, 32, 3, KB=32, TK=32, DEPTHS=1), 123),  # leaves registers
+    (_form(128, 64, 32, 16, 2, KB=64, TK=64, KI=16, DEPTHS=1), 124),  # for deep ones
     (_form(64, 128, 32, 32, 8), 120),
     (_form(64, 64, 32, 32, 6, BLOCKS=2), 108),
     (_form(64, 64, 32, 16, 6, KB=32, TK=32), 115),
@@ -137,39 +138,52 @@ _FORMS = (
 _SMALLEST = _form(64, 64, 32, 32, 4)
 
 #: Clocks of a microsecond under load; microseconds of a tile besides its multiply-adds, and one for
-#: each 24,000 of its elements; microseconds of a second launch; bytes of a microsecond.
-_CLOCKS, _TILE, _LAUNCH, _MEMORY = 1850, 0.2, 3.0, 4.3e6
+#: each 24,000 of its elements; microseconds of sharing; bytes of a microsecond.
+_CLOCKS, _TILE, _SHARING, _MEMORY = 1850, 0.2, 7.0, 4.3e6
 
 
 def _suggested(p: Problem, d: Device) -> dict[str, int]:
-    """The form and the parts of k with the least expected time."""
+    """The form with the least expected time, and whether its last round is shared."""
     options = [(form | dict(SPLIT=s), rate) for form, rate in _FORMS for s in _parts(form, p, d)]
     fitting = [o for o in options if not TMA_F64.violations(TMA_F64.config(o[0]), p, d)]
     return min(fitting, key=lambda o: _microseconds(*o, p, d), default=(_SMALLEST, 0))[0]
 
 
 def _parts(form: dict[str, int], p: Problem, d: Device) -> tuple[int, ...]:
-    """One, and for deep products as many as the device has blocks for; none of a form that is not
-    for products of this depth.
+    """One, and where tiles are left for a last round the blocks that each can have, two at least;
+    none of a form that is not for products of this depth.
     """
-    if form["NB"] > 128 and p.k < 1024 or form["KI"] > 8 and form["MB"] == 128 and p.k > 256:
+    if form["KI"] > 8 and form["MB"] == 128 and not (
+        p.k <= 256 if form["NB"] == 128 else p.k >= 2048
+    ):
         return ()
-    count = tiles_in(p, form["MB"], form["NB"]) * p.batch
-    fill = d.sms * form["BLOCKS"] // max(count, 1)
-    return (1, fill) if fill > 1 and p.k >= 512 * fill else (1,)
+    whole, left, blocks = _rounds(TMA_F64.config(form), p, d)
+    return (1, max(2, blocks // left)) if left < blocks else (1,)
+
+
+def _rounds(c: Config, p: Problem, d: Device) -> tuple[int, int, int]:
+    """Rounds of whole tiles, tiles of the last one, and blocks (common/shares.cuh): all of these
+    where nothing is shared.
+    """
+    blocks, count = d.sms * c.BLOCKS, tiles(c, p) * p.batch
+    whole, left = divmod(count, blocks)
+    if left and 8 * left < 7 * blocks:
+        return whole, left, blocks
+    return -(-count // blocks) - 1, blocks, blocks
 
 
 def _microseconds(form: dict[str, int], rate: float, p: Problem, d: Device) -> float:
     """Arithmetic and memory, of which the lesser hides for the most part."""
     c = TMA_F64.config(form)
-    rounds = -(-tiles(c, p) * p.batch * c.SPLIT // (d.sms * c.BLOCKS))
-    area = rounds * c.BLOCKS * c.MB * c.NB
+    rounds, left, blocks = _rounds(c, p, d)
+    sharers = min(left * c.SPLIT, blocks) if c.SPLIT > 1 else left
     storing = _TILE + c.MB * c.NB / 24000
-    sums = area * p.k / c.SPLIT / (rate * _CLOCKS) + rounds * storing / c.BLOCKS
+    sums = (rounds + left / sharers) * c.BLOCKS * c.MB * c.NB * p.k / (rate * _CLOCKS)
+    sums += (rounds + 1) * storing
     size = 8 * p.batch * (p.m * p.k + p.k * p.n + p.m * p.n)
     if c.SPLIT > 1:
-        size += 16 * p.batch * p.m * p.n * c.SPLIT
-        sums += _LAUNCH
+        size += 16 * (sharers + left) * c.MB * c.NB
+        sums += storing + _SHARING
     memory = size / _MEMORY
     return max(sums, memory) + 0.2 * min(sums, memory)
 
@@ -191,7 +205,7 @@ TMA_F64 = Kernel(
         STAGES=(2, 3, 4, 6, 8),
         BLOCKS=(1, 2, 3),
         GROUP=(8, 16),
-        SPLIT=(1, 33, 132),
+        SPLIT=(1, 2, 8, 33, 132),
     ),
     default=_form(128, 128, 64, 32, 6, GROUP=16),
     fallbacks=(_form(64, 64, 32, 32, 6, BLOCKS=2), _SMALLEST),
