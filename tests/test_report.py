@@ -143,6 +143,13 @@ def test_counts_of_the_simulator_hold_for_every_device(folder):
     assert "o2-counts" in studies.studies(found) and not found.notices
 
 
+def test_what_was_noted_beside_a_file_is_shown_first(folder, without_plots):
+    (folder / "classes-note.txt").write_text("The host was late\nin this run.\n")
+    made = report(read(folder))
+    assert made.chapters[0].remarks == ["Of classes.csv: The host was late in this run."]
+    assert "> Of classes.csv: The host was late in this run.\n" in markdown(made, "report.html")
+
+
 def test_a_damaged_record_file_is_told(folder, tmp_path, capsys, without_plots):
     records = tmp_path / "records"
     records.mkdir()

@@ -105,7 +105,16 @@ def glance(findings: Findings, drawn: Draw) -> Chapter:
         "gained. A ratio is the opponent's time / pymm's: above 1 pymm is faster."
     )
     tables = filled(listing.extremes(found, held))
-    return Chapter("glance", "At a glance", words, figures, tables, page_commands(findings), tiles)
+    return Chapter(
+        "glance",
+        "At a glance",
+        words,
+        figures,
+        tables,
+        page_commands(findings),
+        tiles,
+        findings.remarks,
+    )
 
 
 def _kinds(held: list[Duel], opponent: str) -> Iterable[tuple[str, str, list[float]]]:

@@ -53,7 +53,9 @@ class Tile:
 
 @dataclass
 class Chapter:
-    """A title, words, figures and tables, in this order. `commands` repeat what it shows."""
+    """A title, words, remarks (what a reader has to know of the measurements), tiles, figures and
+    tables, in this order. `commands` repeat what it shows.
+    """
 
     name: str
     title: str
@@ -62,6 +64,7 @@ class Chapter:
     tables: list[Table] = field(default_factory=list)
     commands: Sequence[str] = ()
     tiles: Sequence[Tile] = ()
+    remarks: Sequence[str] = ()
 
     @property
     def empty(self) -> bool:

@@ -60,6 +60,7 @@ def html(report: Report) -> str:
 def _chapter(chapter: Chapter) -> str:
     parts = [f'<section id="{chapter.name}"><h2>{escape(chapter.title)}</h2>']
     parts += [f"<p>{_words(chapter.words)}</p>"]
+    parts += [f'<p class="remark">{_words(remark)}</p>' for remark in chapter.remarks]
     if chapter.tiles:
         tiles = "".join(
             f'<div class="tile"><span>{escape(tile.label)}</span><b>{escape(tile.value)}</b>'

@@ -96,13 +96,16 @@ class Row:
 
 @dataclass
 class Findings:
-    """Everything that was read of one device. `notices` says what was left out, and why."""
+    """Everything that was read of one device. `notices` says what was left out, and why; `remarks`
+    is what whoever measured wrote beside it, in `NAME-note.txt` of `NAME.csv`.
+    """
 
     device: Mapping[str, object]
     rows: dict[str, list[Row]] = field(default_factory=dict)
     records: tuple[Record, ...] = ()
     files: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
 
     @property
     def slug(self) -> str:
@@ -142,6 +145,10 @@ def read_device(folder: Path, records: Path | None = None) -> Findings:
             found.files.append(name)
         for row in right:
             found.rows.setdefault(row.kind, []).append(row)
+        note = folder / f"{name.removesuffix('.csv')}-note.txt"
+        if right and note.exists():
+            text = note.read_text(encoding="utf-8", errors="replace")
+            found.remarks.append(f"Of {name}: {' '.join(text.split())}")
     if not found.rows:
         notices.append(f"{folder.name}: no CSV here has a row that can be shown")
     if records is not None:

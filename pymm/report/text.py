@@ -34,6 +34,8 @@ def markdown(report: Report, page: str, picture: str = "") -> str:
 
 def _chapter(chapter: Chapter) -> Iterator[str]:
     yield from (f"## {chapter.title}", "", chapter.words, "")
+    for remark in chapter.remarks:
+        yield from (f"> {remark}", "")
     if chapter.tiles:
         yield from ("| | | |", "|---|--:|---|")
         for tile in chapter.tiles:
