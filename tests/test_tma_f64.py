@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
 from fed_products import HOPPER, check_on_gpu
 
 from pymm.kernels import find_kernel, kernels_for, parse_slug
+from pymm.kernels.declaration import parts_bytes
 from pymm.problem import Problem
 from pymm.source import render
 
@@ -81,6 +83,66 @@ def test_fragments_take_every_row_once_and_meet_no_bank_conflict(along_k):
                         line, at = (row, k) if along_k else (k, row)
                         pairs.add((at // 2 ^ line % 8) * 2 + at % 2)
                 assert len(pairs) == 16
+
+
+class Shares:
+    """How the blocks of a launch share tiles, by the formulas of common/shares.cuh."""
+
+    def __init__(self, tiles: int, steps: int, blocks: int, split: int) -> None:
+        left = tiles % blocks
+        self.rest = 0 if 8 * left >= 7 * blocks else left
+        self.steps, self.blocks, fit = steps, blocks, blocks // max(self.rest, 1)
+        each = split if split <= fit else fit if 8 * fit * self.rest >= 7 * blocks else 0
+        self.sharers = each * self.rest if each else blocks
+        self.group = each or blocks
+        self.run = steps if each else self.rest * steps
+
+    def first(self, share: int) -> int:
+        runs, number = divmod(share, self.group)
+        piece, more = divmod(self.run, self.group)
+        return runs * self.run + piece * number + min(number, more)
+
+    def sharer(self, step: int) -> int:
+        piece, more = divmod(self.run, self.group)
+        before, within = step // self.run * self.group, step % self.run
+        if within < more * (piece + 1):
+            return before + within // (piece + 1)
+        return before + more + (within - more * (piece + 1)) // piece
+
+    def share_of(self, block: int) -> int:
+        each = self.sharers // self.rest
+        if block >= each * self.rest:
+            return block
+        return block % self.rest * each + block // self.rest
+
+
+def test_shares_are_all_steps_once_in_slots_that_lie_together():
+    draw = random.Random(1)
+    for _ in range(300):
+        blocks, split = draw.choice((4, 114, 132, 264)), draw.choice((2, 3, 8, 33, 132))
+        steps = split + draw.choice((0, 1, draw.randint(0, 900)))
+        shares = Shares(draw.randint(1, 3 * blocks), steps, blocks, split)
+        if not shares.rest:
+            continue
+        assert sorted(map(shares.share_of, range(blocks))) == list(range(blocks))
+        assert shares.sharers <= blocks and shares.first(shares.sharers) == shares.rest * steps
+        slots: dict[int, int] = {}
+        for share in range(shares.sharers):
+            first, last = shares.first(share), shares.first(share + 1) - 1
+            assert first <= last < first + steps  # so that they lie in two tiles at most
+            assert shares.sharer(first) == shares.sharer(last) == share
+            for tile in range(first // steps, last // steps + 1):
+                assert slots.setdefault(share + tile, tile) == tile
+        for tile in range(shares.rest):
+            own = range(shares.sharer(tile * steps) + tile,
+                        shares.sharer((tile + 1) * steps - 1) + tile + 1)  # fmt: skip
+            assert [slot for slot, of in slots.items() if of == tile] == list(own)
+
+
+def test_slots_take_no_more_than_two_tiles_of_each_block():
+    config = TMA_F64.config(parse_slug(SLUGS[0]).as_dict() | dict(SPLIT=33))
+    sizes = [parts_bytes(config, Problem(n, n, 8192, "f64")) for n in (1, 256, 8192, 65536)]
+    assert sizes == sorted(sizes) and sizes[-1] <= 2 * 144 * 128 * 128 * 8 + 128
 
 
 @pytest.mark.gpu

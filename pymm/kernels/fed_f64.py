@@ -13,7 +13,7 @@ from pymm.kernels.declaration import (
     Kernel,
     Rule,
 )
-from pymm.kernels.split import tiles, tiles_in
+from pymm.kernels.split import tiles
 from pymm.problem import Problem
 
 #: Numbers in the 128 bytes that TMA swizzles.
@@ -153,8 +153,10 @@ def _parts(form: dict[str, int], p: Problem, d: Device) -> tuple[int, ...]:
     """One, and where tiles are left for a last round the blocks that each can have, two at least;
     none of a form that is not for products of this depth.
     """
-    if form["KI"] > 8 and form["MB"] == 128 and not (
-        p.k <= 256 if form["NB"] == 128 else p.k >= 2048
+    if (
+        form["KI"] > 8
+        and form["MB"] == 128
+        and not (p.k <= 256 if form["NB"] == 128 else p.k >= 2048)
     ):
         return ()
     whole, left, blocks = _rounds(TMA_F64.config(form), p, d)
@@ -254,8 +256,7 @@ TMA_F64 = Kernel(
             "the steps of tiles that blocks share are counted in 32 bits, on up to 144 "
             "multiprocessors",
             lambda c, p, d: (
-                c.SPLIT == 1
-                or (d.sms <= _MOST_SMS and d.sms * c.BLOCKS * -(-p.k // c.KB) < 2**32)
+                c.SPLIT == 1 or (d.sms <= _MOST_SMS and d.sms * c.BLOCKS * -(-p.k // c.KB) < 2**32)
             ),
         ),
         STAGES_FIT,
