@@ -274,7 +274,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     } else {
         if (MOVED) take_registers<MANY>();
         const unsigned rows = m, columns = n;
-        consume(product, {C, parts, ldc, batch_c, rows, columns, alpha, beta, boxed != 0}, ring,
-                scratch, warp);
+        if (FILL != 0) forget(m), forget(n), forget(k);  // before this there are few registers
+        consume(FILL == 0 ? product : product_of(m, n, k, batch),
+                {C, parts, ldc, batch_c, rows, columns, alpha, beta, boxed != 0}, ring, scratch,
+                warp);
     }
 }

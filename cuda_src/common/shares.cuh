@@ -23,8 +23,12 @@ struct Unit {
 
 struct Product {
     unsigned batch, steps, tiles_m, tiles_n, blocks;
-
-    __device__ __forceinline__ unsigned each() const { return tiles_in(tiles_m, tiles_n); }
+#if FILL == 0
+    __device__ __forceinline__ unsigned each() const { return tiles_m * tiles_n; }
+#else
+    unsigned count = tiles_in(tiles_m, tiles_n);  // walked through once, not for every unit
+    __device__ __forceinline__ unsigned each() const { return count; }
+#endif
     __device__ __forceinline__ unsigned tiles() const { return each() * batch; }
     __device__ __forceinline__ unsigned whole() const {
         const unsigned left = tiles() % blocks;
