@@ -159,7 +159,7 @@ struct Consumer {
         const unsigned lane = threadIdx.x % 32;
         unsigned char* const tile = const_cast<unsigned char*>(shared) + ring.stage * STAGE_BYTES;
 #pragma unroll 1
-        for (unsigned x = at.abreast * 4 + at.warp; x < MB / 32 * DEEP; x += ABREAST * 4) {
+        for (int x = at.abreast * 4 + at.warp; x < MB / 32 * DEEP; x += ABREAST * 4) {
             unsigned char* const square = tile + x * (32 * ROW);
             float column[32];
 #pragma unroll

@@ -24,7 +24,7 @@ __device__ __forceinline__ void add_slices(Sums& sum, unsigned char* exchange, c
         threads_sync<SLICES * 128>(together);
         threads_sync<SLICES * 128>(together);
 #pragma unroll
-        for (unsigned other = 0; other < SLICES - 1; other++)
+        for (int other = 0; other < SLICES - 1; other++)
 #pragma unroll
             for (unsigned e = 0; e < EACH; e++) {
                 float* const s = sum[e / (TA / 8)] + e % (TA / 8) * 4;
