@@ -85,7 +85,6 @@ constexpr int MANY = ROOM < 255 ? ROOM : 248;
 constexpr int A_BYTES = KB * MB * 4, STAGE_BYTES = A_BYTES + KB * NB * 4;
 constexpr int RING_BYTES = (STAGES * (STAGE_BYTES + 16) + 127) / 128 * 128;  // and its barriers
 constexpr int SCRATCH_BYTES = (SLICES - 1) * MB * NB * 4;  // sums of all slices but the first
-
 static_assert(MB % (TA * LANES) == 0 && NB % (TB * ACROSS) == 0,
               "warps of 4 x 8 threads tile the block evenly: 4 TA divides MB and 8 TB divides NB");
 static_assert(TA % VECTOR == 0 && TB % VECTOR == 0, "fragments are made of 16-byte vectors");
@@ -225,29 +224,6 @@ __device__ __forceinline__ void gather(float (&sum)[TA][TB], unsigned slice, flo
             const float4 more = scratch[(other * VECTORS + v) * APART];
             s[0] += more.x, s[1] += more.y, s[2] += more.z, s[3] += more.w;
         }
-}
-
-// The sums of a warp's tile to C by way of `slot`, 16 bytes of a row for each lane; TMA stores them
-// while the warp goes on with the next tile.
-__device__ __forceinline__ void store_warp(const float (&sum)[TA][TB], const TensorMap* map,
-                                           unsigned slot, unsigned row, unsigned column,
-                                           unsigned matrix, float alpha) {
-    const unsigned lane = threadIdx.x % 32;
-    if (lane == 0) stores_have_read<0>();
-    __syncwarp();
-    const unsigned to = slot + (lane / ACROSS * VECTOR * WIDE + lane % ACROSS * VECTOR) * 4;
-#pragma unroll
-    for (int i = 0; i < TA; i++)
-#pragma unroll
-        for (int j = 0; j < TB; j += VECTOR) {
-            const int at = (i / VECTOR * LANES * VECTOR + i % VECTOR) * WIDE + j * ACROSS;
-            *static_cast<float4*>(__cvta_shared_to_generic(to + at * 4)) = {
-                alpha * sum[i][j], alpha * sum[i][j + 1], alpha * sum[i][j + 2],
-                alpha * sum[i][j + 3]};
-        }
-    written_for_copies();
-    __syncwarp();
-    if (lane == 0) store_box(map, slot, column, row, matrix), stores_commit();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)

@@ -16,10 +16,11 @@
 //   (common/gather.cuh), both in a fixed order.
 // - An operand lies in shared memory as in global memory. One that lies along k is read 16 bytes
 //   of k at a time: TA reads give a thread its TA rows of four columns.
-// - Or, with large register tiles of floats and two slices of 8 rows: both operands lie across k
-//   and are read one row ahead. They come by way of registers, which turns what lies along k. Then 5 %
-//   of the multiply-adds read two registers of one bank, where four columns at a time had 20 to 30;
-//   and rows at odd addresses, whose copies of 4 bytes take 8 cycles each, cost little more.
+// - Or, with the largest register tiles of floats and slices of 8 rows: both operands lie across k,
+//   what lies along k is turned by copies of 4 bytes, and rows are read one ahead. Then 6 % of the
+//   multiply-adds read two registers of one bank, where four columns at a time had 20 to 30. Copies
+//   of 4 bytes take what that brings, unless rows at odd addresses want them anyway: 641 in 24 us
+//   instead of 27, 1024 in 53 either way.
 //
 // One H200: 8192 x 16 x 8192 in 76 us, where reading takes 60 and cuBLAS 144; 64 x 64 x 262144 in
 // 60 us (92); 256 x 256 x 256 in 5.9 us (11.4). Large products are not for it: each warp fetches
@@ -61,7 +62,7 @@ constexpr int ACROSS = NB / TB;  // threads of a warp along n; MB / TA lie along
 constexpr int THREADS = 32 * SLICES;
 constexpr int TURN = SPLIT * SLICES;  // slices from one of a warp to its next
 constexpr int ROWS = 8;               // of a slice that is multiplied row by row
-constexpr bool BY_ROWS = sizeof(REAL) == 4 && TA * TB >= 64 && KB == ROWS && STAGES == 2;
+constexpr bool BY_ROWS = sizeof(REAL) == 4 && TA * TB >= 128 && KB == ROWS;
 
 static_assert(MB % TA == 0 && NB % TB == 0 && MB / TA * (NB / TB) == 32,
               "each warp computes the whole tile: MB / TA * NB / TB is 32");
@@ -72,77 +73,27 @@ static_assert(MB * NB % (THREADS * VECTOR) == 0, "threads share the vectors of a
 
 #include "common/slices.cuh"
 
-#ifndef STRIDE
-#define STRIDE 4  // has the fewest conflicts of registers, counted in machine code
-#endif
+#define STRIDE 2  // has the fewest conflicts of registers, counted in machine code
 #include "common/products.cuh"
 
-template <bool HELD, bool ALONG, int OUTER, int T>
+template <bool TURNED, bool ALONG, int OUTER, int T>
 struct Kind {
     using Type = Slice<ALONG, OUTER, T>;
 };
 template <bool ALONG, int OUTER, int T>
 struct Kind<true, ALONG, OUTER, T> {
-    using Type = HeldSlice<ALONG, OUTER, T>;
+    using Type = TurnedSlice<OUTER, T>;
 };
-using SliceA = Kind<BY_ROWS, !TRANS_A, MB, TA>::Type;
-using SliceB = Kind<BY_ROWS, TRANS_B, NB, TB>::Type;
+using SliceA = Kind<BY_ROWS && !TRANS_A, !TRANS_A, MB, TA>::Type;
+using SliceB = Kind<BY_ROWS && TRANS_B, TRANS_B, NB, TB>::Type;
 
-// sum += a b, VECTOR steps along k at a time. The numbers of one operand, used one after another in
-// all steps, are the outer loop: those of the operand that lies along k, whose vectors run across
-// the steps. In the inner loop every second sum and number of the other operand then sit in one
-// register bank, and the order of the registers can keep the two apart.
-__device__ __forceinline__ void multiply(REAL (&sum)[TA][TB], const REAL (&a)[VECTOR][TA],
-                                         const REAL (&b)[VECTOR][TB]) {
-    constexpr bool OF_A = TRANS_A != TRANS_B ? TA <= TB : !TRANS_A;
-    constexpr int OUTER = OF_A ? TA : TB, INNER = OF_A ? TB : TA;
-#pragma unroll
-    for (int o = 0; o < OUTER; o++)
-#pragma unroll
-        for (int e = 0; e < VECTOR; e++)
-#pragma unroll
-            for (int x = 0; x < INNER; x++) {
-                const int turned = e % 2 ? INNER - 1 - x : x;
-                const int i = OF_A ? o : turned, j = OF_A ? turned : o;
-                sum[i][j] += a[e][i] * b[e][j];
-            }
-}
-
-// The T numbers of one lane from a row of a slice across k: vectors, SPAN vectors apart.
-template <int T, int SPAN>
-__device__ __forceinline__ void read_row(REAL (&fragment)[T], const REAL* row) {
-#pragma unroll
-    for (int i = 0; i < T; i += VECTOR) {
-        const Vector v = *reinterpret_cast<const Vector*>(row + i * SPAN);
-#pragma unroll
-        for (int e = 0; e < VECTOR; e++) fragment[i + e] = v.x[e];
-    }
-}
-
-// The slices of one warp, from the slice `begin` of k on, VECTOR steps along k at a time: fragments
-// as an operand along k gives them. `inner`: only slices at the end of k have anything to check.
-template <typename SliceA, typename SliceB>
-__device__ __forceinline__ void multiply_vectors(REAL (&sum)[TA][TB], REAL* As, REAL* Bs,
-                                                 unsigned lane, unsigned begin, unsigned end,
-                                                 bool inner, int k, SliceA& slice_a,
-                                                 SliceB& slice_b) {
-    AsyncCopies copies;
-    const auto fetch = [&](int stage, unsigned slice) {
-        if (slice < end) {
-            REAL* const a = As + stage * SliceA::ELEMENTS;
-            REAL* const b = Bs + stage * SliceB::ELEMENTS;
-            if (!GUARDED || (inner && (slice + 1) * KB <= k)) {
-                slice_a.template fetch<false>(a, slice * KB, lane, copies);
-                slice_b.template fetch<false>(b, slice * KB, lane, copies);
-            } else {
-                slice_a.template fetch<true>(a, slice * KB, lane, copies);
-                slice_b.template fetch<true>(b, slice * KB, lane, copies);
-            }
-        }
-        copies.commit();
-    };
-#pragma unroll
-    for (int stage = 0; stage < STAGES - 1; stage++) fetch(stage, begin + stage * TURN);
+// The slices of one warp, from slice `begin` of k on; `fetch` asks for a slice to go to a stage.
+// Here VECTOR steps along k at a time: fragments as an operand along k gives them.
+template <typename SliceA, typename SliceB, typename Fetch>
+__device__ __forceinline__ void multiply_vectors(REAL (&sum)[TA][TB], const REAL* As,
+                                                 const REAL* Bs, unsigned lane, unsigned begin,
+                                                 unsigned end, AsyncCopies& copies,
+                                                 const Fetch& fetch) {
     int reading = 0, writing = STAGES - 1;
 #pragma unroll 1
     for (unsigned slice = begin; slice < end; slice += TURN) {
@@ -164,52 +115,34 @@ __device__ __forceinline__ void multiply_vectors(REAL (&sum)[TA][TB], REAL* As, 
 }
 
 // Here one row at a time, both operands across k. The next row is read ahead, the first of the next
-// slice before the last of this one is multiplied (after the last slice it is read for nothing). A
-// slice is asked for, and waits in registers: A from the middle of the slice before the one before,
-// B from the beginning of the one before, each to the next half. So each half has few at a time.
-template <typename SliceA, typename SliceB>
-__device__ __forceinline__ void multiply_rows(REAL (&sum)[TA][TB], REAL* As, REAL* Bs,
+// slice before the last of this one is multiplied; at the end the first of the last, for nothing.
+template <typename SliceA, typename SliceB, typename Fetch>
+__device__ __forceinline__ void multiply_rows(REAL (&sum)[TA][TB], const REAL* As, const REAL* Bs,
                                               unsigned lane, unsigned begin, unsigned end,
-                                              bool inner, int k, SliceA& slice_a,
-                                              SliceB& slice_b) {
-    const auto load = [&](auto& operand, unsigned slice) {
-        if (slice >= end) return;
-        if (!GUARDED || (inner && (slice + 1) * KB <= k))
-            operand.template load<false>(slice * KB);
-        else
-            operand.template load<true>(slice * KB);
-    };
+                                              AsyncCopies& copies, const Fetch& fetch) {
+    int reading = 0, writing = STAGES - 1;
     REAL a[2][TA], b[2][TB];
-    const REAL* row_a = As + lane / ACROSS * VECTOR;
-    const REAL* row_b = Bs + lane % ACROSS * VECTOR;
+    const REAL *row_a, *row_b;
+    const auto enter = [&] {
+        row_a = As + reading * SliceA::ELEMENTS + lane / ACROSS * VECTOR;
+        row_b = Bs + reading * SliceB::ELEMENTS + lane % ACROSS * VECTOR;
+        copies.wait<STAGES - 2>();
+        __syncwarp();  // the copies of all lanes are there, and all have left the slice before
+    };
     const auto read = [&](int to, int row) {
         read_row<TA, MB / TA>(a[to], row_a + row * SliceA::PITCH);
         read_row<TB, NB / TB>(b[to], row_b + row * SliceB::PITCH);
     };
-    load(slice_a, begin), slice_a.store(As);
-    load(slice_b, begin), slice_b.store(Bs);
-    load(slice_a, begin + TURN);
-    __syncwarp();
+    enter();
     read(0, 0);
-    int other = 1;  // where the next slice goes
 #pragma unroll 1
     for (unsigned slice = begin; slice < end; slice += TURN) {
+        fetch(writing, slice + (STAGES - 1) * TURN);
+        reading = reading + 1 == STAGES ? 0 : reading + 1;
+        writing = writing + 1 == STAGES ? 0 : writing + 1;
 #pragma unroll
         for (int q = 0; q < ROWS; q++) {
-            if (q == 0) {
-                slice_a.store(As + other * SliceA::ELEMENTS);
-                load(slice_b, slice + TURN);
-            }
-            if (q == ROWS / 2) {
-                slice_b.store(Bs + other * SliceB::ELEMENTS);
-                load(slice_a, slice + 2 * TURN);
-            }
-            if (q + 1 == ROWS) {
-                row_a = As + other * SliceA::ELEMENTS + lane / ACROSS * VECTOR;
-                row_b = Bs + other * SliceB::ELEMENTS + lane % ACROSS * VECTOR;
-                other ^= 1;
-                __syncwarp();  // what all lanes wrote is there, and all have left the slice before
-            }
+            if (q + 1 == ROWS && slice + TURN < end) enter();
             read((q + 1) % 2, (q + 1) % ROWS);
             add_products(sum, a[q % 2], b[q % 2]);
         }
@@ -221,10 +154,28 @@ __device__ __forceinline__ void multiply_slices(REAL (&sum)[TA][TB], REAL* As, R
                                                 unsigned lane, unsigned begin, unsigned end,
                                                 bool inner, int k, SliceA& slice_a,
                                                 SliceB& slice_b) {
+    AsyncCopies copies;
+    const auto fetch = [&](int stage, unsigned slice) {
+        if (slice < end) {
+            REAL* const a = As + stage * SliceA::ELEMENTS;
+            REAL* const b = Bs + stage * SliceB::ELEMENTS;
+            // Only slices on the edges of the matrices have anything to check.
+            if (!GUARDED || (inner && (slice + 1) * KB <= k)) {
+                slice_a.template fetch<false>(a, slice * KB, lane, copies);
+                slice_b.template fetch<false>(b, slice * KB, lane, copies);
+            } else {
+                slice_a.template fetch<true>(a, slice * KB, lane, copies);
+                slice_b.template fetch<true>(b, slice * KB, lane, copies);
+            }
+        }
+        copies.commit();
+    };
+#pragma unroll
+    for (int stage = 0; stage < STAGES - 1; stage++) fetch(stage, begin + stage * TURN);
     if constexpr (BY_ROWS)
-        multiply_rows(sum, As, Bs, lane, begin, end, inner, k, slice_a, slice_b);
+        multiply_rows<SliceA, SliceB>(sum, As, Bs, lane, begin, end, copies, fetch);
     else
-        multiply_vectors(sum, As, Bs, lane, begin, end, inner, k, slice_a, slice_b);
+        multiply_vectors<SliceA, SliceB>(sum, As, Bs, lane, begin, end, copies, fetch);
 }
 
 constexpr int RING = STAGES * (SliceA::ELEMENTS + SliceB::ELEMENTS);  // elements of a warp's ring

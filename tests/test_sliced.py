@@ -80,19 +80,18 @@ def test_three_levels_of_parts(cuda):
 
 
 @pytest.mark.parametrize(
-    "tile, layout, alignment",
+    "tile, layout, alignment, stages",
     [
-        ("MB32-NB64-KB8-TA8-TB8", "NN", 4),
-        ("MB64-NB32-KB8-TA16-TB4", "NT", 16),
-        ("MB64-NB32-KB8-TA8-TB8", "TN", 16),
-        ("MB32-NB64-KB8-TA4-TB16", "TT", 4),
+        ("MB64-NB64-KB8-TA16-TB8", "NN", 4, 3),
+        ("MB64-NB64-KB8-TA8-TB16", "NT", 16, 2),
+        ("MB128-NB32-KB8-TA16-TB8", "TT", 4, 2),
     ],
 )
-def test_large_register_tiles_row_by_row(cuda, tile, alignment, layout):
-    """Slices by way of registers: none, one, two, a part of one, fewer and more than there are
-    warps; tiles on the edges, and a product without one.
+def test_the_largest_register_tiles_row_by_row(cuda, tile, layout, alignment, stages):
+    """One operand turned and both; no slice, a part of one, fewer and more than there are warps;
+    tiles on the edges, and a product without one, whose parts of k are shared.
     """
-    slug = f"sliced-{tile}-SLICES4-STAGES2-BLOCKS1-GROUP8-SPLIT%d"
+    slug = f"sliced-{tile}-SLICES4-STAGES{stages}-BLOCKS1-GROUP8-SPLIT%d"
     runner, trans = Runner(cuda), [letter == "T" for letter in layout]
     for shape in ((1, 1, 0), (64, 64, 3), (36, 68, 44), (7, 9, 150)):
         if alignment == 16:
@@ -100,6 +99,6 @@ def test_large_register_tiles_row_by_row(cuda, tile, alignment, layout):
         problem = Problem(*shape, "f32", *trans)
         executable = runner.executable(slug % 1, "f32", layout, True, alignment)
         check(runner, executable, problem, make(problem), 1.5, 0.5, pad=alignment // 4)
-    problem = Problem(64, 64, 96, "f32", *trans)
+    problem = Problem(128, 64, 96, "f32", *trans)
     executable = runner.executable(slug % 3, "f32", layout, False, alignment)
     check(runner, executable, problem, make(problem), -1.0, 0.0, pad=4)

@@ -74,54 +74,67 @@ struct Slice {
     }
 };
 
-// The same across k, KB rows of OUTER elements, by way of registers: this turns what lies along k,
-// and what starts at odd addresses comes more quickly (a copy of 4 bytes for each lane of a warp
-// takes the multiprocessor 8 cycles). Along k, eight lanes take the elements of a line and
-// rows in shared memory are 4 elements longer than they need to be, so that what a warp writes at a
-// time lies in 32 different banks.
-template <bool ALONG, int OUTER, int T>
-struct HeldSlice {
-    static constexpr int PITCH = ALONG ? OUTER + 4 : OUTER, ELEMENTS = KB * PITCH;
-    static constexpr int LINE = ALONG ? KB : OUTER, HELD = OUTER * KB / 32;
-    static_assert(32 % LINE == 0 || LINE % 32 == 0,
-                  "the lanes of a warp share the lines of a slice evenly");
+// One that lies along k, turned on its way in: KB rows of OUTER elements, 4 longer than they need
+// to be. Each lane copies one element at a time, eight lanes side by side along k: what a warp
+// writes at a time then lies in 32 different banks. A copy takes a multiprocessor some 8 cycles.
+template <int OUTER, int T>
+struct TurnedSlice {
+    static constexpr int PITCH = OUTER + 4, ELEMENTS = KB * PITCH;
 
     const REAL* source;  // the lane's first element of the next slice
     long long ld;
     unsigned place;      // where that lies within the slice
     int down, along;     // from it to the matrix's end, across lines and along them, at k = 0
-    REAL held[HELD];
 
-    static __device__ __forceinline__ int below(int i) { return i * 32 / LINE; }
-    static __device__ __forceinline__ int beside(int i) { return i * 32 % LINE; }
-
-    __device__ __forceinline__ HeldSlice(const REAL* X, long long ld, unsigned first,
-                                         unsigned outer, unsigned k0, int k, unsigned lane)
-        : ld(ld) {
-        const unsigned line = lane / LINE, at = lane % LINE;
-        place = ALONG ? at * PITCH + line : line * PITCH + at;
-        source = X + (ALONG ? (first + line) * ld + k0 + at : (k0 + line) * ld + first + at);
-        down = int(ALONG ? outer - first : k) - int(line);
-        along = int(ALONG ? k : outer - first) - int(at);
+    __device__ __forceinline__ TurnedSlice(const REAL* X, long long ld, unsigned first,
+                                           unsigned outer, unsigned k0, int k, unsigned lane)
+        : ld(ld), place(lane % 8 * PITCH + lane / 8) {
+        source = X + (first + lane / 8) * ld + k0 + lane % 8;
+        down = int(outer - first) - int(lane / 8);
+        along = k - int(lane % 8);
     }
-    // Have the next slice, which begins at k0, on its way. CHECKED: it may stick out.
     template <bool CHECKED>
-    __device__ __forceinline__ void load(int k0) {
-        const int lines = ALONG ? down : down - k0, length = ALONG ? along - k0 : along;
+    __device__ __forceinline__ void fetch(REAL* slice, int k0, unsigned, AsyncCopies& copies) {
+        const REAL* from = source;
 #pragma unroll
-        for (int i = 0; i < HELD; i++) {
-            const bool inside = !CHECKED || (below(i) < lines && beside(i) < length);
-            held[i] = inside ? source[below(i) * ld + beside(i)] : REAL(0);
+        for (int i = 0; i < OUTER; i += 4, from += 4 * ld) {
+            const bool inside = !CHECKED || (i < down && k0 < along);
+            copies.copy_of_line<sizeof(REAL)>(slice + place + i, from, inside);
         }
-        source += TURN * KB * (ALONG ? 1 : ld);
+        source += TURN * KB;
     }
-    __device__ __forceinline__ void store(REAL* slice) const {
-#pragma unroll
-        for (int i = 0; i < HELD; i++)
-            slice[place + (ALONG ? below(i) : below(i) * PITCH + beside(i))] = held[i];
-    }
-    // Which row of the tile (of op(B)^T) is number i of the T that lane number `lane` computes.
     static __device__ __forceinline__ unsigned outer(unsigned lane, int i) {
-        return lane * VECTOR + i / VECTOR * VECTOR * (OUTER / T) + i % VECTOR;
+        return Slice<false, OUTER, T>::outer(lane, i);
     }
 };
+
+// sum += a b, VECTOR steps along k at a time. The numbers of one operand, used one after another in
+// all steps, are the outer loop: those of the operand that lies along k, whose vectors run across
+// the steps. In the inner loop every second sum and number of the other operand then sit in one
+// register bank, and the order of the registers can keep the two apart.
+__device__ __forceinline__ void multiply(REAL (&sum)[TA][TB], const REAL (&a)[VECTOR][TA],
+                                         const REAL (&b)[VECTOR][TB]) {
+    constexpr bool OF_A = TRANS_A != TRANS_B ? TA <= TB : !TRANS_A;
+    constexpr int OUTER = OF_A ? TA : TB, INNER = OF_A ? TB : TA;
+#pragma unroll
+    for (int o = 0; o < OUTER; o++)
+#pragma unroll
+        for (int e = 0; e < VECTOR; e++)
+#pragma unroll
+            for (int x = 0; x < INNER; x++) {
+                const int turned = e % 2 ? INNER - 1 - x : x;
+                const int i = OF_A ? o : turned, j = OF_A ? turned : o;
+                sum[i][j] += a[e][i] * b[e][j];
+            }
+}
+
+// The T numbers of one lane from a row of a slice across k: vectors, SPAN vectors apart.
+template <int T, int SPAN>
+__device__ __forceinline__ void read_row(REAL (&fragment)[T], const REAL* row) {
+#pragma unroll
+    for (int i = 0; i < T; i += VECTOR) {
+        const Vector v = *reinterpret_cast<const Vector*>(row + i * SPAN);
+#pragma unroll
+        for (int e = 0; e < VECTOR; e++) fragment[i + e] = v.x[e];
+    }
+}

@@ -41,3 +41,26 @@ struct Target {
                 store(sum[i], j, i0 + i / VECTOR * LANES * VECTOR + i % VECTOR, j0 + j * ACROSS);
     }
 };
+
+// The sums of a warp's tile to C by way of `slot`, 16 bytes of a row for each lane; TMA stores them
+// while the warp goes on with the next tile.
+__device__ __forceinline__ void store_warp(const float (&sum)[TA][TB], const TensorMap* map,
+                                           unsigned slot, unsigned row, unsigned column,
+                                           unsigned matrix, float alpha) {
+    const unsigned lane = threadIdx.x % 32;
+    if (lane == 0) stores_have_read<0>();
+    __syncwarp();
+    const unsigned to = slot + (lane / ACROSS * VECTOR * WIDE + lane % ACROSS * VECTOR) * 4;
+#pragma unroll
+    for (int i = 0; i < TA; i++)
+#pragma unroll
+        for (int j = 0; j < TB; j += VECTOR) {
+            const int at = (i / VECTOR * LANES * VECTOR + i % VECTOR) * WIDE + j * ACROSS;
+            *static_cast<float4*>(__cvta_shared_to_generic(to + at * 4)) = {
+                alpha * sum[i][j], alpha * sum[i][j + 1], alpha * sum[i][j + 2],
+                alpha * sum[i][j + 3]};
+        }
+    written_for_copies();
+    __syncwarp();
+    if (lane == 0) store_box(map, slot, column, row, matrix), stores_commit();
+}

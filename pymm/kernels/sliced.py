@@ -21,10 +21,10 @@ def _vector(p: Problem) -> int:
 
 
 def _by_rows(c: Config, p: Problem) -> bool:
-    """True if both operands lie across k in shared memory and are multiplied row by row: large
-    register tiles of floats, two slices of 8 rows.
+    """True if both operands lie across k in shared memory and are multiplied row by row: the
+    largest register tiles of floats, slices of 8 rows.
     """
-    return p.dtype == "f32" and c.TA * c.TB >= 64 and c.KB == 8 and c.STAGES == 2
+    return p.dtype == "f32" and c.TA * c.TB >= 128 and c.KB == 8
 
 
 def _shared_elements(c: Config, p: Problem) -> int:
@@ -39,10 +39,7 @@ def _lines_are_shared(c: Config, p: Problem) -> bool:
     """True if the lanes of a warp share the lines of a slice evenly, with 16 bytes at a time as
     well as with one element.
     """
-    lines = [c.MB if p.trans_a else c.KB, c.KB if p.trans_b else c.NB]
-    if _by_rows(c, p):  # one element at a time, lines along k of 8
-        return all(32 % line == 0 or line % 32 == 0 for line in lines)
-    for line in lines:
+    for line in (c.MB if p.trans_a else c.KB, c.KB if p.trans_b else c.NB):
         for pieces in (line, line // _vector(p)):
             if not pieces or (32 % pieces and pieces % 32):
                 return False
@@ -70,15 +67,15 @@ def _split_pays(c: Config, p: Problem, d: Device) -> bool:
 
 
 def _registers(c: Config, p: Problem) -> int:
-    """Registers of a thread. By rows: accumulators, two rows of both fragments, half a slice, and
-    48 for the rest. Else accumulators, 16 bytes of k of both fragments, one or two addresses
+    """Registers of a thread. By rows: accumulators, two rows of both fragments, and 64 for the
+    rest. Else accumulators, 16 bytes of k of both fragments, one or two addresses
     for each vector of a line along k, and 33 for the rest (49 for doubles). The largest register
     tiles of doubles make do with 10 less, if it is the operand along k that has their longer side
     and not both lie so in two stages. Checked with nvcc 13.0 for sm_80 and sm_90a: what this lets
     through does not spill.
     """
     if _by_rows(c, p):
-        return c.TA * c.TB + 2 * (c.TA + c.TB) + max(c.MB, c.NB) // 4 + 48
+        return c.TA * c.TB + 2 * (c.TA + c.TB) + 64
     along = (not p.trans_a) + p.trans_b
     sums = (c.TA * c.TB + _vector(p) * (c.TA + c.TB)) * words(p)
     rest = 17 + 16 * words(p)
@@ -112,6 +109,8 @@ _TILES = {
 #: each has one block, and where some have two (then one begins or ends while the other multiplies).
 _ALONE = ((32, 8, 2, 1), (16, 8, 2, 1), (32, 4, 3, 1), (32, 4, 2, 1), (16, 4, 2, 1), (8, 4, 2, 1))
 _TOGETHER = ((16, 4, 3, 2), (16, 4, 2, 2), *_ALONE)
+#: The same for the largest tiles of floats in rows that do not start at multiples of 16 bytes.
+_ODD_ALONE, _ODD_TOGETHER = (8, 8, 3, 1), (8, 4, 4, 2)
 
 #: Clocks of a launch with nothing to do, and of one level of the tree that adds up parts. Bytes in
 #: a clock that a multiprocessor gets from device memory where all ask for it (H200: 18) and where
@@ -131,7 +130,10 @@ def _options(p: Problem, d: Device) -> Iterator[Config]:
     """
     for mb, nb, ta, tb in _TILES[p.numpy_dtype.itemsize]:
         blocks = max(-(-p.m // mb) * -(-p.n // nb) * p.batch, 1)
-        for kb, slices, stages, together in _TOGETHER if blocks > d.sms else _ALONE:
+        pipelines = _TOGETHER if blocks > d.sms else _ALONE
+        if p.dtype == "f32" and ta * tb >= 128 and p.alignment < 16:
+            pipelines = (_ODD_TOGETHER if blocks > d.sms else _ODD_ALONE, *pipelines)
+        for kb, slices, stages, together in pipelines:
             form = dict(MB=mb, NB=nb, KB=kb, TA=ta, TB=tb, SLICES=slices, STAGES=stages)
             whole = SLICED.config(form | dict(BLOCKS=together, GROUP=8, SPLIT=1))
             if SLICED.violations(whole, p, d):
