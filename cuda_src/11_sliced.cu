@@ -91,8 +91,8 @@ using SliceB = Kind<BY_ROWS && TRANS_B, TRANS_B, NB, TB>::Type;
 // Here VECTOR steps along k at a time: fragments as an operand along k gives them.
 template <typename SliceA, typename SliceB, typename Fetch>
 __device__ __forceinline__ void multiply_vectors(REAL (&sum)[TA][TB], const REAL* As,
-                                                 const REAL* Bs, unsigned lane, unsigned begin,
-                                                 unsigned end, AsyncCopies& copies,
+                                                 const REAL* Bs, unsigned y, unsigned x,
+                                                 unsigned begin, unsigned end, AsyncCopies& copies,
                                                  const Fetch& fetch) {
     int reading = 0, writing = STAGES - 1;
 #pragma unroll 1
@@ -105,8 +105,8 @@ __device__ __forceinline__ void multiply_vectors(REAL (&sum)[TA][TB], const REAL
 #pragma unroll
         for (int p = 0; p < KB; p += VECTOR) {
             REAL rows[VECTOR][TA], columns[VECTOR][TB];
-            SliceA::read(rows, a, lane / ACROSS, p);
-            SliceB::read(columns, b, lane % ACROSS, p);
+            SliceA::read(rows, a, y, p);
+            SliceB::read(columns, b, x, p);
             multiply(sum, rows, columns);
         }
         reading = reading + 1 == STAGES ? 0 : reading + 1;
@@ -118,14 +118,14 @@ __device__ __forceinline__ void multiply_vectors(REAL (&sum)[TA][TB], const REAL
 // slice before the last of this one is multiplied; at the end the first of the last, for nothing.
 template <typename SliceA, typename SliceB, typename Fetch>
 __device__ __forceinline__ void multiply_rows(REAL (&sum)[TA][TB], const REAL* As, const REAL* Bs,
-                                              unsigned lane, unsigned begin, unsigned end,
+                                              unsigned y, unsigned x, unsigned begin, unsigned end,
                                               AsyncCopies& copies, const Fetch& fetch) {
     int reading = 0, writing = STAGES - 1;
     REAL a[2][TA], b[2][TB];
     const REAL *row_a, *row_b;
     const auto enter = [&] {
-        row_a = As + reading * SliceA::ELEMENTS + lane / ACROSS * VECTOR;
-        row_b = Bs + reading * SliceB::ELEMENTS + lane % ACROSS * VECTOR;
+        row_a = As + reading * SliceA::ELEMENTS + y * VECTOR;
+        row_b = Bs + reading * SliceB::ELEMENTS + x * VECTOR;
         copies.wait<STAGES - 2>();
         __syncwarp();  // the copies of all lanes are there, and all have left the slice before
     };
@@ -151,16 +151,15 @@ __device__ __forceinline__ void multiply_rows(REAL (&sum)[TA][TB], const REAL* A
 
 template <typename SliceA, typename SliceB>
 __device__ __forceinline__ void multiply_slices(REAL (&sum)[TA][TB], REAL* As, REAL* Bs,
-                                                unsigned lane, unsigned begin, unsigned end,
-                                                bool inner, int k, SliceA& slice_a,
-                                                SliceB& slice_b) {
+                                                unsigned y, unsigned x, unsigned lane,
+                                                unsigned begin, unsigned end, unsigned whole,
+                                                SliceA& slice_a, SliceB& slice_b) {
     AsyncCopies copies;
     const auto fetch = [&](int stage, unsigned slice) {
         if (slice < end) {
             REAL* const a = As + stage * SliceA::ELEMENTS;
             REAL* const b = Bs + stage * SliceB::ELEMENTS;
-            // Only slices on the edges of the matrices have anything to check.
-            if (!GUARDED || (inner && (slice + 1) * KB <= k)) {
+            if (!GUARDED || slice < whole) {
                 slice_a.template fetch<false>(a, slice * KB, lane, copies);
                 slice_b.template fetch<false>(b, slice * KB, lane, copies);
             } else {
@@ -173,9 +172,9 @@ __device__ __forceinline__ void multiply_slices(REAL (&sum)[TA][TB], REAL* As, R
 #pragma unroll
     for (int stage = 0; stage < STAGES - 1; stage++) fetch(stage, begin + stage * TURN);
     if constexpr (BY_ROWS)
-        multiply_rows<SliceA, SliceB>(sum, As, Bs, lane, begin, end, copies, fetch);
+        multiply_rows<SliceA, SliceB>(sum, As, Bs, y, x, begin, end, copies, fetch);
     else
-        multiply_vectors<SliceA, SliceB>(sum, As, Bs, lane, begin, end, copies, fetch);
+        multiply_vectors<SliceA, SliceB>(sum, As, Bs, y, x, begin, end, copies, fetch);
 }
 
 constexpr int RING = STAGES * (SliceA::ELEMENTS + SliceB::ELEMENTS);  // elements of a warp's ring
@@ -186,6 +185,10 @@ __device__ __forceinline__ unsigned place_of(int v, int e, unsigned thread) {
     return PIECE == 1 ? (v * VECTOR + e) * THREADS + thread : (v * THREADS + thread) * VECTOR + e;
 }
 
+// Whether a thread's sums lie side by side in a row of the tile. They are then stored VECTOR at a
+// time, scaled, so that registers side by side are needed for the results and not for the sums.
+constexpr bool IN_VECTORS = BY_ROWS || !TRANS_B;
+
 // The sums of all warps, added in their order; each thread gets its vectors of the tile.
 __device__ __forceinline__ void add_slices(Vector (&total)[VECTORS], const REAL (&sum)[TA][TB],
                                            REAL alpha, REAL* shared, unsigned thread,
@@ -195,7 +198,7 @@ __device__ __forceinline__ void add_slices(Vector (&total)[VECTORS], const REAL 
 #pragma unroll
     for (int i = 0; i < TA; i++) {
         REAL* const row = mine + SliceA::outer(y, i) * NB;
-        if ((BY_ROWS || !TRANS_B)) {
+        if (IN_VECTORS) {
 #pragma unroll
             for (int j = 0; j < TB; j += VECTOR) {
                 Vector v;
@@ -205,7 +208,7 @@ __device__ __forceinline__ void add_slices(Vector (&total)[VECTORS], const REAL 
             }
         } else {
 #pragma unroll
-            for (int j = 0; j < TB; j++) row[SliceB::outer(x, j)] = alpha * sum[i][j];
+            for (int j = 0; j < TB; j++) row[SliceB::outer(x, j)] = sum[i][j];
         }
     }
     __syncthreads();
@@ -249,14 +252,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         REAL* const Bs = As + STAGES * SliceA::ELEMENTS;
         SliceA slice_a(A + blockIdx.z * batch_a, lda, i0, m, begin * KB, k, lane);
         SliceB slice_b(B + blockIdx.z * batch_b, ldb, j0, n, begin * KB, k, lane);
-        const bool inner = i0 + MB <= m && j0 + NB <= n;
-        multiply_slices(sum, As, Bs, lane, begin, end, inner, k, slice_a, slice_b);
+        // Only slices on the edges of the matrices have anything to check.
+        const unsigned whole = i0 + MB <= m && j0 + NB <= n ? k / KB : 0;
+        multiply_slices(sum, As, Bs, y, x, lane, begin, end, whole, slice_a, slice_b);
     }
     Vector total[VECTORS];
     add_slices(total, sum, alpha, shared, thread, y, x);
     unsigned& arrived = *reinterpret_cast<unsigned*>(bytes);
     if (!gather<THREADS>(total, workspace, thread, arrived)) return;
     C += blockIdx.z * batch_c;
+    const REAL scale = IN_VECTORS ? REAL(1) : alpha;  // what is left to do
     const bool cut = is_cut(i0, j0, MB, NB);
 #pragma unroll
     for (int v = 0; v < VECTORS; v++)
@@ -269,13 +274,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
                 for (int i = 0; i < PIECE; i++)
                     if (kept(row, column + i))
-                        store(C + row * ldc + column + i, REAL(1), total[v].x[e + i], beta);
+                        store(C + row * ldc + column + i, scale, total[v].x[e + i], beta);
                 continue;
             }
             Piece* const c = reinterpret_cast<Piece*>(C + row * ldc + column);
             Piece result = beta == REAL(0) ? Piece{} : *c;
 #pragma unroll
-            for (int i = 0; i < PIECE; i++) store(&result.x[i], REAL(1), total[v].x[e + i], beta);
+            for (int i = 0; i < PIECE; i++) store(&result.x[i], scale, total[v].x[e + i], beta);
             *c = result;
         }
 }
