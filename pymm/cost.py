@@ -224,7 +224,7 @@ def _extra_seconds(
 ) -> float:
     """Parts of k added up, operands copied ahead, one half of C mirrored into the other."""
     seconds, hopper = 0.0, config.kernel.hopper
-    if problem.fill == "full":
+    if problem.halved and problem.fill == "full":
         moved = problem.elements * problem.out_dtype.itemsize * problem.batch
         seconds += NEXT_LAUNCH + LATENCY + moved / (COPY * _bandwidth(device))
     sums = problem.scalar_dtype.itemsize

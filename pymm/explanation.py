@@ -75,7 +75,8 @@ class Explanation:
         words = str(self.launches)
         words += ", some tiles partial (guarded)" if self.guarded else ", whole tiles only"
         if self.problem.fill == "full":
-            words += "; the lower half is computed, and mirrored by one more"
+            whole = self.problem.whole and self.device.kind != "cpu"
+            words += "; both halves are computed" if whole else _MIRRORED
         if self.swapped:
             words += "; C lies by columns, so C^T = op(B)^T op(A)^T is computed"
         return words if self.launches else "none: the result has no elements"
@@ -150,6 +151,9 @@ def _explained(
         candidates=len(valid) + rejected.total(),
         rejected=rejected,
     )
+
+
+_MIRRORED = "; the lower half is computed and mirrored"
 
 
 def _by(extents: tuple[int, ...]) -> str:

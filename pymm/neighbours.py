@@ -51,7 +51,7 @@ def distance(problem: Problem, tuned: Problem) -> float:
     pieces = abs(math.log2(problem.alignment / tuned.alignment))
     extra = TURNED * turned + OTHER_TYPE * other + MISALIGNED * pieces
     if problem.op != tuned.op:
-        extra += OTHER_FILL if tuned.symmetric else WHOLE
+        extra += OTHER_FILL if tuned.symmetric or problem.whole else WHOLE
     return apart(problem, tuned) + extra
 
 

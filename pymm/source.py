@@ -75,12 +75,12 @@ def render(config: Config, problem: Problem, alignment: int | None = None) -> So
 
 
 def _filled(config: Config, problem: Problem) -> dict[str, int | str]:
-    """What common/schedule.cuh and common/mirror.cuh want to know of a symmetric C: which half of
-    it is computed, and how large its elements are if the other one is made from it.
+    """What common/fill.cuh and common/mirror.cuh want to know of a symmetric C: which half of it is
+    computed, if not both, and how large its elements are if the other one may be made from it.
     """
     if not problem.symmetric or config.kernel.backend != "cuda":
         return {}
-    fill = {"FILL": 2 if problem.fill == "upper" else 1}
+    fill = {"FILL": 2 if problem.fill == "upper" else 1} if problem.halved else {}
     size = problem.out_dtype.itemsize
     return fill | ({"MIRRORED": _BITS[size]} if problem.fill == "full" else {})
 

@@ -41,18 +41,18 @@ def syrk(
     transfer: str | None = None,
 ) -> Any:
     """`alpha a a^T + beta c`, or with `trans` `alpha a^T a + beta c`: half the work of `matmul`,
-    for only one half of the symmetric result is computed.
+    for only one half of the symmetric result is computed (where it is small on a GPU, all of it).
 
     `a` is (..., n, k), with `trans` (..., k, n), the result (..., n, n); stacks are multiplied
     matrix by matrix. k = 0 gives beta c.
 
-    fill: "full" writes all of the result, and its upper half is the lower one to the bit. "lower"
-        and "upper" update that half of `out` in place, diagonal included, and leave the other one
-        as it is, to the bit: like BLAS's `?syrk`. They need `out`, of the product's own type.
+    fill: "full" writes all of the result, symmetric to the bit. "lower" and "upper" update that
+        half of `out` in place, diagonal included, and leave the other one as it is, to the bit:
+        like BLAS's `?syrk`. They need `out`, of the product's own type.
     out: array of the result's shape to write to, which is returned. It may overlap a and c.
-    c, beta: array of the result's shape, and its factor; one needs the other. c is symmetric: only
-        one half of it is read, the one that is computed. c may be `out` itself; where only a half
-        is written it must be.
+    c, beta: array of the result's shape, and its factor; one needs the other. c is symmetric: what
+        is in the half of it that `fill` does not name, or for "full" in one of both, does not
+        matter. c may be `out` itself; where only a half is written it must be.
 
     The other arguments, arrays, types and errors are those of `pymm.matmul`.
     """

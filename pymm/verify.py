@@ -237,11 +237,14 @@ def _reals(problem: Problem) -> tuple[np.dtype, ...]:
 def hard_problem(config: Config, problem: Problem) -> Problem:
     """A small problem of the same kind with partial tiles on every side: MB + 1 rows, NB - 1
     columns (of a square the larger of both), depth KB + 3 (for a split product that of every part).
+    Where one half is computed it is so there, too.
     """
     tile = config.as_dict()
     m, n = tile.get("MB", 32) + 1, max(tile.get("NB", 32) - 1, 1)
     if problem.symmetric:
         m = n = max(m, n)
+        op = "syrk_lower" if problem.halved and problem.fill == "full" else problem.op
+        problem = replace(problem, m=m, n=n, op=op)
     k = tile["KB"] * tile.get("SPLIT", 1) + 3 if "KB" in tile else HARD_DEPTH
     return replace(problem, m=m, n=n, k=k, batch=1)
 

@@ -98,14 +98,15 @@ def test_c_may_be_another_array_where_all_is_written():
     np.testing.assert_array_equal(c, known)
 
 
-def test_only_one_half_of_c_is_read():
+@REAL
+def test_only_one_half_of_c_matters(own):
     a, c = integers((5, 3)), symmetric((5, 5), np.float64)
     spoilt = np.where(written(5, "lower"), c, np.nan)
-    np.testing.assert_array_equal(pymm.syrk(a, c=spoilt, beta=1, device=NEAR), product(a) + c)
+    np.testing.assert_array_equal(pymm.syrk(a, c=spoilt, beta=1, **own), product(a) + c)
     for fill in ("lower", "upper"):
         half = written(5, fill)
         out = np.where(half, c, np.nan)
-        pymm.syrk(a, out, c=out, beta=1, fill=fill, device=NEAR)
+        pymm.syrk(a, out, c=out, beta=1, fill=fill, **own)
         np.testing.assert_array_equal(out, np.where(half, product(a) + c, np.nan))
 
 
@@ -217,10 +218,12 @@ def test_a_plan_adds_to_what_is_there(device):
 
 
 def test_an_explanation_says_what_is_computed():
-    told = pymm.explain_syrk((64, 300), trans=True, dtype="f32", device="simulator", kernel=5)
-    assert told.problem == Problem(300, 300, 64, "f32", True, False, op="syrk")
-    assert told.grid == (1 + 1 + 2 + 2 + 3, 1, 1)  # rows of 64, columns of 128
-    assert "the lower half is computed, and mirrored" in str(told)
+    told = pymm.explain_syrk((64, 710), trans=True, dtype="f32", device="simulator", kernel=5)
+    assert told.problem == Problem(710, 710, 64, "f32", True, False, op="syrk")
+    assert told.grid == (1 + 1 + 2 + 2 + 3 + 3 + 4 + 4 + 5 + 5 + 6 + 6, 1, 1)  # 64 x 128
+    assert "the lower half is computed and mirrored" in str(told)
+    small = pymm.explain_syrk((64, 300), trans=True, dtype="f32", device="simulator", kernel=5)
+    assert "both halves are computed" in str(small) and small.grid == (5 * 3, 1, 1)
     lower = pymm.explain_syrk(
         np.ones((9, 4)), np.ones((9, 9), order="F"), fill="lower", device="cpu"
     )

@@ -4,13 +4,12 @@ mirrors it or stays, to the bit.
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from syrk_products import OPERATIONS, check, check_many
+from syrk_products import check, check_many
 
 from pymm.backends import open_device
-from pymm.kernels import KERNELS, parse_slug
-from pymm.problem import FILLS, Problem
+from pymm.kernels import kernels_for, parse_slug
+from pymm.problem import WHOLE_TYPES, Problem
 
 #: Configurations of small tiles, oblong and square, with k in parts and without, and their types.
 CASES = [
@@ -24,12 +23,26 @@ CASES = [
     ("wgmma-MB64-NB128-KB64-TA64-TB128-STAGES3-CLUSTER1-GROUP2-SPLIT1-SLOTS2", "bf16"),
     ("wgmma-MB64-NB64-KB64-TA64-TB64-STAGES3-CLUSTER1-GROUP8-SPLIT2-SLOTS1", "f16_f32"),
     ("tensor-MB32-NB64-KB64-TA32-TB16-STAGES3-BLOCKS1-GROUP2-SPLIT1", "f16"),
+    ("tma_f32-MB64-NB64-KB32-ROWS8-EARLY1-STRIDE2-TA8-TB8-SLICES2-STAGES2-BLOCKS2-GROUP8-SPLIT1"
+     "-STORE2", "f32"),
+    ("tma_f32-MB32-NB64-KB64-ROWS2-EARLY1-STRIDE2-TA8-TB8-SLICES8-STAGES3-BLOCKS1-GROUP1-SPLIT3"
+     "-STORE1", "f32"),
+    ("tma_f64-MB64-NB64-KB32-TA32-TB32-TK16-KI4-DEPTHS2-STAGES5-BLOCKS1-GROUP4-SPLIT3", "f64"),
+    ("wgmma_tf32-MB32-NB64-KB64-TA32-TB64-SLICES2-STAGES4-SLOTS2-CLUSTER1-GROUP2-SPLIT2", "tf32"),
+    ("wgmma_tf32x3-MB32-NB64-KB32-TA16-TB64-STAGES3-CLUSTER1-GROUP1-SPLIT1", "tf32x3"),
+    ("sliced-MB16-NB32-KB16-TA4-TB4-SLICES4-STAGES2-BLOCKS1-GROUP2-SPLIT1", "f32"),
 ]  # fmt: skip
+
+
+@pytest.fixture
+def never_whole(monkeypatch):
+    """Halves of the smallest C, too."""
+    monkeypatch.setattr("pymm.problem.WHOLE_UP_TO", 0)
 
 
 @pytest.mark.simulator
 @pytest.mark.parametrize("slug, dtype", CASES)
-def test_a_half_and_what_mirrors_it(slug, dtype):
+def test_a_half_and_what_mirrors_it(slug, dtype, never_whole):
     backend, config = open_device("cuda"), parse_slug(slug)
     deep = getattr(config, "SPLIT", 1) * getattr(config, "KB", 16) + 5
     for seed, (op, layout, n, k, batch) in enumerate((
@@ -38,6 +51,16 @@ def test_a_half_and_what_mirrors_it(slug, dtype):
         ("syrk_upper" if len(slug) % 2 else "syrk_lower", "TN", 193, deep, 1),
     )):
         problem = Problem(n, n, k, dtype, layout == "TN", layout == "NT", batch, op)
+        check(backend, config, problem, seed)
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("slug, dtype", [CASES[3], CASES[6], CASES[8]])
+def test_a_small_one_is_computed_whole(slug, dtype):
+    backend, config = open_device("cuda"), parse_slug(slug)
+    for seed, layout in enumerate(("NT", "TN")):
+        problem = Problem(131, 131, 140, dtype, layout == "TN", layout == "NT", 1, "syrk")
+        assert problem.whole
         check(backend, config, problem, seed)
 
 
@@ -51,8 +74,21 @@ ON_GPU = [
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("slug, dtype", ON_GPU)
-def test_random_halves(slug, dtype):
+def test_random_halves(slug, dtype, never_whole):
     backend = open_device("cuda")
     if not parse_slug(slug).kernel.runs_on(backend.device):
         pytest.xfail("made for another GPU")
     check_many(backend, slug, (dtype,))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", WHOLE_TYPES)
+def test_small_ones_by_any_kernel_are_symmetric(dtype):
+    backend = open_device("cuda")
+    for kernel in kernels_for(Problem(1, 1, 1, dtype), backend.device):
+        for n, k in ((1, 3), (64, 64), (333, 100), (500, 777), (704, 65)):
+            for layout in ("NT", "TN"):
+                problem = Problem(n, n, k, dtype, layout == "TN", layout == "NT", 2, "syrk")
+                config = kernel.default_for(problem, backend.device)
+                if not kernel.violations(config, problem, backend.device):
+                    check(backend, config, problem, n)

@@ -283,6 +283,11 @@ PARTS_HAVE_STEPS = Rule(
     lambda c, p, d: c.SPLIT == 1 or c.SPLIT * c.KB <= p.k,
 )
 
+TILES_ALIKE = Rule(
+    "a symmetric C that is computed whole has all tiles alike: SPLIT is 1",
+    lambda c, p, d: c.SPLIT == 1 or not p.whole,
+)
+
 THREADS_FIT = Rule(
     "a block has at most the device's threads",
     lambda c, p, d: c.kernel.threads(c) <= d.max_threads,

@@ -7,6 +7,7 @@ from pymm.kernels.declaration import (
     PARTS_HAVE_STEPS,
     STAGES_FIT,
     THREADS_FIT,
+    TILES_ALIKE,
     Box,
     Config,
     Feed,
@@ -189,6 +190,7 @@ TMA_F32 = Kernel(
         ),
         THREADS_FIT,
         PARTS_HAVE_STEPS,
+        TILES_ALIKE,
         Rule(
             "the parts of a split product take at most 384 MiB",
             lambda c, p, d: parts_bytes(c, p) <= _MOST_PARTS,

@@ -7,6 +7,7 @@ from pymm.kernels.declaration import (
     PARTS_HAVE_STEPS,
     STAGES_FIT,
     THREADS_FIT,
+    TILES_ALIKE,
     Box,
     Config,
     Feed,
@@ -252,6 +253,7 @@ TMA_F64 = Kernel(
         ),
         THREADS_FIT,
         PARTS_HAVE_STEPS,
+        TILES_ALIKE,
         Rule(
             "the steps of tiles that blocks share are counted in 32 bits, on up to 144 "
             "multiprocessors",

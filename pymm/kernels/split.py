@@ -21,7 +21,7 @@ def tiles_in(problem: Problem, rows: int, columns: int) -> int:
     common/schedule.cuh.
     """
     down, across = -(-problem.m // rows), -(-problem.n // columns)
-    if not problem.symmetric or not down:
+    if not problem.halved or not down:
         return down * across
     if problem.fill == "upper":
         down, across, rows, columns = across, down, columns, rows

@@ -117,7 +117,7 @@ class CudaExecutable(Executable):
         )
         places = tuple((_offset(form, index), which) for which, index in enumerate((4, 7, 11)))
         launches = [Launch("gemm", grid, block, shared, packed, places)]
-        if mirrors(problem):
+        if mirrors(problem, beta):
             launches.append(mirror_launch(problem, c))
         what = f"launching {self.config.slug} on {problem.slug} ({grid} blocks of {block} threads)"
         place = self._place(context, stream, what)

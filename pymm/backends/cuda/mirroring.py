@@ -1,4 +1,4 @@
-"""The launch behind a product of which only the lower half was computed: the other half from it."""
+"""The launch behind a product whose lower half alone counts: the other half from it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from pymm.problem import Problem
 SIDE, THREADS = 64, 256
 
 
-def mirrors(problem: Problem) -> bool:
-    """Whether a product ends with that launch; the kernel's text then has `mirror`."""
-    return problem.fill == "full"
+def mirrors(problem: Problem, beta: float) -> bool:
+    """Whether a product ends with that launch; the kernel's text then has `mirror`. One that is
+    computed whole does if it adds to C: not all elements are rounded alike then, and of the given C
+    one half is enough.
+    """
+    return problem.fill == "full" and (problem.halved or beta != 0)
 
 
 def mirror_launch(problem: Problem, c: Matrix) -> Launch:
