@@ -109,8 +109,9 @@ _TILES = {
 #: each has one block, and where some have two (then one begins or ends while the other multiplies).
 _ALONE = ((32, 8, 2, 1), (16, 8, 2, 1), (32, 4, 3, 1), (32, 4, 2, 1), (16, 4, 2, 1), (8, 4, 2, 1))
 _TOGETHER = ((16, 4, 3, 2), (16, 4, 2, 2), *_ALONE)
-#: The same for the largest tiles of floats in rows that do not start at multiples of 16 bytes.
-_ODD_ALONE, _ODD_TOGETHER = (8, 8, 3, 1), (8, 4, 4, 2)
+#: The same for the largest tiles of floats, by rows: in rows that do not start at multiples of 16
+#: bytes, and where two blocks share a multiprocessor and B is not turned.
+_ROWS_ALONE, _ROWS_TOGETHER = (8, 8, 3, 1), (8, 4, 4, 2)
 
 #: Clocks of a launch with nothing to do, and of one level of the tree that adds up parts. Bytes in
 #: a clock that a multiprocessor gets from device memory where all ask for it (H200: 18) and where
@@ -131,8 +132,10 @@ def _options(p: Problem, d: Device) -> Iterator[Config]:
     for mb, nb, ta, tb in _TILES[p.numpy_dtype.itemsize]:
         blocks = max(-(-p.m // mb) * -(-p.n // nb) * p.batch, 1)
         pipelines = _TOGETHER if blocks > d.sms else _ALONE
-        if p.dtype == "f32" and ta * tb >= 128 and p.alignment < 16:
-            pipelines = (_ODD_TOGETHER if blocks > d.sms else _ODD_ALONE, *pipelines)
+        by_rows = _ROWS_TOGETHER if blocks > d.sms else _ROWS_ALONE
+        if p.dtype == "f32" and ta * tb >= 128:
+            if p.alignment < 16 or (blocks > d.sms and not p.trans_b):
+                pipelines = (by_rows, *pipelines)
         for kb, slices, stages, together in pipelines:
             form = dict(MB=mb, NB=nb, KB=kb, TA=ta, TB=tb, SLICES=slices, STAGES=stages)
             whole = SLICED.config(form | dict(BLOCKS=together, GROUP=8, SPLIT=1))
