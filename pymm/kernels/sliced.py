@@ -107,7 +107,10 @@ _TILES = {
 
 #: Depth, warps of a block, stages and blocks of a multiprocessor, in the order of preference: where
 #: each has one block, and where some have two (then one begins or ends while the other multiplies).
-_ALONE = ((32, 8, 2, 1), (16, 8, 2, 1), (32, 4, 3, 1), (32, 4, 2, 1), (16, 4, 2, 1), (8, 4, 2, 1))
+_ALONE = (
+    (32, 8, 2, 1), (16, 8, 2, 1), (16, 8, 3, 1), (32, 4, 3, 1), (32, 4, 2, 1), (16, 4, 2, 1),
+    (8, 4, 2, 1),
+)  # fmt: skip
 _TOGETHER = ((16, 4, 3, 2), (16, 4, 2, 2), *_ALONE)
 #: The same for the largest tiles of floats, by rows: in rows that do not start at multiples of 16
 #: bytes, and where two blocks share a multiprocessor and B is not turned.
