@@ -1,5 +1,5 @@
-"""What is around products of a matrix and its transpose: records, counts, the command that tunes, and
-how a wrong half is found.
+"""Around products of a matrix and its transpose: records, counts, the command that tunes, and how a
+wrong half is found.
 """
 
 import numpy as np
