@@ -42,7 +42,7 @@ static_assert(MB <= 256 && NB <= 256 && KB % 32 == 0 && KB <= 256,
 // A stage is one slice's own: a slice may be so far ahead of another that it would take the end of
 // the phase before last for that of the last. It gives a stage back when it has used the next.
 static_assert(STAGES >= 2 * SLICES && STAGES % SLICES == 0,
-              "a tile is fetched while another is used: STAGES a multiple of SLICES, not the first");
+              "a tile is fetched while another is used: STAGES is 2 SLICES or a higher multiple");
 static_assert((CLUSTER == 1 || CLUSTER == 2) && MB % (8 * CLUSTER) == 0,
               "one block or two share the boxes of A: CLUSTER is 1 or 2, 8 CLUSTER divides MB");
 

@@ -125,7 +125,7 @@ _BOXED = Rule(
     lambda c, p, d: c.MB <= 256 and c.NB <= 256 and c.KB % 32 == 0 and c.KB <= 256,
 )
 _RING = Rule(
-    "a tile is fetched while another is used: STAGES a multiple of SLICES, not the first",
+    "a tile is fetched while another is used: STAGES is 2 SLICES or a higher multiple",
     lambda c, p, d: c.STAGES >= 2 * _slices(c) and c.STAGES % _slices(c) == 0,
 )
 _SHARED_A = Rule(
