@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pymm.device import Device
 from pymm.kernels.declaration import (
     PARTS_FIT,
@@ -13,6 +15,7 @@ from pymm.kernels.declaration import (
     Kernel,
     Rule,
 )
+from pymm.kernels.split import tiles_in
 from pymm.kernels.tf32_default import FORMS, FORMS_X3, suggested
 from pymm.problem import Problem, stored_shapes
 
@@ -89,9 +92,9 @@ def _shared_elements(c: Config, p: Problem) -> int:
 
 def _tiles(c: Config, p: Problem) -> tuple[int, int]:
     """Blocks that have a tile, in whole clusters, and 1."""
-    m, n = (p.n, p.m) if _swapped(c.kernel.hopper.received(p)) else (p.m, p.n)
-    across = -(-n // (c.NB * c.CLUSTER)) * c.CLUSTER
-    return -(-m // c.MB) * across, 1
+    if _swapped(c.kernel.hopper.received(p)):
+        p = replace(p, m=p.n, n=p.m)
+    return tiles_in(p, c.MB, c.NB * c.CLUSTER) * c.CLUSTER, 1
 
 
 def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box | None]:
