@@ -51,23 +51,21 @@ def check(backend: Backend, config: Config, problem: Problem, seed: int) -> None
     assert not touched and not stray and finding.right, f"{what}: {touched} {stray} {finding}"
 
 
-def drawn(
-    draw: random.Random, dtype: str, op: str, layout: str, most: int = 700, deepest: int = 1200
-) -> Problem:
-    """A problem that leaves parts of tiles."""
-    p = hurting(draw, dtype, (layout,), most, deepest)
-    return replace(p, m=p.n, op=op)
-
-
 def check_many(
-    backend: Backend, slug: str, dtypes: tuple[str, ...], count: int = COUNT, most: int = 700
+    backend: Backend,
+    slug: str,
+    dtypes: tuple[str, ...],
+    count: int = COUNT,
+    most: int = 700,
+    deepest: int = 1200,
 ) -> None:
     """`count` random products; one that a rule forbids gets the depth that its parts want."""
     config = parse_slug(slug)
     for seed in range(count):
         draw = random.Random(f"{seed}{slug}")
         layout, op = draw.choice(("NT", "TN")), draw.choice(OPERATIONS)
-        problem = drawn(draw, draw.choice(dtypes), op, layout, most)
+        problem = hurting(draw, draw.choice(dtypes), (layout,), most, deepest)
+        problem = replace(problem, m=problem.n, op=op)
         if config.kernel.violations(config, problem, HOPPER):
             problem = replace(problem, k=config.SPLIT * config.KB + seed)
         assert not config.kernel.violations(config, problem, HOPPER), problem.slug

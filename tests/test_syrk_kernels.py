@@ -45,13 +45,20 @@ def never_whole(monkeypatch):
 def test_a_half_and_what_mirrors_it(slug, dtype, never_whole):
     backend, config = open_device("cuda"), parse_slug(slug)
     deep = getattr(config, "SPLIT", 1) * getattr(config, "KB", 16) + 5
-    for seed, (op, layout, n, k, batch) in enumerate((
-        ("syrk", "NT", 131, deep, 2),
-        ("syrk", "NT", 64, 0, 1),
-        ("syrk_upper" if len(slug) % 2 else "syrk_lower", "TN", 193, deep, 1),
-    )):
+    for seed, (op, layout, n, k, batch) in enumerate(
+        (
+            ("syrk", "NT", 131, deep, 2),
+            ("syrk", "NT", 64, 0, 1),
+            ("syrk_upper" if len(slug) % 2 else "syrk_lower", "TN", 193, deep, 1),
+        )
+    ):
         problem = Problem(n, n, k, dtype, layout == "TN", layout == "NT", batch, op)
         check(backend, config, problem, seed)
+
+
+@pytest.mark.simulator
+def test_random_halves_in_the_simulator(never_whole):
+    check_many(open_device("cuda"), "shared_tile-MB8-NB8-KB8", ("f32",), most=90, deepest=40)
 
 
 @pytest.mark.simulator
