@@ -218,23 +218,23 @@ __device__ __forceinline__ void consume(const Product& product, const Result& re
         Unit unit = product.unit(id);
         unsigned steps = unit.end - unit.begin;
         if (unit.shared && steps == 0) continue;
-        if (!result.has(unit.i0 + y, unit.j0 + x)) {  // nothing to do for this warp
+        Sums sum = {};
+        if (result.has(unit.i0 + y, unit.j0 + x)) {
+            multiply(sum, ring, steps, from_a, from_b);
+        } else {
 #pragma unroll 1
             for (; steps > 0; steps--, ring.advance()) {
                 ring.wait_full();
                 give_back(ring.empty + 8 * ring.stage);
             }
-            if (KB > TK) threads_sync<WARPS * 32>(1), threads_sync<WARPS * 32>(1);
-            continue;
         }
-        Sums sum = {};
-        multiply(sum, ring, steps, from_a, from_b);
         // Where the sums go is computed anew: kept, it would take registers from the loop.
         const unsigned thread = thread_anew();
         forget(id), unit = product.unit(id);
         if (!gather(sum, scratch, thread)) continue;
         const unsigned w = thread / 32 % WARPS_MN;
         const unsigned i0 = unit.i0 + w / WARPS_N * TA, j0 = unit.j0 + w % WARPS_N * TB;
+        if (!result.has(i0, j0)) continue;
         if (unit.shared)
             result.store_part(sum, unit.slot, i0 - unit.i0, j0 - unit.j0, thread % 32);
         else

@@ -98,14 +98,16 @@ def check_many(
     most: int = 700,
     deepest: int = 1200,
 ) -> None:
-    """`count` random products; one that a rule forbids gets the depth that its parts want."""
+    """`count` random products that no rule forbids: one that has too little depth for its parts
+    gets it, for any other forbidden one the next is drawn.
+    """
     config = parse_slug(slug)
     for seed in range(count):
-        draw = random.Random(f"{seed}{slug}")
-        problem = hurting(draw, draw.choice(dtypes), layouts, most, deepest)
-        if config.kernel.violations(config, problem, HOPPER):
-            problem = replace(problem, k=config.SPLIT * config.KB + seed)
-        assert not config.kernel.violations(config, problem, HOPPER)
+        draw, problem = random.Random(f"{seed}{slug}"), None
+        while problem is None or config.kernel.violations(config, problem, HOPPER):
+            drawn = hurting(draw, draw.choice(dtypes), layouts, most, deepest)
+            forbidden = config.kernel.violations(config, drawn, HOPPER)
+            problem = replace(drawn, k=config.SPLIT * config.KB + seed) if forbidden else drawn
         check(backend, config, problem, seed)
 
 

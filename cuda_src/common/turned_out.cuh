@@ -12,26 +12,24 @@ __device__ __forceinline__ void add_slices(Sums& sum, unsigned char* exchange, c
     const unsigned together = 1 + CONSUMERS + SLICES + at.abreast;
     float4* const room = reinterpret_cast<float4*>(exchange) +
                          at.abreast * (SLICES - 1) * (EACH * 128) + threadIdx.x % 128;
+    threads_sync<SLICES * 128>(together);  // the unit before has been read
     if (at.slice > 0) {
-        threads_sync<SLICES * 128>(together);  // the unit before has been read
 #pragma unroll
         for (unsigned e = 0; e < EACH; e++) {
             const float* const s = sum[e / (TA / 8)] + e % (TA / 8) * 4;
             room[((at.slice - 1) * EACH + e) * 128] = {s[0], s[1], s[2], s[3]};
         }
-        threads_sync<SLICES * 128>(together);
-    } else {
-        threads_sync<SLICES * 128>(together);
-        threads_sync<SLICES * 128>(together);
-#pragma unroll
-        for (int other = 0; other < SLICES - 1; other++)
-#pragma unroll
-            for (unsigned e = 0; e < EACH; e++) {
-                float* const s = sum[e / (TA / 8)] + e % (TA / 8) * 4;
-                const float4 x = room[(other * EACH + e) * 128];
-                s[0] += x.x, s[1] += x.y, s[2] += x.z, s[3] += x.w;
-            }
     }
+    threads_sync<SLICES * 128>(together);
+    if (at.slice > 0) return;
+#pragma unroll
+    for (int other = 0; other < SLICES - 1; other++)
+#pragma unroll
+        for (unsigned e = 0; e < EACH; e++) {
+            float* const s = sum[e / (TA / 8)] + e % (TA / 8) * 4;
+            const float4 x = room[(other * EACH + e) * 128];
+            s[0] += x.x, s[1] += x.y, s[2] += x.z, s[3] += x.w;
+        }
 }
 
 // C <- alpha sum + beta C, or a part of the sums as it is.
