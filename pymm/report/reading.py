@@ -187,8 +187,13 @@ def _read(path: Path, notices: list[str]) -> Iterator[Row]:
 
 
 def _usable(name: str, rows: Sequence[Row], slug: str, notices: list[str]) -> Iterator[Row]:
-    """The rows that are of the device and spell a product."""
+    """The rows that are of the device and spell a product; what an experiment cannot have there is
+    noted in its own words.
+    """
     own = [r for r in rows if r.text("device") in (slug, "") or r.text("suite") in ANYWHERE]
+    absent = [r for r in own if r.text("outcome") == "not_applicable"]
+    notices += dict.fromkeys(f"not here: {row.text('detail')}" for row in absent)
+    own = [row for row in own if row not in absent]
     others = {r.text("device") for r in rows if r.text("suite") not in ANYWHERE} - {slug, ""}
     for other in sorted(others):
         notices.append(f"{name}: rows of another device, {other}, left out")
