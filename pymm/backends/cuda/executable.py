@@ -201,8 +201,9 @@ class CudaExecutable(Executable):
 
     def _check_alignment(self, problem: Problem, matrices: tuple[Matrix, ...]) -> None:
         """`ValueError` for matrices whose rows lie where the compiled kernel cannot fetch them."""
-        wanted, size = self._source.alignment, problem.numpy_dtype.itemsize
-        for matrix in matrices:
+        wanted, inner = self._source.alignment, problem.numpy_dtype.itemsize
+        sizes = (inner, inner, problem.out_dtype.itemsize)
+        for matrix, size in zip(matrices, sizes, strict=True):
             places = (matrix.address, matrix.ld * size, matrix.batch_stride * size)
             if any(place % wanted for place in places):
                 raise ValueError(
