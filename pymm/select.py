@@ -47,7 +47,7 @@ def select(
     wanted = None if kernel is None else find_kernel(kernel, _backend(device))
     records, damage = _usable(device, directory)
     highest = wanted or _highest(problem, device)
-    default = untuned(highest, problem, device)
+    default, passed_over = untuned(highest, problem, device), False
     for tools_changed in (False, True):
         found = list(_nearest(problem, records, environment, tools_changed))
         compared = {r.problem for r, _ in found if r.config.kernel_name == highest.name}
@@ -59,7 +59,8 @@ def select(
         choice = _of_records(problem, device, found, default)
         if choice is not None:
             return replace(choice, reason=choice.reason + damage)
-    return _default(problem, device, wanted, damage)
+        passed_over |= bool(found)
+    return _default(problem, device, wanted, " near enough" * passed_over, damage)
 
 
 def _of_records(
@@ -208,7 +209,9 @@ def _no_kernel(problem: Problem, device: Device) -> NotImplementedError:
     )
 
 
-def _default(problem: Problem, device: Device, wanted: Kernel | None, damage: str) -> Choice:
+def _default(
+    problem: Problem, device: Device, wanted: Kernel | None, near: str, damage: str
+) -> Choice:
     """The default of the highest rung that may run here, or the first configuration that may."""
     kernels = [k for k in kernels_for(problem, device)[::-1] if wanted in (None, k)]
     if not kernels:
@@ -218,7 +221,7 @@ def _default(problem: Problem, device: Device, wanted: Kernel | None, damage: st
     for kernel in kernels:
         config = untuned(kernel, problem, device)
         if config is not None:
-            why = _why_untuned(config, problem, device, damage)
+            why = _why_untuned(config, problem, device, near, damage)
             return Choice(config, why)
     for kernel in kernels:
         valid, rejected = kernel.configs(problem, device)
@@ -229,8 +232,9 @@ def _default(problem: Problem, device: Device, wanted: Kernel | None, damage: st
     raise ValueError(f"no configuration of {names} may run on {device.name}: {broken}")
 
 
-def _why_untuned(config: Config, problem: Problem, device: Device, damage: str) -> str:
-    kernel = config.kernel
-    why = "in the simulator" if device.kind == "simulator" else f"nothing tuned for {problem.dtype}"
+def _why_untuned(config: Config, problem: Problem, device: Device, near: str, damage: str) -> str:
+    kernel, why = config.kernel, f"nothing tuned{near} for {problem.dtype}"
+    if device.kind == "simulator":
+        why = "in the simulator"
     what = "default" if config == kernel.default_for(problem, device) else "cost model's choice"
     return f"{what} of {kernel.name}: {why} on {device.name}{damage}"
