@@ -16,10 +16,8 @@ from pymm.records import Record
 
 #: Extra distance for an operand that is stored the other way round, for a type of the same size,
 #: and for each factor of two between the alignments of rows; a factor of e in one extent is 1. And
-#: for another part of a symmetric C, and for all of C: with twice the tiles, as many as a C of 1.4
-#: times its extents has.
-TURNED, OTHER_TYPE, MISALIGNED = 0.4, 0.2, 0.1
-OTHER_FILL, WHOLE = 0.1, 0.5
+#: for another part of C.
+TURNED, OTHER_TYPE, MISALIGNED, OTHER_FILL = 0.4, 0.2, 0.1, 0.1
 
 #: Types whose products take the same tiles: what is tuned for one serves the others.
 ALIKE = ({"f16", "bf16", "f16_f32", "bf16_f32"},)
@@ -40,12 +38,15 @@ WORTH = 0.9
 MOST_CORRECTION = 1.6
 
 
-def akin(problem: Problem, tuned: Problem) -> bool:
+def akin(problem: Problem, tuned: Problem, backend: str = "cuda") -> bool:
     """Whether a configuration tuned for one may serve the other at all: same type or one alike, and
-    what is tuned for a symmetric C is for nothing else.
+    the same part of C. One half has half the tiles, which on a GPU wants others; a CPU's panels are
+    products like any other.
     """
     same = problem.dtype == tuned.dtype or any({problem.dtype, tuned.dtype} <= s for s in ALIKE)
-    return same and (problem.symmetric or not tuned.symmetric)
+    if problem.symmetric == tuned.symmetric:
+        return same
+    return same and problem.symmetric and (problem.whole or backend == "cpu")
 
 
 def distance(problem: Problem, tuned: Problem) -> float:
@@ -56,9 +57,7 @@ def distance(problem: Problem, tuned: Problem) -> float:
     other = problem.dtype != tuned.dtype
     pieces = abs(math.log2(problem.alignment / tuned.alignment))
     extra = TURNED * turned + OTHER_TYPE * other + MISALIGNED * pieces
-    if problem.op != tuned.op:
-        extra += OTHER_FILL if tuned.symmetric or problem.whole else WHOLE
-    return apart(problem, tuned) + extra
+    return apart(problem, tuned) + extra + OTHER_FILL * (problem.op != tuned.op)
 
 
 def apart(problem: Problem, tuned: Problem) -> float:

@@ -148,7 +148,7 @@ def _nearest(
     newest = sorted(records, key=lambda record: record.date, reverse=True)
     for record in sorted(newest, key=lambda record: files.index(record.file)):
         changes = outdated_because(record, environment)
-        if bool(changes) == tools_changed and akin(problem, record.problem):
+        if bool(changes) == tools_changed and akin(problem, record.problem, record.config.backend):
             best.setdefault((record.problem, record.config.kernel_name), (record, changes))
     yield from sorted(best.values(), key=lambda found: rank(problem, found[0]))
 
