@@ -36,6 +36,9 @@ ROWS, COLUMNS = 12, 24
 #: Least depth that the integers of the check are made for: few stretches serve all problems.
 LEAST_DEPTH = 2**14
 
+#: The same for symmetric products, whose integers are the rarer, the deeper a product may be.
+LEAST_DEPTH_HALF = 2**8
+
 
 class Arena:
     """The operands of all problems on one device. Keeps the numbers of one type at a time there,
@@ -63,8 +66,9 @@ class Arena:
         depth.
         """
         count = int(np.prod(stored_shapes(problem)[operand]))
-        depth = max(LEAST_DEPTH, 1 << max(problem.k - 1, 0).bit_length())
-        key = (kind, operand, depth if kind == "integers" else 0)
+        least = LEAST_DEPTH_HALF if problem.symmetric else LEAST_DEPTH
+        depth = max(least, 1 << max(problem.k - 1, 0).bit_length())
+        key = (kind, operand, *((depth, problem.symmetric) if kind == "integers" else ()))
         found = self._stretches.get(key)
         if found is None or found.count < count:
             self._stretches.pop(key, None)
@@ -79,7 +83,7 @@ class Arena:
         if kind == "normal":
             drawn = generator.standard_normal(PERIOD, np.float32)
             return drawn.astype(problem.numpy_dtype)
-        deep = Problem(1, 1, depth, problem.dtype)
+        deep = Problem(1, 1, depth, problem.dtype, op=problem.op)
         return reference.exact_operands(deep, ((PERIOD,),), generator)[0]
 
     def result(self, nbytes: int) -> Buffer:

@@ -137,13 +137,15 @@ def exact_operands(
 
     Where the result has 16 bits they are made of -1, 0 and 1, so few of them not 0 that the
     largest integer up to which all are exact (2^8, 2^11) is 8 standard deviations of an element:
-    k d^2 variance for a share d.
+    k d^2 variance for a share d. Elements on the diagonal of A A^T count what is not 0 in a row,
+    k d, which is to be half of that integer.
     """
     real = problem.numpy_dtype
     if problem.dtype not in HALVES:
         r = exact_integers(problem.k)
         return [generator.integers(-r, r + 1, shape).astype(real) for shape in shapes]
-    share = min(1.0, 1 / STORING[problem.dtype] / 8 / max(problem.k, 1) ** 0.5)
+    largest, k = 1 / STORING[problem.dtype], max(problem.k, 1)
+    share = min(1.0, largest / 2 / k if problem.symmetric else largest / 8 / k**0.5)
 
     def draw(shape: tuple[int, ...]) -> np.ndarray:
         drawn = generator.random(shape, np.float32)

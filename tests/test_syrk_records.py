@@ -9,8 +9,9 @@ from host_device import HostDevice
 from pymm.kernels import find_kernel
 from pymm.measure import Workbench
 from pymm.options import Options, parse
-from pymm.problem import Problem
+from pymm.problem import Problem, stored_shapes
 from pymm.records import Environment, Record
+from pymm.reference import exact_operands
 from pymm.store import Table, parse_table, render_table
 from pymm.symmetry import other_half
 
@@ -109,3 +110,14 @@ def test_verification_finds_a_stray_element(op):
     finding = verifier.check(Wrong(right, verifier.fields[2], place), lambda hard: right)
     words = "differs" if op == "syrk" else "was written"
     assert words in finding.detail
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("k", [1, 100, 1000, 10500])
+def test_integers_are_exact_on_the_diagonal_too(dtype, k):
+    problem = Problem(300, 300, k, dtype, False, True, op="syrk")
+    a, _ = exact_operands(problem, stored_shapes(problem)[:2], np.random.default_rng(k))
+    wide = a[0].astype(np.float64)
+    product = wide @ wide.T
+    np.testing.assert_array_equal(product.astype(problem.out_dtype).astype(np.float64), product)
+    assert (np.diag(product) > 0).mean() > 0.9 and len(np.unique(product)) > 2
