@@ -120,4 +120,4 @@ def test_integers_are_exact_on_the_diagonal_too(dtype, k):
     wide = a[0].astype(np.float64)
     product = wide @ wide.T
     np.testing.assert_array_equal(product.astype(problem.out_dtype).astype(np.float64), product)
-    assert (np.diag(product) > 0).mean() > 0.9 and len(np.unique(product)) > 2
+    assert (np.diag(product) > 0).all() and (product < 0).any()
