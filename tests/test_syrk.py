@@ -16,7 +16,7 @@ NEAR, FAR = HostDevice("cpu"), HostDevice("simulator")
 DEVICES = pytest.mark.parametrize("device", [NEAR, FAR], ids=["near", "far"])
 #: Kernels that compile soon.
 REAL = pytest.mark.parametrize(
-    "own", [dict(device="cpu"), dict(device="simulator", kernel=3)], ids=["cpu", "simulator"]
+    "own", [dict(device="cpu"), dict(device="cuda", kernel=3)], ids=["cpu", "cuda"]
 )
 FILLS = ("full", "lower", "upper")
 
@@ -211,12 +211,13 @@ def test_a_plan_adds_to_what_is_there(device):
     np.testing.assert_array_equal(out, np.where(written(5, "upper"), 2 * product(a), 0))
 
 
+@pytest.mark.simulator  # with the tiles that are its default
 def test_an_explanation_says_what_is_computed():
-    told = pymm.explain_syrk((64, 710), trans=True, dtype="f32", device="simulator", kernel=5)
+    told = pymm.explain_syrk((64, 710), trans=True, dtype="f32", device="cuda", kernel=5)
     assert told.problem == Problem(710, 710, 64, "f32", True, False, op="syrk")
     assert told.grid == (1 + 1 + 2 + 2 + 3 + 3 + 4 + 4 + 5 + 5 + 6 + 6, 1, 1)  # 64 x 128
     assert "the lower half is computed and mirrored" in str(told)
-    small = pymm.explain_syrk((64, 300), trans=True, dtype="f32", device="simulator", kernel=5)
+    small = pymm.explain_syrk((64, 300), trans=True, dtype="f32", device="cuda", kernel=5)
     assert "both halves are computed" in str(small) and small.grid == (5 * 3, 1, 1)
     lower = pymm.explain_syrk(
         np.ones((9, 4)), np.ones((9, 9), order="F"), fill="lower", device="cpu"
