@@ -76,7 +76,10 @@ class Row:
         try:
             if self.text("problem"):
                 return parse_problem(self.text("problem"))
+            # rows of classes name the operation by their class: syrk-large
+            symmetric = self.text("class").partition("-")[0] == "syrk"
             return parse_problem(
+                f"{self.text('op') or ('syrk' if symmetric else 'gemm')}-"
                 f"{self.text('dtype')}-{self.text('layout') or 'NN'}-"
                 f"{self.text('m')}x{self.text('n')}x{self.text('k')}"
             )
