@@ -23,12 +23,21 @@ extern "C" __global__ void __launch_bounds__(256)
     C += blockIdx.z * batch_c;
     wait_for_launch_before<false>();
     const MIRRORED* const from = C + i0 * ldc + j0 + x;
+    MIRRORED pieces[side / lines];  // all on their way before the first is needed
 #pragma unroll
-    for (unsigned y = first; y < side; y += lines)
-        if (y < down && x < across && (i > j || y > x)) square[y][x] = from[y * ldc];
+    for (unsigned s = 0; s < side / lines; s++) {
+        const unsigned y = first + s * lines;
+        const bool wanted = y < down && x < across && (i > j || y > x);
+        pieces[s] = wanted ? from[y * ldc] : static_cast<MIRRORED>(0);
+    }
+    __syncwarp();  // no store is put between the loads
+#pragma unroll
+    for (unsigned s = 0; s < side / lines; s++) square[first + s * lines][x] = pieces[s];
     __syncthreads();
     MIRRORED* const to = C + j0 * ldc + i0 + x;
 #pragma unroll
-    for (unsigned y = first; y < side; y += lines)
+    for (unsigned s = 0; s < side / lines; s++) {
+        const unsigned y = first + s * lines;
         if (y < across && x < down && (i > j || y < x)) to[y * ldc] = square[x][y];
+    }
 }
