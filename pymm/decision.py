@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from pymm.kernels import Config
 from pymm.measure import Trial
+from pymm.opponents import HALF
 
 #: A configuration replaces the default only if it is faster by more than this part and by more
 #: than so many standard errors of the two medians: below it the two are the same, and the default
@@ -45,7 +46,8 @@ def choose(
         error = math.hypot(_median_error(own), _median_error(winner))
         if own.seconds <= winner.seconds * (1 + max(TIE, NOISE * error)):
             winner = own
-    medians = {name: statistics.median(seconds) for name, seconds in times.items() if seconds}
+    less = {HALF} if winner.problem.fill == "full" else set()  # writes one half alone
+    medians = {name: statistics.median(t) for name, t in times.items() if t and name not in less}
     library = min(medians, key=medians.__getitem__, default="")
     return Decision(
         winner,
