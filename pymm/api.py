@@ -13,7 +13,7 @@ from pymm.call import Call, check
 from pymm.choose import reload, tuned_directory
 from pymm.kernels import Config
 from pymm.launch import executable
-from pymm.prepare import find_backend, open_backend, prepare
+from pymm.prepare import Ready, find_backend, open_backend, prepare
 from pymm.problem import Problem
 from pymm.records import Environment, Record
 from pymm.select import Choice
@@ -94,16 +94,25 @@ def matmul(
     checking = dict(zip(_CHECKED, options, strict=False))
     call = check(a, b, out, c=c, **checking)
     ready = prepare(find_backend(call, device), call, stream, kernel, config, transfer)
-    for step in ready.steps:
-        step()
-    if key is not None and ready.in_place:
-        if out is None:
-            replay.keep(key, result_maker(call.a, call.shape, call.out_dtype))
-            key = replay.key_of(a, b, ready.result, c, options)
-        if key is not None:
-            replay.keep(key, ready.steps[0], ready.moved, ready.spans)
+    run_and_keep(ready, call, key, (a, b, out, c, options))
     scalar = out is None and call.on_host and not call.shape
     return ready.result[()] if scalar else ready.result
+
+
+def run_and_keep(ready: Ready, call: Call, key: Any, given: tuple) -> None:
+    """Run what was made ready, and keep it for calls of the same form. `given` is what `key` was
+    made of: a, b, out, c and the options.
+    """
+    for step in ready.steps:
+        step()
+    if key is None or not ready.in_place:
+        return
+    a, b, out, c, options = given
+    if out is None:
+        replay.keep(key, result_maker(call.a, call.shape, call.out_dtype))
+        key = replay.key_of(a, b, ready.result, c, options)
+    if key is not None:
+        replay.keep(key, ready.steps[0], ready.moved, ready.spans)
 
 
 class Plan:

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from pymm import replay
-from pymm.api import RUNNING, Plan
-from pymm.arrays import Operand, adopt, result_maker
+from pymm.api import RUNNING, Plan, run_and_keep
+from pymm.arrays import Operand, adopt
 from pymm.call import Call, check, transposes
 from pymm.explanation import Explanation, explain_call, imagined
 from pymm.prepare import find_backend, prepare
@@ -67,14 +67,7 @@ def syrk(
     call = check_syrk(a, out, c=c, trans=trans, alpha=alpha, beta=beta, fill=fill, dtype=dtype,
                       casting=casting, precision=precision, out_dtype=out_dtype)  # fmt: skip
     ready = prepare(find_backend(call, device), call, stream, kernel, config, transfer)
-    for step in ready.steps:
-        step()
-    if key is not None and ready.in_place:
-        if out is None:
-            replay.keep(key, result_maker(call.a, call.shape, call.out_dtype))
-            key = replay.key_of(a, a, ready.result, c, options)
-        if key is not None:
-            replay.keep(key, ready.steps[0], ready.moved, ready.spans)
+    run_and_keep(ready, call, key, (a, a, out, c, options))
     return ready.result
 
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -89,6 +90,18 @@ def check(backend: Backend, config: Config, problem: Problem, seed: int) -> None
     assert not touched and finding.right, f"{what}: {touched} {finding.detail}"
 
 
+def allowed(config: Config, seed: int, draw: Callable[[], Problem]) -> Problem:
+    """A drawn problem that no rule forbids: one that has too little depth for its parts gets it,
+    for any other forbidden one the next is drawn.
+    """
+    while True:
+        problem = draw()
+        if config.kernel.violations(config, problem, HOPPER):
+            problem = replace(problem, k=config.SPLIT * config.KB + seed)
+        if not config.kernel.violations(config, problem, HOPPER):
+            return problem
+
+
 def check_many(
     backend: Backend,
     slug: str,
@@ -98,26 +111,33 @@ def check_many(
     most: int = 700,
     deepest: int = 1200,
 ) -> None:
-    """`count` random products that no rule forbids: one that has too little depth for its parts
-    gets it, for any other forbidden one the next is drawn.
-    """
+    """`count` random products that no rule forbids."""
     config = parse_slug(slug)
     for seed in range(count):
-        draw, problem = random.Random(f"{seed}{slug}"), None
-        while problem is None or config.kernel.violations(config, problem, HOPPER):
-            drawn = hurting(draw, draw.choice(dtypes), layouts, most, deepest)
-            forbidden = config.kernel.violations(config, drawn, HOPPER)
-            problem = replace(drawn, k=config.SPLIT * config.KB + seed) if forbidden else drawn
-        check(backend, config, problem, seed)
+        draw = random.Random(f"{seed}{slug}")
+        drawn = partial(one_of, draw, dtypes, layouts, most, deepest)
+        check(backend, config, allowed(config, seed, drawn), seed)
+
+
+def one_of(
+    draw: random.Random, dtypes: Sequence[str], layouts: Sequence[str], most: int, deepest: int
+) -> Problem:
+    """A random product of one of the types."""
+    return hurting(draw, draw.choice(dtypes), layouts, most, deepest)
 
 
 def check_on_gpu(slug: str, dtypes: Sequence[str]) -> None:
     """COUNT products on this machine's GPU; one that is no Hopper must refuse the kernel."""
-    backend, kernel = open_device("cuda"), parse_slug(slug).kernel
-    if kernel.runs_on(backend.device):
+    backend = open_device("cuda")
+    if parse_slug(slug).kernel.runs_on(backend.device):
         check_many(backend, slug, dtypes)
-        return
-    probe = Problem(8, 8, 8, dtypes[0])
+    else:
+        check_refused(slug, dtypes[0])
+
+
+def check_refused(slug: str, dtype: str) -> None:
+    """This machine's GPU is none that the kernel is made for, and pymm says so."""
+    probe = Problem(8, 8, 8, dtype)
     with pytest.raises(ValueError, match="other devices"):
         pymm.explain((8, 8), (8, 8), dtype=probe.numpy_dtype, precision=probe.precision,
                      config=slug, device="cuda")  # fmt: skip

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
-from fed_products import COUNT, HOPPER, Placed, hurting
+from fed_products import COUNT, Placed, allowed, hurting
 
 from pymm import reference
 from pymm.backends.base import Backend
@@ -59,16 +60,16 @@ def check_many(
     most: int = 700,
     deepest: int = 1200,
 ) -> None:
-    """`count` random products that no rule forbids: one that has too little depth for its parts
-    gets it, for any other forbidden one the next is drawn.
-    """
+    """`count` random products that no rule forbids."""
     config = parse_slug(slug)
     for seed in range(count):
-        draw, problem = random.Random(f"{seed}{slug}"), None
-        while problem is None or config.kernel.violations(config, problem, HOPPER):
-            layout, op = draw.choice(("NT", "TN")), draw.choice(OPERATIONS)
-            drawn = hurting(draw, draw.choice(dtypes), (layout,), most, deepest)
-            problem = replace(drawn, m=drawn.n, op=op)
-            if config.kernel.violations(config, problem, HOPPER):
-                problem = replace(problem, k=config.SPLIT * config.KB + seed)
-        check(backend, config, problem, seed)
+        draw = random.Random(f"{seed}{slug}")
+        drawn = partial(one_of, draw, dtypes, most, deepest)
+        check(backend, config, allowed(config, seed, drawn), seed)
+
+
+def one_of(draw: random.Random, dtypes: tuple[str, ...], most: int, deepest: int) -> Problem:
+    """A random product of a matrix and its transpose, of one of the types."""
+    layout, op = draw.choice(("NT", "TN")), draw.choice(OPERATIONS)
+    problem = hurting(draw, draw.choice(dtypes), (layout,), most, deepest)
+    return replace(problem, m=problem.n, op=op)
