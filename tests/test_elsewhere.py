@@ -152,7 +152,8 @@ def test_another_context_binds_for_itself(cuda, place, bound):
     import pycuda.driver as driver
 
     a, b = place((21, 9)).write(A), place((9, 33)).write(B)
-    multiply(cuda, a, b, place((21, 33)))
+    here = place((21, 33))  # kept, so that the one over there has another address
+    multiply(cuda, a, b, here)
     context = driver.Device(cuda.device.index).make_context()
     try:
         np.testing.assert_array_equal(multiply(cuda, a, b, place((21, 33))), A @ B)
