@@ -6,7 +6,7 @@ import argparse
 import math
 from pathlib import Path
 
-from pymm.contest import ROUNDS
+from pymm.contest import ROUNDS, SHORT_ROUNDS
 from pymm.problem import DTYPES, FILLS
 from pymm.suites.sequential import LARGEST
 
@@ -54,7 +54,8 @@ def parser() -> argparse.ArgumentParser:
     add("--kernels", default="all", help="names or numbers, or all (default: all)")
     add("--device", help="0, cpu, cpu:1 (default: the first GPU, else the CPU)")
     add("--rounds", type=int,
-        help=f"times that everything is run (default: 15; of classes at most {ROUNDS})")
+        help=f"times that everything is run (default: 15; of classes at most {ROUNDS}, "
+        f"of short products {SHORT_ROUNDS})")
     add("--records", type=Path, metavar="DIR",
         help="folder of the tuned configurations (default: the user's configuration)")
     add("--csv", type=Path, metavar="FILE", help="file to append to (default: only the table)")

@@ -47,8 +47,13 @@ COLUMNS = (
     "error", "rms", "opponent_rms", "registers", "spills", "shared", *SEEN, "detail",
 )  # fmt: skip
 
-#: Rounds at most, and seconds for one product's rounds: small ones take 31, the largest 5.
+#: Rounds at most, and seconds for one product's rounds: the largest take 5.
 ROUNDS, SECONDS_PER_PRODUCT = 31, 0.2
+
+#: Products expected to take less than so many seconds come first and get more rounds: their times
+#: stray by 6 %, and behind long ones, which heat the device to its power limit, they ran at 1455 to
+#: 1725 MHz instead of 1980 (one H200: bf16 at 256 6.6 us behind them, 5.2 ahead of them).
+SHORT, SHORT_ROUNDS = 5e-5, 101
 
 #: The libraries that count as the opponent.
 RIVALS = ("cublas", "cublaslt", "numpy", WHOLE)
@@ -81,7 +86,7 @@ class Contest:
     csv: Path | None = None
     deadline: float = math.inf
     triton: bool = False
-    rounds: int = ROUNDS
+    rounds: int = 0
     meanwhile: bool = False
     commit: str = ""
     open_compiler: Callable[[Any, int], Any] = Precompiler
@@ -120,6 +125,7 @@ class Contest:
         """
         done = measured(self.csv) if self.csv else set()
         waiting = [entry for entry in entries if entry.key not in done]
+        waiting.sort(key=lambda entry: not self._is_short(entry))
         failures = 0
         compilers = compilers_beside(self.device)
         with self.open_compiler(self.worker.compiler, compilers) as pool:
@@ -139,13 +145,21 @@ class Contest:
                 build.cancel()
         return failures
 
+    def _is_short(self, entry: Entry) -> bool:
+        """True if neither arithmetic nor memory takes the device long."""
+        problem, device = entry.problem, self.device
+        least = problem.flops / device.peak_flops.get(problem.dtype, UNKNOWN_PEAK)
+        moving = problem.bytes / device.bandwidth if device.bandwidth else 0.0
+        return max(least, moving) < SHORT
+
     def _row(self, entry: Entry, build: Any) -> dict[str, object]:
         try:
             build.result()
         except CompileFailed as failure:
             return self._named(entry) | {"outcome": "compile_failed", "detail": _line(str(failure))}
         request = Request(
-            "compare", entry.problem, (entry.choice.config,), rounds=self.rounds,
+            "compare", entry.problem, (entry.choice.config,),
+            rounds=self.rounds or (SHORT_ROUNDS if self._is_short(entry) else ROUNDS),
             against_others=True, quick=True, budget=SECONDS_PER_PRODUCT, triton=self.triton,
         )  # fmt: skip
         begin(self.worker, request, time_limit(entry.problem, self.device, quick=True))
@@ -238,7 +252,7 @@ def hold(
     """The command with the options of `pymm.bench`. Returns its exit status."""
     contest = Contest(
         worker, options.records or config_directory(), options.csv, started + options.time_limit,
-        options.triton, options.rounds or ROUNDS, options.compile_meanwhile,
+        options.triton, options.rounds or 0, options.compile_meanwhile,
         options.commit or commit(), console=console,
     )  # fmt: skip
     entries = contest.entries(products)

@@ -126,6 +126,22 @@ def test_all_is_compiled_before_anything_is_measured(meanwhile, monkeypatch):
     assert Compiling.said == ["text"] * 3 and waited == ([] if meanwhile else [3])
 
 
+def test_short_products_come_before_those_that_heat_the_device(tmp_path, monkeypatch):
+    path, rounds = tmp_path / "classes.csv", []
+    monkeypatch.setattr(contest, "SHORT", 1e-7)
+    patient = Disturbed()
+    monkeypatch.setattr(patient, "begin", lambda request, limit: (
+        rounds.append((request.problem.m, request.rounds)), Disturbed.begin(patient, request, limit)
+    ))  # fmt: skip
+    held = contest.Contest(patient, None, path, open_compiler=NoCompiler)
+    problems = class_problems(["large", "small", "odd"], ["f32"], ["NN"])
+    held.run(held.entries(problems))
+    short = [p.m for _, p in problems if p.flops < 1e5]
+    long = [p.m for _, p in problems if p.flops >= 1e5]
+    expected = [(m, contest.SHORT_ROUNDS) for m in short] + [(m, contest.ROUNDS) for m in long]
+    assert short and long and rounds == expected
+
+
 def test_a_run_that_is_cut_off_says_so(tmp_path, capsys):
     path = tmp_path / "classes.csv"
     assert run(path, "--classes", "odd", "--transposes", "NN", "--time-limit", "-1") == 1
