@@ -153,6 +153,17 @@ def test_a_sample_is_measured_again(cpu, tmp_path, capsys):
     assert "DISAGREE: 0 of 1" in capsys.readouterr().out
 
 
+def test_a_sample_stops_in_time(cpu, tmp_path, capsys):
+    """One measurement is always made; what is left out is said, and no part of the verdict."""
+    path = tmp_path / "report.json"
+    entries = [ENTRY | {"problem": f"f32-NN-64x64x{k}"} for k in (63, 64, 65)]
+    path.write_text(json.dumps(data(*entries, slug=cpu.device.slug)))
+    arguments = ["verify", str(path), "--device", "cpu:1", "--rounds", "3", "--tolerance", "1e6"]
+    assert door.main([*arguments, "--time-limit", "0"]) == 0
+    told = capsys.readouterr().out
+    assert "2 left out after 0 s" in told and "AGREE: 1 of 1" in told
+
+
 def test_another_device_and_no_device_are_told(tmp_path, capsys):
     path = tmp_path / "report.json"
     path.write_text(json.dumps(data(ENTRY, slug="nvidia-none")))

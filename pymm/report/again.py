@@ -6,16 +6,19 @@ import argparse
 import math
 import random
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
 from pathlib import Path
 
+from pymm.cache import Precompiler, compilers_beside
 from pymm.kernels import Config, parse_slug
 from pymm.measure import Trial
 from pymm.report.content import duration
 from pymm.report.facts import OWN, standard_error
 from pymm.report.kept import Figures, Kept, label, load
-from pymm.source import kernel_digest
+from pymm.source import kernel_digest, render
 from pymm.tables import show_table
 from pymm.worker import Request, Site, Worker, WorkerFailed, time_limit
 
@@ -106,6 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def verify(kept: Kept, options: argparse.Namespace, ask: Callable, worker: Worker) -> int:
     """Measure the sample and show it. Returns the exit status."""
+    started = time.monotonic()
     backend = "cpu" if worker.device.kind == "cpu" else "cuda"
     known, changed = eligible(kept, backend)
     if changed:
@@ -115,8 +119,12 @@ def verify(kept: Kept, options: argparse.Namespace, ask: Callable, worker: Worke
         return 1
     generator = random.Random(options.seed)
     chosen = generator.sample(known, min(options.count, len(known)))
+    compile_all(chosen, worker)
     findings = []
     for figures, config in chosen:
+        if findings and time.monotonic() > started + options.time_limit:
+            print(f"{len(chosen) - len(findings)} left out after {options.time_limit:g} s")
+            break
         request = Request(
             "compare",
             figures.problem,
@@ -135,6 +143,14 @@ def verify(kept: Kept, options: argparse.Namespace, ask: Callable, worker: Worke
     verdict = "AGREE" if agreeing == len(findings) else "DISAGREE"
     print(f"{verdict}: {agreeing} of {len(findings)} within {options.tolerance:.0%} and the noise")
     return 0 if agreeing == len(findings) else 1
+
+
+def compile_all(chosen: Sequence[tuple[Figures, Config]], worker: Worker) -> None:
+    """Everything, side by side, before anything is measured. What fails fails again, and is told,
+    where it is measured.
+    """
+    with Precompiler(worker.compiler, compilers_beside(worker.device)) as pool:
+        wait([pool.submit(render(config, figures.problem)) for figures, config in chosen])
 
 
 def eligible(kept: Kept, backend: str) -> tuple[list[tuple[Figures, Config]], int]:
@@ -192,6 +208,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--count", type=int, default=8, help="how many to measure again (default: 8)")
     add("--seed", type=int, default=0, help="which (default: 0)")
     add("--rounds", type=int, default=31, help="times that each is run (default: 31)")
+    add(
+        "--time-limit",
+        type=float,
+        default=math.inf,
+        metavar="SECONDS",
+        help="begin no further measurement after it (default: none)",
+    )
     add(
         "--tolerance",
         type=float,
