@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from pymm.backends.current import current
 from pymm.choose import generation
 
 #: Libraries that give freed memory out again.
@@ -24,6 +25,9 @@ MAX_KEPT = 4096
 #: A launch, and the generation of tuned configurations that its own was chosen from. Whatever can
 #: make a call fail is part of its key, so a hit needs no checks; no entry keeps an operand alive.
 _kept: dict[tuple, tuple[Callable[[], Any], int]] = {}
+
+#: Where the context stands in a key.
+_CONTEXT = 4
 
 #: Forms kept, and what addresses may differ by: rows that started at multiples of 128 bytes, or of
 #: whatever a kernel was compiled for, do so again.
@@ -45,15 +49,17 @@ if hasattr(os, "register_at_fork"):  # a child has none of its parent's devices
 
 
 def key_of(a: Any, b: Any, out: Any, c: Any, options: tuple) -> tuple | None:
-    """What a call is recognised by: places and forms of the arrays, and every option. None for a
-    call that is not kept: with operands that are copied before they are used, or without `out`
-    unless a library with a pool of its own makes the result, which then often has the place of one
-    that is gone. What is kept of such a call is what makes its result.
+    """What a call is recognised by: places and forms of the arrays, the context that is current (an
+    address may be given out again in another one), and every option. None for a call that is not
+    kept: with operands that are copied before they are used, or without `out` unless a library
+    with a pool of its own makes the result, which then often has the place of one that is gone.
+    What is kept of such a call is what makes its result.
     """
     marks = _marks(a, b, out, c)
     if marks is None:
         return None
-    return _key(marks, _readers[type(out)](out) if out is not None else (), options)
+    target = _readers[type(out)](out) if out is not None else ()
+    return _key(marks, target, current.context(), options)
 
 
 def recall(
@@ -65,13 +71,14 @@ def recall(
     marks = _marks(a, b, out, c)
     if marks is None:
         return None, out, None
+    context = current.context()
     if out is None:
-        key = _key(marks, (), options)
+        key = _key(marks, (), context, options)
         make = find(key)
         if make is None:
             return key, None, None
         out = make()
-    key = _key(marks, _readers[type(out)](out), options)
+    key = _key(marks, _readers[type(out)](out), context, options)
     return key, out, None if key is None else find(key)
 
 
@@ -84,13 +91,15 @@ def _marks(a: Any, b: Any, out: Any, c: Any) -> tuple[Mark, Mark, Mark] | None:
     return None if x is None or y is None or w is None else (x, y, w)
 
 
-def _key(marks: tuple[Mark, Mark, Mark], out: Mark, options: tuple) -> tuple | None:
+def _key(
+    marks: tuple[Mark, Mark, Mark], out: Mark, context: int | None, options: tuple
+) -> tuple | None:
     if out is None:
         return None
     x, y, w = marks
     if not out:  # the result's form depends on theirs alone
         x, y, w = x[1], y[1], w[1:]
-    return (x, y, out, w, options, type(options[0]), type(options[1]))
+    return (x, y, out, w, context, options, type(options[0]), type(options[1]))
 
 
 # Address, and form and kind of an array: what its library says soonest. The CUDA array interface
@@ -234,10 +243,16 @@ def keep(
     moved: Callable[..., Any] | None = None,
     spans: tuple[Span, ...] = (),
 ) -> None:
-    """Remember the launch of a call, unless its options cannot be recognised; and what makes it for
-    other addresses of a, b and out, if something does: `spans` are the bytes that each of them
-    takes, from its address on.
+    """Remember the launch of a call, unless its options cannot be recognised or it works in another
+    context than the current one (the driver and PyCUDA then do not agree which that is); and what
+    makes it for other addresses of a, b and out, if something does: `spans` are the bytes that each
+    of them takes, from its address on.
     """
+    context = key[_CONTEXT]
+    if context is not None and hasattr(launch, "context"):
+        if context not in (0, launch.context):
+            return
+        launch = launch.knowing(context)
     if len(_kept) >= MAX_KEPT:
         _kept.clear()
     with contextlib.suppress(TypeError):

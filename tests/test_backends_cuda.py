@@ -81,7 +81,7 @@ def test_in_a_context_of_the_callers_own(cuda, driver, product):
         context.pop()
     call()  # still that context, pushed for the call
     del call, executable, buffers, buffer, matrices
-    cuda._copies.pop(context.handle)
+    cuda._copies.pop(context)
     context.detach()
     assert (product.result() == 8).all()
 

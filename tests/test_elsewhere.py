@@ -5,6 +5,9 @@ addresses alone, and as right as if they had been bound anew.
 from __future__ import annotations
 
 import struct
+from concurrent.futures import ThreadPoolExecutor
+from ctypes import byref, c_void_p
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -160,6 +163,108 @@ def test_another_context_binds_for_itself(cuda, place, bound):
     finally:
         context.pop()
         context.detach()
+    assert len(bound) == 2
+
+
+@pytest.fixture
+def contexts(cuda):
+    """Makes contexts current, one on top of the other, until the test is over."""
+    import pycuda.driver as driver
+
+    live = []
+
+    def make():
+        live.append(driver.Device(cuda.device.index).make_context())
+        return live[-1]
+
+    def end(context):
+        live.remove(context)
+        context.pop()
+        context.detach()
+
+    yield SimpleNamespace(make=make, end=end)
+    for context in reversed(live):
+        end(context)
+
+
+def test_the_same_addresses_in_another_context_are_another_call(cuda, place, bound, contexts):
+    """Memory may be freed in one context and given out again in another one. Here it is reused for
+    certain: what is in the simulator's memory can be read in every context.
+    """
+    a, b, c = place((21, 9)).write(A), place((9, 33)).write(B), place((21, 33))
+
+    def right(bindings):
+        for _ in range(2):
+            c.write(-1)
+            np.testing.assert_array_equal(multiply(cuda, a, b, c), A @ B)
+            assert len(bound) == bindings
+
+    right(1)
+    own = contexts.make()
+    right(2)
+    inner = contexts.make()
+    right(3)
+    contexts.end(inner)
+    right(3)
+    contexts.end(own)
+    right(3)
+
+
+def test_a_context_at_the_handle_of_a_destroyed_one_is_another(cuda, place, bound, contexts):
+    """The simulator gives handles out again, as drivers may, and refuses the functions that were
+    loaded into what is gone.
+    """
+    a, b, c = place((21, 9)).write(A), place((9, 33)).write(B), place((21, 33))
+    handles = set()
+    for number in range(3):
+        context = contexts.make()
+        handles.add(context.handle)
+        for _ in range(2):
+            c.write(-1)
+            np.testing.assert_array_equal(multiply(cuda, a, b, c), A @ B)
+        assert len(bound) == number + 1
+        contexts.end(context)
+    assert len(handles) == 1
+
+
+def test_all_objects_of_a_context_are_one(cuda, place, bound, contexts):
+    """PyCUDA makes one for whoever asks, unless it was pushed by hand."""
+    import pycuda.driver as driver
+
+    contexts.make()
+    assert driver.Context.get_current() is not driver.Context.get_current()
+    for _ in range(2):  # other addresses too: nothing is bound again
+        a, b = place((21, 9)).write(A), place((9, 33)).write(B)
+        np.testing.assert_array_equal(multiply(cuda, a, b, place((21, 33))), A @ B)
+    assert len(bound) == 1
+
+
+def test_a_call_is_not_kept_where_pycuda_and_the_driver_name_two_contexts(
+    cuda, place, bound, contexts
+):
+    """As when another library has made its own current. The call works in PyCUDA's, and nothing may
+    find it again by the driver's.
+    """
+    a, b, c = place((21, 9)).write(A), place((9, 33)).write(B), place((21, 33))
+    other = contexts.make().handle
+    contexts.make()
+    cuda._driver.call("cuCtxPushCurrent_v2", c_void_p(other))
+    try:
+        np.testing.assert_array_equal(multiply(cuda, a, b, c), A @ B)
+        assert len(bound) == 1
+        assert not replay._kept and not replay._forms
+    finally:
+        cuda._driver.call("cuCtxPopCurrent_v2", byref(c_void_p()))
+
+
+def test_another_thread_s_contexts_are_its_own(cuda, place, bound, contexts):
+    a, b, c = place((21, 9)).write(A), place((9, 33)).write(B), place((21, 33))
+    contexts.make()
+    multiply(cuda, a, b, c)
+    c.write(-1)
+    with ThreadPoolExecutor(1) as pool:
+        got = pool.submit(multiply, cuda, a, b, c).result()
+    np.testing.assert_array_equal(got, A @ B)
     assert len(bound) == 2
 
 

@@ -22,6 +22,7 @@ from pymm.backends.cuda.executable import CudaExecutable
 from pymm.backends.cuda.mapped import MappedExecutable
 from pymm.backends.cuda.scratch import Scratch
 from pymm.backends.cuda.timing import timed
+from pymm.backends.current import current
 from pymm.backends.telemetry import read_telemetry
 from pymm.device import Device
 from pymm.source import Source
@@ -76,10 +77,11 @@ class CudaBackend(Backend):
         self._bus_id = gpu.pci_bus_id()
         self._contexts = Contexts(gpu)
         self._driver = Driver()
-        self._copies: dict[int, HostCopies] = {}
+        current.context = self._driver.current_context
+        self._copies: dict[drv.Context, HostCopies] = {}
         self._scratch = Scratch(self, self._contexts.current)
         self._padding = Scratch(self, self._contexts.current)
-        self._trash: tuple[drv.Context, CudaBuffer] | None = None
+        self._trash: dict[drv.Context, CudaBuffer] = {}
         self._lock = threading.Lock()
         limit = drv.device_attribute
         self._most_blocks = tuple(
@@ -168,9 +170,9 @@ class CudaBackend(Backend):
         context = self._contexts.current()
         with working(context, doing):
             with self._lock:
-                copies = self._copies.get(context.handle)
+                copies = self._copies.get(context)
                 if copies is None:
-                    copies = self._copies[context.handle] = HostCopies(context, self._driver)
+                    copies = self._copies[context] = HostCopies(context, self._driver)
             try:
                 action(copies)
             except DriverError as error:
@@ -261,12 +263,12 @@ class CudaBackend(Backend):
         """Memory to write to, twice what L2 holds. It is kept: what was mapped just before a
         kernel runs costs that kernel microseconds.
         """
-        if self._trash is None or self._trash[0] != context:
+        if context not in self._trash:
             size = 2 * self.device.l2_bytes
             if self.device.kind != "simulator":
                 size = max(size, LEAST_FLUSH)
-            self._trash = context, self.allocate(size)
-        return self._trash[1]
+            self._trash = {context: self.allocate(size)}
+        return self._trash[context]
 
     def telemetry(self) -> Mapping[str, float | str]:
         return {} if self.device.kind == "simulator" else read_telemetry(self._bus_id)

@@ -4,6 +4,11 @@ PyCUDA keeps a stack of contexts of its own for every thread, and aborts the pro
 ends with something on it: what is pushed here is popped in a `finally`, always. Its objects can
 only be destroyed while their context is on top of the stack or in the thread that made it: they
 are kept in `Held` objects, which see to it.
+
+What is remembered of a context has its object as the key, not its handle: the driver gives the
+handle of a destroyed context to the next one. PyCUDA's objects are equal if their handles are, and
+their hash is made of the handle and of the place of what they stand for, which nothing else has
+while one of them is kept: so a dictionary tells contexts apart, and finds one by all its objects.
 """
 
 from __future__ import annotations

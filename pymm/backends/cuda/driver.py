@@ -62,11 +62,11 @@ def shown(arguments: bytes) -> ctypes.Array:
 
 
 class _Answer(threading.local):
-    """Room for a handle, one for each thread."""
+    """Room for a number, one for each thread."""
 
     def __init__(self) -> None:
-        self.handle = c_void_p()
-        self.place = byref(self.handle)
+        self.number = c_uint64()
+        self.place = byref(self.number)
 
 
 class _MapRoom(threading.local):
@@ -88,15 +88,23 @@ class Driver:
         self.current_context = self._asks_for_context()
         self._map_room = _MapRoom()
 
-    def _asks_for_context(self) -> Callable[[], int | None]:
-        """A call that says which context this thread has current, made by anyone, in 0.2 us."""
-        ask, answer = self.quick.cuCtxGetCurrent, _Answer()
+    def _asks_for_context(self) -> Callable[[], int]:
+        """A call that says which context this thread has current, made by anyone, in 0.2 us: its
+        number, 0 for none. The handle of a destroyed context is given out again, its number is not
+        ("cuCtxGetId", cuda.h).
+        """
+        ask, answer = self.quick.cuCtxGetId, _Answer()
 
-        def current_context() -> int | None:
-            ask(answer.place)
-            return answer.handle.value
+        def current_context() -> int:
+            return 0 if ask(None, answer.place) else answer.number.value
 
         return current_context
+
+    def context_number(self, context: int) -> int:
+        """The number of the context with that handle."""
+        number = c_uint64()
+        self.call("cuCtxGetId", c_void_p(context), byref(number))
+        return number.value
 
     def call(self, name: str, *arguments: object) -> None:
         """Call a function of the driver."""

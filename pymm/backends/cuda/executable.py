@@ -46,7 +46,7 @@ class CudaExecutable(Executable):
         self.config = source.config
         self._source, self._compiler, self._driver = source, compiler, driver
         self._contexts, self._most_blocks = contexts, most_blocks
-        self._loaded: dict[int, Held] = {}
+        self._loaded: dict[drv.Context, Held] = {}
         self._lock = threading.Lock()
         function = self._in(contexts.current()).function
         with working(contexts.current(), f"asking for the registers of {self.config.slug}"):
@@ -62,9 +62,9 @@ class CudaExecutable(Executable):
         its `functions`, which PyCUDA does not show: the cubin is loaded twice.
         """
         with self._lock:
-            found = self._loaded.get(context.handle)
+            found = self._loaded.get(context)
             if found is None:
-                found = self._loaded[context.handle] = self._load(context)
+                found = self._loaded[context] = self._load(context)
             return found
 
     def _load(self, context: drv.Context) -> Held:
@@ -117,7 +117,7 @@ class CudaExecutable(Executable):
         )
         places = tuple((_offset(form, index), which) for which, index in enumerate((4, 7, 11)))
         launches = [Launch("gemm", grid, block, shared, packed, places)]
-        if mirrors(problem, beta):
+        if self._source.mirrors and mirrors(problem, beta):
             launches.append(mirror_launch(problem, c))
         what = f"launching {self.config.slug} on {problem.slug} ({grid} blocks of {block} threads)"
         place = self._place(context, stream, what)
@@ -128,7 +128,8 @@ class CudaExecutable(Executable):
         handle = getattr(stream, "handle", stream) or 0
         early = int("".join(filter(str.isdigit, self._compiler.arch))) >= 90
         functions = self._in(context).functions
-        return Place(self._contexts, context, self._driver, functions, handle, early, what)
+        number = self._driver.context_number(context.handle)
+        return Place(context, number, self._driver, functions, handle, early, what)
 
     def _in_parts(
         self,

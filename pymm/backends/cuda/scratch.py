@@ -36,7 +36,7 @@ class Scratch:
         """At least `nbytes` bytes for launches on `stream`. Raises `MemoryError`."""
         if not nbytes:
             return Nothing()
-        key = (self._context().handle, getattr(stream, "handle", stream) or 0)
+        key = (self._context(), getattr(stream, "handle", stream) or 0)
         with self._lock:
             piece = self._pieces.get(key)
             if piece is None or piece.nbytes < nbytes:

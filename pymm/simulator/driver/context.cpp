@@ -12,12 +12,14 @@
 namespace pymm_sim {
 namespace {
 
-struct Context_ { bool primary; unsigned flags; };
+struct Context_ { bool primary; unsigned flags; std::uint64_t serial; };
 
 std::atomic<bool> initialized{false};
 std::atomic<int> sticky{0};
 std::mutex mutex;
 std::set<Context_*> contexts;
+std::vector<Context_*> destroyed;      // their handles are given out again, the last one first
+std::uint64_t created = 0;
 Context_* primary = nullptr;
 int primary_uses = 0;
 std::map<int, std::size_t> limits = {{0, 1024}, {1, 1 << 20}, {2, 8 << 20}, {3, 2}, {4, 2048},
@@ -35,7 +37,9 @@ Context_* current() {
 
 Context_* create(bool is_primary, unsigned flags) {
     std::lock_guard lock(mutex);
-    auto* c = new Context_{is_primary, flags};
+    Context_* c = destroyed.empty() ? new Context_ : destroyed.back();
+    if (!destroyed.empty()) destroyed.pop_back();
+    *c = {is_primary, flags, ++created};
     contexts.insert(c);
     return c;
 }
@@ -44,7 +48,7 @@ CUresult destroy(Context_* c) {
     std::lock_guard lock(mutex);
     if (!contexts.erase(c)) return invalid_context;
     if (!stack.empty() && stack.back() == c) stack.pop_back();
-    delete c;
+    destroyed.push_back(c);
     return success;
 }
 
@@ -63,6 +67,11 @@ void poison(int fault) {
 }
 
 int poisoned() { return sticky; }
+
+std::uint64_t context_serial() {
+    const Context_* c = current();
+    return c ? c->serial : 0;
+}
 
 }  // namespace pymm_sim
 
@@ -140,6 +149,14 @@ CU_EXPORT CUresult cuCtxGetCurrent(void** out) {
     if (!initialized) return not_initialized;
     if (!out) return invalid_value;
     *out = current();
+    return success;
+}
+
+CU_EXPORT CUresult cuCtxGetId(void* context, unsigned long long* out) {
+    if (CUresult e = guard_alive()) return e;
+    if (context ? !live(context) : !current()) return invalid_context;
+    if (!out) return invalid_value;
+    *out = (context ? static_cast<Context_*>(context) : current())->serial;
     return success;
 }
 

@@ -91,6 +91,7 @@ struct Function;
 struct LoadedModule {
     void* library = nullptr;
     int file = -1;                           // the memory file it was loaded from
+    std::uint64_t context = 0;               // the serial of the one it was loaded into
     std::uintptr_t base = 0;
     std::vector<std::pair<std::uintptr_t, std::size_t>> segments;
     const Module* contents = nullptr;
@@ -164,6 +165,7 @@ CUresult guard();                // not initialised, poisoned, or no context cur
 CUresult guard_alive();          // the same without the context
 void poison(int fault);
 int poisoned();
+std::uint64_t context_serial();  // of the current context: contexts are counted from 1
 bool live_stream(void* stream);
 
 }  // namespace pymm_sim

@@ -78,7 +78,7 @@ bool gather(const Kernel& k, void** parameters, void** extra, std::vector<Line>&
 CUresult pymm_sim::prepare(Prepared& made, void* handle, dim3 grid, dim3 block,
                            std::size_t dynamic, void** parameters, void** extra) {
     Function* f = function_of(handle);
-    if (!f) return invalid_handle;
+    if (!f || f->module->context != context_serial()) return invalid_handle;
     if (CUresult e = check_sizes(*f, grid, block, dynamic)) return e;
     made = {f, grid, block, dynamic, {}};
     const bool once = !(parameters && extra);

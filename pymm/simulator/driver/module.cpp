@@ -80,6 +80,7 @@ CUresult load(void** out, const void* image) {
         return no_binary;
     }
     find_segments(*m);
+    m->context = context_serial();
     std::lock_guard lock(mutex);
     modules.insert(m.get());
     *out = m.release();
