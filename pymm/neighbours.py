@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from pymm.cost import predicted_seconds
 from pymm.device import Device
@@ -22,19 +23,22 @@ TURNED, OTHER_TYPE, MISALIGNED, OTHER_FILL = 0.4, 0.2, 0.1, 0.1
 #: Types whose products take the same tiles: what is tuned for one serves the others.
 ALIKE = ({"f16", "bf16", "f16_f32", "bf16_f32"},)
 
-#: Neighbours that are looked at, and how much slower than the best of their configurations the
-#: cost model may expect one to be: so much it errs. What was measured nearer than NEAR (a quarter
-#: more in one extent) is believed unless the model expects it to take twice as long.
-LOOKED_AT, MODEL_ERRS, NEAR, BELIEVED = 8, 1.1, 0.25, 2.0
+#: Neighbours that are looked at.
+LOOKED_AT = 12
 
-#: Where a rung makes its default for the problem, a neighbour's configuration must be expected to
-#: take no more than this part of the default's time. Of 60 products never tuned (an H200,
-#: unseen.csv) 17 ran slower than their default by more than 2 % without this; with it 3 would of
-#: the 52 whose times are known.
-WORTH = 0.9
+#: Among rungs that make no default for the problem: how much slower than the best of its
+#: neighbours' configurations the cost model may expect one to be, so much it errs. What was
+#: measured nearer than NEAR (a quarter more in one extent), and for any rung with these very
+#: extents in another layout, is believed unless the model expects it to take twice as long.
+MODEL_ERRS, NEAR, BELIEVED = 1.1, 0.25, 2.0
 
-#: The model's expectation is corrected by how far it is off where a configuration was measured,
-#: but by no more than this in either direction.
+#: Where rungs make defaults for the problem, the highest one's is taken unless the model expects no
+#: more than so much of its time, of another rung's default and of a neighbour's configuration or
+#: another split of it. benchmarks/LOG.md has what these and others would have chosen on an H200.
+WORTH_ANOTHER_RUNG, WORTH = 0.95, 0.9
+
+#: Where rungs make no default, the model's expectation is corrected by how far it is off where a
+#: configuration was measured, but by no more than this in either direction.
 MOST_CORRECTION = 1.6
 
 
@@ -78,15 +82,60 @@ def _log(extent: int) -> float:
 
 
 def transferred(
-    problem: Problem, device: Device, records: Sequence[Record], default: Config | None
-) -> tuple[Config, Record] | None:
-    """The configuration of the nearest of `records` (nearest first) that is no worse than its
-    neighbours' for this problem by the cost model, with k split otherwise if need be. None where
-    the model prefers the default to them all. On a CPU, which it knows nothing of, the nearest.
+    problem: Problem, device: Device, records: Sequence[Record], defaults: Sequence[Config]
+) -> tuple[Config, Record | None] | None:
+    """What should serve best of the `defaults`, the highest rung's first, and of the configurations
+    of `records`, nearest first, with k split otherwise if need be; None for a default comes with
+    it. None at all where the first default is best. On a CPU, which the cost model knows nothing
+    of, the nearest.
     """
     records = [r for r in records if _may_run(r.config, problem, device)][:LOOKED_AT]
     if device.kind == "cpu" or not records:
         return (records[0].config, records[0]) if records else None
+    made = [config for config in defaults if config.kernel.suggested]
+    if defaults and defaults[0] not in made:
+        return _served(problem, device, records, defaults[0])
+    return _quickest(problem, device, records, made)
+
+
+def _quickest(
+    problem: Problem, device: Device, records: Sequence[Record], defaults: Sequence[Config]
+) -> tuple[Config, Record | None] | None:
+    """Defaults first: they were made from measurements of their rung, and serve a problem never
+    tuned better than what was best for its neighbour (of 27 problems with one of nearly the same
+    extents on an H200 ten ran slower with its configuration, two with what this takes). The model
+    decides what is better still.
+    """
+    expected = {config: predicted_seconds(config, problem, device) for config in defaults}
+    usual = min(defaults, key=expected.__getitem__, default=None)
+    if usual is not None and expected[usual] > WORTH_ANOTHER_RUNG * expected[defaults[0]]:
+        usual = defaults[0]
+    limit = expected.get(usual, math.inf)
+    of_rung = {config.kernel_name: WORTH * expected[config] for config in defaults}
+    best, least = None, WORTH * limit
+    for record in records:
+        if apart(problem, record.problem) == 0:  # of another layout, type or stack
+            errs = BELIEVED if problem.batch == record.problem.batch else MODEL_ERRS
+            if predicted_seconds(record.config, problem, device) <= limit * errs:
+                return record.config, record
+        if not record.config.kernel.suggested:
+            continue
+        below = min(least, of_rung.get(record.config.kernel_name, math.inf))
+        for config in (record.config, *_otherwise_split(record.config)):
+            seconds = predicted_seconds(config, problem, device)
+            if seconds < below and _may_run(config, problem, device):
+                best, least, below = (config, record), seconds, seconds
+    if best is None and usual is not None and usual != defaults[0]:
+        return usual, None
+    return best
+
+
+def _served(
+    problem: Problem, device: Device, records: Sequence[Record], default: Config
+) -> tuple[Config, Record] | None:
+    """The configuration of the nearest record that is no worse than its neighbours' by the model,
+    unless that prefers the default to them all.
+    """
     corrections = {record: _correction(record, device) for record in records}
     own = [(record.config, record) for record in records]
     split = [
@@ -96,31 +145,13 @@ def transferred(
         (config, record): predicted_seconds(config, problem, device) * corrections[record]
         for config, record in (*own, *split)
     }
-    best = min(expected.values())
-    if default is not None:
-        usual = statistics.median(corrections.values())
-        best = min(best, predicted_seconds(default, problem, device) * usual)
-    for option, seconds in expected.items():
-        config, record = option
-        if config == record.config and apart(problem, record.problem) < NEAR:
-            if seconds <= best * BELIEVED:
-                return option
-        elif seconds <= best * MODEL_ERRS and _worth_it(config, default, problem, device):
-            return option
+    usual = statistics.median(corrections.values())
+    best = min(*expected.values(), predicted_seconds(default, problem, device) * usual)
+    for (config, record), seconds in expected.items():
+        near = config == record.config and apart(problem, record.problem) < NEAR
+        if seconds <= best * (BELIEVED if near else MODEL_ERRS):
+            return config, record
     return None
-
-
-def _worth_it(config: Config, default: Config | None, problem: Problem, device: Device) -> bool:
-    """Whether the model expects `config` to beat the defaults, its own rung's and the highest's, as
-    far as these are made for the problem.
-    """
-    rivals = {config.kernel.default_for(problem, device), default} - {config, None}
-    seconds = predicted_seconds(config, problem, device)
-    return all(
-        seconds <= predicted_seconds(rival, problem, device) * WORTH
-        for rival in rivals
-        if rival.kernel.suggested and _may_run(rival, problem, device)
-    )
 
 
 def _correction(record: Record, device: Device) -> float:
@@ -131,13 +162,18 @@ def _correction(record: Record, device: Device) -> float:
 
 def splits(config: Config, problem: Problem, device: Device) -> list[Config]:
     """The configuration with k in other parts, those that may run."""
+    return [c for c in _otherwise_split(config) if _may_run(c, problem, device)]
+
+
+@lru_cache(maxsize=4096)
+def _otherwise_split(config: Config) -> tuple[Config, ...]:
+    """The configuration with k in any other number of parts that a search tries."""
     kernel = config.kernel
-    if "SPLIT" not in kernel.space:
-        return []
-    made = (kernel.config(config.as_dict() | {"SPLIT": n}) for n in kernel.space["SPLIT"])
-    return [c for c in made if c != config and _may_run(c, problem, device)]
+    made = (kernel.config(config.as_dict() | {"SPLIT": n}) for n in kernel.space.get("SPLIT", ()))
+    return tuple(c for c in made if c != config)
 
 
+@lru_cache(maxsize=1024)
 def untuned(kernel: Kernel, problem: Problem, device: Device) -> Config | None:
     """What to run of a kernel where nothing is tuned: its default, unless the cost model expects
     much more of a fallback or of another way to split k. None if none of them may run.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from pymm.cost import predicted_seconds
 from pymm.device import Device
 from pymm.kernels import Config, Kernel, find_kernel, kernels_for
 from pymm.neighbours import akin, apart, rank, transferred, untuned
@@ -34,10 +35,11 @@ def select(
 ) -> Choice:
     """The configuration for `problem`, of any kernel or of the one named.
 
-    In this order: a current record of this very problem; the nearest problems in (log m, log n,
-    log k), of this type or one of the same size, another layout and alignment counting as distance,
-    passing over those whose configuration the cost model expects to serve badly here; the same two
-    once more among records that another driver or compiler made; the default. A record counts only
+    In this order: a current record of this very problem; where the cost model expects clearly more
+    of it than of the default, what is tuned for one of the nearest problems in (log m, log n, log
+    k), of this type or one of the same size, another layout and alignment counting as distance; the
+    same two once more among records that another driver or compiler made; the default, of another
+    rung than the highest that is measured beside it if the model prefers that. A record counts only
     if its configuration obeys every rule for `problem` on `device`, and one of a lower rung than
     the highest that is meant for this problem only where that was measured on the record's problem,
     too: a rung tuned by itself may be far slower than the others untuned. Never fails for want of a
@@ -47,7 +49,7 @@ def select(
     wanted = None if kernel is None else find_kernel(kernel, _backend(device))
     records, damage = _usable(device, directory)
     highest = wanted or _highest(problem, device)
-    default, passed_over = untuned(highest, problem, device), False
+    passed_over = False
     for tools_changed in (False, True):
         found = list(_nearest(problem, records, environment, tools_changed))
         compared = {r.problem for r, _ in found if r.config.kernel_name == highest.name}
@@ -56,7 +58,8 @@ def select(
             for r, changes in found
             if r.config.kernel_name == highest.name or (not wanted and r.problem in compared)
         ]
-        choice = _of_records(problem, device, found, default)
+        defaults = _defaults(problem, device, highest, found)
+        choice = _of_records(problem, device, found, defaults)
         if choice is not None:
             return replace(choice, reason=choice.reason + damage)
         passed_over |= bool(found)
@@ -67,7 +70,7 @@ def _of_records(
     problem: Problem,
     device: Device,
     found: list[tuple[Record, str]],
-    default: Config | None,
+    defaults: list[Config],
 ) -> Choice | None:
     """The choice among records, nearest first: the quickest of this very problem, else what
     transfers.
@@ -80,14 +83,28 @@ def _of_records(
     nearest: dict[Problem, Record] = {}
     for record, _ in found:
         nearest.setdefault(record.problem, record)  # the quickest of each problem comes first
-    chosen = transferred(problem, device, list(nearest.values()), default)
+    chosen = transferred(problem, device, list(nearest.values()), defaults)
     if chosen is None:
         return None
     config, record = chosen
+    if record is None:
+        return Choice(config, _of_rung(config, defaults[0], problem, device))
     reason = _reason(problem, record, device, changes[record])
     if config != record.config:
         reason += f", k in {config.as_dict()['SPLIT']} parts"
     return Choice(config, reason, record)
+
+
+def _defaults(
+    problem: Problem, device: Device, highest: Kernel, found: list[tuple[Record, str]]
+) -> list[Config]:
+    """The default of the highest rung, and of those that records compare with it and that are meant
+    for the problem, too.
+    """
+    rungs = {r.config.kernel_name: r.config.kernel for r, _ in found}
+    others = (k for k in rungs.values() if k.suggested and k.name != highest.name)
+    configs = (untuned(kernel, problem, device) for kernel in (highest, *others))
+    return [config for config in configs if config is not None]
 
 
 def configs(
@@ -111,8 +128,23 @@ def _backend(device: Device) -> str:
 
 
 def _usable(device: Device, directory: Path | None) -> tuple[list[Record], str]:
+    """The records that may be used here. What is said of a text and a device is remembered: both
+    stay the same in a process, and records are many.
+    """
     records, damage = _readable(device, directory)
-    return [record for record in records if not unusable_because(record, device)], damage
+    verdicts, found = _verdicts.setdefault(device, {}), []
+    for record in records:
+        config = record.config
+        names = tuple(name for name, _ in config.parameters)
+        key = (config.backend, config.kernel_name, names, record.digest, record.device)
+        if key not in verdicts:
+            verdicts[key] = not unusable_because(record, device)
+        if verdicts[key]:
+            found.append(record)
+    return found, damage
+
+
+_verdicts: dict[Device, dict[tuple, bool]] = {}
 
 
 def _readable(device: Device, directory: Path | None) -> tuple[list[Record], str]:
@@ -147,8 +179,10 @@ def _nearest(
     files = list(dict.fromkeys(record.file for record in records))
     newest = sorted(records, key=lambda record: record.date, reverse=True)
     for record in sorted(newest, key=lambda record: files.index(record.file)):
+        if not akin(problem, record.problem, record.config.backend):
+            continue
         changes = outdated_because(record, environment)
-        if bool(changes) == tools_changed and akin(problem, record.problem, record.config.backend):
+        if bool(changes) == tools_changed:
             best.setdefault((record.problem, record.config.kernel_name), (record, changes))
     yield from sorted(best.values(), key=lambda found: rank(problem, found[0]))
 
@@ -177,6 +211,15 @@ def _reason(problem: Problem, record: Record, device: Device, changes: str) -> s
     return words
 
 
+def _of_rung(config: Config, first: Config, problem: Problem, device: Device) -> str:
+    """Why another rung's default."""
+    here, there = (predicted_seconds(c, problem, device) * 1e6 for c in (config, first))
+    return (
+        f"default of {config.kernel_name}: nothing tuned near enough for {problem.dtype} on "
+        f"{device.name}; the cost model expects {here:.3g} us, {there:.3g} of {first.kernel_name}"
+    )
+
+
 def tune_command(problem: Problem, device: Device) -> str:
     """The line that tunes `problem` on `device`."""
     where = "cpu" if device.kind == "cpu" else str(device.index)
@@ -195,7 +238,7 @@ def _highest(problem: Problem, device: Device) -> Kernel:
     if not kernels:
         raise _no_kernel(problem, device)
     for kernel in kernels:
-        if not kernel.violations(kernel.default_for(problem, device), problem, device):
+        if untuned(kernel, problem, device) is not None:
             return kernel
     return kernels[0]
 
@@ -236,5 +279,6 @@ def _why_untuned(config: Config, problem: Problem, device: Device, near: str, da
     kernel, why = config.kernel, f"nothing tuned{near} for {problem.dtype}"
     if device.kind == "simulator":
         why = "in the simulator"
-    what = "default" if config == kernel.default_for(problem, device) else "cost model's choice"
+    made = kernel.suggested or config == kernel.default_for(problem, device)
+    what = "default" if made else "cost model's choice"
     return f"{what} of {kernel.name}: {why} on {device.name}{damage}"

@@ -59,6 +59,45 @@ def test_order_is_that_of_the_h200(name, kernel, correlation, kept):
     assert judged >= 3
 
 
+def of_products_never_tuned():
+    """Seconds by configuration of every problem in unseen.csv that this pymm still spells so."""
+    with open(RESULTS / "unseen.csv", newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            times = {}
+            for name in ("chosen", "default", "found"):
+                try:
+                    config = parse_slug(row[name])
+                except ValueError:
+                    continue
+                if row[f"{name}_us"]:
+                    times[config] = float(row[f"{name}_us"]) / 1e6
+            yield Problem(*(int(row[axis]) for axis in "mnk"), row["dtype"]), times
+
+
+def test_which_of_two_is_quicker_for_a_product_never_tuned():
+    """Ratios within a problem, between rungs, too: the standard deviation of what the model is off
+    by, where a difference of 0.1 changes a choice.
+    """
+    off = []
+    for problem, times in of_products_never_tuned():
+        logs = [math.log(s / predicted_seconds(c, problem, H200)) for c, s in times.items()]
+        off += [x - sum(logs) / len(logs) for x in logs if len(logs) > 1]
+    assert len(off) >= 60
+    assert np.std(off) < 0.1
+
+
+def test_lines_that_start_anywhere_cost_kernels_that_copy_them_in_pieces():
+    """Lines aligned to 4 bytes take four times the copies of those to 16, but not through TMA."""
+    aligned, odd = Problem(1024, 1024, 1024), Problem(1025, 1025, 1025)
+    sliced, fed = find_kernel("sliced"), find_kernel("tma_f32")
+    config = sliced.config({**sliced.default, "MB": 32, "NB": 128, "TA": 8, "TB": 16})
+    slower = [
+        predicted_seconds(c, odd, H200) / predicted_seconds(c, aligned, H200)
+        for c in (config, fed.default_config)
+    ]
+    assert slower[0] > 1.15 and slower[0] > 1.05 * slower[1]
+
+
 @pytest.mark.parametrize(
     "kernel", [k for k in KERNELS if k.backend == "cuda"], ids=lambda k: k.name
 )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pymm import select as selecting
 from pymm import store
 from pymm.cost import predicted_seconds
-from pymm.device import Device, cuda_peaks
+from pymm.device import Device
 from pymm.kernels import find_kernel, kernels_for
 from pymm.problem import Problem
 from pymm.records import Environment, Record
@@ -244,57 +244,14 @@ def test_a_lower_rung_tuned_by_itself_says_nothing_about_the_highest(tuned):
     assert far.config.kernel_name == "transposed_a"
 
 
-H200 = Device(
-    "Test H200", "cuda", capability=(9, 0), sms=132, shared_per_block=232448, shared_per_sm=233472,
-    clock_hz=1.98e9, bandwidth=4.8e12, l2_bytes=60 * 2**20, versions={"driver": "580.10"},
-    peak_flops=cuda_peaks((9, 0), 132, 1.98e9),
-)  # fmt: skip
-
-
-def of_h200(kernel, m, n, k, seconds, dtype="f32", **parameters):
-    declared = find_kernel(kernel)
-    config = declared.config({**declared.default, **parameters})
-    digest = kernel_digest("cuda", declared.file)
-    problem = Problem(m, n, k, dtype)
-    return Record(problem, config, seconds, 0.01, "2026-11-21", NOW, digest)
-
-
-DEEP = of_h200("pipelined", 256, 256, 65536, 25e-5, MB=64, NB=64, TB=4, KB=8, LANES=8, BLOCKS=2,
-               SPLIT=32)  # fmt: skip
-SQUARE = of_h200("pipelined", 4096, 4096, 4096, 2.7e-3)
-
-
-def test_what_is_tuned_for_a_deep_product_does_not_serve_a_square(tuned):
-    """The deep one is nearer, and its parts of k would be five steps long."""
-    problem = Problem(700, 700, 30000)
-    choice = tuned(problem, DEEP, SQUARE, device=H200, kernel="pipelined")
-    assert choice.record is not None and choice.config.SPLIT > 1
-    choice = tuned(Problem(1500, 1500, 700), device=H200, kernel="pipelined")
-    assert choice.config.SPLIT < 32
-    choice = tuned(Problem(256, 256, 50000), device=H200, kernel="pipelined")
-    assert choice.config.SPLIT >= 16
-
-
-def test_k_is_split_otherwise_where_the_blocks_are_too_few(tuned):
-    """The tile of a square for a product whose every tile has a multiprocessor to itself."""
-    choice = tuned(Problem(256, 256, 65536), SQUARE, device=H200, kernel="pipelined")
-    assert choice.config.SPLIT >= 8
-    assert choice.record is None or "parts" in choice.reason
-    assert not choice.config.kernel.violations(choice.config, Problem(256, 256, 65536), H200)
-
-
-def test_types_of_the_same_size_serve_each_other(tuned):
-    found = of_h200("tensor", 4096, 4096, 4096, 3e-4, "bf16", BLOCKS=1, TB=32)
-    here = {"device": replace(H200, capability=(8, 0)), "kernel": "tensor"}
-    choice = tuned(Problem(4104, 4104, 4104, "f16"), found, **here)
-    assert choice.config == found.config
-    assert choice.reason.endswith("of type bf16")
-    assert tuned(Problem(4104, 4104, 4104, "tf32"), **here).record is None
-
-
-def test_without_records_the_model_splits_k_and_nothing_else_changes(tuned):
-    choice = tuned(Problem(64, 64, 262144), device=H200, kernel="pipelined")
-    assert choice.config.SPLIT > 8
-    assert choice.reason == "cost model's choice of pipelined: nothing tuned for f32 on Test H200"
-    choice = tuned(Problem(4096, 4096, 4096), device=H200, kernel="pipelined")
-    assert choice.config == find_kernel("pipelined").default_config
+def test_a_text_is_judged_once_for_all_records_made_with_it(tuned, monkeypatch):
+    tuned(Problem(64, 64, 64), *(record(64 + n, mb=32) for n in range(20)))
+    calls = []
+    before = selecting.unusable_because
+    monkeypatch.setattr(
+        selecting, "unusable_because", lambda *given: calls.append(1) or before(*given)
+    )
+    monkeypatch.setattr(selecting, "_verdicts", {})
+    for n in range(3):
+        tuned(Problem(90 + n, 64, 64))
+    assert len(calls) == 1
