@@ -92,14 +92,18 @@ def _of_records(
     reason = _reason(problem, record, device, changes[record])
     if config != record.config:
         reason += f", k in {config.as_dict()['SPLIT']} parts"
+    if defaults and defaults[0].kernel.suggested and apart(problem, record.problem):
+        usual = min(predicted_seconds(c, problem, device) for c in defaults)
+        part = predicted_seconds(config, problem, device) / usual
+        reason += f"; expected to take {part:.2f} of the default's time"
     return Choice(config, reason, record)
 
 
 def _defaults(
     problem: Problem, device: Device, highest: Kernel, found: list[tuple[Record, str]]
 ) -> list[Config]:
-    """The default of the highest rung, and of those that records compare with it and that are meant
-    for the problem, too.
+    """The default of the highest rung, and of the others that records compare with it and that make
+    their defaults for a problem.
     """
     rungs = {r.config.kernel_name: r.config.kernel for r, _ in found}
     others = (k for k in rungs.values() if k.suggested and k.name != highest.name)
