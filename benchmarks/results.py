@@ -1,6 +1,6 @@
 """Writes benchmarks/RESULTS.md from the CSV of `python -m pymm.bench --classes`:
 `python benchmarks/results.py`; the part about shapes never tuned from what `benchmarks/unseen.py`
-wrote.
+wrote, that about A^T A from the rows of `python -m pymm.bench --suite o3`.
 
 The goals are geometric means of a class: opponent's time / pymm's time, the opponent the faster of
 cuBLAS's two libraries. With `--check` nothing is written and the status is 1 if the file is not
@@ -18,11 +18,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a checkout need not be installed
 
+from symmetric import beside_gemm, transposes  # noqa: E402
+
 from pymm.classes import SYMMETRIC, class_problems  # noqa: E402
 
 TABLE = ROOT / "benchmarks" / "RESULTS.md"
 FOLDER = ROOT / "benchmarks" / "results" / "nvidia-h200"
 FILE, UNSEEN = FOLDER / "classes.csv", FOLDER / "unseen.csv"
+#: Where rows of the suites are.
+SUITES = sorted(FOLDER.glob("suites*.csv"))
 #: What a reader has to know of the run, if anything: it stands below its date.
 NOTE = FOLDER / "classes-note.txt"
 
@@ -70,6 +74,8 @@ def main(arguments: Sequence[str]) -> int:
         if UNSEEN.exists():
             with open(UNSEEN, encoding="utf-8", newline="") as lines:
                 page += ["", *unseen(list(csv.DictReader(lines)))]
+        if symmetric := transposes(rows_of(SUITES)):
+            page += ["", *symmetric]
         text = "\n".join(page) + "\n"
     if "--check" in arguments:
         written = TABLE.read_text(encoding="utf-8") if TABLE.exists() else None
@@ -78,6 +84,13 @@ def main(arguments: Sequence[str]) -> int:
         sys.exit(f"{FILE.relative_to(ROOT)} is not there: python -m pymm.bench --classes all --csv")
     TABLE.write_text(text, encoding="utf-8")
     return 0
+
+
+def rows_of(files: Sequence[Path]) -> Iterator[Row]:
+    """The rows of several files."""
+    for path in files:
+        with open(path, encoding="utf-8", newline="") as lines:
+            yield from csv.DictReader(lines)
 
 
 def latest(rows: Iterator[Row]) -> list[Row]:
@@ -163,8 +176,11 @@ def classes(rows: Sequence[Row]) -> list[str]:
     named = [f"{dtype}: {words}" for dtype, words in OPPONENTS.items()]
     lines += ["", "Opponents: " + "; ".join(named) + "; else cuBLAS in the same type."]
     if any(row["class"] in SYMMETRIC for row in rows):
-        lines.append("syrk: C = A A^T and A^T A, all of C written, against the faster of cuBLAS's "
-                     "gemm and its syrk with a mirror (two launches of PyTorch's); full floors.")
+        lines.append(
+            "syrk: C = A A^T and A^T A, all of C written, against the faster of cuBLAS's "
+            "gemm and its syrk with a mirror (two launches of PyTorch's); full floors."
+        )
+        lines += ["", *beside_gemm(rows)]
     return lines
 
 

@@ -12,8 +12,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import results  # noqa: E402
+import symmetric  # noqa: E402
 
 from pymm.classes import class_problems  # noqa: E402
+from pymm.problem import Problem  # noqa: E402
+from pymm.suites.declaration import COLUMNS as SUITE_COLUMNS  # noqa: E402
 
 
 def row(ratio, dtype="f32", layout="NN", name="large", extent="2048", **more):
@@ -77,6 +80,60 @@ def test_unseen_shapes_by_type_and_all_together():
     assert "| f32 | 2 | 0.900 | 0.81 | 0.99 |" in lines
     assert "| f64 | 1 | 0.900 | 0.90 |  |" in lines
     assert lines[-1] == "| all | 3 | 0.900 | 0.81 | 0.99 |"
+
+
+def symmetric_rows(dtype, ours, library):
+    """Every product of the class, `library` / `ours` the ratio beside the whole product."""
+    return [
+        row(1.1, dtype, layout, "syrk-large", extent=str(n), us=str(ours), cublas_us=str(library),
+            cublaslt_us=str(library + 1))
+        for layout in ("NT", "TN") for n in (4096, 6144, 8192, 10500)
+    ]  # fmt: skip
+
+
+def test_symmetric_products_are_judged_beside_the_whole_product():
+    rows = [*symmetric_rows("f32", 100, 190), *symmetric_rows("f64", 100, 160)]
+    lines = list(symmetric.beside_gemm(rows))
+    assert "| f32 | syrk-large | 1.8 | 1.90 | 1.90 | 1.90 | floor |" in lines
+    assert "| f64 | syrk-large | 1.7 | 1.60 | 1.60 | 1.60 | missed |" in lines
+    (line,) = [x for x in symmetric.beside_gemm(rows[:3]) if x.startswith("| f32")]
+    assert line.endswith("| 1.90 |  | 1.90 | 3 of 8 |")
+    rows[0] |= {"outcome": "wrong", "us": ""}
+    assert any("1 of 8 failed" in line for line in symmetric.beside_gemm(rows))
+
+
+def transposed(dtype, n, k, name, milliseconds, variant="", outcome="ok"):
+    """A row of the suite, as `pymm.suites` writes it."""
+    timed, rate = {}, Problem(n, n, k, dtype, True, False, op="syrk").flops / 1e6
+    if milliseconds:
+        timed = {"seconds": f"{milliseconds * 1e-3:.9g}", "gflops": f"{rate / milliseconds:.6g}"}
+    return dict.fromkeys(SUITE_COLUMNS, "") | {
+        "schema": "1", "suite": "o3", "op": "syrk", "dtype": dtype, "layout": "TN", "m": str(n),
+        "n": str(n), "k": str(k), "name": name, "variant": variant, "quantity": "kernel",
+        "outcome": outcome, "error": "0.01" if variant else "",
+    } | timed  # fmt: skip
+
+
+def test_products_with_the_transpose_stand_in_two_tables_a_type():
+    rows = [transposed("f64", 500, k, *who) for k in (500, 250) for who in (
+        ("00_naive", 8.0, "default"), ("03_register_tile", 3.0, "fixed"),
+        ("06_tensor_f64", 0.5, "chosen"), ("09_tma_f64", 1.0, "chosen"), ("cublas", 2.0),
+        ("cublaslt", 1.8), ("cublas_syrk", 1.5), ("cublas_syrk_mirror", 1.7))]  # fmt: skip
+    rows += [transposed("f32", 1500, 1500, "08_tma_f32", 0, "chosen", "wrong"),
+             transposed("f32", 1500, 1500, "cublas", 2.0)]  # fmt: skip
+    lines = symmetric.transposes(rows)
+    assert [x for x in lines if x.startswith("###")] == [
+        "### A of N x N, f64", "### A of N/2 x N, f64", "### A of N x N, f32"]  # fmt: skip
+    heads, first = (next(x for x in lines if x.startswith(start)) for start in ("| N ", "| 500 "))
+    cells = dict(zip(heads.split(" | "), first.split(" | "), strict=True))
+    assert cells["ms"] == "1" and cells["pymm.syrk"] == f"{500 * 501 * 500 / 1e-3 / 1e9:.0f}"
+    assert cells["cuBLAS gemm / pymm"] == "1.80" and cells["cuBLAS syrk, one half / pymm"] == "1.50"
+    assert cells["with its mirror / pymm"] == "1.70" and cells["00_naive / pymm"] == "8.00"
+    assert cells["48 x 48 tile / pymm"] == "3.00" and cells["error |"] == "0.01 |"
+    assert any(line.startswith("| 1500 | wrong |") for line in lines)
+    widths = {line.count("|") for line in lines if line.startswith(("| 500", "| N ", "| mean"))}
+    assert len(widths) == 2, "one width a table"
+    assert symmetric.transposes(row | {"suite": "o1"} for row in rows) == []
 
 
 @pytest.mark.parametrize("dtype", list(results.GOALS))
