@@ -6,6 +6,7 @@ import argparse
 import math
 from pathlib import Path
 
+from pymm.classes import LAYOUTS
 from pymm.contest import ROUNDS, SHORT_ROUNDS
 from pymm.problem import DTYPES, FILLS
 from pymm.suites.sequential import LARGEST
@@ -27,6 +28,13 @@ examples:
 exit status: 0 everything measured is right, 1 something failed, is wrong or was left out for want
 of time, 2 bad options, 3 no such device, 130 interrupted
 """
+
+
+def _layouts(text: str) -> tuple[str, ...]:
+    given = tuple(text.split(","))
+    if not set(given) <= set(LAYOUTS):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of {', '.join(LAYOUTS)}")
+    return given
 
 
 def parser() -> argparse.ArgumentParser:
@@ -71,7 +79,9 @@ def parser() -> argparse.ArgumentParser:
         help="of suites: largest square for the CPU's sequential kernel (default: %(default)s)")
     add("--commit", metavar="ID",
         help="what rows say of pymm's commit (default: the checkout's)")
-    add("--triton", action="store_true", help="of classes: a Triton kernel as a third opponent")
+    add("--triton", nargs="?", const=LAYOUTS, default=(), type=_layouts, metavar="LAYOUTS",
+        help="of classes: a Triton kernel as a third opponent, of these layouts (NN; without any "
+        "all), for which it compiles for minutes")
     add("--compile-meanwhile", action="store_true",
         help="measure while other texts are compiled (default: compile all first)")
     add("--dry-run", action="store_true",

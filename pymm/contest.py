@@ -85,7 +85,7 @@ class Contest:
     directory: Path | None
     csv: Path | None = None
     deadline: float = math.inf
-    triton: bool = False
+    triton: tuple[str, ...] = ()  # layouts in which it is measured, too
     rounds: int = 0
     meanwhile: bool = False
     commit: str = ""
@@ -160,7 +160,8 @@ class Contest:
         request = Request(
             "compare", entry.problem, (entry.choice.config,),
             rounds=self.rounds or (SHORT_ROUNDS if self._is_short(entry) else ROUNDS),
-            against_others=True, quick=True, budget=SECONDS_PER_PRODUCT, triton=self.triton,
+            against_others=True, quick=True, budget=SECONDS_PER_PRODUCT,
+            triton=entry.problem.layout in self.triton,
         )  # fmt: skip
         begin(self.worker, request, time_limit(entry.problem, self.device, quick=True))
         while (reply := self.worker.result(timeout=1.0)) is None:

@@ -149,6 +149,21 @@ def test_a_run_that_is_cut_off_says_so(tmp_path, capsys):
     assert not path.exists()
 
 
+def test_triton_is_measured_in_the_layouts_asked_for(tmp_path, monkeypatch, capsys):
+    asked = []
+    patient = Disturbed()
+    monkeypatch.setattr(patient, "begin", lambda request, limit: (
+        asked.append((request.problem.layout, request.triton)),
+        Disturbed.begin(patient, request, limit),
+    ))  # fmt: skip
+    held = contest.Contest(patient, None, triton=("NN",), open_compiler=NoCompiler)
+    held.run(held.entries(class_problems(["large"], ["f32"], ["NN", "TT"])))
+    assert asked == [("NN", True), ("TT", False)]
+    with pytest.raises(SystemExit):
+        bench.main(["--classes", "all", "--triton", "XX"])
+    assert "'XX' is no list of NN, NT, TN, TT" in capsys.readouterr().err
+
+
 def test_dry_run_measures_nothing(tmp_path, capsys):
     path = tmp_path / "classes.csv"
     assert run(path, "--classes", "all", "--transposes", "NN", "--dry-run") == 0
