@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import json
 import sys
 from collections.abc import Callable, Sequence
 
@@ -19,7 +18,8 @@ examples:
   pymm tune --shapes 4096,8192x8192x128   tune two shapes
   pymm report                             pages of all that was measured, under reports/
   pymm doctor                             what is missing here, and the line that mends it
-  pymm configs                            what is tuned for this machine's device
+  pymm configs                            which devices are tuned, here or as shipped
+  pymm configs nvidia-h200                what is tuned for one of them
   pymm explain 4096 --dtype f64           what a product would run with, and why
 
 `pymm COMMAND --help` tells the options of a command."""
@@ -67,7 +67,7 @@ def _commands() -> dict[str, tuple[str, Callable[[list[str]], int | None]]]:
     if "report" in found:
         title = "measure a sample of a report again: does it agree?"
         found["verify"] = (title, _verify)
-    found["configs"] = ("list what is tuned, and what of it is stale", list_configs)
+    found["configs"] = ("list the devices that are tuned, or what is tuned for one", _configs)
     found["explain"] = ("say what a product would run with, and why", explain)
     found["version"] = ("print the version", lambda arguments: print(f"pymm {__version__}"))
     return found
@@ -79,63 +79,17 @@ def _verify(arguments: list[str]) -> int:
     return main(arguments)
 
 
+def _configs(arguments: list[str]) -> int:
+    from pymm.tuned import main
+
+    return main(arguments)
+
+
 def _usage(commands: dict) -> str:
     width = max(map(len, commands))
     lines = [f"  {name:<{width}}  {title}" for name, (title, _) in commands.items()]
     head = "usage: pymm COMMAND [options]\n\nMatrix multiplication, tuned for the device at hand."
     return "\n".join([head, "", "commands:", *lines, "", EXAMPLES])
-
-
-def _parser(name: str, text: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"pymm {name}", description=text)
-    parser.add_argument(
-        "--device", help="cpu, cuda, cuda:1; by default the first GPU, else the CPU"
-    )
-    return parser
-
-
-def _open(spec: str | None):
-    """The open backend and what its records are compared with."""
-    from pymm import backends, cache
-    from pymm.records import Environment
-
-    backend = backends.open_device(spec, cache.cache_directory())
-    return backend, Environment.of(backend.device, backend.toolchain)
-
-
-def list_configs(arguments: list[str]) -> int:
-    """`pymm configs`."""
-    from pymm import cache
-    from pymm.backends.base import NoDevice
-    from pymm.select import configs
-    from pymm.tables import show_table
-
-    parser = _parser("configs", "Lists what is tuned for a device, and what of it is stale.")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    options = parser.parse_args(arguments)
-    try:
-        backend, environment = _open(options.device)
-    except (NoDevice, ValueError) as error:
-        print(f"pymm configs: {error}", file=sys.stderr)
-        return 1
-    directory = cache.config_directory()
-    rows = []
-    for record, file, stale in configs(backend.device, directory, environment):
-        problem, us = record.problem, record.seconds * 1e6
-        gflops = problem.flops / record.seconds / 1e9
-        where = "yours" if file.startswith(str(directory)) else "shipped"
-        times = (f"{us:.4g}", f"{record.spread:.1%}", f"{gflops:.4g}")
-        config = record.config.slug
-        rows.append((problem.slug, config, *times, record.date, where, stale or "current"))
-    columns = ("problem", "configuration", "us", "spread", "GFLOP/s", "date", "file", "state")
-    if options.json:
-        print(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], indent=2))
-    elif rows:
-        title = f"{backend.device.name}: {len(rows)} records"
-        show_table(columns, rows, title, numbers=("us", "spread", "GFLOP/s"))
-    else:
-        print(f"Nothing is tuned for {backend.device.name} yet: python -m pymm.tune")
-    return 0
 
 
 def explain(arguments: list[str]) -> int:
@@ -145,7 +99,10 @@ def explain(arguments: list[str]) -> int:
     from pymm.problem import DTYPES, Problem
     from pymm.shapes import parse_shapes
 
-    parser = _parser("explain", "Says what a product would run with, and why.")
+    text = "Says what a product would run with, and why."
+    parser = argparse.ArgumentParser(prog="pymm explain", description=text)
+    device = "cpu, cuda, cuda:1; by default the first GPU, else the CPU"
+    parser.add_argument("--device", help=device)
     parser.add_argument("shapes", nargs="+", metavar="SHAPE", help="1024, 8192x8192x128")
     parser.add_argument("--dtype", default="f32", help=f"{', '.join(DTYPES)} (default: f32)")
     layouts = ("NN", "NT", "TN", "TT")

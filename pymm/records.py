@@ -187,10 +187,8 @@ def device_words(facts: Mapping[str, str | int]) -> str:
     return ", ".join([str(facts["name"]), *(f"{key} {facts[key]}" for key in rest)])
 
 
-def unusable_because(record: Record, device: Device) -> str:
-    """Why a record must not be used at all: its kernel or its device is another one by now. "" if
-    it may.
-    """
+def source_changed(record: Record) -> str:
+    """How the kernel of a record is another one by now, whatever the device. "" if it is not."""
     name = record.config.kernel_name
     try:
         kernel = find_kernel(name, record.config.backend)
@@ -200,6 +198,15 @@ def unusable_because(record: Record, device: Device) -> str:
         return f"kernel {name} of this pymm does not take it: {error}"
     if digest != record.digest:
         return f"source of kernel {name} changed ({record.digest}, now {digest})"
+    return ""
+
+
+def unusable_because(record: Record, device: Device) -> str:
+    """Why a record must not be used at all: its kernel or its device is another one by now. "" if
+    it may.
+    """
+    if changed := source_changed(record):
+        return changed
     words = device_words(device_facts(device))
     if record.device and record.device != words:
         return f"device changed ({record.device}; now {words})"
