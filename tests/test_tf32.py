@@ -30,6 +30,7 @@ SLUGS = (
     "wgmma_tf32-MB64-NB64-KB64-TA64-TB64-SLICES2-STAGES6-SLOTS2-CLUSTER1-GROUP8-SPLIT1",
     "wgmma_tf32-MB32-NB128-KB32-TA32-TB64-SLICES2-STAGES4-SLOTS4-CLUSTER2-GROUP8-SPLIT3",
     "wgmma_tf32-MB128-NB128-KB32-TA64-TB64-SLICES1-STAGES3-SLOTS3-CLUSTER2-GROUP8-SPLIT1",
+    "wgmma_tf32-MB192-NB128-KB32-TA192-TB64-SLICES1-STAGES4-SLOTS2-CLUSTER1-GROUP64-SPLIT1",
     "wgmma_tf32x3-MB128-NB128-KB32-TA128-TB64-STAGES3-CLUSTER1-GROUP8-SPLIT1",
     "wgmma_tf32x3-MB128-NB128-KB32-TA64-TB128-STAGES2-CLUSTER2-GROUP4-SPLIT1",
     "wgmma_tf32x3-MB64-NB192-KB32-TA64-TB64-STAGES2-CLUSTER1-GROUP8-SPLIT1",
@@ -89,6 +90,19 @@ def test_the_default_fills_the_gpu_where_it_can(mnk, tile, accurate):
         config = kernel.default_for(problem, HOPPER)
         assert (config.MB, config.NB) == wanted
         assert kernel.units(config, problem) >= 0.9 * HOPPER.sms
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("n", [1000, 4096, 8192])
+def test_short_products_store_c_row_by_row(n, layout):
+    """Of blocks that run at one time each begins beside the one before or at the next rows of C."""
+    problem = Problem(8192, n, 64, "tf32", *layout)
+    kernel = find_kernel("wgmma_tf32")
+    config, given = kernel.default_for(problem, HOPPER), kernel.hopper.received(problem)
+    if given.trans_a and given.trans_b:  # what is multiplied is C, and GROUP counts along its rows
+        assert config.GROUP * config.MB >= n
+    else:
+        assert config.GROUP == 1
 
 
 @pytest.mark.parametrize("dtype", ["tf32", "tf32x3"])

@@ -116,10 +116,12 @@ struct Place {
           g(threadIdx.x % 32 / 4), t(threadIdx.x % 4) {}
     // The column of C, in a piece of 64, that row 16 warp + g + 8 h of wgmma stands for. Where B
     // lies across k, eight lanes g take four columns each of two chunks that are four apart: with
-    // those of the four rows t these lie in different banks.
+    // those of the four rows t these lie in different banks. SWAPPED, these are rows of C on its
+    // way out: those of odd g lie in the other half of 8 rows, so that banks differ there, too.
     __device__ __forceinline__ unsigned column(unsigned h) const {
         return DIRECT ? warp * 16 + g + h * 8
-                      : warp / 2 * 32 + warp % 2 * 8 + h * 4 + g / 4 * 16 + g % 4;
+                      : warp / 2 * 32 + warp % 2 * 8 + (h + SWAPPED * g) % 2 * 4 + g / 4 * 16 +
+                            g % 4;
     }
     // Bytes from the start of B's tile, which lies across k, to the number of depth 8 x + 4 y + t
     // and column(h) of piece u.

@@ -62,7 +62,10 @@ struct Result {
 #pragma unroll
         for (int e = 0; e < STAGED / 2; e++) {
             const unsigned i = e / 4 * 8 + at.t * 2 + e % 2, j = at.column(e / 2 % 2);
-            *reinterpret_cast<float*>(staging + (SWAPPED ? place(j, i) : place(i, j))) = sum[e];
+            if constexpr (!SWAPPED)
+                *reinterpret_cast<float*>(staging + place(i, j)) = sum[e];
+            else if (e % 2 == 0)
+                *reinterpret_cast<float2*>(staging + place(j, i)) = {sum[e], sum[e + 1]};
         }
     }
     // The staged piece by the threads of the warpgroup, where TMA cannot store it.

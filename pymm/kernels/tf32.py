@@ -182,7 +182,7 @@ WGMMA_TF32 = Kernel(
         STAGES=(2, 3, 4, 5, 6, 8),
         SLOTS=(2, 4),
         CLUSTER=(1, 2),
-        GROUP=(1, 4, 8, 16),
+        GROUP=(1, 4, 8, 16, 64),
         SPLIT=(1, 2, 4, 8, 16, 33, 66, 132),
     ),
     default=dict(

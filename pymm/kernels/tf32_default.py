@@ -43,8 +43,9 @@ FORMS_X3 = (
     Form(32, 64, 32, 7, 0.30, 1.6),
 )
 
-#: Up to this k storing C takes longest, which 128 x 128 row by row does best.
-_SHALLOW = 64
+#: Up to this k storing C takes longest, which 128 x 128 row by row does best. Where A and B change
+#: their parts, a row of C is a column of tiles, and so many of them are 8192 columns of C.
+_SHALLOW, _WHOLE_ROWS = 64, 64
 
 #: Microseconds: a second launch, and each part that it adds up; bytes of a microsecond.
 _COMBINING, _PART, _MEMORY = 3.0, 0.04, 4e6
@@ -57,9 +58,10 @@ def suggested(kernel: Kernel, forms: tuple[Form, ...], p: Problem, d: Device) ->
     options = []
     received = kernel.hopper.received(p)
     turned = received.trans_a and not received.trans_b
+    by_rows = _WHOLE_ROWS if received.trans_a and received.trans_b else 1
     for form in forms:
         given = dict(kernel.default, MB=form.MB, NB=form.NB, KB=form.KB, TA=form.MB)
-        given |= dict(STAGES=form.STAGES, GROUP=1 if p.k <= _SHALLOW else 8)
+        given |= dict(STAGES=form.STAGES, GROUP=by_rows if p.k <= _SHALLOW else 8)
         slices = 1 + (turned and form.MB * form.NB <= 64 * 64)
         if slices > 1:
             given["SLICES"] = slices
