@@ -4,8 +4,9 @@
 
 Each of `--count` random products (extents log-uniform between 64 and 8192, drawn from `--seed`, the
 types in turn) gets an equal share of the budget for a search of its own, whose result is thrown
-away. Then what `matmul` chooses, the default of its kernel and what the search found are measured
-in turn. Prints the geometric mean of chosen against the fastest of the three, and the worst case
+away. Then what `matmul` chooses, the default of its kernel, what it would choose had nothing been
+tuned on this device, and what the search found are measured in turn; the default is the quicker of
+the two. Prints the geometric mean of chosen against the fastest of them, and the worst case
 against the default. Exit status 0 if the mean is at least 0.90 and no choice is more than 3 %
 slower than the default, else 1.
 """
@@ -18,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -69,18 +70,20 @@ class Products(Options):
 
 @dataclass(frozen=True)
 class Entry:
-    """A product: what is chosen for it, the default of that kernel, what its own search found."""
+    """A product: what is chosen for it, the default of that kernel and of a device of which nothing
+    is known, what its own search found.
+    """
 
     problem: Problem
     choice: Choice
-    default: Config
+    defaults: tuple[Config, Config]
     found: Config | None
 
     @property
     def configs(self) -> tuple[Config, ...]:
-        """Each of the three once."""
-        three = (self.choice.config, self.default, self.found)
-        return tuple(dict.fromkeys(config for config in three if config is not None))
+        """Each of the four once."""
+        four = (self.choice.config, *self.defaults, self.found)
+        return tuple(dict.fromkeys(config for config in four if config is not None))
 
 
 def draw(count: int, dtypes: Sequence[str], seed: int, most: int = MOST) -> list[Problem]:
@@ -145,8 +148,9 @@ def _entry(
     environment = Environment.of(device, worker.compiler.toolchain)
     choice = select(problem, device, given.records or config_directory(), environment)
     default = choice.config.kernel.default_for(problem, device)
+    untuned = select(problem, replace(device, name="untuned"), None, environment).config
     own = next((r.config for r in found if r.problem == problem), None)
-    return Entry(problem, choice, default, own)
+    return Entry(problem, choice, (default, untuned), own)
 
 
 def _compile(worker: Worker, entries: Sequence[Entry]) -> None:
@@ -158,13 +162,14 @@ def _compile(worker: Worker, entries: Sequence[Entry]) -> None:
 def _row(worker: Worker, entry: Entry, given: argparse.Namespace) -> dict[str, object] | None:
     device, problem, choice = worker.device, entry.problem, entry.choice
     environment = Environment.of(device, worker.compiler.toolchain)
-    default, own, configs = entry.default, entry.found, entry.configs
+    own, configs = entry.found, entry.configs
     request = Request("compare", problem, configs, rounds=31, quick=True, budget=COMPARISON)
     reply = worker.ask(request, time_limit(problem, device, quick=True))
     seconds = {t.config: t.seconds for t in reply.trials if t.outcome == "ok"}
     if choice.config not in seconds:
         print(f"{problem.slug}: {choice.config.slug} {reply.outcome} {reply.detail}")
         return None
+    default = min(entry.defaults, key=lambda config: seconds.get(config, math.inf))
     chosen, usual = seconds[choice.config], seconds.get(default, math.nan)
     row = {
         "time": datetime.now().astimezone().isoformat(timespec="seconds"),
