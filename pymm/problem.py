@@ -45,12 +45,12 @@ PRECISIONS = ("ieee", "tf32", "tf32x3")
 #: computes the lower half and mirrors it, or all of C where that is `whole`.
 FILLS = {"gemm": "all", "syrk": "full", "syrk_lower": "lower", "syrk_upper": "upper"}
 
-#: A symmetric C of at most so many rows is computed whole by a GPU: 121 tiles of 64 x 64, fewer
-#: than an H200 has multiprocessors, take as long as half of them, and a launch that mirrors one
-#: half takes 5 us (500 rows, f64: 18.7 us with it, cuBLAS's whole product 13.8). Only types whose
-#: two factors are treated alike, so that both halves come out the same to the bit.
-WHOLE_UP_TO = 704
-WHOLE_TYPES = ("f32", "f64", "f16", "bf16", "f16_f32", "bf16_f32")
+#: A symmetric C of at most so many rows is computed whole by a GPU, by type: few tiles take as long
+#: as half of them (f32: 121 of 64 x 64, fewer than an H200 has multiprocessors), and a launch that
+#: mirrors one half takes 3 to 5 us (bf16 at 1024: 12.9 us with it, 8.8 whole; at 2048 28.1, 27.6).
+#: Not f64, whose kernels store both halves themselves; and only types whose two factors are treated
+#: alike, so that both halves come out the same to the bit.
+WHOLE_UP_TO = {"f32": 704, "f16": 2048, "bf16": 2048, "f16_f32": 2048, "bf16_f32": 2048}
 
 #: Dimensions travel to the kernels as 32-bit integers; offsets are 64-bit.
 MAX_EXTENT = 2**31 - 1
@@ -178,7 +178,7 @@ class Problem:
         """True if a GPU computes both halves of a symmetric C: there are so few tiles that half of
         them take as long.
         """
-        return self.fill == "full" and self.n <= WHOLE_UP_TO and self.dtype in WHOLE_TYPES
+        return self.fill == "full" and self.n <= WHOLE_UP_TO.get(self.dtype, 0)
 
     @property
     def halved(self) -> bool:
