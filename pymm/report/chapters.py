@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from pymm.report import grids, listing, plots_limits, plots_rates, plots_searches
 from pymm.report.chapters_studies import origins
 from pymm.report.circumstances import (
     bench_commands,
+    class_commands,
     environment,
+    lacking,
     measurable,
     page_commands,
     tune_commands,
 )
-from pymm.report.content import Chapter, Report, Table, Tile, rate
+from pymm.report.content import Chapter, Report, Table, Tile
 from pymm.report.drawing import Figure, NoPlots
 from pymm.report.facts import (
-    OWN,
     Duel,
     bench_duels,
     class_rows,
@@ -31,12 +32,18 @@ from pymm.report.facts import (
 from pymm.report.reading import Findings
 from pymm.report.record import data_of
 from pymm.report.searches import searches
+from pymm.report.summing import at_a_glance, tiles_of
 
 #: Calls a maker of figures with its arguments.
 Draw = Callable[..., list[Figure]]
 
-#: Compared with float32's products, so that it counts apart.
-OTHER_ARITHMETIC = "tf32x3"
+#: Said where no row has a power.
+POWERLESS = (
+    "Power and energy are not known: rows of `python -m pymm.bench --classes` have them on a "
+    "device that tells its power."
+)
+
+UNSEEN = "python benchmarks/unseen.py --csv unseen.csv"
 
 
 def report(findings: Findings, figures: bool = True) -> Report:
@@ -56,7 +63,8 @@ def report(findings: Findings, figures: bool = True) -> Report:
     made = [maker(findings, drawn) for maker in first]
     made += origins(findings, drawn)
     made += [maker(findings, drawn) for maker in last]
-    chapters = [chapter for chapter in made if not chapter.empty]
+    measured = any(not chapter.empty for chapter in made)
+    chapters = [c for c in made if not c.empty or (measured and c.lacking)]
     left = [title for title, measured in measurable(findings).items() if not measured]
     missing = [f"Nothing was measured for: {', '.join(left)}"] if left else []
     return Report(
@@ -83,26 +91,15 @@ def contests(findings: Findings) -> list[Duel]:
 def glance(findings: Findings, drawn: Draw) -> Chapter:
     """The first screen: tiles and two figures."""
     found, held = extremes(findings), contests(findings)
-    opponent, tiles = opponent_name(findings), []
-    for label, words, ratios in _kinds(held, opponent):
-        ahead = sum(ratio >= 1 for ratio in ratios)
-        said = f"geometric mean over {len(ratios)} {words}; at least as fast in {ahead} of them"
-        tiles.append(Tile(label, f"{mean(ratios):.2f}x", said))
-    if found:
-        best = max(found, key=lambda e: e.own.gflops / e.peak)
-        tiles.append(
-            Tile(
-                "closest to the limit",
-                f"{best.own.gflops / best.peak:.0%}",
-                f"of {rate(best.peak)}: {best.dtype}, {best.own.problem.slug}",
-            )
-        )
-    tiles += _tuned(findings)
+    opponent = opponent_name(findings)
     figures = drawn(plots_rates.glance, found, device_name(findings))
+    figures += drawn(plots_rates.beside, [d for d in held if d.ratio > 0], opponent)
     figures += drawn(plots_searches.gains, searches(findings))
     words = (
-        "The highest rate of each type, the device's limit, the opponent, and what tuning "
-        "gained. A ratio is the opponent's time / pymm's: above 1 pymm is faster."
+        "How fast products of matrices are on this device, beside what it can do at most and "
+        f"beside {opponent}. A ratio is the opponent's time / pymm's: at 1.25 pymm does in 8 ms "
+        "what the opponent does in 10. Both were measured in turn on the same operands, caches "
+        "cold, and every result was checked."
     )
     tables = filled(listing.extremes(found, held))
     return Chapter(
@@ -112,46 +109,10 @@ def glance(findings: Findings, drawn: Draw) -> Chapter:
         figures,
         tables,
         page_commands(findings),
-        tiles,
+        tiles_of(findings, found, held),
         findings.remarks,
+        at_a_glance(found, held, searches(findings), opponent),
     )
-
-
-def _kinds(held: list[Duel], opponent: str) -> Iterable[tuple[str, str, list[float]]]:
-    """Comparisons that are counted apart: a label, words and the ratios of each that was made."""
-    plain = [d for d in held if d.ratio > 0 and d.problem.op == "gemm"]
-    other = [d.ratio for d in plain if d.problem.dtype == OTHER_ARITHMETIC]
-    same = [d.ratio for d in plain if d.problem.dtype != OTHER_ARITHMETIC]
-    half = [d.ratio for d in held if d.ratio > 0 and d.problem.op != "gemm"]
-    kinds = (
-        (f"beside {opponent}", "products in the same arithmetic", same),
-        ("tf32x3 beside float32", "products, as exact as float32", other),
-        (f"A^T A beside {opponent}", "symmetric products", half),
-    )
-    return (kind for kind in kinds if kind[2])
-
-
-def _tuned(findings: Findings) -> Iterable[Tile]:
-    gains = [search.gain for search in searches(findings) if search.gain > 0]
-    if gains:
-        yield Tile(
-            "tuning gained",
-            f"{mean(gains):.2f}x",
-            f"geometric mean over {len(gains)} "
-            f"searches beside the kernels' defaults; at most {max(gains):.1f}x",
-        )
-        return
-    rows = [t for t in timed(findings) if t.row.kind == "bench" and t.who == OWN]
-    pairs = {}
-    for t in rows:
-        pairs.setdefault((t.problem, t.rung), {})[t.variant] = t.seconds
-    both = [at["default"] / at["tuned"] for at in pairs.values() if {"default", "tuned"} <= set(at)]
-    if both:
-        yield Tile(
-            "tuning gained",
-            f"{mean(both):.2f}x",
-            f"geometric mean over {len(both)} products beside the kernels' defaults",
-        )
 
 
 def beside(findings: Findings, drawn: Draw) -> Chapter:
@@ -160,7 +121,12 @@ def beside(findings: Findings, drawn: Draw) -> Chapter:
     tables = (
         []
         if not held
-        else filled(*grids.class_means(held), grids.shape_map(held), listing.products(held))
+        else filled(
+            *grids.class_means(held),
+            grids.beside_whole(held),
+            *grids.shape_maps(held),
+            listing.products(held),
+        )
     )
     opponent = opponent_name(findings)
     words = (
@@ -174,7 +140,8 @@ def beside(findings: Findings, drawn: Draw) -> Chapter:
         words,
         [],
         tables,
-        ["python -m pymm.bench --classes all --csv classes.csv"],
+        class_commands(findings),
+        lacking=[] if tables else lacking(class_commands(findings)),
     )
 
 
@@ -194,6 +161,7 @@ def ladder(findings: Findings, drawn: Draw) -> Chapter:
         figures,
         tables,
         bench_commands(findings),
+        lacking=[] if tables else lacking(bench_commands(findings)),
     )
 
 
@@ -211,11 +179,13 @@ def limits(findings: Findings, drawn: Draw) -> Chapter:
     bandwidth = float(findings.device.get("bandwidth") or 0)
     figures = drawn(plots_limits.rooflines, timed(findings), peaks(findings), bandwidth)
     figures += drawn(plots_limits.energy, class_rows(findings))
+    powered = any(row.number("power_w") > 0 for row in class_rows(findings))
     words = (
         "A product is limited by arithmetic, or, where it does few operations for each byte, "
         "by memory."
     )
-    return Chapter("limits", "Physical limits", words, figures)
+    absent = [] if powered else [POWERLESS]
+    return Chapter("limits", "Physical limits", words, figures, lacking=absent)
 
 
 def tuning(findings: Findings, drawn: Draw) -> Chapter:
@@ -235,7 +205,9 @@ def tuning(findings: Findings, drawn: Draw) -> Chapter:
         "cost model expects most of; the best few are measured again in turn with the "
         "default, which stays unless it is beaten beyond noise."
     )
-    return Chapter("tuning", "Tuning", words, figures, tables, tune_commands(findings))
+    commands = tune_commands(findings)
+    absent = [] if found else lacking(commands)
+    return Chapter("tuning", "Tuning", words, figures, tables, commands, lacking=absent)
 
 
 def accuracy(findings: Findings, drawn: Draw) -> Chapter:
@@ -245,7 +217,8 @@ def accuracy(findings: Findings, drawn: Draw) -> Chapter:
         "No element may deviate from the product in float64 by more than rounding can cause "
         "in any order of adding; a result beyond that bound is wrong and is not timed."
     )
-    return Chapter("accuracy", "Accuracy", words, figures)
+    absent = [] if class_rows(findings) else lacking(class_commands(findings))
+    return Chapter("accuracy", "Accuracy", words, figures, lacking=absent)
 
 
 def unseen(findings: Findings, drawn: Draw) -> Chapter:
@@ -268,6 +241,7 @@ def unseen(findings: Findings, drawn: Draw) -> Chapter:
         words,
         [],
         filled(listing.unseen(rows)),
-        ["python benchmarks/unseen.py --csv unseen.csv"] if rows else (),
+        [UNSEEN] if rows else (),
         tiles,
+        lacking=() if rows or findings.device.get("cores") else lacking([UNSEEN]),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pymm.report.chapters_studies import ORIGINS
 from pymm.report.content import rate
 from pymm.report.facts import OWN, device_name, opponent_name, peaks, timed, written
@@ -53,9 +55,29 @@ def bench_commands(findings: Findings) -> list[str]:
     for row in findings.of("bench"):
         files.setdefault(row.file, []).append(row)
     return [
-        f"python -m pymm.bench {_products(rows, findings)} --csv {file}"
+        f"python -m pymm.bench {_products(rows, findings)} --csv {findings.place}/{file}"
         for file, rows in files.items()
+    ] or [
+        f"python -m pymm.bench --shapes ladder --kernels all{_device(findings)} "
+        f"--csv {findings.place}/ladder.csv"
     ]
+
+
+def class_commands(findings: Findings) -> list[str]:
+    """The lines that measure every class again."""
+    csv = f"{_device(findings)} --csv {findings.place}/classes.csv"
+    symmetric = "syrk-large,syrk-small"
+    return [f"python -m pymm.bench --classes {name}{csv}" for name in ("all", symmetric)]
+
+
+def lacking(commands: Sequence[str]) -> list[str]:
+    """The line that says how to measure what a chapter has nothing of."""
+    return [f"Not measured here yet. The command is `{commands[0]}`."]
+
+
+def _device(findings: Findings) -> str:
+    cores = findings.device.get("cores")
+    return f" --device cpu:{cores}" if cores else ""
 
 
 def tune_commands(findings: Findings) -> list[str]:
@@ -67,7 +89,8 @@ def tune_commands(findings: Findings) -> list[str]:
     for op, rows in operations.items():
         products = _products(rows, findings).replace(" --device ", " --devices ")
         found.append(f"python -m pymm.tune {'' if op == 'gemm' else f'--op {op} '}{products}")
-    return found or ["python -m pymm.tune"]
+    device = _device(findings).replace(" --device ", " --devices ")
+    return found or [f"python -m pymm.tune{device} --csv {findings.place}/tuning.csv"]
 
 
 def _products(rows: list[Row], findings: Findings) -> str:
@@ -77,8 +100,8 @@ def _products(rows: list[Row], findings: Findings) -> str:
     dtypes = dict.fromkeys(row.problem.dtype for row in rows)
     layouts = dict.fromkeys(row.problem.layout for row in rows)
     transposes = "" if list(layouts) == ["NN"] else f" --transposes {','.join(layouts)}"
-    device = f" --device cpu:{findings.device['cores']}" if findings.device.get("cores") else ""
-    return f"--shapes {','.join(words)} --dtypes {','.join(dtypes)}{transposes}{device}"
+    named = f"--shapes {','.join(words)} --dtypes {','.join(dtypes)}{transposes}"
+    return f"{named}{_device(findings)}"
 
 
 def page_commands(findings: Findings) -> list[str]:

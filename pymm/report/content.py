@@ -53,8 +53,9 @@ class Tile:
 
 @dataclass
 class Chapter:
-    """A title, words, remarks (what a reader has to know of the measurements), tiles, figures and
-    tables, in this order. `commands` repeat what it shows.
+    """A title, words, remarks (what a reader has to know of the measurements), what one sees in
+    them (a name and a sentence each), tiles, figures and tables, in this order. `commands` repeat
+    what it shows, `lacking` says what else there could be, and the command that measures it.
     """
 
     name: str
@@ -65,6 +66,8 @@ class Chapter:
     commands: Sequence[str] = ()
     tiles: Sequence[Tile] = ()
     remarks: Sequence[str] = ()
+    seen: Sequence[tuple[str, str]] = ()
+    lacking: Sequence[str] = ()
 
     @property
     def empty(self) -> bool:

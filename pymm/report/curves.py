@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pymm.report.drawing import HEIGHT, Figure, colour, decades, draw, series
-from pymm.report.studies import Curves
+from pymm.report.studies import CHOICE, Curves
 
 #: Of more points than this a curve is drawn without marks.
 DENSE = 25
+
+#: Series that are kept for a curve.
+SERIES = {CHOICE: 0, "cuBLAS": 1, "NumPy": 1, "cuBLASLt": 2}
 
 #: A size that is no multiple of it leaves partial tiles: it stands beside a curve, not on it.
 TILE = 32
@@ -29,13 +32,22 @@ class Axes:
 
 
 def figure(
-    name: str, title: str, words: str, lines: Curves, axes: Axes, columns: int = 2
+    name: str,
+    title: str,
+    words: str,
+    lines: Curves,
+    axes: Axes,
+    columns: int = 2,
+    among: Iterable[str] = (),
 ) -> Figure:
-    """The curves, each with a colour, a mark and a dash of its own; `limit` is a dashed line."""
+    """The curves, each with a colour, a mark and a dash of its own, the same as in a figure of the
+    curves `among`; `limit` is a dashed line.
+    """
+    places = slots(dict.fromkeys((*among, *lines)))
 
     def plot(drawn: Any, own: Any) -> None:
-        for number, (label, line) in enumerate(lines.items()):
-            _curve(own, number, label, line)
+        for label, line in lines.items():
+            _curve(own, places[label], label, line)
         if axes.limit is not None:
             own.axhline(axes.limit, color=colour("ink"), linestyle="--", linewidth=1.2)
             own.annotate(
@@ -53,6 +65,16 @@ def figure(
 
     height = HEIGHT + 15 * max(0, -(-len(lines) // columns) - 1)
     return draw(name, title, words, plot, height)
+
+
+def slots(names: Iterable[str]) -> dict[str, int]:
+    """The number of each curve's series: the same for ours and the libraries in every figure."""
+    found = {name: SERIES[name] for name in names if name in SERIES}
+    free = (number for number in (3, 4, 5, 6, 7, 0, 1, 2, *range(8, 99)))
+    for name in names:
+        if name not in found:
+            found[name] = next(number for number in free if number not in found.values())
+    return found
 
 
 def _curve(own: Any, number: int, label: str, line: dict[float, float]) -> None:
@@ -74,6 +96,7 @@ def _scales(own: Any, lines: Curves, axes: Axes) -> None:
         own.set_yscale("log")
         own.minorticks_off()
         decades(own.yaxis)
+        _fine(own.yaxis, [y for line in lines.values() for y in line.values()])
     else:
         own.set_ylim(bottom=0)
     if axes.x_scale == "log":
@@ -85,6 +108,14 @@ def _scales(own: Any, lines: Curves, axes: Axes) -> None:
         ticks = [n for n in (2**e for e in range(24)) if places[0] <= n <= places[-1]]
         own.set_xticks(ticks, _labels(ticks))
         own.minorticks_off()
+
+
+def _fine(axis: Any, values: Sequence[float]) -> None:
+    """Within less than two decades 2 and 5 are marked, too."""
+    from matplotlib.ticker import LogLocator
+
+    if max(values) < 100 * min(values):
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
 
 
 def _labels(ticks: Sequence[int]) -> list[str]:

@@ -85,12 +85,15 @@ def colour(role: str) -> str:
 
 
 def series(number: int) -> dict[str, Any]:
-    """Colour, marker and dash of a series."""
+    """Colour, marker and dash of a series; from the ninth on another mark and dash go with a
+    colour.
+    """
     place = number % 8
+    other = (place + 3 * (number // 8)) % 8
     return {
         "color": colour(f"series-{place}"),
-        "marker": MARKERS[place],
-        "linestyle": DASHES[place],
+        "marker": MARKERS[other],
+        "linestyle": DASHES[other],
     }
 
 
@@ -170,7 +173,7 @@ def _inline(svg: str, name: str, words: str) -> str:
     svg = svg[svg.index("<svg") :].strip()
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"\n\s*", "\n", svg)
+    svg = _shortened(re.sub(r"\n\s*", "\n", svg))
     for place, _, _ in (ROLES[role] for role in ROLES):
         variable = next(role for role in ROLES if ROLES[role][0] == place)
         svg = svg.replace(place, f"var(--{variable})")
@@ -187,6 +190,22 @@ def _inline(svg: str, name: str, words: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
         f'{box} role="img" aria-label="{label}">{rest}'
     )
+
+
+def _shortened(svg: str) -> str:
+    """Hundredths suffice for a place, and marks of one style share it: half the length."""
+
+    def places(tag: re.Match[str]) -> str:
+        return re.sub(r"-?\d+\.\d{3,}", lambda at: f"{float(at[0]):.2f}", tag[0])
+
+    def marks(run: re.Match[str]) -> str:
+        style = run["style"]
+        return f'<g style="{style}">\n' + run[0].replace(f' style="{style}"', "") + "</g>\n"
+
+    svg = re.sub(r"<(?:path|use|text|clipPath|rect)\b[^>]*>", places, svg)
+    one = r'<use [^>]*? style="{}"/>\n'
+    first, more = one.format(r'(?P<style>[^"]*)'), one.format(r"(?P=style)")
+    return re.sub(rf"{first}(?:{more})+", marks, svg)
 
 
 def alone(figure: Figure) -> str:

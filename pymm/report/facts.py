@@ -20,6 +20,8 @@ RIVALS = ("cublas", "cublaslt", "numpy")
 WRITTEN = {
     "cublas": "cuBLAS",
     "cublaslt": "cuBLASLt",
+    "cublas_syrk": "cuBLAS syrk, half",
+    "cublas_syrk_mirror": "cuBLAS syrk, mirrored",
     "numpy": "NumPy",
     "triton": "Triton",
     "torch": "PyTorch",

@@ -59,18 +59,57 @@ def class_means(duels: Sequence[Duel]) -> list[Table]:
 def _means(duels: Sequence[Duel], dtypes: list[str], classes: list[str], place: int) -> Table:
     rows = [{"class": Cell(name)} for name in classes]
     for dtype in dtypes:
-        for title, layouts in ((f"{dtype} NN", LAYOUTS[:1]), (f"{dtype} trans.", LAYOUTS[1:])):
+        for title, layouts in _columns(dtype):
             of = [d for d in duels if kind_of(d.problem) == dtype and d.problem.layout in layouts]
             if not any(d.ratio > 0 for d in of):
                 continue
             for row, name in zip(rows, classes, strict=True):
                 row[title] = ratio_cell(mean(d.ratio for d in of if d.name == name))
-    words = (
-        "Geometric means of the library's time / pymm's: above 1 pymm is faster. NN: both operands "
-        "row-major; trans.: A, B or both transposed. Empty: not measured."
+    words = "Geometric means of the library's time / pymm's: above 1 pymm is faster. " + (
+        "The library is the faster of the whole product and one half with its mirror. "
+        if any(" " in dtype for dtype in dtypes)
+        else "NN: both operands row-major; trans.: A, B or both transposed. "
     )
+    words += "Empty: not measured."
     title = f"Classes of shapes, {', '.join(dtypes)}"
     return Table(f"classes-{place}", title, rows, words, grid=True)
+
+
+def _columns(kind: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Heads of a kind's columns, with the layouts that each counts."""
+    dtype, _, op = kind.partition(" ")
+    if op:
+        return ((f"{dtype} A A^T", ("NT",)), (f"{dtype} A^T A", ("TN",)))
+    return ((f"{dtype} NN", LAYOUTS[:1]), (f"{dtype} trans.", LAYOUTS[1:]))
+
+
+def beside_whole(duels: Sequence[Duel]) -> Table:
+    """Symmetric products beside the library's whole product alone, class by class."""
+    of = [d for d in duels if d.problem.op != "gemm"]
+    rows = [{"class": Cell(name)} for name in dict.fromkeys(d.name for d in of)]
+    for kind in dict.fromkeys(kind_of(d.problem) for d in of):
+        for title, layouts in _columns(kind):
+            at = [d for d in of if kind_of(d.problem) == kind and d.problem.layout in layouts]
+            for row in rows:
+                named = [_whole(d) for d in at if d.name == row["class"].text]
+                row[title] = ratio_cell(mean(named))
+    words = (
+        "Geometric means of the time of the library's whole product, which multiplies twice as "
+        "much, / pymm.syrk's."
+    )
+    return Table("whole", "Symmetric products beside the whole product", rows, words, grid=True)
+
+
+def _whole(duel: Duel) -> float:
+    times = [duel.row.number(name) for name in ("cublas_us", "cublaslt_us", "numpy_us")]
+    known = [seconds * 1e-6 for seconds in times if seconds > 0]
+    return min(known) / duel.seconds if known and duel.seconds > 0 else math.nan
+
+
+def shape_maps(duels: Sequence[Duel]) -> list[Table]:
+    """Every shape against every type and layout, operation by operation."""
+    ops = dict.fromkeys(d.problem.op for d in duels)
+    return [shape_map([d for d in duels if d.problem.op == op]) for op in ops]
 
 
 def shape_map(duels: Sequence[Duel]) -> Table:
@@ -88,4 +127,6 @@ def shape_map(duels: Sequence[Duel]) -> Table:
         for shape, at in sorted(shapes.items(), key=lambda item: (len(set(item[0])), item[0]))
     ]
     words = "The library's time / pymm's for every product; above 1 pymm is faster."
-    return Table("shapes", "Every shape by type and layout", rows, words, grid=True)
+    op = duels[0].problem.op
+    name, what = ("shapes", "shape") if op == "gemm" else (f"shapes-{op}", f"{op} shape")
+    return Table(name, f"Every {what} by type and layout", rows, words, grid=True)

@@ -14,6 +14,18 @@ from pymm.report.grids import extents, kind_of, ratio_cell
 from pymm.report.reading import Row
 from pymm.report.searches import Search
 
+#: Types in words.
+TYPES = {
+    "f32": "numbers of 32 bits",
+    "f64": "of 64 bits",
+    "f16": "of 16 bits, summed in 32",
+    "bf16": "of 16 bits with the range of f32, summed in 32",
+    "tf32": "f32 rounded to 11 bits",
+    "tf32x3": "f32 in three products of tf32, as exact as f32 and compared with it",
+    "f16_f32": "f16 with a result in f32",
+    "bf16_f32": "bf16 with a result in f32",
+}
+
 
 def of_problem(problem: Problem) -> dict[str, Cell]:
     """The columns that name a product."""
@@ -56,9 +68,11 @@ def extremes(found: Sequence[Extreme], duels: Sequence[Duel]) -> Table:
                 "highest at": Cell(e.own.problem.slug),
             }
         )
+    told = [f"{e.dtype} {TYPES[e.dtype]}" for e in found if e.dtype in TYPES]
     words = (
         "Ratio: geometric mean of the library's time / pymm's over so many products; highest rates "
-        "are those of any product measured."
+        "are those of any product measured. The limit is what all units of the device can do at "
+        f"its highest clock. Types: {'; '.join(told)}."
     )
     return Table("extremes", "Highest rates by type", rows, words)
 

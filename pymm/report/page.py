@@ -61,6 +61,11 @@ def _chapter(chapter: Chapter) -> str:
     parts = [f'<section id="{chapter.name}"><h2>{escape(chapter.title)}</h2>']
     parts += [f"<p>{_words(chapter.words)}</p>"]
     parts += [f'<p class="remark">{_words(remark)}</p>' for remark in chapter.remarks]
+    if chapter.seen:
+        told = "".join(
+            f"<li><b>{escape(name)}</b> {_words(words)}</li>" for name, words in chapter.seen
+        )
+        parts.append(f'<ul class="seen">{told}</ul>')
     if chapter.tiles:
         tiles = "".join(
             f'<div class="tile"><span>{escape(tile.label)}</span><b>{escape(tile.value)}</b>'
@@ -71,6 +76,7 @@ def _chapter(chapter: Chapter) -> str:
     if chapter.figures:
         parts.append(f'<div class="figures">{"".join(map(_figure, chapter.figures))}</div>')
     parts += [_table(table) for table in chapter.tables]
+    parts += [f'<p class="remark">{_words(lacking)}</p>' for lacking in chapter.lacking]
     if chapter.commands:
         parts.append("<h3>Repeat it</h3><pre>" + escape("\n".join(chapter.commands)) + "</pre>")
     return "\n".join([*parts, "</section>"])

@@ -175,29 +175,23 @@ def errors(rows: Sequence[Row]) -> list[Figure]:
 
 def _beside(rows: Sequence[Row]) -> Figure:
     names = list(dict.fromkeys(r.problem.dtype for r in rows))
-    numbers = [r.number(column) for r in rows for column in ("rms", "opponent_rms")]
-    lowest, highest = math.log10(min(numbers)), math.log10(max(numbers))
-    ends = [10.0 ** math.floor(lowest), 10.0 ** math.ceil(highest)]
 
     def plot(figure: Any, axes: Any) -> None:
-        axes.plot(ends, ends, color=colour("ink"), linestyle="--", linewidth=1.2)
+        axes.axhline(1, color=colour("ink"), linestyle="--", linewidth=1.2)
         for number, name in enumerate(names):
             of = [r for r in rows if r.problem.dtype == name]
             style = series(number) | {"linestyle": "", "markersize": 4}
-            axes.plot(
-                [r.number("opponent_rms") for r in of],
-                [r.number("rms") for r in of],
-                label=name,
-                **style,
-            )
-        axes.set(xscale="log", yscale="log", xlabel="the library's", ylabel="pymm's")
-        tidy(axes)
+            parts = [r.number("rms") / r.number("opponent_rms") for r in of]
+            axes.plot([r.problem.k for r in of], parts, label=name, **style)
+        axes.set(xscale="log", xlabel="k", ylabel="pymm's error / the library's", ylim=(0, None))
+        axes.minorticks_off()
+        decades(axes.xaxis)
         figure.legend(loc="outside lower center", ncols=4)
 
     return draw(
         "deviations",
-        "Typical error, ours and the library's",
-        "Root mean square of the "
-        "deviation beside that of the product; below the dashed line ours is the smaller.",
+        "Typical error beside the library's",
+        "Root mean square of pymm's deviation from float64 / that of the library's, against k; "
+        "below the dashed line pymm's is the smaller.",
         plot,
     )

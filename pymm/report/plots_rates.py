@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from pymm.report.content import rate
 from pymm.report.curves import Axes, figure, scaled
 from pymm.report.drawing import Figure, colour, draw
-from pymm.report.facts import OWN, RIVALS, Extreme, Timed, written
+from pymm.report.facts import OWN, RIVALS, Duel, Extreme, Timed, mean, written
+from pymm.report.grids import kind_of
 from pymm.report.studies import CHOICE, Curves, ordered
 
 #: Fewer sizes than this make no curve.
@@ -51,6 +53,58 @@ def glance(extremes: Sequence[Extreme], device: str) -> list[Figure]:
         "limit (dashed)."
     )
     return [draw("glance", "How close to the limit", words, plot, 110 + 26 * len(extremes))]
+
+
+def beside(duels: Sequence[Duel], opponent: str) -> list[Figure]:
+    """The ratio of every product, type by type, and their geometric means."""
+    kinds: dict[str, list[float]] = {}
+    for duel in duels:
+        kinds.setdefault(kind_of(duel.problem), []).append(duel.ratio)
+    if not kinds:
+        return []
+    everything = [ratio for ratios in kinds.values() for ratio in ratios]
+
+    def plot(figure: Any, axes: Any) -> None:
+        for place, ratios in enumerate(kinds.values()):
+            ratios = sorted(ratios)
+            heights = [place + 0.26 * ((7 * i % 11) / 5 - 1) for i in range(len(ratios))]
+            axes.plot(
+                ratios,
+                heights,
+                linestyle="",
+                marker="o",
+                markersize=2.6,
+                color=colour("series-0"),
+                alpha=0.6,
+                label="a product" if not place else None,
+            )
+        axes.plot(
+            [mean(ratios) for ratios in kinds.values()],
+            range(len(kinds)),
+            linestyle="",
+            marker="D",
+            markersize=6,
+            color=colour("series-1"),
+            markeredgecolor=colour("paper"),
+            label="geometric mean",
+        )
+        axes.axvline(1, color=colour("ink"), linestyle="--", linewidth=1.2)
+        axes.set_xscale("log", base=2)
+        ends = math.floor(math.log2(min(everything))), math.ceil(math.log2(max(everything)))
+        ticks = [2.0**e for e in range(min(ends[0], -1), max(ends[1], 1) + 1)]
+        axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
+        axes.minorticks_off()
+        axes.set_yticks(range(len(kinds)), list(kinds))
+        axes.set(xlabel="pymm is so many times as fast", ylim=(len(kinds) - 0.5, -0.5))
+        axes.grid(axis="y", visible=False)
+        figure.legend(loc="outside lower center", ncols=2)
+
+    words = (
+        f"Time of {opponent} / pymm's for every product that was compared, type by type: right of "
+        "the dashed line pymm is faster."
+    )
+    title = f"Every product beside {opponent}"
+    return [draw("ratios", title, words, plot, 110 + 26 * len(kinds))]
 
 
 def _family(library: str) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from pymm.kernels import KERNELS
 from pymm.report.drawing import HEIGHT, Figure, colour, decades, draw, series
 from pymm.report.searches import Search, longest, parameters
 
@@ -27,30 +28,42 @@ OUTCOMES = (
 )
 
 
+#: By how much a winner beats the default: up to which ratio, in words.
+STEPS = (
+    (1.01, "up to 1 %"),
+    (1.05, "1 to 5 %"),
+    (1.2, "5 to 20 %"),
+    (2.0, "20 % to 2x"),
+    (10.0, "2x to 10x"),
+    (math.inf, "more than 10x"),
+)
+
+
 def gains(found: Sequence[Search]) -> list[Figure]:
-    """Default's time / winner's of every search, sorted."""
-    ratios = sorted(search.gain for search in found if search.gain == search.gain)
+    """How many searches gained how much: default's time / winner's."""
+    ratios = [search.gain for search in found if search.gain == search.gain]
     if len(ratios) < 2:
         return []
+    ends = [0.0, *(end for end, _ in STEPS)]
+    counts = [
+        sum(low < ratio <= high for ratio in ratios)
+        for low, high in zip(ends, ends[1:], strict=False)
+    ]
 
     def plot(figure: Any, axes: Any) -> None:
-        parts = [100 * (i + 1) / len(ratios) for i in range(len(ratios))]
-        axes.step(ratios, parts, where="post", color=colour("series-0"))
-        axes.axvline(1, color=colour("ink"), linestyle="--", linewidth=1.2)
-        top = ratios[-1]
-        if top > 4:
-            axes.set_xscale("log", base=2)
-            ticks = [2**e for e in range(int(math.log2(top)) + 2)]
-            axes.set_xticks(ticks, [f"{t}x" for t in ticks])
-        else:
-            axes.xaxis.set_major_formatter("{x:g}x")
-        axes.set(xlabel="times as fast as the default", ylabel="% of the searches", ylim=(0, 102))
+        places = range(len(STEPS))
+        axes.barh(places, counts, height=0.66, color=colour("series-0"))
+        for place, count in zip(places, counts, strict=True):
+            axes.text(count, place, f" {count}", va="center", fontsize=9)
+        axes.set_yticks(places, [words for _, words in STEPS])
+        axes.set(xlabel="searches", xlim=(0, 1.12 * max(counts)), ylim=(len(STEPS) - 0.5, -0.5))
+        axes.grid(axis="y", visible=False)
 
     words = (
-        f"{len(ratios)} searches by how much faster the winner is than the default, both "
-        "measured in turn at the search's end: so many of them gained at most so much."
+        f"{len(ratios)} searches by how much faster the winner is than the kernel's default, both "
+        "measured in turn at the search's end."
     )
-    return [draw("gains", "What tuning gained", words, plot, 250)]
+    return [draw("gains", "What tuning gained", words, plot, 220)]
 
 
 def progress(found: Sequence[Search]) -> list[Figure]:
@@ -60,18 +73,22 @@ def progress(found: Sequence[Search]) -> list[Figure]:
         return []
 
     def lines(axes: Any, place: int, label: str) -> None:
+        lowest: list[float] = []
         for number, search in enumerate(shown):
             best = search.progress[-1][2]
             xs = [point[place] + (place == 1) for point in search.progress]
             style = series(number) | {"marker": ""}
+            parts = [100 * best / point[2] for point in search.progress]
+            lowest.append(parts[0])
             axes.step(
                 xs,
-                [100 * best / point[2] for point in search.progress],
+                parts,
                 where="post",
                 label=f"{search.kernel}, {search.problem.slug}",
                 **style,
             )
-        axes.set(xscale="log", xlabel=label, ylabel="% of the best found", ylim=(0, 104))
+        axes.set(xscale="log", xlabel=label, ylabel="% of the best found")
+        axes.set_ylim(max(0.0, 10 * math.floor(min(lowest) / 10) - 5), 102)
         axes.minorticks_off()
         decades(axes.xaxis)
 
@@ -80,7 +97,7 @@ def progress(found: Sequence[Search]) -> list[Figure]:
         figure.legend(loc="outside lower center", ncols=1)
 
     def seconds(figure: Any, axes: Any) -> None:
-        lines(axes, 1, "seconds since the first trial, and one")
+        lines(axes, 1, "seconds, and one")
         figure.legend(loc="outside lower center", ncols=1)
 
     height = HEIGHT + 14 * (len(shown) - 1)
@@ -100,7 +117,8 @@ def outcomes(found: Sequence[Search]) -> list[Figure]:
             of[name] = of.get(name, 0) + count
     if not counts:
         return []
-    kernels = list(counts)
+    order = [kernel.name for kernel in KERNELS]
+    kernels = sorted(counts, key=lambda name: order.index(name) if name in order else len(order))
     names = [name for name in OUTCOMES if any(name in of for of in counts.values())]
 
     def plot(figure: Any, axes: Any) -> None:

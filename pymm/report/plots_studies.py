@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from pymm.report.content import significant
 from pymm.report.curves import Axes, figure, scaled
-from pymm.report.drawing import Figure, colour, draw
-from pymm.report.studies import Curves, Study, contestant, curves, gflops, ordered
-
-#: How operands travel, as the suites call it, with words for it.
-TRANSFERS = {
-    "pageable": "pageable",
-    "pinned": "by a pinned area",
-    "registered": "pinned each time",
-    "locked": "pinned for good",
-}
+from pymm.report.drawing import Figure, colour, draw, plain
+from pymm.report.studies import (
+    TRANSFERS,
+    Curves,
+    Study,
+    contestant,
+    curves,
+    gflops,
+    ordered,
+)
 
 #: The parts of a journey, in turn, with the role of each colour.
 PARTS = {"to_device": "series-2", "kernel": "series-0", "to_host": "series-4"}
@@ -28,7 +29,25 @@ def simple_and_tiled(study: Study) -> list[Figure]:
         return []
     words = "Time of one product on the device: each thread reads all it needs, or by way of tiles."
     axes = Axes("m = n = k, f32", "ms", "binary", "log")
-    return [figure("o1", "Simple against tiled", words, lines, axes)]
+    found = [figure("o1", "Simple against tiled", words, lines, axes)]
+    if gains := _gains(lines):
+        words = "Time of the simple kernel / that of the tiled one, by the width of their blocks."
+        axes = Axes("m = n = k, f32", "times", "binary")
+        found.append(figure("o1-gain", "What tiles gain", words, gains, axes))
+    return found
+
+
+def _gains(lines: Curves) -> Curves:
+    """Of rungs with tiles of the same width: the lower one's values / the higher one's."""
+    widths: dict[str, list[dict[float, float]]] = {}
+    for name, line in lines.items():
+        if " " in name and name[:1].isdigit():
+            widths.setdefault(name.rpartition(" ")[2], []).append(line)
+    return {
+        f"blocks of {width}": {n: pair[0][n] / pair[1][n] for n in pair[0] if n in pair[1]}
+        for width, pair in widths.items()
+        if len(pair) == 2
+    }
 
 
 def totals(study: Study) -> list[Figure]:
@@ -141,15 +160,16 @@ def sizes(study: Study, peaks: dict[str, float]) -> list[Figure]:
             axes = Axes(f"m = n = k, {dtype}", unit, limit=limit)
             words = "Rate of the kernels alone, at multiples of 32."
             found.append(figure(f"sizes-{dtype}", "Rate against size", words, lines, axes))
-        total: Curves = {}
         for way in TRANSFERS:
-            lines = curves(study.of("total", dtype, way), gflops)
-            total |= {f"{name}, {TRANSFERS[way]}": line for name, line in lines.items()}
-        if total:
-            words = "Rate of the whole, transfers of A, B and C included: they fade as N grows."
-            axes = Axes(f"m = n = k, {dtype}", "GFLOP/s")
-            title = "Rate with transfers"
-            found.append(figure(f"sizes-total-{dtype}", title, words, total, axes, 1))
+            total = curves(study.of("total", dtype, way), gflops)
+            if total:
+                words = (
+                    f"Rate of the whole, transfers of A, B and C included, {TRANSFERS[way]}: they "
+                    "fade as N grows."
+                )
+                axes = Axes(f"m = n = k, {dtype}", "GFLOP/s")
+                name, title = f"sizes-total-{way}-{dtype}", "Rate with transfers"
+                found.append(figure(name, title, words, total, axes, among=alone))
     return found
 
 
@@ -166,7 +186,7 @@ def remainders(study: Study) -> list[Figure]:
             at, unit, _ = scaled(curves_of)
             words = "Rate at every size from 1000 to 1100: what the remainder of a tile costs."
             axes = Axes(f"m = n = k, {dtype}", unit)
-            found.append(figure(f"{name}-{dtype}", title, words, at, axes))
+            found.append(figure(f"{name}-{dtype}", title, words, at, axes, among=lines))
     return found
 
 
@@ -185,73 +205,82 @@ def transposed(study: Study, peaks: dict[str, float]) -> list[Figure]:
     """O3: A^T A, of square A and of flat A."""
     found = []
     kinds = {"of N x N": lambda p: p.k == p.n, "of N/2 x N": lambda p: p.k != p.n}
-    for place, (what, holds) in enumerate(kinds.items()):
-        rows = [row for row in study.of("kernel") if holds(row.problem)]
+    shown = [(dtype, *kind) for dtype in study.dtypes for kind in enumerate(kinds.items())]
+    for dtype, place, (what, holds) in shown:
+        rows = [row for row in study.of("kernel", dtype) if holds(row.problem)]
         lines = curves(rows, gflops)
         if lines:
             lines, unit, scale = scaled(lines)
-            limit = peaks["f64"] / scale if "f64" in peaks else None
-            words = f"Rate of A^T A, A {what}, in double precision; 2 N^2 k operations counted."
-            axes = Axes("N, f64", unit, limit=limit)
-            found.append(figure(f"o3-{place}", f"A^T A, A {what}", words, lines, axes))
+            limit = peaks[dtype] / scale if dtype in peaks else None
+            words = (
+                f"Rate of A^T A, A {what}: of every contestant the N (N + 1) k operations are "
+                "counted that one half of C needs."
+            )
+            axes = Axes(f"N, {dtype}", unit, limit=limit)
+            title = f"A^T A, A {what}, {dtype}"
+            found.append(figure(f"o3-{place}-{dtype}", title, words, lines, axes))
     return found
 
 
 def squares(study: Study, peaks: dict[str, float]) -> list[Figure]:
     """O4: rate, speed-up over the sequential product, and error, against N."""
-    lines = curves(study.of("kernel"), gflops)
+    lines = without_sequential(curves(study.of("kernel"), gflops))
     if not lines:
         return []
     lines, unit, scale = scaled(lines)
     limit = peaks["f32"] / scale if "f32" in peaks else None
-    words = "Rate of every rung, what pymm chooses and the libraries; mean of three runs."
-    found = [
-        figure(
-            "o4-rates",
-            "The ladder against N",
-            words,
-            lines,
-            Axes("m = n = k, f32", unit, limit=limit),
-        )
-    ]
-    gains = curves(study.of("kernel"), lambda row: row.number("speedup"))
-    if gains:
+    words = "Rate of every rung, what pymm chooses and the libraries; median of three runs."
+    axes = Axes("m = n = k, f32", unit, limit=limit)
+    found = [figure("o4-rates", "The ladder against N", words, lines, axes)]
+    return found + _beside_sequential(study, lines, "")
+
+
+def _beside_sequential(study: Study, among: Curves, k: str) -> list[Figure]:
+    """Speed-up over the sequential product and distance from it; `k` names products apart."""
+    rows = [row for row in study.of("kernel") if not k or str(row.problem.k) == k]
+    what, name = (f"m = n, k = {k}, f32", f"-k{k}") if k else ("m = n = k, f32", "")
+    where = f", k = {k}" if k else ""
+    found = []
+    if gains := without_sequential(curves(rows, lambda row: row.number("speedup"))):
         words = "Times as fast as the sequential product, one thread of the host."
-        found.append(
-            figure(
-                "o4-gains",
-                "Speed-up over sequential",
-                words,
-                gains,
-                Axes("m = n = k, f32", "times", y_scale="log"),
-            )
-        )
-    errors = curves(study.of("kernel"), lambda row: row.number("error_inf") or float("nan"))
-    if errors:
+        axes = Axes(what, "times", y_scale="log")
+        title = f"Speed-up over sequential{where}"
+        found.append(figure(f"o4-gains{name}", title, words, gains, axes, among=among))
+    errors = curves(rows, lambda row: row.number("error_inf"))
+    same = [label for label, line in errors.items() if not any(line.values())]
+    apart = {label: line for label, line in errors.items() if label not in same}
+    if apart:
+        unit = 10.0 ** math.floor(math.log10(max(max(line.values()) for line in apart.values())))
+        apart = {label: {n: e / unit for n, e in line.items()} for label, line in apart.items()}
         words = "Infinity norm of the difference from the sequential result beside that result's."
-        found.append(
-            figure(
-                "o4-errors",
-                "Relative error",
-                words,
-                errors,
-                Axes("m = n = k, f32", "error", y_scale="log"),
-            )
-        )
+        if same:
+            words += f" To the bit the same: {', '.join(same)}."
+        axes = Axes(what, f"error in {plain(unit)}")
+        title = f"Relative error{where}"
+        found.append(figure(f"o4-errors{name}", title, words, apart, axes, among=among))
     return found
+
+
+def without_sequential(lines: Curves) -> Curves:
+    """Curves that can be told from 0 beside the others: one thread's cannot, or is the unit."""
+    top = max((y for line in lines.values() for y in line.values()), default=0.0)
+    return {
+        name: line
+        for name, line in lines.items()
+        if name != "sequential" or max(line.values()) > top / 100
+    }
 
 
 def rectangles(study: Study) -> list[Figure]:
     """O4: m = n against small k."""
-    found = []
-    for k in sorted({row.problem.k for row in study.of("kernel")}):
-        lines = curves([row for row in study.of("kernel") if row.problem.k == k], gflops)
-        lines, unit, _ = scaled(ordered(lines))
+    found, ks = [], sorted({row.problem.k for row in study.of("kernel")})
+    for k in ks:
+        rows = [row for row in study.of("kernel") if row.problem.k == k]
+        lines, unit, _ = scaled(without_sequential(ordered(curves(rows, gflops))))
         words = f"Rate of m = n against k = {k}."
-        found.append(
-            figure(f"o4-k{k}", f"Rectangles, k = {k}", words, lines, Axes("m = n, f32", unit))
-        )
-    return found
+        axes = Axes("m = n, f32", unit)
+        found.append(figure(f"o4-k{k}", f"Rectangles, k = {k}", words, lines, axes))
+    return found + (_beside_sequential(study, lines, str(ks[-1])) if ks else [])
 
 
 def _short(kind: str, name: str) -> str:

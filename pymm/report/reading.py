@@ -99,8 +99,9 @@ class Row:
 
 @dataclass
 class Findings:
-    """Everything that was read of one device. `notices` says what was left out, and why; `remarks`
-    is what whoever measured wrote beside it, in `NAME-note.txt` of `NAME.csv`.
+    """Everything that was read of one device. `notices` says what was left out, and why; `absent`
+    names the experiments that this device cannot have; `remarks` is what whoever measured wrote
+    beside it, in `NAME-note.txt` of `NAME.csv`.
     """
 
     device: Mapping[str, object]
@@ -108,12 +109,18 @@ class Findings:
     records: tuple[Record, ...] = ()
     files: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
+    absent: set[str] = field(default_factory=set)
     remarks: list[str] = field(default_factory=list)
 
     @property
     def slug(self) -> str:
         """The device's name in file names."""
         return str(self.device["slug"])
+
+    @property
+    def place(self) -> str:
+        """Where the commands of a page write what they measure."""
+        return f"benchmarks/results/{self.slug}"
 
     def of(self, kind: str) -> list[Row]:
         """The rows of one kind, in the order of the files."""
@@ -146,6 +153,7 @@ def read_device(folder: Path, records: Path | None = None) -> Findings:
         right = list(_usable(name, rows, slug, notices))
         if right:
             found.files.append(name)
+        found.absent |= {r.text("suite") for r in rows if r.text("outcome") == "not_applicable"}
         for row in right:
             found.rows.setdefault(row.kind, []).append(row)
         note = folder / f"{name.removesuffix('.csv')}-note.txt"

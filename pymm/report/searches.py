@@ -16,15 +16,21 @@ from pymm.report.reading import Findings, Row
 #: A parameter's part of the variance is told from so many trials on.
 ENOUGH = 12
 
+#: Seconds between two trials of a file from which on the run was broken off and begun again.
+BREAK = 120.0
+
 
 @dataclass(frozen=True)
 class Search:
-    """The trials of one kernel on one problem in one file, in the order they were made."""
+    """The trials of one kernel on one problem in one file, in the order they were made. `spent` are
+    the seconds that each took, what was done for it before included.
+    """
 
     problem: Problem
     kernel: str
     file: str
     rows: tuple[Row, ...]
+    spent: tuple[float, ...] = ()
 
     @cached_property
     def tried(self) -> list[Row]:
@@ -51,15 +57,15 @@ class Search:
 
     @cached_property
     def progress(self) -> list[tuple[int, float, float]]:
-        """After each trial: how many there were, seconds since the first, best time so far (s)."""
-        best, found, start = math.inf, [], None
+        """After each trial: how many there were, seconds that they took, best time so far (s)."""
+        best, found, taken = math.inf, [], 0.0
+        spent = dict(zip(map(id, self.rows), self.spent, strict=True))
         for count, row in enumerate(self.tried, 1):
-            now = _moment(row.text("time"))
-            start = now if start is None else start
+            taken += spent[id(row)]
             if row.text("outcome") == "ok" and row.seconds > 0:
                 best = min(best, row.seconds)
             if math.isfinite(best):
-                found.append((count, now - start, best))
+                found.append((count, taken, best))
         return found
 
     @property
@@ -132,12 +138,16 @@ def _moment(text: str) -> float:
 
 def searches(findings: Findings) -> list[Search]:
     """Every search, in the order of the files; those of most trials are the most telling."""
-    groups: dict[tuple[str, str, str], list[Row]] = {}
+    groups: dict[tuple[str, str, str], list[tuple[Row, float]]] = {}
+    before: dict[str, float] = {}
     for row in findings.of("trials"):
+        now = _moment(row.text("time"))
+        gap = now - before.get(row.file, now)
+        before[row.file] = now
         key = (row.file, row.text("problem"), row.text("kernel"))
-        groups.setdefault(key, []).append(row)
+        groups.setdefault(key, []).append((row, gap if 0 <= gap < BREAK else 0.0))
     return [
-        Search(rows[0].problem, kernel, file, tuple(rows))
+        Search(rows[0][0].problem, kernel, file, *zip(*rows, strict=True))
         for (file, _, kernel), rows in groups.items()
     ]
 

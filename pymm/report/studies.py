@@ -16,6 +16,14 @@ TIMES = ("kernel", "total", "to_device", "to_host")
 #: What `matmul` runs, as a curve and a column are called.
 CHOICE = "pymm's choice"
 
+#: How operands travel, as the suites call it, with words for it.
+TRANSFERS = {
+    "pageable": "pageable",
+    "pinned": "by a pinned area",
+    "registered": "pinned each time",
+    "locked": "pinned for good",
+}
+
 #: Points of a curve by its name: x and y.
 Curves = dict[str, dict[float, float]]
 
@@ -95,9 +103,10 @@ def curves(
 def ordered(found: Curves) -> Curves:
     """What `matmul` runs first, then libraries, then rungs by their number."""
 
-    def place(item: tuple[str, object]) -> tuple[int, str]:
+    def place(item: tuple[str, object]) -> tuple[object, ...]:
         name = item[0]
-        return (0 if name == CHOICE else 2 if name[:1].isdigit() else 1, name)
+        sizes = [int(size) for size in re.findall(r"\d+", name)]
+        return (0 if name == CHOICE else 2 if name[:1].isdigit() else 1, name.split(" ")[0], sizes)
 
     return {name: dict(sorted(line.items())) for name, line in sorted(found.items(), key=place)}
 

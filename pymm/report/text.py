@@ -22,7 +22,7 @@ def markdown(report: Report, page: str, picture: str = "") -> str:
     if picture:
         lines += [f"![{report.title} at a glance]({picture})", ""]
     for chapter in report.chapters:
-        if chapter.tiles or chapter.tables:  # the others have figures alone
+        if chapter.tiles or chapter.tables or chapter.seen or chapter.lacking:
             lines += _chapter(chapter)
     lines += ["## Environment", "", "| | |", "|---|---|"]
     lines += [f"| {_field(name)} | {_field(value)} |" for name, value in report.environment]
@@ -36,6 +36,10 @@ def _chapter(chapter: Chapter) -> Iterator[str]:
     yield from (f"## {chapter.title}", "", chapter.words, "")
     for remark in chapter.remarks:
         yield from (f"> {remark}", "")
+    for name, words in chapter.seen:
+        yield f"- **{name}** {words}"
+    if chapter.seen:
+        yield ""
     if chapter.tiles:
         yield from ("| | | |", "|---|--:|---|")
         for tile in chapter.tiles:
@@ -43,6 +47,8 @@ def _chapter(chapter: Chapter) -> Iterator[str]:
         yield ""
     for table in chapter.tables:
         yield from _table(table)
+    for lacking in chapter.lacking:
+        yield from (f"> {lacking}", "")
     if chapter.commands:
         yield from ("```", *chapter.commands, "```", "")
 

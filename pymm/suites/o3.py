@@ -14,7 +14,7 @@ WHOLE, HALVED = range(500, 18501, 1000), range(500, 20501, 1000)
 EXPERIMENTS = (
     Experiment(
         "o3",
-        "C = A^T A in double precision, A of N x N and of N/2 x N",
+        "C = A^T A, A of N x N and of N/2 x N",
         ",".join([*map(str, WHOLE), *(f"{n}x{n}x{n // 2}" for n in HALVED)]),
         rungs=("00", "01", TILE_48, CHOSEN), dtypes=("f64",), layout="TN", op="syrk", runs=3,
     ),

@@ -1,0 +1,195 @@
+"""Tables of the suites."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pymm.report.content import Cell, Table, cell
+from pymm.report.grids import extents, ratio_cell
+from pymm.report.listing import of_problem, outcome, parameters_of, percent, span
+from pymm.report.reading import Row
+from pymm.report.studies import CHOICE, TIMES, TRANSFERS, Study, contestant, gflops, pivot
+
+#: What is compared with the sequential product: name, title and words of a table, its column.
+COMPARED = (
+    (
+        "gains",
+        "speed-up over sequential",
+        "Time of the sequential product, one thread of the host, / that of each.",
+        "speedup",
+    ),
+    (
+        "errors",
+        "relative error",
+        "Infinity norm of C - S / that of S, S the sequential product: 0 where each element is the "
+        "same to the bit.",
+        "error_inf",
+    ),
+)
+
+#: Quantities of a kernel that stand in its table, with their heads.
+FACTS = {
+    "grid": "grid",
+    "block": "block",
+    "threads": "threads",
+    "registers": "registers",
+    "shared": "shared",
+    "blocks_per_sm": "blocks / SM",
+    "occupancy": "occupancy",
+    "limited_by": "limited by",
+    "minimal_traffic": "GB/s at least",
+}
+
+
+def rates(study: Study) -> Table:
+    """GFLOP/s of every contestant, one row a product."""
+    rows = sorted(study.of("kernel"), key=in_order)
+    names, lines = pivot(rows, gflops)
+    found = []
+    for line in lines:
+        first = line.first
+        shown = of_problem(first.problem)
+        for name in names:
+            row = line.by.get(name)
+            shown[name] = cell(gflops(row)) if row else Cell("")
+        if CHOICE in names:
+            own = line.by.get(CHOICE)
+            shown["ratio"] = ratio_cell(own.number("ratio") if own else math.nan)
+            shown["configuration"] = Cell(own.text("config").replace("-", " ") if own else "")
+        found.append(shown)
+    words = "GFLOP/s of the kernels alone."
+    if CHOICE in names:
+        words += " Ratio: the fastest library's time / that of pymm's choice."
+    return Table(f"rates-{study.name}", f"{study.name}: {study.title}", found, words)
+
+
+def in_order(row: Row) -> tuple[int, ...]:
+    """Rectangles by their k, squares by their size."""
+    p = row.problem
+    return (p.k if p.k < p.n else 0, p.n)
+
+
+def beside_sequential(study: Study) -> list[Table]:
+    """Speed-up over the sequential product and relative error, of an experiment that has them."""
+    tables = []
+    for name, title, words, column in COMPARED:
+        rows = [row for row in sorted(study.of("kernel"), key=in_order) if row.text(column)]
+        names, lines = pivot(rows, lambda row, column=column: row.number(column))
+        found = [
+            of_problem(line.first.problem)
+            | {
+                who: cell(line.by[who].number(column)) if who in line.by else Cell("")
+                for who in names
+                if who != "sequential"
+            }
+            for line in lines
+        ]
+        tables.append(Table(f"{name}-{study.name}", f"{study.name}: {title}", found, words))
+    return tables
+
+
+def journeys(study: Study) -> Table:
+    """Copies, kernel and the whole of each contestant, one row a product and way of transfer."""
+    at = {(r.problem, r.text("transfer"), r.text("quantity"), r.text("name")): r.seconds
+          for quantity in TIMES for r in study.of(quantity)}  # fmt: skip
+    rows = []
+    for row in sorted(study.of("kernel"), key=in_order):
+        p, name = row.problem, row.text("name")
+        for way, words in TRANSFERS.items():
+            copies = [at.get((p, way, part, "copies")) for part in ("to_device", "to_host")]
+            if None in copies:
+                continue
+            rows.append(
+                {
+                    **of_problem(p),
+                    "transfers": Cell(words),
+                    "contestant": Cell(contestant(row)),
+                    "to the device": span(copies[0]),
+                    "kernel": span(row.seconds),
+                    "to the host": span(copies[1]),
+                    "whole": span(at.get((p, way, "total", name), math.nan)),
+                    "kernel's part": percent(row.seconds / (sum(copies) + row.seconds)),
+                    "configuration": parameters_of(row),
+                }
+            )
+    words = (
+        "Copies and the whole by the host's clock, the whole in one go; the kernel's part of the "
+        "three."
+    )
+    return Table(f"times-{study.name}", f"{study.name}: {study.title}", rows, words)
+
+
+def kernel_facts(study: Study) -> Table:
+    """The table of the kernels: grid, block, registers, occupancy, and what a profiler saw."""
+    lines: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in study.rows:
+        if row.text("outcome") in ("ok", ""):
+            key = (row.problem.dtype, f"{row.text('name')} {row.text('config')}")
+            lines.setdefault(key, {})[row.text("quantity")] = row
+    profiled = {name for by in lines.values() for name in by if name.startswith("ncu:")}
+    heads = FACTS | {name: name.removeprefix("ncu:") for name in sorted(profiled)}
+    heads = {q: head for q, head in heads.items() if any(q in by for by in lines.values())}
+    rows = []
+    for by in lines.values():
+        first = next(iter(by.values()))
+        time = by.get("kernel")
+        numbers = {head: _number(by.get(quantity)) for quantity, head in heads.items()}
+        rows.append(
+            {
+                **of_problem(first.problem),
+                "kernel": Cell(first.text("name")),
+                "time": span(time.seconds if time else math.nan),
+                "GFLOP/s": cell(gflops(time) if time else math.nan),
+                **numbers,
+                "configuration": parameters_of(first),
+            }
+        )
+    return Table("facts-o2-kernels", f"{study.name}: {study.title}", rows)
+
+
+def _number(row: Row | None) -> Cell:
+    if row is None:
+        return Cell("")
+    value = row.number("value")
+    unit = row.text("unit")
+    return cell(value) if value == value else Cell(row.text("value") + (unit and f" {unit}"))
+
+
+def counts(study: Study) -> Table:
+    """Operations and accesses of a thread, counted and by formula."""
+    quantities = list(dict.fromkeys(row.text("quantity") for row in study.rows))
+    lines: dict[tuple[object, str], dict[str, Row]] = {}
+    for row in study.rows:
+        if row.text("outcome") in ("ok", "") and row.text("value"):
+            key = (row.problem, row.text("config"))
+            lines.setdefault(key, {})[row.text("quantity")] = row
+    rows = []
+    for by in lines.values():
+        first = next(iter(by.values()))
+        numbers = {name.replace("_", " "): _number(by.get(name)) for name in quantities if name}
+        rows.append(
+            {
+                "type": Cell(first.problem.dtype),
+                "m x n x k": extents(first.problem),
+                "kernel": Cell(first.text("name")),
+                "configuration": parameters_of(first),
+                **numbers,
+            }
+        )
+    words = "Averages over all threads, counted in the simulator, beside the formula for a thread."
+    return Table("counts-o2", f"{study.name}: {study.title}", rows, words)
+
+
+def left_out(study: Study) -> Table:
+    """What was not measured, and what failed, with the reason."""
+    rows: Sequence[Row] = [row for row in study.rows if row.text("outcome") not in ("ok", "")]
+    lines = [
+        {
+            **of_problem(row.problem),
+            "contestant": Cell(contestant(row)),
+            "outcome": Cell(outcome(row).replace("_", " ", 1)),
+        }
+        for row in rows
+    ]
+    return Table(f"left-{study.name}", f"{study.name}: not measured", lines)
