@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
-from pymm.report.content import Cell, Table, cell
+from pymm.report.content import Cell, Table, cell, significant
 from pymm.report.grids import extents, ratio_cell
 from pymm.report.listing import of_problem, outcome, parameters_of, percent, span
 from pymm.report.reading import Row
@@ -27,6 +28,23 @@ COMPARED = (
         "error_inf",
     ),
 )
+
+#: What Nsight Compute saw, with the names of the original's table.
+PROFILED = {
+    "ncu:smsp__cycles_active.avg.pct_of_peak_sustained_elapsed": "SM efficiency",
+    "ncu:sm__throughput.avg.pct_of_peak_sustained_elapsed": "SM throughput",
+    "ncu:sm__warps_active.avg.pct_of_peak_sustained_active": "achieved occupancy",
+    "ncu:dram__throughput.avg.pct_of_peak_sustained_elapsed": "DRAM use",
+    "ncu:dram__bytes_read.sum.per_second": "DRAM read, GB/s",
+    "ncu:dram__bytes_write.sum.per_second": "DRAM written, GB/s",
+    "ncu:lts__t_sector_hit_rate.pct": "L2 hits",
+    "ncu:l1tex__t_bytes_pipe_lsu_mem_global_op_ld.sum.per_second": "global loads, GB/s",
+    "ncu:l1tex__t_bytes_pipe_lsu_mem_global_op_st.sum.per_second": "global stores, GB/s",
+    "ncu:l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum.per_second": "shared loads",
+}
+
+#: How a profiler's units begin.
+PREFIXES = {"T": 1e12, "G": 1e9, "M": 1e6, "K": 1e3, "": 1.0}
 
 #: Quantities of a kernel that stand in its table, with their heads.
 FACTS = {
@@ -56,18 +74,27 @@ def rates(study: Study) -> Table:
         if CHOICE in names:
             own = line.by.get(CHOICE)
             shown["ratio"] = ratio_cell(own.number("ratio") if own else math.nan)
+            if first.problem.symmetric:
+                shown["whole / pymm"] = ratio_cell(_whole(line.by, own))
             shown["configuration"] = Cell(own.text("config").replace("-", " ") if own else "")
         found.append(shown)
     words = "GFLOP/s of the kernels alone."
     if CHOICE in names:
-        words += " Ratio: the fastest library's time / that of pymm's choice."
+        words += " Ratio: the time of the fastest library that writes all of C / pymm's choice's."
     return Table(f"rates-{study.name}", f"{study.name}: {study.title}", found, words)
 
 
-def in_order(row: Row) -> tuple[int, ...]:
-    """Rectangles by their k, squares by their size."""
+def _whole(by: Mapping[str, Row], own: Row | None) -> float:
+    """Time of the library's whole product, of a symmetric C too, / ours."""
+    times = [by[name].seconds for name in ("cuBLAS", "cuBLASLt", "NumPy") if name in by]
+    return min(times) / own.seconds if times and own else math.nan
+
+
+def in_order(row: Row) -> tuple[object, ...]:
+    """Type by type; squares by their size, then rectangles of the same k or part of n."""
     p = row.problem
-    return (p.k if p.k < p.n else 0, p.n)
+    kind = 0.0 if p.k == p.n else p.k / p.n if p.symmetric else p.k
+    return (p.dtype, kind, p.n)
 
 
 def beside_sequential(study: Study) -> list[Table]:
@@ -127,14 +154,14 @@ def kernel_facts(study: Study) -> Table:
         if row.text("outcome") in ("ok", ""):
             key = (row.problem.dtype, f"{row.text('name')} {row.text('config')}")
             lines.setdefault(key, {})[row.text("quantity")] = row
-    profiled = {name for by in lines.values() for name in by if name.startswith("ncu:")}
-    heads = FACTS | {name: name.removeprefix("ncu:") for name in sorted(profiled)}
-    heads = {q: head for q, head in heads.items() if any(q in by for by in lines.values())}
+    seen = {name for by in lines.values() for name in by}
+    others = sorted(name for name in seen if name.startswith("ncu:") and name not in PROFILED)
+    heads = FACTS | PROFILED | {name: name.removeprefix("ncu:") for name in others}
     rows = []
     for by in lines.values():
         first = next(iter(by.values()))
         time = by.get("kernel")
-        numbers = {head: _number(by.get(quantity)) for quantity, head in heads.items()}
+        numbers = {head: _number(by.get(name)) for name, head in heads.items() if name in seen}
         rows.append(
             {
                 **of_problem(first.problem),
@@ -145,15 +172,31 @@ def kernel_facts(study: Study) -> Table:
                 "configuration": parameters_of(first),
             }
         )
-    return Table("facts-o2-kernels", f"{study.name}: {study.title}", rows)
+    words = (
+        "Registers of a thread, shared memory of a block in bytes; occupancy: the part of a "
+        "multiprocessor's threads that its blocks fill, as the compiler's registers and shared "
+        "memory allow it. GB/s at least: A, B and C once, over the time."
+    )
+    if seen & {*PROFILED, *others}:
+        words += " The columns after that are Nsight Compute's, of one launch."
+    return Table("facts-o2-kernels", f"{study.name}: {study.title}", rows, words)
 
 
 def _number(row: Row | None) -> Cell:
+    """A quantity as a field: a rate that a profiler tells with its unit, parts in percent."""
     if row is None:
         return Cell("")
-    value = row.number("value")
-    unit = row.text("unit")
-    return cell(value) if value == value else Cell(row.text("value") + (unit and f" {unit}"))
+    value, unit = row.number("value"), row.text("unit")
+    if value != value:
+        return Cell(row.text("value"))
+    if row.text("quantity") == "occupancy":
+        return percent(value)
+    if row.text("quantity").startswith("ncu:"):
+        bytes_a_second = re.fullmatch(r"([TGMK]?)byte/s(?:econd)?", unit)
+        if bytes_a_second:
+            return cell(value * PREFIXES[bytes_a_second[1]] / 1e9)
+        return percent(value / 100) if unit == "%" else Cell(f"{significant(value)} {unit}", value)
+    return cell(value)
 
 
 def counts(study: Study) -> Table:

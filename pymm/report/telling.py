@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 from pymm.report.content import duration, rate, significant
@@ -150,7 +151,7 @@ def _remainders(study: Study) -> str:
     if not lines:
         return ""
     first = next(iter(lines.values()))
-    steps = [(n, n + 1) for n in first if n + 1 in first]
+    steps = list(itertools.pairwise(sorted(first)))
     if not steps:
         return ""
     low, high = min(steps, key=lambda step: first[step[1]] / first[step[0]])

@@ -1,0 +1,163 @@
+"""What a report says in words and shows by colours: computed, the same everywhere, never left out."""
+
+from __future__ import annotations
+
+import csv
+import sys
+
+import measured
+import numpy as np
+import pytest
+
+from pymm import contest, journal
+from pymm.report import (
+    content,
+    curves,
+    drawing,
+    facts,
+    grids,
+    listing_studies,
+    reading,
+    searches,
+    studies,
+)
+from pymm.report.chapters import report
+from pymm.report.telling import told
+from pymm.suites.declaration import COLUMNS as SUITE_COLUMNS
+
+
+@pytest.fixture
+def without_plots(monkeypatch):
+    """As if Matplotlib were not installed: reports take milliseconds."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return measured.folder(tmp_path / "results", sparse=16)
+
+
+def rewrite(folder, keep):
+    """The rows of the suites that `keep` wants, and those it makes of them."""
+    with open(folder / "suites.csv", newline="") as file:
+        rows = [new for row in csv.DictReader(file) if (new := keep(row))]
+    measured.write(folder / "suites.csv", SUITE_COLUMNS, rows)
+    return rows
+
+
+def chapters(folder):
+    return {chapter.name: chapter for chapter in report(reading.read_device(folder)).chapters}
+
+
+def test_every_experiment_is_told(folder):
+    found = reading.read_device(folder)
+    for name, study in studies.studies(found).items():
+        assert told(study, facts.peaks(found)).endswith("."), name
+
+
+def test_what_is_told_is_what_the_rows_say(folder):
+    def slower(row):
+        if (row["suite"], row["variant"], row["n"]) == ("o2-sizes", "chosen", "1664"):
+            row["ratio"] = "0.25"
+        return row
+
+    rows = rewrite(folder, slower)
+    own = [r for r in rows if (r["suite"], r["variant"], r["quantity"])
+           == ("o2-sizes", "chosen", "kernel")]  # fmt: skip
+    ratios = np.array([float(r["ratio"]) for r in own])
+    found = reading.read_device(folder)
+    said = told(studies.studies(found)["o2-sizes"], facts.peaks(found))
+    best = max(own, key=lambda r: float(r["gflops"]))
+    part = float(best["gflops"]) / 60e3
+    assert f"{content.rate(float(best['gflops']))} at N = {best['n']}, {part:.0%} of" in said
+    assert f"in {(ratios >= 1).sum()} of {len(ratios)} products" in said
+    assert f"{np.exp(np.log(ratios).mean()):.2f} times as fast" in said
+    assert "at worst 0.25 times (N = 1664)" in said
+
+
+def test_the_first_words_are_the_means_of_the_classes(folder, without_plots):
+    with open(folder / "classes.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["dtype"] != "tf32x3"]
+    ratios = np.array([float(row["ratio"]) for row in rows])
+    words = dict(chapters(folder)["glance"].seen)
+    said = words["Beside cuBLAS?"]
+    assert f"Over {len(rows)} products" in said
+    assert f"{np.exp(np.log(ratios).mean()):.2f} times as fast" in said
+    assert (
+        "1 searches" in words["What did tuning gain?"] and "2.50" in words["What did tuning gain?"]
+    )
+
+
+def test_what_is_not_measured_names_its_command(folder, without_plots):
+    rewrite(folder, lambda row: row if row["suite"] not in ("o3", "o2-kernels") else None)
+    (folder / "tuning.csv").unlink()
+    (folder / "classes.csv").unlink()
+    made = chapters(folder)
+    (o3,), (o2,) = made["o3"].lacking, made["o2"].lacking
+    assert "python -m pymm.bench --suite o3 --dtypes f64,f32 --csv benchmarks/results/test" in o3
+    assert "o2-kernels" in o2 and "--suite o2-kernels" in o2
+    assert "python -m pymm.tune" in made["tuning"].lacking[0]
+    assert "python -m pymm.bench --classes all" in made["beside"].lacking[0]
+
+
+def test_what_a_device_cannot_have_is_not_asked_for(folder, without_plots):
+    def absent(row):
+        if row["suite"] != "o2-split":
+            return row
+        return {**dict.fromkeys(row, ""), "suite": "o2-split", "device": row["device"],
+                "step": "x", "outcome": "not_applicable", "detail": "no journey"}  # fmt: skip
+
+    rewrite(folder, absent)
+    assert chapters(folder)["o2"].lacking == []
+
+
+def test_symmetric_products_stand_beside_the_whole_product(folder, without_plots):
+    row = measured.classes()[0] | {"class": "syrk-large", "layout": "NT", "us": 100,
+                                   "cublas_us": 190, "cublaslt_us": 200, "ratio": 1.1}  # fmt: skip
+    measured.write(folder / "classes.csv", contest.COLUMNS, [*measured.classes(), row])
+    table = grids.beside_whole(facts.duels(reading.read_device(folder)))
+    assert [cell.text for cell in table.rows[0].values()] == ["syrk-large", "1.90", ""]
+
+
+def test_curves_keep_their_series():
+    names = ["04_transposed_a", "cuBLASLt", studies.CHOICE, "00_naive", "cuBLAS", "sequential",
+             "cuBLAS syrk, half", "01_coalesced", "02_shared_tile", "03_register_tile"]  # fmt: skip
+    places = curves.slots(names)
+    assert [places[name] for name in (studies.CHOICE, "cuBLAS", "cuBLASLt")] == [0, 1, 2]
+    looks = {tuple(map(str, drawing.series(place).values())) for place in places.values()}
+    assert len(looks) == len(names)
+    assert all(places[name] == curves.slots(names)[name] for name in names[3:])
+
+
+def test_shorter_drawings_keep_their_words():
+    svg = ('<text x="1.23456">0.00123</text>\n<use xlink:href="#a" x="1.239" y="2" style="fill: b"/>\n'
+           '<use xlink:href="#a" x="3" y="4.00049" style="fill: b"/>\n')  # fmt: skip
+    assert drawing._shortened(svg) == (
+        '<text x="1.23">0.00123</text>\n<g style="fill: b">\n<use xlink:href="#a" x="1.24" y="2"/>\n'
+        '<use xlink:href="#a" x="3" y="4.00"/>\n</g>\n'
+    )
+
+
+def test_a_break_is_no_part_of_a_search(folder):
+    rows = measured.trials()
+    for row in rows[20:]:
+        row["time"] = row["time"].replace("T17:", "T18:")
+    measured.write(folder / "tuning.csv", journal.COLUMNS, rows)
+    (search,) = searches.searches(reading.read_device(folder))
+    assert search.progress[-1][:2] == (41, 39.0)
+
+
+@pytest.mark.parametrize(
+    ("quantity", "value", "unit", "text"),
+    [
+        ("ncu:dram__bytes_read.sum.per_second", "1.5", "Tbyte/second", "1500"),
+        ("ncu:dram__bytes_read.sum.per_second", "250", "Mbyte/s", "0.25"),
+        ("ncu:lts__t_sector_hit_rate.pct", "61.7", "%", "62%"),
+        ("occupancy", "0.375", "of the threads", "38%"),
+        ("grid", "8x4x1", "blocks", "8x4x1"),
+        ("registers", "128", "of a thread", "128"),
+    ],
+)
+def test_quantities_are_told_in_one_unit(quantity, value, unit, text):
+    row = reading.Row("suites", "f", {"quantity": quantity, "value": value, "unit": unit})
+    assert listing_studies._number(row).text == text
