@@ -141,7 +141,9 @@ def test_a_damaged_file_is_named_and_the_others_are_listed(two, capsys):
 
 def test_the_shipped_files_are_listed(capsys):
     told = {row["device"]: row for row in json.loads(run(capsys, "--json").out)}
-    for path in store.files(None):
+    paths = store.files(None)
+    assert paths and len(told) == len({store.read(path).device["name"] for path in paths})
+    for path in paths:
         table = store.read(path)
         row = told[table.device["name"]]
         assert row["records"] == row["shipped"] == len(table.records) and row["yours"] == 0
