@@ -77,9 +77,9 @@ def _gained(gains: Sequence[float]) -> str:
     if not gains:
         return ""
     return (
-        f"{len(gains)} search{'es' * (len(gains) > 1)} made kernels {mean(gains):.2f} times as fast as their defaults "
-        f"(geometric mean), half of them at most {statistics.median(gains):.2f} times, one "
-        f"{max(gains):.0f} times."
+        f"{len(gains)} search{'es' * (len(gains) > 1)} made kernels {mean(gains):.2f} times as "
+        f"fast as their defaults (geometric mean), half of them at most "
+        f"{statistics.median(gains):.2f} times, one {max(gains):.3g} times."
     )
 
 

@@ -180,13 +180,15 @@ def _resources(study: Study) -> str:
         q: [row.number("value") for row in study.of(q) if row.number("value") >= 0]
         for q in ("registers", "occupancy")
     }
-    if not all(numbers.values()):
-        return ""
-    registers, part = numbers["registers"], numbers["occupancy"]
-    return (
-        f"{len(part)} kernels: {min(registers):.0f} to {max(registers):.0f} registers a thread; "
-        f"blocks fill {min(part):.0%} to {max(part):.0%} of a multiprocessor's threads."
-    )
+    said = []
+    if numbers["registers"]:
+        least, most = min(numbers["registers"]), max(numbers["registers"])
+        said.append(f"{least:.0f} to {most:.0f} registers a thread")
+    if numbers["occupancy"]:
+        least, most = min(numbers["occupancy"]), max(numbers["occupancy"])
+        said.append(f"blocks that fill {least:.0%} to {most:.0%} of a multiprocessor's threads")
+    count = len({(row.problem.dtype, row.text("config")) for row in study.rows})
+    return f"{count} kernels have {' and '.join(said)}." if said else ""
 
 
 def _counts(study: Study) -> str:
