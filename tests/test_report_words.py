@@ -86,6 +86,15 @@ def test_the_first_words_are_the_means_of_the_classes(folder, without_plots):
     assert "1 search made kernels 2.50 times" in words["What did tuning gain?"]
 
 
+def test_failures_are_counted_in_words(folder, without_plots):
+    rows = measured.classes()
+    for row, outcome in zip(rows, ("wrong", "wrong", "crashed"), strict=False):
+        row |= {"outcome": outcome, "us": "", "ratio": ""}
+    measured.write(folder / "classes.csv", contest.COLUMNS, rows)
+    said = f"3 of {len(rows)} products have no time: f32 large wrong (2), f32 small crashed (1)."
+    assert chapters(folder)["glance"].remarks == [said]
+
+
 def test_what_is_not_measured_names_its_command(folder, without_plots):
     rewrite(folder, lambda row: row if row["suite"] not in ("o3", "o2-kernels") else None)
     (folder / "tuning.csv").unlink()

@@ -32,7 +32,7 @@ from pymm.report.facts import (
 from pymm.report.reading import Findings
 from pymm.report.record import data_of
 from pymm.report.searches import searches
-from pymm.report.summing import at_a_glance, tiles_of
+from pymm.report.summing import at_a_glance, failures, tiles_of
 
 #: Calls a maker of figures with its arguments.
 Draw = Callable[..., list[Figure]]
@@ -110,7 +110,7 @@ def glance(findings: Findings, drawn: Draw) -> Chapter:
         tables,
         page_commands(findings),
         tiles_of(findings, found, held),
-        findings.remarks,
+        [*failures(duels(findings)), *findings.remarks],
         at_a_glance(found, held, searches(findings), opponent),
     )
 

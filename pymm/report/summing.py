@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from pymm.report.content import Tile, rate
@@ -27,6 +28,16 @@ def at_a_glance(
         ("What did tuning gain?", _gained([s.gain for s in found if s.gain > 0])),
     )
     return [(question, answer) for question, answer in answers if answer]
+
+
+def failures(duels: Sequence[Duel]) -> list[str]:
+    """The sentence about products that have no right result's time; none if all have one."""
+    of = [d for d in duels if not d.row.sound]
+    if not of:
+        return []
+    counts = Counter((f"{d.problem.dtype} {d.name}".strip(), d.row.text("outcome")) for d in of)
+    parts = [f"{what} {outcome} ({count})" for (what, outcome), count in counts.items()]
+    return [f"{len(of)} of {len(duels)} products have no time: {', '.join(parts)}."]
 
 
 def _rates(extremes: Sequence[Extreme]) -> str:
