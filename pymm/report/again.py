@@ -191,7 +191,7 @@ def _lines(findings: Sequence[Finding]) -> Iterator[tuple[str, ...]]:
             duration(finding.trial.seconds),
             f"{finding.ratio:.3f}",
             f"{low:.3f} to {high:.3f}",
-            "agrees" if finding.agrees else "disagrees",
+            "agrees" if finding.agrees else f"{'slower' if finding.ratio > 1 else 'faster'} now",
         )
 
 

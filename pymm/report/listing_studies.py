@@ -17,7 +17,8 @@ COMPARED = (
     (
         "gains",
         "speed-up over sequential",
-        "Time of the sequential product, one thread of the host, / that of each.",
+        "Time of the sequential product, one thread of the host, / that of each; only of products "
+        "whose sequential one was made: that of a large one takes minutes.",
         "speedup",
     ),
     (
