@@ -49,8 +49,10 @@ FILLS = {"gemm": "all", "syrk": "full", "syrk_lower": "lower", "syrk_upper": "up
 #: as half of them (f32: 121 of 64 x 64, fewer than an H200 has multiprocessors), and a launch that
 #: mirrors one half takes 3 to 5 us (bf16 at 1024: 12.9 us with it, 8.8 whole; at 2048 28.1, 27.6).
 #: Not f64, whose kernels store both halves themselves; and only types whose two factors are treated
-#: alike, so that both halves come out the same to the bit.
+#: alike, so that both halves come out the same to the bit. In 16 bits also one of so little k that
+#: the mirror would take longer than the other half (8192 rows, k = 64: 92 us with it, 40 whole).
 WHOLE_UP_TO = {"f32": 704, "f16": 2048, "bf16": 2048, "f16_f32": 2048, "bf16_f32": 2048}
+WHOLE_SHALLOW = {"f16": 384, "bf16": 384}
 
 #: Dimensions travel to the kernels as 32-bit integers; offsets are 64-bit.
 MAX_EXTENT = 2**31 - 1
@@ -175,10 +177,11 @@ class Problem:
 
     @property
     def whole(self) -> bool:
-        """True if a GPU computes both halves of a symmetric C: there are so few tiles that half of
-        them take as long.
+        """True if a GPU computes both halves of a symmetric C: half of its tiles would take as long,
+        or the mirror longer.
         """
-        return self.fill == "full" and self.n <= WHOLE_UP_TO.get(self.dtype, 0)
+        small = self.n <= WHOLE_UP_TO.get(self.dtype, 0)
+        return self.fill == "full" and (small or self.k <= WHOLE_SHALLOW.get(self.dtype, 0))
 
     @property
     def halved(self) -> bool:
