@@ -98,7 +98,8 @@ def _scales(own: Any, lines: Curves, axes: Axes) -> None:
         decades(own.yaxis)
         _fine(own.yaxis, [y for line in lines.values() for y in line.values()])
     else:
-        own.set_ylim(bottom=0)
+        top = max(y for line in lines.values() for y in line.values())
+        own.set_ylim(0, 1.05 * max(top, axes.limit or 0.0) or 1.0)
     if axes.x_scale == "log":
         own.set_xscale("log")
         decades(own.xaxis)
