@@ -37,11 +37,17 @@
 #ifndef TB
 #define TB 32  // columns of C that one warp computes
 #endif
+#ifndef TK
+#define TK KB  // depth of a tile that one warp takes
+#endif
 #ifndef KI
 #define KI 8  // depth of one mma: 4, 8 or 16
 #endif
 #ifndef STAGES
 #define STAGES 4  // tiles in shared memory
+#endif
+#ifndef BOTH
+#define BOTH 0  // 1: what is kept of a half goes to the other half, too
 #endif
 #ifndef BLOCKS
 #define BLOCKS 1  // blocks that one multiprocessor is to hold: bounds the registers of a thread
@@ -51,13 +57,14 @@
 #include "common/split.cuh"
 #include "common/copied.cuh"
 
-constexpr int WARPS_M = MB / TA, WARPS_N = NB / TB, THREADS = 32 * WARPS_M * WARPS_N;
+constexpr int WARPS_N = NB / TB, WARPS_MN = MB / TA * WARPS_N, PARTS = KB / TK;
+constexpr int THREADS = 32 * WARPS_MN * PARTS;
 constexpr int ROWS = TA / 16, COLUMNS = TB / 8;  // mma of a warp along m and n
 
 static_assert(MB % TA == 0 && NB % TB == 0 && TA % 16 == 0 && TB % 8 == 0,
               "warps tile the block evenly, in pieces of 16 x 8: TA divides MB, TB divides NB");
-static_assert((KI == 4 || KI == 8 || KI == 16) && KB % (2 * KI) == 0,
-              "KI is the depth of an instruction, 4, 8 or 16, and 2 * KI divides KB");
+static_assert((KI == 4 || KI == 8 || KI == 16) && TK % (2 * KI) == 0 && KB % TK == 0,
+              "KI is the depth of an instruction, 4, 8 or 16; 2 * KI divides TK, TK KB");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
 
 using TileA = Copied<!TRANS_A, MB, THREADS>;
@@ -87,6 +94,33 @@ __device__ __forceinline__ void multiply(double (&sum)[ROWS * COLUMNS][4], const
         for (int j = 0; j < COLUMNS; j++) mma<KI>(sum[i * COLUMNS + j], f.a[i], f.b[j]);
 }
 
+// The sums of warps that share a tile go to the first of them, by way of the memory of the tiles:
+// true for that one.
+__device__ __forceinline__ bool gather(double (&sum)[ROWS * COLUMNS][4], double* scratch,
+                                       unsigned thread) {
+    if (PARTS == 1) return true;
+    constexpr unsigned EACH = WARPS_MN * 32, PAIRS = ROWS * COLUMNS * 2;
+    double2* const mine = reinterpret_cast<double2*>(scratch) + thread % EACH;
+    const unsigned part = thread / EACH;
+    __syncthreads();  // nobody reads a tile any more
+    if (part > 0) {
+#pragma unroll
+        for (int s = 0; s < PAIRS; s++)
+            mine[((part - 1) * PAIRS + s) * EACH] = {sum[s / 2][s % 2 * 2],
+                                                     sum[s / 2][s % 2 * 2 + 1]};
+    }
+    __syncthreads();
+    if (part > 0) return false;
+#pragma unroll
+    for (int other = 0; other < PARTS - 1; other++)
+#pragma unroll
+        for (int s = 0; s < PAIRS; s++) {
+            const double2 more = mine[(other * PAIRS + s) * EACH];
+            sum[s / 2][s % 2 * 2] += more.x, sum[s / 2][s % 2 * 2 + 1] += more.y;
+        }
+    return true;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     gemm(int m, int n, int k, double alpha, const double* __restrict__ A, long long lda,
          long long batch_a, const double* __restrict__ B, long long ldb, long long batch_b,
@@ -95,7 +129,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     double* const As = reinterpret_cast<double*>(shared);
     double* const Bs = As + STAGES * TileA::ELEMENTS;
     const unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-    const unsigned y = warp / WARPS_N * TA, x = warp % WARPS_N * TB;  // the warp's tile
+    const unsigned tile = warp % WARPS_MN, deep = warp / WARPS_MN * TK;
+    const unsigned y = tile / WARPS_N * TA, x = tile % WARPS_N * TB;  // the warp's tile
     unsigned i0, j0;
     tile_of(blockIdx.x, (m + MB - 1u) / MB, (n + NB - 1u) / NB, i0, j0);
     i0 *= MB;
@@ -119,8 +154,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         }
         copies.wait<STAGES - 2>();
         __syncthreads();
-        const double* const from_a = As + TileA::index(y + lane / 4, lane % 4);
-        const double* const from_b = Bs + TileB::index(x + lane / 4, lane % 4);
+        const double* const from_a = As + TileA::index(y + lane / 4, deep + lane % 4);
+        const double* const from_b = Bs + TileB::index(x + lane / 4, deep + lane % 4);
         Fragments now, next;
         now.read(from_a, from_b, 0);
         int reading = 0;  // the tile in use, that of the columns from k0
@@ -129,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             const double* here_a = from_a + reading * TileA::ELEMENTS;
             const double* here_b = from_b + reading * TileB::ELEMENTS;
 #pragma unroll
-            for (int p = 0; p < KB; p += 2 * KI) {
+            for (int p = 0; p < TK; p += 2 * KI) {
                 next.read(here_a, here_b, p + KI);
                 if (p == 0) {  // every warp has left the tile before this one: it is overwritten
                     const unsigned later = k0 + (STAGES - 1) * KB;
@@ -141,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                     copies.commit();
                 }
                 multiply(sum, now);
-                if (p + 2 * KI == KB) {
+                if (p + 2 * KI == TK) {
                     // The next tile, read from now on, must be there. After the last tile its own
                     // beginning is read once more, for nothing: cheaper than a branch.
                     copies.wait<STAGES - 2>();
@@ -150,12 +185,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                     here_a = from_a + reading * TileA::ELEMENTS;
                     here_b = from_b + reading * TileB::ELEMENTS;
                 }
-                now.read(here_a, here_b, (p + 2 * KI) % KB);
+                now.read(here_a, here_b, (p + 2 * KI) % TK);
                 multiply(sum, next);
             }
         }
     }
-    if (!combine<THREADS>(sum, workspace, thread)) return;
+    if (!gather(sum, As, thread) || !combine<THREADS>(sum, workspace, thread)) return;
     C += blockIdx.z * batch_c;
 #pragma unroll
     for (int i = 0; i < ROWS * 2; i++) {
@@ -165,20 +200,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             const unsigned column = j0 + x + j / 2 * 8 + lane % 4 * 2 + j % 2;
             if (GUARDED && (row >= m || column >= n)) continue;
             const double(&part)[4] = sum[i / 2 * COLUMNS + j / 2];
-            if (is_cut(row, column, 1, PIECE)) {
-#pragma unroll
-                for (int e = 0; e < PIECE; e++)
-                    if (kept(row, column + e))
-                        store(C + row * ldc + column + e, alpha, part[i % 2 * 2 + (j + e) % 2],
-                              beta);
-                continue;
-            }
+            const bool cut = is_cut(row, column, 1, PIECE);
             Piece* const c = reinterpret_cast<Piece*>(C + row * ldc + column);
-            Piece result = beta == 0.0 ? Piece{} : *c;
+            Piece result = beta == 0.0 || cut ? Piece{} : *c;
 #pragma unroll
-            for (int e = 0; e < PIECE; e++)
+            for (int e = 0; e < PIECE; e++) {
+                if (cut && !kept(row, column + e)) continue;
+                if (cut && beta != 0.0) result.x[e] = c->x[e];
                 store(&result.x[e], alpha, part[i % 2 * 2 + (j + e) % 2], beta);
-            *c = result;
+                if (cut) c->x[e] = result.x[e];
+                if (BOTH && row != column + e) C[(column + e) * ldc + row] = result.x[e];
+            }
+            if (!cut) *c = result;
         }
     }
 }

@@ -56,6 +56,9 @@
 #ifndef BLOCKS
 #define BLOCKS 1  // blocks that one multiprocessor is to hold
 #endif
+#ifndef BOTH
+#define BOTH 0  // 1: what is kept of a half goes to the other half, too
+#endif
 #ifndef SPLIT
 #define SPLIT 1  // blocks for each tile of the last round, at most; 1: as many as there are tiles
 #endif
@@ -67,22 +70,26 @@
 #include "common/lines.cuh"
 #include "common/pairs.cuh"
 
-constexpr int WARPS_N = NB / TB, WARPS_MN = MB / TA * WARPS_N, WARPS = WARPS_MN * (KB / TK);
+constexpr int WARPS_N = NB / TB, WARPS_MN = MB / TA * WARPS_N, PARTS = KB / TK;
+constexpr int WARPS = WARPS_MN * PARTS;
 constexpr int GROUPS = WARPS / 4, THREADS = 128 * (GROUPS + 1);
-constexpr int A_BYTES = MB * KB * 8, STAGE_BYTES = A_BYTES + NB * KB * 8;
-constexpr int TILE_BYTES = TA * TB * 8, SHARED_BYTES = (KB / TK - 1) * MB * NB * 8;
+constexpr int A_BYTES = SideA::BYTES, STAGE_BYTES = A_BYTES + SideB::BYTES;
+constexpr int TILE_BYTES = TA * TB * 8, SHARED_BYTES = PARTS / 2 * MB * NB * 8;
 // Registers of a thread. Where sums, fragments and the rest are more than the block is launched
 // with, the warpgroup that fetches keeps FEW and leaves the others to those that multiply.
 constexpr int NUMBERS = 2 * (TA * TB / 32 + (TA + TB) * KI * DEPTHS / 32);
 constexpr int EACH = 65536 / BLOCKS / THREADS / 8 * 8, LAUNCHED = EACH < 248 ? EACH : 248;
 constexpr int left_by(int few) { return ((GROUPS + 1) * LAUNCHED - few) / GROUPS / 8 * 8; }
-constexpr bool MOVED = NUMBERS + 48 > LAUNCHED, TIGHT = NUMBERS + 40 > left_by(40);
+constexpr int REST = BOTH ? 72 : 48;
+constexpr bool MOVED = NUMBERS + REST > LAUNCHED, TIGHT = NUMBERS + REST - 8 > left_by(40);
 constexpr int FEW = TIGHT ? 24 : 40, MANY = left_by(FEW) < 248 ? left_by(FEW) : 248;
 
-static_assert(MB % TA == 0 && NB % TB == 0 && TA % 16 == 0 && TB % 16 == 0 && WARPS % 4 == 0,
-              "warps tile the block evenly, in pieces of 16 x 16, and are a multiple of 4");
-static_assert(KB % TK == 0 && TK % 16 == 0 && TK % (DEPTHS * KI) == 0,
-              "KI is the depth of an instruction, 4, 8 or 16; 16 and DEPTHS * KI divide TK, TK KB");
+static_assert(MB % TA == 0 && NB % TB == 0 && TA % 16 == 0 && TB % 8 == 0 &&
+                  (TB % 16 == 0 || TB == NB) && WARPS % 4 == 0,
+              "a multiple of 4 warps tile the block in pieces of 16 x 16, of 16 x 8 if TB is NB");
+static_assert((TK == 8 || TK % 16 == 0) && KB % 16 == 0 && KB % TK == 0 &&
+                  TK % (DEPTHS * KI) == 0,
+              "KI is 4, 8 or 16; TK is 8 or a multiple of 16 and of DEPTHS * KI; TK, 16 divide KB");
 static_assert(DEPTHS == 1 || DEPTHS == 2, "DEPTHS is 1 or 2");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
 static_assert(MB <= 256 && NB <= 256 && KB <= 256,
@@ -107,44 +114,72 @@ struct Ring {
     }
 };
 
+// The operands' tiles for a step of a unit, to the ring's next stage.
+__device__ __forceinline__ void fetch(const Maps& maps, const Unit& unit, unsigned step,
+                                      const Ring& ring, int stack_a, int stack_b) {
+    const unsigned tile = ring.tiles + ring.offset(), full = ring.full + 8 * ring.stage;
+    barrier_expect(full, STAGE_BYTES);
+    SideA::fetch(tile, &maps.a, full, unit.i0, step * KB, unit.matrix * stack_a);
+    SideB::fetch(tile + A_BYTES, &maps.b, full, unit.j0, step * KB, unit.matrix * stack_b);
+}
+
+// The ring, and the first tiles for it. All of that stands at the very beginning of the text: where
+// instructions come from device memory, too, each way to another place of it takes a microsecond.
+__device__ __forceinline__ void begin(const Maps& maps, const Product& product, Ring ring,
+                                      int stack_a, int stack_b) {
+    if (product.steps > 0) prefetch(&maps.a), prefetch(&maps.b);
+#pragma unroll 1
+    for (int s = 0; s < STAGES; s++) {
+        barrier_make(ring.full + 8 * s, 1);
+        barrier_make(ring.empty + 8 * s, WARPS);
+    }
+    barriers_made();
+    wait_for_launch_before();
+    const Unit unit = product.unit(blockIdx.x);
+#pragma unroll 1
+    for (unsigned i = 0; i < STAGES && unit.begin + i < unit.end; i++, ring.advance())
+        fetch(maps, unit, unit.begin + i, ring, stack_a, stack_b);
+}
+
+// All other tiles.
 __device__ __forceinline__ void produce(const Maps& maps, const Product& product, Ring ring,
                                         int stack_a, int stack_b) {
-    wait_for_launch_before();
-    for (unsigned id = blockIdx.x; id < product.units(); id += gridDim.x) {
+    int begun = STAGES;  // of the first unit, at most
+    for (unsigned id = blockIdx.x; id < product.units(); id += gridDim.x, begun = 0) {
         const Unit unit = product.unit(id);
 #pragma unroll 1
         for (unsigned step = unit.begin; step < unit.end; step++, ring.advance()) {
-            const unsigned tile = ring.tiles + ring.offset(), full = ring.full + 8 * ring.stage;
+            if (begun-- > 0) continue;
             ring.wait_empty();
-            barrier_expect(full, STAGE_BYTES);
-            SideA::fetch(tile, &maps.a, full, unit.i0, step * KB, unit.matrix * stack_a);
-            SideB::fetch(tile + A_BYTES, &maps.b, full, unit.j0, step * KB, unit.matrix * stack_b);
+            fetch(maps, unit, step, ring, stack_a, stack_b);
         }
     }
 }
 
-// The sums of warps that share a tile go to the first of them: true for that one.
+// The sums of warps that share a tile go to the first of them, half of them to the other half and
+// so on: true for that one.
 __device__ __forceinline__ bool gather(Sums& sum, unsigned scratch, unsigned thread) {
-    if (KB == TK) return true;
     const unsigned part = thread / 32 / WARPS_MN, tile = thread / 32 % WARPS_MN;
     scratch += tile * TILE_BYTES + thread % 32 * 16;
-    threads_sync<WARPS * 32>(1);  // the tile before this one has been read
-    if (part > 0) {
 #pragma unroll
-        for (int s = 0; s < ROWS * COLUMNS * 2; s++)
-            store_shared(scratch + (part - 1) * WARPS_MN * TILE_BYTES + s * 512,
-                         double2{sum[s / 2][s % 2 * 2], sum[s / 2][s % 2 * 2 + 1]});
-    }
-    threads_sync<WARPS * 32>(1);
-    if (part > 0) return false;
+    for (int left = PARTS; left > 1; left = (left + 1) / 2) {
+        const unsigned half = (left + 1) / 2;
+        threads_sync<WARPS * 32>(1);  // what was there before has been read
+        if (part >= half && part < left) {
 #pragma unroll
-    for (int other = 0; other < KB / TK - 1; other++)
+            for (int s = 0; s < ROWS * COLUMNS * 2; s++)
+                store_shared(scratch + (part - half) * WARPS_MN * TILE_BYTES + s * 512,
+                             double2{sum[s / 2][s % 2 * 2], sum[s / 2][s % 2 * 2 + 1]});
+        }
+        threads_sync<WARPS * 32>(1);
+        if (part + half >= left) continue;
 #pragma unroll
         for (int s = 0; s < ROWS * COLUMNS * 2; s++) {
-            const double2 x = load_shared_2(scratch + other * WARPS_MN * TILE_BYTES + s * 512);
+            const double2 x = load_shared_2(scratch + part * WARPS_MN * TILE_BYTES + s * 512);
             sum[s / 2][s % 2 * 2] += x.x, sum[s / 2][s % 2 * 2 + 1] += x.y;
         }
-    return true;
+    }
+    return part == 0;
 }
 
 // One arrival for each warp.
@@ -165,13 +200,13 @@ __device__ __forceinline__ void multiply(Sums& sum, const Fragments& f) {
 // A stage is given back in the next pass of the loop. Reads from shared memory may still be under
 // way when an instruction behind them arrives at a barrier, but not when the mma have been issued
 // that multiply what was read; and those end up anywhere within their own pass.
-__device__ __forceinline__ void multiply(Sums& sum, Ring& ring, unsigned steps, unsigned from_a,
-                                         unsigned from_b) {
+__device__ __forceinline__ void multiply(Sums& sum, Ring& ring, unsigned steps,
+                                         const Places& from) {
     unsigned leaving = 0, here = ring.offset();
     Fragments now, next;
     if (DEPTHS == 2 && steps > 0) {
         ring.wait_full();
-        now.read(from_a + here, from_b + here, 0);
+        now.read(from, here, 0);
     }
 #pragma unroll 1
     for (; steps > 0; steps--) {
@@ -185,11 +220,11 @@ __device__ __forceinline__ void multiply(Sums& sum, Ring& ring, unsigned steps, 
 #pragma unroll
         for (int d = 0; d < TK; d += DEPTHS * KI) {
             if (DEPTHS == 1) {
-                now.read(from_a + here, from_b + here, d);
+                now.read(from, here, d);
                 multiply(sum, now);
                 continue;
             }
-            next.read(from_a + here, from_b + here, d + KI);
+            next.read(from, here, d + KI);
             multiply(sum, now);
             if (d + 2 * KI == TK) {
                 ring.advance();
@@ -198,7 +233,7 @@ __device__ __forceinline__ void multiply(Sums& sum, Ring& ring, unsigned steps, 
                     ring.wait_full();
                 }
             }
-            now.read(from_a + here, from_b + here, (d + 2 * KI) % TK);
+            now.read(from, here, (d + 2 * KI) % TK);
             multiply(sum, next);
         }
     }
@@ -209,9 +244,11 @@ __device__ __forceinline__ void consume(const Product& product, const Result& re
                                         unsigned scratch, unsigned warp) {
     const unsigned lane = threadIdx.x % 32, tile = warp % WARPS_MN;
     const unsigned y = tile / WARPS_N * TA, x = tile % WARPS_N * TB, deep = warp / WARPS_MN * TK;
-    unsigned from_a = ring.tiles + SideA::begin(y, deep, lane);
-    unsigned from_b = ring.tiles + A_BYTES + SideB::begin(x, deep, lane);
-    forget(from_a), forget(from_b);  // kept, not computed anew in each step
+    const unsigned tile_b = ring.tiles + A_BYTES;
+    Places from{ring.tiles + SideA::begin(y, deep, lane), tile_b + SideB::begin(x, deep, lane),
+                tile_b + SideB::begin_last(deep, lane)};
+    forget(from.a), forget(from.b);  // kept, not computed anew in each step
+    if (LAST < COLUMNS) forget(from.last);
 
 #pragma unroll 1
     for (unsigned id = blockIdx.x; id < product.units(); id += gridDim.x) {
@@ -220,7 +257,7 @@ __device__ __forceinline__ void consume(const Product& product, const Result& re
         if (unit.shared && steps == 0) continue;
         Sums sum = {};
         if (result.has(unit.i0 + y, unit.j0 + x)) {
-            multiply(sum, ring, steps, from_a, from_b);
+            multiply(sum, ring, steps, from);
         } else {
 #pragma unroll 1
             for (; steps > 0; steps--, ring.advance()) {
@@ -250,13 +287,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const unsigned tiles = address_of_shared(shared), scratch = tiles + STAGES * STAGE_BYTES;
     const unsigned full = scratch + SHARED_BYTES, empty = full + 8 * STAGES;
     const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the same for all, and said so
-    if (threadIdx.x == 0) {
-        if (k > 0) prefetch(&maps.a), prefetch(&maps.b);
-        for (int s = 0; s < STAGES; s++) {
-            barrier_make(full + 8 * s, 1);
-            barrier_make(empty + 8 * s, WARPS);
-        }
-        barriers_made();
+    const Ring ring{tiles, full, empty};
+    if (threadIdx.x == WARPS * 32) {
+        unsigned rows = m, columns = n, depth = k;
+        forget(rows), forget(columns), forget(depth);  // nothing of this is kept for later
+        begin(maps, product_of(rows, columns, depth, batch), ring, stack_a, stack_b);
     }
     __syncthreads();
     const Product product = product_of(m, n, k, batch);
@@ -264,7 +299,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if (blockIdx.x == 0 && threadIdx.x == 0)
         *reinterpret_cast<Shared*>(parts) = {gridDim.x, product.steps};
 #endif
-    const Ring ring{tiles, full, empty};
     if (warp >= WARPS) {
         if (MOVED) leave_registers<FEW>();
         // What both roles use must fit in FEW registers: with room elsewhere, computed twice.

@@ -249,7 +249,7 @@ def _extra_seconds(
 ) -> float:
     """Parts of k added up, operands copied ahead, one half of C mirrored into the other."""
     seconds, hopper = 0.0, config.kernel.hopper
-    if problem.halved and problem.fill == "full":
+    if problem.halved and problem.fill == "full" and not config.kernel.both_halves:
         moved = problem.elements * problem.out_dtype.itemsize * problem.batch
         seconds += BEHIND + moved / (COPY * _bandwidth(device))
     sums = problem.scalar_dtype.itemsize

@@ -81,8 +81,11 @@ def _filled(config: Config, problem: Problem) -> dict[str, int | str]:
     if not problem.symmetric or config.kernel.backend != "cuda":
         return {}
     fill = {"FILL": 2 if problem.fill == "upper" else 1} if problem.halved else {}
-    size = problem.out_dtype.itemsize
-    return fill | ({"MIRRORED": _BITS[size]} if problem.fill == "full" else {})
+    if problem.fill != "full":
+        return fill
+    if problem.halved and config.kernel.both_halves:
+        return fill | {"BOTH": 1}
+    return fill | {"MIRRORED": _BITS[problem.out_dtype.itemsize]}
 
 
 def _fed(feed: Feed, problem: Problem) -> dict[str, int | str]:

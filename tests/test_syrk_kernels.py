@@ -10,7 +10,7 @@ from syrk_products import check, check_many
 
 from pymm.backends import open_device
 from pymm.kernels import kernels_for, parse_slug
-from pymm.problem import WHOLE_TYPES, Problem
+from pymm.problem import WHOLE_SHALLOW, WHOLE_UP_TO, Problem
 
 #: Configurations of small tiles, oblong and square, with k in parts and without, and their types.
 CASES = [
@@ -20,7 +20,8 @@ CASES = [
     ("register_tile-MB48-NB48-KB16-TA3-TB3", "f64"),  # 16 x 16 threads: the first that pymm had
     ("transposed_a-MB32-NB64-KB8-TA4-TB4", "f32"),
     ("pipelined-MB32-NB64-KB16-TA4-TB4-LANES4-STAGES2-BLOCKS1-GROUP2-SPLIT2", "f32"),
-    ("tensor_f64-MB64-NB32-KB16-TA32-TB16-KI4-STAGES2-BLOCKS1-GROUP1-SPLIT2", "f64"),
+    ("tensor_f64-MB64-NB32-KB16-TA32-TB16-TK16-KI4-STAGES2-BLOCKS1-GROUP1-SPLIT2", "f64"),
+    ("tensor_f64-MB48-NB40-KB32-TA16-TB40-TK8-KI4-STAGES3-BLOCKS1-GROUP8-SPLIT1", "f64"),
     ("wgmma-MB64-NB128-KB64-TA64-TB128-STAGES3-CLUSTER1-GROUP2-SPLIT1-SLOTS2", "bf16"),
     ("wgmma-MB64-NB64-KB64-TA64-TB64-STAGES3-CLUSTER1-GROUP8-SPLIT2-SLOTS1", "f16_f32"),
     ("tensor-MB32-NB64-KB64-TA32-TB16-STAGES3-BLOCKS1-GROUP2-SPLIT1", "f16"),
@@ -38,7 +39,8 @@ CASES = [
 @pytest.fixture
 def never_whole(monkeypatch):
     """Halves of the smallest C, too."""
-    monkeypatch.setattr("pymm.problem.WHOLE_UP_TO", 0)
+    monkeypatch.setattr("pymm.problem.WHOLE_UP_TO", {})
+    monkeypatch.setattr("pymm.problem.WHOLE_SHALLOW", {})
 
 
 @pytest.mark.simulator
@@ -63,13 +65,21 @@ def test_random_halves_in_the_simulator(never_whole):
 
 
 @pytest.mark.simulator
-@pytest.mark.parametrize("slug, dtype", [CASES[3], CASES[6], CASES[8]])
+@pytest.mark.parametrize("slug, dtype", [CASES[4], CASES[5], CASES[9]])
 def test_a_small_one_is_computed_whole(slug, dtype):
     backend, config = open_device("cuda"), parse_slug(slug)
     for seed, layout in enumerate(("NT", "TN")):
         problem = Problem(131, 131, 140, dtype, layout == "TN", layout == "NT", 1, "syrk")
         assert problem.whole
         check(backend, config, problem, seed)
+
+
+@pytest.mark.parametrize("dtype", WHOLE_SHALLOW)
+def test_a_shallow_one_is_computed_whole(dtype):
+    most = WHOLE_SHALLOW[dtype]
+    shallow, deep = (Problem(9999, 9999, k, dtype, False, True, 1, "syrk") for k in (most, most + 1))
+    assert shallow.whole and not deep.whole
+    assert not Problem(9999, 9999, most, dtype, False, True, 1, "syrk_lower").whole
 
 
 #: What runs on a Hopper GPU, or on any since Ampere.
@@ -91,7 +101,7 @@ def test_random_halves(slug, dtype, never_whole):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", WHOLE_TYPES)
+@pytest.mark.parametrize("dtype", (*WHOLE_UP_TO, "f64"))
 def test_small_ones_by_any_kernel_are_symmetric(dtype):
     backend = open_device("cuda")
     for kernel in kernels_for(Problem(1, 1, 1, dtype), backend.device):

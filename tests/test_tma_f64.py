@@ -24,6 +24,8 @@ SLUGS = tuple(
         "MB32-NB16-KB128-TA16-TB16-TK32-KI8-DEPTHS2-STAGES2-BLOCKS1-GROUP8-SPLIT1",
         "MB16-NB64-KB64-TA16-TB16-TK64-KI8-DEPTHS1-STAGES5-BLOCKS1-GROUP8-SPLIT2",
         "MB48-NB64-KB16-TA48-TB16-TK16-KI4-DEPTHS1-STAGES2-BLOCKS3-GROUP1-SPLIT1",
+        "MB64-NB56-KB32-TA16-TB56-TK16-KI8-DEPTHS2-STAGES6-BLOCKS1-GROUP8-SPLIT1",
+        "MB48-NB40-KB32-TA16-TB40-TK8-KI4-DEPTHS1-STAGES3-BLOCKS1-GROUP8-SPLIT2",
     )
 )
 
@@ -83,6 +85,19 @@ def test_fragments_take_every_row_once_and_meet_no_bank_conflict(along_k):
                         line, at = (row, k) if along_k else (k, row)
                         pairs.add((at // 2 ^ line % 8) * 2 + at % 2)
                 assert len(pairs) == 16
+
+
+def test_a_last_group_of_8_rows_is_taken_once_and_stored_in_pairs():
+    """Along k nothing meets in a bank; a lane's second number and its neighbour's, two lanes away,
+    change places, so that each lane has two columns side by side.
+    """
+    along = [(g if g % 2 == 0 else ((g - 1) ^ 4) + 1) for g in range(8)]
+    assert sorted(along) == list(range(8))
+    for t in range(4):
+        assert (along[2 * t], along[2 * (t ^ 2) + 1]) == (2 * t, 2 * t + 1)
+    for served in (range(4), range(4, 8)):
+        pairs = {((k // 2) ^ along[g]) * 2 + k % 2 for g in served for k in range(4)}
+        assert len(pairs) == 16
 
 
 class Shares:

@@ -10,15 +10,16 @@ template <bool K_CONTIGUOUS, int OUTER, int THREADS>
 struct Copied {
     static constexpr int LINE = K_CONTIGUOUS ? KB : OUTER, LINES = K_CONTIGUOUS ? OUTER : KB;
     static constexpr int PITCH = LINE + 4, ELEMENTS = LINES * PITCH;
-    static constexpr int IN_LINE = LINE / PIECE, PIECES = IN_LINE * LINES / THREADS;
+    static constexpr int IN_LINE = LINE / PIECE;
     static constexpr int DOWN = THREADS / IN_LINE;  // lines from one piece of a thread to its next
-    static constexpr int UNROLLED = PIECES < 4 ? PIECES : 4;
-    static_assert(LINE % PIECE == 0 && THREADS % IN_LINE == 0 && IN_LINE * LINES % THREADS == 0,
-                  "threads copy whole lines of both tiles at a time");
+    static constexpr int PIECES = (LINES + DOWN - 1) / DOWN, UNROLLED = PIECES < 4 ? PIECES : 4;
+    static constexpr bool EVEN = THREADS % IN_LINE == 0 && LINES % DOWN == 0;
+    static_assert(LINE % PIECE == 0 && DOWN > 0, "threads copy a whole line of a tile at a time");
 
     const REAL* source;  // the thread's first piece of the next tile
     long long ld;
     unsigned place;   // of that piece in the tile
+    int mine;         // lines of the tile from that piece on, none if others copy all
     int down, along;  // to the matrix's end from that piece, across lines and along them, at k = 0
 
     __device__ __forceinline__ Copied(const REAL* X, long long ld, unsigned first, unsigned outer,
@@ -27,6 +28,7 @@ struct Copied {
         const unsigned line = thread / IN_LINE, at = thread % IN_LINE * PIECE;
         source = X + (K_CONTIGUOUS ? (first + line) * ld + k0 + at : (k0 + line) * ld + first + at);
         place = line * PITCH + at;
+        mine = line < DOWN ? LINES - int(line) : 0;
         down = int(K_CONTIGUOUS ? outer - first : k) - int(line);
         along = int(K_CONTIGUOUS ? k : outer - first) - int(at);
     }
@@ -37,9 +39,11 @@ struct Copied {
         const bool within = !GUARDED || along > (K_CONTIGUOUS ? k0 : 0);
         const int lines = K_CONTIGUOUS ? down : down - k0;
 #pragma unroll(UNROLLED)
-        for (int i = 0; i < PIECES; i++, from += DOWN * ld)
+        for (int i = 0; i < PIECES; i++, from += DOWN * ld) {
+            if (!EVEN && i * DOWN >= mine) break;
             copies.copy<PIECE * sizeof(REAL)>(tile + place + i * DOWN * PITCH, from,
                                               !GUARDED || (within && i * DOWN < lines));
+        }
         source += K_CONTIGUOUS ? KB : KB * ld;
     }
 

@@ -5,16 +5,20 @@ constexpr int LINE = 16;                         // numbers in a line
 constexpr int ROWS = TA / 16, COLUMNS = TB / 8;  // mma of a warp along m and n
 
 // A tile of OUTER x KB numbers of op(A) (or of op(B)^T). ALONG_K: a line is 16 numbers of a row,
-// KB / 16 piles of OUTER lines; else 16 numbers of a column, OUTER / 16 piles of KB lines.
+// KB / 16 piles of OUTER lines; else 16 numbers of a column, OUTER / 16 piles of KB lines, the last
+// of which may be used by half.
 //
 // TMA puts piece c (16 bytes) of line l where c ^ l % 8 would be, to spread columns over the banks.
 // 16 lanes are served together: four rows of a fragment, four numbers of each, deep in a row. Rows
 // may be taken in any order, as long as C is stored in the same one, and so each group of 16 is
 // permuted. ALONG_K: four rows must differ in bits 1 and 2 of l, which move pairs of pieces. Else:
 // the four numbers are in four lines, which move pieces within fours; the four rows must differ in
-// bit 0, within a piece, and bit 3, from four to four.
+// bit 0, within a piece, and bit 3, from four to four. A last group of 8 rows has no bit 3: there
+// two lanes meet in a bank.
 template <bool ALONG_K, int OUTER>
 struct Side {
+    static constexpr int PILES = (ALONG_K ? KB : OUTER + LINE - 1) / LINE;
+    static constexpr int PILE_BYTES = (ALONG_K ? OUTER : KB) * 128, BYTES = PILES * PILE_BYTES;
     static constexpr int HALF = ALONG_K ? 1 : 4;  // from a row of an mma's first half to the second
 
     // The row, of 16, that is number g of 8 in the first half.
@@ -22,12 +26,23 @@ struct Side {
         if (ALONG_K) return g % 2 == 0 ? g : 8 + (g - 1 ^ 4);
         return g % 2 + g / 2 % 2 * 8 + g / 4 * 2;
     }
-    // Where lane 4 g + t finds number g of row `first` and on, at depth t after `deep`.
-    static __device__ __forceinline__ unsigned begin(unsigned first, unsigned deep, unsigned lane) {
-        const unsigned r = row(lane / 4), t = lane % 4;
+    // The same of a last group of 8.
+    static __device__ __forceinline__ unsigned last_row(unsigned g) {
+        return ALONG_K && g % 2 != 0 ? (g - 1 ^ 4) + 1 : g;
+    }
+    // Where row r is at depth t < 4 after `deep`, a multiple of 8.
+    static __device__ __forceinline__ unsigned place(unsigned r, unsigned deep, unsigned t) {
         if (ALONG_K)
-            return (deep / LINE * OUTER + first + r) * 128 + ((t / 2 ^ r % 8) << 4) + t % 2 * 8;
-        return (first / LINE * KB + deep + t) * 128 + ((r / 2 ^ t) << 4) + r % 2 * 8;
+            return (deep / LINE * OUTER + r) * 128 + ((deep % LINE / 2 + t / 2 ^ r % 8) << 4) +
+                   t % 2 * 8;
+        return (r / LINE * KB + deep + t) * 128 + ((r % LINE / 2 ^ t) << 4) + r % 2 * 8;
+    }
+    // Where lane 4 g + t finds number g of rows `first` and on, and of a last group of 8.
+    static __device__ __forceinline__ unsigned begin(unsigned first, unsigned deep, unsigned lane) {
+        return place(first + row(lane / 4), deep, lane % 4);
+    }
+    static __device__ __forceinline__ unsigned begin_last(unsigned deep, unsigned lane) {
+        return place(last_row(lane / 4), deep, lane % 4);
     }
     // From there to 16 i rows and half h further down, 4 q deeper.
     static __device__ __forceinline__ unsigned at(unsigned begin, int i, int h, int q) {
@@ -37,26 +52,34 @@ struct Side {
     }
     static __device__ __forceinline__ void fetch(unsigned tile, const TensorMap* map, unsigned full,
                                                  unsigned outer, unsigned k0, unsigned matrix) {
-        constexpr int PILES = (ALONG_K ? KB : OUTER) / LINE, BYTES = (ALONG_K ? OUTER : KB) * 128;
 #pragma unroll
         for (int i = 0; i < PILES; i++)
-            fetch_box(tile + i * BYTES, map, full, ALONG_K ? k0 + i * LINE : outer + i * LINE,
+            fetch_box(tile + i * PILE_BYTES, map, full, ALONG_K ? k0 + i * LINE : outer + i * LINE,
                       ALONG_K ? outer : k0, matrix);
     }
 };
 using SideA = Side<!TRANS_A, MB>;
 using SideB = Side<TRANS_B, NB>;
 
+constexpr int LAST = COLUMNS % 2 ? COLUMNS - 1 : COLUMNS;  // the mma of a last group of 8 columns
+
+// Where a lane begins to read: rows, columns, and columns of a last group of 8.
+struct Places {
+    unsigned a, b, last;
+};
+
 // What a lane holds of KI columns of the warp's rows of A and of KI rows of its columns of B.
 struct Fragments {
     double a[ROWS][KI / 2], b[COLUMNS][KI / 4];
 
-    __device__ __forceinline__ void read(unsigned from_a, unsigned from_b, int p) {
+    __device__ __forceinline__ void read(const Places& from, unsigned here, int p) {
+        const unsigned from_a = from.a + here, from_b = from.b + here, last = from.last + here;
 #pragma unroll
         for (int j = 0; j < COLUMNS; j++)
 #pragma unroll
             for (int x = 0; x < KI / 4; x++)
-                b[j][x] = load_shared(SideB::at(from_b, j / 2, j % 2, p / 4 + x));
+                b[j][x] = load_shared(
+                    SideB::at(j == LAST ? last : from_b, j / 2, j % 2, p / 4 + x));
 #pragma unroll
         for (int i = 0; i < ROWS; i++)
 #pragma unroll

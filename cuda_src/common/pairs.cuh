@@ -19,13 +19,21 @@ struct Result {
         for (int h = 0; h < ROWS * 2; h++) {
 #pragma unroll
             for (int u = 0; u < COLUMNS; u++) {
-                // Neighbours along n: in halves of two mma where B lies along k, else in one.
-                const int s = h / 2 * COLUMNS + u / 2 * 2, e = h % 2 * 2;
-                const unsigned g = lane % 4 * 2 + (TRANS_B ? u % 2 : 0);
-                const unsigned column =
-                    u / 2 * 16 + SideB::row(g) + (TRANS_B ? 0 : u % 2 * SideB::HALF);
-                const double2 two = TRANS_B ? double2{sum[s][e + u % 2], sum[s + 1][e + u % 2]}
-                                            : double2{sum[s + u % 2][e], sum[s + u % 2][e + 1]};
+                // Neighbours along n: in halves of two mma where B lies along k, else in one. Of
+                // a last group of 8 along k the neighbour is two lanes away.
+                const int s = h / 2 * COLUMNS + (u == LAST ? u : u / 2 * 2), e = h % 2 * 2;
+                const unsigned t = lane % 4 * 2;
+                double2 two{sum[s][e], sum[s][e + 1]};
+                unsigned column = u / 2 * 16 + t;
+                if (u == LAST) {
+                    if (TRANS_B) two.y = __shfl_xor_sync(~0u, two.y, 2);
+                } else if (TRANS_B) {
+                    two = {sum[s][e + u % 2], sum[s + 1][e + u % 2]};
+                    column = u / 2 * 16 + SideB::row(t + u % 2);
+                } else {
+                    two = {sum[s + u % 2][e], sum[s + u % 2][e + 1]};
+                    column = u / 2 * 16 + SideB::row(t) + u % 2 * SideB::HALF;
+                }
                 use(h / 2 * 16 + SideA::row(lane / 4) + h % 2 * SideA::HALF, line, column, two);
             }
             line += (h % 2 == 0 ? SideA::HALF : 16 - SideA::HALF) * pitch;
@@ -50,10 +58,12 @@ struct Result {
 #pragma unroll
         for (int s = 0; s < ROWS * COLUMNS * 4; s++) sum[s / 4][s % 4] *= alpha;
         double* const to = C + matrix * batch + i0 * ld + j0;
+        double* const over = C + matrix * batch + j0 * ld + i0;  // the same place of the other half
         const bool whole = i0 + TA <= m && j0 + TB <= n && !is_cut(i0, j0, TA, TB);
         if (aligned && beta == 0.0 && whole) {
-            each(sum, to, ld, lane, [&](unsigned, double* line, unsigned column, double2 x) {
+            each(sum, to, ld, lane, [&](unsigned row, double* line, unsigned column, double2 x) {
                 *reinterpret_cast<double2*>(line + column) = x;
+                if (BOTH) over[column * ld + row] = x.x, over[(column + 1) * ld + row] = x.y;
             });
             return;
         }
@@ -67,6 +77,8 @@ struct Result {
             }
             if (one) line[column] = x.x;
             if (two) line[column + 1] = x.y;
+            if (BOTH && one) over[column * ld + row] = x.x;
+            if (BOTH && two) over[(column + 1) * ld + row] = x.y;
         });
     }
 };

@@ -148,24 +148,24 @@ extern "C" __global__ void __launch_bounds__(256, 3)
     const double2* const slots = reinterpret_cast<const double2*>(parts + sizeof(Shared) / 8);
     const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x, rest = p.rest();
     if (rest == 0) return;
-    unsigned helpers = 1;
-    while (helpers < 32 && helpers * 2 * rest <= p.sharers()) helpers *= 2;
-    const unsigned across = 256 / helpers, helper = thread / across;
+    unsigned group = 1;  // threads that have the same places
+    while (group < 32 && group * 2 * rest <= p.sharers()) group *= 2;
+    const unsigned across = 256 / group, number = thread / across;  // of that group
     const unsigned pieces = (PAIRS + across * PLACES - 1) / (across * PLACES);  // of a tile
     for (unsigned piece = blockIdx.x; piece < rest * pieces; piece += gridDim.x) {
         const unsigned shared = piece / pieces;
         const unsigned first = piece % pieces * across * PLACES + thread % across;
         double2 sum[PLACES] = {};
         if (p.steps > 0)
-            add_slots(sum, slots, p.sharer(shared * p.steps) + shared + helper,
-                      p.sharer((shared + 1) * p.steps - 1) + shared, helpers, first, across);
-        if (helpers > 1) {
+            add_slots(sum, slots, p.sharer(shared * p.steps) + shared + number,
+                      p.sharer((shared + 1) * p.steps - 1) + shared, group, first, across);
+        if (group > 1) {
             __syncthreads();  // what was there before has been read
 #pragma unroll
             for (unsigned q = 0; q < PLACES; q++) totals[q][thread] = sum[q];
             __syncthreads();
-            if (helper > 0) continue;
-            for (unsigned h = 1; h < helpers; h++)
+            if (number > 0) continue;
+            for (unsigned h = 1; h < group; h++)
 #pragma unroll
                 for (unsigned q = 0; q < PLACES; q++) {
                     const double2 more = totals[q][h * across + thread];
@@ -179,11 +179,19 @@ extern "C" __global__ void __launch_bounds__(256, 3)
             const unsigned place = first + q * across, row = unit.i0 + place / (NB / 2);
             const unsigned column = unit.j0 + place % (NB / 2) * 2;
             if (place >= PAIRS || row >= unsigned(m)) continue;
-            double* const to = C + unit.matrix * batch_c + row * ldc + column;
-            if (column < unsigned(n) && kept(row, column))
-                to[0] = alpha * sum[q].x + (beta != 0 ? beta * to[0] : 0.0);
-            if (column + 1 < unsigned(n) && kept(row, column + 1))
-                to[1] = alpha * sum[q].y + (beta != 0 ? beta * to[1] : 0.0);
+            double* const from = C + unit.matrix * batch_c;
+            double* const to = from + row * ldc + column;
+            double* const over = from + column * ldc + row;  // the same place of the other half
+            if (column < unsigned(n) && kept(row, column)) {
+                const double x = alpha * sum[q].x + (beta != 0 ? beta * to[0] : 0.0);
+                to[0] = x;
+                if (BOTH) over[0] = x;
+            }
+            if (column + 1 < unsigned(n) && kept(row, column + 1)) {
+                const double x = alpha * sum[q].y + (beta != 0 ? beta * to[1] : 0.0);
+                to[1] = x;
+                if (BOTH) over[ldc] = x;
+            }
         }
     }
 }

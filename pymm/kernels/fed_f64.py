@@ -32,7 +32,8 @@ def _threads(c: Config) -> int:
 
 def _shared_elements(c: Config, p: Problem) -> int:
     """The stages, two barriers for each, and the sums of warps that share a tile of C."""
-    return c.STAGES * ((c.MB + c.NB) * c.KB + 2) + (c.KB // c.TK - 1) * c.MB * c.NB
+    columns = c.NB if p.trans_b else -(-c.NB // _LINE) * _LINE
+    return c.STAGES * ((c.MB + columns) * c.KB + 2) + c.KB // c.TK // 2 * c.MB * c.NB
 
 
 def _registers(c: Config, p: Problem) -> int:
@@ -41,8 +42,8 @@ def _registers(c: Config, p: Problem) -> int:
     the first have been multiplied.
     """
     numbers = 2 * (c.TA * c.TB // 32 + (c.TA + c.TB) * c.KI * c.DEPTHS // 32)
-    if p.symmetric:  # where a tile is takes more to find
-        numbers += 16 if c.SPLIT == 1 else 24
+    if p.symmetric:  # where a tile is takes more to find, and its place in the other half
+        numbers += 32 if c.SPLIT == 1 else 40
     if c.DEPTHS == 1 and c.TA >= 48:
         return numbers + (24 if p.trans_a and not p.trans_b else 8)
     if c.KB == c.TK == c.KI * c.DEPTHS < 32:
@@ -220,25 +221,28 @@ TMA_F64 = Kernel(
     dtypes=("f64",),
     dynamic_shared=True,
     capability=(9, 0),
+    both_halves=True,
     hopper=Feed(boxes=_boxes, resident=lambda c: c.BLOCKS, parts=_slots_bytes),
     rules=(
         Rule(
-            "warps tile the block evenly, in pieces of 16 x 16, and are a multiple of 4",
+            "a multiple of 4 warps tile the block in pieces of 16 x 16, of 16 x 8 if TB is NB",
             lambda c, p, d: (
                 c.MB % c.TA == 0
                 and c.NB % c.TB == 0
                 and c.TA % 16 == 0
-                and c.TB % 16 == 0
+                and c.TB % 8 == 0
+                and (c.TB % 16 == 0 or c.TB == c.NB)
                 and _warps(c) % 4 == 0
                 and _warps(c) > 0
             ),
         ),
         Rule(
-            "KI is the depth of an instruction, 4, 8 or 16; 16 and DEPTHS * KI divide TK, TK KB",
+            "KI is 4, 8 or 16; TK is 8 or a multiple of 16 and of DEPTHS * KI; TK, 16 divide KB",
             lambda c, p, d: (
                 c.KI in (4, 8, 16)
+                and c.KB % 16 == 0
                 and c.KB % c.TK == 0
-                and c.TK % 16 == 0
+                and (c.TK == 8 or c.TK % 16 == 0)
                 and c.TK % (c.DEPTHS * c.KI) == 0
             ),
         ),

@@ -32,6 +32,15 @@ def whole_lines(c: Config, p: Problem) -> bool:
     return True
 
 
+def _a_line_each(c: Config, p: Problem) -> bool:
+    """True if the threads copy a whole line of either tile at a time, even one element each."""
+    return all(length <= c.kernel.threads(c) for length, _ in _lines(c, p))
+
+
+def _warps(c: Config) -> int:
+    return (c.MB // c.TA) * (c.NB // c.TB) * (c.KB // c.TK)
+
+
 def _registers(c: Config, p: Problem) -> int:
     """Registers of a thread: accumulators, the fragments of two depths, and the rest, which is
     less where nothing is checked, 16 bytes are copied at a time and k is not split. Checked with
@@ -40,6 +49,12 @@ def _registers(c: Config, p: Problem) -> int:
     doubles = c.TA * c.TB // 32 + (c.TA + c.TB) * c.KI // 16
     plain = p.alignment == 16 and c.SPLIT == 1 and not c.kernel.guarded(c, p)
     return 2 * doubles + (30 if plain else 40)
+
+
+def _shared_elements(c: Config, p: Problem) -> int:
+    """The stages; in the end the sums of warps that share a tile of C."""
+    stages = c.STAGES * sum((length + _PADDING) * count for length, count in _lines(c, p))
+    return max(stages, (c.KB // c.TK - 1) * c.MB * c.NB)
 
 
 def _fit_together(c: Config, p: Problem, d: Device) -> bool:
@@ -54,6 +69,24 @@ def _fit_together(c: Config, p: Problem, d: Device) -> bool:
     )
 
 
+def _form(
+    mb: int, nb: int, kb: int, ta: int, tb: int, tk: int, stages: int, **more: int
+) -> dict[str, int]:
+    """Parameters of a block; KI 8 and one block on a multiprocessor unless said."""
+    form = dict(MB=mb, NB=nb, KB=kb, TA=ta, TB=tb, TK=tk, KI=8, STAGES=stages)
+    return form | dict(BLOCKS=1, GROUP=8, SPLIT=1) | more
+
+
+#: Tiles that make one round of a small product on 132 multiprocessors (one H200: benchmarks/LOG.md,
+#: 256 cubed; A A^T of 500 and 1500; 1024 cubed).
+_FORMS = (
+    _form(32, 16, 64, 16, 16, 32, 5),
+    _form(48, 24, 32, 16, 24, 16, 6, KI=4),
+    _form(48, 48, 16, 16, 48, 16, 6, BLOCKS=2),
+    _form(64, 32, 32, 32, 16, 16, 6),
+    _form(64, 128, 16, 32, 32, 16, 6),
+)
+
 TENSOR_F64 = Kernel(
     number=6,
     name="tensor_f64",
@@ -62,30 +95,29 @@ TENSOR_F64 = Kernel(
     space=dict(
         MB=(32, 64, 128),
         NB=(32, 64, 128),
-        KB=(16, 32),
+        KB=(16, 32, 64),
         TA=(16, 32, 64),
         TB=(16, 32, 64),
+        TK=(16, 32),
         KI=(4, 8),  # 16 needs more registers than it saves time; the kernel takes it all the same
         STAGES=(2, 3, 4),
         BLOCKS=(1, 2, 3, 4),
         GROUP=(1, 8),
         SPLIT=(1, 2, 4, 8, 16),
     ),
-    default=dict(MB=64, NB=64, KB=16, TA=32, TB=32, KI=8, STAGES=4, BLOCKS=2, GROUP=8, SPLIT=1),
-    fallbacks=(
-        dict(MB=64, NB=64, KB=16, TA=32, TB=32, KI=8, STAGES=3, BLOCKS=1, GROUP=8, SPLIT=1),
-    ),
-    threads=lambda c: 32 * (c.MB // c.TA) * (c.NB // c.TB),
-    block=lambda c: (32 * (c.MB // c.TA) * (c.NB // c.TB), 1, 1),
+    default=_form(64, 64, 16, 32, 32, 16, 4, BLOCKS=2),
+    fallbacks=(_form(64, 64, 16, 32, 32, 16, 3),),
+    threads=lambda c: 32 * _warps(c),
+    block=lambda c: (32 * _warps(c), 1, 1),
     tiles=lambda c, p: (tiles(c, p), c.SPLIT),
     workspace=workspace_bytes,
-    shared_elements=lambda c, p: (
-        c.STAGES * sum((length + _PADDING) * count for length, count in _lines(c, p))
-    ),
+    shared_elements=_shared_elements,
     dtypes=("f64",),
     dynamic_shared=True,
     aligned=True,
     capability=(8, 0),
+    both_halves=True,
+    forms=_FORMS,
     rules=(
         Rule(
             "warps tile the block evenly, in pieces of 16 x 8: TA divides MB, TB divides NB",
@@ -94,8 +126,8 @@ TENSOR_F64 = Kernel(
             ),
         ),
         Rule(
-            "KI is the depth of an instruction, 4, 8 or 16, and 2 * KI divides KB",
-            lambda c, p, d: c.KI in (4, 8, 16) and c.KB % (2 * c.KI) == 0,
+            "KI is the depth of an instruction, 4, 8 or 16; 2 * KI divides TK, TK KB",
+            lambda c, p, d: c.KI in (4, 8, 16) and c.TK % (2 * c.KI) == 0 and c.KB % c.TK == 0,
         ),
         Rule(
             "a tile is fetched while another is used: STAGES >= 2",
@@ -103,8 +135,12 @@ TENSOR_F64 = Kernel(
         ),
         THREADS_FIT,
         Rule(
-            "threads copy whole lines of both tiles at a time",
-            lambda c, p, d: whole_lines(c, p),
+            "threads copy a whole line of a tile at a time",
+            lambda c, p, d: _a_line_each(c, p),
+        ),
+        Rule(
+            "either blocks or warps share a tile of C, not both",
+            lambda c, p, d: c.SPLIT == 1 or c.TK == c.KB,
         ),
         *SPLIT_RULES,
         STAGES_FIT,

@@ -97,7 +97,7 @@ class MappedExecutable(CudaExecutable):
         launches.append(self._multiply(run, factors, shapes, stacked, place))
         if self._parts > 1:
             launches.append(self._combine(run, place))
-        if mirrors(problem, beta):
+        if self._source.mirrors and mirrors(problem, beta):
             launches.append(mirror_launch(problem, c))
         place = self._place(context, stream, f"launching {self.config.slug} on {problem.slug}")
         return bound_call(place, launches, (self, a, b, c, memory, stream))
