@@ -75,6 +75,21 @@ def test_what_is_told_is_what_the_rows_say(folder):
     assert "at worst 0.25 times (N = 1664)" in said
 
 
+def test_what_was_measured_again_counts_once(folder):
+    """With another kernel chosen the step is another: the old one's rows are history."""
+    before = studies.studies(reading.read_device(folder))["o2-sizes"]
+
+    def again(row):
+        return row | {"step": row["step"] + "-again", "name": "05_pipelined"}
+
+    chosen = [dict(row.cells) for row in before.rows if row.text("variant") == "chosen"]
+    rows = rewrite(folder, lambda row: row) + [again(row) for row in chosen]
+    measured.write(folder / "suites.csv", SUITE_COLUMNS, rows)
+    after = studies.studies(reading.read_device(folder))["o2-sizes"]
+    assert {row.text("name") for row in after.rows} == {"05_pipelined"}
+    assert len(after.of("kernel")) == len({row.problem for row in before.of("kernel")})
+
+
 def test_the_first_words_are_the_means_of_the_classes(folder, without_plots):
     with open(folder / "classes.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["dtype"] != "tf32x3"]

@@ -106,9 +106,18 @@ def bench_rows(findings: Findings) -> list[Row]:
 
 
 def suite_rows(findings: Findings) -> list[Row]:
-    """Rows of every suite, the last of each figure."""
+    """Rows of every suite, the last of each figure, of a product that was measured again (with
+    other kernels, or another text of theirs) those of the last time alone.
+    """
     names = ("suite", "step", "name", "variant", "config", "quantity", "transfer")
-    return latest(findings.of("suites"), names)
+    rows = latest(findings.of("suites"), names)
+    last = {_measured(row): row.text("step") for row in rows}
+    return [row for row in rows if row.text("step") == last[_measured(row)]]
+
+
+def _measured(row: Row) -> tuple[object, ...]:
+    """What one step of a suite measures, or a profiler of all of them."""
+    return (row.text("suite"), row.problem, row.text("quantity").startswith("ncu:"))
 
 
 def timed(findings: Findings) -> list[Timed]:

@@ -119,13 +119,13 @@ def beside_sequential(study: Study) -> list[Table]:
 
 def journeys(study: Study) -> Table:
     """Copies, kernel and the whole of each contestant, one row a product and way of transfer."""
-    at = {(r.problem, r.text("transfer"), r.text("quantity"), r.text("name")): r.seconds
+    at = {(r.problem, r.text("transfer"), r.text("quantity"), r.text("config")): r.seconds
           for quantity in TIMES for r in study.of(quantity)}  # fmt: skip
     rows = []
     for row in sorted(study.of("kernel"), key=in_order):
-        p, name = row.problem, row.text("name")
+        p, config = row.problem, row.text("config")
         for way, words in TRANSFERS.items():
-            copies = [at.get((p, way, part, "copies")) for part in ("to_device", "to_host")]
+            copies = [at.get((p, way, part, "")) for part in ("to_device", "to_host")]
             if None in copies:
                 continue
             rows.append(
@@ -136,7 +136,7 @@ def journeys(study: Study) -> Table:
                     "to the device": span(copies[0]),
                     "kernel": span(row.seconds),
                     "to the host": span(copies[1]),
-                    "whole": span(at.get((p, way, "total", name), math.nan)),
+                    "whole": span(at.get((p, way, "total", config), math.nan)),
                     "kernel's part": percent(row.seconds / (sum(copies) + row.seconds)),
                     "configuration": parameters_of(row),
                 }

@@ -236,7 +236,8 @@ def _transposed(study: Study) -> str:
             own, library = next(iter(_ours(at)[1]), None), _library(at)
             if own and library:
                 said.append(
-                    f"A of {words}, {dtype}, N = {own.problem.n}: {contestant(own)} {rate(gflops(own))}, "
+                    f"A of {words}, {dtype}, N = {own.problem.n}: {contestant(own)} "
+                    f"{rate(gflops(own))}, "
                     f"{library.seconds / own.seconds:.2f} times as fast as the library's "
                     "whole product"
                 )
