@@ -8,7 +8,7 @@ ARGS ?=
 help:
 	@echo "make tune      find the device, tune a standard set of shapes, show the table"
 	@echo "make report    pages of all that was measured, under reports/"
-	@echo "make test      every test this machine can run; CUDA kernels run in the simulator"
+	@echo "make test      every test; the CUDA kernels run in the simulator"
 	@echo "make test-gpu  the tests on this machine's GPU"
 	@echo "make lint      ruff and the rules of the house"
 	@echo "make clean     remove .venv and everything that was built"
