@@ -53,8 +53,8 @@ class Tile:
 
 @dataclass
 class Chapter:
-    """A title, words, remarks (what a reader has to know of the measurements), what one sees in
-    them (a name and a sentence each), tiles, figures and tables, in this order. `commands` repeat
+    """A title, words, what one sees (a name and a sentence each), tiles, remarks (what a reader has
+    to know of the measurements), figures and tables, in this order. `commands` repeat
     what it shows, `lacking` says what else there could be, and the command that measures it.
     """
 

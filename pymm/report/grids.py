@@ -64,7 +64,7 @@ def _means(duels: Sequence[Duel], dtypes: list[str], classes: list[str], place: 
             if not any(d.ratio > 0 for d in of):
                 continue
             for row, name in zip(rows, classes, strict=True):
-                row[title] = ratio_cell(mean(d.ratio for d in of if d.name == name))
+                row[title] = _mean_cell([d for d in of if d.name == name])
     words = "Geometric means of the library's time / pymm's: above 1 pymm is faster. " + (
         "The library is the faster of the whole product and one half with its mirror. "
         if any(" " in dtype for dtype in dtypes)
@@ -73,6 +73,16 @@ def _means(duels: Sequence[Duel], dtypes: list[str], classes: list[str], place: 
     words += "Empty: not measured."
     title = f"Classes of shapes, {', '.join(dtypes)}"
     return Table(f"classes-{place}", title, rows, words, grid=True)
+
+
+def _mean_cell(duels: Sequence[Duel]) -> Cell:
+    """The mean of a class as a coloured field; how many of its products failed, if any did."""
+    average = mean(d.ratio for d in duels)
+    failed = sum(not d.row.sound for d in duels)
+    if not failed:
+        return ratio_cell(average)
+    text = f"{average:.2f}, " if average > 0 else ""
+    return Cell(f"{text}{failed} failed", average if average > 0 else 0.0)
 
 
 def _columns(kind: str) -> tuple[tuple[str, tuple[str, ...]], ...]:

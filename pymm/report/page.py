@@ -60,7 +60,6 @@ def html(report: Report) -> str:
 def _chapter(chapter: Chapter) -> str:
     parts = [f'<section id="{chapter.name}"><h2>{escape(chapter.title)}</h2>']
     parts += [f"<p>{_words(chapter.words)}</p>"]
-    parts += [f'<p class="remark">{_words(remark)}</p>' for remark in chapter.remarks]
     if chapter.seen:
         told = "".join(
             f"<li><b>{escape(name)}</b> {_words(words)}</li>" for name, words in chapter.seen
@@ -73,6 +72,7 @@ def _chapter(chapter: Chapter) -> str:
             for tile in chapter.tiles
         )
         parts.append(f'<div class="tiles">{tiles}</div>')
+    parts += [f'<p class="remark">{_words(remark)}</p>' for remark in chapter.remarks]
     if chapter.figures:
         parts.append(f'<div class="figures">{"".join(map(_figure, chapter.figures))}</div>')
     parts += [_table(table) for table in chapter.tables]

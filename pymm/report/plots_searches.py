@@ -54,7 +54,14 @@ def gains(found: Sequence[Search]) -> list[Figure]:
         places = range(len(STEPS))
         axes.barh(places, counts, height=0.66, color=colour("series-0"))
         for place, count in zip(places, counts, strict=True):
-            axes.text(count, place, f" {count}", va="center", fontsize=9)
+            axes.annotate(
+                str(count),
+                (count, place),
+                textcoords="offset points",
+                xytext=(4, 0),
+                va="center",
+                fontsize=9,
+            )
         axes.set_yticks(places, [words for _, words in STEPS])
         axes.set(xlabel="searches", xlim=(0, 1.12 * max(counts)), ylim=(len(STEPS) - 0.5, -0.5))
         axes.grid(axis="y", visible=False)

@@ -34,8 +34,6 @@ def markdown(report: Report, page: str, picture: str = "") -> str:
 
 def _chapter(chapter: Chapter) -> Iterator[str]:
     yield from (f"## {chapter.title}", "", chapter.words, "")
-    for remark in chapter.remarks:
-        yield from (f"> {remark}", "")
     for name, words in chapter.seen:
         yield f"- **{name}** {words}"
     if chapter.seen:
@@ -45,6 +43,8 @@ def _chapter(chapter: Chapter) -> Iterator[str]:
         for tile in chapter.tiles:
             yield f"| {_field(tile.label)} | **{_field(tile.value)}** | {_field(tile.words)} |"
         yield ""
+    for remark in chapter.remarks:
+        yield from (f"> {remark}", "")
     for table in chapter.tables:
         yield from _table(table)
     for lacking in chapter.lacking:
