@@ -81,7 +81,7 @@ constexpr int NUMBERS = 2 * (TA * TB / 32 + (TA + TB) * KI * DEPTHS / 32);
 constexpr int EACH = 65536 / BLOCKS / THREADS / 8 * 8, LAUNCHED = EACH < 248 ? EACH : 248;
 constexpr int left_by(int few) { return ((GROUPS + 1) * LAUNCHED - few) / GROUPS / 8 * 8; }
 constexpr int REST = BOTH ? 72 : 48;
-constexpr bool MOVED = NUMBERS + REST > LAUNCHED, TIGHT = NUMBERS + REST - 8 > left_by(40);
+constexpr bool MOVED = NUMBERS + REST > LAUNCHED, TIGHT = NUMBERS + 40 > left_by(40);
 constexpr int FEW = TIGHT ? 24 : 40, MANY = left_by(FEW) < 248 ? left_by(FEW) : 248;
 
 static_assert(MB % TA == 0 && NB % TB == 0 && TA % 16 == 0 && TB % 8 == 0 &&
@@ -114,44 +114,18 @@ struct Ring {
     }
 };
 
-// The operands' tiles for a step of a unit, to the ring's next stage.
-__device__ __forceinline__ void fetch(const Maps& maps, const Unit& unit, unsigned step,
-                                      const Ring& ring, int stack_a, int stack_b) {
-    const unsigned tile = ring.tiles + ring.offset(), full = ring.full + 8 * ring.stage;
-    barrier_expect(full, STAGE_BYTES);
-    SideA::fetch(tile, &maps.a, full, unit.i0, step * KB, unit.matrix * stack_a);
-    SideB::fetch(tile + A_BYTES, &maps.b, full, unit.j0, step * KB, unit.matrix * stack_b);
-}
-
-// The ring, and the first tiles for it. All of that stands at the very beginning of the text: where
-// instructions come from device memory, too, each way to another place of it takes a microsecond.
-__device__ __forceinline__ void begin(const Maps& maps, const Product& product, Ring ring,
-                                      int stack_a, int stack_b) {
-    if (product.steps > 0) prefetch(&maps.a), prefetch(&maps.b);
-#pragma unroll 1
-    for (int s = 0; s < STAGES; s++) {
-        barrier_make(ring.full + 8 * s, 1);
-        barrier_make(ring.empty + 8 * s, WARPS);
-    }
-    barriers_made();
-    wait_for_launch_before();
-    const Unit unit = product.unit(blockIdx.x);
-#pragma unroll 1
-    for (unsigned i = 0; i < STAGES && unit.begin + i < unit.end; i++, ring.advance())
-        fetch(maps, unit, unit.begin + i, ring, stack_a, stack_b);
-}
-
-// All other tiles.
 __device__ __forceinline__ void produce(const Maps& maps, const Product& product, Ring ring,
                                         int stack_a, int stack_b) {
-    int begun = STAGES;  // of the first unit, at most
-    for (unsigned id = blockIdx.x; id < product.units(); id += gridDim.x, begun = 0) {
+    wait_for_launch_before();
+    for (unsigned id = blockIdx.x; id < product.units(); id += gridDim.x) {
         const Unit unit = product.unit(id);
 #pragma unroll 1
         for (unsigned step = unit.begin; step < unit.end; step++, ring.advance()) {
-            if (begun-- > 0) continue;
+            const unsigned tile = ring.tiles + ring.offset(), full = ring.full + 8 * ring.stage;
             ring.wait_empty();
-            fetch(maps, unit, step, ring, stack_a, stack_b);
+            barrier_expect(full, STAGE_BYTES);
+            SideA::fetch(tile, &maps.a, full, unit.i0, step * KB, unit.matrix * stack_a);
+            SideB::fetch(tile + A_BYTES, &maps.b, full, unit.j0, step * KB, unit.matrix * stack_b);
         }
     }
 }
@@ -287,11 +261,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const unsigned tiles = address_of_shared(shared), scratch = tiles + STAGES * STAGE_BYTES;
     const unsigned full = scratch + SHARED_BYTES, empty = full + 8 * STAGES;
     const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the same for all, and said so
-    const Ring ring{tiles, full, empty};
-    if (threadIdx.x == WARPS * 32) {
-        unsigned rows = m, columns = n, depth = k;
-        forget(rows), forget(columns), forget(depth);  // nothing of this is kept for later
-        begin(maps, product_of(rows, columns, depth, batch), ring, stack_a, stack_b);
+    if (threadIdx.x == 0) {
+        if (k > 0) prefetch(&maps.a), prefetch(&maps.b);
+        for (int s = 0; s < STAGES; s++) {
+            barrier_make(full + 8 * s, 1);
+            barrier_make(empty + 8 * s, WARPS);
+        }
+        barriers_made();
     }
     __syncthreads();
     const Product product = product_of(m, n, k, batch);
@@ -299,6 +275,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if (blockIdx.x == 0 && threadIdx.x == 0)
         *reinterpret_cast<Shared*>(parts) = {gridDim.x, product.steps};
 #endif
+    const Ring ring{tiles, full, empty};
     if (warp >= WARPS) {
         if (MOVED) leave_registers<FEW>();
         // What both roles use must fit in FEW registers: with room elsewhere, computed twice.

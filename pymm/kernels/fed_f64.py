@@ -129,6 +129,12 @@ _FORMS = (
     (_form(64, 128, 32, 32, 8), 120),
     (_form(64, 64, 32, 32, 6, BLOCKS=2), 108),
     (_form(64, 64, 32, 16, 6, KB=32, TK=32), 115),
+    (_form(64, 56, 16, 56, 6, KB=32), 109),  # one round of 640 x 640
+    (_form(96, 48, 16, 48, 5, KB=32, DEPTHS=1), 110),  # of half of 1000 x 1000 and 1024 x 1024
+    (_form(32, 96, 16, 48, 6, KB=32), 112),  # three of half of 1500 x 1500
+    (_form(48, 32, 16, 16, 6, KB=32), 90),  # of half of 500 x 500
+    (_form(32, 64, 16, 32, 6, KB=32), 108),  # of half of 640 x 640
+    (_form(32, 32, 16, 16, 3, KB=64, TK=64, DEPTHS=1, BLOCKS=2), 96),
     (_form(64, 32, 32, 32, 3, KB=64, KI=16, DEPTHS=1), 105),
     (_form(64, 32, 32, 16, 4, KB=64, TK=32), 110),
     (_form(64, 16, 16, 16, 5, KB=64, TK=64), 60),
@@ -222,6 +228,7 @@ TMA_F64 = Kernel(
     dynamic_shared=True,
     capability=(9, 0),
     both_halves=True,
+    forms=tuple(form for form, _ in _FORMS),
     hopper=Feed(boxes=_boxes, resident=lambda c: c.BLOCKS, parts=_slots_bytes),
     rules=(
         Rule(
