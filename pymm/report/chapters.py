@@ -206,7 +206,7 @@ def tuning(findings: Findings, drawn: Draw) -> Chapter:
         "default, which stays unless it is beaten beyond noise."
     )
     commands = tune_commands(findings)
-    absent = [] if found else lacking(commands)
+    absent = [] if found else lacking(commands, "No trials of a search are here")
     return Chapter("tuning", "Tuning", words, figures, tables, commands, lacking=absent)
 
 

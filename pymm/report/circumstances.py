@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pymm.report.chapters_studies import ORIGINS
 from pymm.report.content import rate
 from pymm.report.facts import OWN, device_name, opponent_name, peaks, timed, written
-from pymm.report.reading import Findings, Row
+from pymm.report.reading import ANYWHERE, Findings, Row
 from pymm.report.studies import studies
 
 
@@ -27,6 +27,7 @@ def measurable(findings: Findings) -> dict[str, bool]:
 def environment(findings: Findings) -> list[tuple[str, str]]:
     """What it was measured with, each value that occurs."""
     rows = [row for kind in findings.rows.values() for row in kind]
+    rows = [row for row in rows if row.text("suite") not in ANYWHERE]  # of the simulator
     facts = [("device", device_name(findings))]
     for name in ("kind", "capability", "sms", "cores", "vector_bytes"):
         if findings.device.get(name):
@@ -70,9 +71,9 @@ def class_commands(findings: Findings) -> list[str]:
     return [f"python -m pymm.bench --classes {name}{csv}" for name in ("all", symmetric)]
 
 
-def lacking(commands: Sequence[str]) -> list[str]:
+def lacking(commands: Sequence[str], what: str = "Not measured here yet") -> list[str]:
     """The line that says how to measure what a chapter has nothing of."""
-    return [f"Not measured here yet. The command is `{commands[0]}`."]
+    return [f"{what}. The command is `{commands[0]}`."]
 
 
 def _device(findings: Findings) -> str:

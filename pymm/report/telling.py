@@ -60,29 +60,21 @@ def _library(rows: Sequence[Row]) -> Row | None:
 def _tiles(study: Study) -> str:
     kernels = [row for row in study.of("kernel") if row.text("config")]
     names = sorted({row.text("name") for row in kernels})
-    at = _largest([row for row in kernels if row.text("name") == names[-1]]) if names else []
-    if len(names) < 2 or not at:
+    sizes = [{row.problem.n for row in kernels if row.text("name") == name} for name in names]
+    if len(names) < 2 or not (shared := sizes[0] & sizes[-1]):
         return ""
-    n, said = at[0].problem.n, []
-    best = {
-        name: min(
-            (r for r in kernels if (r.text("name"), r.problem.n) == (name, n)),
-            key=lambda row: row.seconds,
-            default=None,
-        )
-        for name in (names[-1], names[0])
-    }
-    if None in best.values():
-        return ""
-    first, last = best[names[0]], best[names[-1]]
-    said.append(
-        f"At N = {n} {names[-1]} takes {duration(last.seconds)} and {names[0]} "
-        f"{duration(first.seconds)}, {first.seconds / last.seconds:.1f} times as long"
+    n = max(shared)
+    first, last = (
+        min((row.seconds for row in kernels if (row.text("name"), row.problem.n) == (name, n)))
+        for name in (names[0], names[-1])
+    )
+    said = (
+        f"At N = {n} {names[-1]} takes {duration(last)} and {names[0]} {duration(first)}, "
+        f"{first / last:.1f} times as long"
     )
     library = _library([row for row in study.of("kernel") if row.problem.n == n])
-    if library:
-        said.append(f"the fastest library takes {duration(library.seconds)}")
-    return "; ".join(said) + "."
+    beside = f"; the fastest library takes {duration(library.seconds)}" if library else ""
+    return f"{said}{beside}."
 
 
 def _transfers(study: Study) -> str:
