@@ -95,7 +95,11 @@ class Shape:
 
 
 def predicted_seconds(config: Config, problem: Problem, device: Device) -> float:
-    """Seconds that `config` should take for `problem` on `device`, a GPU. Never fails, never 0."""
+    """Seconds that `config` should take for `problem` on `device`, a GPU. Never fails, never 0: a
+    product without elements takes a launch.
+    """
+    if problem.empty:
+        return LAUNCH
     shape, kernel = Shape.of(config, problem), config.kernel
     size, clock = problem.numpy_dtype.itemsize, device.clock_hz or CLOCK
     tiles = tiles_in(problem, shape.mb, shape.nb)

@@ -112,6 +112,14 @@ def test_never_fails_and_more_work_is_never_free(kernel, extent, batch):
             assert 0 < seconds < math.inf
 
 
+@pytest.mark.parametrize("extent", [(0, 0, 3), (0, 5, 0), (4, 4, 0)])
+def test_products_of_nothing_take_a_launch_at_least(extent):
+    for kernel in KERNELS:
+        if kernel.backend == "cuda":
+            problem = Problem(*extent, kernel.dtypes[0])
+            assert 1e-7 < predicted_seconds(kernel.default_config, problem, H200) < 1e-3
+
+
 def test_ten_are_ten_kernels_and_not_one_ten_times():
     problem = Problem(1024, 1024, 1024)
     valid, _ = find_kernel("pipelined").configs(problem, H200)
