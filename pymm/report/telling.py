@@ -65,7 +65,7 @@ def _tiles(study: Study) -> str:
         return ""
     n = max(shared)
     first, last = (
-        min((row.seconds for row in kernels if (row.text("name"), row.problem.n) == (name, n)))
+        min(row.seconds for row in kernels if (row.text("name"), row.problem.n) == (name, n))
         for name in (names[0], names[-1])
     )
     said = (
