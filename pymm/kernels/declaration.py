@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -92,12 +91,9 @@ class Kernel:
     put zeros around them, so that one text serves all sizes; and it is persistent: its blocks, as
     many as the device holds at a time, walk through the tiles of the whole stack. Where it has a
     parameter SPLIT, so many parts of k are units of work of their own, added up by a second launch.
-
-    One that fills `both_halves` of a symmetric C stores what it computes of the lower one twice, so
-    that no launch mirrors it. `forms` are configurations that a search tries besides its space.
-
-    `suggested` gives a default made for a problem and device, where one for all is not enough. A
-    kernel for special problems says which with `meant_for`: it ranks below all rungs for others.
+    One that fills `both_halves` of a symmetric C stores the lower one twice: no launch mirrors it.
+    `suggested` gives a default for a problem and device, where one for all is not enough; `forms`
+    are tried besides the space. For problems that it is not `meant_for` a kernel is the last choice.
     """
 
     number: int
@@ -214,19 +210,11 @@ class Kernel:
         return enumeration.configs(self, problem, device)
 
     def points(self) -> Iterator[Config]:
-        """Every combination of the space's values, whatever the rules say, and the forms that are
-        none.
-        """
-        further = (tuple(form[name] for name in self.space) for form in self.forms)
-        outside = (v for v in dict.fromkeys(further) if not self._spans(v))
-        for values in itertools.chain(itertools.product(*self.space.values()), outside):
+        """Every combination of the space's values, and the `forms`, whatever the rules say."""
+        for values in enumeration.points(self):
             config = Config(self.name, tuple(zip(self.space, values, strict=True)), self.backend)
             config.__dict__["kernel"] = self
             yield config
-
-    def _spans(self, values: tuple[int, ...]) -> bool:
-        """Whether the space has this combination of values."""
-        return all(v in given for v, given in zip(values, self.space.values(), strict=True))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,9 @@ and every problem asks them only the rules that wanted its extents. On tma_f64 t
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -33,6 +35,14 @@ class _AnyExtents:
 
     def __getattr__(self, name: str):
         raise _Extents(name)
+
+
+def points(kernel: Any) -> Iterator[tuple[int, ...]]:
+    """The values of every combination of a `Kernel`'s space, and of its forms that are none."""
+    yield from itertools.product(*kernel.space.values())
+    for form in dict.fromkeys(tuple(form[name] for name in kernel.space) for form in kernel.forms):
+        if any(v not in given for v, given in zip(form, kernel.space.values(), strict=True)):
+            yield form
 
 
 def configs(kernel: Any, problem: Problem, device: Device) -> tuple[list[Any], Counter[str]]:
