@@ -93,7 +93,7 @@ class Kernel:
     parameter SPLIT, so many parts of k are units of work of their own, added up by a second launch.
     One that fills `both_halves` of a symmetric C stores the lower one twice: no launch mirrors it.
     `suggested` gives a default for a problem and device, where one for all is not enough; `forms`
-    are tried besides the space. For problems that it is not `meant_for` a kernel is the last choice.
+    are tried besides the space. For problems that it is not `meant_for` a kernel comes last.
     """
 
     number: int
