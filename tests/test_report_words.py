@@ -161,6 +161,15 @@ def test_shorter_drawings_keep_their_words():
     )
 
 
+def test_what_may_be_noise_is_no_gain(folder):
+    """As the search itself decides: the default stays unless it is beaten beyond noise."""
+    rows = measured.trials()
+    rows[-1] |= {"spread": 4.0, "repeats": 9}
+    measured.write(folder / "tuning.csv", journal.COLUMNS, rows)
+    (search,) = searches.searches(reading.read_device(folder))
+    assert search.gain == 1.0 and search.best.text("config") == "pipelined-MB32-NB32"
+
+
 def test_a_break_is_no_part_of_a_search(folder):
     rows = measured.trials()
     for row in rows[20:]:

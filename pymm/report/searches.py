@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
+from pymm.decision import MEDIAN_ERROR, NOISE, TIE
 from pymm.problem import Problem
 from pymm.report.reading import Findings, Row
 
@@ -68,21 +69,33 @@ class Search:
                 found.append((count, taken, best))
         return found
 
-    @property
+    @cached_property
+    def default(self) -> Row | None:
+        """The default in the final: a search begins with it, and so does its final."""
+        first, final = next(iter(self.tried), None), self.final
+        if first is None or not final or not final[0].sound:
+            return None
+        return final[0] if final[0].text("config") == first.text("config") else None
+
+    @cached_property
     def best(self) -> Row | None:
-        """The winner: the fastest of the final, else of the search."""
+        """The winner: the fastest of the final, else of the search; the default where that may be
+        noise, as `pymm.decision` has it.
+        """
         right = [row for row in self.final or self.tried if row.sound]
-        return min(right, key=lambda row: row.seconds, default=None)
+        fastest = min(right, key=lambda row: row.seconds, default=None)
+        if self.default is None or fastest is None:
+            return fastest
+        error = math.hypot(_median_error(self.default), _median_error(fastest))
+        same = self.default.seconds <= fastest.seconds * (1 + max(TIE, NOISE * error))
+        return self.default if same else fastest
 
     @property
     def gain(self) -> float:
         """Default's time / winner's in the final; NaN where the default was not in it."""
-        first = next((row for row in self.tried), None)
-        if not self.final or first is None or not self.final[0].sound:
+        if self.default is None:
             return math.nan
-        if self.final[0].text("config") != first.text("config"):
-            return math.nan  # a search begins with the default, and so does its final
-        return self.final[0].seconds / self.best.seconds
+        return self.default.seconds / self.best.seconds
 
     @cached_property
     def importance(self) -> dict[str, float]:
@@ -102,6 +115,14 @@ class Search:
         names = sorted(set.intersection(*(set(config) for config, _ in points)))
         parts = {name: _omega([(config[name], y) for config, y in points]) for name in names}
         return dict(sorted(parts.items(), key=lambda item: -item[1]))
+
+
+def _median_error(row: Row) -> float:
+    """Standard error of a row's median as a part of it."""
+    spread, repeats = row.number("spread"), row.number("repeats")
+    return (
+        MEDIAN_ERROR * (spread if spread > 0 else 0.0) / math.sqrt(repeats if repeats >= 1 else 1.0)
+    )
 
 
 def parameters(slug: str) -> dict[str, int]:

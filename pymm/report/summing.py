@@ -87,6 +87,8 @@ def _classes(duels: Sequence[Duel]) -> Iterator[tuple[float, str]]:
 def _gained(gains: Sequence[float]) -> str:
     if not gains:
         return ""
+    if max(gains) == 1.0:
+        return f"{len(gains)} searches found nothing faster than the defaults beyond noise."
     return (
         f"{len(gains)} search{'es' * (len(gains) > 1)} made kernels {mean(gains):.2f} times as "
         f"fast as their defaults (geometric mean), half of them at most "
