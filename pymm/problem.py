@@ -177,8 +177,8 @@ class Problem:
 
     @property
     def whole(self) -> bool:
-        """True if a GPU computes both halves of a symmetric C: half of its tiles would take as long,
-        or the mirror longer.
+        """True if a GPU computes both halves of a symmetric C: half the tiles take as long, or
+        the mirror longer.
         """
         small = self.n <= WHOLE_UP_TO.get(self.dtype, 0)
         return self.fill == "full" and (small or self.k <= WHOLE_SHALLOW.get(self.dtype, 0))

@@ -4,6 +4,8 @@ mirrors it or stays, to the bit.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from fed_products import check_refused
 from syrk_products import check, check_many
@@ -77,9 +79,9 @@ def test_a_small_one_is_computed_whole(slug, dtype):
 @pytest.mark.parametrize("dtype", WHOLE_SHALLOW)
 def test_a_shallow_one_is_computed_whole(dtype):
     most = WHOLE_SHALLOW[dtype]
-    shallow, deep = (Problem(9999, 9999, k, dtype, False, True, 1, "syrk") for k in (most, most + 1))
-    assert shallow.whole and not deep.whole
-    assert not Problem(9999, 9999, most, dtype, False, True, 1, "syrk_lower").whole
+    of = partial(Problem, 9999, 9999, dtype=dtype, trans_b=True)
+    assert of(most, op="syrk").whole and not of(most + 1, op="syrk").whole
+    assert not of(most, op="syrk_lower").whole
 
 
 #: What runs on a Hopper GPU, or on any since Ampere.

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from recorded import NumpyBackend
 
-from pymm.backends.cuda.timing import timed
+from pymm.backends.cuda.timing import TOGETHER, timed
 from pymm.kernels import find_kernel
 from pymm.measure import Workbench
 from pymm.problem import Problem
@@ -91,6 +91,17 @@ def test_what_prepares_a_call_comes_before_the_device_is_kept_busy():
     call.prepare = prepare
     (seconds,) = clock.take([call])
     assert clock.log == ["prepare", "busy", "call", "end"] and abs(seconds - 7e-6) < 1e-9
+
+
+def test_the_host_is_a_few_samples_ahead_and_no_more():
+    clock = Clock(100e-6)
+    calls = [clock.call(f"{i}", 0.0, 7e-6) for i in range(2 * TOGETHER + 1)]
+    assert len(clock.take(calls)) == len(calls)
+    ends = [i for i, said in enumerate(clock.log) if said == "end"]
+    assert np.diff([-1, *ends]).tolist() == [2 * TOGETHER + 1] * 2 + [3]
+    clock.log.clear()
+    clock.take(calls, check=False)
+    assert clock.log.count("end") == 1, "without a flush nothing comes between them"
 
 
 class Late(NumpyBackend):

@@ -86,7 +86,7 @@ def _hopper(d: Device) -> bool:
 
 #: Multiply-adds up to which 16-bit products on Hopper are quicker here if TMA cannot read their
 #: rows: at 500 it takes 8.4 us, rung 07 with its copy ahead 11.6; at 1500 52, and 26 (one H200).
-_SMALL = 2**28
+_SMALL = 2**27
 
 
 def _meant_for(p: Problem, d: Device) -> bool:
