@@ -147,6 +147,14 @@ def test_a_call_that_the_host_is_always_late_for_has_no_time():
     assert bench.times[OTHER.slug] == []
 
 
+def test_what_takes_a_gpu_long_is_run_once_in_a_comparison():
+    for kind, runs in (("cuda", 1), ("cpu", 5)):
+        backend = NumpyBackend(seconds=lambda c: 2.0 if c == OTHER else 1e-3, kind=kind)
+        first, second = Workbench(backend, SMALL).compare([CONFIG, OTHER], rounds=5)
+        assert (first.outcome, first.seconds, len(first.times)) == ("ok", 1e-3, 5)
+        assert (second.outcome, second.seconds, len(second.times)) == ("ok", 2.0, runs)
+
+
 def test_the_device_is_kept_busy_for_less_again():
     backend = Late(patience=16)
     watch = Stopwatch(backend)

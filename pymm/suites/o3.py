@@ -16,6 +16,6 @@ EXPERIMENTS = (
         "o3",
         "C = A^T A, A of N x N and of N/2 x N",
         ",".join([*map(str, WHOLE), *(f"{n}x{n}x{n // 2}" for n in HALVED)]),
-        rungs=("00", "01", TILE_48, CHOSEN), dtypes=("f64",), layout="TN", op="syrk", runs=3,
+        rungs=("00", TILE_48, CHOSEN), dtypes=("f64",), layout="TN", op="syrk", runs=3,
     ),
 )  # fmt: skip
