@@ -30,6 +30,12 @@ SUITES = sorted(FOLDER.glob("suites*.csv"))
 #: What a reader has to know of the run, if anything: it stands below its date.
 NOTE = FOLDER / "classes-note.txt"
 
+#: What writes FILE.
+COMMAND = (
+    "python -m pymm.bench --classes all,syrk-large,syrk-small "
+    "--dtypes f32,f64,bf16,f16,tf32,tf32x3 --triton NN --csv FILE"
+)
+
 Row = dict[str, str]
 
 #: Floor and goal of each class and type for row-major operands.
@@ -81,7 +87,7 @@ def main(arguments: Sequence[str]) -> int:
         written = TABLE.read_text(encoding="utf-8") if TABLE.exists() else None
         return int(written != text)
     if text is None:
-        sys.exit(f"{FILE.relative_to(ROOT)} is not there: python -m pymm.bench --classes all --csv")
+        sys.exit(f"{FILE.relative_to(ROOT)} is not there: {COMMAND}")
     TABLE.write_text(text, encoding="utf-8")
     return 0
 
@@ -117,7 +123,7 @@ def document(rows: Sequence[Row]) -> list[str]:
         "",
         "Written by `python benchmarks/results.py` from "
         f"`{FILE.relative_to(ROOT)}`, which holds one run of",
-        "`python -m pymm.bench --classes all --csv FILE`.",
+        f"`{COMMAND}`.",
         "",
         f"{machines}. Measured from {first['time']} to {last['time']}; "
         f"{len(rows)} products, {wrong} of them failed.",
@@ -131,6 +137,7 @@ def document(rows: Sequence[Row]) -> list[str]:
         "## Classes",
         "",
         *classes(rows),
+        *beside_triton(rows),
         "",
         "## Products",
         "",
@@ -181,6 +188,29 @@ def classes(rows: Sequence[Row]) -> list[str]:
             "gemm and its syrk with a mirror (two launches of PyTorch's); full floors."
         )
         lines += ["", *beside_gemm(rows)]
+    return lines
+
+
+def beside_triton(rows: Sequence[Row]) -> list[str]:
+    """Geometric means of Triton's time / pymm's by type and class; nothing if none was measured."""
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for row in rows:
+        if row["triton_ratio"]:
+            key = row["dtype"], row["class"], row["layout"]
+            found.setdefault(key, []).append(float(row["triton_ratio"]))
+    if not found:
+        return []
+    lines = [
+        "",
+        "A kernel in Triton's plain style, the fastest of a handful of configurations: geometric",
+        "means of its time / pymm's on the same operands in the same rounds.",
+        "",
+        "| type | class | layout | products | ratio |",
+        "|---|---|---|--:|--:|",
+    ]
+    for key, ratios in found.items():
+        value = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        lines.append(f"| {' | '.join(key)} | {len(ratios)} | {value:.2f} |")
     return lines
 
 

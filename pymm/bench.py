@@ -92,8 +92,7 @@ def _products(options: argparse.Namespace) -> list[tuple[str, Problem]]:
     given = options.transposes or ("all" if options.classes else usual)
     layouts = LAYOUTS if given == "all" else given.split(",")
     if options.classes:
-        names = [] if options.classes == "all" else options.classes.split(",")
-        return class_problems(names, dtypes, layouts)
+        return class_problems(options.classes.split(","), dtypes, layouts)
     if options.op != "gemm" and not set(layouts) <= {"NT", "TN"}:
         raise ValueError(f"--op {options.op} has layouts NT (A A^T) and TN (A^T A)")
     options.dtypes = "all" if every else ",".join(dtypes)

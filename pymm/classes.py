@@ -36,11 +36,11 @@ def shapes_of(dtype: str) -> dict[str, str]:
 def class_problems(
     classes: Sequence[str], dtypes: Sequence[str], layouts: Sequence[str]
 ) -> list[tuple[str, Problem]]:
-    """Every product of the classes named (none: all but the symmetric ones) with its class, layout
+    """Every product of the classes named ("all": all but the symmetric ones) with its class, layout
     by layout and in each type by type, so that a run that is cut off has all types. `ValueError`
     for an unknown name.
     """
-    known = {name for dtype in DTYPES for name in shapes_of(dtype)} | set(SYMMETRIC)
+    known = {"all"} | {name for dtype in DTYPES for name in shapes_of(dtype)} | set(SYMMETRIC)
     for given, names in ((classes, known), (dtypes, DTYPES), (layouts, LAYOUTS)):
         for name in given:
             if name not in names:
@@ -50,7 +50,7 @@ def class_problems(
         for layout in layouts
         for dtype in dtypes
         for name, text, op in _of_layout(dtype, layout)
-        if name in classes or (not classes and op == "gemm")
+        if name in classes or ("all" in classes and op == "gemm")
         for m, n, k in parse_shapes(text)
     ]
 

@@ -189,7 +189,7 @@ def test_bad_options(tmp_path, arguments, words, capsys):
 def test_all_classes_have_every_type_and_layout(monkeypatch):
     monkeypatch.undo()
     layouts = ("NN", "NT", "TN", "TT")
-    found = class_problems([], ["f32", "tf32x3"], layouts)
+    found = class_problems(["all"], ["f32", "tf32x3"], layouts)
     assert found[0] == ("large", Problem(2048, 2048, 2048))
     assert len(found) == 4 * (21 + 8)
     assert len({problem for _, problem in found}) == len(found)

@@ -56,6 +56,12 @@ def test_classes_are_judged_by_their_geometric_means():
     assert find["| f16_f32", "large"].endswith("|  |  | 2.00 |  |  |  |  |  |")
 
 
+def test_triton_stands_beside_the_classes_it_was_measured_in():
+    rows = [row(1.0) | {"triton_ratio": r} for r in ("2", "8", "")]
+    assert "| f32 | large | NN | 2 | 4.00 |" in results.beside_triton(rows)
+    assert results.beside_triton([row(1.0) | {"triton_ratio": ""}]) == []
+
+
 def test_a_failed_product_fails_its_class():
     rows = [row(2.0), row("", extent="8192", outcome="wrong")]
     (line,) = [line for line in results.classes(rows) if line.startswith("| f32")]

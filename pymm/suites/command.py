@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from pymm.cache import config_directory
-from pymm.classes import LAYOUTS, class_problems
+from pymm.classes import LAYOUTS, SYMMETRIC, class_problems
 from pymm.contest import hold
 from pymm.interrupts import Stop
 from pymm.kernels import Config
@@ -177,11 +177,11 @@ class _Command:
         return self.order.dtypes
 
     def _goals(self) -> int:
-        """All classes, as `--classes all` has them."""
+        """All classes, those of symmetric products, too."""
         options, dtypes = self.options, self.order.dtypes or tuple(DTYPES)
-        products = class_problems([], dtypes, LAYOUTS)
+        products = class_problems(["all", *SYMMETRIC], dtypes, LAYOUTS)
         if options.dry_run:
-            self.say(f"{GOALS}: {len(products)} products of all classes; --classes all --dry-run "
+            self.say(f"{GOALS}: {len(products)} products of all classes; --classes ... --dry-run "
                      "says more")  # fmt: skip
             return 0
         where = options.csv.with_name(GOALS_FILE) if options.csv else None
