@@ -33,7 +33,7 @@ NOTE = FOLDER / "classes-note.txt"
 #: What writes FILE.
 COMMAND = (
     "python -m pymm.bench --classes all,syrk-large,syrk-small "
-    "--dtypes f32,f64,bf16,f16,tf32,tf32x3 --triton NN --csv FILE"
+    "--dtypes f32,f64,bf16,f16,tf32,tf32x3 --triton --csv FILE"
 )
 
 Row = dict[str, str]
