@@ -42,12 +42,17 @@ WORTH_ANOTHER_RUNG, WORTH = 0.95, 0.9
 MOST_CORRECTION = 1.6
 
 
+def alike(dtype: str, tuned: str) -> bool:
+    """Whether what is tuned for one type may serve the other."""
+    return dtype == tuned or any({dtype, tuned} <= types for types in ALIKE)
+
+
 def akin(problem: Problem, tuned: Problem, backend: str = "cuda") -> bool:
     """Whether a configuration tuned for one may serve the other at all: same type or one alike, and
     the same part of C. One half has half the tiles, which on a GPU wants others; a CPU's panels are
     products like any other.
     """
-    same = problem.dtype == tuned.dtype or any({problem.dtype, tuned.dtype} <= s for s in ALIKE)
+    same = alike(problem.dtype, tuned.dtype)
     if problem.symmetric == tuned.symmetric:
         return same
     return same and problem.symmetric and (problem.whole or backend == "cpu")

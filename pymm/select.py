@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from pathlib import Path
 from pymm.cost import predicted_seconds
 from pymm.device import Device
 from pymm.kernels import Config, Kernel, find_kernel, kernels_for
-from pymm.neighbours import akin, apart, rank, transferred, untuned
+from pymm.neighbours import akin, alike, apart, rank, transferred, untuned
 from pymm.problem import DTYPES, Problem
 from pymm.records import Environment, Record, StoreError, outdated_because, unusable_because
 from pymm.store import load_file, record_files
@@ -47,11 +48,11 @@ def select(
     kernel and for one that cannot run here at all.
     """
     wanted = None if kernel is None else find_kernel(kernel, _backend(device))
-    records, damage = _usable(device, directory)
+    files, damage = _readable(device, directory)
     highest = wanted or _highest(problem, device)
     passed_over = False
-    for tools_changed in (False, True):
-        found = list(_nearest(problem, records, environment, tools_changed))
+    for records in _shelf(device, environment, files):
+        found = _nearest(problem, records)
         compared = {r.problem for r, _ in found if r.config.kernel_name == highest.name}
         found = [
             (r, changes)
@@ -118,7 +119,7 @@ def configs(
     Files that are damaged are left out with a warning.
     """
     rows = []
-    for record in _readable(device, directory)[0]:
+    for record in itertools.chain.from_iterable(_readable(device, directory)[0]):
         stale = unusable_because(record, device) or outdated_because(record, environment)
         rows.append((record, record.file, stale))
     return rows
@@ -131,37 +132,56 @@ def _backend(device: Device) -> str:
 # Records
 
 
-def _usable(device: Device, directory: Path | None) -> tuple[list[Record], str]:
-    """The records that may be used here. What is said of a text and a device is remembered: both
-    stay the same in a process, and records are many.
-    """
-    records, damage = _readable(device, directory)
-    verdicts, found = _verdicts.setdefault(device, {}), []
-    for record in records:
-        config = record.config
-        names = tuple(name for name, _ in config.parameters)
-        key = (config.backend, config.kernel_name, names, record.digest, record.device)
-        if key not in verdicts:
-            verdicts[key] = not unusable_because(record, device)
-        if verdicts[key]:
-            found.append(record)
-    return found, damage
+#: The records of one file.
+File = tuple[Record, ...]
+
+#: By type, records that may be used and what has changed since ("" if nothing).
+Found = dict[str, list[tuple[Record, str]]]
 
 
-_verdicts: dict[Device, dict[tuple, bool]] = {}
-
-
-def _readable(device: Device, directory: Path | None) -> tuple[list[Record], str]:
-    """The records of all files that can be read, the user's first, and words about the others."""
-    found: list[Record] = []
-    damage = ""
+def _readable(device: Device, directory: Path | None) -> tuple[tuple[File, ...], str]:
+    """The files that can be read, the user's first, and words about the others."""
+    found, damage = [], ""
     for path in record_files(device, directory):
         try:
-            found += load_file(device, path)
+            found.append(load_file(device, path))
         except StoreError as error:
             damage += f" (not read: {error})"
             _warn(str(error))
-    return found, damage
+    return tuple(found), damage
+
+
+def _shelf(
+    device: Device, environment: Environment, files: tuple[File, ...]
+) -> tuple[Found, Found]:
+    """What may be used of the files, made by the present tools and by others. Of the records of one
+    problem and kernel the user's comes before a shipped one and a newer before an older one; the
+    rest of them is left out. It is remembered while the files stay the same: records are many.
+    """
+    key = device, environment
+    before, shelf = _shelves.get(key, ((), ({}, {})))
+    if [*map(id, before)] != [*map(id, files)]:
+        taken, shelf = set(), ({}, {})
+        for record in _in_order(device, files):
+            changes = outdated_because(record, environment)
+            name = (bool(changes), record.problem, record.config.kernel_name)
+            if name not in taken:
+                taken.add(name)
+                of_type = shelf[bool(changes)].setdefault(record.problem.dtype, [])
+                of_type.append((record, changes))
+        _shelves[key] = files, shelf
+    return shelf
+
+
+_shelves: dict[tuple[Device, Environment], tuple[tuple[File, ...], tuple[Found, Found]]] = {}
+
+
+def _in_order(device: Device, files: tuple[File, ...]) -> Iterator[Record]:
+    """The records that may be used here, file by file, of each the newest first."""
+    for file in files:
+        for record in sorted(file, key=lambda record: record.date, reverse=True):
+            if not unusable_because(record, device):
+                yield record
 
 
 @lru_cache(maxsize=256)
@@ -170,25 +190,16 @@ def _warn(message: str) -> None:
     warnings.warn(f"tuned configurations not read: {message}", UserWarning, stacklevel=5)
 
 
-def _nearest(
-    problem: Problem, records: list[Record], environment: Environment, tools_changed: bool
-) -> Iterator[tuple[Record, str]]:
-    """Records of the same type or one alike, nearest first, that were made by the present tools or
-    by others.
-
-    Of the records of one problem and kernel the user's comes before a shipped one and a newer
-    before an older one; the rest of them is left out.
-    """
-    best: dict[tuple, tuple[Record, str]] = {}
-    files = list(dict.fromkeys(record.file for record in records))
-    newest = sorted(records, key=lambda record: record.date, reverse=True)
-    for record in sorted(newest, key=lambda record: files.index(record.file)):
-        if not akin(problem, record.problem, record.config.backend):
-            continue
-        changes = outdated_because(record, environment)
-        if bool(changes) == tools_changed:
-            best.setdefault((record.problem, record.config.kernel_name), (record, changes))
-    yield from sorted(best.values(), key=lambda found: rank(problem, found[0]))
+def _nearest(problem: Problem, records: Found) -> list[tuple[Record, str]]:
+    """Records of the same type or one alike, nearest first."""
+    found = [
+        one
+        for dtype, of_type in records.items()
+        if alike(problem.dtype, dtype)
+        for one in of_type
+        if akin(problem, one[0].problem, one[0].config.backend)
+    ]
+    return sorted(found, key=lambda one: rank(problem, one[0]))
 
 
 # Words

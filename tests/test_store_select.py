@@ -143,7 +143,7 @@ def test_other_tools_are_a_labelled_last_resort(tuned):
 @pytest.mark.parametrize("change", [{"digest": "0123456789ab"}, {"device": "Another GPU"}])
 def test_another_source_or_device_is_never_used(tuned, monkeypatch, change):
     stale = replace(record(64, mb=128), **change)
-    monkeypatch.setattr(selecting, "_readable", lambda device, directory: ([stale], ""))
+    monkeypatch.setattr(selecting, "_readable", lambda device, directory: (((stale,),), ""))
     assert tuned(Problem(64, 64, 64)).record is None
     ((row, _, reason),) = configs(GPU, None, NOW)
     assert row == stale and "changed" in reason
@@ -219,8 +219,10 @@ RECORDS = [
 @settings(max_examples=150, deadline=None)
 def test_no_tuned_problem_of_the_kind_is_nearer_than_the_one_chosen(m, n, k, dtype, batch):
     problem = Problem(m, n, k, dtype, batch=batch)
-    records = [replace(one, file="x") for one in RECORDS]
-    found = [one for one, _ in selecting._nearest(problem, records, NOW, False)]
+    records = {}
+    for one in RECORDS:
+        records.setdefault(one.problem.dtype, []).append((one, ""))
+    found = [one for one, _ in selecting._nearest(problem, records)]
 
     def distance(one):
         pairs = ((m, one.problem.m), (n, one.problem.n), (k, one.problem.k))
@@ -244,14 +246,16 @@ def test_a_lower_rung_tuned_by_itself_says_nothing_about_the_highest(tuned):
     assert far.config.kernel_name == "transposed_a"
 
 
-def test_a_text_is_judged_once_for_all_records_made_with_it(tuned, monkeypatch):
+def test_a_record_is_judged_once_while_its_file_stays_the_same(tuned, monkeypatch):
     tuned(Problem(64, 64, 64), *(record(64 + n, mb=32) for n in range(20)))
     calls = []
     before = selecting.unusable_because
     monkeypatch.setattr(
         selecting, "unusable_because", lambda *given: calls.append(1) or before(*given)
     )
-    monkeypatch.setattr(selecting, "_verdicts", {})
+    monkeypatch.setattr(selecting, "_shelves", {})
     for n in range(3):
         tuned(Problem(90 + n, 64, 64))
-    assert len(calls) == 1
+    assert len(calls) == 20
+    tuned(Problem(90, 64, 64), record(90, mb=32))
+    assert len(calls) == 20 + 21

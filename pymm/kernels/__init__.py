@@ -7,6 +7,8 @@ kernel files mirror the rules that do not depend on the device.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from pymm.device import Device
 from pymm.kernels.cpu import BLOCKED, REORDERED
 from pymm.kernels.declaration import MAX_GRID_YZ, MAX_PARAMETER, Box, Config, Feed, Kernel, Rule
@@ -46,6 +48,7 @@ KERNELS: tuple[Kernel, ...] = (
 )
 
 
+@lru_cache(maxsize=256)
 def find_kernel(name: str | int, backend: str = "cuda") -> Kernel:
     """A kernel by name, by number (4) or by both ("04_transposed_a"). `ValueError` that lists
     what exists.

@@ -64,7 +64,8 @@ class Feed:
         along_a, along_b = self.along(problem) if callable(self.along) else self.along
         trans_a = {"any": problem.trans_a, "k": False, "mn": True}[along_a]
         trans_b = {"any": problem.trans_b, "k": True, "mn": False}[along_b]
-        return replace(problem, trans_a=trans_a, trans_b=trans_b)
+        same = (trans_a, trans_b) == (problem.trans_a, problem.trans_b)
+        return problem if same else replace(problem, trans_a=trans_a, trans_b=trans_b)
 
 
 def columns_and_rows(config: Config, problem: Problem) -> tuple[int, int]:
@@ -159,8 +160,7 @@ class Kernel:
             raise ValueError(f"{self.name} takes {', '.join(self.space)}; got {got}")
         for name, value in parameters.items():
             if type(value) is not int or not 1 <= value <= MAX_PARAMETER:
-                limit = f"an integer between 1 and {MAX_PARAMETER}"
-                raise ValueError(f"{name}={value!r} is not {limit}")
+                raise ValueError(f"{name}={value!r} is not an integer from 1 to {MAX_PARAMETER}")
         values = tuple((name, parameters[name]) for name in self.space)
         return Config(self.name, values, self.backend)
 
