@@ -19,7 +19,7 @@ from pymm.kernels.split import tiles_in
 from pymm.problem import Problem, common_alignment
 
 # Fitted, but for those with a measurement beside them, to 1,039 times of 123 problems in f32, f64
-# and bf16 on an H200 (tuning-classes.csv, unseen.csv), above all to the ratios within each problem;
+# and bf16 on an H200 (benchmarks/results), above all to the ratios within each problem;
 # benchmarks/LOG.md has how well, also on problems left out of the fit.
 
 #: Seconds: an event-timed kernel that finds its text and arguments cold, copies ahead of it and, of
