@@ -80,8 +80,8 @@ def parser() -> argparse.ArgumentParser:
     add("--commit", metavar="ID",
         help="what rows say of pymm's commit (default: the checkout's)")
     add("--triton", nargs="?", const=LAYOUTS, default=(), type=_layouts, metavar="LAYOUTS",
-        help="of classes: a Triton kernel as a third opponent, of these layouts (NN; without any "
-        "all), for which it compiles for minutes")
+        help="of classes: a Triton kernel as a third opponent, in these layouts (NN,TT; without "
+        "any in all four); it compiles for half a minute and more")
     add("--compile-meanwhile", action="store_true",
         help="measure while other texts are compiled (default: compile all first)")
     add("--dry-run", action="store_true",

@@ -50,9 +50,9 @@ COLUMNS = (
 #: Rounds at most, and seconds for one product's rounds: the largest take 5.
 ROUNDS, SECONDS_PER_PRODUCT = 31, 0.2
 
-#: Products expected to take less than so many seconds come first and get more rounds: their times
-#: stray by 6 %, and behind long ones, which heat the device to its power limit, they ran at 1455 to
-#: 1725 MHz instead of 1980 (one H200: bf16 at 256 6.6 us behind them, 5.2 ahead of them).
+#: Products expected to take less than so many seconds come first and get more rounds: their medians
+#: stray by 2 % from run to run, and behind long ones, which heat the device to its power limit,
+#: they ran at 1455 to 1725 MHz instead of 1980 (one H200).
 SHORT, SHORT_ROUNDS = 5e-5, 101
 
 #: The libraries that count as the opponent.
@@ -78,7 +78,8 @@ class Entry:
 @dataclass
 class Contest:
     """One run. `deadline` is the monotonic time after which no product is begun. Everything is
-    compiled before the first is measured, or `meanwhile`.
+    compiled before the first is measured, or `meanwhile`. `rounds` 0: as many as a product of its
+    length gets.
     """
 
     worker: Worker

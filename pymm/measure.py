@@ -42,7 +42,7 @@ SECONDS_PER_TRIAL = 2.0
 SHORT_RUN = 0.05
 
 #: A call that takes a GPU longer than this is run once in a comparison: what disturbs it is a small
-#: part of it (a naive kernel at 18500 takes seconds, its times differ by less than 1 %).
+#: part of it, and a naive kernel at 18500 takes seconds.
 LONG_RUN = 0.25
 
 #: Rounds of a comparison, however long they take, and what a call costs besides its own time: the
@@ -196,8 +196,8 @@ class Workbench:
     def interleave(
         self, calls: Mapping[str, Call], rounds: int, budget: float = math.inf
     ) -> dict[str, list[float]]:
-        """Seconds of every call by name, measured in `rounds` rounds after one to warm up; none of
-        a call of whose samples too few are sound.
+        """Seconds of every call by name, measured in `rounds` rounds after one to warm up, which
+        is all that a `LONG_RUN` gets; none of a call of whose samples too few are sound.
         """
         if not calls:
             return {}

@@ -1,5 +1,7 @@
 """What a report says: read with distrust, counted right, written the same every time."""
 
+# ruff: noqa: F811  (fixtures are imported by their names)
+
 from __future__ import annotations
 
 import csv
@@ -13,6 +15,7 @@ from pathlib import Path
 import measured
 import numpy as np
 import pytest
+from report_fixtures import folder, without_plots  # noqa: F401
 
 from pymm import bench, contest, journal
 from pymm.problem import Problem
@@ -22,17 +25,6 @@ from pymm.report.text import markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 SLUG = measured.SLUG
-
-
-@pytest.fixture
-def without_plots(monkeypatch):
-    """As if Matplotlib were not installed: reports take milliseconds."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return measured.folder(tmp_path / "results", sparse=16)
 
 
 def read(folder):

@@ -1,11 +1,12 @@
 """A report of files with faults: each is told in clear words, and the rest is made."""
 
-from __future__ import annotations
+# ruff: noqa: F811  (fixtures are imported by their names)
 
-import sys
+from __future__ import annotations
 
 import measured
 import pytest
+from report_fixtures import folder, without_plots  # noqa: F401
 
 from pymm import bench, contest
 from pymm.report import main, reading, studies
@@ -13,17 +14,6 @@ from pymm.report.chapters import report
 from pymm.report.text import markdown
 
 SLUG = measured.SLUG
-
-
-@pytest.fixture
-def without_plots(monkeypatch):
-    """As if Matplotlib were not installed: reports take milliseconds."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return measured.folder(tmp_path / "results", sparse=16)
 
 
 def read(folder):

@@ -1,13 +1,15 @@
 """What a report says in words and shows by colours: computed, and the same everywhere."""
 
+# ruff: noqa: F811  (fixtures are imported by their names)
+
 from __future__ import annotations
 
 import csv
-import sys
 
 import measured
 import numpy as np
 import pytest
+from report_fixtures import folder, without_plots  # noqa: F401
 
 from pymm import contest, journal
 from pymm.report import (
@@ -24,17 +26,6 @@ from pymm.report import (
 from pymm.report.chapters import report
 from pymm.report.telling import told
 from pymm.suites.declaration import COLUMNS as SUITE_COLUMNS
-
-
-@pytest.fixture
-def without_plots(monkeypatch):
-    """As if Matplotlib were not installed: reports take milliseconds."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return measured.folder(tmp_path / "results", sparse=16)
 
 
 def rewrite(folder, keep):

@@ -89,7 +89,7 @@ class Driver:
         self._map_room = _MapRoom()
 
     def _asks_for_context(self) -> Callable[[], int]:
-        """A call that says which context this thread has current, made by anyone, in 0.3 us: its
+        """A call that says which context this thread has current, made by anyone, in 0.5 us: its
         number, 0 for none. The handle of a destroyed context is given out again, its number is not
         ("cuCtxGetId", cuda.h), but to ask for that of none is an error, which tools report.
         """

@@ -8,7 +8,7 @@ from typing import Any
 
 #: Samples that are queued at a time. Behind hundreds of others what the host has queued for a short
 #: call has left the device's caches when its turn comes, and its times stray (one H200, bf16 at
-#: 256: 6.1 us instead of 5.2, cuBLAS's 6.2 instead of 5.3; interquartile range 8 % instead of 1).
+#: 256: 6.1 us instead of 5.2, cuBLAS's 6.2 instead of 5.3; the lower quartile 5 % below, not 1).
 TOGETHER = 4
 
 
