@@ -48,7 +48,6 @@ KERNELS: tuple[Kernel, ...] = (
 )
 
 
-@lru_cache(maxsize=256)
 def find_kernel(name: str | int, backend: str = "cuda") -> Kernel:
     """A kernel by name, by number (4) or by both ("04_transposed_a"). `ValueError` that lists
     what exists.
@@ -64,6 +63,10 @@ def find_kernel(name: str | int, backend: str = "cuda") -> Kernel:
             return kernel
     known = ", ".join(f"{k.number:02d}_{k.name}" for k in KERNELS if k.backend == backend)
     raise ValueError(f"no kernel {name!r} for {backend}; there are {known}")
+
+
+#: The same, remembered for configurations, each of which asks for its own.
+known_kernel = lru_cache(maxsize=256)(find_kernel)
 
 
 def kernels_for(problem: Problem, device: Device) -> list[Kernel]:

@@ -234,9 +234,9 @@ class Config:
     @cached_property
     def kernel(self) -> Kernel:
         """The declaration that this configuration belongs to."""
-        from pymm.kernels import find_kernel
+        from pymm.kernels import known_kernel
 
-        return find_kernel(self.kernel_name, self.backend)
+        return known_kernel(self.kernel_name, self.backend)
 
     @cached_property
     def slug(self) -> str:
