@@ -92,14 +92,15 @@ def check(backend: Backend, config: Config, problem: Problem, seed: int) -> None
 
 def allowed(config: Config, seed: int, draw: Callable[[], Problem]) -> Problem:
     """A drawn problem that no rule forbids: one that has too little depth for its parts gets it,
-    for any other forbidden one the next is drawn.
+    for any other forbidden one the next is drawn. Fails where a hundred in turn are forbidden.
     """
-    while True:
+    for _ in range(100):
         problem = draw()
         if config.kernel.violations(config, problem, HOPPER):
             problem = replace(problem, k=config.SPLIT * config.KB + seed)
         if not config.kernel.violations(config, problem, HOPPER):
             return problem
+    pytest.fail(f"{config.slug}: no product is allowed, {problem.slug} for one is not")
 
 
 def check_many(
