@@ -1,6 +1,7 @@
 """Writes benchmarks/RESULTS.md from the CSV of `python -m pymm.bench --classes`:
 `python benchmarks/results.py`; the part about shapes never tuned from what `benchmarks/unseen.py`
-wrote, that about A^T A from the rows of `python -m pymm.bench --suite o3`.
+wrote, that about the host from `benchmarks/calls.py`'s, that about A^T A from the rows of
+`python -m pymm.bench --suite o3`.
 
 The goals are geometric means of a class: opponent's time / pymm's time, the opponent the faster of
 cuBLAS's two libraries. With `--check` nothing is written and the status is 1 if the file is not
@@ -24,7 +25,7 @@ from pymm.classes import SYMMETRIC, class_problems  # noqa: E402
 
 TABLE = ROOT / "benchmarks" / "RESULTS.md"
 FOLDER = ROOT / "benchmarks" / "results" / "nvidia-h200"
-FILE, UNSEEN = FOLDER / "classes.csv", FOLDER / "unseen.csv"
+FILE, UNSEEN, CALLS = (FOLDER / f"{name}.csv" for name in ("classes", "unseen", "calls"))
 #: Where rows of the suites are.
 SUITES = sorted(FOLDER.glob("suites*.csv"))
 #: What a reader has to know of the run, if anything: it stands below its date.
@@ -77,9 +78,9 @@ def main(arguments: Sequence[str]) -> int:
     else:
         with open(FILE, encoding="utf-8", newline="") as lines:
             page = document(latest(csv.DictReader(lines)))
-        if UNSEEN.exists():
-            with open(UNSEEN, encoding="utf-8", newline="") as lines:
-                page += ["", *unseen(list(csv.DictReader(lines)))]
+        for path, part in ((UNSEEN, unseen), (CALLS, calls)):
+            if path.exists():
+                page += ["", *part(list(rows_of([path])))]
         if symmetric := transposes(rows_of(SUITES)):
             page += ["", *symmetric]
         text = "\n".join(page) + "\n"
@@ -281,6 +282,27 @@ def unseen(rows: Sequence[Row]) -> list[str]:
         average = math.exp(sum(map(math.log, parts)) / len(parts))
         least = f"{min(beside):.2f}" if beside else ""
         lines.append(f"| {dtype} | {len(at)} | {average:.3f} | {min(parts):.2f} | {least} |")
+    return lines
+
+
+def calls(rows: Sequence[Row]) -> list[str]:
+    """What a call costs the host, by whose arrays it is given; of rows that are measured again the
+    last.
+    """
+    found = {(row["arrays"], row["call"]): row for row in rows}
+    lines = [
+        "## What a call costs the host",
+        "",
+        f"Written by `python benchmarks/calls.py` into `{CALLS.relative_to(ROOT)}`: microseconds",
+        "until a call of a 64 x 64 float32 product returns, operands on the device, medians and",
+        "quartiles. Floors and goals: `plan()` 5, 2.5; `pymm.matmul(a, b, out=c)` 12, 6.",
+        "",
+        "| arrays | call | us | quartiles |",
+        "|---|---|--:|--:|",
+    ]
+    for (arrays, call), row in found.items():
+        quartiles = f"{row['quartile_1']} to {row['quartile_3']}"
+        lines.append(f"| {arrays} | {call} | {row['us']} | {quartiles} |")
     return lines
 
 

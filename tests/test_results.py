@@ -76,6 +76,23 @@ def test_the_last_row_of_a_product_counts():
     assert any("3 products, 0 of them failed" in line for line in page)
 
 
+def test_what_a_call_costs_is_what_was_measured_last():
+    row = {"arrays": "CuPy", "call": "plan()", "us": "3", "quartile_1": "2.5", "quartile_3": "4"}
+    lines = results.calls([row | {"us": "9"}, row])
+    assert lines[-1] == "| CuPy | plan() | 3 | 2.5 to 4 |" and "| 9 |" not in "".join(lines)
+
+
+@pytest.mark.simulator
+def test_calls_are_measured_where_pycuda_is(tmp_path):
+    """The command with PyCUDA's arrays, in the simulator: a row for each of pymm's calls."""
+    file = tmp_path / "calls.csv"
+    command = [sys.executable, "benchmarks/calls.py", "--rounds", "3", "--commit", "abc"]
+    subprocess.run([*command, "--csv", str(file)], cwd=ROOT, check=True, stdout=subprocess.PIPE)
+    rows = [row for row in results.rows_of([file]) if row["arrays"] == "PyCUDA"]
+    assert [row["call"] for row in rows][:2] == ["plan()", "pymm.matmul(a, b, out=c)"]
+    assert all(float(row["us"]) > 0 and row["commit"] == "abc" for row in rows)
+
+
 def test_unseen_shapes_by_type_and_all_together():
     rows = [
         {"dtype": "f32", "of_fastest": "1", "of_default": "1.5"},
