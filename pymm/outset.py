@@ -100,11 +100,15 @@ class Outset:
         return other.precision == self.problem.precision
 
     def _distance(self, other: Problem) -> float:
-        """Same operation, type and layout first, then by the logarithms of the extents."""
+        """Same operation, size of type and layout first, then by the logarithms of the extents:
+        float16 and bfloat16 take the same time of the same tiles.
+        """
         p = self.problem
         pairs = ((other.m, p.m), (other.n, p.n), (other.k, p.k))
         apart = sum(abs(math.log2(max(x, 1) / max(y, 1))) for x, y in pairs)
-        apart += 100 * (other.dtype != p.dtype) + 10 * (other.layout != p.layout)
+        sizes = [(x.numpy_dtype.itemsize, x.out_dtype.itemsize) for x in (other, p)]
+        apart += 100 * (sizes[0] != sizes[1]) + 0.1 * (other.dtype != p.dtype)
+        apart += 10 * (other.layout != p.layout)
         return apart + 5 * (other.op != p.op)
 
 

@@ -79,6 +79,16 @@ def test_same_type_and_layout_come_first():
     assert places == sorted(places)
 
 
+def test_bfloat16_begins_with_what_float16_takes():
+    kernel, problem = find_kernel("wgmma"), Problem(1024, 1024, 1024, "bf16")
+    outset = prepare(problem, kernel, H200)
+    ordered = sorted(outset.valid, key=lambda config: predicted_seconds(config, problem, H200))
+    near, far, single = ordered[60:63]
+    stored = [record(single, 1024, dtype="f16_f32"), record(far, 2048, dtype="bf16")]
+    first = outset.first([*stored, record(near, 1024, dtype="f16")])
+    assert first[1] == near and first.index(far) < first.index(single)
+
+
 def test_a_default_outside_the_space_is_valid_all_the_same(monkeypatch):
     monkeypatch.setitem(KERNEL.__dict__, "space", {**KERNEL.space, "KB": (8,)})
     outset = prepare(PROBLEM, KERNEL, H200)
