@@ -250,8 +250,8 @@ def result_maker(
     operand: Operand, shape: tuple[int, ...], dtype: np.dtype
 ) -> Callable[[], Any] | None:
     """What makes uninitialised arrays of the library that made `operand`, beside it, and keeps no
-    hold on it; None if that is not the array library's business but the device's (GPUArray,
-    unknown objects).
+    hold on it; None if that is not the array library's business but the device's (unknown objects,
+    a GPUArray of plain device memory; beside one of a memory pool the result is of that pool).
     """
     if operand.kind == "numpy":
         return partial(np.empty, shape, dtype)
@@ -266,4 +266,8 @@ def result_maker(
                 return cupy.empty(shape, dtype)
 
         return make
+    if operand.kind == "pycuda":
+        allocator = getattr(operand.owner, "allocator", None)
+        if allocator not in (None, sys.modules["pycuda.driver"].mem_alloc):
+            return partial(sys.modules["pycuda.gpuarray"].GPUArray, shape, dtype, allocator)
     return None

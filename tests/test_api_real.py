@@ -78,6 +78,22 @@ def test_gpuarrays(cuda, context):
     np.testing.assert_array_equal(from_device(cuda, copied), a[:, ::2] @ b[:5])
 
 
+def test_a_result_comes_from_the_pool_of_its_operand(cuda, context):
+    from pycuda.gpuarray import to_gpu
+    from pycuda.tools import DeviceMemoryPool
+
+    pool, a = DeviceMemoryPool(), integers((24, 24), np.float32)
+    try:
+        x = to_gpu(a, allocator=pool.allocate)
+        result = pymm.matmul(x, x, **KERNEL)
+        assert type(result) is type(x) and pool.active_blocks == 2
+        np.testing.assert_array_equal(result.get(), a @ a)
+        del x, result
+        assert pool.active_blocks == 0 and pool.held_blocks > 0
+    finally:
+        pool.stop_holding()
+
+
 def on(cuda, array):
     """A GPUArray of the array's elements."""
     made = cuda.empty(array.shape, array.dtype)
