@@ -19,9 +19,10 @@
 //   through shared memory and by TMA again. With little k storing is all there is to do: SLOTS
 //   pieces of a warpgroup's tile are on their way at a time (8192 x 8192 x 128: 47 us, not 58).
 // - Deep products of few tiles: SPLIT parts of k, which `combine` adds up.
-// - Small products: a warp stores its own rows of small tiles (no barrier, fence or map: 0.4 us),
-//   and everybody rehearses the end of a tile, with nothing to store, while the first numbers come:
-//   instructions come from device memory too.
+// - Instructions come from device memory too: everybody rehearses the end of a tile, with nothing
+//   to store, while the first numbers come. Blocks of small tiles ask for these before all else,
+//   and have them before a rehearsal would end (256: 4.9 us, not 5.2).
+// - Small products: a warp stores its own rows of small tiles (no barrier, fence or map: 0.4 us).
 // - Skinny ones wait for memory alone: a narrow tile takes only its 16 or 32 rows or columns of
 //   shared memory, which holds twice as many stages (16 x 8192 x 8192: 43 us, not 48).
 //
@@ -30,8 +31,8 @@
 // rows do not. C may lie anywhere: `boxed` says whether TMA, or 16 bytes at a time, can store it.
 //
 // What did not help: arriving at the other block's barrier with `.release.cluster` (0.68 of the
-// speed: a fence of the whole GPU each time); first steps fetched before the block is ready (0.98
-// at 4096, nothing at 512); two blocks on a multiprocessor; C marked to leave L2 first.
+// speed: a fence of the whole GPU each time); first steps of large tiles fetched before the block
+// is ready (0.98 at 4096); two blocks on a multiprocessor; C marked to leave L2 first.
 
 #ifndef TRANS_A
 #define TRANS_A 0  // 1: A is stored as k x m, so op(A) = A^T
@@ -92,7 +93,8 @@ constexpr int STAGED = TB % 128 == 0 && sizeof(OUT) == 2 ? 128 : 64;  // of C on
 constexpr int STAGED_BYTES = SPLIT > 1 ? 0 : STAGED / LINE * PIECE;   // in one slot
 // Skinny and deep products wait for memory alone, and few blocks read the same of it.
 constexpr bool STREAMED = MB < 64 || NB < 64 || SPLIT > 1;
-constexpr bool DIRECT = MB * NB <= 128 * 64;  // small tiles: each warp stores its rows itself
+constexpr bool DIRECT = MB * NB <= 128 * 64;    // small tiles: each warp stores its rows itself
+constexpr bool EAGER = DIRECT && CLUSTER == 1 && TB <= 128;  // the first steps before all else
 // Registers of a thread, few for those that fetch. All together they must not pass what the block
 // is launched with, 65536 over THREADS in multiples of 8, or the block waits for ever.
 constexpr int FEW = CONSUMERS <= 2 ? 40 : CONSUMERS == 3 ? 32 : 64;
@@ -136,14 +138,23 @@ struct Feed {
         fetch<!TRANS_A, false, MB>(tile, a, filled, unit.i0, k0, unit.matrix);
         fetch<TRANS_B, (CLUSTER > 1), NB>(tile + A_BYTES, b, filled, unit.j0, k0, unit.matrix);
     }
-    __device__ __forceinline__ void produce(const Product& p) const {
-        Ring ring{0, 1};
+    // The first steps, one for each stage, which is empty. Returns how many: `produce` goes on.
+    __device__ __forceinline__ unsigned begin(const Product& p) const {
+        const Unit unit = p[blockIdx.x];
+        const unsigned count = unit.steps < STAGES ? unit.steps : STAGES;
+#pragma unroll 1
+        for (unsigned step = 0; step < count; step++) fill(step, unit, step);
+        return count;
+    }
+    __device__ __forceinline__ void produce(const Product& p, unsigned begun) const {
+        Ring ring{begun % STAGES, begun < STAGES};
         for (unsigned id = blockIdx.x / CLUSTER; id < p.units(); id += gridDim.x / CLUSTER) {
             const Unit unit = p[id];
-            for (unsigned step = 0; step < unit.steps; step++, ring.advance()) {
+            for (unsigned step = begun; step < unit.steps; step++, ring.advance()) {
                 barrier_wait(empty + 8 * ring.stage, ring.parity);
                 fill(ring.stage, unit, step);
             }
+            begun = 0;
         }
     }
 };
@@ -233,8 +244,8 @@ __device__ __forceinline__ void consume(const Product& p, const Result& result, 
     const unsigned tile_a = feed.base + group / ACROSS * TA * 2 * BOX;
     const unsigned tile_b = feed.base + A_BYTES + group % ACROSS * TB * 2 * BOX;
     Ring ring;
-    unsigned slot = 0, rehearsal = 1;
-    forget(rehearsal);  // else the code would be there twice
+    unsigned slot = 0, rehearsal = !EAGER;
+    if (!EAGER) forget(rehearsal);  // else the code would be there twice
     for (unsigned id = blockIdx.x / CLUSTER; id < p.units();) {
         const Unit unit = p[id];
         float sum[ROWS][TB / 2];
@@ -263,7 +274,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
                     {&maps.b, unsigned(stack_b), policy_of(few_b)}};
     // The same for a whole warp, and said so: descriptors then live in uniform registers.
     const unsigned group = __shfl_sync(~0u, threadIdx.x / 128, 0);
-    if (threadIdx.x == 0) {
+    unsigned begun = 0;
+    if (threadIdx.x == (EAGER ? 128 * CONSUMERS : 0)) {
         if (k > 0) prefetch(&maps.a), prefetch(&maps.b);
         if (boxed && SPLIT == 1 && !DIRECT) prefetch(&maps.c);
         for (int s = 0; s < STAGES; s++) {
@@ -271,11 +283,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
             barrier_make(feed.empty + 8 * s, CONSUMERS * CLUSTER);
         }
         barriers_made();
+        if (EAGER) wait_for_launch_before(), begun = feed.begin(p);
     }
     CLUSTER > 1 ? cluster_sync() : __syncthreads();
     if (group == CONSUMERS) {
         leave_registers<FEW>();
-        if (threadIdx.x % 128 == 0) wait_for_launch_before(), feed.produce(p);
+        if (threadIdx.x % 128 == 0) wait_for_launch_before(), feed.produce(p, begun);
     } else {
         take_registers<MANY>();
         consume(p,
