@@ -88,6 +88,14 @@ def test_repeated_calls_become_one_graph(cuda, launches, made):
     assert Graph.alive == before
 
 
+def test_a_single_launch_that_takes_the_device_long_stays_one(cuda, launches, made, monkeypatch):
+    product = Product(cuda)
+    monkeypatch.setattr(launches, "BRIEF", PROBLEM.flops - 1)
+    for seed in range(launches.REPEATED + 2):
+        product.check(seed)
+    assert not made
+
+
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_stream_that_is_captured_gets_single_launches(
     cuda, launches, made, stream, monkeypatch, busy

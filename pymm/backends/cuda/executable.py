@@ -120,16 +120,16 @@ class CudaExecutable(Executable):
         if self._source.mirrors and mirrors(problem, beta):
             launches.append(mirror_launch(problem, c))
         what = f"launching {self.config.slug} on {problem.slug} ({grid} blocks of {block} threads)"
-        place = self._place(context, stream, what)
+        place = self._place(context, stream, problem.flops, what)
         return bound_call(place, launches, (self, a, b, c, stream, *scratch))
 
-    def _place(self, context: drv.Context, stream: Any, what: str) -> Place:
-        """Where launches run; `what` they are."""
+    def _place(self, context: drv.Context, stream: Any, flops: int, what: str) -> Place:
+        """Where launches run; `what` they are, of `flops` operations."""
         handle = getattr(stream, "handle", stream) or 0
         early = int("".join(filter(str.isdigit, self._compiler.arch))) >= 90
         functions = self._in(context).functions
         number = self._driver.context_number(context.handle)
-        return Place(context, number, self._driver, functions, handle, early, what)
+        return Place(context, number, self._driver, functions, handle, early, flops, what)
 
     def _in_parts(
         self,

@@ -1,5 +1,5 @@
 """The launches of a product as one graph: queued by one call of the driver, which takes 2.5 us for
-any number of them, where each launch by itself takes 4.
+any number of them, where each launch by itself takes 4 (which calls: launches.py).
 """
 
 from __future__ import annotations

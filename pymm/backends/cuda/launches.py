@@ -18,6 +18,12 @@ Call = Callable[[], None]
 #: A call that is made so many times will be made again, and becomes a graph.
 REPEATED = 3
 
+#: Operations up to which a single launch does, too: the device has computed 256 x 256 x 256 before
+#: the host has launched the next one (an H200: 4.3 us from call to call, 5.3 a launch, 2.7 a
+#: graph). Beyond that the host has time, and a graph of one launch takes the device longer than the
+#: launch: 0.1 to 0.2 us of 6 to 9 (bf16, 512 to 1024), up to 0.5 between kernels of many kinds.
+BRIEF = 2**25
+
 #: Handles of the legacy default stream, which cannot be captured.
 LEGACY = 0, 1
 
@@ -53,9 +59,9 @@ class Launch(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where launches run: functions by their names, the handle of a stream, and whether a launch
-    may begin before the one before it has ended. `number` is the context's, `what` is for error
-    messages.
+    """Where launches run: functions by their names, the handle of a stream, whether a launch may
+    begin before the one before it has ended, and how many operations they do together. `number` is
+    the context's, `what` is for error messages.
     """
 
     context: drv.Context
@@ -64,6 +70,7 @@ class Place(NamedTuple):
     functions: dict[str, int]
     stream: int
     early: bool
+    flops: int
     what: str
 
 
@@ -147,9 +154,11 @@ def _in_turn(calls: list[Call]) -> Call:
 def _together(
     place: Place, launches: Sequence[Launch], kernels: list[tuple], one_by_one: Call
 ) -> Call:
-    """The same as one graph, if there is room for one and the driver can make it. On a stream that
-    is being captured the launches go one by one, into that graph.
+    """The same as one graph, if that helps, there is room for one and the driver can make it. On a
+    stream that is being captured the launches go one by one, into that graph.
     """
+    if len(launches) == 1 and place.flops > BRIEF:
+        return one_by_one
     stream, driver = place.stream, place.driver
     captured = driver.asks_whether_captured(stream) if stream not in LEGACY else None
     if Graph.alive >= MOST_GRAPHS or (captured and captured()):

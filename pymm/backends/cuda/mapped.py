@@ -99,7 +99,8 @@ class MappedExecutable(CudaExecutable):
             launches.append(self._combine(run, place))
         if self._source.mirrors and mirrors(problem, beta):
             launches.append(mirror_launch(problem, c))
-        place = self._place(context, stream, f"launching {self.config.slug} on {problem.slug}")
+        what = f"launching {self.config.slug} on {problem.slug}"
+        place = self._place(context, stream, problem.flops, what)
         return bound_call(place, launches, (self, a, b, c, memory, stream))
 
     def _geometry(self, problem: Problem) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
