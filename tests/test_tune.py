@@ -61,6 +61,22 @@ def test_little_time_goes_to_what_is_compiled(tmp_path, monkeypatch):
     assert all(2 <= count <= PROMISING + 2 for count in counts.values())
 
 
+def test_a_search_too_short_to_find_it_again_keeps_what_is_saved(tmp_path):
+    """However little is tried, a record gives way only to what was faster beside it."""
+    before = Run(tmp_path, "--trials 40").records[0]
+    assert before.config != KERNEL.default_config
+    again = Run(tmp_path, "--trials 1 --resume never")
+    assert again.status == 0 and again.records[0].config == before.config
+    final = {row["config"] for row in again.rows if row["role"] == "final"}
+    assert {before.config.slug, KERNEL.default_config.slug} <= final
+
+    def slow_by_now(config, problem):
+        return 1.0 if config == before.config else smooth(config, problem)
+
+    (after,) = Run(tmp_path, "--trials 1 --resume never", slow_by_now).records
+    assert after.config != before.config
+
+
 def test_default_stays_where_nothing_is_faster(tmp_path):
     def outcome(config, problem):
         return 1e-4 if config == KERNEL.default_config else 0.999e-4

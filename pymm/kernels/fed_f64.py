@@ -44,9 +44,6 @@ def _registers(c: Config, p: Problem) -> int:
     numbers = 2 * (c.TA * c.TB // 32 + (c.TA + c.TB) * c.KI * c.DEPTHS // 32)
     if p.symmetric:  # where a tile is takes more to find, and its place in the other half
         numbers += 32 if c.SPLIT == 1 else 40
-    if c.DEPTHS == 1 and c.TA == 16 and c.TB == 40 and c.TK <= 16 and not p.symmetric:
-        # Of one row of mma the columns are read one after the other.
-        return numbers - (c.TB - 16) * c.KI // 16 + (24 if p.trans_b else 16)
     if c.DEPTHS == 1 and c.TA >= 48:
         return numbers + (24 if p.trans_a and not p.trans_b else 8)
     if c.KB == c.TK == c.KI * c.DEPTHS < 32:
@@ -133,9 +130,7 @@ _FORMS = (
     (_form(64, 64, 32, 32, 6, BLOCKS=2), 108),
     (_form(64, 64, 32, 16, 6, KB=32, TK=32), 115),
     (_form(128, 64, 32, 32, 4, KB=32, TK=32, KI=16), 120.5),  # 1024 x 1024 where both lie across k
-    (_form(64, 56, 16, 56, 6, KB=32), 109),
-    (_form(80, 40, 16, 40, 2, KB=64, KI=16, DEPTHS=1), 105),  # one round of 640 x 640
-    (_form(80, 40, 16, 40, 2, KB=64, DEPTHS=1), 102),  # where registers for that are missing
+    (_form(64, 56, 16, 56, 6, KB=32), 109),  # one round of 640 x 640
     (_form(96, 48, 16, 48, 5, KB=32, DEPTHS=1), 110),  # of half of 1000 x 1000 and 1024 x 1024
     (_form(32, 96, 16, 48, 6, KB=32), 112),  # three of half of 1500 x 1500
     (_form(48, 32, 16, 16, 6, KB=32), 90),  # of half of 500 x 500
