@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pymm.kernels import Config
+from pymm.device import Device
+from pymm.kernels import Config, Kernel
 from pymm.measure import Trial
 from pymm.opponents import HALF
+from pymm.problem import Problem
+from pymm.records import Record, unusable_because
 
 #: A configuration replaces the default only if it is faster by more than this part and by more
 #: than so many standard errors of the two medians: below it the two are the same, and the default
@@ -31,6 +34,17 @@ class Decision:
     default_seconds: float
     library: str = ""
     library_seconds: float = math.nan
+
+
+def saved_for(
+    problem: Problem, kernel: Kernel, device: Device, records: Iterable[Record]
+) -> Config | None:
+    """The configuration that a new record would replace, if it is of today's kernel."""
+    for record in records:
+        same = record.problem == problem and record.config.kernel == kernel
+        if same and not unusable_because(record, device):
+            return record.config
+    return None
 
 
 def choose(

@@ -16,16 +16,15 @@ from typing import Any
 from rich.console import Console
 
 from pymm.cache import Precompiler, compilers_beside, config_directory, state_directory
-from pymm.decision import Decision
+from pymm.decision import Decision, saved_for
 from pymm.device import Device
 from pymm.interrupts import Stop
 from pymm.journal import Busy, ForeignFile, TrialLog
-from pymm.kernels import Config, Kernel, find_kernel, kernels_for
+from pymm.kernels import Kernel, find_kernel, kernels_for
 from pymm.options import Options, parse
 from pymm.outset import FIRST, Lookout, Outset
 from pymm.problem import DTYPES, Problem
 from pymm.progress import Line, Progress, show_lines
-from pymm.records import unusable_because
 from pymm.search import Search, open_storage, open_study
 from pymm.session import Session
 from pymm.shapes import parse_shapes
@@ -200,14 +199,6 @@ class Tuner:
     def _stored(self) -> list[Record]:
         return [*self.records, *load(self.device, self.output)]
 
-    def _saved(self, problem: Problem, kernel: Kernel) -> Config | None:
-        """The configuration that a new record would replace, if it is of today's kernel."""
-        for record in self._stored():
-            same = record.problem == problem and record.config.kernel == kernel
-            if same and not unusable_because(record, self.device):
-                return record.config
-        return None
-
     def _first(self, tasks: int) -> int:
         """With how many configurations a search begins: those that can be compiled in its share of
         the time, for that is what a quick search waits for.
@@ -258,7 +249,8 @@ class Tuner:
             for build in builds:
                 build.cancel()
             against_others = self.device.kind in ("cpu", "cuda")
-            decision = session.decide(against_others, reserve / 2, self._saved(problem, kernel))
+            saved = saved_for(problem, kernel, self.device, self._stored())
+            decision = session.decide(against_others, reserve / 2, saved)
             if decision is None:
                 self.failed += 1
                 return progress.say(f"{problem.slug} {kernel.name}: no configuration works")
