@@ -36,8 +36,8 @@ from pymm.rows import append, commit  # noqa: E402
 
 SIZE, CALLS = 64, 50
 
-COLUMNS = ("time", "device", "driver", "pymm", "commit", "arrays", "call", "us", "quartile_1",
-           "quartile_3")  # fmt: skip
+COLUMNS = ("time", "device", "driver", "pymm", "commit", "dtype", "layout", "m", "n", "k", "arrays",
+           "call", "us", "quartile_1", "quartile_3")  # fmt: skip
 
 Call = Callable[[], Any]
 
@@ -62,6 +62,7 @@ def main(arguments: list[str]) -> int:
         "time": datetime.now().astimezone().isoformat(timespec="seconds"),
         "device": backend.device.slug, "driver": Environment.of(backend.device, "").driver,
         "pymm": pymm.__version__, "commit": given.commit,
+        "dtype": "f32", "layout": "NN", "m": SIZE, "n": SIZE, "k": SIZE,
     }  # fmt: skip
     for (arrays, name), samples in measured(calls, given.rounds, backend.synchronize).items():
         low, middle, high = statistics.quantiles(samples, n=4)

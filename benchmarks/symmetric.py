@@ -22,7 +22,6 @@ CONTESTANTS: dict[str, tuple[str, ...]] = {
     "cuBLAS syrk, one half": ("cublas_syrk",),
     "with its mirror": ("cublas_syrk_mirror",),
     "48 x 48 tile": ("fixed",),
-    "01_coalesced": ("01_coalesced",),
     "00_naive": ("00_naive",),
 }
 

@@ -31,6 +31,10 @@ UNSEEN = (
     "chosen", "reason", "chosen_us", "default", "default_us", "found", "found_us", "of_fastest",
     "of_default",
 )  # fmt: skip
+CALLS = (
+    "time", "device", "driver", "pymm", "dtype", "layout", "m", "n", "k", "arrays", "call", "us",
+    "quartile_1", "quartile_3",
+)  # fmt: skip
 
 
 def seconds(name: str, problem: Problem) -> float:
@@ -126,6 +130,11 @@ def unseen(slug: str = SLUG) -> list[dict[str, object]]:
     }]  # fmt: skip
 
 
+def calls(slug: str = SLUG) -> list[dict[str, object]]:
+    figures = {"arrays": "CuPy", "call": "plan()", "us": 2.5, "quartile_1": 2.25, "quartile_3": 3.5}
+    return [common(Problem(64, 64, 64), slug) | figures]
+
+
 def suites(slug: str = SLUG, sparse: int = 1) -> list[dict[str, object]]:
     """Every experiment, of its shapes each `sparse`-th."""
     rows: list[dict[str, object]] = []
@@ -194,6 +203,7 @@ def folder(root: Path, slug: str = SLUG, sparse: int = 8, faster: float = 1.0) -
     write(at / "ladder.csv", bench.COLUMNS, ladder(slug))
     write(at / "tuning.csv", journal.COLUMNS, trials(slug))
     write(at / "unseen.csv", UNSEEN, unseen(slug))
+    write(at / "calls.csv", CALLS, calls(slug))
     write(at / "suites.csv", SUITE_COLUMNS, suites(slug, sparse))
     facts = {"slug": slug, "name": "Test GPU 9", "kind": "cuda", "bandwidth": 3e12,
              "peak_flops": PEAK}  # fmt: skip

@@ -49,10 +49,18 @@ def test_what_spells_no_problem_is_refused(slug):
 
 def test_every_kind_of_file_is_known(folder):
     found = read(folder)
-    kinds = ("classes", "bench", "trials", "unseen", "suites")
+    kinds = ("classes", "bench", "trials", "unseen", "calls", "suites")
     assert all(found.of(kind) for kind in kinds) and not found.notices
-    assert found.files == ["classes.csv", "ladder.csv", "suites.csv", "tuning.csv", "unseen.csv",
-                           "device.json"]  # fmt: skip
+    assert found.files == ["calls.csv", "classes.csv", "ladder.csv", "suites.csv", "tuning.csv",
+                           "unseen.csv", "device.json"]  # fmt: skip
+
+
+def test_calls_stand_in_a_chapter_of_their_own(folder):
+    measured.write(folder / "calls.csv", measured.CALLS,
+                   [measured.calls()[0] | {"us": 9.5}, *measured.calls()])  # fmt: skip
+    (chapter,) = [c for c in report(read(folder), False).chapters if c.name == "calls"]
+    (row,) = chapter.tables[0].rows
+    assert [cell.text for cell in row.values()] == ["CuPy", "plan()", "2.5", "2.25", "3.5"]
 
 
 def test_means_are_those_of_the_rows(folder):

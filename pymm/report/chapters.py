@@ -44,6 +44,7 @@ POWERLESS = (
 )
 
 UNSEEN = "python benchmarks/unseen.py --csv unseen.csv"
+CALLS = "python benchmarks/calls.py --csv calls.csv"
 
 
 def report(findings: Findings, figures: bool = True) -> Report:
@@ -59,7 +60,7 @@ def report(findings: Findings, figures: bool = True) -> Report:
             reasons[f"No figures: {reason}"] = None
             return []
 
-    first, last = (glance, beside, ladder, sizes, limits, tuning), (accuracy, unseen)
+    first, last = (glance, beside, ladder, sizes, limits, tuning), (accuracy, unseen, calls)
     made = [maker(findings, drawn) for maker in first]
     made += origins(findings, drawn)
     made += [maker(findings, drawn) for maker in last]
@@ -245,3 +246,17 @@ def unseen(findings: Findings, drawn: Draw) -> Chapter:
         tiles,
         lacking=() if rows or findings.device.get("cores") else lacking([UNSEEN]),
     )
+
+
+def calls(findings: Findings, drawn: Draw) -> Chapter:
+    """What a call costs the host."""
+    rows = findings.of("calls")
+    words = (
+        "Before a product can begin, the host has to find out what is asked and to launch it: "
+        "products of 64 x 64 in float32, whose operands lie on the device."
+    )
+    absent = () if rows or findings.device.get("cores") else lacking([CALLS])
+    return Chapter(
+        "calls", "What a call costs the host", words, [], filled(listing.calls(rows)),
+        [CALLS] if rows else (), lacking=absent,
+    )  # fmt: skip

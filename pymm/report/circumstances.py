@@ -21,6 +21,7 @@ def measurable(findings: Findings) -> dict[str, bool]:
         "searches": bool(findings.of("trials")),
         **origin,
         "shapes never tuned": bool(findings.of("unseen")),
+        **({} if findings.device.get("cores") else {"calls": bool(findings.of("calls"))}),
     }
 
 

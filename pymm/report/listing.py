@@ -186,6 +186,23 @@ def unseen(found: Sequence[Row]) -> Table:
     return Table("unseen", "Shapes never tuned", rows, words)
 
 
+def calls(found: Sequence[Row]) -> Table:
+    """What a call costs the host; of what was measured again the last."""
+    latest = {(row.text("arrays"), row.text("call")): row for row in found}
+    rows = [
+        {
+            "arrays of": Cell(arrays),
+            "call": Cell(call),
+            "us": cell(row.number("us")),
+            "lower quartile": cell(row.number("quartile_1")),
+            "upper quartile": cell(row.number("quartile_3")),
+        }
+        for (arrays, call), row in latest.items()
+    ]
+    words = "Microseconds of the host until a call returns, medians; the device is not waited for."
+    return Table("calls", "Calls", rows, words)
+
+
 def records(found: Sequence[Record]) -> Table:
     """The tuned configurations as they are stored."""
     rows = [

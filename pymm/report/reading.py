@@ -25,6 +25,7 @@ KINDS: dict[str, frozenset[str]] = {
     "classes": frozenset({"class", "dtype", "layout", "m", "n", "k", "kernel", "us"}),
     "unseen": frozenset({"dtype", "m", "n", "k", "chosen_us", "of_fastest"}),
     "bench": frozenset({"dtype", "m", "n", "k", "name", "seconds"}),
+    "calls": frozenset({"dtype", "m", "n", "k", "arrays", "call", "us"}),
 }
 
 #: Newest schema of each kind that this module knows.
