@@ -116,11 +116,14 @@ def main(arguments: Sequence[str]) -> int:
             found = load(worker.device, where / "found")
             entries = [_entry(worker, p, found, given) for p in products]
             _compile(worker, entries)
-            rows = [row for entry in entries if (row := _row(worker, entry, given))]
+            rows = []
+            for entry in entries:
+                if row := _row(worker, entry, given):
+                    rows.append(row)
+                    if given.csv:
+                        append(given.csv, COLUMNS, [row])
         finally:
             worker.stop()
-    if given.csv:
-        append(given.csv, COLUMNS, rows)
     return _judge(rows, len(products))
 
 
