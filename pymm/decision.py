@@ -7,12 +7,11 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pymm.device import Device
 from pymm.kernels import Config, Kernel
 from pymm.measure import Trial
 from pymm.opponents import HALF
 from pymm.problem import Problem
-from pymm.records import Record, unusable_because
+from pymm.records import Record
 
 #: A configuration replaces the default only if it is faster by more than this part and by more
 #: than so many standard errors of the two medians: below it the two are the same, and the default
@@ -36,13 +35,10 @@ class Decision:
     library_seconds: float = math.nan
 
 
-def saved_for(
-    problem: Problem, kernel: Kernel, device: Device, records: Iterable[Record]
-) -> Config | None:
-    """The configuration that a new record would replace, if it is of today's kernel."""
+def saved_for(problem: Problem, kernel: Kernel, records: Iterable[Record]) -> Config | None:
+    """The configuration that a new record would replace, be it of an older text of the kernel."""
     for record in records:
-        same = record.problem == problem and record.config.kernel == kernel
-        if same and not unusable_because(record, device):
+        if (record.problem, record.config.kernel) == (problem, kernel):
             return record.config
     return None
 

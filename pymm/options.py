@@ -25,6 +25,8 @@ examples:
       every shape of the classes, a few seconds each
   python -m pymm.tune --op syrk --shapes 2048,8192x8192x64 --dtypes f64 --transposes TN
       A^T A for A of 2048 x 2048 and of 64 x 8192, both halves of it
+  python -m pymm.tune --stale --checks quick
+      after a new driver, compiler or pymm: what was tuned with the old one, again
   python -m pymm.tune --shapes 1024 --dry-run
       only say how many configurations are valid, and what turned the others down
 
@@ -35,6 +37,9 @@ optuna-dashboard: the journal files are in the folder that --storage names.
 exit status: 0 tuned, 1 a problem could not be tuned, 2 bad options, 3 no such device,
 130 interrupted
 """
+
+#: Options that `--stale` stands for.
+_WHAT_IS_TUNED = ("op", "shapes", "dtypes", "transposes", "kernels")
 
 #: Seconds of a run without `--budget` and `--trials`: with start and table under five minutes.
 DEFAULT_BUDGET = 240.0
@@ -51,6 +56,7 @@ class Options:
     transposes: tuple[str, ...] | None = None
     op: str = "gemm"
     kernels: tuple[str, ...] = ()
+    stale: bool = False
     trials: int | None = None
     budget: float | None = DEFAULT_BUDGET
     sampler: str = "local"
@@ -96,6 +102,8 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         }
     except (ValueError, OSError) as failure:
         parser.error(str(failure))
+    if given.stale and any(getattr(given, n) != parser.get_default(n) for n in _WHAT_IS_TUNED):
+        parser.error(f"--stale says itself what is tuned: leave out {', '.join(_WHAT_IS_TUNED)}")
     for name in ("trials", "budget", "limit"):
         value = getattr(given, name)
         if value is not None and value <= 0:
@@ -103,7 +111,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     if given.budget is None and given.trials is None:
         given.budget = DEFAULT_BUDGET
     others = ("op", "trials", "budget", "sampler", "seed", "storage", "output", "csv", "resume",
-              "limit", "checks", "dry_run", "list")  # fmt: skip
+              "limit", "checks", "dry_run", "list", "stale")  # fmt: skip
     return Options(**fields, **{name: getattr(given, name) for name in others})
 
 
@@ -166,6 +174,11 @@ WHAT = {
     "--kernels": {
         "metavar": "KERNELS",
         "help": "names or numbers, or all (default: the highest rung that the device has)",
+    },
+    "--stale": {
+        "action": "store_true",
+        "help": "instead of all these: what is tuned for the device and stale since the driver, "
+        "the compiler or a kernel changed (pymm configs --device); its configuration comes first",
     },
 }
 

@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -20,16 +19,17 @@ from pymm.decision import Decision, saved_for
 from pymm.device import Device
 from pymm.interrupts import Stop
 from pymm.journal import Busy, ForeignFile, TrialLog
-from pymm.kernels import Kernel, find_kernel, kernels_for
+from pymm.kernels import Kernel
 from pymm.options import Options, parse
 from pymm.outset import FIRST, Lookout, Outset
-from pymm.problem import DTYPES, Problem
+from pymm.problem import Problem
 from pymm.progress import Line, Progress, show_lines
 from pymm.search import Search, open_storage, open_study
+from pymm.select import configs
 from pymm.session import Session
-from pymm.shapes import parse_shapes
 from pymm.source import kernel_digest
 from pymm.store import Environment, Record, StoreError, load, put
+from pymm.tasks import tasks_of
 from pymm.worker import Site, Worker, WorkerFailed
 
 TUNED, NOT_ALL, BAD_OPTIONS, NO_DEVICE, INTERRUPTED = 0, 1, 2, 3, 130
@@ -43,6 +43,9 @@ PATIENCE = 4
 #: Seconds that one process needs for a text (1564 texts in 293 s by 15 on an H200's host), and how
 #: many configurations a search begins with at least and at most where the time is limited.
 SECONDS_PER_TEXT, FEWEST_FIRST, MOST_FIRST = 2.8, 16, 39
+
+#: The same where something is tuned again because it is stale.
+FIRST_IF_STALE = 4
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,10 +79,13 @@ class Tuner:
                 try:
                     self.workers = self._hire(held)
                     self.device: Device = self.workers[0].device
+                    self.output = self.options.output or config_directory()
                     self._introduce()
-                    tasks = self._tasks()
+                    tasks = tasks_of(self.options, self.device, self._environment, self.output)
                 except (ValueError, NotImplementedError) as refusal:
                     return self._end(BAD_OPTIONS, str(refusal))
+                if self.options.stale and not tasks:
+                    return self._end(TUNED, f"Nothing tuned for {self.device.name} is stale.")
                 if self.options.dry_run or self.options.list:
                     return self._describe(tasks)
                 self._tune(tasks, held)
@@ -125,34 +131,6 @@ class Tuner:
         if device.kind == "simulator":
             say("The simulator's times mean nothing: nothing will be saved.")
 
-    def _tasks(self) -> list[tuple[Problem, Kernel]]:
-        """Problems and kernels, in the order in which they are tuned. `ValueError` if a kernel or
-        a shape does not fit.
-        """
-        names = {"cpu": "standard", "simulator": "16"}
-        standard = parse_shapes(names.get(self.device.kind, "standard-gpu"))
-        tasks = []
-        for problem in self.options.problems(standard):
-            known = kernels_for(problem, self.device)
-            if not known and self.options.dtypes == tuple(DTYPES):
-                continue  # "all" are those that the device has kernels for
-            if not known:
-                raise ValueError(f"no kernel computes {problem.slug} on {self.device.name}")
-            chosen = known[-1:]
-            if self.options.kernels == ("all",):
-                chosen = known
-            elif self.options.kernels:
-                backend = known[0].backend
-                chosen = [find_kernel(name, backend) for name in self.options.kernels]
-            if 3 * problem.bytes > self.device.memory_bytes > 0:
-                raise ValueError(
-                    f"{problem.slug} and what checks it take {3 * problem.bytes / 2**30:.1f} GiB, "
-                    f"{self.device.name} has {self.device.memory_bytes / 2**30:.1f}: "
-                    "tune a smaller shape"
-                )
-            tasks += [(problem, kernel) for kernel in chosen]
-        return tasks
-
     def _describe(self, tasks: Sequence[tuple[Problem, Kernel]]) -> int:
         for problem, kernel in tasks:
             valid, rejected = kernel.configs(problem, self.device)
@@ -176,7 +154,6 @@ class Tuner:
         self.ahead = compilers_beside(self.device)
         storage = self.options.storage or state_directory()
         self.folder = storage / self.device.slug
-        self.output = self.options.output or config_directory()
         load(self.device, self.output)  # a damaged file is to be known before, not after, the work
         compiler = held.enter_context(self.open_compiler(self.workers[0].compiler, self.ahead))
         log = TrialLog(self.options.csv or self.folder / "trials.csv")
@@ -197,12 +174,15 @@ class Tuner:
             self._one(outset, builds, ends, of, compiler, log, progress)
 
     def _stored(self) -> list[Record]:
-        return [*self.records, *load(self.device, self.output)]
+        tuned = configs(self.device, self.output, self._environment)
+        return [*self.records, *(record for record, _, _ in tuned)]
 
     def _first(self, tasks: int) -> int:
         """With how many configurations a search begins: those that can be compiled in its share of
-        the time, for that is what a quick search waits for.
+        the time, for that is what a quick search waits for. Of what is stale few beside the old.
         """
+        if self.options.stale:
+            return FIRST_IF_STALE
         if self.options.budget is None:
             return FIRST
         share = self.options.budget / max(tasks, 1)
@@ -249,7 +229,7 @@ class Tuner:
             for build in builds:
                 build.cancel()
             against_others = self.device.kind in ("cpu", "cuda")
-            saved = saved_for(problem, kernel, self.device, self._stored())
+            saved = saved_for(problem, kernel, self._stored())
             decision = session.decide(against_others, reserve / 2, saved)
             if decision is None:
                 self.failed += 1
@@ -259,13 +239,16 @@ class Tuner:
                 search.finish()
         return None
 
+    @property
+    def _environment(self) -> Environment:
+        return Environment.of(self.device, self.workers[0].compiler.toolchain)
+
     def _facts(self, kernel: Kernel) -> dict[str, str]:
         """What must be the same for an earlier run's times to count."""
-        environment = Environment.of(self.device, self.workers[0].compiler.toolchain)
         return {
             "device": self.device.name,
-            "driver": environment.driver,
-            "compiler": environment.compiler,
+            "driver": self._environment.driver,
+            "compiler": self._environment.compiler,
             "source": kernel_digest(kernel.backend, kernel.file),
         }
 
@@ -285,12 +268,12 @@ class Tuner:
             winner.seconds,
             winner.spread,
             date.today().isoformat(),
-            Environment.of(self.device, self.workers[0].compiler.toolchain),
+            self._environment,
             kernel_digest(kernel.backend, kernel.file),
         )
         self.records.append(record)
         if self.device.kind != "simulator":
-            put([record], self.device, Path(self.output))
+            put([record], self.device, self.output)
 
 
 if __name__ == "__main__":

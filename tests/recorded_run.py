@@ -46,6 +46,8 @@ class Run:
             return self.compilers[-1]
 
         defaults = "--shapes 256 --dtypes f32 --kernels register_tile --sampler random"
+        if "--stale" in arguments:
+            defaults = "--sampler random"
         where = f"--storage {folder}/state --output {folder}/out --csv {folder}/trials.csv"
         options = parse(f"{defaults} {where} {arguments}".split())
         console = Console(file=self.text, width=200)

@@ -6,6 +6,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
+from recorded import RecordedWorker
 from recorded_run import BEST, GPU, KERNEL, Run, smooth
 
 from pymm import kernels, session, tune
@@ -75,6 +76,22 @@ def test_a_search_too_short_to_find_it_again_keeps_what_is_saved(tmp_path):
 
     (after,) = Run(tmp_path, "--trials 1 --resume never", slow_by_now).records
     assert after.config != before.config
+
+
+def test_what_is_stale_is_tuned_again(tmp_path, monkeypatch):
+    """After another compiler came: every record, each beginning with what it says."""
+    before = Run(tmp_path, "--shapes 256,300 --trials 40").records
+    current = Run(tmp_path, "--stale")
+    assert current.status == TUNED and "Nothing tuned for recorded GPU is stale" in current.output
+    monkeypatch.setattr(RecordedWorker, "compiler", SimpleNamespace(toolchain="nvcc 99"))
+    again = Run(tmp_path, "--stale --trials 4 --resume never")
+    assert again.status == TUNED, again.output
+    assert {r.config for r in before} <= set(again.asked)
+    counts = Counter(row["problem"] for row in again.rows if row["role"] == "search")
+    assert counts == {record.problem.slug: 44 for record in before}
+    after = [record for record in again.records if record.environment.compiler == "nvcc 99"]
+    assert [record.config for record in after] == [record.config for record in before]
+    assert "is stale" in Run(tmp_path, "--stale").output, "nothing is, now"
 
 
 def test_default_stays_where_nothing_is_faster(tmp_path):

@@ -51,6 +51,7 @@ def test_what_cannot_be_tuned_is_refused_before_anything_is_written(tmp_path, ar
         ("--budget -5", "above 0"),
         ("--sampler best", "best"),
         ("--shapes no-such-file.csv", "no-such-file.csv"),
+        ("--stale --dtypes f16", "--stale says itself what is tuned"),
     ],
 )
 def test_bad_options(arguments, says, capsys):
