@@ -35,12 +35,13 @@ class Decision:
     library_seconds: float = math.nan
 
 
-def saved_for(problem: Problem, kernel: Kernel, records: Iterable[Record]) -> Config | None:
-    """The configuration that a new record would replace, be it of an older text of the kernel."""
-    for record in records:
-        if (record.problem, record.config.kernel) == (problem, kernel):
-            return record.config
-    return None
+def saved_for(problem: Problem, kernel: Kernel, records: Iterable[Record]) -> list[Config]:
+    """What is saved for a problem and a kernel: one's own and as shipped, by this and other drivers
+    and compilers, be it for an older text of the kernel; each configuration once.
+    """
+    task = (problem, kernel)
+    same = [r.config for r in records if (r.problem, r.config.kernel) == task]
+    return list(dict.fromkeys(same))
 
 
 def choose(

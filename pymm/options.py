@@ -178,7 +178,7 @@ WHAT = {
     "--stale": {
         "action": "store_true",
         "help": "instead of all these: what is tuned for the device and stale since the driver, "
-        "the compiler or a kernel changed (pymm configs --device); its configuration comes first",
+        "the compiler or a kernel changed (pymm configs --device), beginning with what it says",
     },
 }
 

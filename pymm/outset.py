@@ -63,7 +63,10 @@ class Outset:
         alike = [r for r in stored if r.config.kernel == self.kernel and self._alike(r.problem)]
         alike.sort(key=lambda record: self._distance(record.problem))
         configs = dict.fromkeys(record.config for record in alike)
-        portfolio = list(itertools.islice(filter(self._fits, configs), PORTFOLIO))
+        # What was found for this very problem needs no model to speak for it.
+        own = {record.config for record in alike if record.problem == self.problem}
+        fitting = (config for config in configs if config in own or self._fits(config))
+        portfolio = list(itertools.islice(fitting, PORTFOLIO))
         near = self._near(portfolio[0] if portfolio else self.default)
         turns = itertools.zip_longest(portfolio, self.promising, near)
         mixed = [config for turn in turns for config in turn if config is not None]

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from pymm.device import Device
-from pymm.kernels import Kernel, find_kernel, kernels_for
+from pymm.kernels import find_kernel, kernels_for
 from pymm.options import Options
-from pymm.problem import DTYPES, Problem
+from pymm.outset import Task
+from pymm.problem import DTYPES
 from pymm.records import Environment
 from pymm.select import configs
 from pymm.shapes import parse_shapes
-
-Task = tuple[Problem, Kernel]
 
 
 def tasks_of(

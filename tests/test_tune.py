@@ -3,13 +3,15 @@
 import signal
 import time
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from recorded import RecordedWorker
 from recorded_run import BEST, GPU, KERNEL, Run, smooth
 
-from pymm import kernels, session, tune
+from pymm import kernels, session, store, tune
+from pymm.decision import saved_for
 from pymm.device import Device
 from pymm.journal import COLUMNS, TrialLog
 from pymm.measure import Trial
@@ -76,6 +78,24 @@ def test_a_search_too_short_to_find_it_again_keeps_what_is_saved(tmp_path):
 
     (after,) = Run(tmp_path, "--trials 1 --resume never", slow_by_now).records
     assert after.config != before.config
+
+
+def test_all_that_is_saved_for_a_problem_takes_part(tmp_path):
+    """By whatever compiler it was found, and once."""
+    (own,) = Run(tmp_path, "--trials 8").records
+    older = replace(own, config=BEST, environment=replace(own.environment, compiler="nvcc 1"))
+    other = replace(own, problem=Problem(1, 1, 1), config=KERNEL.default_config)
+    assert saved_for(own.problem, KERNEL, [other, older, own, own]) == [BEST, own.config]
+
+
+def test_a_search_begins_with_what_is_shipped(tmp_path, monkeypatch):
+    """Which then takes part in the comparison at its end, too."""
+    monkeypatch.setattr(store, "shipped", lambda: tmp_path / "shipped")
+    (shipped,) = Run(tmp_path / "there", "--trials 40").records
+    store.put([shipped], GPU, tmp_path / "shipped")
+    run = Run(tmp_path / "here", "--trials 2")
+    assert run.asked[1] == shipped.config != KERNEL.default_config
+    assert run.records[0].config == shipped.config
 
 
 def test_what_is_stale_is_tuned_again(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from pymm.report.studies import studies
 def measurable(findings: Findings) -> dict[str, bool]:
     """What a report can have, and whether this one does, by its rows."""
     found = studies(findings)
+    of_gpus = {"what a call costs": bool(findings.of("calls"))}
     origin = {title: any(name in found for name in names) for _, title, _, names in ORIGINS}
     return {
         f"products beside {opponent_name(findings)}": bool(findings.of("classes")),
@@ -21,7 +22,7 @@ def measurable(findings: Findings) -> dict[str, bool]:
         "searches": bool(findings.of("trials")),
         **origin,
         "shapes never tuned": bool(findings.of("unseen")),
-        **({} if findings.device.get("cores") else {"calls": bool(findings.of("calls"))}),
+        **({} if findings.device.get("cores") else of_gpus),
     }
 
 
