@@ -1,12 +1,18 @@
 // Tiles of double precision that TMA brings in lines of 128 bytes, swizzled, and the fragments of
-// mma that are read from them. The kernel says MB, NB, KB, TA, TB, KI, TRANS_A and TRANS_B.
+// mma that are read from them. The kernel says MB, NB, KB, TA, TB, TK, KI, TRANS_A and TRANS_B.
 
 constexpr int LINE = 16;                         // numbers in a line
 constexpr int ROWS = TA / 16, COLUMNS = TB / 8;  // mma of a warp along m and n
 
-// A tile of OUTER x KB numbers of op(A) (or of op(B)^T). ALONG_K: a line is 16 numbers of a row,
-// KB / 16 piles of OUTER lines; else 16 numbers of a column, OUTER / 16 piles of KB lines, the last
-// of which may be used by half.
+// Depth of what comes together: what a warp takes of a step, a line at least. Where both operands
+// lie across k all boxes are that deep, and to ask for one takes some 80 clocks: for the eight of
+// 64 x 64 x 16 longer than to multiply them. There it is two lines.
+constexpr int LEAST = TRANS_A && !TRANS_B ? 32 : LINE;
+constexpr int DEEP = TK >= LEAST ? TK : KB % LEAST == 0 ? LEAST : KB;
+
+// A tile of OUTER x DEEP numbers of op(A) (or of op(B)^T). ALONG_K: a line is 16 numbers of a row,
+// DEEP / 16 piles of OUTER lines; else 16 numbers of a column, OUTER / 16 piles of DEEP lines, the
+// last of which may be used by half.
 //
 // TMA puts piece c (16 bytes) of line l where c ^ l % 8 would be, to spread columns over the banks.
 // 16 lanes are served together: four rows of a fragment, four numbers of each, deep in a row. Rows
@@ -17,8 +23,8 @@ constexpr int ROWS = TA / 16, COLUMNS = TB / 8;  // mma of a warp along m and n
 // two lanes meet in a bank.
 template <bool ALONG_K, int OUTER>
 struct Side {
-    static constexpr int PILES = (ALONG_K ? KB : OUTER + LINE - 1) / LINE;
-    static constexpr int PILE_BYTES = (ALONG_K ? OUTER : KB) * 128, BYTES = PILES * PILE_BYTES;
+    static constexpr int PILES = (ALONG_K ? DEEP : OUTER + LINE - 1) / LINE;
+    static constexpr int PILE_BYTES = (ALONG_K ? OUTER : DEEP) * 128, BYTES = PILES * PILE_BYTES;
     static constexpr int HALF = ALONG_K ? 1 : 4;  // from a row of an mma's first half to the second
 
     // The row, of 16, that is number g of 8 in the first half.
@@ -35,7 +41,7 @@ struct Side {
         if (ALONG_K)
             return (deep / LINE * OUTER + r) * 128 + ((deep % LINE / 2 + t / 2 ^ r % 8) << 4) +
                    t % 2 * 8;
-        return (r / LINE * KB + deep + t) * 128 + ((r % LINE / 2 ^ t) << 4) + r % 2 * 8;
+        return (r / LINE * DEEP + deep + t) * 128 + ((r % LINE / 2 ^ t) << 4) + r % 2 * 8;
     }
     // Where lane 4 g + t finds number g of rows `first` and on, and of a last group of 8.
     static __device__ __forceinline__ unsigned begin(unsigned first, unsigned deep, unsigned lane) {
@@ -48,7 +54,7 @@ struct Side {
     static __device__ __forceinline__ unsigned at(unsigned begin, int i, int h, int q) {
         if (ALONG_K)
             return (begin ^ (q % 4 * 32 | h * 144)) + (q / 4 * OUTER + i * LINE) * 128;
-        return (begin ^ (q % 2 * 64 | h * 32)) + (q * 4 + i * KB) * 128;
+        return (begin ^ (q % 2 * 64 | h * 32)) + (q * 4 + i * DEEP) * 128;
     }
     static __device__ __forceinline__ void fetch(unsigned tile, const TensorMap* map, unsigned full,
                                                  unsigned outer, unsigned k0, unsigned matrix) {

@@ -31,9 +31,18 @@ def _threads(c: Config) -> int:
 
 
 def _shared_elements(c: Config, p: Problem) -> int:
-    """The stages, two barriers for each, and the sums of warps that share a tile of C."""
+    """The stages, two barriers for each piece, and the sums of warps that share a tile of C."""
     columns = c.NB if p.trans_b else -(-c.NB // _LINE) * _LINE
-    return c.STAGES * ((c.MB + columns) * c.KB + 2) + c.KB // c.TK // 2 * c.MB * c.NB
+    barriers = 2 * c.KB // _deep(c, p)
+    return c.STAGES * ((c.MB + columns) * c.KB + barriers) + c.KB // c.TK // 2 * c.MB * c.NB
+
+
+def _deep(c: Config, p: Problem) -> int:
+    """Depth of a piece of a tile: what a warp takes of it, a line at least, two where both operands
+    lie across k.
+    """
+    least = 2 * _LINE if p.trans_a and not p.trans_b else _LINE
+    return c.TK if c.TK >= least else least if c.KB % least == 0 else c.KB
 
 
 def _registers(c: Config, p: Problem) -> int:
@@ -44,6 +53,9 @@ def _registers(c: Config, p: Problem) -> int:
     numbers = 2 * (c.TA * c.TB // 32 + (c.TA + c.TB) * c.KI * c.DEPTHS // 32)
     if p.symmetric:  # where a tile is takes more to find, and its place in the other half
         numbers += 32 if c.SPLIT == 1 else 40
+    if c.DEPTHS == 1 and c.TA == 16 and c.TB == 40 and c.TK <= 16 and not p.symmetric:
+        # Of one row of mma the columns are read one after the other.
+        return numbers - (c.TB - 16) * c.KI // 16 + (24 if p.trans_b else 16)
     if c.DEPTHS == 1 and c.TA >= 48:
         return numbers + (24 if p.trans_a and not p.trans_b else 8)
     if c.KB == c.TK == c.KI * c.DEPTHS < 32:
@@ -88,11 +100,11 @@ def _finds_shares(c: Config, p: Problem, d: Device) -> bool:
 
 
 def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
-    """Lines of 128 bytes: of all rows where an operand lies along k, else of a whole step. C is not
-    stored in boxes, but 16 bytes at a time where it could be.
+    """Lines of 128 bytes: of all rows where an operand lies along k, else of a piece of a step. C
+    is not stored in boxes, but 16 bytes at a time where it could be.
     """
-    a = Box(_LINE, c.KB if p.trans_a else c.MB)
-    b = Box(_LINE, c.NB if p.trans_b else c.KB)
+    a = Box(_LINE, _deep(c, p) if p.trans_a else c.MB)
+    b = Box(_LINE, c.NB if p.trans_b else _deep(c, p))
     return a, b, Box(_LINE, c.TA)
 
 
@@ -127,10 +139,12 @@ _FORMS = (
     (_form(128, 128, 64, 32, 3, KB=32, TK=32, DEPTHS=1), 123),  # leaves registers
     (_form(128, 64, 32, 16, 2, KB=64, TK=64, KI=16, DEPTHS=1), 124),  # for deep ones
     (_form(64, 128, 32, 32, 8), 120),
+    (_form(128, 64, 32, 32, 4, KB=32, TK=32, KI=16), 120.5),
     (_form(64, 64, 32, 32, 6, BLOCKS=2), 108),
     (_form(64, 64, 32, 16, 6, KB=32, TK=32), 115),
-    (_form(128, 64, 32, 32, 4, KB=32, TK=32, KI=16), 120.5),  # 1024 x 1024 where both lie across k
-    (_form(64, 56, 16, 56, 6, KB=32), 109),  # one round of 640 x 640
+    (_form(64, 56, 16, 56, 6, KB=32), 109),
+    (_form(80, 40, 16, 40, 2, KB=64, KI=16, DEPTHS=1), 105),  # one round of 640 x 640
+    (_form(80, 40, 16, 40, 2, KB=64, DEPTHS=1), 102),  # where registers for that are missing
     (_form(96, 48, 16, 48, 5, KB=32, DEPTHS=1), 110),  # of half of 1000 x 1000 and 1024 x 1024
     (_form(32, 96, 16, 48, 6, KB=32), 112),  # three of half of 1500 x 1500
     (_form(48, 32, 16, 16, 6, KB=32), 90),  # of half of 500 x 500
@@ -165,6 +179,7 @@ def _parts(form: dict[str, int], p: Problem, d: Device) -> tuple[int, ...]:
     """
     if (
         form["KI"] > 8
+        and form["DEPTHS"] == 1
         and form["MB"] == 128
         and not (p.k <= 256 if form["NB"] == 128 else p.k >= 2048)
     ):
