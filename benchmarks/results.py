@@ -34,7 +34,7 @@ NOTE = FOLDER / "classes-note.txt"
 #: What writes FILE.
 COMMAND = (
     "python -m pymm.bench --classes all,syrk-large,syrk-small "
-    "--dtypes f32,f64,bf16,f16,tf32,tf32x3 --triton --csv FILE"
+    "--dtypes f32,f64,bf16,f16,tf32,tf32x3,f16x3 --triton --csv FILE"
 )
 
 Row = dict[str, str]
@@ -52,7 +52,7 @@ GOALS: dict[str, dict[str, tuple[float, float]]] = {
     "tf32x3": {"2048": (1.6, 2.8), "4096": (2.2, 4.0), "8192": (2.5, 4.5),
                "rank-k 64 to 156": (1.5, 3.0), "641 and 4097": (1.2, 3.0)},
 }  # fmt: skip
-GOALS["f16"] = GOALS["bf16"]
+GOALS["f16"], GOALS["f16x3"] = GOALS["bf16"], GOALS["tf32x3"]
 SYMMETRIC_GOALS = {
     "f32": {"syrk-large": (1.0, 1.15), "syrk-small": (1.2, 2.0)},
     "f64": {"syrk-large": (1.0, 1.1), "syrk-small": (1.2, 2.0)},
@@ -68,6 +68,7 @@ LAYOUTS = ("NN", "NT", "TN", "TT")
 OPPONENTS = {
     "tf32": "cuBLAS with TF32 allowed",
     "tf32x3": "cuBLAS SGEMM, IEEE",
+    "f16x3": "cuBLAS SGEMM, IEEE",
 }
 
 

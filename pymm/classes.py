@@ -18,7 +18,9 @@ SYMMETRIC = {
     "syrk-small": "500,640,1000,1024,1500,2048",
 }
 
-#: Classes of `tf32x3`, which is compared with float32's products: shapes as `parse_shapes` reads.
+#: Types that are compared with float32's products, and their classes: shapes as `parse_shapes`
+#: reads.
+EMULATED = ("tf32x3", "f16x3")
 ACCURATE = {
     "2048": "2048",
     "4096": "4096",
@@ -30,7 +32,7 @@ ACCURATE = {
 
 def shapes_of(dtype: str) -> dict[str, str]:
     """The classes of a type: by name their shapes as `parse_shapes` reads them."""
-    return ACCURATE if dtype == "tf32x3" else {name: name for name in SETS}
+    return ACCURATE if dtype in EMULATED else {name: name for name in SETS}
 
 
 def class_problems(

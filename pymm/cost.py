@@ -274,7 +274,8 @@ def _extra_seconds(
         turned = (received.trans_a != problem.trans_a, received.trans_b != problem.trans_b)
         for row, count, other in zip(rows, numbers, turned, strict=True):
             if other or row * size % 16 or hopper.terms > 1:
-                moved += count * size * problem.batch * (1 + hopper.terms)
+                written = hopper.terms / 2 if hopper.scaled else hopper.terms
+                moved += count * size * problem.batch * (1 + written)
         if moved:
             seconds += BEFORE_16_BITS if size == 2 else 0.0
             seconds += BEFORE + moved / (COPY * _bandwidth(device))

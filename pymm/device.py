@@ -85,11 +85,10 @@ def _rebuild(fields: dict) -> Device:
 
 
 def cuda_peaks(capability: tuple[int, int], sms: int, clock_hz: float) -> dict[str, float]:
-    """Peak operations per second by dtype; for `tf32x3` a third of tf32's, for it multiplies three
-    times. Empty for a capability that the table above does not know.
+    """Peak operations per second by dtype; for `tf32x3` a third of tf32's, for `f16x3` a third of
+    f16's, for they multiply three times. Empty for a capability that the table above does not know.
     """
     rates = dict(CUDA_FLOPS_PER_CLOCK.get(capability, {}))
-    if "tf32" in rates:
-        rates["tf32x3"] = rates["tf32"] / 3
+    rates |= {f"{part}x3": rates[part] / 3 for part in ("tf32", "f16") if part in rates}
     rates |= {f"{half}_f32": rates[half] for half in ("f16", "bf16") if half in rates}
     return {dtype: rate * sms * clock_hz for dtype, rate in rates.items()}

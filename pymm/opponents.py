@@ -122,7 +122,7 @@ def lent_to(torch: Any, problem: Problem, a: Matrix, b: Matrix, c: Matrix) -> li
 
 
 def _torch(torch: Any, problem: Problem, a: Matrix, b: Matrix, c: Matrix) -> dict[str, Call]:
-    """tf32 only for `tf32`: the opponent of `tf32x3` is the product in float32."""
+    """tf32 only for `tf32`: the opponent of `tf32x3` and `f16x3` is the product in float32."""
     left, right, out = lent_to(torch, problem, a, b, c)
     left, right = _oriented(problem, left, right)
     torch.backends.cuda.matmul.allow_tf32 = problem.dtype == "tf32"

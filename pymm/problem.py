@@ -23,6 +23,7 @@ ELEMENTS = {
 DTYPES = ELEMENTS | {
     "tf32": ELEMENTS["f32"],
     "tf32x3": ELEMENTS["f32"],
+    "f16x3": ELEMENTS["f32"],
     "f16_f32": ELEMENTS["f16"],
     "bf16_f32": ELEMENTS["bf16"],
 }
@@ -36,8 +37,9 @@ HALVES = ("f16", "bf16")
 #: What becomes of float32 numbers before they are multiplied. "ieee": nothing, all arithmetic is
 #: multiply-add in the type of the operands (of 16 bits: in float32, with one rounding to the type
 #: at the end). "tf32": they are rounded to 11 significant bits. "tf32x3": each is the sum of two
-#: such numbers, and three of the four products are added up.
-PRECISIONS = ("ieee", "tf32", "tf32x3")
+#: such numbers, and three of the four products are added up. "f16x3": the same with two float16 and
+#: a power of two that 64 numbers along k share.
+PRECISIONS = ("ieee", "tf32", "tf32x3", "f16x3")
 
 #: Operations: "gemm", alpha op(A) op(B) + beta C, and three of a symmetric C, whose B is A, stored
 #: the other way round: alpha op(A) op(A)^T + beta C. What of C they write: all of it, the elements

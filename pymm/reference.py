@@ -25,7 +25,8 @@ from pymm.symmetry import mirrored
 #: the sums so far are put by every 8: 24 times 2^-24 for 8 terms.
 ROUNDOFF = {
     "f32": 2.0**-24, "f64": 2.0**-53, "f16": 2.0**-23, "bf16": 2.0**-23, "tf32": 2.0**-23,
-    "tf32x3": 3 * 2.0**-24, "f16_f32": 2.0**-23, "bf16_f32": 2.0**-23,
+    "tf32x3": 3 * 2.0**-24, "f16x3": 3 * 2.0**-24,
+    "f16_f32": 2.0**-23, "bf16_f32": 2.0**-23,
 }  # fmt: skip
 
 #: Unit roundoff of storing a result in 16 bits: 11 and 8 significant bits.
@@ -35,7 +36,15 @@ STORING = {"f16": 2.0**-11, "bf16": 2.0**-8}
 #: both to tf32's 11 significant bits: 2^-11 each, and the product of these. As sums of two such
 #: numbers they have 22 bits: 2^-22 each is left, and as much is the product of both low terms,
 #: which is left out; 2^-30 covers the products of all these.
-ROUNDING = {"tf32": 2.0**-10 + 2.0**-22, "tf32x3": 3 * 2.0**-22 + 2.0**-30}
+ROUNDING = {
+    "tf32": 2.0**-10 + 2.0**-22, "tf32x3": 3 * 2.0**-22 + 2.0**-30, "f16x3": 3 * 2.0**-22 + 2.0**-30
+}  # fmt: skip
+
+#: What is lost of a float32 number that comes as two float16, as a part of the largest of the
+#: `SCALED` numbers along k that share a power of two: that is 2^14 there at least, and half the
+#: smallest subnormal number is 2^-25. And the product of two such numbers that is lost because the
+#: product of their powers is below the smallest subnormal number of float32.
+LOST, SCALED, LOST_PRODUCT = 2.0**-39, 64, 2.0**-120
 
 #: The smallest normal number of float32 and of tf32: what lies below it has fewer bits, or none.
 SMALLEST_NORMAL = 2.0**-126
@@ -84,6 +93,15 @@ def product(
     return result
 
 
+def _largest(rows: np.ndarray) -> np.ndarray:
+    """In the place of each number the largest of the `SCALED` along k that it is one of."""
+    firsts = np.arange(0, rows.shape[-1], SCALED)
+    if not len(firsts):
+        return rows
+    most = np.maximum.reduceat(rows, firsts, axis=-1)
+    return most.repeat(SCALED, axis=-1)[..., : rows.shape[-1]]
+
+
 def error_bound(
     problem: Problem,
     a: np.ndarray,
@@ -100,7 +118,7 @@ def error_bound(
     as the kernel, hence twice the bound. Results below the smallest normal number add at most one
     smallest subnormal for each operation. Types of 16 bits: sums in float32, and then the rounding
     of the result. tf32: the rounding of the operands, `ROUNDING`, then sums of what has become of
-    them.
+    them. f16x3: also what `LOST` says.
     """
     left, right = oriented(problem, np.abs(a.astype(np.float64)), np.abs(b.astype(np.float64)))
     factors = [float(problem.scalar_dtype.type(x)) for x in (alpha, beta)]
@@ -114,6 +132,9 @@ def error_bound(
         bound += terms * rounding
         few = left.sum(axis=-1, keepdims=True) + right.sum(axis=-2, keepdims=True)
         bound += alpha * few * SMALLEST_NORMAL
+    if problem.dtype == "f16x3":
+        lost = _largest(left) @ right + left @ _largest(right.swapaxes(-1, -2)).swapaxes(-1, -2)
+        bound += alpha * (LOST * lost + LOST_PRODUCT * problem.k)
     tiny = np.finfo(problem.scalar_dtype).smallest_subnormal
     bound += (problem.k + 2) * float(tiny)
     if problem.dtype in HALVES:

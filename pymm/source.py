@@ -70,7 +70,8 @@ def render(config: Config, problem: Problem, alignment: int | None = None) -> So
         alignment = problem.numpy_dtype.itemsize
     elif alignment is None:
         alignment = problem.alignment
-    defines["REAL"] = C_TYPES[problem.numpy_dtype]
+    scaled = kernel.hopper is not None and kernel.hopper.scaled
+    defines["REAL"] = _C_NAMES["f16"] if scaled else C_TYPES[problem.numpy_dtype]
     return _render(config, alignment, tuple((defines | _filled(config, problem)).items()))
 
 

@@ -70,7 +70,7 @@ REFUSED = {
     "casting": (ValueError, "casting='sloppy' is none of no", lambda f: f(X, X, casting="sloppy")),
     "unsafe cast": (TypeError, "cannot cast a from complex64 to float32",
                     lambda f: f(X * 1j, X, dtype="f4")),
-    "precision": (NotImplementedError, "precision='half': pymm has ieee, tf32, tf32x3",
+    "precision": (NotImplementedError, "precision='half': pymm has ieee, tf32, tf32x3, f16x3",
                   lambda f: f(X, X, precision="half")),
     "precision of float64": (NotImplementedError, "'tf32' for float64 operands",
                              lambda f: f(X.astype("f8"), X, precision="tf32")),

@@ -43,7 +43,7 @@ def test_mixed_operands_promote_as_numpy_does(hopper, a, b, common):
     assert computed(hopper) == [common, common]
 
 
-@pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3"])
+@pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3", "f16x3"])
 def test_precision_is_what_was_asked_for(hopper, precision):
     result = pymm.matmul(X, Y, precision=precision, device=hopper)
     plan = pymm.plan(X, Y, precision=precision, device=hopper)

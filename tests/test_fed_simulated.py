@@ -36,6 +36,10 @@ CASES = [
      "tf32", ("NT", "TN")),
     ("wgmma_tf32x3-MB32-NB64-KB32-TA16-TB64-STAGES3-CLUSTER1-GROUP1-SPLIT1",
      "tf32x3", ("NN", "TN")),
+    ("wgmma_f16x3-MB64-NB64-KB64-TA64-TB64-STAGES4-GROUP1-SPLIT1-SLOTS2",
+     "f16x3", ("NN", "TN")),
+    ("wgmma_f16x3-MB64-NB128-KB64-TA64-TB64-STAGES5-GROUP1-SPLIT2-SLOTS1",
+     "f16x3", ("NT", "TT")),
 ]  # fmt: skip
 
 

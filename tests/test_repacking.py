@@ -21,7 +21,7 @@ TYPES = {t.name: t for t in map(np.dtype, ("f2", "f4", "f8", ml_dtypes.bfloat16)
 
 @pytest.fixture(scope="module")
 def load(drv):
-    """A function of one of the headers, compiled with these macros."""
+    """The function of one of the headers, compiled with these macros."""
     from pycuda.compiler import SourceModule
 
     known = {}
@@ -32,7 +32,8 @@ def load(drv):
             head = "".join(f"#define {macro} {value}\n" for macro, value in macros.items())
             text = head + kernel_text("cuda", f"common/{name}.cuh")
             known[key] = SourceModule(text, no_extern_c=True, arch="sm_90")
-        return known[key].get_function(name)._launch_kernel
+        entry = "combine" if name == "combine" else "repack"
+        return known[key].get_function(entry)._launch_kernel
 
     return load
 
@@ -134,6 +135,65 @@ def test_what_is_no_number_stays_so(drv, load):
     cut = (got.view(np.uint32) & 0xFFFFE000).view(np.float32)
     np.testing.assert_array_equal(cut[:, 0], stack)
     assert (got[:, 1] == 0).all()
+
+
+def run_scaled(drv, function, stack, turn):
+    """High and low terms and the inverse powers of one stack: (matrices, rows, columns) of float16,
+    twice, and (matrices, 64s of columns, rows).
+    """
+    from pymm.backends.cuda.repacking import Copy, packed
+
+    copy = Copy(*stack.shape, turn, 2, 2, True)
+    source, target = drv.to_device(stack), drv.mem_alloc(copy.nbytes)
+    at = Matrix(int(source), stack.shape[2], stack.shape[1] * stack.shape[2])
+    move = (copy, at, copy.at(int(target)))
+    function((copy.blocks, 1, 1), (256, 1, 1), packed([move]), 0, None)
+    matrices, rows, columns = copy.shape
+    terms = np.empty((matrices // 2, 2, rows, copy.pitch), np.float16)
+    drv.memcpy_dtoh(terms, target)
+    matrix, (count, blocks, _) = copy.powers_at(int(target)), copy.powers
+    powers = np.empty((count, blocks, matrix.ld), np.float32)
+    drv.memcpy_dtoh(powers, matrix.address)  # what lies behind a row of them is never used
+    assert not terms[..., columns:].any()
+    return terms[:, 0, :, :columns], terms[:, 1, :, :columns], powers[..., :rows]
+
+
+@pytest.mark.parametrize("turn", [False, True])
+@pytest.mark.parametrize("shape", [(2, 70, 130), (1, 1, 1), (3, 64, 64), (1, 129, 7)])
+def test_numbers_become_two_float16_times_a_power_of_two(drv, load, turn, shape):
+    """Each 64 of a row their own power: the largest is 2^14 to 2^15 then, if it is 2^-112 at least;
+    22 bits of a number are left, or what is more than 2^-39 of the largest.
+    """
+    draw = np.random.default_rng(shape[1])
+    stack = draw.standard_normal(shape, np.float32)
+    stack *= 2.0 ** draw.integers(-140, 120, shape).astype(np.float32)
+    if shape[1] > 64:
+        stack[0, 5, :] = 0.0
+        stack[0, 6, : len(HARD)] = HARD[: shape[2]]
+        stack[0, 7:9] = draw.standard_normal((2, shape[2]))
+    high, low, powers = run_scaled(drv, load("scaled"), stack, turn)
+    rows = (stack.swapaxes(1, 2) if turn else stack).astype(float)
+    for first in range(0, rows.shape[2], 64):
+        part = rows[..., first : first + 64]
+        largest = np.abs(part).max(axis=2, keepdims=True)
+        scale = powers[:, first // 64, :, None].astype(float)
+        assert (np.frexp(scale)[0] == 0.5).all()
+        usual = largest >= 2.0**-112
+        assert (largest / scale < 2.0**15).all() and (largest / scale >= 2.0**14)[usual].all()
+        terms = [x[..., first : first + 64].astype(float) for x in (high, low)]
+        np.testing.assert_array_equal(terms[0], (part / scale).astype(np.float16))
+        left = np.abs(part - scale * sum(terms))
+        most = np.maximum(np.abs(part) * 2.0**-22, np.where(usual, largest, 2.0**-112) * 2.0**-39)
+        assert (left <= most).all()
+
+
+def test_what_is_no_number_stays_so_among_two_float16(drv, load):
+    stack = np.ones((1, 4, 70), np.float32)
+    stack[0, 0, 3], stack[0, 1, 69], stack[0, 2, 0] = np.inf, -np.inf, np.nan
+    high, low, powers = run_scaled(drv, load("scaled"), stack, False)
+    np.testing.assert_array_equal(np.isnan(high), np.isnan(stack))
+    np.testing.assert_array_equal(np.isinf(high) * np.sign(high), np.isinf(stack) * np.sign(stack))
+    assert not low.any() and np.isfinite(powers).all()
 
 
 @pytest.mark.parametrize("real", TYPES)

@@ -12,6 +12,7 @@ from functools import lru_cache
 from pymm.device import Device
 from pymm.kernels.cpu import BLOCKED, REORDERED
 from pymm.kernels.declaration import MAX_GRID_YZ, MAX_PARAMETER, Box, Config, Feed, Kernel, Rule
+from pymm.kernels.f16x3 import WGMMA_F16X3
 from pymm.kernels.fed_f32 import TMA_F32
 from pymm.kernels.fed_f64 import TMA_F64
 from pymm.kernels.hopper import WGMMA
@@ -43,6 +44,7 @@ KERNELS: tuple[Kernel, ...] = (
     SLICED,
     TENSOR,
     WGMMA_TF32X3,
+    WGMMA_F16X3,
     REORDERED,
     BLOCKED,
 )

@@ -22,9 +22,7 @@ MAX_GRID_YZ = 65535
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition that a configuration must meet, with the sentence that a person reads when it
-    does not.
-    """
+    """A condition that a configuration must meet, and the sentence about one that does not."""
 
     reason: str
     holds: Callable[[Config, Problem, Device], bool]
@@ -45,17 +43,18 @@ class Box:
 class Feed:
     """How a kernel gets its matrices by TMA.
 
-    `boxes` of A, B and C, for the problem as the kernel gets it; no box for a C that it never
-    stores by TMA. `along` says how A and B must lie, for all problems or for each: "any" as they
-    are stored, "k" with rows along k, "mn" with rows across k (A as k x m, B as k x n). With two
-    `terms` each number x comes as high + low, both rounded to tf32: the matrix of the low terms
-    right behind that of the high ones. `resident` blocks stay on a multiprocessor. `parts` gives
-    the bytes of the sums of shared tiles, if they are not whole matrices (`parts_bytes`).
+    `boxes` of A, B and C, for the problem as the kernel gets it; none for a C that it never stores
+    by TMA. `along` says how A and B must lie, for all problems or for each: "any" as they are
+    stored, "k" with rows along k, "mn" across k. With two `terms` a number comes as high + low,
+    rounded to tf32, the low ones' matrix behind the high ones'; of a `scaled` feed as float16, with
+    powers (common/scaled.cuh). `resident` blocks stay on a multiprocessor. `parts` gives the bytes
+    of the sums of shared tiles, if they are not whole matrices.
     """
 
     boxes: Callable[[Config, Problem], tuple[Box, Box, Box | None]]
     along: tuple[str, str] | Callable[[Problem], tuple[str, str]] = ("any", "any")
     terms: int = 1
+    scaled: bool = False
     resident: Callable[[Config], int] = lambda c: 1
     parts: Callable[[Config, Problem], int] | None = None
 

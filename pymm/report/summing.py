@@ -12,7 +12,7 @@ from pymm.report.reading import Findings
 from pymm.report.searches import Search, searches
 
 #: Compared with float32's products, so that it counts apart.
-OTHER_ARITHMETIC = "tf32x3"
+OTHER_ARITHMETIC = ("tf32x3", "f16x3")
 
 #: Classes of fewer products do not count as the best or the worst.
 FEW = 2
@@ -51,7 +51,7 @@ def _rates(extremes: Sequence[Extreme]) -> str:
 
 
 def _beside(duels: Sequence[Duel]) -> str:
-    duels = [d for d in duels if d.problem.dtype != OTHER_ARITHMETIC and d.problem.op == "gemm"]
+    duels = [d for d in duels if d.problem.dtype not in OTHER_ARITHMETIC and d.problem.op == "gemm"]
     if not duels:
         return ""
     ratios = [d.ratio for d in duels]
@@ -119,12 +119,12 @@ def tiles_of(findings: Findings, found: Sequence[Extreme], held: Sequence[Duel])
 def _kinds(held: list[Duel], opponent: str) -> Iterable[tuple[str, str, list[float]]]:
     """Comparisons that are counted apart: a label, words and the ratios of each that was made."""
     plain = [d for d in held if d.ratio > 0 and d.problem.op == "gemm"]
-    other = [d.ratio for d in plain if d.problem.dtype == OTHER_ARITHMETIC]
-    same = [d.ratio for d in plain if d.problem.dtype != OTHER_ARITHMETIC]
+    other = [d.ratio for d in plain if d.problem.dtype in OTHER_ARITHMETIC]
+    same = [d.ratio for d in plain if d.problem.dtype not in OTHER_ARITHMETIC]
     half = [d.ratio for d in held if d.ratio > 0 and d.problem.op != "gemm"]
     kinds = (
         (f"beside {opponent}", "products in the same arithmetic", same),
-        ("tf32x3 beside float32", "products, as exact as float32", other),
+        ("three products beside float32", "products, as exact as float32", other),
         (f"A^T A beside {opponent}", "symmetric products", half),
     )
     return (kind for kind in kinds if kind[2])

@@ -39,13 +39,16 @@ STAYING = 3
 _PARAMETERS = "384s i i i i {0} {0} i i i Q q q Q"
 _MAPS, _C = 0, 10
 
+#: The maps of the powers of two, behind all these, where numbers come scaled.
+_POWERS = " 256s"
+
 #: parts C ldc batch_c alpha beta m n batch
 _COMBINE = "PPqq{0}{0}iii"
 _C_COMBINED = 8
 
 
 class MappedExecutable(CudaExecutable):
-    """A kernel of three tensor maps.
+    """A kernel of three tensor maps, and two more where numbers come scaled.
 
     Operands that TMA cannot read, or that lie otherwise than the kernel wants, are copied first by
     the kernel file's `repack`, to memory that the launches of a stream share. So are the parts of a
@@ -59,6 +62,7 @@ class MappedExecutable(CudaExecutable):
         *others, self._device = common
         config = common[0].config
         self._feed, self._parts = config.kernel.hopper, parts_of(config)
+        self._parameters = _PARAMETERS + (_POWERS if self._feed.scaled else "")
         super().__init__(*others)
 
     def bind(
@@ -92,9 +96,8 @@ class MappedExecutable(CudaExecutable):
                 place += room[i]
         factors[1] = factors[len(own) - 1]
         launches = [_repack(moves)] if moves else []
-        shapes = [copy.shape if copy else None for copy in copies]
         stacked = [int(matrix.batch_stride != 0) for matrix in (a, b)]
-        launches.append(self._multiply(run, factors, shapes, stacked, place))
+        launches.append(self._multiply(run, factors, copies, stacked, place))
         if self._parts > 1:
             launches.append(self._combine(run, place))
         if self._source.mirrors and mirrors(problem, beta):
@@ -121,7 +124,7 @@ class MappedExecutable(CudaExecutable):
         """See to it that `loaded` has the places of the arguments."""
         if hasattr(loaded, "places"):
             return
-        count = len(_PARAMETERS.split())
+        count = len(self._parameters.split())
         try:
             with active(context):
                 loaded.places = self._driver.parameters(loaded.functions["gemm"], count)
@@ -132,52 +135,71 @@ class MappedExecutable(CudaExecutable):
         self,
         run: _Run,
         factors: list[Matrix],
-        shapes: list[tuple[int, int, int] | None],
+        copies: list[Copy | None],
         stacked: list[int],
         parts: int,
     ) -> Launch:
-        """The launch of the kernel itself. `shapes` are those of copied operands."""
+        """The launch of the kernel itself."""
         problem, c, places = run.problem, run.c, run.loaded.places
         grid, block = self._geometry(problem)
         shared = self._claim(run.loaded, run.context, problem)
         try:
             with active(run.context):
-                maps = self._maps(run, factors, shapes)
+                maps = self._maps(run, factors, copies)
+                powers = self._maps_of_powers(factors, copies)
         except DriverError as error:
             what = f"describing the matrices of {problem.slug} to TMA for {self.config.slug}"
             raise failure(run.context, error, what) from error
         values = (
             *(b"".join(maps), problem.m, problem.n, problem.k, problem.batch, *run.scalars),
             *(*stacked, int(any(maps[2])), c.address, c.ld, c.batch_stride, parts),
+            *powers,
         )
-        forms = _PARAMETERS.format(_scalar(problem)).split()
+        forms = self._parameters.format(_scalar(problem)).split()
         room = bytearray(max(offset + size for offset, size in places))
         for (offset, _), form, value in zip(places, forms, values, strict=True):
             struct.pack_into(f"<{form}", room, offset, value)
-        own = [shape is None and problem.k > 0 for shape in shapes] + [any(maps[2])]
+        own = [copy is None and problem.k > 0 for copy in copies] + [any(maps[2])]
         return Launch(
             *("gemm", grid, block, shared, bytes(room), ((places[_C][0], 2),)),
             tuple((places[_MAPS][0] + i * MAP_BYTES, i) for i in range(3) if own[i]),
         )
 
-    def _maps(
-        self, run: _Run, factors: list[Matrix], shapes: list[tuple[int, int, int] | None]
-    ) -> list[bytes]:
+    def _maps(self, run: _Run, factors: list[Matrix], copies: list[Copy | None]) -> list[bytes]:
         """Tensor maps of A, B and C; zeros for those that the kernel does not use."""
         problem, c = run.problem, run.c
         boxes = self._feed.boxes(self.config, self._feed.received(problem))
         stored = stored_shapes(problem)
         maps = []
-        for matrix, shape, lies, box in zip(factors, shapes, stored, boxes, strict=False):
-            rounds = problem.dtype == "tf32" and shape is None
-            kind = ROUNDED_KIND if rounds else KINDS[problem.numpy_dtype.name]
-            described = kind, problem.numpy_dtype.itemsize, matrix, shape or lies, box
-            maps.append(self._map(*described) if problem.k else bytes(128))
+        for matrix, copy, lies, box in zip(factors, copies, stored, boxes, strict=False):
+            kind = KINDS["float16" if self._feed.scaled else problem.numpy_dtype.name]
+            if problem.dtype == "tf32" and copy is None:
+                kind = ROUNDED_KIND
+            size = copy.size if copy else problem.numpy_dtype.itemsize
+            described = kind, size, matrix, copy.shape if copy else lies, box
+            maps.append(self._map(*described) if problem.k else bytes(MAP_BYTES))
         size = problem.out_dtype.itemsize
         whole = fits(c, problem, size) and problem.n * size % ROW_BYTES == 0
         if whole and boxes[2] and self._parts == 1:
             maps.append(self._map(KINDS[problem.out_dtype.name], size, c, stored[2], boxes[2]))
-        return maps if len(maps) == 3 else [*maps, bytes(128)]
+        else:
+            maps.append(bytes(MAP_BYTES))
+        return maps
+
+    def _maps_of_powers(self, factors: list[Matrix], copies: list[Copy | None]) -> list[bytes]:
+        """Both as one argument; none where numbers are not scaled. A box is a row of powers: one
+        for each row or column of a tile of C.
+        """
+        if not self._feed.scaled:
+            return []
+        if not all(copies):  # k is 0
+            return [bytes(2 * MAP_BYTES)]
+        boxes = Box(self.config.MB, 1, 0), Box(self.config.NB, 1, 0)
+        maps = [
+            self._map(KINDS["float32"], 4, copy.powers_at(matrix.address), copy.powers, box)
+            for matrix, copy, box in zip(factors, copies, boxes, strict=True)
+        ]
+        return [b"".join(maps)]
 
     def _map(
         self, kind: int, size: int, matrix: Matrix, shape: tuple[int, int, int], box: Box

@@ -31,7 +31,8 @@ SOURCES = 0, struct.calcsize(_COPY)
 class Copy(NamedTuple):
     """A stack on its way through the kernel file's `repack`: matrices, rows and columns as they are
     stored; `turned` if its columns become rows; each matrix is followed by those of its further
-    `terms`. Sizes in elements of `size` bytes.
+    `terms`. Sizes in elements of `size` bytes, those of what is made: 2 where it is `scaled`, and
+    then the powers are behind all of it.
     """
 
     stack: int
@@ -40,6 +41,7 @@ class Copy(NamedTuple):
     turned: bool
     terms: int
     size: int
+    scaled: bool = False
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -55,8 +57,24 @@ class Copy(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes of what is made."""
+        stack, blocks, _ = self.powers
+        return self._terms_bytes + self.scaled * stack * blocks * self.powers_pitch * 4
+
+    @property
+    def _terms_bytes(self) -> int:
         matrices, rows, _ = self.shape
         return matrices * rows * self.pitch * self.size
+
+    @property
+    def powers(self) -> tuple[int, int, int]:
+        """Matrices, rows and columns of the powers: a row for each 64 numbers along k."""
+        _, rows, columns = self.shape
+        return self.stack, -(-columns // SIDE), rows
+
+    @property
+    def powers_pitch(self) -> int:
+        """Powers from row to row."""
+        return -(-self.powers[2] * 4 // PITCH_BYTES) * PITCH_BYTES // 4
 
     @property
     def blocks(self) -> int:
@@ -66,6 +84,11 @@ class Copy(NamedTuple):
     def at(self, address: int) -> Matrix:
         """What is made, at `address`."""
         return Matrix(address, self.pitch, self.shape[1] * self.pitch)
+
+    def powers_at(self, address: int) -> Matrix:
+        """The powers of what is made at `address`."""
+        pitch = self.powers_pitch
+        return Matrix(address + self._terms_bytes, pitch, self.powers[1] * pitch)
 
 
 def wanted_copies(feed: Feed, problem: Problem, a: Matrix, b: Matrix) -> list[Copy | None]:
@@ -78,8 +101,8 @@ def wanted_copies(feed: Feed, problem: Problem, a: Matrix, b: Matrix) -> list[Co
             copies.append(None)
             continue
         stack = shape[0] if matrix.batch_stride else 1
-        size = problem.numpy_dtype.itemsize
-        copies.append(Copy(stack, *shape[1:], turn, feed.terms, size))
+        size = 2 if feed.scaled else problem.numpy_dtype.itemsize
+        copies.append(Copy(stack, *shape[1:], turn, feed.terms, size, feed.scaled))
     return copies
 
 

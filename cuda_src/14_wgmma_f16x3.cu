@@ -1,0 +1,297 @@
+// 14 wgmma_f16x3: products as exact as float32's, from numbers of 16 bits.
+//
+// A float32 x is a power of two times high + low, both float16: 11 bits, and 11 of the 13 that are
+// left. Of the four products of a = ah + al and b = bh + bl three count, as in rung 13, and the
+// tensor cores make them at twice the speed of tf32. What this rung adds:
+//
+// - float16 has few exponents. So each 64 numbers of a row of op(A), or of a column of op(B), come
+//   with a power of two of their own (common/scaled.cuh): a number keeps its 22 bits if it is not
+//   2^17 times smaller than the largest of its 64, and of a smaller one is lost 2^-39 of that.
+// - The sums of the tensor cores are cut off, not rounded, and must be added to float32 sums in
+//   registers after few steps (rung 13). After 64 of k they are, times both powers: what scaling
+//   takes is one multiplication for each sum, while the tensor cores work for the other warpgroup.
+// - High and low terms are stages of their own: those of the low ones are given back when two of
+//   the products have been made, all before the sums are added. The powers come by TMA, too, into a
+//   ring that is one longer, for they are needed until then.
+//
+// What did not help: clusters of two blocks that share B (0.83 to 1.01); two sets of a step's sums,
+// so that the tensor cores need not wait for the additions (0.93 to 0.98, 128 x 128).
+//
+// Where A or B is infinite C is no number or infinite: the products of its terms have both signs.
+// Products of a row's and a column's numbers that are all smaller than 2^-120 are lost.
+
+#ifndef REAL
+#define REAL F16  // element type of the terms; A comes as m x k, B as n x k
+#endif
+#ifndef OUT
+#define OUT float  // element type of C
+#endif
+#ifndef SUM
+#define SUM float  // type of the sums
+#endif
+#ifndef MB
+#define MB 128  // rows of C that one block computes
+#endif
+#ifndef NB
+#define NB 128  // columns of C that one block computes
+#endif
+#ifndef KB
+#define KB 64  // depth of a tile: numbers with one power of two
+#endif
+#ifndef TA
+#define TA 64  // rows of C that one warpgroup computes
+#endif
+#ifndef TB
+#define TB 128  // columns of C that one warpgroup computes
+#endif
+#ifndef STAGES
+#define STAGES 6  // tiles of high or of low terms in shared memory
+#endif
+#ifndef SPLIT
+#define SPLIT 1  // parts that k is split into
+#endif
+#ifndef SLOTS
+#define SLOTS 1  // pieces of C on their way out, of each warpgroup
+#endif
+
+#define CLUSTER 1  // blocks that common/parts.cuh and common/boxed.cuh have share a tile of B
+
+#include "common/hopper.cuh"
+#include "common/parts.cuh"
+
+constexpr int ACROSS = NB / TB, CONSUMERS = MB / TA * ACROSS, THREADS = 128 * (CONSUMERS + 1);
+constexpr int BOX = 64, DEEP = KB / BOX;
+constexpr int A_BYTES = MB * KB * 2, STAGE_BYTES = A_BYTES + NB * KB * 2;
+constexpr int POWERS_BYTES = (MB + NB) * 4;
+constexpr int POWERS = (STAGES + 1) / 2 + 1;  // places of powers: one more than of both terms
+constexpr int ROWS = TA / 64;                 // pieces of 64 rows
+constexpr int PIECE = 64 * 128;               // bytes of 64 rows of 128
+constexpr int LINE = 32, STAGED = LINE;       // columns of C in 128 bytes, and on their way out
+constexpr int STAGED_BYTES = SPLIT > 1 ? 0 : PIECE;  // in one slot
+constexpr bool STREAMED = false;
+// As in rung 07: registers of a thread, few for those that fetch.
+constexpr int FEW = CONSUMERS <= 2 ? 40 : CONSUMERS == 3 ? 32 : 64;
+constexpr int MANY = CONSUMERS <= 2 ? 232 : CONSUMERS == 3 ? 160 : 104;
+
+static_assert(MB % TA == 0 && NB % TB == 0 && TA % 64 == 0 && TB % 64 == 0 && TB <= 256,
+              "warpgroups tile the block evenly: TA divides MB, TB divides NB, 64 both");
+static_assert(KB == 64, "a tile is as deep as its powers of two: KB is 64");
+static_assert(MB <= 256 && NB <= 256, "a box has at most 256 rows: MB and NB <= 256");
+static_assert(STAGES >= 4, "tiles are fetched while others are used: STAGES >= 4");
+static_assert(CONSUMERS <= 4 && TA * TB / 64 + 40 <= MANY,
+              "TA TB / 64 registers for sums: at most 192 (1, 2 warpgroups), 120 (3), 64 (4)");
+
+#include "common/boxed.cuh"
+#include "common/combine.cuh"
+#include "common/scaled.cuh"
+
+struct Maps {
+    TensorMap a, b, c;
+};
+struct Powers {
+    TensorMap a, b;
+};
+
+// Where the tiles lie, and the barriers of the ring.
+struct Feed {
+    unsigned tiles, powers, full, empty;
+
+    __device__ __forceinline__ void produce(const Product& p, const Maps& maps,
+                                            const Powers& both, unsigned stack_a,
+                                            unsigned stack_b) const {
+        Ring ring{0, 1};
+        unsigned place = 0;
+        for (unsigned id = blockIdx.x; id < p.units(); id += gridDim.x) {
+            const Unit unit = p[id];
+            const unsigned a = unit.matrix * stack_a, b = unit.matrix * stack_b;
+#pragma unroll 1
+            for (unsigned step = unit.first; step < unit.first + unit.steps; step++) {
+                const unsigned power = powers + place * POWERS_BYTES;
+#pragma unroll 1
+                for (int term = 1; term >= 0; term--, ring.advance()) {  // low, high
+                    const unsigned tile = tiles + ring.stage * STAGE_BYTES;
+                    const unsigned here = full + 8 * ring.stage;
+                    barrier_wait(empty + 8 * ring.stage, ring.parity);
+                    barrier_expect(here, STAGE_BYTES + term * POWERS_BYTES);
+                    if (term == 1) {
+                        fetch_box(power, &both.a, here, unit.i0, step, a);
+                        fetch_box(power + MB * 4, &both.b, here, unit.j0, step, b);
+                    }
+                    fetch_box(tile, &maps.a, here, step * KB, unit.i0, 2 * a + term);
+                    fetch_box(tile + A_BYTES, &maps.b, here, step * KB, unit.j0, 2 * b + term);
+                }
+                place = place + 1 == POWERS ? 0 : place + 1;
+            }
+        }
+    }
+};
+
+using Sums = float[ROWS][TB / 2];
+
+// A warpgroup that multiplies.
+struct Consumer {
+    unsigned tiles[2], full, empty;  // its rows of A, its columns of B
+    const float* powers;             // of its first row, in the first place
+    unsigned columns;                // from there to those of its first column
+    unsigned place = 0;
+    Ring ring = {};
+
+    // news += the product of the terms in two stages.
+    __device__ __forceinline__ void multiply(Sums& news, unsigned stage_a, unsigned stage_b,
+                                             bool add) const {
+        const unsigned long long a = describe_along<BOX>(tiles[0] + stage_a * STAGE_BYTES);
+        const unsigned long long b = describe_along<BOX>(tiles[1] + stage_b * STAGE_BYTES);
+#pragma unroll
+        for (int x = 0; x < KB / 16; x++)
+#pragma unroll
+            for (int u = 0; u < ROWS; u++)
+                wgmma<true, true>(F16{}, news[u], a + (u * PIECE + x * 32) / 16, b + x * 32 / 16,
+                                  add || x > 0);
+    }
+    __device__ __forceinline__ void release(unsigned stage) const {
+        if (threadIdx.x % 128 == 0) barrier_arrive(empty + 8 * stage);
+    }
+    // news = sums of the next step, without the powers.
+    __device__ __forceinline__ void multiply(Sums& news) {
+        const unsigned low = ring.stage;
+        barrier_wait(full + 8 * low, ring.parity);
+        ring.advance();
+        barrier_wait(full + 8 * ring.stage, ring.parity);
+        wgmma_begin();
+        multiply(news, low, ring.stage, false);
+        multiply(news, ring.stage, low, true);
+        wgmma_commit();
+        multiply(news, ring.stage, ring.stage, true);
+        wgmma_commit();
+        wgmma_wait<1>();
+        release(low);
+        wgmma_wait<0>();
+        release(ring.stage);
+        ring.advance();
+    }
+    // sum += news times the powers of their rows and columns.
+    __device__ __forceinline__ void add(Sums& sum, const Sums& news) {
+        const unsigned lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+        const float* const here = powers + place * (POWERS_BYTES / 4);
+        const float* const rows = here + warp * 16 + lane / 4;
+        const float* const across = here + columns + lane % 4 * 2;
+#pragma unroll
+        for (int u = 0; u < ROWS; u++) {
+            const float row[2] = {rows[u * 64], rows[u * 64 + 8]};
+#pragma unroll
+            for (int j = 0; j < TB / 8; j++) {
+                const float2 column = *reinterpret_cast<const float2*>(across + j * 8);
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    float* const s = sum[u] + j * 4 + h * 2;
+                    const float* const n = news[u] + j * 4 + h * 2;
+                    s[0] += n[0] * (row[h] * column.x), s[1] += n[1] * (row[h] * column.y);
+                }
+            }
+        }
+        place = place + 1 == POWERS ? 0 : place + 1;
+    }
+    // sum = op(A) op(B) of `steps` steps.
+    __device__ __forceinline__ void multiply(Sums& sum, unsigned steps) {
+#pragma unroll
+        for (int e = 0; e < ROWS * TB / 2; e++) sum[e / (TB / 2)][e % (TB / 2)] = 0.0f;
+        for (; steps > 0; steps--) {
+            Sums news;
+            multiply(news);
+            add(sum, news);
+        }
+    }
+};
+
+// C, or a part of its sums, from one warpgroup; `slot` is for the next piece. No rehearsal stores.
+__device__ __forceinline__ void deliver(Sums& sum, Result here, const Unit& unit,
+                                        unsigned char* staging, unsigned& slot, unsigned group,
+                                        bool rehearsal) {
+    const unsigned i0 = unit.i0 + group / ACROSS * TA, j0 = unit.j0 + group % ACROSS * TB;
+    const bool elected = threadIdx.x % 128 == 0;
+    here.end_m = rehearsal ? 0 : here.m;
+    here.end_n = here.n;
+    here.C += unit.matrix * here.step;
+#pragma unroll
+    for (int u = 0; u < ROWS; u++) {
+        const unsigned i = i0 + u * 64;
+        if constexpr (SPLIT > 1) {
+            here.leave(sum[u], unit.part, unit.matrix, i, j0);
+            continue;
+        }
+        here.scale(sum[u], i, j0);
+#pragma unroll
+        for (int h = 0; h < TB; h += STAGED) {
+            if (!is_needed(i, j0 + h, 64, STAGED)) continue;
+            const bool cut = is_cut(i, j0 + h, 64, STAGED);
+            unsigned char* const piece = staging + slot * STAGED_BYTES;
+            slot = slot + 1 == SLOTS ? 0 : slot + 1;
+            if (elected) stores_have_read<SLOTS - 1>();
+            warpgroup_sync(group + 1);
+            here.stage(address_of_shared(piece), sum[u] + h / 2);
+            if (!here.boxed || cut) {
+                __syncwarp();
+                here.copy(piece, i, j0 + h, cut);
+                if (cut && elected) stores_commit();  // nothing, but it counts as this slot's
+                continue;
+            }
+            written_for_copies();
+            warpgroup_sync(group + 1);
+            if (!elected || rehearsal) continue;
+            store_box(here.map, address_of_shared(piece), j0 + h, i, unit.matrix);
+            stores_commit();
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    gemm(const __grid_constant__ Maps maps, int m, int n, int k, int batch, float alpha, float beta,
+         int stack_a, int stack_b, int boxed, OUT* C, long long ldc, long long batch_c,
+         float* parts, const __grid_constant__ Powers both) {
+    extern __shared__ unsigned char shared[];
+    unsigned char* const aligned = shared + (-address_of_shared(shared) & 1023);
+    unsigned char* const staging = aligned + STAGES * STAGE_BYTES;
+    unsigned char* const powers = staging + CONSUMERS * SLOTS * STAGED_BYTES;
+    const unsigned full = address_of_shared(powers + POWERS * POWERS_BYTES);
+    const Product p{unsigned(batch), (k + KB - 1u) / KB, (m + TILE_M - 1u) / TILE_M,
+                    (n + NB - 1u) / NB};
+    const Feed feed{address_of_shared(aligned), address_of_shared(powers), full, full + 8 * STAGES};
+    if (threadIdx.x == 0) {
+        if (k > 0) prefetch(&maps.a), prefetch(&maps.b);
+        for (int s = 0; s < STAGES; s++) {
+            barrier_make(feed.full + 8 * s, 1);
+            barrier_make(feed.empty + 8 * s, CONSUMERS);
+        }
+        barriers_made();
+    }
+    __syncthreads();
+    // The same for a whole warp, and said so: descriptors then live in uniform registers.
+    const unsigned group = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    if (group == CONSUMERS) {
+        leave_registers<FEW>();
+        if (threadIdx.x % 128 == 0) {
+            wait_for_launch_before();
+            feed.produce(p, maps, both, stack_a, stack_b);
+        }
+    } else {
+        take_registers<MANY>();
+        const Result result{&maps.c, C, parts, ldc, batch_c, unsigned(m), unsigned(n),
+                            unsigned(batch), 0, 0, alpha, beta, boxed != 0};
+        const unsigned down = group / ACROSS * TA, right = group % ACROSS * TB;
+        Consumer consumer{{feed.tiles + down * 128, feed.tiles + A_BYTES + right * 128},
+                          feed.full, feed.empty,
+                          reinterpret_cast<const float*>(powers) + down, MB - down + right};
+        unsigned slot = 0, rehearsal = 1;
+        forget(rehearsal);  // else the code would be there twice
+        for (unsigned id = blockIdx.x; id < p.units();) {
+            const Unit unit = p[id];
+            Sums sum;
+            consumer.multiply(sum, rehearsal ? 0 : unit.steps);
+            deliver(sum, result, unit, staging + group * SLOTS * STAGED_BYTES, slot, group,
+                    rehearsal);
+            id += rehearsal ? 0 : gridDim.x;
+            rehearsal = 0;
+        }
+        if (threadIdx.x % 128 == 0) stores_have_read();
+    }
+}

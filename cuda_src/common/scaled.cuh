@@ -1,0 +1,123 @@
+// Copies of float32 matrices as pairs of float16: high + low, 11 bits each, of numbers that a power
+// of two has brought near the top of float16's range. Along k each 64 numbers of a row have a power
+// of their own, such that the largest lies from 2^14 to 2^15. Numbers down to 2^-17 of that keep
+// all their 22 bits, smaller ones lose at most 2^-39 of it.
+
+#include "common/halves.cuh"
+#include "common/launches.cuh"
+
+namespace scaling {
+constexpr int SIDE = 64;         // of the square that a block copies: numbers with one power of two
+constexpr int APART = SIDE + 1;  // in shared memory: rows begin in different banks
+constexpr int WIDE = 4;          // numbers that a thread has of a row
+constexpr int TOGETHER = SIDE / WIDE;                        // threads of one row
+constexpr int DOWN = 256 / TOGETHER, PASSES = SIDE / DOWN;   // rows of a block at a time
+// Exponents as float32 keeps them: a number's and its power's together, and the largest power's.
+constexpr unsigned TOP = 127 + 127 + 14, MOST = 253;
+
+// As in common/repack.cuh. `to` are two matrices for one, high and low; behind those of all lie the
+// inverse powers: a row of numbers for each 64 of k, one for each row of the matrix.
+struct Copy {
+    const float* from;
+    F16* to;
+    long long ld, batch, pitch;
+    unsigned rows, columns, count, turned;
+
+    __device__ __forceinline__ unsigned across() const { return (columns + SIDE - 1) / SIDE; }
+    __device__ __forceinline__ unsigned down() const { return (rows + SIDE - 1) / SIDE; }
+};
+
+struct alignas(8) Halves {
+    unsigned words[2];
+};
+
+__device__ __forceinline__ unsigned size_of(float x) { return __float_as_uint(x) & 0x7FFFFFFFu; }
+
+// The largest of the numbers of a row, as bits: NaN and infinite ones are larger than all others.
+__device__ __forceinline__ unsigned largest(const float4& x) {
+    unsigned most = max(max(size_of(x.x), size_of(x.y)), max(size_of(x.z), size_of(x.w)));
+#pragma unroll
+    for (int lanes = 1; lanes < TOGETHER; lanes *= 2)
+        most = max(most, __shfl_xor_sync(~0u, most, lanes));
+    return most;
+}
+
+// What is left of two scaled numbers; nothing of what is infinite or no number.
+__device__ __forceinline__ unsigned rest(float x, float y, unsigned high) {
+    const F16 first{static_cast<unsigned short>(high)};
+    const F16 second{static_cast<unsigned short>(high >> 16)};
+    const float left = size_of(x) < 0x7F800000u ? x - widen(first) : 0.0f;
+    return narrow(F16{}, left, size_of(y) < 0x7F800000u ? y - widen(second) : 0.0f);
+}
+
+// Four numbers of a row of the copy to their places, high and low; with the row's first ones goes
+// the inverse of the power.
+__device__ __forceinline__ void store(const float4& x, bool within, F16* to, long long behind,
+                                      float* inverse) {
+    const unsigned exponent = min(largest(x) >> 23, 254u);
+    const unsigned raised = min(TOP - exponent, MOST);
+    const float power = __uint_as_float(raised << 23);
+    if (!within) return;
+    const float a = x.x * power, b = x.y * power, c = x.z * power, d = x.w * power;
+    const Halves high{{narrow(F16{}, a, b), narrow(F16{}, c, d)}};
+    const Halves low{{rest(a, b, high.words[0]), rest(c, d, high.words[1])}};
+    *reinterpret_cast<Halves*>(to) = high;
+    *reinterpret_cast<Halves*>(to + behind) = low;
+    if (threadIdx.x % TOGETHER == 0) *inverse = __uint_as_float((254 - raised) << 23);
+}
+
+// Four numbers from x on, of which only `left` belong to the row, the rest zeros.
+__device__ __forceinline__ float4 read(const float* x, unsigned left) {
+    if (left >= WIDE && reinterpret_cast<unsigned long long>(x) % 16 == 0)
+        return *reinterpret_cast<const float4*>(x);
+    return {left > 0 ? x[0] : 0.0f, left > 1 ? x[1] : 0.0f, left > 2 ? x[2] : 0.0f,
+            left > 3 ? x[3] : 0.0f};
+}
+}  // namespace scaling
+
+// One block for each square of both stacks. A row of the copy ends with zeros to a whole square.
+extern "C" __global__ void __launch_bounds__(256, 6) repack(scaling::Copy a, scaling::Copy b) {
+    using namespace scaling;
+    __shared__ float square[SIDE * APART];
+    let_next_launch_begin();
+    const unsigned before = a.across() * a.down() * a.count;
+    const bool second = blockIdx.x >= before;
+    const Copy copy = second ? b : a;
+    const unsigned id = blockIdx.x - (second ? before : 0);
+    const unsigned across = copy.across(), down = copy.down(), matrix = id / across / down;
+    const unsigned i0 = id / across % down * SIDE, j0 = id % across * SIDE;
+    const unsigned rows = copy.rows - i0, columns = copy.columns - j0;  // to the matrix's end
+    const float* const from = copy.from + matrix * copy.batch + i0 * copy.ld + j0;
+    // Of the copy: its rows, the first row of this square, and the square along k.
+    const unsigned made = copy.turned ? copy.columns : copy.rows, first = copy.turned ? j0 : i0;
+    const unsigned deep = (copy.turned ? i0 : j0) / SIDE, blocks = copy.turned ? down : across;
+    const unsigned left = copy.turned ? columns : rows;
+    const long long behind = made * copy.pitch;
+    const unsigned row = threadIdx.x / TOGETHER, at = threadIdx.x % TOGETHER * WIDE;
+    F16* const to = copy.to + matrix * 2 * behind + (first + row) * copy.pitch + deep * SIDE + at;
+    float* const inverse = reinterpret_cast<float*>(copy.to + copy.count * 2 * behind) +
+                           (1ll * matrix * blocks + deep) * ((made + 31) / 32 * 32) + first + row;
+    float4 x[PASSES];  // all on their way before the first is stored
+    if (!copy.turned) {
+#pragma unroll
+        for (int p = 0; p < PASSES; p++)
+            x[p] = row + p * DOWN < rows && at < columns
+                       ? read(from + (row + p * DOWN) * copy.ld + at, columns - at)
+                       : float4{0.0f, 0.0f, 0.0f, 0.0f};
+    } else {
+#pragma unroll 16
+        for (unsigned v = threadIdx.x; v < SIDE * SIDE; v += 256) {
+            const unsigned i = v / SIDE, j = v % SIDE;
+            square[i * APART + j] = i < rows && j < columns ? from[i * copy.ld + j] : 0.0f;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int p = 0; p < PASSES; p++) {
+            const float* const line = square + at * APART + row + p * DOWN;
+            x[p] = {line[0], line[APART], line[2 * APART], line[3 * APART]};
+        }
+    }
+#pragma unroll
+    for (int p = 0; p < PASSES; p++)
+        store(x[p], row + p * DOWN < left, to + p * DOWN * copy.pitch, behind, inverse + p * DOWN);
+}
