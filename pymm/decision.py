@@ -25,14 +25,15 @@ MEDIAN_ERROR = 0.93
 
 @dataclass(frozen=True)
 class Decision:
-    """What a session comes to: the trial to save, the default's seconds in the same run, and the
-    fastest other library.
+    """What a session comes to: the trial to save, the default's seconds in the same run, the
+    fastest other library, and the right trials of what is saved for other kernels.
     """
 
     winner: Trial
     default_seconds: float
     library: str = ""
     library_seconds: float = math.nan
+    rivals: tuple[Trial, ...] = ()
 
 
 def saved_for(problem: Problem, kernel: Kernel, records: Iterable[Record]) -> list[Config]:
@@ -44,11 +45,26 @@ def saved_for(problem: Problem, kernel: Kernel, records: Iterable[Record]) -> li
     return list(dict.fromkeys(same))
 
 
+def rivals_of(problem: Problem, kernel: Kernel, records: Iterable[Record]) -> list[Config]:
+    """The fastest that is saved for the problem of each other kernel of the same backend."""
+    best: dict[Kernel, Record] = {}
+    for record in records:
+        other = record.config.kernel
+        if record.problem != problem or other == kernel or other.backend != kernel.backend:
+            continue
+        if other not in best or record.seconds < best[other].seconds:
+            best[other] = record
+    return [record.config for record in best.values()]
+
+
 def choose(
     default: Config, trials: Sequence[Trial], times: dict[str, list[float]]
 ) -> Decision | None:
-    """The fastest of the right ones, the default where it is as fast but for `TIE` or noise."""
-    right = [trial for trial in trials if trial.outcome == "ok"]
+    """The fastest right one of the default's kernel, the default where it is as fast but for `TIE`
+    or noise.
+    """
+    every = [trial for trial in trials if trial.outcome == "ok"]
+    right = [trial for trial in every if trial.config.kernel == default.kernel]
     if not right:
         return None
     winner = min(right, key=lambda trial: trial.seconds)
@@ -65,6 +81,7 @@ def choose(
         own.seconds if own is not None else math.nan,
         library,
         medians.get(library, math.nan),
+        tuple(trial for trial in every if trial not in right),
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from pymm.cache import GIVES_WAY
 from pymm.cost import most_promising, predicted_seconds
+from pymm.decision import rivals_of
 from pymm.device import Device
 from pymm.kernels import Config, Kernel, find_kernel
 from pymm.problem import Problem
@@ -200,9 +201,11 @@ class Lookout:
     def _compile(self, task: Task, outset: Outset) -> None:
         self._builds[task] = []
         if self.device.kind != "cpu":
+            stored = list(self.stored())
+            configs = [*outset.first(stored, self.count), *rivals_of(*task, stored)]
             texts = (
                 text
-                for config in outset.first(self.stored(), self.count)
+                for config in configs
                 for text in sources(config, task[0])[: 1 if self.quick else None]
             )
             self._builds[task] = [self.compiler.submit(text) for text in texts]

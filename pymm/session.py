@@ -211,13 +211,14 @@ class Session:
     ) -> Decision | None:
         """Measure the best few, the default and what is `saved` in turn, for `budget` seconds if a
         few rounds take no longer, and say which is to be saved now. None if nothing works. So what
-        is saved gives way only to what was as fast beside it, however little was searched.
+        is saved gives way only to what was as fast beside it, however little was searched; and of
+        several kernels' records, of which the fastest is used, the times are of one run.
         """
         default = self.kernel.default_for(self.problem, self.device)
         short = min(self.search.ranking.values(), default=math.inf) < SHORT
         best = self.search.best_configs(FINALISTS_IF_SHORT if short else FINALISTS)
         known = (default, *saved)
-        may_run = [c for c in known if not self.kernel.violations(c, self.problem, self.device)]
+        may_run = [c for c in known if not c.kernel.violations(c, self.problem, self.device)]
         configs = tuple(dict.fromkeys((*may_run, *(c for c in best if c != default))))
         longest = max((self.search.ranking.get(c, 0.0) for c in configs), default=0.0)
         calls = len(configs) + 2 * against_others

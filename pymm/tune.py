@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from pymm.cache import Precompiler, compilers_beside, config_directory, state_directory
-from pymm.decision import Decision, saved_for
+from pymm.decision import Decision, rivals_of, saved_for
 from pymm.device import Device
 from pymm.interrupts import Stop
 from pymm.journal import Busy, ForeignFile, TrialLog
@@ -229,7 +229,8 @@ class Tuner:
             for build in builds:
                 build.cancel()
             against_others = self.device.kind in ("cpu", "cuda")
-            saved = saved_for(problem, kernel, self._stored())
+            stored = self._stored()
+            saved = [*saved_for(problem, kernel, stored), *rivals_of(problem, kernel, stored)]
             decision = session.decide(against_others, reserve / 2, saved)
             if decision is None:
                 self.failed += 1
@@ -262,18 +263,17 @@ class Tuner:
             Line(problem, decision.default_seconds, winner.seconds, decision.library_seconds,
                  decision.library, peak, winner.config, remark)
         )  # fmt: skip
-        record = Record(
-            problem,
-            winner.config,
-            winner.seconds,
-            winner.spread,
-            date.today().isoformat(),
-            self._environment,
-            kernel_digest(kernel.backend, kernel.file),
-        )
-        self.records.append(record)
+        today, environment = date.today().isoformat(), self._environment
+        records = [
+            Record(
+                problem, trial.config, trial.seconds, trial.spread, today, environment,
+                kernel_digest(trial.config.backend, trial.config.kernel.file),
+            )
+            for trial in (winner, *decision.rivals)
+        ]  # fmt: skip
+        self.records += records
         if self.device.kind != "simulator":
-            put([record], self.device, self.output)
+            put(records, self.device, self.output)
 
 
 if __name__ == "__main__":
