@@ -35,7 +35,7 @@ MODEL_ERRS, NEAR, BELIEVED = 1.1, 0.25, 2.0
 #: Where rungs make defaults for the problem, the highest one's is taken unless the model expects no
 #: more than so much of its time, of another rung's default and of a neighbour's configuration or
 #: another split of it. benchmarks/LOG.md has what these and others would have chosen on an H200.
-WORTH_ANOTHER_RUNG, WORTH = 0.95, 0.9
+WORTH_ANOTHER_RUNG, WORTH = 0.92, 0.9
 
 #: Where rungs make no default, the model's expectation is corrected by how far it is off where a
 #: configuration was measured, but by no more than this in either direction.
