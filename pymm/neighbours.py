@@ -32,10 +32,13 @@ LOOKED_AT = 12
 #: extents in another layout, is believed unless the model expects it to take twice as long.
 MODEL_ERRS, NEAR, BELIEVED = 1.1, 0.25, 2.0
 
+#: A rung that nowhere took less than so much of the highest one's time is none to choose.
+CLOSE = 1.15
+
 #: Where rungs make defaults for the problem, the highest one's is taken unless the model expects no
 #: more than so much of its time, of another rung's default and of a neighbour's configuration or
 #: another split of it. benchmarks/LOG.md has what these and others would have chosen on an H200.
-WORTH_ANOTHER_RUNG, WORTH = 0.92, 0.9
+WORTH_ANOTHER_RUNG, WORTH = 0.85, 0.75
 
 #: Where rungs make no default, the model's expectation is corrected by how far it is off where a
 #: configuration was measured, but by no more than this in either direction.
@@ -45,6 +48,16 @@ MOST_CORRECTION = 1.6
 def alike(dtype: str, tuned: str) -> bool:
     """Whether what is tuned for one type may serve the other."""
     return dtype == tuned or any({dtype, tuned} <= types for types in ALIKE)
+
+
+def beside(highest: Kernel, found: list[tuple[Record, str]]) -> list[tuple[Record, str]]:
+    """The highest rung's records, and on the same problems those of rungs that were about as quick
+    at one (`CLOSE`). Of others the model alone would speak: it preferred rung 12, measured beside
+    07 at 4096 (1.6 times as long), for small products of bf16 that take it up to twice as long.
+    """
+    own = {r.problem: CLOSE * r.seconds for r, _ in found if r.config.kernel_name == highest.name}
+    able = {r.config.kernel_name for r, _ in found if r.seconds <= own.get(r.problem, 0.0)}
+    return [one for one in found if one[0].problem in own and one[0].config.kernel_name in able]
 
 
 def akin(problem: Problem, tuned: Problem, backend: str = "cuda") -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from pymm.cost import predicted_seconds
 from pymm.device import Device
 from pymm.kernels import Config, Kernel, find_kernel, kernels_for
-from pymm.neighbours import akin, alike, apart, rank, transferred, untuned
+from pymm.neighbours import akin, alike, apart, beside, rank, transferred, untuned
 from pymm.problem import DTYPES, Problem
 from pymm.records import Environment, Record, StoreError, outdated_because, unusable_because
 from pymm.store import load_file, record_files
@@ -43,7 +43,8 @@ def select(
     rung than the highest that is measured beside it if the model prefers that. A record counts only
     if its configuration obeys every rule for `problem` on `device`, and one of a lower rung than
     the highest that is meant for this problem only where that was measured on the record's problem,
-    too: a rung tuned by itself may be far slower than the others untuned. Never fails for want of a
+    too, and the rung was somewhere about as quick: one tuned by itself may be far slower than the
+    others untuned. Never fails for want of a
     record or for a damaged file (one warning, and the reason names it); `ValueError` for an unknown
     kernel and for one that cannot run here at all.
     """
@@ -53,12 +54,7 @@ def select(
     passed_over = False
     for records in _shelf(device, environment, files):
         found = _nearest(problem, records)
-        compared = {r.problem for r, _ in found if r.config.kernel_name == highest.name}
-        found = [
-            (r, changes)
-            for r, changes in found
-            if r.config.kernel_name == highest.name or (not wanted and r.problem in compared)
-        ]
+        found = beside(highest, [one for one in found if wanted in (None, one[0].config.kernel)])
         defaults = _defaults(problem, device, highest, found)
         choice = _of_records(problem, device, found, defaults)
         if choice is not None:

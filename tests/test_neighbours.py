@@ -132,14 +132,17 @@ def test_the_same_extents_are_believed_whatever_the_layout(tuned):
 
 
 def test_of_the_rungs_measured_beside_each_other_the_model_says_whose_default(tuned):
-    """758 x 763 x 2471 is small for rung 11's rule, which ranks it highest there, and large by the
+    """1983 x 480 x 2083 is small for rung 11's rule, which ranks it highest there, and large by the
     work in it.
     """
-    problem = Problem(758, 763, 2471)
+    problem = Problem(1983, 480, 2083)
     highest, other = find_kernel("sliced"), find_kernel("tma_f32")
     assert tuned(problem).config == highest.default_for(problem, H200)
-    beside = [of_h200("sliced", 64, 64, 64, 5e-6), of_h200("tma_f32", 64, 64, 64, 9e-6)]
-    choice = tuned(problem, *beside)
+    slower = [of_h200("sliced", 64, 64, 64, 5e-6), of_h200("tma_f32", 64, 64, 64, 9e-6)]
+    choice = tuned(problem, *slower)
+    assert choice.config == highest.default_for(problem, H200), "it was never about as quick"
+    beside = [of_h200("sliced", 65, 64, 64, 5e-6), of_h200("tma_f32", 65, 64, 64, 5.5e-6)]
+    choice = tuned(problem, *slower, *beside)
     assert choice.config == other.default_for(problem, H200) and choice.record is None
     assert choice.reason.startswith("default of tma_f32: nothing tuned near enough for f32 on Test")
     assert "of sliced" in choice.reason

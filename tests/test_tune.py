@@ -3,7 +3,6 @@
 import signal
 import time
 from collections import Counter
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,13 +10,10 @@ from recorded import RecordedWorker
 from recorded_run import BEST, GPU, KERNEL, Run, smooth
 
 from pymm import kernels, session, store, tune
-from pymm.decision import saved_for
 from pymm.device import Device
 from pymm.journal import COLUMNS, TrialLog
-from pymm.measure import Trial
 from pymm.outset import PROMISING
 from pymm.problem import Problem
-from pymm.session import choose
 from pymm.tune import INTERRUPTED, NOT_ALL, TUNED
 
 
@@ -78,33 +74,6 @@ def test_a_search_too_short_to_find_it_again_keeps_what_is_saved(tmp_path):
 
     (after,) = Run(tmp_path, "--trials 1 --resume never", slow_by_now).records
     assert after.config != before.config
-
-
-def test_all_that_is_saved_for_a_problem_takes_part(tmp_path):
-    """By whatever compiler it was found, and once."""
-    (own,) = Run(tmp_path, "--trials 8").records
-    older = replace(own, config=BEST, environment=replace(own.environment, compiler="nvcc 1"))
-    other = replace(own, problem=Problem(1, 1, 1), config=KERNEL.default_config)
-    assert saved_for(own.problem, KERNEL, [other, older, own, own]) == [BEST, own.config]
-
-
-def test_times_of_several_kernels_are_of_one_run(tmp_path):
-    """The fastest record of a problem is used, whichever kernel's: each search measures what is
-    saved for other kernels beside its own, and notes what it takes now.
-    """
-
-    def warm(config, problem):
-        return 1e-3 if config.kernel == KERNEL else 2e-3
-
-    def cold(config, problem):
-        return 3 * warm(config, problem)
-
-    first = Run(tmp_path, f"--trials 2 --kernels {KERNEL.name}", warm).records
-    assert [record.seconds for record in first] == [1e-3]
-    records = Run(tmp_path, "--trials 2 --kernels 02", cold).records
-    assert {r.config.kernel: r.seconds for r in records} == {
-        KERNEL: 3e-3, kernels.find_kernel("02"): 6e-3
-    }  # fmt: skip
 
 
 def test_a_search_begins_with_what_is_shipped(tmp_path, monkeypatch):
@@ -275,23 +244,6 @@ def test_without_a_gpu_it_says_so(tmp_path):
     cpu = Device("some CPU", "cpu", vector_bytes=32, vector_registers=16)
     run = Run(tmp_path, "--trials 3 --kernels reordered", lambda c, p: 1e-3, device=cpu)
     assert "No NVIDIA GPU" in run.output and run.status == TUNED
-
-
-def test_a_tie_goes_to_the_default():
-    default = KERNEL.default_config
-    p = Problem(8, 8, 8)
-    own, other = Trial(p, default, "ok", 1.000), Trial(p, BEST, "ok", 0.996)
-    assert choose(default, [own, other], {}).winner is own
-    faster = Trial(p, BEST, "ok", 0.99)
-    decision = choose(default, [own, faster], {"a": [3.0, 2.0, 4.0], "b": [9.0]})
-    assert decision.winner is faster
-    assert (decision.library, decision.library_seconds) == ("a", 3.0)
-    noisy = [Trial(p, c, "ok", s, 0.08, (s,) * 31) for c, s in ((default, 1.0), (BEST, 0.97))]
-    assert choose(default, noisy, {}).winner is noisy[0], "3 % by medians that are 1.3 % unsure"
-    sure = [Trial(p, c, "ok", s, 0.02, (s,) * 31) for c, s in ((default, 1.0), (BEST, 0.97))]
-    assert choose(default, sure, {}).winner is sure[1]
-    assert choose(default, [Trial(p, default, "wrong")], {}) is None
-    assert choose(default, [Trial(p, default, "wrong"), other], {}).winner is other
 
 
 def test_half_written_line_of_the_log_is_cut_off(tmp_path):

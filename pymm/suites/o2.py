@@ -53,7 +53,7 @@ EXPERIMENTS = (
         "a table of the kernels: grid, block, registers, shared memory, occupancy, throughputs",
         "4096",
         rungs=(EVERY, CHOSEN), on_cpu=(), why_not=NO_RESOURCES, figures="resources",
-        dtypes=("f32", "f64", "f16", "bf16", "tf32", "tf32x3", "f16x3"), libraries=False,
+        dtypes=("f32", "f64", "f16", "bf16", "tf32", "tf32x3"), libraries=False,
     ),
     Experiment(
         "o2-counts",
