@@ -102,6 +102,16 @@ def test_the_default_fills_the_gpu_where_it_can(extents, tile, parts):
         assert not WGMMA.violations(WGMMA.default_for(problem, little), problem, little)
 
 
+@pytest.mark.parametrize(
+    "n, dtype, groups", [(1987, "bf16", 4), (1984, "f16", 2), (1987, "f16_f32", 2)]
+)
+def test_a_shallow_c_that_threads_store_has_more_of_them(n, dtype, groups):
+    problem = Problem(6920, n, 180, dtype)
+    config = WGMMA.default_for(problem, HOPPER)
+    assert WGMMA.threads(config) == 128 * (groups + 1)
+    assert not WGMMA.violations(config, problem, HOPPER)
+
+
 @pytest.mark.parametrize("slug", SLUGS)
 def test_registers_of_all_warpgroups_are_those_of_the_launch(slug):
     """More would make `setmaxnreg` wait for ever. By the kernel's own numbers: 40, 32 or 64 for

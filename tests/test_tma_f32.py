@@ -55,6 +55,15 @@ def test_the_default_obeys_the_rules_of_every_hopper(n):
         assert not TMA_F32.violations(config, problem, device)
 
 
+@pytest.mark.parametrize(
+    "mnk, blocks",
+    [((1002, 5585, 173), 3), ((2914, 2955, 83), 3), ((1002, 5584, 1730), 2), ((8192, 8192, 64), 2)],
+)
+def test_products_of_little_k_that_threads_store_have_small_tiles(mnk, blocks):
+    config = TMA_F32.default_for(Problem(*mnk), HOPPER)
+    assert (config.BLOCKS, config.MB * config.NB == 64 * 64) == (blocks, blocks == 3)
+
+
 def test_all_layouts_and_sizes_run_one_text():
     config = parse_slug(SLUGS[0])
     texts = {

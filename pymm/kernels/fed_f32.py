@@ -89,11 +89,20 @@ _SMALLEST = _form(64, 64, 8, 8, STRIDE=4, SLICES=2, BLOCKS=1)
 #: and by TMA; of a second launch; bytes of a microsecond.
 _CLOCKS, _TILE, _LAUNCH, _MEMORY = 1980, {1: 3.0, 2: 1.3}, 8.0, 3e6
 
+#: Microseconds of each number of a C whose rows start anywhere, of all tiles of a multiprocessor,
+#: but for so many that are stored while others multiply.
+_UNALIGNED, _MEANWHILE = 6e-4, 7400
+
+#: Least k from which larger tiles are as quick as this form (1002 x 5585 x 173: 56 us instead of
+#: 89; 4383 x 243 x 977: 80 us instead of 70).
+_SHALLOW, _DEEP = _form(64, 64, 8, 8, KB=16, SLICES=2, STAGES=4, BLOCKS=3), 256
+
 
 def _suggested(p: Problem, d: Device) -> dict[str, int]:
     """The form and the parts of k with the least expected time."""
     splits = TMA_F32.space["SPLIT"]
-    options = ((form | dict(SPLIT=parts), rate) for form, rate in _FORMS for parts in splits)
+    forms = _FORMS if p.k >= _DEEP else (*_FORMS, (_SHALLOW, 103))
+    options = ((form | dict(SPLIT=parts), rate) for form, rate in forms for parts in splits)
     fitting = [o for o in options if not TMA_F32.violations(TMA_F32.config(o[0]), p, d)]
     return min(fitting, key=lambda o: _microseconds(*o, p, d), default=(_SMALLEST, 0))[0]
 
@@ -101,12 +110,15 @@ def _suggested(p: Problem, d: Device) -> dict[str, int]:
 def _microseconds(form: dict[str, int], rate: float, p: Problem, d: Device) -> float:
     config = TMA_F32.config(form)
     count, blocks = tiles(config, p) * p.batch, d.sms * config.BLOCKS
-    rest = count % blocks
-    rounds = count // blocks + -(-rest * config.SPLIT // blocks) / config.SPLIT
+    left = count % blocks
+    rounds = count // blocks + -(-left * config.SPLIT // blocks) / config.SPLIT
     area = config.MB * config.NB * config.BLOCKS
-    time = rounds * area * p.k / (rate * _CLOCKS) + -(-count // blocks) * _TILE[config.STORE]
+    rest = _TILE[config.STORE]
+    if p.n % 4:
+        rest = max(rest, _UNALIGNED * (area - _MEANWHILE))
+    time = rounds * area * p.k / (rate * _CLOCKS) + -(-count // blocks) * rest
     if config.SPLIT > 1:  # whose texts multiply some 3 % more slowly
-        parts = rest * config.SPLIT * config.MB * config.NB * 4
+        parts = left * config.SPLIT * config.MB * config.NB * 4
         time += 0.03 * time + _LAUNCH + 2 * parts / _MEMORY
     return time
 
