@@ -215,7 +215,11 @@ def texts() -> dict[str, Source]:
     wanted = []
     for kernel in CUDA:
         for dtype in kernel.dtypes:
-            for problem in (Problem(4096, 4096, 4096, dtype), Problem(997, 997, 997, dtype, *TT)):
+            for problem in (
+                Problem(4096, 4096, 4096, dtype),
+                Problem(997, 997, 997, dtype, *TT),
+                Problem(2914, 2955, 83, dtype),  # little k, and C's rows start anywhere
+            ):
                 wanted.append((kernel.default_for(problem, ANY), problem))
     wanted += shipped_sample()
     wanted += [(parse_slug(slug), Problem(4096, 4096, 4096, dtype)) for slug, dtype in TIGHT]

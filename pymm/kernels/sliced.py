@@ -71,8 +71,8 @@ def _registers(c: Config, p: Problem) -> int:
     rest. Else accumulators, 16 bytes of k of both fragments, one or two addresses
     for each vector of a line along k, and 33 for the rest (49 for doubles). The largest register
     tiles of doubles make do with 10 less, if it is the operand along k that has their longer side
-    and not both lie so in two stages. Checked with nvcc 13.0 for sm_80 and sm_90a: what this lets
-    through does not spill.
+    and not both lie so in two stages; but not few slices of rows that start anywhere. Checked with
+    nvcc 13.0 for sm_80 and sm_90a: what this lets through does not spill.
     """
     if _by_rows(c, p):
         return c.TA * c.TB + 2 * (c.TA + c.TB) + 64
@@ -82,6 +82,7 @@ def _registers(c: Config, p: Problem) -> int:
     if c.TA * c.TB * words(p) >= 128:
         turned = c.TA > c.TB if p.trans_a and p.trans_b else c.TB > c.TA
         rest -= 9 if turned and along or along == 2 == c.STAGES else 10
+        rest += 10 * (p.alignment < 16 and c.SLICES < 8 and words(p) == 2)
     return sums + along * words(p) * c.KB // _vector(p) + rest
 
 
