@@ -112,7 +112,10 @@ def run_and_keep(ready: Ready, call: Call, key: Any, given: tuple) -> None:
         return
     a, b, out, c, options = given
     if out is None:
-        replay.keep(key, result_maker(call.a, call.shape, call.out_dtype))
+        make = result_maker(call.a, call.shape, call.out_dtype)
+        if make is None:
+            return
+        replay.keep(key, make)
         key = replay.key_of(a, b, ready.result, c, options)
     if key is not None:
         replay.keep(key, ready.steps[0], ready.moved, ready.spans)

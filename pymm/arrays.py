@@ -8,7 +8,6 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -248,26 +247,33 @@ def _dtype(array: Any, typestr: str) -> np.dtype:
 
 def result_maker(
     operand: Operand, shape: tuple[int, ...], dtype: np.dtype
-) -> Callable[[], Any] | None:
-    """What makes uninitialised arrays of the library that made `operand`, beside it, and keeps no
-    hold on it; None if that is not the array library's business but the device's (unknown objects,
-    a GPUArray of plain device memory; beside one of a memory pool the result is of that pool).
+) -> Callable[[Any], Any] | None:
+    """What makes an uninitialised array beside the one it is given, by the library that made
+    `operand`, and keeps no hold on that, nor on a memory pool; None if it is not the array
+    library's business but the device's (unknown objects, a GPUArray of plain device memory; beside
+    one of a memory pool the result is of that pool).
     """
     if operand.kind == "numpy":
-        return partial(np.empty, shape, dtype)
+        return lambda beside: np.empty(shape, dtype)
     if operand.kind == "torch":
-        torch, device = sys.modules["torch"], operand.owner.device
-        return partial(torch.empty, shape, dtype=getattr(torch, dtype.name), device=device)
+        torch = sys.modules["torch"]
+        kind = getattr(torch, dtype.name)
+        return lambda beside: torch.empty(shape, dtype=kind, device=beside.device)
     if operand.kind == "cupy":
-        cupy, device = sys.modules["cupy"], operand.owner.device
+        cupy = sys.modules["cupy"]
 
-        def make() -> Any:
-            with device:
+        def make(beside: Any) -> Any:
+            with beside.device:
                 return cupy.empty(shape, dtype)
 
         return make
-    if operand.kind == "pycuda":
-        allocator = getattr(operand.owner, "allocator", None)
-        if allocator not in (None, sys.modules["pycuda.driver"].mem_alloc):
-            return partial(sys.modules["pycuda.gpuarray"].GPUArray, shape, dtype, allocator)
+    if operand.kind == "pycuda" and pooled(operand.owner):
+        array = sys.modules["pycuda.gpuarray"].GPUArray
+        return lambda beside: array(shape, dtype, beside.allocator)
     return None
+
+
+def pooled(array: Any) -> bool:
+    """Whether a GPUArray's memory is of a pool."""
+    allocator = getattr(array, "allocator", None)
+    return allocator not in (None, sys.modules["pycuda.driver"].mem_alloc)

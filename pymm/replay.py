@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from pymm.arrays import pooled
 from pymm.backends.current import current
 from pymm.choose import generation
 
-#: Libraries that give freed memory out again.
-_WITH_POOL = ("torch", "cupy")
+#: Libraries that give freed memory out again; PyCUDA if the operand is of a pool.
+_WITH_POOL = ("torch", "cupy", "pycuda")
 
 #: Launches kept: some 2 KiB each. All are forgotten when there would be more.
 MAX_KEPT = 4096
@@ -77,7 +78,7 @@ def recall(
         make = find(key)
         if make is None:
             return key, None, None
-        out = make()
+        out = make(a)
     key = _key(marks, _readers[type(out)](out), context, options)
     return key, out, None if key is None else find(key)
 
@@ -172,7 +173,7 @@ def _of_cupy(cupy: Any) -> Callable[[Any], Mark]:
 def _of_pycuda(array: Any) -> Mark:
     if array.gpudata is None:
         return None
-    return (array.ptr, (type(array), array.shape, array.strides, array.dtype))
+    return (array.ptr, (type(array), array.shape, array.strides, array.dtype, pooled(array)))
 
 
 def _of_interface(array: Any) -> Mark:

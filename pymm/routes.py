@@ -236,7 +236,7 @@ class OnDevice(Route):
         if call.out is not None:
             return call.out.owner
         make = result_maker(call.a, call.shape, call.out_dtype)
-        return make() if make else self.backend.empty(call.shape, call.out_dtype)
+        return make(call.a.owner) if make else self.backend.empty(call.shape, call.out_dtype)
 
     def _source(self, operand: Operand, form: Form, before: list[Step], stream: Any) -> tuple:
         if operand.name not in self.copies:

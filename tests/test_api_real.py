@@ -1,5 +1,7 @@
 """The same calls through to real kernels: C++ on this CPU, CUDA in the simulator or on a GPU."""
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -92,6 +94,35 @@ def test_a_result_comes_from_the_pool_of_its_operand(cuda, context):
         assert pool.active_blocks == 0 and pool.held_blocks > 0
     finally:
         pool.stop_holding()
+
+
+def test_a_call_beside_a_pool_is_made_ready_once(cuda, context, monkeypatch):
+    """And again for operands of another pool, which the next result then comes from; what is kept
+    of the call keeps no pool.
+    """
+    from pycuda.gpuarray import to_gpu
+    from pycuda.tools import DeviceMemoryPool
+
+    made = []
+    prepare = pymm.api.prepare
+    monkeypatch.setattr(pymm.api, "prepare", lambda *given: made.append(0) or prepare(*given))
+    a = integers((25, 25), np.float32)
+    for _ in range(2):
+        pool = DeviceMemoryPool()
+        held = sys.getrefcount(pool)
+        x = to_gpu(a, allocator=pool.allocate)
+        results = [pymm.matmul(x, x, kernel="shared_tile") for _ in range(4)]
+        assert pool.active_blocks == 5
+        for result in results:
+            np.testing.assert_array_equal(result.get(), a @ a)
+        del x, result, results
+        assert pool.active_blocks == 0 and sys.getrefcount(pool) == held
+        pool.stop_holding()
+    assert len(made) == 1
+    plain = to_gpu(a)
+    for _ in range(3):
+        result = pymm.matmul(plain, plain, kernel="shared_tile")
+        np.testing.assert_array_equal(result.get(), a @ a)
 
 
 def on(cuda, array):
