@@ -8,7 +8,7 @@ from typing import Any
 
 from pymm import replay
 from pymm.arrays import result_maker
-from pymm.backends.base import Resources
+from pymm.backends.base import Backend, Resources
 from pymm.call import Call, check
 from pymm.choose import reload, tuned_directory
 from pymm.kernels import Config
@@ -96,13 +96,14 @@ def matmul(
         return out
     checking = dict(zip(_CHECKED, options, strict=False))
     call = check(a, b, out, c=c, **checking)
-    ready = prepare(find_backend(call, device), call, stream, kernel, config, transfer)
-    run_and_keep(ready, call, key, (a, b, out, c, options))
+    backend = find_backend(call, device)
+    ready = prepare(backend, call, stream, kernel, config, transfer)
+    run_and_keep(ready, call, key, (a, b, out, c, options), backend)
     scalar = out is None and call.on_host and not call.shape
     return ready.result[()] if scalar else ready.result
 
 
-def run_and_keep(ready: Ready, call: Call, key: Any, given: tuple) -> None:
+def run_and_keep(ready: Ready, call: Call, key: Any, given: tuple, backend: Backend) -> None:
     """Run what was made ready, and keep it for calls of the same form. `given` is what `key` was
     made of: a, b, out, c and the options.
     """
@@ -112,10 +113,9 @@ def run_and_keep(ready: Ready, call: Call, key: Any, given: tuple) -> None:
         return
     a, b, out, c, options = given
     if out is None:
-        make = result_maker(call.a, call.shape, call.out_dtype)
-        if make is None:
-            return
-        replay.keep(key, make)
+        shape, dtype = call.shape, call.out_dtype
+        make = result_maker(call.a, shape, dtype)
+        replay.keep(key, make or (lambda beside: backend.empty(shape, dtype)))
         key = replay.key_of(a, b, ready.result, c, options)
     if key is not None:
         replay.keep(key, ready.steps[0], ready.moved, ready.spans)

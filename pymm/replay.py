@@ -17,8 +17,8 @@ from pymm.arrays import pooled
 from pymm.backends.current import current
 from pymm.choose import generation
 
-#: Libraries that give freed memory out again; PyCUDA if the operand is of a pool.
-_WITH_POOL = ("torch", "cupy", "pycuda")
+#: Libraries whose arrays results are made beside without looking at more than the forms.
+_MAKING = ("torch", "cupy", "pycuda")
 
 #: Launches kept: some 2 KiB each. All are forgotten when there would be more.
 MAX_KEPT = 4096
@@ -52,8 +52,8 @@ if hasattr(os, "register_at_fork"):  # a child has none of its parent's devices
 def key_of(a: Any, b: Any, out: Any, c: Any, options: tuple) -> tuple | None:
     """What a call is recognised by: places and forms of the arrays, the context that is current (an
     address may be given out again in another one), and every option. None for a call that is not
-    kept: with operands that are copied before they are used, or without `out` unless a library
-    with a pool of its own makes the result, which then often has the place of one that is gone.
+    kept: with operands that are copied before they are used, or without `out` beside arrays of
+    unknown libraries and NumPy's. A result often has the place of one that is gone.
     What is kept of such a call is what makes its result.
     """
     marks = _marks(a, b, out, c)
@@ -85,7 +85,7 @@ def recall(
 
 def _marks(a: Any, b: Any, out: Any, c: Any) -> tuple[Mark, Mark, Mark] | None:
     """Those of a, b and c."""
-    if out is None and type(a).__module__.partition(".")[0] not in _WITH_POOL:
+    if out is None and type(a).__module__.partition(".")[0] not in _MAKING:
         return None
     x, y = _readers[type(a)](a), _readers[type(b)](b)
     w = _readers[type(c)](c) if c is not None else ()

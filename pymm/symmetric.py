@@ -66,8 +66,9 @@ def syrk(
         return out
     call = check_syrk(a, out, c=c, trans=trans, alpha=alpha, beta=beta, fill=fill, dtype=dtype,
                       casting=casting, precision=precision, out_dtype=out_dtype)  # fmt: skip
-    ready = prepare(find_backend(call, device), call, stream, kernel, config, transfer)
-    run_and_keep(ready, call, key, (a, a, out, c, options))
+    backend = find_backend(call, device)
+    ready = prepare(backend, call, stream, kernel, config, transfer)
+    run_and_keep(ready, call, key, (a, a, out, c, options), backend)
     return ready.result
 
 

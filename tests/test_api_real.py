@@ -1,6 +1,7 @@
 """The same calls through to real kernels: C++ on this CPU, CUDA in the simulator or on a GPU."""
 
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -96,7 +97,7 @@ def test_a_result_comes_from_the_pool_of_its_operand(cuda, context):
         pool.stop_holding()
 
 
-def test_a_call_beside_a_pool_is_made_ready_once(cuda, context, monkeypatch):
+def test_a_call_beside_gpuarrays_is_made_ready_once(cuda, context, monkeypatch):
     """And again for operands of another pool, which the next result then comes from; what is kept
     of the call keeps no pool.
     """
@@ -119,10 +120,16 @@ def test_a_call_beside_a_pool_is_made_ready_once(cuda, context, monkeypatch):
         assert pool.active_blocks == 0 and sys.getrefcount(pool) == held
         pool.stop_holding()
     assert len(made) == 1
-    plain = to_gpu(a)
-    for _ in range(3):
-        result = pymm.matmul(plain, plain, kernel="shared_tile")
+    plain, results = to_gpu(a), []
+    for _ in range(4):
+        results.append(pymm.matmul(plain, plain, kernel="shared_tile"))
+        assert type(results[-1]) is type(plain)
+    for result in results:
         np.testing.assert_array_equal(result.get(), a @ a)
+    assert len(made) == 2 and len({result.ptr for result in results}) == 4
+    gone = weakref.ref(result)
+    del result, results
+    assert gone() is None
 
 
 def on(cuda, array):
