@@ -65,7 +65,7 @@ def matmul(
         float32 on some GPUs also "tf32": the operands are rounded to 11 significant bits (errors of
         2^-11 each; the very largest become infinite) and added up in float32; and "tf32x3": each
         number is the sum of two such, multiplied three times, which leaves 22 bits (2^-20 of the
-        sum of absolute values); and "f16x3", twice as quick: the two are float16 times a power of
+        sum of absolute values); and "f16x3", quicker still: the two are float16 times a power of
         two that 64 numbers along k share, and of those that are 2^17 times smaller than the largest
         of the 64 fewer bits are left (2^-39 of the largest is lost). Never chosen unless it is
         asked for; the arrays stay float32.
@@ -113,9 +113,7 @@ def run_and_keep(ready: Ready, call: Call, key: Any, given: tuple, backend: Back
         return
     a, b, out, c, options = given
     if out is None:
-        shape, dtype = call.shape, call.out_dtype
-        make = result_maker(call.a, shape, dtype)
-        replay.keep(key, make or (lambda beside: backend.empty(shape, dtype)))
+        replay.keep(key, result_maker(call.a, call.shape, call.out_dtype, backend.empty))
         key = replay.key_of(a, b, ready.result, c, options)
     if key is not None:
         replay.keep(key, ready.steps[0], ready.moved, ready.spans)

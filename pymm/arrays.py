@@ -246,12 +246,15 @@ def _dtype(array: Any, typestr: str) -> np.dtype:
 
 
 def result_maker(
-    operand: Operand, shape: tuple[int, ...], dtype: np.dtype
-) -> Callable[[Any], Any] | None:
+    operand: Operand,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    empty: Callable[[tuple[int, ...], np.dtype], Any],
+) -> Callable[[Any], Any]:
     """What makes an uninitialised array beside the one it is given, by the library that made
-    `operand`, and keeps no hold on that, nor on a memory pool; None if it is not the array
-    library's business but the device's (unknown objects, a GPUArray of plain device memory; beside
-    one of a memory pool the result is of that pool).
+    `operand`; a GPUArray of a memory pool beside one of that pool. What is not the array library's
+    business (unknown objects, a GPUArray of plain device memory) the device's own `empty` makes.
+    Keeps no hold on `operand`, nor on a pool.
     """
     if operand.kind == "numpy":
         return lambda beside: np.empty(shape, dtype)
@@ -267,13 +270,13 @@ def result_maker(
                 return cupy.empty(shape, dtype)
 
         return make
-    if operand.kind == "pycuda" and pooled(operand.owner):
+    if operand.kind == "pycuda":
         array = sys.modules["pycuda.gpuarray"].GPUArray
-        return lambda beside: array(shape, dtype, beside.allocator)
-    return None
+        plain = (None, sys.modules["pycuda.driver"].mem_alloc)
 
+        def make(beside: Any) -> Any:
+            allocator = getattr(beside, "allocator", None)
+            return empty(shape, dtype) if allocator in plain else array(shape, dtype, allocator)
 
-def pooled(array: Any) -> bool:
-    """Whether a GPUArray's memory is of a pool."""
-    allocator = getattr(array, "allocator", None)
-    return allocator not in (None, sys.modules["pycuda.driver"].mem_alloc)
+        return make
+    return lambda beside: empty(shape, dtype)

@@ -81,7 +81,7 @@ def choose(
         own.seconds if own is not None else math.nan,
         library,
         medians.get(library, math.nan),
-        tuple(trial for trial in every if trial not in right),
+        tuple(trial for trial in every if trial.config.kernel != default.kernel),
     )
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from pymm.arrays import pooled
 from pymm.backends.current import current
 from pymm.choose import generation
 
@@ -173,7 +172,7 @@ def _of_cupy(cupy: Any) -> Callable[[Any], Mark]:
 def _of_pycuda(array: Any) -> Mark:
     if array.gpudata is None:
         return None
-    return (array.ptr, (type(array), array.shape, array.strides, array.dtype, pooled(array)))
+    return (array.ptr, (type(array), array.shape, array.strides, array.dtype))
 
 
 def _of_interface(array: Any) -> Mark:

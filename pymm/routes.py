@@ -235,8 +235,8 @@ class OnDevice(Route):
         call = self.call
         if call.out is not None:
             return call.out.owner
-        make = result_maker(call.a, call.shape, call.out_dtype)
-        return make(call.a.owner) if make else self.backend.empty(call.shape, call.out_dtype)
+        make = result_maker(call.a, call.shape, call.out_dtype, self.backend.empty)
+        return make(call.a.owner)
 
     def _source(self, operand: Operand, form: Form, before: list[Step], stream: Any) -> tuple:
         if operand.name not in self.copies:

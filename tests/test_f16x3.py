@@ -19,8 +19,7 @@ from pymm.source import render
 
 LAYOUTS = [(a, b) for a in (False, True) for b in (False, True)]
 
-#: One to four warpgroups, k in parts, a ring of odd length, tiles
-#: that one warpgroup computes in two pieces.
+#: One to four warpgroups, k in parts, rings of odd length, a tile in two pieces for one warpgroup.
 SLUGS = tuple(
     f"wgmma_f16x3-{form}"
     for form in (

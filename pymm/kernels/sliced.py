@@ -82,7 +82,8 @@ def _registers(c: Config, p: Problem) -> int:
     if c.TA * c.TB * words(p) >= 128:
         turned = c.TA > c.TB if p.trans_a and p.trans_b else c.TB > c.TA
         rest -= 9 if turned and along or along == 2 == c.STAGES else 10
-        rest += 10 * (p.alignment < 16 and c.SLICES < 8 and words(p) == 2)
+        if words(p) == 2 and c.SLICES < 8 and p.alignment < 16:
+            rest += 10
     return sums + along * words(p) * c.KB // _vector(p) + rest
 
 

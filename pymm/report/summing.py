@@ -6,13 +6,11 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from pymm.classes import EMULATED
 from pymm.report.content import Tile, rate
 from pymm.report.facts import OWN, Duel, Extreme, mean, opponent_name, timed
 from pymm.report.reading import Findings
 from pymm.report.searches import Search, searches
-
-#: Compared with float32's products, so that it counts apart.
-OTHER_ARITHMETIC = ("tf32x3", "f16x3")
 
 #: Classes of fewer products do not count as the best or the worst.
 FEW = 2
@@ -51,7 +49,7 @@ def _rates(extremes: Sequence[Extreme]) -> str:
 
 
 def _beside(duels: Sequence[Duel]) -> str:
-    duels = [d for d in duels if d.problem.dtype not in OTHER_ARITHMETIC and d.problem.op == "gemm"]
+    duels = [d for d in duels if d.problem.dtype not in EMULATED and d.problem.op == "gemm"]
     if not duels:
         return ""
     ratios = [d.ratio for d in duels]
@@ -119,8 +117,8 @@ def tiles_of(findings: Findings, found: Sequence[Extreme], held: Sequence[Duel])
 def _kinds(held: list[Duel], opponent: str) -> Iterable[tuple[str, str, list[float]]]:
     """Comparisons that are counted apart: a label, words and the ratios of each that was made."""
     plain = [d for d in held if d.ratio > 0 and d.problem.op == "gemm"]
-    other = [d.ratio for d in plain if d.problem.dtype in OTHER_ARITHMETIC]
-    same = [d.ratio for d in plain if d.problem.dtype not in OTHER_ARITHMETIC]
+    other = [d.ratio for d in plain if d.problem.dtype in EMULATED]
+    same = [d.ratio for d in plain if d.problem.dtype not in EMULATED]
     half = [d.ratio for d in held if d.ratio > 0 and d.problem.op != "gemm"]
     kinds = (
         (f"beside {opponent}", "products in the same arithmetic", same),
