@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from pymm.device import Device
 from pymm.kernels import Config
+from pymm.kernels.declaration import parts_of
 from pymm.kernels.split import tiles_in
 from pymm.problem import Problem, common_alignment
 
@@ -86,7 +87,7 @@ class Shape:
         depth = c.get("KB", 1) * slices
         split = c.get("SPLIT", 1)
         parts, sharers = split, 1
-        if config.kernel.hopper and config.kernel.hopper.parts:
+        if config.kernel.hopper and config.kernel.hopper.last_round:
             parts, sharers = 1, split
         return cls(
             mb, nb, min(depth, max(problem.k, 1)), ta, tb, parts, c.get("STAGES", 1),
@@ -110,8 +111,7 @@ def predicted_seconds(config: Config, problem: Problem, device: Device) -> float
         on_one = math.ceil(units / (device.sms * resident)) * resident
     if shape.sharers > 1:  # they share those of the last round
         rounds, left = divmod(units, device.sms * resident)
-        busy = min(left * shape.sharers, device.sms * resident)
-        on_one = (rounds + (left / busy if left else 0)) * resident
+        on_one = (rounds + _last_round(config, left, device.sms * resident)) * resident
     depth = math.ceil(problem.k / shape.parts / shape.kb) * shape.kb
     steps = depth / shape.kb
     step = _step_seconds(config, problem, device, shape, resident, clock)
@@ -176,6 +176,16 @@ def _registers(problem: Problem, shape: Shape) -> float:
     if shape.by_threads:
         sums = shape.ta * shape.tb + shape.ta + shape.tb
     return sums * words + OTHER_REGISTERS
+
+
+def _last_round(config: Config, left: int, blocks: int) -> float:
+    """How much of a whole round `blocks` take for tiles that they share: all of them as long as
+    there is work (common/shares.cuh), or each a part of a tile at a time (common/rounds.cuh).
+    """
+    parts = left * parts_of(config)
+    if config.kernel.hopper.parts:
+        return left / min(parts, blocks) if left else 0.0
+    return math.ceil(parts / blocks) / parts_of(config)
 
 
 def _step_seconds(
@@ -258,8 +268,9 @@ def _extra_seconds(
         seconds += BEHIND + moved / (COPY * _bandwidth(device))
     sums = problem.scalar_dtype.itemsize
     if shape.sharers > 1:
-        slots = min(tiles * problem.batch * shape.sharers, 2 * device.sms) * shape.mb * shape.nb
-        seconds += BEHIND + slots * sums / _bandwidth(device)
+        slots = tiles * problem.batch % (device.sms * hopper.resident(config)) * shape.sharers
+        moved = min(slots, 2 * device.sms) if hopper.parts else 2 * slots
+        seconds += BEHIND + moved * shape.mb * shape.nb * sums / _bandwidth(device)
     if shape.parts > 1:
         elements = tiles * shape.mb * shape.nb * problem.batch * shape.parts
         seconds += 2 * elements * sums / (2 * _bandwidth(device))

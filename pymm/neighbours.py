@@ -38,7 +38,7 @@ CLOSE = 1.15
 #: Where rungs make defaults for the problem, the highest one's is taken unless the model expects no
 #: more than so much of its time, of another rung's default and of a neighbour's configuration or
 #: another split of it. benchmarks/LOG.md has what these and others would have chosen on an H200.
-WORTH_ANOTHER_RUNG, WORTH = 0.85, 0.75
+WORTH_ANOTHER_RUNG, WORTH = 0.8, 0.75
 
 #: Where rungs make no default, the model's expectation is corrected by how far it is off where a
 #: configuration was measured, but by no more than this in either direction.

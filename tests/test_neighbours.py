@@ -132,10 +132,10 @@ def test_the_same_extents_are_believed_whatever_the_layout(tuned):
 
 
 def test_of_the_rungs_measured_beside_each_other_the_model_says_whose_default(tuned):
-    """1983 x 480 x 2083 is small for rung 11's rule, which ranks it highest there, and large by the
+    """1918 x 305 x 3540 is small for rung 11's rule, which ranks it highest there, and large by the
     work in it.
     """
-    problem = Problem(1983, 480, 2083)
+    problem = Problem(1918, 305, 3540)
     highest, other = find_kernel("sliced"), find_kernel("tma_f32")
     assert tuned(problem).config == highest.default_for(problem, H200)
     slower = [of_h200("sliced", 64, 64, 64, 5e-6), of_h200("tma_f32", 64, 64, 64, 9e-6)]

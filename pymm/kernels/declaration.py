@@ -47,8 +47,8 @@ class Feed:
     by TMA. `along` says how A and B must lie, for all problems or for each: "any" as they are
     stored, "k" with rows along k, "mn" across k. With two `terms` a number comes as high + low,
     rounded to tf32, the low ones' matrix behind the high ones'; of a `scaled` feed as float16, with
-    powers (common/scaled.cuh). `resident` blocks stay on a multiprocessor. `parts` gives the bytes
-    of the sums of shared tiles, if they are not whole matrices.
+    powers (common/scaled.cuh). `resident` blocks stay on a multiprocessor. With `last_round` SPLIT
+    is of that round's tiles alone. `parts` gives the bytes of their sums, if not of whole matrices.
     """
 
     boxes: Callable[[Config, Problem], tuple[Box, Box, Box | None]]
@@ -56,6 +56,7 @@ class Feed:
     terms: int = 1
     scaled: bool = False
     resident: Callable[[Config], int] = lambda c: 1
+    last_round: bool = False
     parts: Callable[[Config, Problem], int] | None = None
 
     def received(self, problem: Problem) -> Problem:

@@ -158,6 +158,7 @@ TMA_F32 = Kernel(
         boxes=_boxes,
         along=("mn", "mn"),
         resident=lambda c: c.BLOCKS,
+        last_round=True,
     ),
     rules=(
         Rule(

@@ -246,7 +246,7 @@ TMA_F64 = Kernel(
     capability=(9, 0),
     both_halves=True,
     forms=tuple(form for form, _ in _FORMS),
-    hopper=Feed(boxes=_boxes, resident=lambda c: c.BLOCKS, parts=_slots_bytes),
+    hopper=Feed(_boxes, resident=lambda c: c.BLOCKS, last_round=True, parts=_slots_bytes),
     rules=(
         Rule(
             "a multiple of 4 warps tile the block in pieces of 16 x 16, of 16 x 8 if TB is NB",
