@@ -5,17 +5,20 @@
 // tensor cores make them at twice the speed of tf32. What this rung adds:
 //
 // - float16 has few exponents. So each 64 numbers of a row of op(A), or of a column of op(B), come
-//   with a power of two of their own (common/scaled.cuh): a number keeps its 22 bits if it is not
-//   2^17 times smaller than the largest of its 64, and of a smaller one is lost 2^-39 of that.
+//   with a power of two (common/scaled.cuh): a number keeps its 22 bits if it is not 2^17 times
+//   smaller than the largest of its 64, and of a smaller one is lost 2^-39 of that. Of 64 columns
+//   that are alike the power is one, and takes at most 2^8 of either.
 // - The sums of the tensor cores are cut off, not rounded, and must be added to float32 sums in
-//   registers after few steps (rung 13). After 64 of k they are, times both powers: what scaling
-//   takes is one multiplication for each sum, while the tensor cores work for the other warpgroup.
+//   registers after few steps (rung 13). After 64 of k they are, times both powers: where these are
+//   one for 64 columns a multiply-add takes them along (common/powers.cuh). A multiplication for
+//   each sum besides costs 6 % at 4096 and 14 % at 4097.
 // - High and low terms are stages of their own: those of the low ones are given back when two of
 //   the products have been made, all before the sums are added. The powers come by TMA, too, into a
 //   ring that is one longer, for they are needed until then.
 //
 // What did not help: clusters of two blocks that share B (0.83 to 1.01); two sets of a step's sums,
-// so that the tensor cores need not wait for the additions (0.93 to 0.98, 128 x 128).
+// so that the tensor cores need not wait for the additions (0.93 to 0.98, 128 x 128); warpgroups
+// that take turns at the tensor cores (0.90 to 1.02).
 //
 // Where A or B is infinite C is no number or infinite: the products of its terms have both signs.
 // Products of a row's and a column's numbers that are all smaller than 2^-120 are lost.
@@ -83,6 +86,7 @@ static_assert(CONSUMERS <= 4 && TA * TB / 64 + 40 <= MANY,
 
 #include "common/boxed.cuh"
 #include "common/combine.cuh"
+#include "common/powers.cuh"
 #include "common/scaled.cuh"
 
 struct Maps {
@@ -126,8 +130,6 @@ struct Feed {
     }
 };
 
-using Sums = float[ROWS][TB / 2];
-
 // A warpgroup that multiplies.
 struct Consumer {
     unsigned tiles[2], full, empty;  // its rows of A, its columns of B
@@ -169,26 +171,10 @@ struct Consumer {
         release(ring.stage);
         ring.advance();
     }
-    // sum += news times the powers of their rows and columns.
-    __device__ __forceinline__ void add(Sums& sum, const Sums& news) {
-        const unsigned lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+    // sum += news times the powers of this step.
+    __device__ __forceinline__ void add(Sums& sum, Sums& news) {
         const float* const here = powers + place * (POWERS_BYTES / 4);
-        const float* const rows = here + warp * 16 + lane / 4;
-        const float* const across = here + columns + lane % 4 * 2;
-#pragma unroll
-        for (int u = 0; u < ROWS; u++) {
-            const float row[2] = {rows[u * 64], rows[u * 64 + 8]};
-#pragma unroll
-            for (int j = 0; j < TB / 8; j++) {
-                const float2 column = *reinterpret_cast<const float2*>(across + j * 8);
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    float* const s = sum[u] + j * 4 + h * 2;
-                    const float* const n = news[u] + j * 4 + h * 2;
-                    s[0] += n[0] * (row[h] * column.x), s[1] += n[1] * (row[h] * column.y);
-                }
-            }
-        }
+        add_scaled(sum, news, here, here + columns);
         place = place + 1 == POWERS ? 0 : place + 1;
     }
     // sum = op(A) op(B) of `steps` steps.

@@ -41,10 +41,11 @@ ROUNDING = {
 }  # fmt: skip
 
 #: What is lost of a float32 number that comes as two float16, as a part of the largest of the
-#: `SCALED` numbers along k that share a power of two: that is 2^14 there at least, and half the
-#: smallest subnormal number is 2^-25. And the product of two such numbers that is lost because the
-#: product of their powers is below the smallest subnormal number of float32.
-LOST, SCALED, LOST_PRODUCT = 2.0**-39, 64, 2.0**-120
+#: `SCALED` numbers along k that share a power of two: that is 2^6 there at least (2^14, but for
+#: powers that are alike: common/scaled.cuh), and half the smallest subnormal number is 2^-25. And
+#: the product of two such numbers that is lost because the product of their powers is below the
+#: smallest subnormal number of float32.
+LOST, SCALED, LOST_PRODUCT = 2.0**-31, 64, 2.0**-120
 
 #: The smallest normal number of float32 and of tf32: what lies below it has fewer bits, or none.
 SMALLEST_NORMAL = 2.0**-126

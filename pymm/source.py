@@ -125,8 +125,15 @@ def kernel_text(backend: str, *files: str) -> str:
 
 
 def kernel_digest(backend: str, file: str) -> str:
-    """Short digest of `kernel_text`: a tuned record made from another text is stale."""
-    return hashlib.sha256(kernel_text(backend, file).encode()).hexdigest()[:12]
+    """Short digest of the code in `kernel_text`, without comments, `#line` and empty lines: a tuned
+    record made from other code is stale.
+    """
+    code = _NO_CODE.sub("", kernel_text(backend, file))
+    lines = "\n".join(line for line in code.splitlines() if line.strip())
+    return hashlib.sha256(lines.encode()).hexdigest()[:12]
+
+
+_NO_CODE = re.compile(r"[ \t]*//.*|^#line.*|/\*.*?\*/", re.MULTILINE)
 
 
 def shipped_folder(folder: str) -> Traversable:

@@ -103,8 +103,16 @@ def test_one_text_for_all_sizes_and_layouts(slug):
 
 
 def split(x):
-    """High and low terms as float64, and the inverse powers of two, of rows of 64 along axis 1."""
-    _, exponent = np.frexp(np.abs(x).max(axis=1, keepdims=True))
+    """High and low terms as float64, and the inverse powers of two, of rows of 64 along axis 1: one
+    for each 64 of them if their largest numbers, but for zeros, are less than 2^9 apart.
+    """
+    largest = np.abs(x).max(axis=1, keepdims=True)
+    _, exponent = np.frexp(largest)
+    for first in range(0, len(x), 64):
+        rows = slice(first, first + 64)
+        present = exponent[rows][largest[rows] > 0]
+        if present.size and np.ptp(present) <= 8:
+            exponent[rows] = present.max()
     power = np.ldexp(1.0, np.minimum(15 - exponent, 126))
     high = (x * power).astype(np.float16).astype(float)
     return high, (x * power - high).astype(np.float16).astype(float), 1 / power
