@@ -66,8 +66,8 @@ def matmul(
         2^-11 each; the very largest become infinite) and added up in float32; and "tf32x3": each
         number is the sum of two such, multiplied three times, which leaves 22 bits (2^-20 of the
         sum of absolute values); and "f16x3", quicker still: the two are float16 times a power of
-        two that 64 numbers along k share, and of those that are 2^17 times smaller than the largest
-        of the 64 fewer bits are left (2^-39 of the largest is lost). Never chosen unless it is
+        two that 64 numbers along k share, and of those that are 2^9 times smaller than the largest
+        of the 64 fewer bits may be left (2^-31 of the largest is lost). Never chosen unless it is
         asked for; the arrays stay float32.
     out_dtype: float32 for float16 and bfloat16 operands: the sums as they are, not rounded to 16
         bits. An `out` of float32 asks for it as well, and c is of that type then.
