@@ -55,7 +55,8 @@ class MappedExecutable(CudaExecutable):
     split product, which `combine` adds up. All launches but the first begin before the one before
     them has ended, and wait for it (common/launches.cuh: why that is right). A C whose rows do not
     also end at multiples of 16 bytes is stored without its map: TMA reads rows of any length, but
-    writes whole pieces of 16 bytes (seen on an H200: gaps behind the rows were written).
+    writes whole pieces of 16 bytes (seen on an H200: gaps behind the rows were written). Where only
+    tiles of the last round are split the others are stored as ever.
     """
 
     def __init__(self, *common: Any) -> None:
@@ -180,7 +181,7 @@ class MappedExecutable(CudaExecutable):
             maps.append(self._map(*described) if problem.k else bytes(MAP_BYTES))
         size = problem.out_dtype.itemsize
         whole = fits(c, problem, size) and problem.n * size % ROW_BYTES == 0
-        if whole and boxes[2] and self._parts == 1:
+        if whole and boxes[2] and (self._parts == 1 or self._feed.last_round):
             maps.append(self._map(KINDS[problem.out_dtype.name], size, c, stored[2], boxes[2]))
         else:
             maps.append(bytes(MAP_BYTES))
