@@ -80,6 +80,9 @@ _FORMS = (
     (_form(128, 128, 8, 16, KB=16, STORE=2), 108),
     (_form(64, 128, 8, 8, STRIDE=4, SLICES=2, STAGES=4, BLOCKS=1), 98),
     (_form(64, 64, 8, 8, SLICES=4, BLOCKS=1), 88),
+    (_form(64, 64, 8, 8, STRIDE=4, SLICES=2, STAGES=4), 104),
+    (_form(64, 64, 8, 8, SLICES=2, BLOCKS=3), 103),
+    (_form(64, 64, 8, 8, KB=16, SLICES=2, STAGES=4, BLOCKS=3, STORE=2), 99),
 )
 
 #: Fits wherever TMA is.
@@ -101,7 +104,7 @@ _SHALLOW, _DEEP = _form(64, 64, 8, 8, KB=16, SLICES=2, STAGES=4, BLOCKS=3), 256
 def _suggested(p: Problem, d: Device) -> dict[str, int]:
     """The form and the parts of k with the least expected time."""
     splits = TMA_F32.space["SPLIT"]
-    forms = _FORMS if p.k >= _DEEP else (*_FORMS, (_SHALLOW, 103))
+    forms = _FORMS if p.k >= _DEEP else (*_FORMS, (_SHALLOW, 107))
     options = ((form | dict(SPLIT=parts), rate) for form, rate in forms for parts in splits)
     fitting = [o for o in options if not TMA_F32.violations(TMA_F32.config(o[0]), p, d)]
     return min(fitting, key=lambda o: _microseconds(*o, p, d), default=(_SMALLEST, 0))[0]
@@ -116,7 +119,8 @@ def _microseconds(form: dict[str, int], rate: float, p: Problem, d: Device) -> f
     rest = _TILE[config.STORE]
     if p.n % 4:
         rest = max(rest, _UNALIGNED * (area - _MEANWHILE))
-    time = rounds * area * p.k / (rate * _CLOCKS) + -(-count // blocks) * rest
+    depth = -(-p.k // config.KB) * config.KB
+    time = rounds * area * depth / (rate * _CLOCKS) + -(-count // blocks) * rest
     if config.SPLIT > 1:  # whose texts multiply some 3 % more slowly
         parts = left * config.SPLIT * config.MB * config.NB * 4
         time += 0.03 * time + _LAUNCH + 2 * parts / _MEMORY

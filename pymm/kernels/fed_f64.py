@@ -14,6 +14,7 @@ from pymm.kernels.declaration import (
     Kernel,
     Rule,
 )
+from pymm.kernels.fed_f64_default import FORMS, SMALLEST, form, suggested
 from pymm.kernels.split import tiles
 from pymm.problem import Problem
 
@@ -122,99 +123,6 @@ def _slots_bytes(c: Config, p: Problem) -> int:
     return 128 + max(slots * c.MB * c.NB * 8, 16 * c.SPLIT)
 
 
-# What to run where nothing is tuned: the form that a few measured times expect most of
-
-
-def _form(mb: int, nb: int, ta: int, tb: int, stages: int, **more: int) -> dict[str, int]:
-    """Parameters of a block; all of k at once and one block on a multiprocessor unless said."""
-    form = dict(MB=mb, NB=nb, KB=16, TA=ta, TB=tb, TK=16, KI=8, DEPTHS=2, STAGES=stages)
-    return form | dict(BLOCKS=1, GROUP=8, SPLIT=1) | more
-
-
-#: Forms and their multiply-adds in a clock of a multiprocessor, of 128 (one H200:
-#: benchmarks/LOG.md).
-_FORMS = (
-    (_form(128, 128, 64, 32, 6), 124),
-    (_form(128, 128, 64, 32, 6, KI=16, DEPTHS=1), 125),  # for shallow products
-    (_form(128, 128, 64, 32, 3, KB=32, TK=32, DEPTHS=1), 123),  # leaves registers
-    (_form(128, 64, 32, 16, 2, KB=64, TK=64, KI=16, DEPTHS=1), 124),  # for deep ones
-    (_form(64, 128, 32, 32, 8), 120),
-    (_form(128, 64, 32, 32, 4, KB=32, TK=32, KI=16), 120.5),
-    (_form(64, 64, 32, 32, 6, BLOCKS=2), 108),
-    (_form(64, 64, 32, 16, 6, KB=32, TK=32), 115),
-    (_form(64, 56, 16, 56, 6, KB=32), 109),
-    (_form(80, 40, 16, 40, 2, KB=64, KI=16, DEPTHS=1), 105),  # one round of 640 x 640
-    (_form(80, 40, 16, 40, 2, KB=64, DEPTHS=1), 102),  # where registers for that are missing
-    (_form(96, 48, 16, 48, 5, KB=32, DEPTHS=1), 110),  # of half of 1000 x 1000 and 1024 x 1024
-    (_form(32, 96, 16, 48, 6, KB=32), 112),  # three of half of 1500 x 1500
-    (_form(48, 32, 16, 16, 6, KB=32), 90),  # of half of 500 x 500
-    (_form(32, 64, 16, 32, 6, KB=32), 108),  # of half of 640 x 640
-    (_form(32, 32, 16, 16, 3, KB=64, TK=64, DEPTHS=1, BLOCKS=2), 96),
-    (_form(64, 32, 32, 32, 3, KB=64, KI=16, DEPTHS=1), 105),
-    (_form(64, 32, 32, 16, 4, KB=64, TK=32), 110),
-    (_form(64, 16, 16, 16, 5, KB=64, TK=64), 60),
-    (_form(16, 64, 16, 32, 5, KB=64, TK=32), 60),
-    (_form(32, 16, 16, 16, 4, KB=128, TK=32), 60),
-    (_form(16, 16, 16, 16, 8, KB=64, DEPTHS=1), 40),  # 147 x 154 x 1198: 10.9 us, 17.0 with 32 x 16
-)
-
-#: Fits wherever TMA is.
-_SMALLEST = _form(64, 64, 32, 32, 4)
-
-#: Clocks of a microsecond under load; microseconds of a tile besides its multiply-adds, and one for
-#: each 24,000 of its elements; microseconds of sharing; bytes of a microsecond.
-_CLOCKS, _TILE, _SHARING, _MEMORY = 1850, 0.2, 7.0, 4.3e6
-
-
-def _suggested(p: Problem, d: Device) -> dict[str, int]:
-    """The form with the least expected time, and whether its last round is shared."""
-    options = [(form | dict(SPLIT=s), rate) for form, rate in _FORMS for s in _parts(form, p, d)]
-    fitting = [o for o in options if not TMA_F64.violations(TMA_F64.config(o[0]), p, d)]
-    return min(fitting, key=lambda o: _microseconds(*o, p, d), default=(_SMALLEST, 0))[0]
-
-
-def _parts(form: dict[str, int], p: Problem, d: Device) -> tuple[int, ...]:
-    """One, and where tiles are left for a last round the blocks that each can have, two at least;
-    none of a form that is not for products of this depth.
-    """
-    if (
-        form["KI"] > 8
-        and form["DEPTHS"] == 1
-        and form["MB"] == 128
-        and not (p.k <= 256 if form["NB"] == 128 else p.k >= 2048)
-    ):
-        return ()
-    whole, left, blocks = _rounds(TMA_F64.config(form), p, d)
-    return (1, max(2, blocks // left)) if left < blocks else (1,)
-
-
-def _rounds(c: Config, p: Problem, d: Device) -> tuple[int, int, int]:
-    """Rounds of whole tiles, tiles of the last one, and blocks (common/shares.cuh): all of these
-    where nothing is shared.
-    """
-    blocks, count = d.sms * c.BLOCKS, tiles(c, p) * p.batch
-    whole, left = divmod(count, blocks)
-    if left and 8 * left < 7 * blocks:
-        return whole, left, blocks
-    return -(-count // blocks) - 1, blocks, blocks
-
-
-def _microseconds(form: dict[str, int], rate: float, p: Problem, d: Device) -> float:
-    """Arithmetic and memory, of which the lesser hides for the most part."""
-    c = TMA_F64.config(form)
-    rounds, left, blocks = _rounds(c, p, d)
-    sharers = min(left * c.SPLIT, blocks) if c.SPLIT > 1 else left
-    storing = _TILE + c.MB * c.NB / 24000
-    sums = (rounds + left / sharers) * c.BLOCKS * c.MB * c.NB * p.k / (rate * _CLOCKS)
-    sums += (rounds + 1) * storing
-    size = 8 * p.batch * (p.m * p.k + p.k * p.n + p.m * p.n)
-    if c.SPLIT > 1:
-        size += 16 * (sharers + left) * c.MB * c.NB
-        sums += storing + _SHARING
-    memory = size / _MEMORY
-    return max(sums, memory) + 0.2 * min(sums, memory)
-
-
 TMA_F64 = Kernel(
     number=9,
     name="tma_f64",
@@ -234,9 +142,9 @@ TMA_F64 = Kernel(
         GROUP=(8, 16),
         SPLIT=(1, 2, 8, 33, 132),
     ),
-    default=_form(128, 128, 64, 32, 6, GROUP=16),
-    fallbacks=(_form(64, 64, 32, 32, 6, BLOCKS=2), _SMALLEST),
-    suggested=_suggested,
+    default=form(128, 128, 64, 32, 6, GROUP=16),
+    fallbacks=(form(64, 64, 32, 32, 6, BLOCKS=2), SMALLEST),
+    suggested=lambda p, d: suggested(TMA_F64, p, d),
     threads=_threads,
     block=lambda c: (_threads(c), 1, 1),
     tiles=lambda c, p: (tiles(c, p), 1),
@@ -245,7 +153,7 @@ TMA_F64 = Kernel(
     dynamic_shared=True,
     capability=(9, 0),
     both_halves=True,
-    forms=tuple(form for form, _ in _FORMS),
+    forms=tuple(given for given, _ in FORMS),
     hopper=Feed(_boxes, resident=lambda c: c.BLOCKS, last_round=True, parts=_slots_bytes),
     rules=(
         Rule(

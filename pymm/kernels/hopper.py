@@ -70,19 +70,25 @@ def _shared_evenly(tile: int, own: int) -> bool:
 
 # What to run where nothing is tuned: the form that a few measured times expect most of
 
-#: Forms of a block: parameters, microseconds of a step of 64 k and of the rest of a tile, measured
-#: on an H200 (benchmarks/LOG.md).
+#: Forms of a block: parameters, microseconds of a step of 64 k, of one where rows of A or B start
+#: within lines of memory, and of the rest of a tile, measured on an H200 (benchmarks/LOG.md). Pairs
+#: of blocks share B and wait less for such lines.
 _FORMS = (
-    (dict(MB=128, NB=256, TA=64, TB=256, STAGES=4), 0.69, 1.6),
-    (dict(MB=128, NB=192, TA=64, TB=192, STAGES=4, SLOTS=2), 0.53, 1.3),
-    (dict(MB=128, NB=128, TA=64, TB=128, STAGES=6), 0.36, 1.0),
-    (dict(MB=128, NB=64, TA=64, TB=64, STAGES=8), 0.23, 0.8),
-    (dict(MB=64, NB=128, TA=64, TB=64, STAGES=8), 0.24, 0.8),
-    (dict(MB=64, NB=64, TA=64, TB=64, STAGES=12), 0.17, 0.7),
-    (dict(MB=16, NB=64, TA=64, TB=64, STAGES=16), 0.16, 0.6),
-    (dict(MB=32, NB=64, TA=64, TB=64, STAGES=16), 0.16, 0.65),
-    (dict(MB=64, NB=16, KB=128, TA=64, TB=64, STAGES=8), 0.16, 0.6),
-    (dict(MB=64, NB=32, KB=128, TA=64, TB=64, STAGES=8), 0.16, 0.65),
+    (dict(MB=128, NB=256, TA=64, TB=256, STAGES=4), 0.64, 0.64, 1.8),
+    (dict(MB=128, NB=192, TA=64, TB=192, STAGES=4, SLOTS=2), 0.49, 0.49, 1.55),
+    (dict(MB=128, NB=128, TA=64, TB=128, STAGES=6), 0.335, 0.36, 0.9),
+    (dict(MB=128, NB=64, TA=64, TB=64, STAGES=8), 0.21, 0.25, 0.25),
+    (dict(MB=64, NB=128, TA=64, TB=64, STAGES=8), 0.21, 0.24, 0.3),
+    (dict(MB=64, NB=64, TA=64, TB=64, STAGES=12), 0.15, 0.175, 0.15),
+    (dict(MB=64, NB=128, TA=64, TB=64, STAGES=8, CLUSTER=2, GROUP=1), 0.23, 0.23, 0.2),
+    (dict(MB=128, NB=128, TA=64, TB=64, STAGES=6, CLUSTER=2, GROUP=1), 0.345, 0.345, 1.05),
+    (dict(MB=64, NB=192, TA=64, TB=64, STAGES=6, GROUP=1), 0.25, 0.27, 0.35),
+    (dict(MB=128, NB=256, KB=32, TA=64, TB=128, STAGES=6, GROUP=1), 0.65, 0.65, 1.9),
+    (dict(MB=256, NB=192, KB=32, TA=128, TB=192, STAGES=6), 0.96, 0.95, 3.3),
+    (dict(MB=16, NB=64, TA=64, TB=64, STAGES=16), 0.14, 0.165, 0.05),
+    (dict(MB=32, NB=64, TA=64, TB=64, STAGES=16), 0.145, 0.17, 0.1),
+    (dict(MB=64, NB=16, KB=128, TA=64, TB=64, STAGES=8), 0.14, 0.165, 0.05),
+    (dict(MB=64, NB=32, KB=128, TA=64, TB=64, STAGES=8), 0.145, 0.17, 0.1),
 )
 
 #: For products of so few steps that storing C takes longest: more of C on its way, row by row.
@@ -95,34 +101,31 @@ _SHALLOW = (
 )
 _SHALLOW_WIDE = (_SHALLOW[0], (256, _SMALLER))
 
-#: The same where threads must store a C of 16 bits, whose rows start anywhere: more of them
-#: (6920 x 1987 x 180: 36 us instead of 45).
-_BY_THREADS = dict(MB=128, NB=128, TA=64, TB=64, STAGES=6, CLUSTER=2, GROUP=1, SLOTS=1)
-
-#: Where every row crosses a line of 128 bytes fetching takes twice as long: blocks share it.
-_CROSSING = dict(MB=64, NB=128, CLUSTER=2, GROUP=1)
-
-#: Microseconds: a second launch, and each part that it adds up; bytes of a microsecond.
-_COMBINING, _PART, _MEMORY = 3.0, 0.04, 4e6
+#: Microseconds: a second launch, and each part that it adds up; each number of a warpgroup's tile
+#: and of a block's where threads store a C whose rows start anywhere; a tile that TMA stores after
+#: few steps, and each number of it. Bytes of a microsecond: from memory; of copies, which lie in
+#: L2; from there to all multiprocessors, and where rows start within lines.
+_COMBINING, _PART, _BY_THREADS, _STORED = 3.0, 0.04, (1.45e-4, 5e-5), (0.5, 3.4e-5)
+_MEMORY, _COPIED, _L2 = 4e6, 8e6, (14e6, 10.5e6)
 
 
 def _suggested(p: Problem, d: Device) -> dict[str, int]:
     """The form and the parts of k with the least expected time."""
     form, parts = min(_options(p, d), key=lambda option: _microseconds(*option, p, d))
     given = dict(KB=64, CLUSTER=1, GROUP=8, SPLIT=parts, SLOTS=1) | form[0]
-    area = given["MB"] * given["NB"]
     if parts > 1:
         given["SLOTS"] = 1
-    elif area >= 128 * 128 and p.k <= _SHALLOW[-1][0] and p.out_dtype.itemsize == 2 and p.n % 8:
-        given |= _BY_THREADS
-    elif area > 128 * 128 and p.k <= _SHALLOW[-1][0]:
+    elif given["MB"] * given["NB"] > 128 * 128 and p.k <= _SHALLOW[-1][0] and not _by_threads(p):
         forms = _SHALLOW_WIDE if p.out_dtype.itemsize == 4 else _SHALLOW
-        given |= next(shallow for most, shallow in forms if p.k <= most)
-    elif area == 128 * 64 and p.alignment == 16 and _crossing(p):
-        given |= _CROSSING
+        given |= dict(KB=64) | next(shallow for most, shallow in forms if p.k <= most)
     while _shared_bytes(WGMMA.config(given), p) > d.shared_per_block and given["STAGES"] > 2:
         given["STAGES"] -= 1
     return given
+
+
+def _by_threads(p: Problem) -> bool:
+    """Whether threads must store a C of 16 bits: TMA cannot where dense rows start anywhere."""
+    return p.out_dtype.itemsize == 2 and p.n % 8 != 0
 
 
 def _crossing(p: Problem) -> bool:
@@ -134,7 +137,7 @@ def _options(p: Problem, d: Device) -> Iterator[tuple[tuple, int]]:
     """Every form, whole and with as many parts of k as fill the device once or twice."""
     for form in _FORMS:
         mb, nb = form[0]["MB"], form[0]["NB"]
-        if mb < 64 and p.m > mb or nb < 64 and p.n > nb:
+        if mb < 64 and p.m > mb or nb < 64 and p.n > nb or not _meant(form[0], p):
             continue
         most = p.k // (4 * 64)
         for full in (1, 2):
@@ -144,19 +147,41 @@ def _options(p: Problem, d: Device) -> Iterator[tuple[tuple, int]]:
         yield form, 1
 
 
+def _meant(given: dict[str, int], p: Problem) -> bool:
+    """Not where others were quicker or registers spill: what TMA stores after few steps has forms
+    of its own; pairs share B, which is little where C is tall, and are two tiles; 64 x 192 is for
+    what threads store after few steps; 256 x 192 for C of 16 bits.
+    """
+    if given.get("CLUSTER", 1) > 1 and (p.m > 5 * p.n or p.m <= given["MB"] or p.n <= 64):
+        return False
+    if given["NB"] == 192 and given["MB"] != 128:
+        few = p.k <= 320 and _by_threads(p)
+        return few if given["MB"] == 64 else p.out_dtype.itemsize == 2
+    return "GROUP" not in given or p.k > _SHALLOW[-1][0] or _by_threads(p)
+
+
 def _count(form: tuple, p: Problem) -> int:
-    return tiles_in(p, form[0]["MB"], form[0]["NB"]) * p.batch
+    """Blocks that have a tile, in whole clusters."""
+    cluster = form[0].get("CLUSTER", 1)
+    return tiles_in(p, form[0]["MB"] * cluster, form[0]["NB"]) * cluster * p.batch
 
 
 def _microseconds(form: tuple, parts: int, p: Problem, d: Device) -> float:
-    _, step, rest = form
-    waves = -(-_count(form, p) * parts // d.sms)
-    busy = waves * (math.ceil(p.k / 64 / parts) * step + rest)
+    given, *steps, rest = form
+    count, crossing = _count(form, p) * parts, _crossing(p)
+    deep, mb, nb = given.get("KB", 64), given["MB"], given["NB"]
+    if parts == 1 and _by_threads(p):
+        rest += _BY_THREADS[0] * given["TA"] * given["TB"] + _BY_THREADS[1] * mb * nb
+    elif p.k <= _SHALLOW[-1][0]:
+        rest = _STORED[0] + _STORED[1] * mb * nb
+    waves = -(-count // d.sms)
+    busy = waves * (math.ceil(-(-p.k // deep) / parts) * deep / 64 * steps[crossing] + rest)
     sums = 4 * p.m * p.n * p.batch * parts if parts > 1 else 0
     adding = _COMBINING + _PART * parts + 2 * sums / _MEMORY if parts > 1 else 0.0
-    working = min(1.0, _count(form, p) * parts / d.sms)
-    fetched = p.bytes / (_MEMORY * working)
-    return max(busy, fetched) + 0.1 * min(busy, fetched) + adding
+    fetched = p.bytes / ((_MEMORY if p.alignment >= 16 else _COPIED) * min(1.0, count / d.sms))
+    read = 2 * count / parts * (mb + nb / given.get("CLUSTER", 1)) * p.k
+    fetched = max(fetched, read / _L2[crossing])
+    return max(busy, fetched) + 0.05 * min(busy, fetched) + adding
 
 
 WGMMA = Kernel(

@@ -102,13 +102,14 @@ def _fit_together(c: Config, p: Problem, d: Device) -> bool:
 #: Tiles and register tiles to choose from where nothing is tuned: of floats, and of doubles.
 _TILES = {
     4: ((64, 64, 16, 8), (32, 64, 8, 8), (64, 32, 8, 8), (64, 16, 8, 4), (16, 64, 4, 8),
-        (32, 32, 4, 8), (16, 32, 4, 4), (32, 16, 4, 4), (128, 4, 4, 4), (4, 128, 4, 4)),
+        (32, 32, 8, 4), (32, 32, 4, 8), (16, 32, 4, 4), (32, 16, 4, 4), (128, 4, 4, 4),
+        (4, 128, 4, 4)),
     8: ((64, 32, 8, 8), (64, 16, 8, 4), (16, 64, 4, 8), (32, 16, 4, 4), (16, 32, 4, 4),
         (128, 4, 4, 4), (4, 128, 4, 4)),
 }  # fmt: skip
 
 #: Depth, warps of a block, stages and blocks of a multiprocessor, in the order of preference: where
-#: each has one block, and where some have two (then one begins or ends while the other multiplies).
+#: each has one block, and where some have more (then one begins or ends while others multiply).
 _ALONE = (
     (32, 8, 2, 1), (16, 8, 2, 1), (16, 8, 3, 1), (32, 4, 3, 1), (32, 4, 2, 1), (16, 4, 2, 1),
     (8, 4, 2, 1),
@@ -117,9 +118,17 @@ _TOGETHER = ((16, 4, 3, 2), (16, 4, 2, 2), *_ALONE)
 #: The same for the largest tiles of floats, by rows: in rows that do not start at multiples of 16
 #: bytes, and where two blocks share a multiprocessor and B is not turned.
 _ROWS_ALONE, _ROWS_TOGETHER = (8, 8, 3, 1), (8, 4, 4, 2)
+#: For floats that are copied in pieces of less than 16 bytes: less on its way and more blocks, to
+#: copy while others multiply (8 x 8: 357 x 1513 x 215 15.5 us instead of 16.8, 146 x 187 x 6829
+#: 22.6 and 24; smaller register tiles: 1127 x 266 x 512 17.4 and 18).
+_SQUARES_ALONE, _SQUARES_TOGETHER, _PIECES = (8, 8, 4, 1), (8, 4, 2, 2), (16, 4, 2, 3)
+#: Depth up to which three blocks with two stages are quicker than two with three.
+_THREE = 1024
 #: And for small tiles of floats, which wait for memory: more steps on their way (256 cubed 6.8 us;
 #: 77 x 831 x 594 10.1 instead of 11.5, 173 x 223 x 612 9.5 and 11.4: benchmarks/unseen.py).
 _SMALL, _WAITING = 512, (16, 4, 4, 2)
+#: Three blocks on each multiprocessor, of tiles whose k is shared by so many that fill it thrice.
+_SHARED = {64: (8, 4, 4, 3), 32: (16, 4, 2, 3), 16: (16, 4, 2, 3)}
 
 #: Clocks of a launch with nothing to do, and of one level of the tree that adds up parts. Bytes in
 #: a clock that a multiprocessor gets from device memory where all ask for it (H200: 18) and where
@@ -139,24 +148,47 @@ def _options(p: Problem, d: Device) -> Iterator[Config]:
     """
     for mb, nb, ta, tb in _TILES[p.numpy_dtype.itemsize]:
         blocks = max(-(-p.m // mb) * -(-p.n // nb) * p.batch, 1)
-        pipelines = _TOGETHER if blocks > d.sms else _ALONE
-        by_rows = _ROWS_TOGETHER if blocks > d.sms else _ROWS_ALONE
-        if p.dtype == "f32" and ta * tb >= 128:
-            if p.alignment < 16 or (blocks > d.sms and not p.trans_b):
-                pipelines = (by_rows, *pipelines)
-        elif p.dtype == "f32" and mb * nb <= _SMALL and min(mb, nb) >= 16:
-            pipelines = (_WAITING, *pipelines)
-        for kb, slices, stages, together in pipelines:
-            form = dict(MB=mb, NB=nb, KB=kb, TA=ta, TB=tb, SLICES=slices, STAGES=stages)
-            whole = SLICED.config(form | dict(BLOCKS=together, GROUP=8, SPLIT=1))
+        tile = dict(MB=mb, NB=nb, TA=ta, TB=tb, GROUP=8, SPLIT=1)
+        for kb, slices, stages, together in _pipelines(mb * nb, ta * tb, blocks, p, d):
+            form = tile | dict(KB=kb, SLICES=slices, STAGES=stages, BLOCKS=together)
+            whole = SLICED.config(form)
             if SLICED.violations(whole, p, d):
                 continue
             yield whole
-            parts = min(d.sms // blocks, p.k // (2 * kb * slices))
-            if parts > 1:
-                split = SLICED.config(whole.as_dict() | dict(SPLIT=parts))
-                yield from () if SLICED.violations(split, p, d) else (split,)
+            yield from _shared(form, d.sms // blocks, p, d)
             break
+        spills = ta * tb == 64 and p.trans_b and not p.trans_a  # both operands along k
+        if p.dtype == "f32" and ta * tb in _SHARED and min(mb, nb) >= 16 and not spills:
+            kb, slices, stages, together = _SHARED[ta * tb]
+            form = tile | dict(KB=kb, SLICES=slices, STAGES=stages, BLOCKS=together)
+            yield from _shared(form, together * d.sms // blocks, p, d)
+
+
+def _pipelines(
+    area: int, registers: int, blocks: int, p: Problem, d: Device
+) -> tuple[tuple[int, int, int, int], ...]:
+    """Pipelines of a tile, the best first."""
+    many = blocks > d.sms
+    usual = _TOGETHER if many else _ALONE
+    if p.dtype != "f32":
+        return usual
+    if registers >= 128:
+        by_rows = _ROWS_TOGETHER if many else _ROWS_ALONE
+        return (by_rows, *usual) if p.alignment < 16 or (many and not p.trans_b) else usual
+    if registers == 64 and p.alignment < 16:
+        return (_SQUARES_TOGETHER if many else _SQUARES_ALONE, *usual)
+    three = many and p.k <= _THREE and p.alignment < 16
+    if area <= _SMALL and registers == 16:
+        return (_PIECES if three and blocks > 2 * d.sms else _WAITING, *usual)
+    return (_PIECES, *usual) if three else usual
+
+
+def _shared(form: dict[str, int], most: int, p: Problem, d: Device) -> Iterator[Config]:
+    """The tile with k in as many parts as fill the device, if it is deep enough."""
+    parts = min(most, p.k // (2 * form["KB"] * form["SLICES"]))
+    if parts > 1:
+        split = SLICED.config(form | dict(SPLIT=parts))
+        yield from () if SLICED.violations(split, p, d) else (split,)
 
 
 def _clocks(c: Config, p: Problem, d: Device) -> float:
