@@ -128,8 +128,12 @@ def kernel_digest(backend: str, file: str) -> str:
     """Short digest of the code in `kernel_text`, without comments, `#line` and empty lines: a tuned
     record made from other code is stale.
     """
-    code = _NO_CODE.sub("", kernel_text(backend, file))
-    lines = "\n".join(line for line in code.splitlines() if line.strip())
+    return _digest(kernel_text(backend, file))
+
+
+@lru_cache(maxsize=64)  # of every record that is read, and takes some 5 ms
+def _digest(text: str) -> str:
+    lines = "\n".join(line for line in _NO_CODE.sub("", text).splitlines() if line.strip())
     return hashlib.sha256(lines.encode()).hexdigest()[:12]
 
 
