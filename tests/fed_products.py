@@ -127,11 +127,28 @@ def one_of(
     return hurting(draw, draw.choice(dtypes), layouts, most, deepest)
 
 
+def check_split_round(backend: Backend, slug: str, dtype: str) -> None:
+    """A stack of as many tiles as a round of all blocks has, and three more, which are split: by
+    chance with and without beta, which tiles that TMA stores must not have.
+    """
+    config = parse_slug(slug)
+    blocks = backend.device.sms * config.kernel.hopper.resident(config)
+    for seed in range(5):
+        depth = config.SPLIT * config.KB + seed
+        problem = Problem(config.MB, config.NB, depth, dtype, batch=blocks + 3)
+        check(backend, config, problem, seed)
+
+
 def check_on_gpu(slug: str, dtypes: Sequence[str]) -> None:
-    """COUNT products on this machine's GPU; one that is no Hopper must refuse the kernel."""
+    """COUNT products on this machine's GPU, and a split round of kernels that have such; one that
+    is no Hopper must refuse the kernel.
+    """
     backend = open_device("cuda")
-    if parse_slug(slug).kernel.runs_on(backend.device):
+    config = parse_slug(slug)
+    if config.kernel.runs_on(backend.device):
         check_many(backend, slug, dtypes)
+        if config.kernel.hopper.last_round and config.SPLIT > 1:
+            check_split_round(backend, slug, dtypes[0])
     else:
         check_refused(slug, dtypes[0])
 

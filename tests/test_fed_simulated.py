@@ -5,7 +5,7 @@ the twins of tensor maps, barriers and wgmma refuse.
 from __future__ import annotations
 
 import pytest
-from fed_products import check_many
+from fed_products import check_many, check_split_round
 
 from pymm.backends.cuda.driver import Driver, DriverError
 
@@ -42,10 +42,18 @@ CASES = [
      "f16x3", ("NT", "TT")),
 ]  # fmt: skip
 
+#: Those that split what is left for a last round, of a type each.
+SPLIT = [(slug, dtype) for slug, dtype, _ in CASES if "tma_f" in slug and "-SPLIT1" not in slug]
+
 
 @pytest.mark.parametrize("slug, dtype, layouts", CASES, ids=[case[0] for case in CASES])
 def test_any_size_layout_stride_start_and_stack(cuda, slug, dtype, layouts):
     check_many(cuda, slug, (dtype,), layouts, count=16, most=200, deepest=300)
+
+
+@pytest.mark.parametrize("slug, dtype", SPLIT, ids=[case[0] for case in SPLIT])
+def test_whole_tiles_beside_split_ones(cuda, slug, dtype):
+    check_split_round(cuda, slug, dtype)
 
 
 #: kind, address, extents, strides, box, swizzle of a map that the driver makes: 7 is float32.
