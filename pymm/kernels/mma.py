@@ -59,7 +59,8 @@ def _fit_together(c: Config, p: Problem, d: Device) -> bool:
 def _suggested(p: Problem, d: Device) -> dict[str, int]:
     """The largest tiles that keep nine multiprocessors of ten busy, else the smallest; twice as
     many where numbers come through registers, which wants more warps. Where even the smallest leave
-    half of them idle, k is split into parts of eight steps or more.
+    half of them idle, k of nine steps or more is split into parts of three or more (115 x 158 x 714
+    on an H200: 7.7 us in four parts, 9.2 in one).
     """
     found, enough = None, 9 * d.sms * (1 if p.alignment >= 4 else 2)
     for sizes, (depth, stages, blocks) in itertools.product(_TILES, _PIPELINES):
@@ -73,8 +74,8 @@ def _suggested(p: Problem, d: Device) -> dict[str, int]:
                 break
     if found is None:
         return dict(TENSOR.default)
-    blocks, split = tiles(found, p) * p.batch, 1
-    while 2 * split * blocks <= d.sms and 16 * split * found.KB <= p.k and split < 16:
+    blocks, steps, split = tiles(found, p) * p.batch, -(-p.k // found.KB), 1
+    while 2 * split * blocks <= d.sms and 6 * split <= steps and steps >= 9 and split < 16:
         split *= 2
     shared = TENSOR.config(found.as_dict() | dict(SPLIT=split))
     return (found if TENSOR.violations(shared, p, d) else shared).as_dict()
