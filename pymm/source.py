@@ -131,7 +131,7 @@ def kernel_digest(backend: str, file: str) -> str:
     return _digest(kernel_text(backend, file))
 
 
-@lru_cache(maxsize=64)  # of every record that is read, and takes some 5 ms
+@lru_cache(maxsize=64)  # asked for with every record, and takes 1 to 2 ms
 def _digest(text: str) -> str:
     lines = "\n".join(line for line in _NO_CODE.sub("", text).splitlines() if line.strip())
     return hashlib.sha256(lines.encode()).hexdigest()[:12]
