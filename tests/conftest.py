@@ -27,6 +27,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit what the first pr
     _home = tempfile.mkdtemp(prefix="pymm-tests-")
     for _kind in ("CACHE", "CONFIG", "STATE"):
         os.environ[f"PYMM_{_kind}_DIR"] = os.path.join(_home, _kind.lower())
+    if "PYMM_TEST_CACHE" in os.environ:  # binaries kept from run to run: their key is their source
+        os.environ["PYMM_CACHE_DIR"] = os.environ["PYMM_TEST_CACHE"]
     os.environ["PYCUDA_CACHE_DIR"] = os.path.join(_home, "pycuda")
     os.makedirs(os.environ["PYCUDA_CACHE_DIR"])
     if not ON_GPU:
