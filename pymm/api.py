@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from pymm import replay
-from pymm.arrays import result_maker
+from pymm.arrays import adopt, result_maker
 from pymm.backends.base import Backend, Resources
+from pymm.bindings import Binding
 from pymm.call import Call, check
 from pymm.choose import reload, tuned_directory
 from pymm.kernels import Config
 from pymm.launch import executable
-from pymm.prepare import Ready, find_backend, open_backend, prepare
+from pymm.prepare import Prepared, find_backend, open_backend, prepare
 from pymm.problem import Problem
 from pymm.records import Environment, Record
 from pymm.select import Choice
@@ -103,20 +104,22 @@ def matmul(
     return ready.result[()] if scalar else ready.result
 
 
-def run_and_keep(ready: Ready, call: Call, key: Any, given: tuple, backend: Backend) -> None:
-    """Run what was made ready, and keep it for calls of the same form. `given` is what `key` was
-    made of: a, b, out, c and the options.
+def run_and_keep(ready: Prepared, call: Call, key: Any, given: tuple, backend: Backend) -> None:
+    """Run a prepared call, and cache its launch for calls of the same form. `given` is what `key`
+    was made of: a, b, out, c and the options.
     """
+    if not call.on_host:  # a graph replays the launches when this call is long over
+        backend.own_captured(ready.opened.stream, ready)
     for step in ready.steps:
         step()
-    if key is None or not ready.in_place:
+    if key is None or not ready.cacheable:
         return
     a, b, out, c, options = given
     if out is None:
         replay.keep(key, result_maker(call.a, call.shape, call.out_dtype, backend.empty))
         key = replay.key_of(a, b, ready.result, c, options)
     if key is not None:
-        replay.keep(key, ready.steps[0], ready.moved, ready.spans)
+        replay.keep(key, ready.steps[0], ready.rebind, ready.spans)
 
 
 class Plan:
@@ -140,9 +143,19 @@ class Plan:
     def __call__(self, *operands: Any, out: Any = None, c: Any = None) -> Any:
         """Launch. With operands: bind `a`, `b` (of `plan_syrk` `a`; and `out`, `c`; those left out
         stay) of the same forms first. `ValueError` for other shapes, layouts or types.
+
+        An array whose memory was replaced since (`GPUArray.gpudata`, `Tensor.set_`) is bound anew,
+        and `out` that became read-only is refused.
         """
         if operands or out is not None or c is not None:
             self._rebind(operands, out, c)
+        else:
+            for unchanged in self._checks:
+                if not unchanged():
+                    self._rebind((), None, None)
+                    break
+        if self._owns:  # a graph replays the copies when the plan may be gone
+            self.backend.own_captured(self._ready.opened.stream, self._ready)
         for step in self._steps:
             step()
         return self.out
@@ -151,6 +164,11 @@ class Plan:
         ready = prepare(self.backend, call, **self._running)
         self._ready, self._steps, self.out = ready, ready.steps, ready.result
         self._call = call
+        target = call.out or adopt(ready.result, "out")
+        factors = [x for x in call.operands if x is not call.out]
+        bound = [Binding(x, False) for x in factors] + [Binding(target, True)]
+        self._bindings, self._checks = bound, tuple(one.unchanged for one in bound)
+        self._owns = len(ready.steps) > 1 and not call.on_host
 
     def _rebind(self, operands: tuple[Any, ...], out: Any, c: Any) -> None:
         old = self._call

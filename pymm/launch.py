@@ -66,15 +66,14 @@ def bind(
     return launch
 
 
-def mover(product: Product, launch: Callable[[], None]) -> Callable[..., Any] | None:
+def rebinder(product: Product, launch: Callable[[], None]) -> Callable[..., Any] | None:
     """What makes `launch` for other addresses of a, b and the result, equal to those that it was
-    bound to modulo 128: a call, or None if it must be bound anew. None if a backend has no such
-    thing, or for a product of several launches.
+    bound to modulo 128. None if a backend has no such thing, or for a product of several launches.
     """
-    moved = getattr(launch, "moved", None)
-    if moved is None or not product.swapped:
-        return moved
-    return lambda a, b, out: moved(b, a, out)
+    rebind = getattr(launch, "rebind", None)
+    if rebind is None or not product.swapped:
+        return rebind
+    return lambda a, b, out: rebind(b, a, out)
 
 
 def alignment(problem: Problem, matrices: Sequence[Matrix]) -> int:

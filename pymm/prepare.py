@@ -3,42 +3,50 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any
 
 from pymm.backends import open_device
-from pymm.backends.base import Backend
+from pymm.backends.base import Backend, LaunchFailed
 from pymm.call import Call
 from pymm.choose import choose
-from pymm.launch import bind, mover
+from pymm.kernels import kernels_for
+from pymm.launch import bind, rebinder
 from pymm.product import Product, arrange
-from pymm.routes import Across, InPlace, OnDevice, Route
+from pymm.routes import Across, InPlace, OnDevice, Opened, Route
 from pymm.select import Choice
 from pymm.transfer import Way
 
 
 @dataclass(frozen=True)
-class Ready:
+class Prepared:
     """A call that can be run any number of times: `steps` in their order leave the product in
-    `result`. `choice` is None for an empty product, which has no steps. `moved` makes its one step
-    for operands of the same forms elsewhere (`pymm.launch.mover`); `spans` are the bytes that a, b
-    and the result take.
+    `result`. `choice` is None for an empty product, which has no steps. `opened` owns the memory
+    that the steps use. `rebind` makes the one step for operands of the same forms elsewhere
+    (`pymm.launch.rebinder`); `spans` are the bytes that a, b and the result take. `fallback` says
+    that the kernel is not the best one, for want of memory.
     """
 
     product: Product
     choice: Choice | None
     steps: tuple[Callable[[], None], ...]
-    result: Any
-    kept: tuple[Any, ...] = ()
-    moved: Callable[..., Any] | None = None
+    opened: Opened
+    rebind: Callable[..., Any] | None = None
     spans: tuple[tuple[int, int], ...] = ()
+    fallback: bool = False
 
     @property
-    def in_place(self) -> bool:
-        """True if there is nothing to do but launch."""
-        return len(self.steps) == 1
+    def result(self) -> Any:
+        """The array to hand back."""
+        return self.opened.result
+
+    @property
+    def cacheable(self) -> bool:
+        """True if there is nothing to do but launch, by the best kernel there is."""
+        return len(self.steps) == 1 and not self.fallback
 
 
 def find_backend(call: Call, device: Any = None) -> Backend:
@@ -98,7 +106,7 @@ def prepare(
     kernel: str | int | None = None,
     config: Any = None,
     transfer: str | None = None,
-) -> Ready:
+) -> Prepared:
     """Everything that comes before the work itself. Nothing is written yet.
 
     Raises `ValueError`, `NotImplementedError`, `TypeError` as `pymm.matmul` documents, and
@@ -108,12 +116,58 @@ def prepare(
     product = find_product(call, route)
     choice = choose(backend, product.problem, kernel, config)
     stream = None if stream is None else backend.stream(stream)
-    opened = route.open(stream)
-    if not product.steps:
-        return Ready(product, None, (), opened.result)
-    scalars = (call.alpha, call.beta)
-    launch = bind(backend, choice.config, product, opened.addresses, scalars, opened.stream)
+    if call.on_host and stream is not None and backend.is_captured(stream):
+        raise ValueError(
+            "NumPy arrays cannot be multiplied on a stream that is being captured into a graph: "
+            "their transfers wait for the device. Copy them to the device before the capture"
+        )
+    with backend.preparing():
+        opened = route.open(stream)
+        if not product.steps:
+            return Prepared(product, None, (), opened)
+        binding = partial(bind, backend, addresses=opened.addresses,
+                          scalars=(call.alpha, call.beta), stream=opened.stream)  # fmt: skip
+        try:
+            launch, fallback = binding(config=choice.config, product=product), False
+        except MemoryError as error:
+            if kernel is not None or config is not None:
+                raise
+            choice, launch = _with_less_memory(backend, product, choice, binding, error)
+            fallback = True
     steps = (*opened.before, launch, *opened.after)
-    moved = mover(product, launch) if len(steps) == 1 else None
+    rebind = rebinder(product, launch) if len(steps) == 1 else None
     spans = tuple(form.bounds for form in route.forms)
-    return Ready(product, choice, steps, opened.result, opened.kept, moved, spans)
+    return Prepared(product, choice, steps, opened, rebind, spans, fallback)
+
+
+def _with_less_memory(
+    backend: Backend,
+    product: Product,
+    choice: Choice,
+    binding: Callable[..., Callable[[], None]],
+    error: MemoryError,
+) -> tuple[Choice, Callable[[], None]]:
+    """Another kernel's configuration and launch where the chosen one found no memory for its
+    copies of the operands: the highest rung that does with what there is. Raises `error` if there
+    is none.
+    """
+    problem = product.problem
+    for other in reversed(kernels_for(problem, backend.device)):
+        if other.name == choice.config.kernel_name:
+            continue
+        try:
+            found = choose(backend, problem, other.name)
+            launch = binding(config=found.config, product=product)
+        except (MemoryError, ValueError, LaunchFailed):
+            continue
+        _warn(f"{choice.config.kernel_name} found no memory for {problem.slug} ({error}): "
+              f"{other.name} computes it, which is slower")  # fmt: skip
+        reason = f"{found.reason}; {choice.config.kernel_name} found too little free memory"
+        return replace(found, reason=reason), launch
+    raise error
+
+
+@lru_cache(maxsize=1024)
+def _warn(message: str) -> None:
+    """Say it once."""
+    warnings.warn(message, RuntimeWarning, stacklevel=2)

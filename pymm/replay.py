@@ -44,6 +44,8 @@ def _forget() -> None:
     _forms.clear()
 
 
+current.forget.append(_forget)  # scratch memory that was given up is not to live on here
+
 if hasattr(os, "register_at_fork"):  # a child has none of its parent's devices
     os.register_at_fork(after_in_child=_forget)
 
@@ -214,7 +216,7 @@ def _elsewhere(key: tuple) -> Callable[[], Any] | None:
     entry = _forms.get(_form_of(key))
     if entry is None:
         return None
-    moved, (of_a, of_b, of_out), chosen_in = entry
+    rebind, (of_a, of_b, of_out), chosen_in = entry
     if generation() != chosen_in:
         _forget()
         return None
@@ -222,7 +224,7 @@ def _elsewhere(key: tuple) -> Callable[[], Any] | None:
     begin, end = out + of_out[0], out + of_out[1]
     if (begin < a + of_a[1] and a + of_a[0] < end) or (begin < b + of_b[1] and b + of_b[0] < end):
         return None
-    launch = moved(a, b, out)
+    launch = rebind(a, b, out)
     if launch is not None:
         keep(key, launch)
     return launch
@@ -240,24 +242,25 @@ def _form_of(key: tuple) -> tuple | None:
 def keep(
     key: tuple,
     launch: Callable[[], Any],
-    moved: Callable[..., Any] | None = None,
+    rebind: Callable[..., Any] | None = None,
     spans: tuple[Span, ...] = (),
 ) -> None:
-    """Remember the launch of a call, unless its options cannot be recognised or it works in another
-    context than the current one (the driver and PyCUDA then do not agree which that is); and what
+    """Remember the launch of a call, unless its options cannot be recognised, it was bound for a
+    graph that is being captured, or it works in another context than the current one (the driver
+    and PyCUDA then do not agree which that is); and what
     makes it for other addresses of a, b and out, if something does: `spans` are the bytes that each
     of them takes, from its address on.
     """
     context = key[_CONTEXT]
-    if context is not None and hasattr(launch, "context"):
-        if context not in (0, launch.context):
+    if context is not None and hasattr(launch, "assume_context"):
+        if launch.captured or context not in (0, launch.context):
             return
-        launch = launch.knowing(context)
+        launch = launch.assume_context(context)
     if len(_kept) >= MAX_KEPT:
         _kept.clear()
     with contextlib.suppress(TypeError):
         _kept[key] = (launch, generation())
-        if moved and (form := _form_of(key)) is not None:
+        if rebind and (form := _form_of(key)) is not None:
             if len(_forms) >= MAX_FORMS:
                 _forms.clear()
-            _forms[form] = (moved, spans, generation())
+            _forms[form] = (rebind, spans, generation())

@@ -6,6 +6,7 @@ import gc
 
 import numpy as np
 import pytest
+from captures import captured
 from products import integers
 
 from pymm.backends.base import LaunchFailed, Matrix
@@ -33,11 +34,17 @@ class Product:
 
     def check(self, seed):
         """Other operands, another product."""
-        a, b = integers((21, 9), np.float32, seed), integers((9, 33), np.float32, seed + 1)
-        self.buffers[0].write(a)
-        self.buffers[1].write(b)
-        self.buffers[2].fill(0xFF)
+        self.fill(seed)
         self.call()
+        self.compare(seed)
+
+    def fill(self, seed):
+        self.buffers[0].write(integers((21, 9), np.float32, seed))
+        self.buffers[1].write(integers((9, 33), np.float32, seed + 1))
+        self.buffers[2].fill(0xFF)
+
+    def compare(self, seed):
+        a, b = integers((21, 9), np.float32, seed), integers((9, 33), np.float32, seed + 1)
         self.backend.synchronize()
         got = np.empty((21, 33), np.float32)
         self.buffers[2].read(got)
@@ -100,8 +107,6 @@ def test_a_single_launch_that_takes_the_device_long_stays_one(cuda, launches, ma
 def test_a_stream_that_is_captured_gets_single_launches(
     cuda, launches, made, stream, monkeypatch, busy
 ):
-    captured = [busy]
-    monkeypatch.setattr(Driver, "asks_whether_captured", lambda self, stream: lambda: captured[0])
     product, ran = Product(cuda, stream), []
     original = Graph.launcher
 
@@ -110,12 +115,21 @@ def test_a_stream_that_is_captured_gets_single_launches(
         return lambda: (ran.append(stream), launch())
 
     monkeypatch.setattr(Graph, "launcher", counted)
-    for seed in range(launches.REPEATED + 2):
+    driver = Driver()
+    if busy:  # all the calls that would make a graph are captured
+        for _ in range(launches.REPEATED):
+            with captured(driver, stream.handle):
+                product.call()
+    for seed in range(launches.REPEATED + 2 - launches.REPEATED * busy):
         product.check(seed)
     assert len(made) == (not busy) and len(ran) == (0 if busy else 2)
-    captured[0] = True
-    product.check(7)
+    with captured(driver, stream.handle) as graphs:
+        product.call()
     assert len(ran) == (0 if busy else 2)
+    product.fill(7)
+    graphs[0].launch(stream.handle)
+    product.compare(7)
+    graphs[0].destroy()
 
 
 def test_a_driver_that_makes_no_graphs_launches(cuda, launches, monkeypatch):

@@ -112,7 +112,7 @@ def test_every_layout_stride_stack_and_split(cuda, maps, dtype, along):
         elsewhere = [Field(cuda, x.dtype, x.shape, gap, NUMBER) for x, gap in places]
         for target, source in zip(elsewhere, fields, strict=True):
             target.write(source.read()[0])
-        moved = call.moved(*(field.matrix.address for field in elsewhere))
+        moved = call.rebind(*(field.matrix.address for field in elsewhere))
         for launch, out in ((call, fields[2]), (moved, elsewhere[2])):
             launch()
             cuda.synchronize()

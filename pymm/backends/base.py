@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -156,6 +156,26 @@ class Backend(ABC):
     @abstractmethod
     def allocate(self, nbytes: int) -> Buffer:
         """Uninitialised device memory. Raises `MemoryError` that says what is free."""
+
+    def reset(self) -> None:
+        """Have what is bound from now on use fresh scratch memory. What was bound before keeps its
+        own. Also gives back what no launch uses any more.
+        """
+
+    def preparing(self) -> AbstractContextManager[None]:
+        """Held while a product is prepared: compiling, loading and allocating then disturb no graph
+        that is being captured.
+        """
+        return nullcontext()
+
+    def is_captured(self, stream: Any) -> bool:
+        """Whether work on `stream` is being captured into a graph."""
+        return False
+
+    def own_captured(self, stream: Any, thing: Any) -> None:
+        """If work on `stream` is being captured into a graph, keep `thing` alive for as long as the
+        graph is.
+        """
 
     @abstractmethod
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:

@@ -6,8 +6,9 @@ import functools
 import numbers
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,12 @@ import pycuda.driver as drv
 
 from pymm.backends.base import Backend, Buffer, check_range
 from pymm.backends.cuda.compiler import CudaCompiler
-from pymm.backends.cuda.context import Contexts, Held, failure, working
+from pymm.backends.cuda.context import Contexts, active, failure, working
 from pymm.backends.cuda.copies import HostCopies
-from pymm.backends.cuda.driver import Driver, DriverError
+from pymm.backends.cuda.driver import Driver, DriverError, relaxed_capture
 from pymm.backends.cuda.executable import CudaExecutable
 from pymm.backends.cuda.mapped import MappedExecutable
-from pymm.backends.cuda.scratch import Scratch
+from pymm.backends.cuda.scratch import Captures, Scratch, StreamPlace
 from pymm.backends.cuda.timing import timed
 from pymm.backends.current import current
 from pymm.backends.telemetry import read_telemetry
@@ -39,16 +40,26 @@ LEAST_FLUSH = 64 * 2**20
 WRITES, FIRST_WRITES = 2, 8
 
 
-class CudaBuffer(Buffer):
-    """Device memory in the context that was current for this thread when it was allocated."""
+#: Part of a device's memory that the scratch memory of all streams may take.
+MOST_SCRATCH = 1 / 2
 
-    def __init__(self, context: drv.Context, nbytes: int) -> None:
-        with working(context, f"{nbytes} bytes of device memory asked for"):
-            memory = drv.mem_alloc(max(nbytes, 1))
-        self._held = Held(context, memory=memory)
+
+class CudaBuffer(Buffer):
+    """Device memory in the context that was current for this thread when it was allocated. It is
+    freed when the object goes, from whatever thread, also while a graph is being captured: the
+    driver first ends all work that may still use it.
+    """
+
+    def __init__(self, context: drv.Context, driver: Driver, nbytes: int) -> None:
+        doing = f"{nbytes} bytes of device memory asked for"
+        with working(context, doing):
+            try:
+                self.address = driver.allocate(max(nbytes, 1))
+            except DriverError as error:
+                raise failure(context, error, doing) from error
         self._context = context
         self.nbytes = nbytes
-        self.address = int(memory)
+        weakref.finalize(self, _free, context, driver, self.address)
 
     def write(self, array: np.ndarray) -> None:
         check_range(self.nbytes, 0, array.nbytes)
@@ -68,6 +79,12 @@ class CudaBuffer(Buffer):
                 drv.memset_d8(self.address, byte, self.nbytes)
 
 
+def _free(context: drv.Context, driver: Driver, address: int) -> None:
+    """Give memory back. In a lost or destroyed context there is nothing to give."""
+    with suppress(drv.Error, DriverError), active(context), relaxed_capture():
+        driver.free(address)
+
+
 class CudaBackend(Backend):
     """One GPU, or the simulator. Makes no context before something needs one."""
 
@@ -79,8 +96,10 @@ class CudaBackend(Backend):
         self._driver = Driver()
         current.context = self._driver.current_context
         self._copies: dict[drv.Context, HostCopies] = {}
-        self._scratch = Scratch(self, self._contexts.current)
-        self._padding = Scratch(self, self._contexts.current)
+        self._captures = Captures(self._driver)
+        most = int(device.memory_bytes * MOST_SCRATCH)
+        common = self._zeroed, self._captures, most, current.scratch_dropped
+        self._scratch, self._padding = Scratch(*common), Scratch(*common)
         self._trash: dict[drv.Context, CudaBuffer] = {}
         self._lock = threading.Lock()
         limit = drv.device_attribute
@@ -92,13 +111,44 @@ class CudaBackend(Backend):
     def load(self, source: Source) -> CudaExecutable:
         common = (source, self.compiler, self._contexts, self._driver, self._most_blocks)
         if source.config.kernel.hopper:
-            return MappedExecutable(*common, self._padding.get, self.device)
-        return CudaExecutable(*common, self._scratch.get)
+            return MappedExecutable(*common, self._padding, self.device)
+        return CudaExecutable(*common, self._scratch)
 
     # Memory
 
     def allocate(self, nbytes: int) -> CudaBuffer:
-        return CudaBuffer(self._contexts.current(), nbytes)
+        context = self._contexts.current()
+        try:
+            return CudaBuffer(context, self._driver, nbytes)
+        except MemoryError:
+            self.reset()
+            return CudaBuffer(context, self._driver, nbytes)
+
+    def _zeroed(self, nbytes: int) -> CudaBuffer:
+        buffer = self.allocate(nbytes)
+        self._drive("clearing scratch memory", lambda: self._driver.zero(buffer.address, nbytes))
+        return buffer
+
+    def reset(self) -> None:
+        self._captures.sweep()
+        self._scratch.clear()
+        self._padding.clear()
+
+    def preparing(self) -> AbstractContextManager[None]:
+        return relaxed_capture()
+
+    def is_captured(self, stream: Any) -> bool:
+        state = self._driver.asks_for_state(self._handle(stream))
+        return state is not None and state().capture != 0
+
+    def own_captured(self, stream: Any, thing: Any) -> None:
+        if self.is_captured(stream):
+            handle = self._handle(stream)
+            state = self._driver.asks_for_state(handle)()
+            context = self._contexts.current()
+            with working(context, "capturing a product"):
+                number = self._driver.context_number(context.handle)
+                self._captures.of(StreamPlace(number, handle, state)).own(thing)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         from pycuda.gpuarray import GPUArray

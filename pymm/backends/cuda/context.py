@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 import pycuda.driver as drv
 
 from pymm.backends.base import LaunchFailed
+from pymm.backends.cuda.driver import OutOfMemory, relaxed_capture
 
 current_context = drv.Context.get_current
 pop_context = drv.Context.pop
@@ -68,9 +69,11 @@ def active(context: drv.Context) -> Iterator[None]:
 
 @contextmanager
 def working(context: drv.Context, doing: str) -> Iterator[None]:
-    """`active`, with PyCUDA's errors told as pymm's. `doing` says what was asked."""
+    """`active`, with PyCUDA's errors told as pymm's. `doing` says what was asked. A graph that is
+    being captured meanwhile is not disturbed by what this thread allocates, frees and loads.
+    """
     try:
-        with active(context):
+        with active(context), relaxed_capture():
             yield
     except drv.Error as error:
         raise failure(context, error, doing) from error
@@ -81,10 +84,12 @@ def failure(context: drv.Context, error: Exception, doing: str) -> Exception:
     sticky if the context does not recover.
 
     Errors of a kernel show up in some later call, and PyCUDA gives no error numbers. Whether the
-    context is lost is found by asking it for something that otherwise cannot fail.
+    context is lost is found by asking it for something that otherwise cannot fail. A lost one says
+    so before it says that its memory is full.
     """
-    sticky, words = lost(context), str(error).rstrip(" -")
-    if isinstance(error, drv.MemoryError) and not sticky:
+    words, full = str(error).rstrip(" -"), isinstance(error, drv.MemoryError | OutOfMemory)
+    sticky = not full and lost(context)
+    if full:
         with active(context):
             free, total = drv.mem_get_info()
         return MemoryError(f"{doing}: {free} of the device's {total} bytes are free ({words})")

@@ -8,21 +8,38 @@ context that is current, and raises `DriverError`, which the callers translate.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import struct
 import threading
-from collections.abc import Callable
-from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_ulonglong, c_void_p
+from functools import lru_cache
+from typing import NamedTuple
 
+_OUT_OF_MEMORY = 2
 _ALREADY_REGISTERED = 712
 _DISABLE_TIMING = 2
+_NON_BLOCKING = 1
 _SHARED_SIZE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle by bytes
 _PROMOTE_128 = 2  # of CUtensorMapL2promotion
 MAP_BYTES, _MAP_ALIGNMENT = 128, 64
 
+#: Handles of the legacy default stream, which cannot be captured, and of the default stream that
+#: each thread has of its own (CU_STREAM_PER_THREAD).
+LEGACY, PER_THREAD = (0, 1), 2
+
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+_ACTIVE = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
+
 
 class DriverError(RuntimeError):
     """A driver call that failed; the message names it and holds the driver's words."""
+
+
+class OutOfMemory(DriverError):
+    """The device has no room for what was asked."""
 
 
 _SHOWN = struct.Struct("<6Q")
@@ -69,6 +86,50 @@ class _Answer(threading.local):
         self.place = byref(self.number)
 
 
+class StreamState(NamedTuple):
+    """Which stream a handle means now, and the number of the graph that its work is captured into
+    (0: it is not captured). Neither number is ever given out again, while handles are.
+    """
+
+    stream: int = 0
+    capture: int = 0
+
+
+class _StateRoom(threading.local):
+    """Room for the answers about a stream, one for each thread, and a number of the thread."""
+
+    numbers = itertools.count(1)
+
+    def __init__(self) -> None:
+        self.status, self.capture, self.stream = c_int(), c_ulonglong(), c_ulonglong()
+        self.places = byref(self.status), byref(self.capture)
+        self.place = byref(self.stream)
+        self.thread = -next(self.numbers)
+
+
+@lru_cache(maxsize=1)
+def _exchange_capture_mode() -> Callable[[object], int] | None:
+    library = ctypes.PyDLL("libcuda.so.1")
+    return getattr(library, "cuThreadExchangeStreamCaptureMode", None)
+
+
+@contextmanager
+def relaxed_capture() -> Iterator[None]:
+    """Let this thread allocate, free and load although a graph is being captured somewhere in the
+    process: what is done so is not captured ("cuThreadExchangeStreamCaptureMode", cuda.h).
+    """
+    exchange = _exchange_capture_mode()
+    if exchange is None:
+        yield
+        return
+    mode = c_int(_RELAXED)
+    exchange(byref(mode))
+    try:
+        yield
+    finally:
+        exchange(byref(mode))
+
+
 class _MapRoom(threading.local):
     """Room for a tensor map, one for each thread: `place` is where the map lies."""
 
@@ -86,7 +147,7 @@ class Driver:
         #: The same, for calls that are over at once: other threads do not run meanwhile.
         self.quick = ctypes.PyDLL("libcuda.so.1")
         self.current_context = self._asks_for_context()
-        self._map_room = _MapRoom()
+        self._map_room, self._state_rooms = _MapRoom(), _StateRoom()
 
     def _asks_for_context(self) -> Callable[[], int]:
         """A call that says which context this thread has current, made by anyone, in 0.5 us: its
@@ -116,7 +177,8 @@ class Driver:
             raise DriverError(f"{name} failed: the driver has no such function")
         code = function(*arguments)
         if code:
-            raise DriverError(f"{name} failed: {self.words(code)}")
+            kind = OutOfMemory if code == _OUT_OF_MEMORY else DriverError
+            raise kind(f"{name} failed: {self.words(code)}")
 
     def words(self, code: int) -> str:
         """What the driver says of an error."""
@@ -219,11 +281,45 @@ class Driver:
 
         return with_arguments
 
-    def asks_whether_captured(self, stream: int) -> Callable[[], bool]:
-        """A call that says whether what is put on a stream goes to a graph instead."""
-        ask, answer, handle = self.quick.cuStreamIsCapturing, c_int(), c_void_p(stream)
-        place = byref(answer)
-        return lambda: ask(handle, place) != 0 or answer.value != 0
+    def asks_for_state(self, stream: int) -> Callable[[], StreamState] | None:
+        """A call that says which stream the handle means now and whether it is being captured, in
+        0.5 us. None for the legacy default stream, of which neither ever changes.
+        """
+        if stream in LEGACY:
+            return None
+        handle, rooms = c_void_p(stream), self._state_rooms
+        info = self.quick.cuStreamGetCaptureInfo_v2
+        number = getattr(self.quick, "cuStreamGetId", None)
+
+        def state() -> StreamState:
+            room = rooms
+            if info(handle, *room.places, None, None, None):
+                room.status.value = 0
+            if stream == PER_THREAD:
+                which = room.thread
+            elif number is None or number(handle, room.place):
+                which = stream  # drivers before CUDA 12 do not number streams
+            else:
+                which = room.stream.value
+            return StreamState(which, room.capture.value if room.status.value == _ACTIVE else 0)
+
+        return state
+
+    def captured_graph(self, stream: int) -> int:
+        """Handle of the graph that a stream is captured into."""
+        status, number, graph = c_int(), c_ulonglong(), c_void_p()
+        self.call("cuStreamGetCaptureInfo_v2", c_void_p(stream), byref(status), byref(number),
+                  byref(graph), None, None)  # fmt: skip
+        return graph.value or 0
+
+    def when_destroyed(self, graph: int, action: c_void_p, argument: c_void_p) -> None:
+        """Have the driver call `action(argument)`, a function in C, when a graph and all that was
+        instantiated from it are gone ("CUDA User Objects", CUDA C++ Programming Guide).
+        """
+        made = c_void_p()
+        # One reference, whose destructor nobody waits for; the graph takes it over.
+        self.call("cuUserObjectCreate", byref(made), argument, action, c_uint(1), c_uint(1))
+        self.call("cuGraphRetainUserObject", c_void_p(graph), made, c_uint(1), c_uint(1))
 
     def order(self, before: int, after: int) -> None:
         """Later work on stream `after` waits for the work that is on `before` now."""
@@ -238,6 +334,32 @@ class Driver:
     def synchronize(self, stream: int) -> None:
         """Wait for the work on a stream."""
         self.call("cuStreamSynchronize", c_void_p(stream))
+
+    def zero(self, address: int, nbytes: int) -> None:
+        """Fill device memory with zeros, on a stream of its own, and wait for it: so it can be done
+        while other streams are being captured.
+        """
+        stream = c_void_p()
+        self.call("cuStreamCreate", byref(stream), c_uint(_NON_BLOCKING))
+        try:
+            size = c_size_t(nbytes)
+            self.call("cuMemsetD8Async", c_void_p(address), ctypes.c_ubyte(0), size, stream)
+            self.call("cuStreamSynchronize", stream)
+        finally:
+            self.call("cuStreamDestroy_v2", stream)
+
+    def allocate(self, nbytes: int) -> int:
+        """Address of new device memory. Raises `OutOfMemory`."""
+        address = c_void_p()
+        self.call("cuMemAlloc_v2", byref(address), c_size_t(nbytes))
+        return address.value or 0
+
+    def free(self, address: int) -> None:
+        """Give device memory back when the device has done all work so far: `cudaMalloc` and
+        `cudaFree` make the device synchronise across all streams (CUDA C++ Programming Guide,
+        "Stream Ordered Memory Allocator").
+        """
+        self.call("cuMemFree_v2", c_void_p(address))
 
     def register(self, address: int, nbytes: int) -> bool:
         """Page-lock host memory in place; False where the system does not allow it, or where part

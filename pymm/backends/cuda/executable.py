@@ -13,12 +13,13 @@ import pycuda.driver as drv
 from pycuda._pvt_struct import pack
 from pycuda.compiler import SourceModule
 
-from pymm.backends.base import CompileFailed, Executable, LaunchFailed, Matrix, Resources
+from pymm.backends.base import Buffer, CompileFailed, Executable, LaunchFailed, Matrix, Resources
 from pymm.backends.cuda.compiler import CudaCompiler
 from pymm.backends.cuda.context import Contexts, Held, active, failure, working
-from pymm.backends.cuda.driver import Driver, DriverError
-from pymm.backends.cuda.launches import Launch, Place, bound_call
+from pymm.backends.cuda.driver import Driver, DriverError, StreamState
+from pymm.backends.cuda.launches import Bound, BoundLaunch, Launch, Place
 from pymm.backends.cuda.mirroring import mirror_launch, mirrors
+from pymm.backends.cuda.scratch import Nothing, Scratch, StreamPlace
 from pymm.problem import Problem
 from pymm.source import Source
 
@@ -40,7 +41,7 @@ class CudaExecutable(Executable):
         contexts: Contexts,
         driver: Driver,
         most_blocks: tuple[int, int, int],
-        scratch: Callable[[Any, int], Any],
+        scratch: Scratch,
     ) -> None:
         self._scratch = scratch
         self.config = source.config
@@ -106,22 +107,24 @@ class CudaExecutable(Executable):
         self._check_alignment(problem, (a, b, c))
         grid, block = self._geometry(problem)
         shared = self._claim(loaded, context, problem)
-        scratch = self._scratch_for(problem, stream)
+        what = f"launching {self.config.slug} on {problem.slug} ({grid} blocks of {block} threads)"
+        place = self._place(context, stream, problem.flops, what)
+        workspace = self.config.kernel.workspace
+        wanted = workspace(self.config, problem) if workspace else 0
+        memory = self._lease(place, wanted)
         form = FORMATS[problem.scalar_dtype.itemsize]
         packed = pack(
-            form + "P" * len(scratch),
+            form + ("P" if workspace else ""),
             *(problem.m, problem.n, problem.k, alpha),
             *(a.address, a.ld, a.batch_stride, b.address, b.ld, b.batch_stride),
             *(beta, c.address, c.ld, c.batch_stride),
-            *(buffer.address for buffer in scratch),
+            *((memory.address,) if workspace else ()),
         )
         places = tuple((_offset(form, index), which) for which, index in enumerate((4, 7, 11)))
         launches = [Launch("gemm", grid, block, shared, packed, places)]
         if self._source.mirrors and mirrors(problem, beta):
             launches.append(mirror_launch(problem, c))
-        what = f"launching {self.config.slug} on {problem.slug} ({grid} blocks of {block} threads)"
-        place = self._place(context, stream, problem.flops, what)
-        return bound_call(place, launches, (self, a, b, c, stream, *scratch))
+        return self._bound(place, launches, memory, (problem, alpha, a, b, beta, c, stream))
 
     def _place(self, context: drv.Context, stream: Any, flops: int, what: str) -> Place:
         """Where launches run; `what` they are, of `flops` operations."""
@@ -129,7 +132,30 @@ class CudaExecutable(Executable):
         early = int("".join(filter(str.isdigit, self._compiler.arch))) >= 90
         functions = self._in(context).functions
         number = self._driver.context_number(context.handle)
-        return Place(context, number, self._driver, functions, handle, early, flops, what)
+        state = self._driver.asks_for_state(handle)
+        found = state() if state else StreamState()
+        at = context, number, self._driver, functions, handle, state, found
+        return Place(*at, early, flops, what)
+
+    def _lease(self, place: Place, nbytes: int) -> Buffer | Nothing:
+        """Scratch memory for launches at `place`."""
+        return self._scratch.lease(StreamPlace(place.number, place.stream, place.found), nbytes)
+
+    def _bound(
+        self, place: Place, launches: list[Launch], memory: Buffer | Nothing, given: tuple
+    ) -> BoundLaunch:
+        """A call of `launches`; `given` are the arguments of `bind` that it was made of."""
+        problem, alpha, a, b, beta, c, stream = given
+
+        def bind(a: Matrix, b: Matrix, c: Matrix) -> BoundLaunch:
+            return self.bind(problem, alpha, a, b, beta, c, stream)
+
+        bound = Bound((a, b, c), bind, memory.nbytes > 0)
+        launch = BoundLaunch(place, launches, (self, a, b, c, memory, stream), bound)
+        if launch.captured and bound.scratch:
+            where = StreamPlace(place.number, place.stream, place.found)
+            self._scratch.own_captured(where, launch)
+        return launch
 
     def _in_parts(
         self,
@@ -177,13 +203,6 @@ class CudaExecutable(Executable):
                 "can be launched: choose smaller tiles"
             )
         return grid, block
-
-    def _scratch_for(self, problem: Problem, stream: Any) -> tuple:
-        """The workspace of a launch on `stream`, if the kernel takes one."""
-        workspace = self.config.kernel.workspace
-        if workspace is None:
-            return ()
-        return (self._scratch(stream, workspace(self.config, problem)),)
 
     def _claim(self, loaded: Held, context: drv.Context, problem: Problem) -> int:
         """Bytes of shared memory that the launch hands to a block; beyond 48 KiB the kernel has to

@@ -5,12 +5,20 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pycuda.driver as drv
 
+from pymm.backends.base import Matrix
 from pymm.backends.cuda.context import failure, pop_context
-from pymm.backends.cuda.driver import MAP_BYTES, Driver, DriverError
+from pymm.backends.cuda.driver import (
+    MAP_BYTES,
+    Driver,
+    DriverError,
+    StreamState,
+    relaxed_capture,
+)
 from pymm.backends.cuda.graphs import MOST_GRAPHS, Graph
 
 Call = Callable[[], None]
@@ -23,9 +31,6 @@ REPEATED = 3
 #: graph). Beyond that the host has time, and a graph of one launch takes the device longer than the
 #: launch: 0.1 to 0.2 us of 6 to 9 (bf16, 512 to 1024), up to 0.5 between kernels of many kinds.
 BRIEF = 2**25
-
-#: Handles of the legacy default stream, which cannot be captured.
-LEGACY = 0, 1
 
 #: Held while the launches of one product are queued: those of another thread on the same stream
 #: must not come between, they use the same memory.
@@ -61,7 +66,9 @@ class Launch(NamedTuple):
 class Place(NamedTuple):
     """Where launches run: functions by their names, the handle of a stream, whether a launch may
     begin before the one before it has ended, and how many operations they do together. `number` is
-    the context's, `what` is for error messages.
+    the context's, `what` is for error messages. `state` asks which stream the handle means and
+    whether it is being captured (None: neither changes), and `found` is what it said when the
+    launches were bound.
     """
 
     context: drv.Context
@@ -69,77 +76,158 @@ class Place(NamedTuple):
     driver: Driver
     functions: dict[str, int]
     stream: int
+    state: Callable[[], StreamState] | None
+    found: StreamState
     early: bool
     flops: int
     what: str
 
 
-def bound_call(place: Place, launches: Sequence[Launch], owners: tuple[Any, ...]) -> Call:
-    """One call of all `launches`. Its `moved(a, b, c)` makes the same call for operands at other
-    addresses, equal to these modulo 128, in a tenth of the time that binding takes; `context` is
-    the number of the context that it works in; `knowing(number)` is the same call for who knows
-    the number of the current one, and need not ask again.
+class Bound(NamedTuple):
+    """What a `BoundLaunch` is bound to: the matrices A, B and C, and what binds other ones in the
+    state that the stream is in then. `scratch` says whether the launches use scratch memory.
+    """
+
+    matrices: tuple[Matrix, ...]
+    bind: Callable[..., BoundLaunch]
+    scratch: bool
+
+
+class BoundLaunch:
+    """One call of all launches of a product. It owns what they use: the loaded kernel, the scratch
+    memory, the owners of the matrices.
 
     The call that costs least: where the context is current, one question and the launch (0.6 us on
     top of the driver's own time); else a push and a pop (0.6 us more). It is enough that the driver
     has it current, as in a thread that works with PyTorch, whatever is on PyCUDA's stack.
+
+    Scratch memory belongs to one stream, or to one graph that is being captured. Where the stream's
+    handle means another stream by now, or its work is captured, the product is bound anew.
     """
-    kernels = [_kernel(place, one, number > 0) for number, one in enumerate(launches)]
-    starts = [place.driver.launcher(place.stream, *kernel) for kernel in kernels]
-    return _bound(place, launches, kernels, starts, owners)
+
+    __slots__ = ("_place", "_launches", "_kernels", "_starts", "_owners", "_bound",
+                 "_single", "_queue", "_left", "_state", "_other", "__weakref__")  # fmt: skip
+
+    def __init__(
+        self,
+        place: Place,
+        launches: Sequence[Launch],
+        owners: tuple[Any, ...],
+        bound: Bound,
+        known: tuple[list[tuple], list] | None = None,
+    ) -> None:
+        self._place, self._launches, self._owners, self._bound = place, launches, owners, bound
+        if known is None:
+            kernels = [_kernel(place, one, i > 0) for i, one in enumerate(launches)]
+            known = kernels, [place.driver.launcher(place.stream, *kernel) for kernel in kernels]
+        self._kernels, self._starts = known
+        pairs = zip(self._starts, launches, strict=True)
+        calls = [start(one.arguments) for start, one in pairs]
+        self._single = self._queue = calls[0] if len(calls) == 1 else _in_turn(calls)
+        self._left = 0 if self.captured else REPEATED
+        self._state = place.state if bound.scratch else None
+        self._other: tuple[StreamState, BoundLaunch] | None = None
+
+    @property
+    def context(self) -> int:
+        """Number of the context that it works in."""
+        return self._place.number
+
+    @property
+    def captured(self) -> bool:
+        """Whether it was bound for a graph that was being captured."""
+        return self._place.found.capture != 0
+
+    @property
+    def owners(self) -> tuple[Any, ...]:
+        """What lives as long as the launch."""
+        return self._owners
+
+    def assume_context(self, number: int) -> Call:
+        """The same call for who knows the number of the current context."""
+        return self._here if number == self._place.number else self._pushed
+
+    def __call__(self) -> None:
+        place = self._place
+        (self._here if place.driver.current_context() == place.number else self._pushed)()
+
+    def _pushed(self) -> None:
+        context = self._place.context
+        try:
+            context.push()
+            try:
+                self._here()
+            finally:
+                pop_context()
+        except drv.Error as error:
+            raise failure(context, error, self._place.what) from error
+
+    def _here(self) -> None:
+        if self._state is not None and (state := self._state()) != self._place.found:
+            self._launch_in(state)
+            return
+        self._run(self._queue)
+        if self._left:
+            self._left -= 1
+            if not self._left:
+                self._repeat()
+
+    def _run(self, queue: Call) -> None:
+        try:
+            queue()
+        except DriverError as error:
+            raise failure(self._place.context, error, self._place.what) from error
+
+    def _launch_in(self, state: StreamState) -> None:
+        """Launch on a stream of the same handle that is not the one that this is bound to, or is
+        being captured.
+        """
+        if not self._bound.scratch:
+            self._run(self._single if state.capture else self._queue)
+            return
+        other = self._other
+        if other is None or other[0] != state:
+            with relaxed_capture():
+                other = (state, self._bound.bind(*self._bound.matrices))
+            if not state.capture:  # those of a graph are the graph's
+                self._other = other
+        other[1]._here()
+
+    def _repeat(self) -> None:
+        """From now on all launches as one graph, if that helps, there is room for one and the
+        driver can make it. Where the stream is captured they still go one by one.
+        """
+        place, launches = self._place, self._launches
+        if (len(launches) == 1 and place.flops > BRIEF) or Graph.alive >= MOST_GRAPHS:
+            return
+        if place.state is not None and place.state().capture:
+            return
+        nodes = zip(self._kernels, launches, strict=True)
+        try:
+            graph = Graph(place.driver, [(*kernel, one.arguments) for kernel, one in nodes])
+        except DriverError:
+            return
+        launch = graph.launcher(place.stream)
+        self._queue = launch if len(launches) == 1 else _in_turn([launch])
+        self._state = place.state
+
+    def rebind(self, *addresses: int) -> BoundLaunch:
+        """The same call for operands of the same forms at other addresses, equal to these modulo
+        128, in a tenth of the time that binding takes.
+        """
+        bound, driver = self._bound, self._place.driver
+        pairs = zip(bound.matrices, addresses, strict=True)
+        matrices = tuple(replace(matrix, address=address) for matrix, address in pairs)
+        launches = [one.at(addresses, driver) for one in self._launches]
+        known = self._kernels, self._starts
+        bound = bound._replace(matrices=matrices)
+        return BoundLaunch(self._place, launches, self._owners, bound, known)
 
 
 def _kernel(place: Place, one: Launch, follows: bool) -> tuple[int, tuple[int, ...], bool]:
     """What `Driver.launcher` wants besides a stream."""
     sizes = *one.grid, *one.block, one.shared
     return place.functions[one.entry], sizes, follows and place.early
-
-
-def _bound(
-    place: Place, launches: Sequence[Launch], kernels: list[tuple], starts: list, owners: tuple
-) -> Call:
-    context, driver = place.context, place.driver
-    number, current = place.number, driver.current_context
-    calls = [start(one.arguments) for start, one in zip(starts, launches, strict=True)]
-    one_by_one = calls[0] if len(calls) == 1 else _in_turn(calls)
-    left = REPEATED
-
-    def first() -> None:
-        nonlocal run, left
-        one_by_one()
-        left -= 1
-        if left == 0:
-            run = _together(place, launches, kernels, one_by_one)
-
-    run = first
-
-    def here() -> None:
-        try:
-            run()
-        except DriverError as error:
-            raise failure(context, error, place.what) from error
-
-    def pushed() -> None:
-        try:
-            context.push()
-            try:
-                run()
-            finally:
-                pop_context()
-        except (drv.Error, DriverError) as error:
-            raise failure(context, error, place.what) from error
-
-    def call() -> None:
-        (here if current() == number else pushed)()
-
-    def moved(*addresses: int) -> Call:
-        elsewhere = [one.at(addresses, driver) for one in launches]
-        return _bound(place, elsewhere, kernels, starts, owners)
-
-    call.owners = owners  # the matrices live as long as the call
-    call.moved, call.context = moved, number
-    call.knowing = lambda known: here if known == number else pushed
-    return call
 
 
 def _in_turn(calls: list[Call]) -> Call:
@@ -151,29 +239,3 @@ def _in_turn(calls: list[Call]) -> Call:
     return call
 
 
-def _together(
-    place: Place, launches: Sequence[Launch], kernels: list[tuple], one_by_one: Call
-) -> Call:
-    """The same as one graph, if that helps, there is room for one and the driver can make it. On a
-    stream that is being captured the launches go one by one, into that graph.
-    """
-    if len(launches) == 1 and place.flops > BRIEF:
-        return one_by_one
-    stream, driver = place.stream, place.driver
-    captured = driver.asks_whether_captured(stream) if stream not in LEGACY else None
-    if Graph.alive >= MOST_GRAPHS or (captured and captured()):
-        return one_by_one
-    try:
-        ready = [(*k, one.arguments) for k, one in zip(kernels, launches, strict=True)]
-        launch = Graph(driver, ready).launcher(stream)
-    except DriverError:
-        return one_by_one
-
-    def alone() -> None:
-        with _turn:
-            launch()
-
-    whole = launch if len(launches) == 1 else alone
-    if captured is None:
-        return whole
-    return lambda: one_by_one() if captured() else whole()

@@ -13,7 +13,7 @@ from pymm.backends.base import Matrix
 from pymm.backends.cuda.context import Held, active, failure
 from pymm.backends.cuda.driver import MAP_BYTES, DriverError
 from pymm.backends.cuda.executable import CudaExecutable
-from pymm.backends.cuda.launches import Launch, bound_call
+from pymm.backends.cuda.launches import Launch
 from pymm.backends.cuda.mirroring import mirror_launch, mirrors
 from pymm.backends.cuda.repacking import ROW_BYTES, SOURCES, Copy, fits, packed, wanted_copies
 from pymm.kernels import Box
@@ -86,26 +86,25 @@ class MappedExecutable(CudaExecutable):
         self._prepare(loaded, context)
         own = copies[:1] if a == b and copies[0] == copies[1] else copies  # one copy serves both
         room = [copy.nbytes if copy else 0 for copy in own]
-        parts = parts_bytes(self.config, problem)
-        memory = self._scratch(stream, sum(room) + parts)
+        what = f"launching {self.config.slug} on {problem.slug}"
+        place = self._place(context, stream, problem.flops, what)
+        memory = self._lease(place, sum(room) + parts_bytes(self.config, problem))
         run = _Run(loaded, context, problem, (alpha, beta), c)
-        factors, moves, place = [a, b], [], memory.address
+        factors, moves, free = [a, b], [], memory.address
         for i, copy in enumerate(own):
             if copy:
-                factors[i] = copy.at(place)
+                factors[i] = copy.at(free)
                 moves.append((i, copy, (a, b)[i], factors[i]))
-                place += room[i]
+                free += room[i]
         factors[1] = factors[len(own) - 1]
         launches = [_repack(moves)] if moves else []
         stacked = [int(matrix.batch_stride != 0) for matrix in (a, b)]
-        launches.append(self._multiply(run, factors, copies, stacked, place))
+        launches.append(self._multiply(run, factors, copies, stacked, free))
         if self._parts > 1:
-            launches.append(self._combine(run, place))
+            launches.append(self._combine(run, free))
         if self._source.mirrors and mirrors(problem, beta):
             launches.append(mirror_launch(problem, c))
-        what = f"launching {self.config.slug} on {problem.slug}"
-        place = self._place(context, stream, problem.flops, what)
-        return bound_call(place, launches, (self, a, b, c, memory, stream))
+        return self._bound(place, launches, memory, (problem, alpha, a, b, beta, c, stream))
 
     def _geometry(self, problem: Problem) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         _, block = super()._geometry(problem)

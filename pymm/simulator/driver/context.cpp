@@ -176,8 +176,6 @@ CU_EXPORT CUresult cuCtxGetDevice(CUdevice* d) {
     return success;
 }
 
-CU_EXPORT CUresult cuCtxSynchronize() { return guard(); }
-
 CU_EXPORT CUresult cuCtxGetApiVersion(void* context, unsigned* version) {
     if (CUresult e = guard_alive()) return e;
     if (context ? !live(context) : !current()) return invalid_context;

@@ -1,4 +1,4 @@
-// Copies and fills. All are done at once, whatever their stream: work in a stream then is in order.
+// Copies and fills. Those without a stream are done at once, behind all that they wait for.
 #include <cstring>
 
 #include "driver.hpp"
@@ -186,20 +186,29 @@ CUresult fill(CUdeviceptr to, std::size_t pitch, Value value, std::size_t width,
 
 }  // namespace
 
-#define IN_STREAM(stream, call)                           \
-    do {                                                  \
-        if (CUresult e = guard()) return e;               \
-        return live_stream(stream) ? (call) : invalid_handle; \
+#define IN_STREAM(stream, call)                                      \
+    do {                                                             \
+        if (CUresult e = guard()) return e;                          \
+        if (!live_stream(stream)) return invalid_handle;             \
+        return in_stream(stream, [=]() -> CUresult { return call; }); \
+    } while (0)
+
+// What the host waits for: not while a graph is captured.
+#define AT_ONCE(call)                                  \
+    do {                                               \
+        if (CUresult e = guard_unsafe()) return e;     \
+        if (CUresult e = settle_default()) return e;   \
+        return call;                                   \
     } while (0)
 
 CU_EXPORT CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void* from, std::size_t bytes) {
-    return to_device(to, from, bytes);
+    AT_ONCE(to_device(to, from, bytes));
 }
 CU_EXPORT CUresult cuMemcpyDtoH_v2(void* to, CUdeviceptr from, std::size_t bytes) {
-    return to_host(to, from, bytes);
+    AT_ONCE(to_host(to, from, bytes));
 }
 CU_EXPORT CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
-    return on_device(to, from, bytes);
+    AT_ONCE(on_device(to, from, bytes));
 }
 CU_EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, std::size_t bytes,
                                         void* stream) {
@@ -213,19 +222,23 @@ CU_EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, std::s
                                         void* stream) {
     IN_STREAM(stream, on_device(to, from, bytes));
 }
-CU_EXPORT CUresult cuMemcpy2D_v2(const Copy2D* copy) { return copy_2d(copy); }
-CU_EXPORT CUresult cuMemcpy2DUnaligned_v2(const Copy2D* copy) { return copy_2d(copy); }
+CU_EXPORT CUresult cuMemcpy2D_v2(const Copy2D* copy) { AT_ONCE(copy_2d(copy)); }
+CU_EXPORT CUresult cuMemcpy2DUnaligned_v2(const Copy2D* copy) { AT_ONCE(copy_2d(copy)); }
 CU_EXPORT CUresult cuMemcpy2DAsync_v2(const Copy2D* copy, void* stream) {
-    IN_STREAM(stream, copy_2d(copy));
+    if (!copy) return invalid_value;
+    const Copy2D own = *copy;
+    IN_STREAM(stream, copy_2d(&own));
 }
-CU_EXPORT CUresult cuMemcpy3D_v2(const Copy3D* copy) { return copy_3d(copy); }
+CU_EXPORT CUresult cuMemcpy3D_v2(const Copy3D* copy) { AT_ONCE(copy_3d(copy)); }
 CU_EXPORT CUresult cuMemcpy3DAsync_v2(const Copy3D* copy, void* stream) {
-    IN_STREAM(stream, copy_3d(copy));
+    if (!copy) return invalid_value;
+    const Copy3D own = *copy;
+    IN_STREAM(stream, copy_3d(&own));
 }
 
 #define FILL(bits, Value)                                                                       \
     CU_EXPORT CUresult cuMemsetD##bits##_v2(CUdeviceptr to, Value value, std::size_t n) {       \
-        return fill<Value>(to, 0, value, n, 1);                                                 \
+        AT_ONCE(fill<Value>(to, 0, value, n, 1));                                               \
     }                                                                                           \
     CU_EXPORT CUresult cuMemsetD##bits##Async(CUdeviceptr to, Value value, std::size_t n,       \
                                               void* stream) {                                   \
@@ -233,7 +246,7 @@ CU_EXPORT CUresult cuMemcpy3DAsync_v2(const Copy3D* copy, void* stream) {
     }                                                                                           \
     CU_EXPORT CUresult cuMemsetD2D##bits##_v2(CUdeviceptr to, std::size_t pitch, Value value,   \
                                               std::size_t width, std::size_t height) {          \
-        return fill<Value>(to, pitch, value, width, height);                                    \
+        AT_ONCE(fill<Value>(to, pitch, value, width, height));                                  \
     }                                                                                           \
     CU_EXPORT CUresult cuMemsetD2D##bits##Async(CUdeviceptr to, std::size_t pitch, Value value, \
                                                 std::size_t width, std::size_t height,          \

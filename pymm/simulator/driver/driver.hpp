@@ -2,6 +2,7 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,7 +21,10 @@ enum : CUresult {
     peer_access_unsupported = 217, file_not_found = 301, operating_system = 304,
     invalid_handle = 400, not_found = 500, launch_out_of_resources = 701,
     peer_access_not_enabled = 705, primary_context_active = 708,
-    host_memory_already_registered = 712, host_memory_not_registered = 713, not_supported = 801,
+    host_memory_already_registered = 712, host_memory_not_registered = 713, not_ready = 600,
+    not_supported = 801,
+    capture_unsupported = 900, capture_invalidated = 901, capture_unmatched = 903,
+    capture_isolation = 905, capture_implicit = 906,
 };
 
 #define CU_EXPORT extern "C" __attribute__((visibility("default")))
@@ -158,6 +162,32 @@ extern const Calls calls;
 // --- launch.cpp ----------------------------------------------------------------------------------
 
 int run(Launch& launch);                                 // 0 or the fault
+
+// --- streams.cpp: the order of work -------------------------------------------------------------
+
+using Work = std::function<CUresult()>;
+struct Capture;
+
+// Work for a stream: done at once, queued (PYMM_SIMULATOR_STREAMS), or recorded where the stream is
+// being captured.
+CUresult in_stream(void* stream, Work work);
+CUresult settle();               // does all that is queued, as what waits for the device
+CUresult settle_default();       // the same of what the legacy default stream waits for
+CUresult guard_unsafe();         // guard(), and not while a graph is captured, unless relaxed
+std::shared_ptr<Capture> capture_of(void* stream);
+std::shared_ptr<Capture> begin_capture(void* stream, int mode);
+std::shared_ptr<Capture> end_capture(void* stream);
+
+// --- graphs.cpp ----------------------------------------------------------------------------------
+
+struct Capture {
+    std::uint64_t number;
+    int mode;
+    void *origin, *graph;        // the graph that its work goes to
+    bool invalid;
+};
+void record(Capture& capture, Work work);
+void* new_graph();
 
 // --- context.cpp: state of the process -----------------------------------------------------------
 

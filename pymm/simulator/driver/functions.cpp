@@ -212,7 +212,7 @@ CU_EXPORT CUresult cuLaunchKernel(void* handle, unsigned gx, unsigned gy, unsign
     Prepared p;
     const dim3 grid(gx, gy, gz), block(bx, by, bz);
     if (CUresult e = prepare(p, handle, grid, block, dynamic, parameters, extra)) return e;
-    return launch(p, false);
+    return in_stream(stream, [p = std::move(p)] { return launch(p, false); });
 }
 
 CU_EXPORT CUresult cuLaunchKernelEx(const LaunchConfig* c, void* handle, void** parameters,
@@ -229,5 +229,5 @@ CU_EXPORT CUresult cuLaunchKernelEx(const LaunchConfig* c, void* handle, void** 
     const dim3 grid(c->grid[0], c->grid[1], c->grid[2]);
     const dim3 block(c->block[0], c->block[1], c->block[2]);
     if (CUresult e = prepare(p, handle, grid, block, c->dynamic, parameters, extra)) return e;
-    return launch(p, early);
+    return in_stream(c->stream, [p = std::move(p), early] { return launch(p, early); });
 }

@@ -45,7 +45,7 @@ CU_EXPORT CUresult cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
 }
 
 CU_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr* out, std::size_t bytes) {
-    CUresult e = guard();
+    CUresult e = guard_unsafe();
     return e ? e : allocate_global(out, bytes);
 }
 
@@ -69,8 +69,10 @@ CU_EXPORT CUresult cuMemAllocManaged(CUdeviceptr* out, std::size_t bytes, unsign
     return e;
 }
 
+// Waits for all work on the device, as the real one does.
 CU_EXPORT CUresult cuMemFree_v2(CUdeviceptr address) {
-    if (CUresult e = guard()) return e;
+    if (CUresult e = guard_unsafe()) return e;
+    if (CUresult e = settle()) return e;
     return address == 0 || release(address, Space::global) ? success : invalid_value;
 }
 
@@ -85,7 +87,7 @@ CU_EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr* begin, std::size_t* byte
 }
 
 CU_EXPORT CUresult cuMemHostAlloc(void** out, std::size_t bytes, unsigned flags) {
-    if (CUresult e = guard()) return e;
+    if (CUresult e = guard_unsafe()) return e;
     if (!out || !bytes || flags > 7) return invalid_value;
     Region* r = allocate(bytes, Space::host);
     if (!r) return out_of_memory;
@@ -96,7 +98,8 @@ CU_EXPORT CUresult cuMemHostAlloc(void** out, std::size_t bytes, unsigned flags)
 }
 
 CU_EXPORT CUresult cuMemFreeHost(void* address) {
-    if (CUresult e = guard()) return e;
+    if (CUresult e = guard_unsafe()) return e;
+    if (CUresult e = settle()) return e;
     std::lock_guard lock(mutex);
     auto begin = reinterpret_cast<std::uintptr_t>(address);
     host_flags.erase(begin);

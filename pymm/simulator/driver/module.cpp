@@ -57,7 +57,7 @@ void find_segments(LoadedModule& m) {
 }
 
 CUresult load(void** out, const void* image) {
-    if (CUresult e = guard()) return e;
+    if (CUresult e = guard_unsafe()) return e;
     if (!out || !image) return invalid_value;
     std::size_t bytes = image_bytes(image);
     if (!bytes) return invalid_image;
@@ -160,6 +160,7 @@ CU_EXPORT CUresult cuModuleLoad(void** out, const char* path) {
 
 CU_EXPORT CUresult cuModuleUnload(void* handle) {
     if (CUresult e = guard()) return e;
+    if (CUresult e = settle()) return e;
     std::lock_guard lock(mutex);
     LoadedModule* m = module_of(handle);
     if (!m) return invalid_handle;

@@ -66,12 +66,10 @@ UNSUPPORTED(cuParamSetf)
 UNSUPPORTED(cuParamSeti)
 UNSUPPORTED(cuParamSetv)
 
-// Profiler, graphs, clusters
+// Profiler, clusters, memory pools
 UNSUPPORTED(cuProfilerInitialize)
 UNSUPPORTED(cuProfilerStart)
 UNSUPPORTED(cuProfilerStop)
 UNSUPPORTED(cuLaunchCooperativeKernel)
-UNSUPPORTED(cuStreamBeginCapture_v2)
-UNSUPPORTED(cuStreamEndCapture)
 UNSUPPORTED(cuMemAllocAsync)
 UNSUPPORTED(cuMemFreeAsync)
