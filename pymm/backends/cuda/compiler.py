@@ -82,7 +82,7 @@ class CudaCompiler(Compiler):
         driver = import_pycuda(self.simulator)
         from pycuda.compiler import compile
 
-        written = {"PYMM_CACHE_DIR": place.parent, "TMPDIR": Path(tempfile.gettempdir())}
+        written = {"PYMM_CACHE_DIR": self.cache, "TMPDIR": Path(tempfile.gettempdir())}
         try:
             binary = compile(source.text, **self.arguments(place))
         except driver.CompileError as error:
