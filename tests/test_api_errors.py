@@ -95,7 +95,8 @@ REFUSED = {
                   lambda f: f(X, X, precision="half")),
     "precision list": (ValueError, r"precision=\[\] is none of ieee",
                        lambda f: f(X, X, precision=[])),
-    "dtype list": (NotImplementedError, "a product in .*dtype= converts", lambda f: f(X, X, dtype=[])),
+    "dtype list": (NotImplementedError, "a product in .*dtype= converts",
+                   lambda f: f(X, X, dtype=[])),
     "precision of float64": (NotImplementedError, "'tf32' for float64 operands",
                              lambda f: f(X.astype("f8"), X, precision="tf32")),
     "precision of halves": (NotImplementedError, "'tf32x3' for float16 operands", lambda f: f(
