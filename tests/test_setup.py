@@ -152,6 +152,8 @@ def test_what_was_installed_is_kept_when_a_later_step_fails(script, tmp_path, mo
             return run(*command[:-1], "--without-pip", command[-1])
         if "wheel" in words:
             package(venv, "downloaded")
+        if "--editable" in words:
+            package(venv, "needed")
         return "" if "pip" in words else run(*command, **options)
 
     def no_wheel(python: Path, toolkit: Path) -> Path:
@@ -169,10 +171,13 @@ def test_what_was_installed_is_kept_when_a_later_step_fails(script, tmp_path, mo
     assert not any("--clear" in line or "cuda-toolkit" in line for line in ran)
     assert any("pycuda.whl" in line for line in ran) and any("--editable" in line for line in ran)
     assert script.ready(venv, script.environment_key())
-    next(venv.rglob("downloaded/__init__.py")).unlink()
-    ran.clear()
-    script.set_up(venv)
-    assert any("--clear" in line for line in ran) and any("cuda-toolkit" in line for line in ran)
+    for name in ("downloaded", "needed"):  # pip itself takes them for installed
+        next(venv.rglob(f"{name}/__init__.py")).unlink()
+        ran.clear()
+        script.set_up(venv)
+        assert any("--clear" in line for line in ran)
+        assert any("cuda-toolkit" in line for line in ran)
+        assert script.ready(venv, script.environment_key())
 
 
 def test_what_a_killed_set_up_left_is_removed(script, made, tmp_path):

@@ -340,7 +340,9 @@ def set_up(venv=ROOT / ".venv"):
     with locked(ROOT):
         if ready(venv, key):
             return
-        (venv / "ready").unlink(missing_ok=True)
+        if (venv / "ready").exists():  # something is gone or other needs: nothing there is trusted
+            (venv / "packages").unlink(missing_ok=True)
+            (venv / "ready").unlink()
         shutil.rmtree(workplace(), ignore_errors=True)
         workplace().mkdir()
         try:
