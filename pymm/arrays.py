@@ -110,7 +110,9 @@ class Form:
 class Operand:
     """An array that somebody gave us. `kind` is "numpy" for host memory, else "pycuda", "torch",
     "cupy" or "cuda" (anything else with the CUDA array interface); `owner` is the array itself;
-    `stream` the handle of the CUDA stream that its contents are ready on (None: ready).
+    `stream` the handle of the CUDA stream that its contents are ready on (None: ready). The
+    elements of a `negative` operand are the numbers in its memory with the other sign: PyTorch's
+    negative bit, of `x.conj().imag`.
     """
 
     name: str
@@ -120,6 +122,7 @@ class Operand:
     owner: Any = field(compare=False, repr=False)
     readonly: bool = False
     stream: int | None = None
+    negative: bool = False
 
     @property
     def on_host(self) -> bool:
@@ -187,26 +190,67 @@ def adopt(array: Any, name: str = "array") -> Operand:
     """`array` as an operand: a NumPy array or what `numpy.asarray` makes one of (lists, memory
     maps), a PyCUDA GPUArray, or an object with `__cuda_array_interface__`.
 
-    `TypeError` for masked arrays, `numpy.matrix` and objects that are no array.
+    `TypeError` for masked arrays, `numpy.matrix`, tensors whose gradient would be lost and objects
+    that are no array.
     """
     if type(array) is np.ndarray:
         return _host(array, name)
+    source = _without_gradient(array, name) if library_of(type(array)) == "torch" else array
     try:
-        description = getattr(array, "__cuda_array_interface__", None)
-    except (RuntimeError, TypeError, KeyError) as error:  # PyTorch: requires grad, no such dtype
+        description = getattr(source, "__cuda_array_interface__", None)
+    except (RuntimeError, TypeError, KeyError) as error:  # PyTorch: no such dtype
         raise TypeError(f"{name} offers no array: {error}") from None
     if description is not None:
         return _device(array, description, name)
-    if isinstance(array, np.matrix | np.ma.MaskedArray):
-        what = "masked elements" if isinstance(array, np.ma.MaskedArray) else "numpy.matrix"
-        raise TypeError(f"{name}: pymm does not multiply {what}; give it numpy.asarray({name})")
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name}: pymm does not multiply masked elements; say what stands for them, as in "
+            f"{name}.filled(0)"
+        )
+    if isinstance(array, np.matrix):
+        raise TypeError(
+            f"{name}: pymm does not multiply numpy.matrix; give it numpy.asarray({name})"
+        )
     if isinstance(array, np.ndarray):
         return _host(array, name)
     try:
-        return _host(np.asarray(array), name)
+        made = np.asarray(source)
     except (TypeError, RuntimeError) as error:
         kind = type(array).__name__
         raise TypeError(f"{name} is a {kind}, which numpy.asarray refuses: {error}") from None
+    if not made.ndim and made.dtype.kind not in "biufcV":
+        raise TypeError(_no_array(array, name))
+    return _host(made, name)
+
+
+def _no_array(array: Any, name: str) -> str:
+    """What to say of an object that NumPy takes for a single one."""
+    what = "None" if array is None else f"a {type(array).__name__}"
+    how = "numpy.asarray makes an array of"
+    if hasattr(array, "__dlpack__"):
+        how = "numpy.asarray or __cuda_array_interface__ describes; it offers DLPack alone, which "
+        how += "the from_dlpack of numpy, torch and cupy make arrays of"
+    return f"{name} is {what}, not an array nor anything that {how}"
+
+
+def library_of(kind: type) -> str:
+    """The array library that a type, or the first of its bases that is of one, comes from:
+    "pycuda", "torch" or "cupy", else "cuda".
+    """
+    modules = (base.__module__.partition(".")[0] for base in kind.__mro__)
+    return next((module for module in modules if module in ("pycuda", "torch", "cupy")), "cuda")
+
+
+def _without_gradient(tensor: Any, name: str) -> Any:
+    """A tensor of PyTorch, or where gradients are not recorded the same memory without one."""
+    if not tensor.requires_grad:
+        return tensor
+    if sys.modules["torch"].is_grad_enabled():
+        raise TypeError(
+            f"{name} requires grad, and pymm computes no gradients: use torch.no_grad() or "
+            f"{name}.detach()"
+        )
+    return tensor.detach()
 
 
 def _host(array: np.ndarray, name: str) -> Operand:
@@ -230,11 +274,13 @@ def _device(array: Any, description: dict, name: str) -> Operand:
     stream = description.get("stream")
     if stream == 0:
         raise ValueError(f"{name}: its CUDA array interface names stream 0, which is ambiguous")
-    module = type(array).__module__.partition(".")[0]
-    kind = module if module in ("pycuda", "torch", "cupy") else "cuda"
+    if form.size and not address:
+        raise TypeError(f"{name} has no memory: its CUDA array interface names address 0")
+    kind = library_of(type(array))
     if kind == "torch" and stream is None:  # PyTorch describes version 2, which names no stream
         stream = sys.modules["torch"].cuda.current_stream(array.device).cuda_stream or 1
-    return Operand(name, kind, address or 0, form, array, bool(readonly), stream)
+    negative = kind == "torch" and array.is_neg()
+    return Operand(name, kind, address or 0, form, array, bool(readonly), stream, negative)
 
 
 def _dtype(array: Any, typestr: str) -> np.dtype:

@@ -34,6 +34,7 @@ from pymm.shapes import parse_shapes
 from pymm.source import Source, kernel_digest, render
 from pymm.store import load
 from pymm.suites.command import Order, execute
+from pymm.tables import duration
 from pymm.verify import sources
 from pymm.worker import Reply, Request, Site, Worker, WorkerFailed, time_limit
 
@@ -241,7 +242,7 @@ def _show(console: Console, problem: Problem, rows: Sequence[dict[str, object]])
     console.print(problem.slug, markup=False, highlight=False)
     for row in rows:
         seconds = row.get("seconds")
-        time = f"{float(seconds) * 1e6:12.1f} us {float(row['gflops']):10.1f} GFLOP/s" if (
+        time = f"{duration(float(seconds)):>12s} {float(row['gflops']):10.1f} GFLOP/s" if (
             seconds) else f"{row['outcome']}: {row['detail']}"  # fmt: skip
         ratio = f"  {float(row['ratio']):6.3f} of the opponent" if row.get("ratio") else ""
         what = f"{row['name']} {row.get('variant', '')}"

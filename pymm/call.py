@@ -25,7 +25,8 @@ _CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
 class Call:
     """One checked product: operands, their type and the result's, the type of the product by its
     short name ("tf32"), the shape of its result, the operation (`pymm.problem.FILLS`). If that
-    writes one half of C, then `c` is `out`, whose other half stays.
+    writes one half of C, then `c` is `out`, whose other half stays. `alpha` and `beta` hold the
+    signs of operands that are the negatives of what their memory holds.
     """
 
     a: Operand
@@ -127,6 +128,7 @@ def check(
     """
     if casting not in _CASTINGS:
         raise ValueError(f"casting={casting!r} is none of {', '.join(_CASTINGS)}")
+    dtype = None if dtype is None else element_type(dtype, "dtype")
     trans_a, trans_b = transposes(trans_a, "trans_a"), transposes(trans_b, "trans_b")
     a, b = adopt(a, "a"), adopt(b, "b")
     c = None if c is None else adopt(c, "c")
@@ -145,6 +147,8 @@ def check(
         raise TypeError(f"cannot cast the product from {made} to {out.form.dtype}, the dtype of "
                         f"out, with casting={casting!r}")  # fmt: skip
     alpha, beta = _scalar(alpha, "alpha", common), _beta(beta, c, common)
+    alpha = -alpha if a.negative != b.negative else alpha
+    beta = -beta if beta and c.negative else beta
     return Call(a, b, c, out, alpha, beta, trans_a, trans_b, common, made, kind, shape)
 
 
@@ -154,6 +158,9 @@ def _target(out: Any) -> Operand:
         raise TypeError(f"out is a {type(out).__name__}, not an array that can be written")
     if operand.readonly:
         raise ValueError("out is read-only")
+    if operand.negative:
+        raise ValueError("out has PyTorch's negative bit, as x.conj().imag has it, and pymm writes "
+                         "no negated elements: give it out.resolve_neg()")  # fmt: skip
     return operand
 
 
@@ -247,9 +254,8 @@ def common_dtype(named: tuple[tuple[str, np.dtype], ...], dtype: Any, casting: s
     for name, given in named:
         if given.kind not in "biufc" and given.name != "bfloat16":
             raise TypeError(f"{name} has dtype {given}, which is no type of numbers")
-    if dtype is not None:
-        wanted = element_type(dtype, "dtype")
-    else:
+    wanted = dtype
+    if wanted is None:
         try:
             wanted = np.result_type(*(given for _, given in named))
         except TypeError:

@@ -30,6 +30,7 @@ from pymm.rows import append, begun, commit
 from pymm.select import Choice, select
 from pymm.session import begin
 from pymm.source import kernel_digest, render
+from pymm.tables import duration
 from pymm.worker import UNKNOWN_PEAK, Reply, Request, Worker, time_limit
 
 SCHEMA = 3
@@ -213,7 +214,8 @@ class Contest:
             return row
         rivals = {name: others[name] for name in RIVALS if name in others}
         if WHOLE in others:
-            row["detail"] = f"cublas?syrk {_us(others[HALF])} us, mirrored {_us(others[WHOLE])} us"
+            half, whole = duration(others[HALF]), duration(others[WHOLE])
+            row["detail"] = f"cublas?syrk {half}, mirrored {whole}"
         rival = min(rivals, key=rivals.__getitem__, default="")
         rate, peak = entry.problem.flops / trial.seconds, self.device.peak_flops
         own = peak.get(entry.problem.dtype)
@@ -235,7 +237,7 @@ class Contest:
     def _show(self, entry: Entry, row: dict[str, object]) -> None:
         if row.get("us"):
             ratio = f", {row['ratio']} of the opponent" if row.get("ratio") else ""
-            words = f"{float(row['us']):.1f} us, {float(row['gflops']):.0f} GFLOP/s{ratio}"
+            words = f"{duration(float(row['us']) / 1e6)}, {float(row['gflops']):.0f} GFLOP/s{ratio}"
         else:
             words = f"{row['outcome']}: {row['detail']}"
         self._say(f"{entry.name}: {entry.problem.slug} {words}  {row['config']}")

@@ -18,7 +18,7 @@ import numpy as np
 from pymm import backends, cache, installed
 from pymm.backends.base import NoDevice
 from pymm.backends.cpu_compiler import find_compiler
-from pymm.backends.cuda.nvcc import find_nvcc
+from pymm.backends.cuda.nvcc import INSTALL, find_nvcc
 from pymm.device import Device
 from pymm.installed import BROKEN, LACKS, OK, Finding, version
 from pymm.problem import Problem
@@ -90,6 +90,7 @@ def _compiler() -> Iterator[Finding]:
         yield Finding("C++ compiler", OK, f"{compiler.path}, {compiler.version}")
     except NoDevice as error:
         hint = "apt install g++ (Debian, Ubuntu) or dnf install gcc-c++ (Fedora)"
+        hint = "free some space there" if isinstance(error.__cause__, OSError) else hint
         yield Finding("C++ compiler", LACKS, f"no CPU device, simulator or nvcc: {error}", hint)
 
 
@@ -120,7 +121,7 @@ def _driver_version() -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-_TOOLKIT = "make setup in a checkout, or: pip install 'pymm[cuda]'"
+_TOOLKIT = f"make setup, or {INSTALL}"
 
 
 def _nvcc() -> Iterator[Finding]:

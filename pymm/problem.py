@@ -85,11 +85,11 @@ def product_type(
     dtype: np.dtype, precision: str = "ieee", out_dtype: np.dtype | None = None
 ) -> str:
     """The short name of products of operands of `dtype` with this precision and a C of `out_dtype`
-    (None: of the operands' type). `NotImplementedError` that names a combination that is none.
+    (None: of the operands' type). `ValueError` for a precision of another name,
+    `NotImplementedError` that names a combination that is none.
     """
     if precision not in PRECISIONS:
-        known = ", ".join(PRECISIONS)
-        raise NotImplementedError(f"precision={precision!r}: pymm has {known}")
+        raise ValueError(f"precision={precision!r} is none of {', '.join(PRECISIONS)}")
     out_dtype = dtype if out_dtype is None else out_dtype
     name = dtype_name(dtype)
     if precision != "ieee":

@@ -14,22 +14,13 @@ from rich.table import Table
 from pymm.kernels import Config
 from pymm.measure import Trial
 from pymm.problem import Problem
+from pymm.tables import duration
 
 #: Seconds between two plain lines when nothing better was found.
 PLAIN_EVERY = 10.0
 
 #: Columns of the table in a file.
 TABLE_WIDTH = 160
-
-
-def engineering(seconds: float) -> str:
-    """A time with a unit that suits it: `1.234 ms`, `56.7 us`; `-` for none."""
-    if not seconds > 0:
-        return "-"
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if seconds * factor >= 1:
-            return f"{seconds * factor:.4g} {unit}"
-    return f"{seconds * 1e9:.4g} ns"
 
 
 def clock(seconds: float) -> str:
@@ -125,7 +116,7 @@ def _best(trial: Trial | None) -> str:
     if trial is None:
         return "none yet"
     rate = f"{trial.gflops:,.1f} GFLOP/s"
-    return f"{engineering(trial.seconds)} ({rate}) {trial.config.slug}"
+    return f"{duration(trial.seconds)} ({rate}) {trial.config.slug}"
 
 
 @dataclass(frozen=True)

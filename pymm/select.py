@@ -16,6 +16,7 @@ from pymm.neighbours import akin, alike, apart, beside, rank, transferred, untun
 from pymm.problem import DTYPES, Problem
 from pymm.records import Environment, Record, StoreError, outdated_because, unusable_because
 from pymm.store import load_file, record_files
+from pymm.tables import duration
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,7 @@ def _reason(problem: Problem, record: Record, device: Device, changes: str) -> s
     tuned = record.problem
     extents = f"{tuned.m}x{tuned.n}x{tuned.k}"
     if tuned == problem:
-        words = f"tuned for this problem on {here} ({record.date}, {record.seconds * 1e6:.4g} us)"
+        words = f"tuned for this problem on {here} ({record.date}, {duration(record.seconds)})"
     elif apart(problem, tuned) == 0 and problem.same_kind(tuned):
         words = f"tuned for {extents} in stacks of {tuned.batch} on {here}"
     else:
@@ -224,10 +225,10 @@ def _reason(problem: Problem, record: Record, device: Device, changes: str) -> s
 
 def _of_rung(config: Config, first: Config, problem: Problem, device: Device) -> str:
     """Why another rung's default."""
-    here, there = (predicted_seconds(c, problem, device) * 1e6 for c in (config, first))
+    here, there = (duration(predicted_seconds(c, problem, device), 3) for c in (config, first))
     return (
         f"default of {config.kernel_name}: nothing tuned near enough for {problem.dtype} on "
-        f"{device.name}; the cost model expects {here:.3g} us, {there:.3g} of {first.kernel_name}"
+        f"{device.name}; the cost model expects {here}, {there} of {first.kernel_name}"
     )
 
 

@@ -1,10 +1,28 @@
-"""Tables on a terminal, and the same rows as plain text where the output is none."""
+"""What people read: numbers and times in words, tables on a terminal, and the same rows as plain
+text where the output is none.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from typing import TextIO
+
+
+def significant(value: float, digits: int = 4) -> str:
+    """A number with so many digits, in full where that is readable: "52570", "0.01234"."""
+    text = f"{value:.{digits}g}"
+    return f"{float(text):.0f}" if "e+" in text and abs(value) < 1e9 else text
+
+
+def duration(seconds: float, digits: int = 4) -> str:
+    """A time with a unit that suits it: "1.234 ms", "56.7 us"; "-" for none."""
+    if not seconds > 0:
+        return "-"
+    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if seconds * factor >= 1:
+            return f"{significant(seconds * factor, digits)} {unit}"
+    return f"{significant(seconds * 1e9, digits)} ns"
 
 
 def show_table(

@@ -16,7 +16,7 @@ from pymm.backends.base import NoDevice
 from pymm.choose import tuned_directory
 from pymm.records import Environment, Record, StoreError, source_changed
 from pymm.select import configs
-from pymm.tables import show_table
+from pymm.tables import show_table, significant
 
 DEVICES = ("device", "records", "yours", "shipped", "stale", "types", "newest")
 RECORDS = ("problem", "configuration", "us", "spread", "GFLOP/s", "date", "file", "state")
@@ -160,7 +160,7 @@ def _title(name: str, rows: list[tuple]) -> str:
 
 def _row(record: Record, where: str, state: str) -> tuple[str, ...]:
     problem, gflops = record.problem, record.problem.flops / record.seconds / 1e9
-    times = (f"{record.seconds * 1e6:.4g}", f"{record.spread:.1%}", f"{gflops:.4g}")
+    times = (significant(record.seconds * 1e6), f"{record.spread:.1%}", significant(gflops))
     return (problem.slug, record.config.slug, *times, record.date, where, state)
 
 

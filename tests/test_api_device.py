@@ -106,6 +106,10 @@ def test_torch_tensors_name_their_stream(monkeypatch):
 
     class Tensor(CudaArray):
         device = Device()
+        requires_grad = False
+
+        def is_neg(self):
+            return False
 
         def get_device(self):
             return -1  # never kept

@@ -21,6 +21,18 @@ def read_only():
     return array
 
 
+class DLPack:
+    def __dlpack__(self, **options):
+        return X.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return X.__dlpack_device__()
+
+
+class Ufuncs:
+    __array_ufunc__ = None
+
+
 MASKED = np.ma.masked_array(X, X > 0)
 ON_DEVICE = CudaArray(X.copy())
 
@@ -64,14 +76,27 @@ REFUSED = {
     "text": (TypeError, "b has dtype <U1", lambda f: f(X, [["a"]] * 3)),
     "dates": (TypeError, "a has dtype datetime64", lambda f: f(np.ones((3, 3), "M8[s]"), X)),
     "nothing": (TypeError, "a has dtype object", lambda f: f([None, None, None], X)),
-    "masked": (TypeError, "masked elements", lambda f: f(MASKED, X)),
-    "matrix": (TypeError, "numpy.matrix", lambda f: f(X, X.view(np.matrix))),
+    "None": (TypeError, "a is None, not an array", lambda f: f(None, X)),
+    "dict": (TypeError, "b is a dict, not an array", lambda f: f(X, {})),
+    "str": (TypeError, "a is a str, not an array", lambda f: f("X", X)),
+    "iterator": (TypeError, "a is a list_iterator, not an array", lambda f: f(iter([1.0]), X)),
+    "DLPack": (TypeError, "a is a DLPack, not an array.*DLPack alone.*from_dlpack of numpy, torch",
+               lambda f: f(DLPack(), X)),
+    "ufuncs": (TypeError, "b is a Ufuncs, not an array", lambda f: f(X, Ufuncs())),
+    "masked": (TypeError, r"masked elements; say what stands for them, as in a\.filled\(0\)",
+               lambda f: f(MASKED, X)),
+    "matrix": (TypeError, r"numpy.matrix; give it numpy.asarray\(b\)",
+               lambda f: f(X, X.view(np.matrix))),
     "masked out": (TypeError, "masked elements", lambda f: f(X, X, MASKED.copy())),
     "casting": (ValueError, "casting='sloppy' is none of no", lambda f: f(X, X, casting="sloppy")),
     "unsafe cast": (TypeError, "cannot cast a from complex64 to float32",
                     lambda f: f(X * 1j, X, dtype="f4")),
-    "precision": (NotImplementedError, "precision='half': pymm has ieee, tf32, tf32x3, f16x3",
+    "precision": (ValueError, "precision='half' is none of ieee, tf32, tf32x3, f16x3",
                   lambda f: f(X, X, precision="half")),
+    "precision list": (ValueError, r"precision=\[\] is none of ieee",
+                       lambda f: f(X, X, precision=[])),
+    "dtype list": (NotImplementedError, "a product in .*dtype= converts",
+                   lambda f: f(X, X, dtype=[])),
     "precision of float64": (NotImplementedError, "'tf32' for float64 operands",
                              lambda f: f(X.astype("f8"), X, precision="tf32")),
     "precision of halves": (NotImplementedError, "'tf32x3' for float16 operands", lambda f: f(

@@ -76,6 +76,15 @@ def test_what_is_missing_comes_with_the_line_that_mends_it(directories, monkeypa
     assert text.endswith("No device here can multiply.\n")
 
 
+def test_a_full_disk_is_not_taken_for_a_missing_compiler(directories, monkeypatch):
+    def cannot_try(cache):
+        raise backends.base.NoDevice("g++ cannot be tried") from OSError(28, "no space left")
+
+    monkeypatch.setattr(doctor, "find_compiler", cannot_try)
+    (finding,) = doctor._compiler()
+    assert finding.remedy == "free some space there" and "cannot be tried" in finding.found
+
+
 def test_the_drivers_version_goes_to_the_search_for_nvcc(monkeypatch):
     monkeypatch.setattr(doctor, "_output", lambda *command: "CUDA 12 8\n")
     monkeypatch.setattr(doctor, "find_nvcc", no_compiler)

@@ -145,6 +145,12 @@ def test_importing_pymm_is_light():
     assert done.stdout.strip() == "[]"
 
 
+@each([*MODULES, *DOCUMENTS])
+def test_pip_is_not_told_a_name_that_is_somebody_elses(path):
+    """The package index has a `pymm` that is not this one."""
+    assert not re.search(r"pip install '?pymm\b", path.read_text())
+
+
 def test_every_foreign_package_is_declared():
     """An import that no requirement brings works only where somebody installed it by hand."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

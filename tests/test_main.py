@@ -13,7 +13,7 @@ import pymm
 from pymm import __main__ as door
 from pymm import explanation
 from pymm.problem import DTYPES
-from pymm.tables import show_table
+from pymm.tables import duration, show_table
 
 
 def test_help_names_every_command_that_is_there_and_no_other(capsys):
@@ -86,6 +86,21 @@ def test_what_makes_no_sense_is_one_line(capsys, arguments, words):
     assert door.main(arguments) == 1
     error = capsys.readouterr().err
     assert words in error and len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.0, "-"),
+        (float("nan"), "-"),
+        (9e-7, "900 ns"),
+        (1.23456e-5, "12.35 us"),
+        (1.168e-2, "11.68 ms"),
+        (11680.0, "11680 s"),
+    ],
+)
+def test_times_have_a_unit_and_no_exponent(seconds, words):
+    assert duration(seconds) == words
 
 
 def test_tables_are_plain_lines_where_there_is_no_terminal(capsys):

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -16,7 +17,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE = sysconfig.get_path("purelib")
+BESIDE = (".ci", "benchmarks", "docs", "reports", "tests", "tools")
+FILES = (".gitignore", "LICENSE", "MANIFEST.in", "Makefile")
 SOURCES = ("pymm", "cpu_src", "cuda_src", "tuning_configs")
+EXTRA = {"build", "PKG-INFO", "setup.cfg", "pymm.egg-info", "__pycache__"}
 KINDS = {".js", ".py", ".css", ".cu", ".cuh", ".cpp", ".hpp", ".md", ".yaml"}
 
 pytestmark = pytest.mark.xdist_group("package")  # one process builds for all of them
@@ -40,7 +44,8 @@ print(os.path.realpath(pymm.__file__))
 
 
 def run(*command: object, cwd: Path) -> str:
-    clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONWARNINGS")}
+    unwanted = ("PYTHONPATH", "PYTHONWARNINGS", "PYTEST")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(unwanted)}
     words = [str(word) for word in command]
     done = subprocess.run(words, cwd=cwd, env=clean, capture_output=True, text=True)
     assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
@@ -67,11 +72,11 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the checkout without anything that was built in it."""
     copy = tmp_path_factory.mktemp("checkout") / "pymm"
     copy.mkdir()
-    for folder in (*SOURCES, "tests", "tools"):
+    for folder in (*SOURCES, *BESIDE):
         skip = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, copy / folder, ignore=skip)
     for path in ROOT.iterdir():
-        if path.is_file():
+        if path.is_file() and (path.name in FILES or path.suffix in (".md", ".py", ".toml")):
             shutil.copy(path, copy)
     return copy
 
@@ -123,6 +128,35 @@ def test_wheel_holds_every_file_and_no_other(wheel):
 
 def test_sdist_builds_the_same_wheel(sdist, wheel, tmp_path):
     assert names(build_wheel(sdist, tmp_path)) == names(wheel)
+
+
+@pytest.fixture(scope="module")
+def unpacked(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(sdist) as archive:
+        filtered = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        archive.extractall(folder, **filtered)
+    (root,) = folder.iterdir()
+    return root
+
+
+def test_sdist_holds_every_file_of_a_checkout(checkout, unpacked):
+    def files(folder: Path) -> set[str]:
+        found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+        return {str(name) for name in found if not EXTRA & {name.name, *name.parts}}
+
+    assert files(unpacked) == files(checkout)
+
+
+def test_tests_of_an_sdist_run(unpacked):
+    """All of them are found, and those that read the files beside the package pass."""
+    pytest_ = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    assert "tests/test_results.py::" in run(*pytest_, "--collect-only", cwd=unpacked)
+    quick = ("results", "shapes", "source")
+    where = "import pymm; print(pymm.__file__)"
+    assert Path(run(sys.executable, "-c", where, cwd=unpacked)).is_relative_to(unpacked)
+    told = run(*pytest_, *(f"tests/test_{name}.py" for name in quick), cwd=unpacked)
+    assert " passed" in told and "failed" not in told
 
 
 def test_wheel_multiplies_in_a_clean_environment(wheel, clean, tmp_path):

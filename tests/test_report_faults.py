@@ -140,7 +140,7 @@ def test_a_missing_opponent_leaves_the_rest(folder, without_plots):
 
 def test_without_matplotlib_tables_are_made(folder, tmp_path, capsys, without_plots):
     assert main([str(folder), "--out", str(tmp_path)]) == 0
-    assert "No figures: plots need Matplotlib: pip install pymm[report]" in capsys.readouterr().out
+    assert "No figures: plots need Matplotlib: pip install matplotlib" in capsys.readouterr().out
     page = (tmp_path / SLUG / "report.html").read_text()
     assert "<svg" not in page and page.count("<table") > 8
 

@@ -3,7 +3,6 @@
 # ruff: noqa: F811  (fixtures are imported by their names)
 
 import ctypes
-import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -230,22 +229,3 @@ def test_it_comes_first_or_not_at_all():
         "import pymm.simulator; pymm.simulator.activate()",
     )  # fmt: skip
     assert "CannotSimulate: pycuda.driver is already imported" in done.stderr
-
-
-def test_two_builds_at_once(tmp_path, monkeypatch):
-    """The first to finish is taken, the other leaves nothing behind."""
-    builder = importlib.import_module("pymm.simulator.build")
-    monkeypatch.setenv("PYMM_CACHE_DIR", str(tmp_path))
-
-    def fill(folder: Path, name: str, others: bool = True) -> None:
-        (folder / "mark").write_text("mine")
-        if others:  # another process comes first
-            (tmp_path / "simulator" / name).mkdir()
-            (tmp_path / "simulator" / name / "mark").write_text("the other's")
-
-    monkeypatch.setattr(builder, "_fill", fill)
-    folder = builder.build()
-    assert (folder / "mark").read_text() == "the other's"
-    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
-    assert folder.parent.stat().st_mode & 0o777 == 0o700
-    assert builder.build() == folder

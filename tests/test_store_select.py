@@ -65,6 +65,8 @@ def test_exact_wins_and_says_when_and_how_long(tuned):
     assert choice.config.MB == 32
     assert choice.reason == "tuned for this problem on this GPU (2026-11-21, 10 us)"
     assert choice.record.problem == Problem(64, 64, 64)
+    long = tuned(Problem(96, 96, 96), record(96, 96, 96, seconds=1.168e-2))
+    assert "(2026-11-21, 11.68 ms)" in long.reason
 
 
 def test_of_several_kernels_the_quickest_is_taken_unless_one_is_named(tuned):

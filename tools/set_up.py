@@ -2,12 +2,16 @@
 
 Run by `make` with the system's Python, 3.11 or newer, and its standard library alone. PyCUDA has
 no wheels, and its own build wants a driver and a toolkit; here it is built with neither, from the
-toolkit's wheels, and kept for the next checkout in the user's cache directory.
+toolkit's wheels, and kept for the next checkout in the user's cache directory. A step that was
+done is not done again after a later one has failed.
 """
 
+import csv
+import errno
 import fcntl
 import hashlib
 import importlib.util
+import json
 import os
 import shlex
 import shutil
@@ -15,12 +19,15 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-import tempfile
 import zipfile
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PYCUDA = "2026.1"  # the version that the simulator is tested with
+
+# Free space that an empty .venv takes in the end, with what pip unpacks meanwhile, and a wheel.
+VENV_BYTES, WHEEL_BYTES = 3 << 29, 16 << 20
 
 # libcuda.so.1 comes with the driver, which a machine that builds may not have. An empty library
 # of that name is enough to link with: a shared object may leave symbols undefined, the driver (or
@@ -39,6 +46,10 @@ class SetUpError(Exception):
     """What is wrong, and the line that mends it."""
 
 
+class CommandFailed(SetUpError):
+    """A command that ended with another status than 0, and the end of its output."""
+
+
 def say(text):
     """A line for the person who waits."""
     print(f"set-up: {text}", flush=True)
@@ -48,6 +59,7 @@ def run(*command, cwd=ROOT, env=None):
     """A command whose output is shown only if it fails."""
     words = [str(word) for word in command]
     clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PIP_USER")}
+    clean |= {"TMPDIR": str(workplace())} if workplace().is_dir() else {}
     done = subprocess.run(
         words,
         cwd=cwd,
@@ -59,19 +71,69 @@ def run(*command, cwd=ROOT, env=None):
         errors="replace",
     )
     if done.returncode:
+        if any(os.strerror(number) in done.stdout for number in FULL):
+            raise disk_full()
         tail = "\n".join(done.stdout.splitlines()[-30:])
-        raise SetUpError(f"{tail}\nset-up: this command failed: {shlex.join(words)}")
+        raise CommandFailed(f"{tail}\nset-up: this command failed: {shlex.join(words)}")
     return done.stdout
 
 
 def compiler():
     """The C++ compiler's command: $CXX, g++ or clang++."""
-    named = os.environ.get("CXX")
+    named = os.environ.get("CXX", "").strip()
     for command in [named] if named else ["g++", "clang++"]:
-        if shutil.which(shlex.split(command)[0]):
+        try:
+            program = shlex.split(command)[0]
+        except ValueError as error:
+            raise SetUpError(f"$CXX, {named}, is no command: {error}") from error
+        if shutil.which(program):
             return command
     what = f"the C++ compiler of $CXX, {named}, is not there" if named else "no C++ compiler"
     raise SetUpError(f"{what}: apt install g++ (Debian, Ubuntu) or dnf install gcc-c++ (Fedora)")
+
+
+# Disks
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def workplace():
+    """Where commands keep their temporary files: on the disk of .venv, whatever TMPDIR says, and
+    removed by the next set-up if this one is killed.
+    """
+    return ROOT / ".setup"
+
+
+def places():
+    """What is written, with the bytes that it needs and the line that moves it."""
+    return (
+        (ROOT / ".venv", VENV_BYTES, "move the checkout to another disk"),
+        (wheel_directory(), WHEEL_BYTES, "set PYMM_CACHE_DIR to a directory on another one"),
+    )
+
+
+def existing(path):
+    """`path`, or the nearest of its parents that is there."""
+    return next(place for place in (path, *path.parents) if place.is_dir())
+
+
+def check_disks():
+    """Refuse a disk that cannot be written or has too little space, before anything is done."""
+    for path, needed, remedy in places():
+        place = existing(path)
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise SetUpError(f"{place} cannot be written, and {path} is to be made: {remedy}")
+        free = shutil.disk_usage(place).free
+        if free < needed and not path.exists():
+            have, want = f"{free / 2**20:.0f} MiB", f"{needed / 2**20:.0f}"
+            raise SetUpError(f"{path} takes {want} MiB and its disk has {have} left: {remedy}")
+
+
+def disk_full():
+    """The error of a disk that became full: the one with the least space left."""
+    path, _, remedy = min(places(), key=lambda place: shutil.disk_usage(existing(place[0])).free)
+    return SetUpError(f"no space left on the disk of {path}: free some, or {remedy}")
 
 
 def check_machine():
@@ -90,6 +152,7 @@ def check_machine():
         hint = f"apt install {debian} (Debian, Ubuntu) or dnf install {fedora} (Fedora)"
         raise SetUpError(f"Python's headers are not there: {hint}")
     compiler()
+    check_disks()
 
 
 def digest(*parts):
@@ -104,24 +167,48 @@ def environment_key():
     return digest(ROOT, sys.base_prefix, sys.version, *texts)
 
 
-def ready(venv, key):
-    """True if `venv` was finished for `key` and its interpreter still exists."""
-    stamp = venv / "ready"
-    return stamp.is_file() and stamp.read_text() == key and (venv / "bin/python").exists()
+def ready(venv, key, step="ready"):
+    """True if `venv` was finished for `key`, or as far as `step`, and its interpreter still exists
+    and of each package that was there by then a file.
+    """
+    try:
+        stamp = json.loads((venv / step).read_text())
+        names = stamp["files"] if stamp["key"] == key else [""]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return all((venv / name).is_file() for name in ["bin/python", *names])
 
 
-def write_stamp(venv, key):
-    """The last step; what is interrupted before it is made anew by the next set-up."""
-    part = venv / "ready.part"
-    part.write_text(key)
-    os.replace(part, venv / "ready")
+def write_stamp(venv, key, name="ready"):
+    """The last step of all, or of those that are not done again when a later one fails."""
+    part = venv / f"{name}.part"
+    part.write_text(json.dumps({"key": key, "files": witnesses(venv)}))
+    os.replace(part, venv / name)
+
+
+def witnesses(venv):
+    """A file of each installed package, relative to `venv`: of those without version in their names
+    the first, so that a package may be upgraded by hand.
+    """
+    found = []
+    for record in sorted(venv.glob("lib/python*/site-packages/*.dist-info/RECORD")):
+        site = record.parents[1].relative_to(venv)
+        with record.open(encoding="utf-8", newline="") as file:
+            names = [row[0] for row in csv.reader(file) if row]
+        own = [n for n in names if ".dist-info/" not in n and "__pycache__" not in n]
+        own = [n for n in own if not n.startswith(("..", "/")) and (venv / site / n).is_file()]
+        modules = [n for n in own if n.endswith("__init__.py")]
+        found += [str(site / name) for name in (sorted(modules, key=len) or own)[:1]]
+    return found
 
 
 def wheel_directory():
     """Where the PyCUDA wheel for this Python and this recipe is kept for every checkout."""
-    cache = os.environ.get("PYMM_CACHE_DIR")
-    shared = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    base = Path(cache) if cache else Path(shared) / "pymm"
+    cache, shared = os.environ.get("PYMM_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
+    try:
+        base = Path(cache) if cache else Path(shared or Path.home() / ".cache") / "pymm"
+    except RuntimeError as error:
+        raise SetUpError("this user has no home directory: set PYMM_CACHE_DIR") from error
     abi = sysconfig.get_config_var("SOABI")
     return base / "wheels" / f"pycuda-{PYCUDA}-{abi}-{digest(SITECONF)}"
 
@@ -147,10 +234,24 @@ def keep_wheel(wheel, directory):
     if not loads_driver(wheel):
         raise SetUpError(f"{wheel.name} does not load libcuda.so.1: the linker dropped it")
     directory.mkdir(parents=True, exist_ok=True)
-    part = directory / f"{wheel.name}.{os.getpid()}.part"
-    shutil.copyfile(wheel, part)
-    os.replace(part, directory / wheel.name)
+    with locked(directory):  # so whoever began one of these is gone
+        for left in directory.glob("*.part"):
+            left.unlink()
+        part = directory / f"{wheel.name}.part"
+        shutil.copyfile(wheel, part)
+        os.replace(part, directory / wheel.name)
     return directory / wheel.name
+
+
+@contextmanager
+def locked(directory):
+    """One process at a time. The system lets go of the lock when a process ends, however."""
+    lock = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def empty_driver(path):
@@ -165,12 +266,14 @@ def build_wheel(python, toolkit, folder):
     fetch = ["--no-deps", "--no-build-isolation", "--no-binary=pycuda", f"pycuda=={PYCUDA}"]
     run(python, "-m", "pip", "download", *fetch, "-d", folder)
     with tarfile.open(folder / f"{name}.tar.gz") as archive:
-        archive.extractall(folder, filter="data")
+        # Python before 3.11.4 has no filters. Nothing is lost: what is unpacked is run.
+        filtered = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        archive.extractall(folder, **filtered)
     driver, cxx = folder / "libcuda.so", compiler()
     empty_driver(driver)
     siteconf = SITECONF.format(toolkit=str(toolkit), driver=str(driver))
     (folder / name / "siteconf.py").write_text(siteconf)
-    tools = {"CC": os.environ.get("CC", cxx), "CXX": cxx}
+    tools = {"CC": os.environ.get("CC", "").strip() or cxx, "CXX": cxx}
     flags = ["--no-deps", "--no-build-isolation", "--no-cache-dir", "-w", folder]
     run(python, "-m", "pip", "wheel", *flags, folder / name, env=tools)
     return next(folder.glob("pycuda-*.whl"))
@@ -183,18 +286,18 @@ def pycuda_wheel(python, toolkit):
     if wheel:
         say(f"PyCUDA {PYCUDA} from {directory}")
         return wheel
-    with tempfile.TemporaryDirectory(prefix="pymm-pycuda-") as name:
-        folder = Path(name)
-        try:
-            only = ["--no-deps", "--only-binary=pycuda", f"pycuda=={PYCUDA}"]
-            run(python, "-m", "pip", "download", *only, "-d", folder / "index")
-        except SetUpError:
-            pass  # the index has the sdist alone
-        wheel = kept_wheel(folder / "index")
-        if not wheel:
-            say(f"building PyCUDA {PYCUDA}: about 2 minutes, once per user and Python version")
-            wheel = build_wheel(python, toolkit, folder)
-        return keep_wheel(wheel, directory)
+    folder = workplace() / "pycuda"
+    folder.mkdir(parents=True)
+    try:
+        only = ["--no-deps", "--only-binary=pycuda", f"pycuda=={PYCUDA}"]
+        run(python, "-m", "pip", "download", *only, "-d", folder / "index")
+    except CommandFailed:
+        pass  # the index has the sdist alone
+    wheel = kept_wheel(folder / "index")
+    if not wheel:
+        say(f"building PyCUDA {PYCUDA}: about 2 minutes, once per user and Python version")
+        wheel = build_wheel(python, toolkit, folder)
+    return keep_wheel(wheel, directory)
 
 
 def requirements(extra):
@@ -205,18 +308,24 @@ def requirements(extra):
     return project["optional-dependencies"][extra]
 
 
-def make_environment(venv):
-    """Everything from an empty folder on: environment, wheels, PyCUDA, this checkout."""
-    say("making .venv")
-    run(sys.executable, "-m", "venv", "--clear", venv)
+def make_environment(venv, key):
+    """Everything from an empty folder on: environment, wheels, PyCUDA, this checkout. Begins behind
+    the wheels if they were installed for `key` and a later step failed.
+    """
     python = venv / "bin/python"
-    say("installing packages and the CUDA toolkit's wheels: 350 MB, half a minute to some minutes")
-    wheels = [need for need in requirements("cuda") if not need.startswith("pycuda")]
     install = [python, "-m", "pip", "install", "--disable-pip-version-check"]
-    run(*install, "numpy>=1.26", "wheel", *wheels, *requirements("test"))
+    if not ready(venv, key, "packages"):
+        say("making .venv")
+        (venv / "packages").unlink(missing_ok=True)
+        run(sys.executable, "-m", "venv", "--clear", venv)
+        say("installing packages and the CUDA toolkit's wheels: 350 MB, half a minute to some "
+            "minutes")  # fmt: skip
+        wheels = [need for need in requirements("cuda") if not need.startswith("pycuda")]
+        run(*install, "numpy>=1.26", "wheel", *wheels, *requirements("test"))
+        write_stamp(venv, key, "packages")
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
     toolkit = Path(run(python, "-c", where).strip(), "nvidia", "cu13")
-    run(*install, pycuda_wheel(python, toolkit))
+    run(*install, "--force-reinstall", "--no-deps", pycuda_wheel(python, toolkit))
     say("installing this checkout")
     run(*install, "--no-build-isolation", "--editable", f"{ROOT}[cuda,report,test]")
     run(python, "-m", "pip", "check")
@@ -228,17 +337,20 @@ def set_up(venv=ROOT / ".venv"):
     if ready(venv, key):
         return
     check_machine()
-    lock = os.open(ROOT, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(ROOT):
         if ready(venv, key):
             return
-        (venv / "ready").unlink(missing_ok=True)
-        make_environment(venv)
+        if (venv / "ready").exists():  # something is gone or other needs: nothing there is trusted
+            (venv / "packages").unlink(missing_ok=True)
+            (venv / "ready").unlink()
+        shutil.rmtree(workplace(), ignore_errors=True)
+        workplace().mkdir()
+        try:
+            make_environment(venv, key)
+        finally:
+            shutil.rmtree(workplace(), ignore_errors=True)
         write_stamp(venv, key)
         say("done")
-    finally:
-        os.close(lock)
 
 
 def main():
@@ -247,8 +359,10 @@ def main():
         set_up()
     except SetUpError as error:
         sys.exit(f"set-up: {error}")
+    except OSError as error:
+        sys.exit(f"set-up: {disk_full() if error.errno in FULL else error}")
     except KeyboardInterrupt:
-        sys.exit("set-up: interrupted; the next make begins it anew")
+        sys.exit("set-up: interrupted; the next make goes on from the last step that was done")
 
 
 if __name__ == "__main__":

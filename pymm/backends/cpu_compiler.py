@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pymm.backends.base import CompileFailed, Compiler, NoDevice
 from pymm.backends.binaries import key_of, obtain
+from pymm.backends.directories import out_of_space, workplace
 from pymm.source import Source
 
 #: No -ffast-math: NaN and infinity have to come through. Contraction alone lets a*b + c be one
@@ -56,9 +57,9 @@ class CpuCompiler(Compiler):
 
 def find_compiler(cache: Path) -> CpuCompiler:
     """The C++ compiler named by `$CXX` (a program, no flags), else g++, c++ or clang++ on the
-    path. `NoDevice` if there is none.
+    path. `NoDevice` if there is none, or none that compiles here.
     """
-    chosen = os.environ.get("CXX")
+    chosen = os.environ.get("CXX", "").strip()
     for name in (chosen,) if chosen else ("g++", "c++", "clang++"):
         path = shutil.which(name)
         if path:
@@ -84,11 +85,20 @@ def _described(path: str, cache: Path) -> CpuCompiler:
 
 
 def _accepts(path: str, flags: tuple[str, ...]) -> bool:
-    with tempfile.TemporaryDirectory(prefix="pymm-") as place:
-        source = Path(place) / "empty.cpp"
-        source.write_text("int nothing() { return 0; }\n", encoding="ascii")
-        made = str(Path(place) / "empty.so")
-        return _run(path, *flags, "-o", made, str(source)).returncode == 0
+    """True if the compiler takes these flags. `NoDevice` if that cannot be tried."""
+    temporary = Path(tempfile.gettempdir())
+    try:
+        with workplace(temporary, "pymm-probe-") as place:
+            source = place / "empty.cpp"
+            source.write_text("int nothing() { return 0; }\n", encoding="ascii")
+            made = str(place / "empty.so")
+            done = _run(path, *flags, "-o", made, str(source), temporary=place)
+    except OSError as error:
+        full = out_of_space(error, {"TMPDIR": temporary})
+        raise NoDevice(f"{path} cannot be tried: {full or error}") from error
+    if done.returncode and (full := out_of_space(done.stderr, {"TMPDIR": temporary})):
+        raise NoDevice(f"{path} cannot be tried: {full}") from full
+    return done.returncode == 0
 
 
 def _run(

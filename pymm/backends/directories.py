@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import platformdirs
+
+try:
+    import fcntl
+except ImportError:  # no POSIX: what a process that was killed has left stays
+    fcntl = None
+
+#: What the system says where no more can be written.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class DiskFull(OSError):
+    """No space is left, or none that this user may have; the message names the path."""
 
 
 def cache_directory() -> Path:
@@ -31,7 +48,13 @@ def private(path: Path, setting: str = "PYMM_CACHE_DIR") -> Path:
 
     `PermissionError` unless it is this user's, nobody else may write there, and this process may.
     """
-    _made(path, setting)
+    return trusted(_made(path, setting), setting)
+
+
+def trusted(path: Path, setting: str = "PYMM_CACHE_DIR") -> Path:
+    """`path`, a directory that is this user's and in which nobody else may write: else
+    `PermissionError`.
+    """
     status = path.stat()
     if hasattr(os, "getuid") and status.st_uid != os.getuid():
         raise PermissionError(
@@ -44,6 +67,80 @@ def private(path: Path, setting: str = "PYMM_CACHE_DIR") -> Path:
             f"from there could be anybody's. Run chmod 700 {path}, or set {setting}"
         )
     return path
+
+
+@contextlib.contextmanager
+def workplace(parent: Path, prefix: str) -> Iterator[Path]:
+    """A new directory in `parent`, for this user alone, that is removed in the end. What processes
+    that were killed have left there under the same prefix is removed first.
+    """
+    sweep(parent, prefix)
+    place, lock = _locked(parent, prefix)
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def sweep(parent: Path, prefix: str) -> None:
+    """Remove the directories of that prefix that no process holds any more. The system lets go of
+    a lock when the process that held it ends, however it ended.
+    """
+    for left in parent.glob(f"{prefix}*") if fcntl else ():
+        with contextlib.suppress(OSError):  # another process holds it, or has removed it
+            os.close(_lock(left, remove=True))
+
+
+def _locked(parent: Path, prefix: str) -> tuple[Path, int | None]:
+    """A new directory and the descriptor that holds its lock."""
+    while True:
+        place = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        if fcntl is None:
+            return place, None
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            lock = _lock(place)
+            if place.exists():
+                return place, lock
+            os.close(lock)  # swept before it was locked
+
+
+def _lock(place: Path, remove: bool = False) -> int:
+    """The descriptor that holds the lock of a directory, which is removed under it if asked.
+    `BlockingIOError` if another process holds it.
+    """
+    descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    if remove:
+        shutil.rmtree(place, ignore_errors=True)
+    return descriptor
+
+
+def out_of_space(error: Exception | str, places: Mapping[str, Path]) -> DiskFull | None:
+    """If `error`, or the words of a compiler, say that a disk is full: the error that names the
+    path. `places` are the directories that were written in, by the setting that moves them; of
+    several it is the one with the least space left.
+    """
+    told = isinstance(error, OSError) and error.errno in _FULL
+    if not told and not any(os.strerror(number) in str(error) for number in _FULL):
+        return None
+    if isinstance(error, DiskFull):
+        return error
+    setting = min(places, key=lambda setting: _free(places[setting]))
+    said = f"no space left on this disk: free some, or set {setting} to a directory on another one"
+    return DiskFull(errno.ENOSPC, said, str(places[setting]))
+
+
+def _free(place: Path) -> float:
+    try:
+        return shutil.disk_usage(place).free
+    except OSError:
+        return float("inf")
 
 
 def _chosen(setting: str, default) -> Path:

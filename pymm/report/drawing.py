@@ -152,7 +152,7 @@ def _matplotlib(name: str) -> Iterator[Any]:
         import matplotlib
         from matplotlib.figure import Figure as Drawn
     except ImportError:
-        raise NoPlots("plots need Matplotlib: pip install pymm[report]") from None
+        raise NoPlots("plots need Matplotlib: pip install matplotlib") from None
     drawn = {
         "svg.hashsalt": name,  # names in the text are the same at every run
         "text.color": colour("ink"),

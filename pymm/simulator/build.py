@@ -7,8 +7,11 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
+
+from pymm.backends.base import CompileFailed
+from pymm.backends.binaries import obtain_folder
+from pymm.backends.directories import cache_directory, sweep
 
 _HERE = Path(__file__).resolve().parent
 _DRIVER_FLAGS = [
@@ -24,7 +27,7 @@ class CannotSimulate(RuntimeError):
 
 def compiler() -> str:
     """Path of g++ (the environment variable CXX, if set). Raises CannotSimulate."""
-    name = os.environ.get("CXX", "g++")
+    name = os.environ.get("CXX", "").strip() or "g++"
     found = shutil.which(name)
     if found is None:
         raise CannotSimulate(f"the simulator needs g++ and there is no {name} on PATH; install it "
@@ -32,10 +35,13 @@ def compiler() -> str:
     return found
 
 
-def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _run(command: list[str], temporary: Path | None = None) -> str:
+    environment = dict(os.environ) if temporary is None else dict(os.environ, TMPDIR=str(temporary))
+    done = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", env=environment, check=False
+    )
     if done.returncode:
-        raise CannotSimulate(f"building the simulator failed: {' '.join(command)}\n{done.stderr}")
+        raise CompileFailed(f"this command failed: {' '.join(command)}\n{done.stderr}")
     return done.stdout
 
 
@@ -62,54 +68,39 @@ def key() -> str:
     return digest.hexdigest()[:16]
 
 
-def _root() -> Path:
-    if named := os.environ.get("PYMM_CACHE_DIR"):
-        return Path(named).absolute() / "simulator"
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("pymm")) / "simulator"
-
-
 def _fill(folder: Path, name: str) -> None:
+    """Put everything into `folder`, which is moved to its place when it is whole."""
     (folder / "lib").mkdir()
     shutil.copytree(_HERE / "device", folder / "device")
     drivers = [str(p) for p in sorted((_HERE / "driver").glob("*.cpp"))]
-    _run([compiler(), *_DRIVER_FLAGS, *drivers, "-o", str(folder / "lib" / "libcuda.so.1"), "-ldl"])
+    _run([compiler(), *_DRIVER_FLAGS, *drivers, "-o", str(folder / "lib" / "libcuda.so.1"), "-ldl"],
+         temporary=folder / "lib")
     # A copy of the compiler, so that this folder outlives the checkout or environment it came from.
     (folder / "compiler").mkdir()
     for part in ("nvcc.py", "translate.py", "brackets.py"):
         shutil.copy(_HERE / part, folder / "compiler" / part)
     script = str(folder / "compiler" / "nvcc.py")
-    _run([sys.executable, "-S", "-E", script, str(folder), "--precompile"])
+    _run([sys.executable, "-B", "-S", "-E", script, str(folder), "--precompile"], folder / "lib")
     (folder / "version").write_text(f"nvcc: stand-in of the pymm simulator, release 13.0, {name}")
     launcher = folder / "bin" / "nvcc"
     launcher.parent.mkdir()
-    # Relative to itself, since the folder is moved to its place when it is whole.
+    # Relative to itself. -B: nothing is written here that the list of digests does not know.
     launcher.write_text(
         '#!/bin/sh\nhere=$(dirname "$(dirname "$0")")\n'
-        f'exec "{sys.executable}" -S -E "$here/compiler/nvcc.py" "$here" "$@"\n'
+        f'exec "{sys.executable}" -B -S -E "$here/compiler/nvcc.py" "$here" "$@"\n'
     )
     launcher.chmod(0o700)
 
 
 def build() -> Path:
-    """The folder with lib/libcuda.so.1 and bin/nvcc, built when it is not there yet (20 s).
+    """The folder with lib/libcuda.so.1 and bin/nvcc, built when it is not there yet or not whole
+    (20 s). Raises CannotSimulate.
 
     Safe for several processes at once: each builds aside, the first to finish is taken.
     """
-    root, name = _root(), key()
-    folder = root / name
-    if folder.is_dir():
-        return folder
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix="building-", dir=root))  # mkdtemp gives mode 0700
     try:
-        _fill(aside, name)
-        try:
-            os.replace(aside, folder)
-        except OSError:
-            if not folder.is_dir():
-                raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return folder
+        root, name = cache_directory() / "simulator", key()
+        sweep(root, "building-")  # of pymm before 2026-11-22
+        return obtain_folder(root / name, lambda folder: _fill(folder, name))
+    except (OSError, CompileFailed) as error:
+        raise CannotSimulate(f"the simulator cannot be built: {error}") from error

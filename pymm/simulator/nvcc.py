@@ -136,6 +136,10 @@ def gpp_flags(command: Command) -> list[str]:
     return flags
 
 
+def compiler() -> str:
+    return os.environ.get("CXX", "").strip() or "g++"
+
+
 def call(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
@@ -146,7 +150,7 @@ def preprocess(command: Command, cache: str, folder: str, arch: int, *more: str)
     with open(defines, "w") as file:
         file.write(definitions(command, arch))
     # The file is named as the user named it, so that messages name it that way too.
-    done = call([os.environ.get("CXX", "g++"), *gpp_flags(command), "-E", "-fpch-preprocess",
+    done = call([compiler(), *gpp_flags(command), "-E", "-fpch-preprocess",
                  *more, "-I", os.path.join(cache, "device"), "-include", "cuda.hpp",
                  "-include", defines, "-x", "c++", command.sources[0]])
     if done.returncode:
@@ -160,7 +164,7 @@ def compile_module(command: Command, cache: str, folder: str, arch: int) -> str:
     translated, out = os.path.join(folder, "kernel.ii"), os.path.join(folder, "kernel.so")
     with open(translated, "w") as file:
         file.write(text)
-    done = call([os.environ.get("CXX", "g++"), *gpp_flags(command), "-shared", "-Wl,-Bsymbolic",
+    done = call([compiler(), *gpp_flags(command), "-shared", "-Wl,-Bsymbolic",
                  "-Wl,-z,now", "-fpreprocessed", "-x", "c++", translated, "-o", out])
     if done.returncode:
         raise Refused(done.stderr.rstrip())
@@ -181,7 +185,9 @@ def shared_bytes(module: str) -> dict[str, int]:
 def run(command: Command, cache: str) -> None:
     """Does what the command line says. Raises Fatal or Refused."""
     arch = architecture(command)
-    with tempfile.TemporaryDirectory() as folder:
+    beside = os.path.dirname(os.path.abspath(command.last("output") or "output"))
+    with tempfile.TemporaryDirectory(prefix="nvcc-", dir=beside) as folder:
+        os.environ["TMPDIR"] = folder  # g++'s
         if command.target == "preprocess":
             text = preprocess(command, cache, folder, arch, "-P").replace(folder, "")
             if command.last("output"):
@@ -209,7 +215,7 @@ def run(command: Command, cache: str) -> None:
 def precompile(cache: str) -> None:
     """The header as g++ keeps it in memory: saves 0.3 s per kernel."""
     header = os.path.join(cache, "device", "cuda.hpp")
-    done = call([os.environ.get("CXX", "g++"), *gpp_flags(Command()), "-x", "c++-header", header])
+    done = call([compiler(), *gpp_flags(Command()), "-x", "c++-header", header])
     if done.returncode:
         raise Refused(done.stderr.rstrip())
 
@@ -232,6 +238,9 @@ def main(arguments: list[str]) -> int:
     except Refused as error:
         print(error, file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"nvcc fatal   : {error}", file=sys.stderr)
+        return 1
     return 0
 
 

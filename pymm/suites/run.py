@@ -21,7 +21,6 @@ from pymm.cache import Precompiler, compilers_beside
 from pymm.interrupts import Stop
 from pymm.measure import Trial
 from pymm.problem import Problem
-from pymm.progress import engineering
 from pymm.rows import append, begun, mend
 from pymm.source import render
 from pymm.suites import profiled, sequential
@@ -29,6 +28,7 @@ from pymm.suites.declaration import COLUMNS, SCHEMA, Experiment
 from pymm.suites.lines import Row, Scribe, library_times, named
 from pymm.suites.steps import Pace, Step
 from pymm.suites.verdict import SOUND, Verdict
+from pymm.tables import duration
 from pymm.worker import Reply, Request, Worker, WorkerFailed, time_limit
 
 #: Functions of the child that measure, by what an experiment's figures are; else `compare`.
@@ -182,8 +182,8 @@ class Run:
         if step.experiment.figures == "counts":
             slow = {}
         rows = [
-            self.scribe.without(step, who, f"one run would take {engineering(seconds)}, "
-                                f"{engineering(self.slowest)} are allowed")
+            self.scribe.without(step, who, f"one run would take {duration(seconds)}, "
+                                f"{duration(self.slowest)} are allowed")
             for who, seconds in slow.items()
         ]  # fmt: skip
         rest = tuple(c for c in step.contestants if c not in slow)
@@ -227,7 +227,7 @@ class Run:
         for row in rows:
             if row.get("quantity") == "kernel":
                 seconds = float(row["seconds"]) if row.get("seconds") else math.nan
-                says = engineering(seconds) if seconds > 0 else f"{row['outcome']}"
+                says = duration(seconds) if seconds > 0 else f"{row['outcome']}"
                 told.append(f"{short(row)} {says}")
         self.say(f"{step.experiment.name} {step.problem.slug}: {', '.join(told)}")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pymm.backends.base import NoDevice
 from pymm.backends.cuda.compiler import CudaCompiler, import_pycuda
-from pymm.backends.cuda.nvcc import describe, find_nvcc
+from pymm.backends.cuda.nvcc import INSTALL, describe, find_nvcc
 from pymm.backends.telemetry import driver_version
 from pymm.device import Device, cuda_peaks
 
@@ -52,7 +52,7 @@ def _driver(simulator: bool):
             raise NoDevice(f"no NVIDIA driver: {error}. {advice}") from error
         raise NoDevice(
             f"CUDA devices need PyCUDA, which does not import: {error}. "
-            f"pip install 'pymm[cuda]' installs it; {advice}"
+            f"{INSTALL} installs it; {advice}"
         ) from error
     except RuntimeError as error:
         raise NoDevice(f"no simulator: {error}") from error

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 from pymm.backends.base import CompileFailed, Compiler
 from pymm.backends.binaries import key_of, obtain
+from pymm.backends.directories import out_of_space
 from pymm.source import Source
 
 #: -w, because PyCUDA turns every remark of the compiler into a Python warning. -lineinfo costs
@@ -80,13 +82,16 @@ class CudaCompiler(Compiler):
         driver = import_pycuda(self.simulator)
         from pycuda.compiler import compile
 
+        written = {"PYMM_CACHE_DIR": self.cache, "TMPDIR": Path(tempfile.gettempdir())}
         try:
             binary = compile(source.text, **self.arguments(place))
         except driver.CompileError as error:
             _remove_leftovers(error.msg)
-            raise CompileFailed(_message(source, self, error)) from error
+            message = _message(source, self, error)
+            raise out_of_space(message, written) or CompileFailed(message) from error
         except OSError as error:
-            raise CompileFailed(f"{self.nvcc} does not run: {error}") from error
+            message = f"{self.nvcc} does not run: {error}"
+            raise out_of_space(error, written) or CompileFailed(message) from error
         kept = next(place.glob("*.cubin"), None)
         if kept is None:  # PYCUDA_DISABLE_CACHE: PyCUDA will compile again at every load
             kept = place / "kernel.cubin"

@@ -12,6 +12,9 @@ from pathlib import Path
 
 from pymm.backends.base import NoDevice
 
+#: What brings PyCUDA and a toolkit. Not by the name pymm, which on the index is somebody else's.
+INSTALL = "`pip install '.[cuda]'` in a checkout of pymm"
+
 
 @dataclass(frozen=True)
 class Nvcc:
@@ -48,7 +51,7 @@ def find_nvcc(driver: tuple[int, int] | None = None) -> Nvcc:
     looked = "; ".join(refused) or "PYMM_NVCC, CUDA_HOME, the path and the wheels have none"
     raise NoDevice(
         f"no nvcc that can compile for this GPU: {looked}. "
-        "pip install 'pymm[cuda]' brings one, or set PYMM_NVCC to its path"
+        f"{INSTALL} brings one, or set PYMM_NVCC to its path"
     )
 
 
