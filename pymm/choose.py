@@ -41,6 +41,8 @@ def choose(
     if config is not None:
         return _own(config, kernel, problem, backend.device)
     generation()
+    if kernel is not None and not isinstance(kernel, str | int):
+        kernel = find_kernel(kernel, "cpu" if backend.device.kind == "cpu" else "cuda").name
     key = (backend, problem, kernel)
     found = _chosen.get(key)
     if found is None:

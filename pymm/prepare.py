@@ -73,7 +73,11 @@ def find_backend(call: Call, device: Any = None) -> Backend:
 
 def open_backend(device: Any = None) -> Backend:
     """The backend for what `open_device` takes; one that is open already is returned."""
-    return device if isinstance(device, Backend) else _device(device, os.getpid())
+    if isinstance(device, Backend):
+        return device
+    if device is None or isinstance(device, str | int):
+        return _device(device, os.getpid())
+    return open_device(device)  # which says what a device is
 
 
 @lru_cache(maxsize=64)
@@ -160,14 +164,14 @@ def _with_less_memory(
             launch = binding(config=found.config, product=product)
         except (MemoryError, ValueError, LaunchFailed):
             continue
-        _warn(f"{choice.config.kernel_name} found no memory for {problem.slug} ({error}): "
-              f"{other.name} computes it, which is slower")  # fmt: skip
+        _warn_once(choice.config.kernel_name, problem.slug, other.name)
         reason = f"{found.reason}; {choice.config.kernel_name} found too little free memory"
         return replace(found, reason=reason), launch
     raise error
 
 
 @lru_cache(maxsize=1024)
-def _warn(message: str) -> None:
-    """Say it once."""
-    warnings.warn(message, RuntimeWarning, stacklevel=2)
+def _warn_once(kernel: str, slug: str, other: str) -> None:
+    """Say that a product is computed by another kernel than the best one."""
+    words = f"{kernel} found too little free device memory for {slug}: {other} computes it"
+    warnings.warn(words, RuntimeWarning, stacklevel=2)

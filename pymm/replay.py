@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from pymm.arrays import library_of
 from pymm.backends.current import current
 from pymm.choose import generation
 
@@ -125,8 +126,8 @@ def _reader(kind: type) -> Callable[[Any], Mark]:
     """How to read arrays of a type."""
     if kind is np.ndarray:
         return _of_numpy
-    library = kind.__module__.partition(".")[0]
-    if library == "torch" and kind.__name__ in ("Tensor", "Parameter"):
+    library = library_of(kind)
+    if library == "torch":
         return _of_torch(sys.modules["torch"])
     if library == "cupy" and kind.__name__ == "ndarray":
         return _of_cupy(sys.modules["cupy"])
@@ -150,9 +151,9 @@ def _of_torch(torch: Any) -> Callable[[Any], Mark]:
     def read(tensor: Any) -> Mark:
         try:
             index = tensor.get_device()
-            if index < 0 or tensor.requires_grad:
+            if index < 0 or (tensor.requires_grad and torch.is_grad_enabled()):
                 return None
-            form = tensor.shape, tensor.stride(), tensor.dtype
+            form = tensor.shape, tensor.stride(), tensor.dtype, tensor.is_neg()
             return (tensor.data_ptr(), (type(tensor), *form, index, stream_of(index)))
         except RuntimeError:  # sparse, or without memory of its own
             return None
