@@ -11,8 +11,7 @@ import ctypes
 import itertools
 import struct
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_ulonglong, c_void_p
 from functools import lru_cache
 from typing import NamedTuple
@@ -87,8 +86,8 @@ class _Answer(threading.local):
 
 
 class StreamState(NamedTuple):
-    """Which stream a handle means now, and the number of the graph that its work is captured into
-    (0: it is not captured). Neither number is ever given out again, while handles are.
+    """Which stream a handle means now, or the number of the graph that its work is captured into (0:
+    it is not captured). Neither number is ever given out again, while handles are.
     """
 
     stream: int = 0
@@ -113,21 +112,23 @@ def _exchange_capture_mode() -> Callable[[object], int] | None:
     return getattr(library, "cuThreadExchangeStreamCaptureMode", None)
 
 
-@contextmanager
-def relaxed_capture() -> Iterator[None]:
+class relaxed_capture:  # noqa: N801 it is used like a function
     """Let this thread allocate, free and load although a graph is being captured somewhere in the
     process: what is done so is not captured ("cuThreadExchangeStreamCaptureMode", cuda.h).
     """
-    exchange = _exchange_capture_mode()
-    if exchange is None:
-        yield
-        return
-    mode = c_int(_RELAXED)
-    exchange(byref(mode))
-    try:
-        yield
-    finally:
-        exchange(byref(mode))
+
+    __slots__ = ("_mode",)
+
+    def __enter__(self) -> None:
+        self._mode = c_int(_RELAXED)
+        self._exchange()
+
+    def __exit__(self, *_: object) -> None:
+        self._exchange()
+
+    def _exchange(self) -> None:
+        if (exchange := _exchange_capture_mode()) is not None:
+            exchange(byref(self._mode))
 
 
 class _MapRoom(threading.local):
@@ -293,17 +294,24 @@ class Driver:
 
         def state() -> StreamState:
             room = rooms
-            if info(handle, *room.places, None, None, None):
-                room.status.value = 0
+            if info(handle, *room.places, None, None, None) == 0 and room.status.value == _ACTIVE:
+                return StreamState(0, room.capture.value)  # to ask more would end the capture
             if stream == PER_THREAD:
-                which = room.thread
-            elif number is None or number(handle, room.place):
-                which = stream  # drivers before CUDA 12 do not number streams
-            else:
-                which = room.stream.value
-            return StreamState(which, room.capture.value if room.status.value == _ACTIVE else 0)
+                return StreamState(room.thread)
+            if number is None or number(handle, room.place):
+                return StreamState(stream)  # drivers before CUDA 12 do not number streams
+            return StreamState(room.stream.value)
 
         return state
+
+    def asks_whether_captured(self, stream: int) -> Callable[[], bool] | None:
+        """A call that says whether what is put on a stream goes to a graph instead. None for the
+        legacy default stream, which cannot be captured.
+        """
+        if stream in LEGACY:
+            return None
+        ask, answer, handle = self.quick.cuStreamIsCapturing, self._state_rooms, c_void_p(stream)
+        return lambda: ask(handle, answer.places[0]) != 0 or answer.status.value != 0
 
     def captured_graph(self, stream: int) -> int:
         """Handle of the graph that a stream is captured into."""

@@ -105,8 +105,9 @@ class BoundLaunch:
     handle means another stream by now, or its work is captured, the product is bound anew.
     """
 
-    __slots__ = ("_place", "_launches", "_kernels", "_starts", "_owners", "_bound",
-                 "_single", "_queue", "_left", "_state", "_other", "__weakref__")  # fmt: skip
+    __slots__ = ("_place", "_launches", "_kernels", "_starts", "_owners", "_bound", "_current",
+                 "_number", "_single", "_queue", "_left", "_state", "_found", "_other",
+                 "__weakref__")  # fmt: skip
 
     def __init__(
         self,
@@ -125,7 +126,9 @@ class BoundLaunch:
         calls = [start(one.arguments) for start, one in pairs]
         self._single = self._queue = calls[0] if len(calls) == 1 else _in_turn(calls)
         self._left = 0 if self.captured else REPEATED
-        self._state = place.state if bound.scratch else None
+        self._current, self._number = place.driver.current_context, place.number
+        self._state: Callable[[], Any] | None = place.state if bound.scratch else None
+        self._found: StreamState | bool = place.found
         self._other: tuple[StreamState, BoundLaunch] | None = None
 
     @property
@@ -145,11 +148,13 @@ class BoundLaunch:
 
     def assume_context(self, number: int) -> Call:
         """The same call for who knows the number of the current context."""
-        return self._here if number == self._place.number else self._pushed
+        return self._here if number == self._number else self._pushed
 
     def __call__(self) -> None:
-        place = self._place
-        (self._here if place.driver.current_context() == place.number else self._pushed)()
+        if self._current() == self._number:
+            self._here()
+        else:
+            self._pushed()
 
     def _pushed(self) -> None:
         context = self._place.context
@@ -163,27 +168,28 @@ class BoundLaunch:
             raise failure(context, error, self._place.what) from error
 
     def _here(self) -> None:
-        if self._state is not None and (state := self._state()) != self._place.found:
+        asks = self._state
+        if asks is not None and (state := asks()) != self._found:
             self._launch_in(state)
             return
-        self._run(self._queue)
+        try:
+            self._queue()
+        except DriverError as error:
+            raise failure(self._place.context, error, self._place.what) from error
         if self._left:
             self._left -= 1
             if not self._left:
                 self._repeat()
 
-    def _run(self, queue: Call) -> None:
-        try:
-            queue()
-        except DriverError as error:
-            raise failure(self._place.context, error, self._place.what) from error
-
-    def _launch_in(self, state: StreamState) -> None:
+    def _launch_in(self, state: StreamState | bool) -> None:
         """Launch on a stream of the same handle that is not the one that this is bound to, or is
         being captured.
         """
-        if not self._bound.scratch:
-            self._run(self._single if state.capture else self._queue)
+        if not self._bound.scratch:  # a graph of pymm's own cannot go into another graph
+            try:
+                self._single()
+            except DriverError as error:
+                raise failure(self._place.context, error, self._place.what) from error
             return
         other = self._other
         if other is None or other[0] != state:
@@ -200,7 +206,8 @@ class BoundLaunch:
         place, launches = self._place, self._launches
         if (len(launches) == 1 and place.flops > BRIEF) or Graph.alive >= MOST_GRAPHS:
             return
-        if place.state is not None and place.state().capture:
+        captured = place.driver.asks_whether_captured(place.stream)
+        if captured is not None and captured():
             return
         nodes = zip(self._kernels, launches, strict=True)
         try:
@@ -209,7 +216,8 @@ class BoundLaunch:
             return
         launch = graph.launcher(place.stream)
         self._queue = launch if len(launches) == 1 else _in_turn([launch])
-        self._state = place.state
+        if not self._bound.scratch:
+            self._state, self._found = captured, False
 
     def rebind(self, *addresses: int) -> BoundLaunch:
         """The same call for operands of the same forms at other addresses, equal to these modulo

@@ -292,6 +292,8 @@ CU_EXPORT CUresult cuStreamGetId(void* stream, unsigned long long* out) {
     if (!out || !live_stream(stream)) return invalid_value;
     std::lock_guard lock(mutex);
     auto queue = queue_of(stream);
+    if (queue && queue->capture)  // as seen with driver 580: the question ends the capture
+        return invalidate(*queue->capture, capture_unsupported);
     *out = queue ? queue->number : 1;
     return success;
 }
