@@ -272,8 +272,11 @@ def test_no_architecture_spills(nvcc, tmp_path, name):
     assert "warning" not in said and not re.search(r"\bC75\d\d\b", said), said
 
 
-@pytest.mark.parametrize("slug, kind", [(slug, kind) for slug, *kind in HOPPER + SHALLOW
-                                        if "CLUSTER2" in slug or "CLUSTER4" in slug])  # fmt: skip
+#: Blocks in clusters of two and four.
+CLUSTERS = [(slug, kind) for slug, *kind in HOPPER + SHALLOW if re.search("CLUSTER[24]", slug)]
+
+
+@pytest.mark.parametrize("slug, kind", CLUSTERS)
 def test_no_block_of_a_cluster_ends_before_what_it_did_to_another(nvcc, tmp_path, slug, kind):
     """The last barrier of a cluster releases and acquires: a relaxed one orders no arrival at
     another block's barrier before its end.

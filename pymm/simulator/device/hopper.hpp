@@ -66,7 +66,6 @@ inline void barrier_wait(unsigned barrier, unsigned parity) {
 
 inline unsigned block_in_cluster() { return 0; }
 inline void cluster_sync() { __syncthreads(); }
-inline void cluster_leave() { __syncthreads(); }
 inline void warpgroup_sync(int id) { barrier_sync(id, 128); }
 template <int COUNT>
 void threads_sync(int id) {
