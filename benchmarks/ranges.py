@@ -2,13 +2,13 @@
 
     python benchmarks/ranges.py --count 400 --csv ranges.csv
 
-For each precision and kind of numbers (`pymm.ranges.KINDS`: one size, rows and columns of their own,
-each number of its own, graded, outliers, at the edges of the range, anywhere) `--count` cases are
-drawn, with and without zeros, infinite numbers and NaN, and compared with float64: NaN and infinite
-where IEEE 754 has them, finite elsewhere and within the bound of the precision. The same matrices
-are multiplied by a float32 kernel where they are float32. Errors are parts of |A| |B|, the largest
-of all elements. Cases come in stacks, one launch each. Kernels that the device does not have are
-left out, and said so. Exit status 0 if no element is wrong, else 1.
+For each precision and kind of numbers (`pymm.ranges.KINDS`: one size, each row and column of its
+own size, each number of its own, graded, outliers, at the edges of the range, anywhere) `--count`
+cases are drawn, with and without zeros, infinite numbers and NaN, and compared with float64: NaN
+and infinite where IEEE 754 has them, finite elsewhere and within the bound of the precision. The
+same matrices are multiplied by a float32 kernel where they are float32. Errors are parts of
+|A| |B|, the largest of all elements. Cases come in stacks, one launch each. Kernels that the
+device does not have are left out, and it says so. Exit status 0 if no element is wrong, else 1.
 """
 
 from __future__ import annotations

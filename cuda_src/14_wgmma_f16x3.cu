@@ -22,8 +22,8 @@
 // so that the tensor cores need not wait for the additions (0.93 to 0.98, 128 x 128); warpgroups
 // that take turns at the tensor cores (0.90 to 1.02).
 //
-// C is NaN and infinite where it is in float32, but for an infinite number times one that is rounded
-// to zero, less than 2^-31 of the largest of its 64: NaN.
+// C is NaN and infinite where it is in float32, but for an infinite number times one that is
+// rounded to zero, less than 2^-31 of the largest of its 64: NaN.
 
 #ifndef REAL
 #define REAL F16  // element type of the terms; A comes as m x k, B as n x k

@@ -50,9 +50,7 @@ class Judgement:
     detail: str = ""
 
 
-def _numbers(
-    generator: np.random.Generator, exponents: np.ndarray, dtype: np.dtype
-) -> np.ndarray:
+def _numbers(generator: np.random.Generator, exponents: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Of random sign and fraction, none infinite."""
     sizes = np.ldexp(generator.uniform(1, 2, exponents.shape), exponents)
     sizes = np.minimum(sizes, float(ml_dtypes.finfo(dtype).max))
@@ -86,7 +84,8 @@ class _Draw:
 
     def one_size(self) -> tuple[np.ndarray, np.ndarray]:
         """All numbers of a matrix alike."""
-        return tuple(self.between(t - 2, t, s) for t, s in zip(self.tops(), (self.a, self.b)))
+        top, other = self.tops()
+        return self.between(top - 2, top, self.a), self.between(other - 2, other, self.b)
 
     def lines(self) -> tuple[np.ndarray, np.ndarray]:
         """Each row of A and each column of B of its own size."""
@@ -97,8 +96,8 @@ class _Draw:
 
     def each(self) -> tuple[np.ndarray, np.ndarray]:
         """Each number of its own size."""
-        wide = int(self.generator.integers(1, 120))
-        return tuple(self.between(t - wide, t, s) for t, s in zip(self.tops(), (self.a, self.b)))
+        wide, (top, other) = int(self.generator.integers(1, 120)), self.tops()
+        return self.between(top - wide, top, self.a), self.between(other - wide, other, self.b)
 
     def graded(self) -> tuple[np.ndarray, np.ndarray]:
         """A D and D^-1 B."""

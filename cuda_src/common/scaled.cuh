@@ -7,12 +7,12 @@
 // the largest then, which takes at most 8 of those 17 and 39 from the others. Whoever multiplies
 // has one number for 64 then, and is told so: inverse powers that are alike are negative.
 //
-// What high high + high low + low high makes of an infinite number is what IEEE 754 makes of it: its
-// low term is infinite, its high term the smallest number of its sign. All products of a row with
-// an infinite number or NaN are one or the other, whatever its other numbers are: of these the
-// signs are kept, with a power of 1. A number that is rounded to zero counts as zero there, too, 0
-// times infinity. (The smallest high term for it, taken back by the low one, would leave a product
-// with the other's low term, which may be any number of times its own.)
+// What high high + high low + low high makes of an infinite number is what IEEE 754 makes of it:
+// its low term is infinite, its high term the smallest number of its sign. All products of a row
+// with an infinite number or NaN are one or the other, whatever its other numbers are: of these the
+// signs are kept, with a power of 1. A number that is rounded to zero is zero there, too: times
+// infinity NaN. (Were its high term the smallest number, taken back by its low one, the product
+// with the other's low term would stay, which may be many times that of the two numbers.)
 
 #include "common/halves.cuh"
 #include "common/launches.cuh"
