@@ -296,5 +296,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
                  alpha, beta, boxed != 0},
                 feed, staging + group * SLOTS * STAGED_BYTES, group);
     }
-    if (CLUSTER > 1) cluster_sync();  // no block leaves while the other may still reach into it
+#if CLUSTER > 1
+    cluster_leave();  // no block leaves while the other may still reach into it
+#endif
 }

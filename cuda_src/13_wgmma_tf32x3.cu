@@ -11,7 +11,7 @@
 //   are added to float32 sums in registers: 3.2e-7. Meanwhile the tensor cores work for the other
 //   warpgroup. The small products come first, while the sums are small.
 //
-// Where A or B is infinite C is no number: the products of its terms have both signs.
+// C is NaN and infinite where it is in float32 (common/repack.cuh, high_term).
 //
 // What did not help: warpgroups that take turns at the tensor cores (0.94 to 1.01, with 64 of k at
 // a time 0.82); 192 x 128 with steps of 16 (0.97 at 8192); clusters (0.89 to 0.95).

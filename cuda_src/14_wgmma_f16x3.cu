@@ -1,4 +1,5 @@
-// 14 wgmma_f16x3: products as exact as float32's, from numbers of 16 bits.
+// 14 wgmma_f16x3: products of float32 from numbers of 16 bits, as exact as float32's where numbers
+// are of one size within 64 of k.
 //
 // A float32 x is a power of two times high + low, both float16: 11 bits, and 11 of the 13 that are
 // left. Of the four products of a = ah + al and b = bh + bl three count, as in rung 13, and the
@@ -11,7 +12,8 @@
 // - The sums of the tensor cores are cut off, not rounded, and must be added to float32 sums in
 //   registers after few steps (rung 13). After 64 of k they are, times both powers: where these are
 //   one for 64 columns a multiply-add takes them along (common/powers.cuh). A multiplication for
-//   each sum besides costs 5 % at 2048 and 4096.
+//   each sum besides costs 5 % at 2048 and 4096. Where the product of both powers is no number of
+//   float32 they are applied one after the other.
 // - High and low terms are stages of their own: those of the low ones are given back when two of
 //   the products have been made, all before the sums are added. The powers come by TMA, too, into a
 //   ring that is one longer, for they are needed until then.
@@ -20,8 +22,8 @@
 // so that the tensor cores need not wait for the additions (0.93 to 0.98, 128 x 128); warpgroups
 // that take turns at the tensor cores (0.90 to 1.02).
 //
-// Where A or B is infinite C is no number or infinite: the products of its terms have both signs.
-// Products of a row's and a column's numbers that are all smaller than 2^-120 are lost.
+// C is NaN and infinite where it is in float32, but for an infinite number times one that is
+// rounded to zero, less than 2^-31 of the largest of its 64: NaN.
 
 #ifndef REAL
 #define REAL F16  // element type of the terms; A comes as m x k, B as n x k

@@ -66,10 +66,15 @@ def matmul(
         float32 on some GPUs also "tf32": the operands are rounded to 11 significant bits (errors of
         2^-11 each; the very largest become infinite) and added up in float32; and "tf32x3": each
         number is the sum of two such, multiplied three times, which leaves 22 bits (2^-20 of the
-        sum of absolute values); and "f16x3", quicker still: the two are float16 times a power of
-        two that 64 numbers along k share, and of those that are 2^9 times smaller than the largest
-        of the 64 fewer bits may be left (2^-31 of the largest is lost). Never chosen unless it is
-        asked for; the arrays stay float32.
+        sum of absolute values; fewer of numbers below 2^-114); and "f16x3", quicker still: block
+        scaled. The two are float16 times a power of two that 64 numbers along k share. It is as
+        exact as float32 where numbers are of one magnitude within 64 of k; of those that are 2^9
+        times smaller than the largest of the 64 fewer bits may be left (2^-31 of the largest is
+        lost). Of A D times D^-1 B, D random powers from 2^-s to 2^s, k = 256, the relative error
+        is 1.7e-7 for s = 8, 1.1e-5 for 12, 2.4e-3 for 16 and 0.28 for 20, where float32 has 2.9e-7
+        and "tf32x3" 1.3e-7. NaN and infinite numbers come out as in float32, but where a number
+        rounds to zero (in "tf32" below 2^-137, in "f16x3" below 2^-31 of the largest of its 64)
+        infinity times it is NaN. None is chosen unless it is asked for; the arrays stay float32.
     out_dtype: float32 for float16 and bfloat16 operands: the sums as they are, not rounded to 16
         bits. An `out` of float32 asks for it as well, and c is of that type then.
     stream: PyCUDA Stream, integer handle, or a PyTorch, CuPy or `__cuda_stream__` object. Left out,

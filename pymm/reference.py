@@ -43,9 +43,8 @@ ROUNDING = {
 #: What is lost of a float32 number that comes as two float16, as a part of the largest of the
 #: `SCALED` numbers along k that share a power of two: that is 2^6 there at least (2^14, but for
 #: powers that are alike: common/scaled.cuh), and half the smallest subnormal number is 2^-25. And
-#: the product of two such numbers that is lost because the product of their powers is below the
-#: smallest subnormal number of float32.
-LOST, SCALED, LOST_PRODUCT = 2.0**-31, 64, 2.0**-120
+#: what is lost of a product at most, as a part of it: the terms of a number are at most twice it.
+LOST, SCALED, LOST_PRODUCT = 2.0**-31, 64, 3.0
 
 #: The smallest normal number of float32 and of tf32: what lies below it has fewer bits, or none.
 SMALLEST_NORMAL = 2.0**-126
@@ -94,7 +93,7 @@ def product(
     return result
 
 
-def _largest(rows: np.ndarray) -> np.ndarray:
+def largest_of_scaled(rows: np.ndarray) -> np.ndarray:
     """In the place of each number the largest of the `SCALED` along k that it is one of."""
     firsts = np.arange(0, rows.shape[-1], SCALED)
     if not len(firsts):
@@ -127,15 +126,16 @@ def error_bound(
     terms = alpha * (left @ right)
     given = mirrored(np.asarray(c, np.float64), problem) if beta != 0 else np.zeros(())
     sums = beta * np.abs(given)
-    rounding = ROUNDING.get(problem.dtype, 0.0)
-    bound = (terms * (1 + rounding) + sums) * gamma(problem.k + 2, problem.dtype)
+    rounding, lost = ROUNDING.get(problem.dtype, 0.0), np.zeros(())
+    if problem.dtype == "f16x3":
+        columns = largest_of_scaled(right.swapaxes(-1, -2)).swapaxes(-1, -2)
+        lost = largest_of_scaled(left) @ right + left @ columns
+        lost = np.minimum(LOST * alpha * lost, LOST_PRODUCT * terms)
+    bound = (terms * (1 + rounding) + sums + lost) * gamma(problem.k + 2, problem.dtype) + lost
     if rounding:
         bound += terms * rounding
         few = left.sum(axis=-1, keepdims=True) + right.sum(axis=-2, keepdims=True)
         bound += alpha * few * SMALLEST_NORMAL
-    if problem.dtype == "f16x3":
-        lost = _largest(left) @ right + left @ _largest(right.swapaxes(-1, -2)).swapaxes(-1, -2)
-        bound += alpha * (LOST * lost + LOST_PRODUCT * problem.k)
     tiny = np.finfo(problem.scalar_dtype).smallest_subnormal
     bound += (problem.k + 2) * float(tiny)
     if problem.dtype in HALVES:

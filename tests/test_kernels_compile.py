@@ -272,6 +272,25 @@ def test_no_architecture_spills(nvcc, tmp_path, name):
     assert "warning" not in said and not re.search(r"\bC75\d\d\b", said), said
 
 
+#: Blocks in clusters of two and four.
+CLUSTERS = [(slug, kind) for slug, *kind in HOPPER + SHALLOW if re.search("CLUSTER[24]", slug)]
+
+
+@pytest.mark.parametrize("slug, kind", CLUSTERS)
+def test_no_block_of_a_cluster_ends_before_what_it_did_to_another(nvcc, tmp_path, slug, kind):
+    """The last barrier of a cluster releases and acquires: a relaxed one orders no arrival at
+    another block's barrier before its end.
+    """
+    (tmp_path / "gemm.cu").write_text(render(parse_slug(slug), Problem(64, 64, 64, *kind)).text)
+    command = [nvcc, "-ptx", "-arch=sm_90a", "-o", "gemm.ptx", "gemm.cu"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    _, gemm = (tmp_path / "gemm.ptx").read_text().split(".entry gemm(")
+    barriers = re.findall(r"barrier\.cluster\.(?:arrive|wait)[\w.]*", gemm.split(".entry ")[0])
+    assert barriers[-2:] == ["barrier.cluster.arrive.release", "barrier.cluster.wait.acquire"]
+    assert len(barriers) == 4
+
+
 @pytest.mark.parametrize("slug, dtype", SPILLING)
 def test_configurations_that_spill_are_refused(slug, dtype):
     config = parse_slug(slug)

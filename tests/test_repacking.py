@@ -91,6 +91,12 @@ def test_matrices_are_copied_and_turned(drv, load, size, seed):
         np.testing.assert_array_equal(got[:, 0], stack.swapaxes(1, 2) if turn else stack)
 
 
+def high_tf32(x: np.ndarray) -> np.ndarray:
+    """The first of two terms: not zero unless x is."""
+    nearest = nearest_tf32(x)
+    return np.where((nearest == 0) & (x != 0), np.copysign(2.0**-136, x), nearest)
+
+
 def nearest_tf32(x: np.ndarray) -> np.ndarray:
     """11 significant bits, what lies in the middle away from zero; finite numbers stay finite."""
     unit = np.ldexp(1.0, np.maximum(np.frexp(x)[1] - 11, -136))
@@ -117,7 +123,7 @@ def test_numbers_are_rounded_to_tf32(drv, load, terms, turn):
     function = load("repack", REAL="float", TERMS=terms, ROUNDED=1)
     (got,) = run_repack(drv, function, [stack], [turn], terms, draw)
     stack = stack.swapaxes(1, 2) if turn else stack
-    high = nearest_tf32(stack)
+    high = high_tf32(stack) if terms == 2 else nearest_tf32(stack)
     np.testing.assert_array_equal(got[:, 0], high)
     assert (got.view(np.uint32) & 0x1FFF == 0).all() and np.isfinite(got).all()
     if terms == 2:
@@ -133,8 +139,21 @@ def test_what_is_no_number_stays_so(drv, load):
     function = load("repack", REAL="float", TERMS=2, ROUNDED=1)
     (got,) = run_repack(drv, function, [stack], [False], 2, np.random.default_rng(0))
     cut = (got.view(np.uint32) & 0xFFFFE000).view(np.float32)
-    np.testing.assert_array_equal(cut[:, 0], stack)
-    assert (got[:, 1] == 0).all()
+    infinite, least = np.isinf(stack), np.float32(2.0**-136)
+    np.testing.assert_array_equal(cut[:, 0], np.where(infinite, np.copysign(least, stack), stack))
+    others = np.where(np.isnan(stack), stack, 0)
+    np.testing.assert_array_equal(cut[:, 1], np.where(infinite, stack, others))
+
+
+def test_a_high_term_is_zero_of_zero_alone(drv, load):
+    """So infinity times any other number is infinite."""
+    stack = np.float32([1e-45, -3e-42, 2.0**-138, -(2.0**-137), 0.0, -0.0, 3e38, 1.0])[None, None]
+    function = load("repack", REAL="float", TERMS=2, ROUNDED=1)
+    (got,) = run_repack(drv, function, [stack], [False], 2, np.random.default_rng(0))
+    np.testing.assert_array_equal(np.sign(got[:, 0]), np.sign(stack))
+    assert np.isfinite(got).all() and (np.signbit(got[:, 0]) == np.signbit(stack)).all()
+    left = np.abs(stack.astype(float) - got.astype(float).sum(axis=1))
+    assert (left <= np.maximum(np.abs(stack) * 2.0**-22, 2.0**-137)).all()
 
 
 def run_scaled(drv, function, stack, turn):
@@ -210,12 +229,26 @@ def test_numbers_become_two_float16_times_a_power_of_two(drv, load, turn, shape,
 
 
 def test_what_is_no_number_stays_so_among_two_float16(drv, load):
+    """No high term is infinite, and where a number is one of 64 that are not all finite its sign
+    alone is kept, its power 1. The others of the square have their own powers.
+    """
     stack = np.ones((1, 4, 70), np.float32)
     stack[0, 0, 3], stack[0, 1, 69], stack[0, 2, 0] = np.inf, -np.inf, np.nan
+    stack[0, 0, 4:8], stack[0, 0, 8] = [-3e38, 1e-45, -2.0, 0.0], -np.inf
     high, low, powers = run_scaled(drv, load("scaled"), stack, False)
     np.testing.assert_array_equal(np.isnan(high), np.isnan(stack))
-    np.testing.assert_array_equal(np.isinf(high) * np.sign(high), np.isinf(stack) * np.sign(stack))
-    assert not low.any() and np.isfinite(powers).all()
+    infinite = np.isinf(stack)
+    np.testing.assert_array_equal(low[infinite], stack[infinite].astype(np.float16))
+    np.testing.assert_array_equal(np.isnan(low), np.isnan(stack))
+    assert not low[np.isfinite(stack)].any()
+    signs = np.zeros(stack.shape, bool)
+    signs[0, [0, 2], :64] = signs[0, 1, 64:] = True
+    kept = signs & ~np.isnan(stack)
+    np.testing.assert_array_equal(high[kept], np.sign(stack[kept]) * np.float16(2.0**-24))
+    assert (high[~signs] == 2.0**14).all()
+    of_rows = np.repeat(np.abs(powers), 64, axis=1)[:, :70].swapaxes(1, 2)
+    np.testing.assert_array_equal(of_rows, np.where(signs, 1.0, 2.0**-14))
+    assert (powers > 0).all()
 
 
 @pytest.mark.parametrize("real", TYPES)

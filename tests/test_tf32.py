@@ -225,6 +225,33 @@ def test_sums_in_steps_are_as_good_as_float32(positive):
     assert norms[32] < np.linalg.norm(plain - exact) < norms[1024]
 
 
+PARTED = "wgmma_tf32-MB64-NB64-KB32-TA64-TB64-SLICES1-STAGES2-SLOTS1-CLUSTER1-GROUP8-SPLIT3"
+
+
+def test_alpha_zero_reads_no_sums(cuda):
+    """A product by nothing but zero after one of NaN: its parts are zeros, not what registers had.
+    In the simulator, or on a Hopper GPU.
+    """
+    config, problem = parse_slug(PARTED), Problem(70, 72, 200, "tf32")
+    if not cuda.device.kind == "simulator" and not config.kernel.runs_on(cuda.device):
+        assert config.kernel not in kernels_for(problem, cuda.device)
+        return
+    fields = [Field(cuda, problem.numpy_dtype, shape) for shape in stored_shapes(problem)]
+    for field in fields[:2]:
+        field.write(np.full(field.shape, np.nan, np.float32))
+    fields[2].write(np.full(fields[2].shape, 2.0, np.float32))
+    a, b, c = (field.matrix for field in fields)
+    for depth, alpha, beta in ((200, 1.0, 0.0), (0, 0.0, 0.0), (200, 1.0, 0.0), (0, 0.0, 1.0)):
+        if beta:
+            fields[2].write(np.full(fields[2].shape, 2.0, np.float32))
+        given = replace(problem, k=depth)
+        run = executable(cuda, config, given).bind(given, alpha, a, b, beta, c)
+        run()
+        cuda.synchronize()
+        wanted = 2.0 * beta if depth == 0 else np.nan
+        np.testing.assert_array_equal(fields[2].read()[0], np.full(fields[2].shape, wanted))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("slug", SLUGS)
 def test_any_size_layout_stride_and_stack(slug):

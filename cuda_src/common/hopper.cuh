@@ -60,6 +60,12 @@ __device__ __forceinline__ unsigned block_in_cluster() {
 __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.relaxed; barrier.cluster.wait;" ::: "memory");
 }
+#if CLUSTER > 1
+// The same before the first block ends: no thread is still arriving at a barrier of another block.
+__device__ __forceinline__ void cluster_leave() {
+    asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
+}
+#endif
 
 // Registers of each thread of a warpgroup from here on.
 template <int COUNT>

@@ -73,9 +73,13 @@ __device__ __forceinline__ float rounded(float x) {
     const unsigned up = size >= 0x7F7FF000u ? bits : bits + 0x1000u;
     return __uint_as_float(up & ~0x1FFFu);
 }
-// What is left of x, rounded; nothing of what is infinite or no number.
-__device__ __forceinline__ float remainder(float x, float high) {
-    return (__float_as_uint(x) & 0x7FFFFFFFu) < 0x7F800000u ? rounded(x - high) : 0.0f;
+// The first of two terms of x. What high high + high low + low high makes of an infinite number is
+// what IEEE 754 makes of it: its low term is infinite, and no high term is, nor zero where the
+// number is not. There it is the smallest number of tf32.
+__device__ __forceinline__ float high_term(float x) {
+    const float high = rounded(x);
+    const bool lost = high == 0.0f && x != 0.0f, infinite = fabsf(high) == INFINITY;
+    return lost || infinite ? copysignf(0x1p-136f, x) : high;
 }
 #endif
 
@@ -85,8 +89,8 @@ __device__ __forceinline__ void store(REAL* to, Piece piece, long long behind) {
     Piece low;
 #pragma unroll
     for (int i = 0; i < WIDE; i++) {
-        const float high = rounded(piece.x[i]);
-        low.x[i] = remainder(piece.x[i], high);
+        const float high = TERMS == 2 ? high_term(piece.x[i]) : rounded(piece.x[i]);
+        low.x[i] = rounded(piece.x[i] - high);
         piece.x[i] = high;
     }
     if (TERMS == 2) *reinterpret_cast<Piece*>(to + behind) = low;

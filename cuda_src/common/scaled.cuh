@@ -6,6 +6,13 @@
 // Of 64 such rows the powers are alike if their largest numbers differ by less than 2^9: the one of
 // the largest then, which takes at most 8 of those 17 and 39 from the others. Whoever multiplies
 // has one number for 64 then, and is told so: inverse powers that are alike are negative.
+//
+// What high high + high low + low high makes of an infinite number is what IEEE 754 makes of it:
+// its low term is infinite, its high term the smallest number of its sign. All products of a row
+// with an infinite number or NaN are one or the other, whatever its other numbers are: of these the
+// signs are kept, with a power of 1. A number that is rounded to zero is zero there, too: times
+// infinity NaN. (Were its high term the smallest number, taken back by its low one, the product
+// with the other's low term would stay, which may be many times that of the two numbers.)
 
 #include "common/halves.cuh"
 #include "common/launches.cuh"
@@ -19,6 +26,8 @@ constexpr int DOWN = 256 / TOGETHER, PASSES = SIDE / DOWN;   // rows of a block 
 // Exponents as float32 keeps them: a number's and its power's together, and the largest power's.
 constexpr unsigned TOP = 127 + 127 + 14, MOST = 253;
 constexpr unsigned ALIKE = 8;  // most between exponents of rows that get one power
+constexpr unsigned INFINITE = 0x7F800000;  // as bits; those of NaN are more
+constexpr float SMALLEST = 0x1p-24f;       // number of F16
 
 // As in common/repack.cuh. `to` are two matrices for one, high and low; behind those of all lie the
 // inverse powers: a row of numbers for each 64 of k, one for each row of the matrix.
@@ -43,16 +52,28 @@ __device__ __forceinline__ unsigned largest(const float4& x) {
     return most;
 }
 
-// What is left of two scaled numbers; nothing of what is infinite or no number.
+// High terms of two scaled numbers, and what is left.
+__device__ __forceinline__ float finite(float x) {
+    return size_of(x) == INFINITE ? copysignf(SMALLEST, x) : x;
+}
+__device__ __forceinline__ unsigned high(float x, float y) {
+    return narrow(F16{}, finite(x), finite(y));
+}
 __device__ __forceinline__ unsigned rest(float x, float y, unsigned high) {
     const F16 first{static_cast<unsigned short>(high)};
     const F16 second{static_cast<unsigned short>(high >> 16)};
-    const float left = size_of(x) < 0x7F800000u ? x - widen(first) : 0.0f;
-    return narrow(F16{}, left, size_of(y) < 0x7F800000u ? y - widen(second) : 0.0f);
+    return narrow(F16{}, x - widen(first), y - widen(second));
+}
+// Of a row with an infinite number or NaN these, and the signs of the others; the power is 1.
+__device__ __forceinline__ float sign_of(float x) {
+    return size_of(x) - 1 < INFINITE - 1 ? copysignf(SMALLEST, x) : x;
+}
+__device__ __forceinline__ void keep_signs(float4& x) {
+    x = {sign_of(x.x), sign_of(x.y), sign_of(x.z), sign_of(x.w)};
 }
 
 // Whether the rows of a square are alike, but for those that are zero: then `most`, the largest
-// number of each row of this thread, becomes that of all.
+// number of each row of this thread, becomes that of all. They are not where one is infinite.
 __device__ __forceinline__ bool alike(unsigned (&most)[PASSES]) {
     __shared__ unsigned larger[256 / 32], smaller[256 / 32];
     unsigned last = 0, first = ~0u;  // one less than the smallest: that of a zero row wraps round
@@ -64,7 +85,7 @@ __device__ __forceinline__ bool alike(unsigned (&most)[PASSES]) {
     __syncthreads();
 #pragma unroll
     for (int w = 0; w < 256 / 32; w++) last = max(last, larger[w]), first = min(first, smaller[w]);
-    if ((last >> 23) > ((first + 1) >> 23) + ALIKE) return false;
+    if (last >= INFINITE || (last >> 23) > ((first + 1) >> 23) + ALIKE) return false;
 #pragma unroll
     for (int p = 0; p < PASSES; p++) most[p] = last;
     return true;
@@ -74,13 +95,13 @@ __device__ __forceinline__ bool alike(unsigned (&most)[PASSES]) {
 // the inverse of the power. They leave L2 first: copies of two 8192 x 8192 take 297 us, not 325.
 __device__ __forceinline__ void store(const float4& x, unsigned most, bool alike, F16* to,
                                       long long behind, float* inverse) {
-    const unsigned raised = min(TOP - min(most >> 23, 254u), MOST);
-    const float power = __uint_as_float(raised << 23);
+    const unsigned exponent = most >= INFINITE ? 127 : min(TOP - (most >> 23), MOST);
+    const float power = __uint_as_float(exponent << 23);
     const float a = x.x * power, b = x.y * power, c = x.z * power, d = x.w * power;
-    const uint2 high = {narrow(F16{}, a, b), narrow(F16{}, c, d)};
-    __stcs(reinterpret_cast<uint2*>(to), high);
-    __stcs(reinterpret_cast<uint2*>(to + behind), uint2{rest(a, b, high.x), rest(c, d, high.y)});
-    const float found = __uint_as_float((254 - raised) << 23);
+    const uint2 terms = {high(a, b), high(c, d)};
+    __stcs(reinterpret_cast<uint2*>(to), terms);
+    __stcs(reinterpret_cast<uint2*>(to + behind), uint2{rest(a, b, terms.x), rest(c, d, terms.y)});
+    const float found = __uint_as_float((254 - exponent) << 23);
     if (threadIdx.x % TOGETHER == 0) *inverse = alike ? -found : found;
 }
 
@@ -137,7 +158,10 @@ extern "C" __global__ void __launch_bounds__(256, 6) repack(scaling::Copy a, sca
     }
     unsigned most[PASSES];
 #pragma unroll
-    for (int p = 0; p < PASSES; p++) most[p] = largest(x[p]);
+    for (int p = 0; p < PASSES; p++) {
+        most[p] = largest(x[p]);
+        if (most[p] >= INFINITE) keep_signs(x[p]);
+    }
     const bool same = alike(most);
 #pragma unroll
     for (int p = 0; p < PASSES; p++)

@@ -253,5 +253,7 @@ __device__ __forceinline__ void run(const Product& p, const Result& result,
         });
         if (threadIdx.x % 128 == 0) stores_have_read();  // before shared memory is given back
     }
-    if (CLUSTER > 1) cluster_sync();  // no block leaves while the other may still reach into it
+#if CLUSTER > 1
+    cluster_leave();  // no block leaves while the other may still reach into it
+#endif
 }

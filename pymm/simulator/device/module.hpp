@@ -94,8 +94,12 @@ struct Caller {
         auto function = reinterpret_cast<void (*)(Types...)>(const_cast<void*>(k.function));
         function(*reinterpret_cast<const Types*>(a + layout.parameters[I].offset)...);
     }
+    // The buffer is the host's, which the module's own `memcpy` refuses to read; without AVX-512
+    // g++ passes large arguments by it. So they are passed from the thread's stack.
     PYMM_SIM_UNCHECKED static void invoke(const Kernel& k, const char* arguments) {
-        call(k, arguments, std::index_sequence_for<Types...>{});
+        alignas(64) char own[layout.bytes + 1];
+        for (std::size_t i = 0; i < layout.bytes; i++) own[i] = arguments[i];
+        call(k, own, std::index_sequence_for<Types...>{});
     }
 };
 

@@ -48,28 +48,12 @@ std::size_t threads_wanted() {
     return static_cast<std::size_t>(std::clamp(n, 1L, 16L));  // 1024 guarded stacks each:
 }                                                             // 16 stay below 65530 mappings
 
-// Where kernels find their arguments: memory that they may read, for g++ copies large ones by
-// calling the module's memcpy, whose every access is checked.
-char* argument_room() {
-    constexpr std::size_t bytes = 32 << 10;  // CUDA has 32764
-    static Region region{0, 0, Space::host, 0, {nullptr, std::free}, nullptr};
-    if (!region.begin) {
-        void* window = reserve_window(bytes);
-        if (!window) std::abort();
-        commit_window(window, bytes);
-        make_region(region, reinterpret_cast<std::uintptr_t>(window), bytes, Space::host);
-    }
-    return reinterpret_cast<char*>(region.begin);
-}
-
 }  // namespace
 
 int run(Launch& launch) {
     static std::mutex one_launch_at_a_time;
     static std::vector<Worker*> workers;
     std::lock_guard lock(one_launch_at_a_time);
-    std::memcpy(argument_room(), launch.arguments, launch.function->kernel->argument_bytes);
-    launch.arguments = argument_room();
     std::uint64_t blocks = std::uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
     std::size_t count = std::min<std::uint64_t>(blocks, threads_wanted());
     while (workers.size() < count) workers.push_back(new_worker());

@@ -1,0 +1,239 @@
+"""Renews the digests of tuned records and measured rows whose kernels were not changed by a change
+of their source.
+
+    python tools/renew_digests.py BASE_COMMIT
+
+A record is stale when the code of its kernel is not what it was tuned with. Code that a macro
+leaves out of a configuration changes nothing for it: for every record and row with the digest that
+its kernel has at BASE_COMMIT, both texts are rendered and preprocessed, and where these differ
+compiled to PTX, and where these differ to a cubin (sm_90a). Where the two are the same, the digest
+becomes that of the working tree, in tuning_configs/ and benchmarks/results/. What is left stale
+must be tuned again. The digest of a step of a suite stays: the suite measures such a step again.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # a checkout need not be installed
+
+from pymm import source, store  # noqa: E402
+from pymm.backends.cuda.nvcc import find_nvcc  # noqa: E402
+from pymm.kernels import Config, find_kernel, parse_slug  # noqa: E402
+from pymm.problem import Problem  # noqa: E402
+
+#: Compilers at a time.
+JOBS = 2
+
+
+@contextmanager
+def kernels_of(tree: Path) -> Iterator[None]:
+    """Kernel texts come from another tree meanwhile."""
+    here, caches = source.shipped_folder, (source.kernel_text, source._render)
+    for known in caches:
+        known.cache_clear()
+    source.shipped_folder = lambda folder: tree / folder
+    try:
+        yield
+    finally:
+        source.shipped_folder = here
+        for known in caches:
+            known.cache_clear()
+
+
+class Comparison:
+    """The texts of the base commit and of the working tree, rendered and compared."""
+
+    def __init__(self, tree: Path, folder: Path) -> None:
+        self.tree, self.folder, self.nvcc = tree, folder, find_nvcc().path
+        self._pairs: dict[tuple[Config, Problem], tuple[str, str]] = {}
+        self._same: dict[tuple[str, str], bool] = {}
+
+    @cache  # noqa: B019  (one of these lives as long as the process)
+    def digests(self, backend: str, name: str) -> tuple[str, str]:
+        """Of a kernel: of the base commit and of the working tree; "" where it is missing."""
+        kernel = find_kernel(name, backend)
+        with kernels_of(self.tree):
+            try:
+                old = source.kernel_digest(kernel.backend, kernel.file)
+            except OSError:
+                old = ""
+        return old, source.kernel_digest(kernel.backend, kernel.file)
+
+    def add(self, pairs: Sequence[tuple[Config, Problem]]) -> None:
+        """Compare both texts of all of these."""
+        pairs = list(dict.fromkeys(pairs))
+        with kernels_of(self.tree):
+            old = [source.render(*pair).text for pair in pairs]
+        new = [source.render(*pair).text for pair in pairs]
+        self._pairs |= dict(zip(pairs, zip(old, new, strict=True), strict=True))
+        texts = list(dict.fromkeys(self._pairs[pair] for pair in pairs))
+        with ThreadPoolExecutor(JOBS) as pool:
+            self._same |= dict(zip(texts, pool.map(self._compare, texts), strict=True))
+
+    def same(self, config: Config, problem: Problem) -> bool:
+        """Whether the configuration's kernel is what it was."""
+        return self._same[self._pairs[config, problem]]
+
+    def _compare(self, texts: tuple[str, str]) -> bool:
+        for stage in (self._preprocessed, self._ptx, self._cubin):
+            old, new = map(stage, texts)
+            if old == new:
+                return True
+        return False
+
+    def _preprocessed(self, text: str) -> bytes:
+        command = ["g++", "-E", "-P", "-x", "c++", "-D__CUDA_ARCH__=900", "-"]
+        done = subprocess.run(command, input=text.encode(), capture_output=True, check=True)
+        return b" ".join(done.stdout.split())
+
+    def _ptx(self, text: str) -> bytes:
+        return re.sub(rb"//.*", b"", self._compiled(text, "-ptx"))
+
+    def _cubin(self, text: str) -> bytes:
+        return self._compiled(text, "-cubin")
+
+    def _compiled(self, text: str, what: str) -> bytes:
+        """Without line numbers and the file's name, which are in neither then."""
+        text = re.sub(r"^#line.*$", "", text, flags=re.MULTILINE)
+        folder = self.folder / hashlib.sha256((what + text).encode()).hexdigest()
+        made = folder / "gemm.out"
+        if not made.exists():
+            folder.mkdir(exist_ok=True)
+            (folder / "gemm.cu").write_text(text)
+            command = [self.nvcc, what, "-arch=sm_90a", "-o", "gemm.out", "gemm.cu"]
+            subprocess.run(command, cwd=folder, capture_output=True, check=True)
+        return made.read_bytes()
+
+
+class Counts:
+    """How many digests were renewed and how many left stale, by kernel."""
+
+    def __init__(self) -> None:
+        self.renewed: Counter[str] = Counter()
+        self.stale: Counter[str] = Counter()
+
+    def show(self, what: str) -> None:
+        """A line for each kernel."""
+        for name in sorted({*self.renewed, *self.stale}):
+            print(f"{what}: {name}: {self.renewed[name]} renewed, {self.stale[name]} left stale")
+
+
+def renew_records(path: Path, comparison: Comparison, counts: Counts) -> None:
+    """The records of one YAML, line by line."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    places = [i for i, line in enumerate(lines) if line.startswith("- {")]
+    records = store.read(path).records
+    assert len(places) == len(records), f"{path}: one record a line is what this can renew"
+    waiting = []
+    for place, record in zip(places, records, strict=True):
+        kernel = record.config.kernel
+        old, new = comparison.digests(kernel.backend, kernel.name)
+        if record.digest == old != new:
+            waiting.append((place, record, new))
+    comparison.add([(record.config, record.problem) for _, record, _ in waiting])
+    for place, record, new in waiting:
+        if comparison.same(record.config, record.problem):
+            assert lines[place].count(f"source: {record.digest}") == 1
+            lines[place] = lines[place].replace(record.digest, new)
+            counts.renewed[record.config.kernel_name] += 1
+        else:
+            counts.stale[record.config.kernel_name] += 1
+    replace_text(path, "".join(lines))
+
+
+def renew_rows(path: Path, comparison: Comparison, counts: Counts) -> None:
+    """The rows of one CSV that name a configuration and its source."""
+    text = path.read_text(encoding="utf-8")
+    header, *rows = csv.reader(io.StringIO(text))
+    if not {"source", "config", "dtype", "layout"} <= set(header):
+        return
+    at = {name: place for place, name in enumerate(header)}
+    waiting = [found for row in rows if (found := _changed(row, at, comparison))]
+    comparison.add([(config, problem) for _, config, problem, _ in waiting])
+    for row, config, problem, new in waiting:
+        if comparison.same(config, problem):
+            row[at["source"]] = new
+            counts.renewed[config.kernel_name] += 1
+        else:
+            counts.stale[config.kernel_name] += 1
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([header, *rows])
+    assert waiting or out.getvalue() == text, f"{path} would be written in another form"
+    replace_text(path, out.getvalue())
+
+
+def _changed(
+    row: list[str], at: dict[str, int], comparison: Comparison
+) -> tuple[list[str], Config, Problem, str] | None:
+    """The row, its configuration and product and the new digest, if it has the old one."""
+    if not row[at["source"]]:
+        return None
+    try:
+        config = parse_slug(row[at["config"]])
+    except ValueError:
+        return None
+    kernel = config.kernel
+    old, new = comparison.digests(kernel.backend, kernel.name)
+    if row[at["source"]] != old or old == new:
+        return None
+    return row, config, _problem({name: row[place] for name, place in at.items()}), new
+
+
+def _problem(cells: dict[str, str]) -> Problem:
+    """The product of a row."""
+    sizes = [int(cells[name]) for name in ("m", "n", "k")]
+    trans = [letter == "T" for letter in cells["layout"]]
+    return Problem(*sizes, cells["dtype"], *trans, op=cells.get("op", "gemm"))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file anew if it changes, all of it or nothing."""
+    if text == path.read_text(encoding="utf-8"):
+        return
+    beside = path.with_suffix(".new")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
+
+
+def main(base: str) -> int:
+    """The command. Returns the exit status."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree, work = Path(folder) / "tree", Path(folder) / "work"
+        work.mkdir()
+        command = ["git", "archive", base, "cuda_src", "cpu_src"]
+        archive = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            for member in tar.getmembers():
+                if member.isdir():
+                    continue
+                (tree / member.name).parent.mkdir(parents=True, exist_ok=True)
+                (tree / member.name).write_bytes(tar.extractfile(member).read())
+        comparison, records, rows = Comparison(tree, work), Counts(), Counts()
+        for path in sorted((ROOT / "tuning_configs").glob("*.yaml")):
+            renew_records(path, comparison, records)
+        records.show("records")
+        for path in sorted((ROOT / "benchmarks" / "results").glob("*/*.csv")):
+            renew_rows(path, comparison, rows)
+        rows.show("rows")
+    return 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    sys.exit(main(sys.argv[1]))
