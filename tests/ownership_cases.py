@@ -61,13 +61,14 @@ def streams_made(backend):
 def scratch_grows(backend):
     """A larger product on the same stream replaced the scratch memory of a cached launch."""
     first, larger = (Product(backend, SPLIT, s) for s in ((21, 33, 65), (65, 63, 71)))
+    other = gpuarray.to_gpu(first.out.get())
     for _ in range(4):
-        first.launch(c=first.out, beta=0)
+        first.launch(c=other, beta=0)
     for _ in range(2):
         larger.launch()
     gc.collect()
     first.poison()
-    first.launch(c=first.out, beta=0)
+    first.launch(c=other, beta=0)
     first.check("after a larger product")
     larger.check("larger")
 
