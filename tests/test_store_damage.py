@@ -43,9 +43,9 @@ DAMAGE = {
             for i in range(20)
         )
         + GOOD,
-        "unknown 'a'",
+        "anchors and aliases",
     ),
-    "deep": ("[" * 3000, "not YAML"),
+    "deep": ("[" * 30_000, "line 1: nested deeper than 4"),
     "long text": (GOOD.replace("nvcc 13.0.88", "n" * 201), "no short value"),
     "device": (GOOD.replace("name: Test GPU 9", "name: [Test]"), "no short value"),
     "other device": (GOOD.replace("name: Test GPU 9", "name: Other"), "belongs to Other"),
