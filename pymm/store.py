@@ -276,7 +276,7 @@ def _compose(text: str, error: Callable[[int, str], StoreError]) -> _Node | None
 
 
 class _Reader:
-    """Takes a YAML text apart node by node. No tag is obeyed, and every complaint knows its line."""
+    """Takes a YAML text apart node by node. No tag is obeyed, every complaint knows its line."""
 
     def __init__(self, text: str, path: str) -> None:
         import yaml

@@ -194,7 +194,7 @@ def peaks(findings: Findings) -> dict[str, float]:
     implied: dict[str, list[float]] = {}
     for row in (*findings.of("classes"), *findings.of("bench")):
         part = row.number("peak")
-        if row.sound and part > 0:
+        if row.sound and part > 0 and row.number("gflops") > 0:
             implied.setdefault(row.problem.dtype, []).append(row.number("gflops") / part)
     return {name: statistics.median(rates) for name, rates in implied.items()} | found
 

@@ -105,7 +105,7 @@ def ordered(found: Curves) -> Curves:
 
     def place(item: tuple[str, object]) -> tuple[object, ...]:
         name = item[0]
-        sizes = [int(size) for size in re.findall(r"\d+", name)]
+        sizes = [int(size) for size in re.findall("[0-9]{1,9}", name)]
         return (0 if name == CHOICE else 2 if name[:1].isdigit() else 1, name.split(" ")[0], sizes)
 
     return {name: dict(sorted(line.items())) for name, line in sorted(found.items(), key=place)}
