@@ -53,7 +53,7 @@ def corrupt(folder, name):
     if name == "no product":
         rows = [row | {"m": m} for row, m in zip(measured.ladder(), ("-1", "x", ""), strict=False)]
         measured.write(folder / "ladder.csv", bench.COLUMNS, rows + measured.ladder())
-        return "ladder.csv: 3 rows spell no product, left out"
+        return "ladder.csv: 3 rows spell no product (first line 2), left out"
     if name == "facts of another device":
         (folder / "device.json").write_text('{"slug": "other-gpu"}')
         return "device.json, line 1: is of another device, 'other-gpu', left out"

@@ -142,16 +142,16 @@ def draw(
     words: str,
     plot: Callable[[Any, Any], None],
     height: int = HEIGHT,
-    panels: int = 1,
+    panels: int = 0,
 ) -> Figure:
     """A figure, whose name is made an id: `plot` gets Matplotlib's figure and its axes (a list if
-    there are several `panels`, one below the other). Raises `NoPlots` without Matplotlib.
+    a number of `panels` is given, one below the other). Raises `NoPlots` without Matplotlib.
     """
     name = identifier(name)
     with _matplotlib(name) as figure_class:
         figure = figure_class(figsize=(WIDTH / 72, height / 72), layout="constrained")
-        axes = figure.subplots(panels, 1)
-        plot(figure, list(axes) if panels > 1 else axes)
+        axes = list(figure.subplots(panels or 1, 1, squeeze=False)[:, 0])
+        plot(figure, axes if panels else axes[0])
         text = io.StringIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(text, format="svg", metadata=nothing, transparent=True)

@@ -286,7 +286,9 @@ def _usable(name: str, rows: Sequence[Row], slug: str, notices: list[str]) -> It
     notices += few(told)
     right = [row for row in own if row.problem is not None]
     if len(right) < len(own):
-        notices.append(f"{name}: {len(own) - len(right)} rows spell no product, left out")
+        first = next(row.line for row in own if row.problem is None)
+        count = len(own) - len(right)
+        notices.append(f"{name}: {count} rows spell no product (first line {first}), left out")
     yield from right
 
 
