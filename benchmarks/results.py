@@ -106,8 +106,7 @@ def page() -> str:
         raise inputs.BadInput(f"{FILE}, line 1: no row; {COMMAND}")
     lines = document(rows)
     if UNSEEN.exists():
-        filled = partial(_lacking, names=("of_fastest",))
-        lines += ["", *unseen(inputs.rows_of(UNSEEN, ("dtype",), UNSEEN_NUMBERS, filled))]
+        lines += ["", *unseen(unseen_rows(UNSEEN))]
     if CALLS.exists():
         lines += ["", *calls(inputs.rows_of(CALLS, ("arrays", "call"), CALL_NUMBERS))]
     suites = [row for path in SUITES for row in suite_rows(path)]
@@ -119,6 +118,15 @@ def page() -> str:
 def class_rows(path: Path) -> list[Row]:
     """The rows of the classes, each of a class, a type and a layout that there is."""
     return inputs.rows_of(path, COLUMNS, CLASS_NUMBERS, _no_class)
+
+
+def unseen_rows(path: Path) -> list[Row]:
+    """The rows of shapes never tuned, at least one."""
+    filled = partial(_lacking, names=("of_fastest",))
+    rows = inputs.rows_of(path, ("dtype",), UNSEEN_NUMBERS, filled)
+    if not rows:
+        raise inputs.BadInput(f"{path}, line 1: no row")
+    return rows
 
 
 def suite_rows(path: Path) -> list[Row]:

@@ -25,7 +25,6 @@ from tuned import GOOD
 
 from pymm import bench, contest, journal, rows, search, shapes, store
 from pymm.inputs import BadInput
-from pymm.kernels import KERNELS
 from pymm.report import again, chapters, comparing, kept, page, reading, text
 from pymm.report.record import data_of
 from pymm.suites.run import whole
@@ -44,8 +43,8 @@ TOKENS = [
     *(b"inf", b"-inf", b"nan", b"1e400", b"-1e400", b"1e-400", b"0", b"-1", b"0.0", b"null", b"{}"),
     *(b"9" * 19, b"9" * 400, b"9" * 5000, "\u00b2".encode(), "\u0663".encode(), b"$\\frac{", b"$"),
     *(b"[" * 300, b"{" * 300, b'[{"a":' * 2000, b"- " * 50, b"&a ", b"*a", b"!!python/object:x "),
-    *(b"\x00", b"\xef\xbb\xbf", b"\r\n", b"\r", b"\xff\xfe", b"\xed\xa0\x80", b"\\ud800", b"\x1b[1m"),
-    *(b'"', b"'", b",", b",,", b"\n", b"\n\n", b":", b": ", b"{", b"}", b"[", b"]", b"\t", b"#"),
+    *(b"\x00", b"\xef\xbb\xbf", b"\r\n", b"\r", b"\xff\xfe", b"\xed\xa0\x80", b"\\ud800"),
+    *(b"\x1b[1m", b'"', b"'", b",", b",,", b"\n\n", b":", b": ", b"{", b"}", b"[", b"]", b"\t", b"#"),
     *(b"<script>x</script>", b"`|", b"../../x", b"true", b"---\n", b"x" * 100, b"y" * 200_000),
     *(b"-b0", b"1e30", b"1e-30", b"9e29", b"1_0", b"0x10", "\u202e".encode(), "\ud7ff".encode()),
     *(b"{}\n", b'{"op_code":0}\n', b'{"op_code":4,"trial_id":9}\n', b"op_code", b"not_applicable"),
@@ -174,11 +173,7 @@ def classes_page(path: Path) -> None:
 
 
 def unseen_page(path: Path) -> None:
-    given = {"FILE": path, "UNSEEN": path, "CALLS": path}
-    filled = [row for row in results.inputs.rows_of(
-        path, ("dtype",), results.UNSEEN_NUMBERS, lambda row: results._lacking(row, ("of_fastest",))
-    )]  # fmt: skip
-    assert given and (not filled or results.unseen(filled))
+    results.unseen(results.unseen_rows(path))
 
 
 READERS = {
@@ -218,7 +213,7 @@ READERS = {
         lambda path: results.transposes(results.suite_rows(path)),
     ),
     "tables": Reader("l.csv", csv_of(bench.COLUMNS, measured.ladder),
-                     lambda path: [tables.ladder(tables.rows_of(path)), tables.cpu(tables.rows_of(path))]),
+                     lambda path: [of(tables.rows_of(path)) for of in (tables.ladder, tables.cpu)]),
 }  # fmt: skip
 
 
@@ -246,8 +241,24 @@ def test_a_damaged_file_is_read_or_named(tmp_path, without_plots, name):  # noqa
     damaged()
 
 
-def test_kernels_are_there():
-    assert KERNELS
+@pytest.mark.parametrize("name", ["classes", "ladder", "trials", "suites"])
+def test_a_damaged_file_is_drawn(tmp_path, name):
+    """With all figures: an image that cannot be drawn of a row is a fault, too."""
+    pytest.importorskip("matplotlib")
+    reader = READERS[name]
+    path = tmp_path / measured.SLUG / reader.file
+    path.parent.mkdir()
+    reader.good(path)
+    good = path.read_bytes()
+
+    @settings(max_examples=max(2, INPUTS // 20), derandomize=True, database=None, deadline=None,
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(EDITS)
+    def damaged(edits):
+        path.write_bytes(edited(good, edits, [good]))
+        page.html(chapters.report(reading.read_device(path.parent)))
+
+    damaged()
 
 
 BOMBS = """
