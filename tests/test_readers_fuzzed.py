@@ -44,7 +44,7 @@ TOKENS = [
     *(b"9" * 19, b"9" * 400, b"9" * 5000, "\u00b2".encode(), "\u0663".encode(), b"$\\frac{", b"$"),
     *(b"[" * 300, b"{" * 300, b'[{"a":' * 2000, b"- " * 50, b"&a ", b"*a", b"!!python/object:x "),
     *(b"\x00", b"\xef\xbb\xbf", b"\r\n", b"\r", b"\xff\xfe", b"\xed\xa0\x80", b"\\ud800"),
-    *(b"\x1b[1m", b'"', b"'", b",", b",,", b"\n\n", b":", b": ", b"{", b"}", b"[", b"]", b"\t", b"#"),
+    *(b"\x1b[1m", b'"', b"'", b",", b",,", b"\n\n", b": ", b"{", b"}", b"[", b"]", b"\t", b"#"),
     *(b"<script>x</script>", b"`|", b"../../x", b"true", b"---\n", b"x" * 100, b"y" * 200_000),
     *(b"-b0", b"1e30", b"1e-30", b"9e29", b"1_0", b"0x10", "\u202e".encode(), "\ud7ff".encode()),
     *(b"{}\n", b'{"op_code":0}\n', b'{"op_code":4,"trial_id":9}\n', b"op_code", b"not_applicable"),

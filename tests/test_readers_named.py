@@ -40,7 +40,7 @@ def report_of(folder, tmp_path, capsys):
         (*CLASSES, {"schema": "\u00b2"}, ""),
         (*CLASSES, {"m": DIGITS}, "spell no product"),
         (*CLASSES, {"n": "0", "m": "0"}, "spell no product"),
-        (*TRIALS, {"kernel": "$\\frac{"}, ""),
+        (*TRIALS, {"kernel": "$\\frac{$"}, ""),
         (*TRIALS, {"time": "0001-01-01T00:00:00"}, ""),
         (*TRIALS, {"config": f"a-MB{'9' * 5000}"}, ""),
         (*TRIALS, {"config": "a-MB\u00b2"}, ""),
@@ -60,10 +60,10 @@ def test_a_formula_in_a_name_is_drawn_as_text(folder, tmp_path, capsys):
     for path in folder.glob("*.csv"):
         if path.name != "tuning.csv":
             path.unlink()
-    rows = [row | {"kernel": "$\\frac{"} for row in measured.trials()]
+    rows = [row | {"kernel": "$\\frac{$"} for row in measured.trials()]
     measured.write(folder / "tuning.csv", journal.COLUMNS, rows)
     report_of(folder, tmp_path, capsys)
-    assert "$\\frac{, f32-NN" in (tmp_path / "out" / folder.name / "report.html").read_text()
+    assert "$\\frac{$, f32-NN" in (tmp_path / "out" / folder.name / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

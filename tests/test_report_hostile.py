@@ -25,7 +25,7 @@ HURTS = (
     '"><img src=x onerror="window.hurt=1">',
     "' onmouseover='window.hurt=1' x='",
     "</style><script>hurt=1</script>",
-    "$\\frac{",
+    "$\\frac{$",
     "`a|b`](http://x) ![i](http://x) <b>",
     "```\n<script>window.hurt=1</script>\n# head",
 )
@@ -204,7 +204,7 @@ def test_two_texts_never_share_an_id():
 def test_drawings_keep_what_names_say():
     """Nothing in a name is a formula, an id, a colour or a style of the drawing."""
     worst = '$x^2$ id="m1" url(#p1) #050501 style="fill: red"'
-    names = [worst, "$\\frac{", "<b>&amp;", "_", "\u4e16"]
+    names = [worst, "$\\frac{$", "<b>&amp;", "_", "\u4e16"]
 
     def plot(figure, axes):
         axes.barh(range(len(names)), [1.23456] * len(names), label=names[0])
