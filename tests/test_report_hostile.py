@@ -8,6 +8,7 @@ import html
 import json
 import re
 
+import markdown_it  # comes with rich
 import measured
 import pytest
 from conftest import BROWSER
@@ -16,8 +17,6 @@ from test_report_browser import browser, open_in  # noqa: F401
 
 from pymm import bench, contest, journal
 from pymm.report import content, drawing, main, markup, page
-
-markdown_it = pytest.importorskip("markdown_it")  # comes with rich
 
 #: Each ends what it stands in: an element, an attribute, a style, a formula, a cell, code.
 HURTS = (
