@@ -10,10 +10,11 @@ what the CSV says.
 
 from __future__ import annotations
 
-import csv
 import math
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,7 +22,10 @@ sys.path.insert(0, str(ROOT))  # a checkout need not be installed
 
 from symmetric import beside_gemm, transposes  # noqa: E402
 
+from pymm import inputs  # noqa: E402
 from pymm.classes import SYMMETRIC, class_problems  # noqa: E402
+from pymm.contest import COLUMNS  # noqa: E402
+from pymm.suites.declaration import COLUMNS as SUITE_COLUMNS  # noqa: E402
 
 TABLE = ROOT / "benchmarks" / "RESULTS.md"
 FOLDER = ROOT / "benchmarks" / "results" / "nvidia-h200"
@@ -38,6 +42,13 @@ COMMAND = (
 )
 
 Row = dict[str, str]
+
+#: Columns of numbers of each file; ratios and times of libraries are above 0 where there are any.
+RATIOS = ("ratio", "triton_ratio", "cublas_us", "cublaslt_us", "triton_us")
+CLASS_NUMBERS = ("us", "gflops", "peak", "spread", "m", "n", "k", *RATIOS)
+UNSEEN_NUMBERS = ("of_fastest", "of_default")
+CALL_NUMBERS = ("us", "quartile_1", "quartile_3")
+SUITE_NUMBERS = ("seconds", "gflops")
 
 #: Floor and goal of each class and type for row-major operands.
 GOALS: dict[str, dict[str, tuple[float, float]]] = {
@@ -73,18 +84,12 @@ OPPONENTS = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write, or with `--check` compare. Returns the exit status."""
-    if not FILE.exists():
-        text = None
-    else:
-        with open(FILE, encoding="utf-8", newline="") as lines:
-            page = document(latest(csv.DictReader(lines)))
-        for path, part in ((UNSEEN, unseen), (CALLS, calls)):
-            if path.exists():
-                page += ["", *part(list(rows_of([path])))]
-        if symmetric := transposes(rows_of(SUITES)):
-            page += ["", *symmetric]
-        text = "\n".join(page) + "\n"
+    """Write, or with `--check` compare. Returns the exit status: 2 for a file that is damaged."""
+    try:
+        text = page() if FILE.exists() else None
+    except inputs.BadInput as failure:
+        print(failure, file=sys.stderr)
+        return 2
     if "--check" in arguments:
         written = TABLE.read_text(encoding="utf-8") if TABLE.exists() else None
         return int(written != text)
@@ -94,14 +99,67 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def rows_of(files: Sequence[Path]) -> Iterator[Row]:
-    """The rows of several files."""
-    for path in files:
-        with open(path, encoding="utf-8", newline="") as lines:
-            yield from csv.DictReader(lines)
+def page() -> str:
+    """The text of RESULTS.md. `BadInput` names a file that is damaged, and its line."""
+    rows = latest(class_rows(FILE))
+    if not rows:
+        raise inputs.BadInput(f"{FILE}, line 1: no row; {COMMAND}")
+    lines = document(rows)
+    if UNSEEN.exists():
+        lines += ["", *unseen(unseen_rows(UNSEEN))]
+    if CALLS.exists():
+        lines += ["", *calls(inputs.rows_of(CALLS, ("arrays", "call"), CALL_NUMBERS))]
+    suites = [row for path in SUITES for row in suite_rows(path)]
+    if symmetric := transposes(suites):
+        lines += ["", *symmetric]
+    return "\n".join(lines) + "\n"
 
 
-def latest(rows: Iterator[Row]) -> list[Row]:
+def class_rows(path: Path) -> list[Row]:
+    """The rows of the classes, each of a class, a type and a layout that there is."""
+    return inputs.rows_of(path, COLUMNS, CLASS_NUMBERS, _no_class)
+
+
+def unseen_rows(path: Path) -> list[Row]:
+    """The rows of shapes never tuned, at least one."""
+    filled = partial(_lacking, names=("of_fastest",))
+    rows = inputs.rows_of(path, ("dtype",), UNSEEN_NUMBERS, filled)
+    if not rows:
+        raise inputs.BadInput(f"{path}, line 1: no row")
+    return rows
+
+
+def suite_rows(path: Path) -> list[Row]:
+    """The rows of a file of suites."""
+    return inputs.rows_of(path, SUITE_COLUMNS, SUITE_NUMBERS, _no_kernel)
+
+
+def _lacking(row: Row, names: Sequence[str]) -> str:
+    """Which of these numbers a row has not above 0, in words."""
+    wrong = next((name for name in names if not inputs.number(row[name]) > 0), "")
+    return f"{wrong} is {inputs.shown(row[wrong])}, not a number above 0" if wrong else ""
+
+
+def _no_class(row: Row) -> str:
+    try:
+        class_problems((row["class"],), (row["dtype"],), (row["layout"],))
+    except (ValueError, NotImplementedError) as failure:
+        return str(failure)
+    timed = [name for name in RATIOS if row[name]]
+    return _lacking(row, [*timed, "us", "gflops"] if row["outcome"] == "ok" else timed)
+
+
+def _no_kernel(row: Row) -> str:
+    """What is wrong with a row of A^T A's."""
+    if (row["suite"], row["quantity"]) != ("o3", "kernel"):
+        return ""
+    if not all(re.fullmatch("[0-9]{1,9}", row[axis]) for axis in "mnk"):
+        return "m, n or k is no extent"
+    timed = row["outcome"] == "ok" and row["seconds"]
+    return _lacking(row, ("seconds", "gflops")) if timed else ""
+
+
+def latest(rows: Iterable[Row]) -> list[Row]:
     """The last row of each product, in the order of the file."""
     found: dict[tuple[str, ...], Row] = {}
     for row in rows:
@@ -258,7 +316,7 @@ def products(rows: Sequence[Row]) -> list[str]:
         ratio = f"{float(row['ratio']):.2f}" if row["ratio"] else ""
         config = row["config"].replace("-", " ")
         lines.append(
-            f"{start}| {times} | {ratio} | {rate} | {peak} | {float(row['spread']):.1%} "
+            f"{start}| {times} | {ratio} | {rate} | {peak} | {float(row['spread'] or 'nan'):.1%} "
             f"| {row['rms']} | {row['opponent_rms']} | {config} |"
         )
     return lines

@@ -7,7 +7,6 @@ status is 1 if a table is not what its file says.
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 import sys
@@ -17,18 +16,27 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a checkout need not be installed
 
+from pymm import inputs  # noqa: E402
 from pymm.kernels import KERNELS  # noqa: E402
 
 MARKED = re.compile(r"<!-- (ladder|cpu): (\S+) -->\n.*?<!-- end \1 -->", re.DOTALL)
 
 Row = dict[str, str]
 
+#: Columns of words, and of numbers, above 0 where there are any.
+WORDS = ("dtype", "m", "n", "k", "name", "variant", "config", "outcome")
+NUMBERS = ("seconds", "gflops", "ratio", "peak")
+
 
 def main(arguments: Sequence[str]) -> int:
-    """Write, or with `--check` compare. Returns the exit status."""
+    """Write, or with `--check` compare. Returns the exit status: 2 for a file that is damaged."""
     readme = ROOT / "README.md"
     text = readme.read_text(encoding="utf-8")
-    filled = MARKED.sub(_fill, text)
+    try:
+        filled = MARKED.sub(_fill, text)
+    except inputs.BadInput as failure:
+        print(failure, file=sys.stderr)
+        return 2
     if "--check" in arguments:
         return int(filled != text)
     readme.write_text(filled, encoding="utf-8")
@@ -37,10 +45,23 @@ def main(arguments: Sequence[str]) -> int:
 
 def _fill(match: re.Match[str]) -> str:
     name, file = match.groups()
-    with open(ROOT / file, encoding="utf-8", newline="") as lines:
-        rows = list(csv.DictReader(lines))
-    table = {"ladder": ladder, "cpu": cpu}[name](rows)
+    table = {"ladder": ladder, "cpu": cpu}[name](rows_of(ROOT / file))
     return "\n".join([f"<!-- {name}: {file} -->", *table, f"<!-- end {name} -->"])
+
+
+def rows_of(path: Path) -> list[Row]:
+    """The rows of a file of `python -m pymm.bench`. `BadInput` names a damaged one and its line."""
+    try:
+        return inputs.rows_of(path, WORDS, NUMBERS, _untimed)
+    except FileNotFoundError:
+        raise inputs.BadInput(f"{path} is not there, which README.md names") from None
+
+
+def _untimed(row: Row) -> str:
+    """What a row that is right lacks, in words."""
+    wrong = row["outcome"] == "ok" and not inputs.number(row["seconds"]) > 0
+    wrong = wrong or any(row[name] and not inputs.number(row[name]) > 0 for name in NUMBERS)
+    return "a time, rate or ratio is not above 0" if wrong else ""
 
 
 def ladder(rows: Iterable[Row]) -> list[str]:
@@ -79,7 +100,7 @@ def ladder(rows: Iterable[Row]) -> list[str]:
 def _rates(row: Row) -> str:
     """TFLOP/s, part of cuBLAS, part of the peak; a part is empty where there is none."""
     parts = [f"{float(row[name]):.1%}" if row[name] else "" for name in ("ratio", "peak")]
-    return " | ".join([f"{float(row['gflops']) / 1e3:.2f}", *parts])
+    return " | ".join([f"{float(row['gflops'] or 'nan') / 1e3:.2f}", *parts])
 
 
 def cpu(rows: Iterable[Row]) -> list[str]:
@@ -100,10 +121,13 @@ def cpu(rows: Iterable[Row]) -> list[str]:
             tuned = _find(at, "01_blocked", dtype, "tuned")
             best = tuned or default
             numpy = _find(at, "numpy", dtype, "")
+            if not (slow and best and slow["seconds"] and best["seconds"] and best["ratio"]):
+                lines.append(f"| {dtype} | {' x '.join(shape)} | not measured | | | | | | |")
+                continue
             ratios.append(float(best["ratio"]))
             gains.append(float(slow["seconds"]) / float(best["seconds"]))
             cells = [
-                f"{float(row['gflops']):.1f}" if row else "not tuned"
+                f"{float(row['gflops'] or 'nan'):.1f}" if row else "not tuned"
                 for row in (slow, default, tuned, numpy)
             ]
             what = best["config"].removeprefix("blocked-").replace("-", " ")
@@ -135,7 +159,7 @@ def _time(row: Row | None) -> str:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ timed in turn with its opponents, one row of a CSV for each product. `python -m 
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import statistics
 import time
@@ -22,6 +21,7 @@ from rich.console import Console
 from pymm.backends.base import CompileFailed
 from pymm.cache import Precompiler, compilers_beside, config_directory
 from pymm.device import Device
+from pymm.inputs import rows_of
 from pymm.journal import SEEN
 from pymm.opponents import HALF, WHOLE
 from pymm.problem import Problem
@@ -274,9 +274,7 @@ def measured(path: Path) -> set[tuple[str, ...]]:
     if not begun(path, COLUMNS):
         return set()
     names = ("class", "dtype", "layout", "m", "n", "k", "config", "source")
-    with open(path, encoding="utf-8", newline="") as file:
-        rows = csv.DictReader(file)
-        return {tuple(row[name] for name in names) for row in rows if row["outcome"] == "ok"}
+    return {tuple(row[name] for name in names) for row in rows_of(path) if row["outcome"] == "ok"}
 
 
 def _us(seconds: float) -> str:

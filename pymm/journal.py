@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pymm.device import Device
+from pymm.inputs import rows_of
 from pymm.locks import locked
 from pymm.measure import Trial
 
@@ -102,9 +103,8 @@ def _fields(trial: Trial, device: Device, role: str) -> list[object]:
 
 
 def read_trials(path: Path) -> Iterator[dict[str, str]]:
-    """The lines of such a file by column, as text."""
-    with open(path, encoding="utf-8", newline="") as file:
-        yield from csv.DictReader(file)
+    """The lines of such a file by column, as text. `BadInput` names a line that is none."""
+    yield from rows_of(path)
 
 
 class JournalLock:
@@ -131,6 +131,15 @@ class Busy(RuntimeError):
     """Another process tunes the same problem with the same journal."""
 
 
+def _entry(line: bytes) -> bool:
+    """Whether a line of a journal is an entry: an object with a whole number as `op_code`."""
+    try:
+        fields = json.loads(line) if line.endswith(b"\n") else None
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(fields, dict) and type(fields.get("op_code")) is int
+
+
 def repair(path: Path) -> str:
     """Make the journal `path` readable again; what was done, in words, empty if nothing was."""
     if not path.exists():
@@ -139,11 +148,7 @@ def repair(path: Path) -> str:
     with open(path, "rb") as journal:
         lines = journal.readlines()
     for count, line in enumerate(lines):
-        try:
-            whole = line.endswith(b"\n") and isinstance(json.loads(line), dict)
-        except ValueError:
-            whole = False
-        if not whole:
+        if not _entry(line):
             if count == len(lines) - 1:
                 with open(path, "r+b") as journal:
                     journal.truncate(good)

@@ -6,20 +6,26 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
+from pymm.inputs import BadInput
+
 
 def begun(path: Path, columns: Sequence[str]) -> bool:
-    """Whether the file has a header. `ValueError` if that is another one."""
-    if not path.exists() or path.stat().st_size == 0:
-        return False
+    """Whether the file has a header. `BadInput` if that is another one, or it cannot be read."""
     header = ",".join(columns)
-    with open(path, encoding="utf-8") as file:
-        if file.readline().strip() != header:
-            raise ValueError(f"{path} has other columns than {header}; name another file")
+    try:
+        if not path.exists() or path.stat().st_size == 0:
+            return False
+        with open(path, "rb") as file:
+            first = file.readline(len(header) + 9).decode("utf-8-sig", errors="replace")
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}; name another file") from None
+    if first.strip() != header:
+        raise BadInput(f"{path}, line 1: other columns than {header}; name another file")
     return True
 
 
 def append(path: Path, columns: Sequence[str], rows: Sequence[dict[str, object]]) -> None:
-    """Append rows to a CSV, with its header if the file is new. `ValueError`, and nothing written,
+    """Append rows to a CSV, with its header if the file is new. `BadInput`, and nothing written,
     if the file has other columns.
     """
     new = not begun(path, columns)

@@ -8,6 +8,7 @@ so a killed run goes on where it was, and `optuna-dashboard` reads it.
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,7 +24,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from pymm.journal import Busy, JournalLock, repair
+from pymm.journal import Busy, ForeignFile, JournalLock, repair
 from pymm.kernels import Config
 from pymm.locks import locked
 from pymm.measure import Trial
@@ -236,7 +237,8 @@ def open_storage(path: Path | None) -> Iterator[BaseStorage]:
     """The storage in the journal file `path` (None: in memory), held against other tuners.
 
     A half-written last line (the process was killed in the middle) is cut off; a file damaged
-    elsewhere is set aside as `<name>.damaged` and a new one begun. Raises `Busy`.
+    elsewhere is set aside as `<name>.damaged` and a new one begun. Raises `Busy`, and `ForeignFile`
+    for one that is whole but none of a study's.
     """
     if path is None:
         yield InMemoryStorage()
@@ -249,7 +251,33 @@ def open_storage(path: Path | None) -> Iterator[BaseStorage]:
             raise Busy(f"another tuner works with {path}; wait, or give --storage") from None
         repair(path)
         lock = JournalLock(path.with_suffix(".lock"))
-        yield JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
+        yield _replayed(_Journal(str(path), lock_obj=lock), path)
+
+
+class _Journal(JournalFileBackend):
+    """A journal's file, which knows the line that was read last."""
+
+    line = 0
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        """The entries from that one on."""
+        entries = super().read_logs(log_number_from)
+        for self.line, entry in enumerate(entries, log_number_from + 1):
+            yield entry
+
+
+def _replayed(journal: _Journal, path: Path) -> JournalStorage:
+    """The storage of what the journal says. `ForeignFile` names the line that Optuna cannot replay:
+    what an entry lacks shows itself there as an exception of any kind.
+    """
+    try:
+        return JournalStorage(journal)
+    except OSError:
+        raise
+    except Exception as error:
+        wrong = f"no entry of a study ({type(error).__name__})"
+        todo = "move the file away to search anew; the trials' CSV keeps what was measured"
+        raise ForeignFile(f"{path}, line {journal.line}: {wrong}; {todo}") from None
 
 
 def open_study(
@@ -260,7 +288,8 @@ def open_study(
     `resume` "auto": the last one if it is unfinished and its `facts` (kernel's source, compiler,
     driver) are the same; "always": the last one if its facts are the same; "never": a new one.
     """
-    found = [s for s in optuna.get_all_study_names(storage) if s.rpartition("-")[0] == name]
+    names = optuna.get_all_study_names(storage)
+    found = [s for s in names if re.fullmatch(rf"{re.escape(name)}-[0-9]{{1,9}}", s)]
     numbers = sorted(int(s.rpartition("-")[2]) for s in found)
     if numbers and resume != "never":
         study = optuna.load_study(study_name=f"{name}-{numbers[-1]}", storage=storage)

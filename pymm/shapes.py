@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from pymm.inputs import BadInput, read_table, shown
 from pymm.problem import MAX_EXTENT
 
 Shape = tuple[int, int, int]
@@ -125,22 +125,20 @@ def _extents(component: str, piece: str) -> Iterable[int]:
 def _from_file(path: Path) -> Iterator[Shape]:
     """The shapes of a CSV file; columns besides m, n, k are left alone."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = csv.DictReader(file)
-            missing = {"m", "n", "k"} - set(rows.fieldnames or ())
-            if missing:
-                raise ValueError(
-                    f"{path}: no column {', '.join(sorted(missing))} in its first line"
-                )
-            for row in rows:
-                where = f"{path}, line {rows.line_num}"
-                yield tuple(_extent(row[axis], f"{axis} of {where}") for axis in ("m", "n", "k"))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
+        table = read_table(path)
+    except FileNotFoundError:
+        raise BadInput(f"{path} cannot be read: there is no such file") from None
+    if missing := {"m", "n", "k"} - set(table.columns):
+        raise BadInput(f"{path}: no column {', '.join(sorted(missing))} in its first line")
+    if table.faults:
+        raise BadInput(table.faults[0].rpartition(";")[0])
+    for line, row in table.rows:
+        where = f"{path}, line {line}"
+        yield tuple(_extent(row[axis], f"{axis} of {where}") for axis in ("m", "n", "k"))
 
 
-def _extent(text: str | None, where: str) -> int:
+def _extent(text: str, where: str) -> int:
     """One extent, not a range."""
-    if text is None or not re.fullmatch(r"[0-9]{1,12}", text.strip()):
-        raise ValueError(f"{text!r}, {where}, is no extent")
+    if not re.fullmatch(r"[0-9]{1,12}", text.strip()):
+        raise BadInput(f"{shown(text)}, {where}, is no extent")
     return _extents(text.strip(), where)[0]

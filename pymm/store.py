@@ -8,13 +8,14 @@ names and come first.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from pymm.device import Device
+from pymm.inputs import BadInput, one_line, read_text
 from pymm.locks import locked, replace_text
 from pymm.records import (
     FIELDS,
@@ -38,6 +39,9 @@ SCHEMA = 1
 
 #: Some 20000 records; a file beyond it is not one of ours.
 MAX_BYTES = 4 * 2**20
+
+#: A parameter stands in its configuration, in its record, in the list, in the file.
+MAX_DEPTH = 4
 
 HEADER = """\
 # Tuned configurations, written by `python -m pymm.tune` and read by pymm.matmul.
@@ -161,12 +165,10 @@ def read(path: Path) -> Table | None:
 
 @lru_cache(maxsize=64)
 def _read(path: Path, mtime_ns: int, size: int, inode: int) -> Table:
-    if size > MAX_BYTES:
-        raise StoreError(f"{path} has {size} bytes, more than the {MAX_BYTES} allowed; {_MEND}")
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise StoreError(f"{path} cannot be read: {error}; {_MEND}") from None
+        text = read_text(path, MAX_BYTES)
+    except (BadInput, OSError) as error:
+        raise StoreError(f"{error}; {_MEND}") from None
     return parse_table(text, str(path))
 
 
@@ -230,30 +232,73 @@ def _record(reader: _Reader, node: Any, kind: str, environments: Mapping) -> Rec
         raise reader.error(node, str(error)) from None
 
 
-class _Reader:
-    """Takes a YAML text apart node by node. No tag is obeyed, no container is built by the parser
-    (an alias cannot blow it up), and every complaint knows its line.
+@dataclass(slots=True)
+class _Node:
+    """A value of a file: kind (`scalar`, `sequence`, `mapping`), its text or its parts, its line.
+    The parts of a mapping are keys and values in turn.
     """
 
+    id: str
+    value: Any
+    line: int
+
+
+def _compose(text: str, error: Callable[[int, str], StoreError]) -> _Node | None:
+    """The one document of a YAML text, None if it has none. The parser's events are taken one by
+    one: what is nested deeper than `MAX_DEPTH`, or named to be repeated, ends the reading before
+    anything is built of it, so that neither the parser's stack nor the memory depend on the text.
+    """
+    import yaml  # 15 ms, which a process that never meets a tuned file does not pay
+
+    root, open_nodes = None, []
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            raise error(line, "anchors and aliases (& and *) are not read")
+        if isinstance(event, yaml.DocumentStartEvent) and root is not None:
+            raise error(line, "a second document")
+        if isinstance(event, yaml.CollectionEndEvent):
+            open_nodes.pop()
+        if not isinstance(event, yaml.NodeEvent):
+            continue
+        scalar = isinstance(event, yaml.ScalarEvent)
+        kind = "mapping" if isinstance(event, yaml.MappingStartEvent) else "sequence"
+        node = _Node("scalar", event.value, line) if scalar else _Node(kind, [], line)
+        if open_nodes:
+            open_nodes[-1].value.append(node)
+        else:
+            root = node
+        if not scalar:
+            open_nodes.append(node)
+            if len(open_nodes) > MAX_DEPTH:
+                raise error(line, f"nested deeper than {MAX_DEPTH}")
+    return root
+
+
+class _Reader:
+    """Takes a YAML text apart node by node. No tag is obeyed, every complaint knows its line."""
+
     def __init__(self, text: str, path: str) -> None:
-        import yaml  # 15 ms, which a process that never meets a tuned file does not pay
+        import yaml
 
         self.path = path
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         try:
-            self.root = yaml.compose(text, Loader=loader)
-        except (yaml.YAMLError, RecursionError) as error:
+            self.root = _compose(text, self._error)
+        except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
-            line = f", line {mark.line + 1}" if mark else ""
+            place = text.encode()[: getattr(error, "position", 0)].count(b"\n")
             what = getattr(error, "problem", None) or str(error).partition("\n")[0]
-            raise StoreError(f"{path}{line}: not YAML ({what}); {_LEFT}") from None
+            words = f"not YAML ({one_line(str(what))})"
+            raise self._error((mark.line if mark else place) + 1, words) from None
+
+    def _error(self, line: int, what: str) -> StoreError:
+        return StoreError(f"{self.path}, line {line}: {one_line(what)}; {_LEFT}")
 
     def error(self, node: Any, what: str) -> StoreError:
-        line = f", line {node.start_mark.line + 1}" if node else ""
-        return StoreError(f"{self.path}{line}: {what}; {_LEFT}")
+        return self._error(node.line if node else 1, what)
 
     def sequence(self, node: Any, what: str) -> list[Any]:
-        if node.id != "sequence":
+        if node is None or node.id != "sequence":
             raise self.error(node, f"{what} is no list")
         return node.value
 
@@ -261,7 +306,7 @@ class _Reader:
         if node is None or node.id != "mapping":
             raise self.error(node, f"{what} is no mapping of keys to values")
         found: dict[str, Any] = {}
-        for key, value in node.value:
+        for key, value in zip(node.value[::2], node.value[1::2], strict=True):
             if key.id != "scalar" or key.value in found or len(key.value) > MAX_TEXT:
                 raise self.error(key, f"{what} has a key twice, or one that is no short word")
             found[key.value] = value
@@ -292,7 +337,7 @@ class _Reader:
         return kind(node.value)
 
 
-_LEFT = "the file is left as it is: mend the line, or move the file away and tune again"
+_LEFT = "the file is left as it is: fix the line, or move the file away and tune again"
 _PATTERNS = {
     int: (r"[0-9]{1,10}", "a whole number"),
     float: (r"[0-9]{1,20}(\.[0-9]{0,20})?(e[+-]?[0-9]{1,3})?", "a number"),

@@ -5,6 +5,7 @@ nothing on top of anything else, on a laptop and on a phone, light and dark.
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack, contextmanager
 
 import measured
 import pytest
@@ -73,27 +74,29 @@ def browser():
         running.close()
 
 
-@pytest.fixture
-def look(browser, report):
-    """Opens the page and gathers what the browser complains of or wants from elsewhere."""
-    contexts = []
-
-    def open_page(width=1280, scheme="light"):
-        size = {"width": width, "height": 800}
-        context = browser.new_context(viewport=size, color_scheme=scheme, offline=True)
-        contexts.append(context)
+@contextmanager
+def open_in(browser, file, width=1280, scheme="light"):
+    """The page of a file, and what the browser complains of or wants from elsewhere."""
+    size = {"width": width, "height": 800}
+    context = browser.new_context(viewport=size, color_scheme=scheme, offline=True)
+    try:
         page = context.new_page()
         page.complaints = []
         page.on("pageerror", lambda error: page.complaints.append(str(error)))
         page.on("console", lambda message: page.complaints.append(message.text))
         page.on("request", lambda request: page.complaints.append(request.url)
-                if request.url != report.as_uri() else None)  # fmt: skip
-        page.goto(report.as_uri())
-        return page
-
-    yield open_page
-    for context in contexts:
+                if request.url != file.as_uri() else None)  # fmt: skip
+        page.goto(file.as_uri())
+        yield page
+    finally:
         context.close()
+
+
+@pytest.fixture
+def look(browser, report):
+    """Opens the page of a report."""
+    with ExitStack() as opened:
+        yield lambda *how, **more: opened.enter_context(open_in(browser, report, *how, **more))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

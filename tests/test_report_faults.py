@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from html import escape
+
 import measured
 import pytest
 from report_fixtures import folder, without_plots  # noqa: F401
@@ -11,6 +13,7 @@ from report_fixtures import folder, without_plots  # noqa: F401
 from pymm import bench, contest
 from pymm.report import main, reading, studies
 from pymm.report.chapters import report
+from pymm.report.markup import plain
 from pymm.report.text import markdown
 
 SLUG = measured.SLUG
@@ -33,7 +36,7 @@ def corrupt(folder, name):
         return "more.csv: has the columns of no table that this pymm knows, left out"
     if name == "no text":
         (folder / "unseen.csv").write_bytes(b"\xff\xfe\x00\x01" * 9)
-        return "unseen.csv: cannot be read"
+        return "unseen.csv, line 1: cannot be read"
     if name == "other device":
         rows = measured.ladder() + measured.ladder("other-gpu")
         measured.write(folder / "ladder.csv", bench.COLUMNS, rows)
@@ -50,13 +53,13 @@ def corrupt(folder, name):
     if name == "no product":
         rows = [row | {"m": m} for row, m in zip(measured.ladder(), ("-1", "x", ""), strict=False)]
         measured.write(folder / "ladder.csv", bench.COLUMNS, rows + measured.ladder())
-        return "ladder.csv: 3 rows spell no product, left out"
+        return "ladder.csv: 3 rows spell no product (first line 2), left out"
     if name == "facts of another device":
         (folder / "device.json").write_text('{"slug": "other-gpu"}')
-        return "device.json is of another device, other-gpu, left out"
+        return "device.json, line 1: is of another device, 'other-gpu', left out"
     if name == "damaged facts":
         (folder / "device.json").write_text("[1, 2")
-        return "device.json cannot be read"
+        return "device.json, line 1: no JSON (Expecting ',' delimiter), left out"
     (folder / "device.json").unlink()
     return "device.json is not there"
 
@@ -82,7 +85,7 @@ def test_a_fault_is_told_and_the_rest_is_shown(folder, tmp_path, capsys, without
     assert main([str(folder), "--out", str(tmp_path / "out")]) == 0
     page = (tmp_path / "out" / SLUG / "report.html").read_text()
     text = (tmp_path / "out" / SLUG / "report.md").read_text()
-    assert words in page and words in text and words in capsys.readouterr().out
+    assert escape(words) in page and plain(words) in text and words in capsys.readouterr().out
     whole = ["At a glance", "Tuning", "The five kernels"]
     assert all(f"<h2>{title}</h2>" in page for title in whole)
 

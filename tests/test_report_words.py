@@ -142,16 +142,6 @@ def test_curves_keep_their_series():
     assert all(places[name] == curves.slots(names)[name] for name in names[3:])
 
 
-def test_shorter_drawings_keep_their_words():
-    mark = '<use xlink:href="#a" x="{}" y="2" style="fill: b"/>\n'
-    short = '<use xlink:href="#a" x="{}" y="2"/>\n'
-    svg = '<text x="1.23456">0.00123</text>\n' + mark.format("1.239") + mark.format("3")
-    assert drawing._shortened(svg) == (
-        '<text x="1.23">0.00123</text>\n<g style="fill: b">\n'
-        f"{short.format('1.24')}{short.format('3')}</g>\n"
-    )
-
-
 def test_what_may_be_noise_is_no_gain(folder):
     """As the search itself decides: the default stays unless it is beaten beyond noise."""
     rows = measured.trials()

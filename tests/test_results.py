@@ -88,7 +88,7 @@ def test_calls_are_measured_where_pycuda_is(tmp_path):
     file = tmp_path / "calls.csv"
     command = [sys.executable, "benchmarks/calls.py", "--rounds", "3", "--commit", "abc"]
     subprocess.run([*command, "--csv", str(file)], cwd=ROOT, check=True, stdout=subprocess.PIPE)
-    rows = [row for row in results.rows_of([file]) if row["arrays"] == "PyCUDA"]
+    rows = [row for row in results.inputs.rows_of(file) if row["arrays"] == "PyCUDA"]
     assert [row["call"] for row in rows][:2] == ["plan()", "pymm.matmul(a, b, out=c)"]
     assert all(float(row["us"]) > 0 and row["commit"] == "abc" for row in rows)
 

@@ -94,7 +94,7 @@ def test_a_csv_file(tmp_path):
     [
         ("m,n\n1,2\n", "no column k"),
         ("", "no column k, m, n"),
-        ("m,n,k\n1,2\n", "None, k of .*line 2, is no extent"),
+        ("m,n,k\n1,2\n", "line 2: 2 fields under 3 columns"),
         ("m,n,k\n1,2,3\n1,2,x\n", "'x', k of .*line 3"),
         ("m,n,k\n1,0,3\n", "not between 1"),
         ("m,n,k\n", "no shapes"),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 from tuned import GOOD, GPU, record
 
@@ -43,9 +47,9 @@ DAMAGE = {
             for i in range(20)
         )
         + GOOD,
-        "unknown 'a'",
+        "anchors and aliases",
     ),
-    "deep": ("[" * 3000, "not YAML"),
+    "deep": ("[" * 30_000, "line 1: nested deeper than 4"),
     "long text": (GOOD.replace("nvcc 13.0.88", "n" * 201), "no short value"),
     "device": (GOOD.replace("name: Test GPU 9", "name: [Test]"), "no short value"),
     "other device": (GOOD.replace("name: Test GPU 9", "name: Other"), "belongs to Other"),
@@ -88,3 +92,40 @@ def test_files_that_cannot_be_read_are_store_errors(tmp_path, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(StoreError, match="cannot be read"):
         store.load(GPU, tmp_path)
+
+
+BOMBS = {
+    "deep": "[" * 30_000,
+    "deep mapping": "{" * 30_000,
+    "deep lists": "- " * 30_000,
+    "aliases": "a: &a [x, x]\nb: [" + "*a, " * 10**6 + "]\n",
+    "anchors": "".join(f"a{i}: &a{i} {'x' * 9}\n" for i in range(100_000)),
+}
+
+MULTIPLY = """
+import sys, resource, warnings
+import numpy as np
+import pymm
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    for _ in range(3):
+        a = np.arange(12.0).reshape(3, 4)
+        assert np.array_equal(pymm.matmul(a, a.T, device=sys.argv[1]), a @ a.T)
+print(len(said), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10, said[0].message)
+"""
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_matmul_goes_on_without_a_bomb(tmp_path, cpu, name):
+    """Before, 30 KB of brackets ended the process by SIGSEGV, and aliases took 900 MB."""
+    path = tmp_path / f"{cpu.device.slug}.yaml"
+    path.write_text(BOMBS[name])
+    done = subprocess.run(
+        [sys.executable, "-c", MULTIPLY, "cpu:1"], capture_output=True, text=True, timeout=300,
+        env=os.environ | {"PYMM_CONFIG_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    warned, mebibytes, message = done.stdout.split(maxsplit=2)
+    assert int(warned) == 1 and int(mebibytes) < 400
+    assert f"{path}, line 1: " in message and "move the file away" in message
+    assert path.read_text() == BOMBS[name]

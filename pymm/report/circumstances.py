@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from pymm.report.chapters_studies import ORIGINS
@@ -58,7 +59,8 @@ def bench_commands(findings: Findings) -> list[str]:
     for row in findings.of("bench"):
         files.setdefault(row.file, []).append(row)
     return [
-        f"python -m pymm.bench {_products(rows, findings)} --csv {findings.place}/{file}"
+        f"python -m pymm.bench {_products(rows, findings)} --csv "
+        + shlex.quote(f"{findings.place}/{file}")
         for file, rows in files.items()
     ] or [
         f"python -m pymm.bench --shapes ladder --kernels all{_device(findings)} "

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pymm.inputs import BadInput
 from pymm.report.chapters import report as report_of
 from pymm.report.comparing import comparison
 from pymm.report.content import Report
@@ -48,7 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(missing))
     status = 0
     for folder in folders:
-        found = read_device(folder, options.records)
+        try:
+            found = read_device(folder, options.records)
+        except BadInput as failure:
+            parser.error(str(failure))
         made = report_of(found, figures=not options.check)
         target = options.out / found.slug
         if not made.chapters:

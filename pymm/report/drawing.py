@@ -7,13 +7,17 @@ three in a row, on a laptop.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterator
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from pymm.report.markup import Markup, element, identifier, tag
 
 #: Width and usual height of a figure, in CSS pixels at its natural size.
 WIDTH, HEIGHT = 360, 270
@@ -41,8 +45,13 @@ ROLES: dict[str, tuple[str, str, str]] = {
 MARKERS = "osD^vP*X"
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
 
+#: What Matplotlib remarks of names that are long, begin with an underscore, or have letters that
+#: its own font lacks: the browser has others.
+QUIET = ("constrained_layout not applied", "No artists with labels", "Glyph .* missing from font")
+
 _STYLE = {
     "svg.fonttype": "none",  # text stays text: it can be searched and read aloud
+    "text.parse_math": False,  # names may have a $ in them
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 10,
@@ -70,13 +79,15 @@ class NoPlots(ImportError):
 @dataclass(frozen=True)
 class Figure:
     """One drawing: its short name, a title, what it shows, and its SVG. `words` is also what is
-    read aloud.
+    read aloud. `rules` are the style of each class of its elements: a page without inline styles
+    has them in its sheet.
     """
 
     name: str
     title: str
     words: str
-    svg: str
+    svg: Markup
+    rules: Mapping[str, str] = field(default_factory=dict)
 
 
 def colour(role: str) -> str:
@@ -131,19 +142,22 @@ def draw(
     words: str,
     plot: Callable[[Any, Any], None],
     height: int = HEIGHT,
-    panels: int = 1,
+    panels: int = 0,
 ) -> Figure:
-    """A figure: `plot` gets Matplotlib's figure and its axes (a list if there are several
-    `panels`, one below the other). Raises `NoPlots` without Matplotlib.
+    """A figure, whose name is made an id: `plot` gets Matplotlib's figure and its axes (a list if
+    a number of `panels` is given, one below the other). Raises `NoPlots` without Matplotlib.
     """
+    name = identifier(name)
     with _matplotlib(name) as figure_class:
         figure = figure_class(figsize=(WIDTH / 72, height / 72), layout="constrained")
-        axes = figure.subplots(panels, 1)
-        plot(figure, list(axes) if panels > 1 else axes)
+        axes = list(figure.subplots(panels or 1, 1, squeeze=False)[:, 0])
+        plot(figure, axes if panels else axes[0])
         text = io.StringIO()
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(text, format="svg", metadata=nothing, transparent=True)
-    return Figure(name, title, words, _inline(text.getvalue(), name, f"{title}. {words}"))
+    rules: dict[str, str] = {}
+    svg = _inline(text.getvalue(), name, f"{title}. {words}", rules)
+    return Figure(name, title, words, svg, rules)
 
 
 @contextmanager
@@ -163,55 +177,91 @@ def _matplotlib(name: str) -> Iterator[Any]:
         "grid.color": colour("grid"),
     }
     with matplotlib.rc_context(), warnings.catch_warnings():
+        for message in QUIET:
+            warnings.filterwarnings("ignore", message, UserWarning)
         matplotlib.rcdefaults()  # whatever a user's own style says
         matplotlib.rcParams.update(_STYLE | drawn)
         yield Drawn
 
 
-def _inline(svg: str, name: str, words: str) -> str:
-    """Matplotlib's file as an element of a page: no head, names of its own, variable colours."""
-    svg = svg[svg.index("<svg") :].strip()
-    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.DOTALL)
-    svg = _shortened(re.sub(r"\n\s*", "\n", svg))
-    for place, _, _ in (ROLES[role] for role in ROLES):
-        variable = next(role for role in ROLES if ROLES[role][0] == place)
-        svg = svg.replace(place, f"var(--{variable})")
-    wanted = set(re.findall(r'(?:url\(|href=")#([^")]+)', svg))
-    svg = re.sub(r' id="([^"]*)"', lambda at: at[0] if at[1] in wanted else "", svg)
-    svg = re.sub(r'\bid="', f'id="{name}-', svg)
-    svg = svg.replace("url(#", f"url(#{name}-").replace('href="#', f'href="#{name}-')
-    svg = svg.replace("font-family: 'DejaVu Sans'", "font-family: var(--letters)")
-    svg = re.sub(r"font: ([\d.]+)px 'DejaVu Sans'", r"font: \1px var(--letters)", svg)
-    head, rest = svg.split(">", 1)
-    box = re.search(r'viewBox="[^"]*"', head)[0]
-    label = words.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
-        f'{box} role="img" aria-label="{label}">{rest}'
-    )
+_SVG, _XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
+
+#: How lines end and meet in Matplotlib's drawings, unless an element says otherwise.
+STROKES = "stroke-linejoin:round;stroke-linecap:butt"
 
 
-def _shortened(svg: str) -> str:
-    """Hundredths suffice for a place, and marks of one style share it: half the length."""
+def _inline(svg: str, name: str, words: str, rules: dict[str, str]) -> Markup:
+    """Matplotlib's file as an element of a page: no head, ids of its own, variable colours, and a
+    class in place of every style, whose rule goes into `rules`.
+    """
+    root = ElementTree.fromstring(svg)
+    attributes = [text for node in root.iter() for text in node.attrib.values()]
+    wanted = {at for text in attributes for at in re.findall(r"(?:^|url\()#([^)]+)", text)}
 
-    def places(tag: re.Match[str]) -> str:
-        return re.sub(r"-?\d+\.\d{3,}", lambda at: f"{float(at[0]):.2f}", tag[0])
+    def copied(node: ElementTree.Element) -> Markup:
+        kind = node.tag.removeprefix(_SVG)
+        found = dict(_attributes(node, name, wanted, rules))
+        text = [node.text] if kind == "text" and node.text else []
+        return element(kind, found, *text, *children(node))
 
-    def marks(run: re.Match[str]) -> str:
-        style = run["style"]
-        return f'<g style="{style}">\n' + run[0].replace(f' style="{style}"', "") + "</g>\n"
+    def children(node: ElementTree.Element) -> Iterable[Markup]:
+        known = (child for child in node if child.tag not in (f"{_SVG}style", f"{_SVG}metadata"))
+        return [copied(child) for child in known if len(child) or child.attrib]
 
-    svg = re.sub(r"<(?:path|use|text|clipPath|rect)\b[^>]*>", places, svg)
-    one = r'<use [^>]*? style="{}"/>\n'
-    first, more = one.format(r'(?P<style>[^"]*)'), one.format(r"(?P=style)")
-    return re.sub(rf"{first}(?:{more})+", marks, svg)
+    head = {
+        "xmlns": _SVG[1:-1],
+        "xmlns:xlink": _XLINK[1:-1],
+        "viewBox": root.attrib["viewBox"],
+        "role": "img",
+        "aria-label": words,
+    }
+    return element("svg", head, *children(root))
+
+
+def _attributes(
+    node: ElementTree.Element, name: str, wanted: set[str], rules: dict[str, str]
+) -> Iterator[tuple[str, str]]:
+    """The attributes of an element of a page. Hundredths suffice for a place."""
+    for key, value in node.attrib.items():
+        if key == "style":
+            rule = _rule(value)
+            known = "d" + hashlib.sha256(rule.encode()).hexdigest()[:7]
+            rules[known] = rule
+            yield "class", known
+        elif key == "id":
+            if value in wanted:
+                yield "id", f"{name}-{value}"
+        elif key == f"{_XLINK}href":
+            yield "xlink:href", f"#{name}-{value[1:]}"
+        else:
+            value = " ".join(value.split()).replace("url(#", f"url(#{name}-")
+            if key in ("d", "x", "y", "width", "height", "transform"):
+                value = re.sub(r"-?\d+\.\d{3,}", lambda at: f"{float(at[0]):.2f}", value)
+            yield key, value
+
+
+def _rule(style: str) -> str:
+    """A style of Matplotlib's, with the variables of the page."""
+    for role, values in ROLES.items():
+        style = style.replace(values[0], f"var(--{role})")
+    style = re.sub(r"(font-family: |font: [\d.]+px )'DejaVu Sans'", r"\1var(--letters)", style)
+    if not re.fullmatch(r"[\w\s:;.,#()%-]*", style):
+        raise ValueError(f"{style!r} is no style of a drawing")
+    return style
+
+
+def rules_of(figures: Iterable[Figure]) -> str:
+    """The rules of figures as a style sheet; the same drawings give the same text."""
+    rules = {name: rule for figure in figures for name, rule in figure.rules.items()}
+    return "".join(f".{name}{{{rule}}}" for name, rule in sorted(rules.items()))
 
 
 def alone(figure: Figure) -> str:
     """The drawing as a file of its own, which follows the reader's light or dark."""
-    css = style_sheet() + ':root{--letters:"DejaVu Sans",Verdana,sans-serif}'
+    letters = ':root{--letters:"DejaVu Sans",Verdana,sans-serif}'
+    css = f"{style_sheet()}{letters}*{{{STROKES}}}{rules_of([figure])}"
     head, rest = figure.svg.split(">", 1)
     width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', head).groups()
-    back = f'<rect width="{width}" height="{height}" style="fill: var(--paper)"/>'
-    return f'{head} width="{width}" height="{height}"><style>{css}</style>{back}{rest}\n'
+    back = tag("rect", width=width, height=height, class_="back")
+    css = tag("style", f"{css}.back{{fill:var(--paper)}}")
+    return f'{head} width="{width}" height="{height}">{css}{back}{rest}\n'

@@ -79,6 +79,10 @@ class Extreme:
     peak: float
 
 
+#: Columns that name a product.
+PRODUCT = ("op", "dtype", "layout", "m", "n", "k")
+
+
 def written(name: str) -> str:
     """A contestant's name for people."""
     return WRITTEN.get(name, name)
@@ -101,8 +105,7 @@ def class_rows(findings: Findings) -> list[Row]:
 
 def bench_rows(findings: Findings) -> list[Row]:
     """Rows of `python -m pymm.bench --shapes`, the last of each kernel and variant."""
-    names = ("dtype", "layout", "m", "n", "k", "name", "variant")
-    return latest(findings.of("bench"), names)
+    return latest(findings.of("bench"), (*PRODUCT, "name", "variant"))
 
 
 def suite_rows(findings: Findings) -> list[Row]:
@@ -110,7 +113,7 @@ def suite_rows(findings: Findings) -> list[Row]:
     other kernels, or another text of theirs) those of the last time alone.
     """
     names = ("suite", "step", "name", "variant", "config", "quantity", "transfer")
-    rows = latest(findings.of("suites"), names)
+    rows = latest(findings.of("suites"), (*names, *PRODUCT))  # a profiler's step has many products
     last = {_measured(row): row.text("step") for row in rows}
     return [row for row in rows if row.text("step") == last[_measured(row)]]
 
@@ -194,7 +197,7 @@ def peaks(findings: Findings) -> dict[str, float]:
     implied: dict[str, list[float]] = {}
     for row in (*findings.of("classes"), *findings.of("bench")):
         part = row.number("peak")
-        if row.sound and part > 0:
+        if row.sound and part > 0 and row.number("gflops") > 0:
             implied.setdefault(row.problem.dtype, []).append(row.number("gflops") / part)
     return {name: statistics.median(rates) for name, rates in implied.items()} | found
 

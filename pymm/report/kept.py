@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pymm.inputs import BadInput, is_slug, number_field, one_line, read_json, shown, text_field
 from pymm.problem import Problem
 from pymm.report.facts import OWN, standard_error, written
 from pymm.report.reading import parse_problem, read_device
 from pymm.report.record import SCHEMA, data_of
-
-#: A file beyond it is not one of ours.
-MAX_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -64,50 +61,68 @@ class Kept:
 
 
 def load(place: Path) -> Kept:
-    """A report of a JSON file, of the folder of one, or of a folder of CSV files. `ValueError` that
+    """A report of a JSON file, of the folder of one, or of a folder of CSV files. `BadInput` that
     says what it is not.
     """
     if place.is_dir() and not (place / "report.json").exists():
         return kept(data_of(read_device(place)), str(place))
     path = place / "report.json" if place.is_dir() else place
+    name = one_line(str(path))
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ValueError(f"it has more than {MAX_BYTES >> 20} MiB")
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as failure:
-        raise ValueError(f"{path} is no report: {failure}") from None
-    return kept(data, str(path))
+        data = read_json(path).data
+    except FileNotFoundError:
+        raise BadInput(f"{name} is no report: there is no such file") from None
+    except BadInput as failure:
+        raise BadInput(f"{name} is no report: {str(failure).removeprefix(name)[2:]}") from None
+    return kept(data, name)
 
 
 def kept(data: Any, name: str) -> Kept:
     """A report's data, checked."""
     if not isinstance(data, dict) or not isinstance(data.get("measurements"), list):
-        raise ValueError(f"{name} is no report: it has no measurements")
+        raise BadInput(f"{name} is no report: it has no measurements")
     if data.get("schema") != SCHEMA:
-        what = f"{name} has schema {data.get('schema')!r}; this pymm reads {SCHEMA}"
-        raise ValueError(f"{what}: make it anew from its CSV files by `pymm report`")
+        what = f"{name} has schema {shown(data.get('schema'))}; this pymm reads {SCHEMA}"
+        raise BadInput(f"{what}: make it anew from its CSV files by `pymm report`")
     device = data.get("device")
-    if not isinstance(device, dict) or not isinstance(device.get("slug"), str):
-        raise ValueError(f"{name} is no report: it names no device")
+    if not isinstance(device, dict) or "slug" not in device:
+        raise BadInput(f"{name} is no report: it names no device")
+    if not is_slug(device["slug"]):
+        what = f"{name}: device.slug is {shown(device['slug'])}, no name of a device"
+        raise BadInput(f"{what} (a-z, 0-9 and -, at most 64)")
     found: dict[tuple[object, ...], Figures] = {}
     for place, fields in enumerate(data["measurements"]):
         try:
             figures = _figures(fields)
-        except (TypeError, ValueError, KeyError, AttributeError, NotImplementedError) as failure:
-            raise ValueError(f"{name}: measurement {place} is none: {failure!r}") from None
+        except (ValueError, NotImplementedError) as failure:
+            raise BadInput(f"{name}: measurement {place} is none: {failure}") from None
         old = found.get(figures.key)
         if old is None or not old.rounds >= figures.rounds:
             found[figures.key] = figures
-    return Kept(name, device, tuple(found.values()))
+    try:
+        named = text_field(device.get("name", ""), "device.name")
+    except ValueError as failure:
+        raise BadInput(f"{name}: {failure}") from None
+    return Kept(name, {"slug": device["slug"]} | ({"name": named} if named else {}),
+                tuple(found.values()))  # fmt: skip
 
 
-def _figures(fields: dict[str, Any]) -> Figures:
-    numbers = {name: float(fields.get(name, math.nan)) for name in ("spread", "rounds")}
-    words = {name: str(fields.get(name, "")) for name in ("kernel", "variant", "config", "source")}
-    seconds = float(fields["seconds"])
-    if not 0 < seconds < math.inf:
-        raise ValueError(f"a time of {seconds} s")
-    return Figures(parse_problem(fields["problem"]), fields["who"], seconds, **numbers, **words)
+def _figures(fields: Any) -> Figures:
+    """The figures of one measurement. `ValueError` or `NotImplementedError` if it is none."""
+    if not isinstance(fields, dict):
+        raise ValueError(f"{shown(fields)} is no object")
+    numbers = {
+        name: number_field(fields[name], name, 0.0) for name in ("spread", "rounds")
+        if fields.get(name) is not None
+    }  # fmt: skip
+    words = {
+        name: text_field(fields.get(name, ""), name)
+        for name in ("kernel", "variant", "config", "source")
+    }
+    seconds = number_field(fields.get("seconds"), "seconds")
+    who = text_field(fields.get("who"), "who")
+    problem = parse_problem(text_field(fields.get("problem"), "problem"))
+    return Figures(problem, who, seconds, **numbers, **words)
 
 
 def label(figures: Figures) -> str:

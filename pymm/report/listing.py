@@ -189,16 +189,18 @@ def unseen(found: Sequence[Row]) -> Table:
 
 def calls(found: Sequence[Row]) -> Table:
     """What a call costs the host; of what was measured again the last."""
-    latest = {(row.text("arrays"), row.text("call")): row for row in found}
+    latest = {(row.problem, row.text("arrays"), row.text("call")): row for row in found}
+    several = len({problem for problem, _, _ in latest}) > 1
     rows = [
         {
+            **(of_problem(problem) if several else {}),
             "arrays of": Cell(arrays),
             "call": Cell(call),
             "us": cell(row.number("us")),
             "lower quartile": cell(row.number("quartile_1")),
             "upper quartile": cell(row.number("quartile_3")),
         }
-        for (arrays, call), row in latest.items()
+        for (problem, arrays, call), row in latest.items()
     ]
     words = "Microseconds of the host until a call returns, medians; the device is not waited for."
     return Table("calls", "Calls", rows, words)

@@ -119,13 +119,13 @@ def beside_sequential(study: Study) -> list[Table]:
 
 def journeys(study: Study) -> Table:
     """Copies, kernel and the whole of each contestant, one row a product and way of transfer."""
-    at = {(r.problem, r.text("transfer"), r.text("quantity"), r.text("config")): r.seconds
+    at = {(r.problem, r.text("transfer"), r.text("quantity"), *_who(r)[1:]): r.seconds
           for quantity in TIMES for r in study.of(quantity)}  # fmt: skip
     rows = []
     for row in sorted(study.of("kernel"), key=in_order):
-        p, config = row.problem, row.text("config")
+        p = row.problem
         for way, words in TRANSFERS.items():
-            copies = [at.get((p, way, part, "")) for part in ("to_device", "to_host")]
+            copies = [at.get((p, way, part, "", "")) for part in ("to_device", "to_host")]
             if None in copies:
                 continue
             rows.append(
@@ -136,7 +136,7 @@ def journeys(study: Study) -> Table:
                     "to the device": span(copies[0]),
                     "kernel": span(row.seconds),
                     "to the host": span(copies[1]),
-                    "whole": span(at.get((p, way, "total", config), math.nan)),
+                    "whole": span(at.get((p, way, "total", *_who(row)[1:]), math.nan)),
                     "kernel's part": percent(row.seconds / (sum(copies) + row.seconds)),
                     "configuration": parameters_of(row),
                 }
@@ -148,13 +148,17 @@ def journeys(study: Study) -> Table:
     return Table(f"times-{study.name}", f"{study.name}: {study.title}", rows, words)
 
 
+def _who(row: Row) -> tuple[str, str, str]:
+    """What tells a contestant of a product from all others."""
+    return row.text("name"), row.text("variant"), row.text("config")
+
+
 def kernel_facts(study: Study) -> Table:
     """The table of the kernels: grid, block, registers, occupancy, and what a profiler saw."""
-    lines: dict[tuple[str, str], dict[str, Row]] = {}
+    lines: dict[tuple[object, ...], dict[str, Row]] = {}
     for row in study.rows:
         if row.text("outcome") in ("ok", ""):
-            key = (row.problem.dtype, f"{row.text('name')} {row.text('config')}")
-            lines.setdefault(key, {})[row.text("quantity")] = row
+            lines.setdefault((row.problem, *_who(row)), {})[row.text("quantity")] = row
     seen = {name for by in lines.values() for name in by}
     others = sorted(name for name in seen if name.startswith("ncu:") and name not in PROFILED)
     heads = FACTS | PROFILED | {name: name.removeprefix("ncu:") for name in others}
@@ -167,6 +171,7 @@ def kernel_facts(study: Study) -> Table:
             {
                 **of_problem(first.problem),
                 "kernel": Cell(first.text("name")),
+                "variant": Cell(first.text("variant")),
                 "time": span(time.seconds if time else math.nan),
                 "GFLOP/s": cell(gflops(time) if time else math.nan),
                 **numbers,
@@ -203,11 +208,10 @@ def _number(row: Row | None) -> Cell:
 def counts(study: Study) -> Table:
     """Operations and accesses of a thread, counted and by formula."""
     quantities = list(dict.fromkeys(row.text("quantity") for row in study.rows))
-    lines: dict[tuple[object, str], dict[str, Row]] = {}
+    lines: dict[tuple[object, ...], dict[str, Row]] = {}
     for row in study.rows:
         if row.text("outcome") in ("ok", "") and row.text("value"):
-            key = (row.problem, row.text("config"))
-            lines.setdefault(key, {})[row.text("quantity")] = row
+            lines.setdefault((row.problem, *_who(row)), {})[row.text("quantity")] = row
     rows = []
     for by in lines.values():
         first = next(iter(by.values()))

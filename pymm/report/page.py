@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from html import escape
 from importlib.resources import files
 
 from pymm.report.content import Cell, Chapter, Report, Table
-from pymm.report.drawing import Figure, style_sheet
+from pymm.report.drawing import STROKES, Figure, rules_of, style_sheet
+from pymm.report.markup import Markup, digest, element, identifier, joined, sheet, tag, words
 
 #: Steps of the colours of a grid on either side of 0.
 STEPS = 4
@@ -16,10 +16,11 @@ STEPS = 4
 FILTERED = 12
 
 #: Of a column that stands to the right.
-CLASS = {False: "", True: ' class="n"'}
+CLASS = {False: None, True: "n"}
 
-#: Nothing may be fetched: the page says so to the browser, too.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+#: Nothing may be fetched, and nothing runs but the page's own script: the page says so to the
+#: browser, too.
+POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; style-src {}; script-src {}"
 
 
 def html(report: Report) -> str:
@@ -28,139 +29,114 @@ def html(report: Report) -> str:
     css, js = (
         folder.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
     )
-    title = escape(f"{report.title}: pymm")
-    chapters = "\n".join(_chapter(chapter) for chapter in report.chapters)
+    figures = [figure for chapter in report.chapters for figure in chapter.figures]
+    css = f"{style_sheet()}\nfigure svg *{{{STROKES}}}\n{rules_of(figures)}\n{css}"
+    policy = POLICY.format(digest(css), digest(js))
     links = [(chapter.name, chapter.title) for chapter in report.chapters]
     links += [("environment", "Environment")]
-    nav = "".join(f'<a href="#{name}">{escape(words)}</a>' for name, words in links)
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<title>{title}</title>
-<style>{style_sheet()}
-{css}</style>
-</head>
-<body>
-<h1>{escape(report.title)}</h1>
-<p class="quiet">{escape(report.subtitle)}</p>
-<nav>{nav}<button id="theme" type="button" hidden>light / dark</button></nav>
-<main>
-{chapters}
-{_environment(report)}
-</main>
-<script>{js}</script>
-</body>
-</html>
-"""
+    nav = [tag("a", title, href=f"#{identifier(name)}") for name, title in links]
+    button = tag("button", "light / dark", id="theme", type="button", hidden=True)
+    head = (
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", {"http-equiv": "Content-Security-Policy", "content": policy}),
+        tag("title", f"{report.title}: pymm"),
+        sheet("style", css),
+    )
+    chapters = joined([*map(_chapter, report.chapters), _environment(report)], "\n")
+    body = (
+        tag("h1", report.title),
+        tag("p", report.subtitle, class_="quiet"),
+        tag("nav", *nav, button),
+        tag("main", "\n", chapters, "\n"),
+        sheet("script", js),
+    )
+    page = tag("html", "\n", tag("head", "\n", joined(head, "\n"), "\n"), "\n",
+               tag("body", "\n", joined(body, "\n"), "\n"), "\n", lang="en")  # fmt: skip
+    return f"<!DOCTYPE html>\n{page}\n"
 
 
-def _chapter(chapter: Chapter) -> str:
-    parts = [f'<section id="{chapter.name}"><h2>{escape(chapter.title)}</h2>']
-    parts += [f"<p>{_words(chapter.words)}</p>"]
+def _chapter(chapter: Chapter) -> Markup:
+    parts = [tag("h2", chapter.title), tag("p", words(chapter.words))]
     if chapter.seen:
-        told = "".join(
-            f"<li><b>{escape(name)}</b> {_words(words)}</li>" for name, words in chapter.seen
-        )
-        parts.append(f'<ul class="seen">{told}</ul>')
+        told = [tag("li", tag("b", name), " ", words(said)) for name, said in chapter.seen]
+        parts.append(tag("ul", *told, class_="seen"))
     if chapter.tiles:
-        tiles = "".join(
-            f'<div class="tile"><span>{escape(tile.label)}</span><b>{escape(tile.value)}</b>'
-            f"<span>{escape(tile.words)}</span></div>"
+        tiles = [
+            tag("div", tag("span", tile.label), tag("b", tile.value), tag("span", tile.words),
+                class_="tile")
             for tile in chapter.tiles
-        )
-        parts.append(f'<div class="tiles">{tiles}</div>')
-    parts += [f'<p class="remark">{_words(remark)}</p>' for remark in chapter.remarks]
+        ]  # fmt: skip
+        parts.append(tag("div", *tiles, class_="tiles"))
+    parts += [tag("p", words(remark), class_="remark") for remark in chapter.remarks]
     if chapter.figures:
-        parts.append(f'<div class="figures">{"".join(map(_figure, chapter.figures))}</div>')
+        parts.append(tag("div", *map(_figure, chapter.figures), class_="figures"))
     parts += [_table(table) for table in chapter.tables]
-    parts += [f'<p class="remark">{_words(lacking)}</p>' for lacking in chapter.lacking]
+    parts += [tag("p", words(lacking), class_="remark") for lacking in chapter.lacking]
     if chapter.commands:
-        parts.append("<h3>Repeat it</h3><pre>" + escape("\n".join(chapter.commands)) + "</pre>")
-    return "\n".join([*parts, "</section>"])
+        parts += [tag("h3", "Repeat it"), tag("pre", "\n".join(chapter.commands))]
+    return tag("section", joined(parts, "\n"), id=identifier(chapter.name))
 
 
-def _words(text: str) -> str:
-    """Text with `code` in backquotes."""
-    pieces = text.split("`")
-    return "".join(
-        f"<code>{escape(piece)}</code>" if place % 2 else escape(piece)
-        for place, piece in enumerate(pieces)
-    )
+def _figure(figure: Figure) -> Markup:
+    caption = tag("figcaption", figure.words)
+    parts = (tag("h3", figure.title), figure.svg, caption)
+    return tag("figure", *parts, id=identifier(f"figure-{figure.name}"))
 
 
-def _figure(figure: Figure) -> str:
-    return (
-        f'<figure id="figure-{figure.name}"><h3>{escape(figure.title)}</h3>{figure.svg}'
-        f"<figcaption>{escape(figure.words)}</figcaption></figure>"
-    )
-
-
-def _table(table: Table) -> str:
-    parts = [f'<h3 id="table-{table.name}">{escape(table.title)}</h3>']
+def _table(table: Table) -> Markup:
+    name = identifier(f"rows-{table.name}")
+    parts = [tag("h3", table.title, id=identifier(f"table-{table.name}"))]
     if table.words:
-        parts.append(f"<p>{_words(table.words)}</p>")
+        parts.append(tag("p", words(table.words)))
     if table.grid:
         parts.append(_scale())
     elif len(table.rows) > FILTERED:
+        label = f"filter {table.title}"
         parts.append(
-            f'<input class="filter" type="search" data-table="rows-{table.name}" hidden '
-            f'placeholder="filter" aria-label="filter {escape(table.title)}">'
-        )
-    kind = "grid" if table.grid else "sorts"
-    parts.append(
-        f'<div class="wide" tabindex="0" role="region" aria-label="{escape(table.title)}">'
-        f'<table class="{kind}" id="rows-{table.name}">'
-    )
+            tag("input", class_="filter", type="search", data_table=name, hidden=True,
+                placeholder="filter", aria_label=label)
+        )  # fmt: skip
     right = [table.numeric(name) and not table.grid for name in table.columns]
     heads = (_head(table, *column) for column in zip(table.columns, right, strict=True))
-    parts.append("<thead><tr>" + "".join(heads))
-    parts.append("</tr></thead><tbody>")
-    parts += _rows(table, right)
-    return "\n".join([*parts, "</tbody></table></div>"])
+    kind = "grid" if table.grid else "sorts"
+    rows = tag("tbody", "\n", joined(_rows(table, right), "\n"))
+    whole = tag("table", tag("thead", tag("tr", *heads)), rows, class_=kind, id=name)
+    around = {"tabindex": 0, "role": "region", "aria-label": table.title, "class": "wide"}
+    return joined([*parts, element("div", around, whole)], "\n")
 
 
-def _head(table: Table, name: str, right: bool) -> str:
-    inner = escape(name) if table.grid else f'<button type="button">{escape(name)}</button>'
-    return f'<th scope="col"{CLASS[right]}>{inner}</th>'
+def _head(table: Table, name: str, right: bool) -> Markup:
+    inner = name if table.grid else tag("button", name, type="button")
+    return tag("th", inner, scope="col", class_=CLASS[right])
 
 
-def _rows(table: Table, right: list[bool]) -> Iterator[str]:
+def _rows(table: Table, right: list[bool]) -> Iterator[Markup]:
     for row in table.rows:
-        cells = (_cell(cell, number) for cell, number in zip(row.values(), right, strict=True))
-        yield f"<tr>{''.join(cells)}</tr>"
+        yield tag("tr", *map(_cell, row.values(), right))
 
 
-def _cell(cell: Cell, right: bool) -> str:
-    attributes = CLASS[right]
-    if cell.value is not None and cell.text != f"{cell.value:g}":
-        attributes += f' data-v="{cell.value:.6g}"'
+def _cell(cell: Cell, right: bool) -> Markup:
+    known = cell.value is not None and cell.text != f"{cell.value:g}"
     step = 0 if cell.shade is None else round(cell.shade * STEPS)
-    if step:
-        attributes += f' data-s="{step}"'
-    return f"<td{attributes}>{escape(cell.text)}</td>"
+    value = f"{cell.value:.6g}" if known else None
+    return tag("td", cell.text, class_=CLASS[right], data_v=value, data_s=step or None)
 
 
-def _scale() -> str:
-    words = {-STEPS: "half as fast", 0: "as fast", STEPS: "twice as fast or more"}
+def _scale() -> Markup:
+    said = {-STEPS: "half as fast", 0: "as fast", STEPS: "twice as fast or more"}
     cells = (
-        f'<span data-s="{step}">{words.get(step, "&nbsp;")}</span>'
-        for step in range(-STEPS, STEPS + 1)
+        tag("span", said.get(step, "\u00a0"), data_s=str(step)) for step in range(-STEPS, STEPS + 1)
     )
-    return f'<div class="scale" aria-hidden="true">{"".join(cells)}</div>'
+    return tag("div", *cells, class_="scale", aria_hidden="true")
 
 
-def _environment(report: Report) -> str:
-    facts = "".join(
-        f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>"
-        for name, value in report.environment
-    )
+def _environment(report: Report) -> Markup:
+    facts = [tag("tr", tag("td", name), tag("td", value)) for name, value in report.environment]
+    parts = [tag("h2", "Environment"), tag("table", tag("tbody", *facts), class_="facts")]
     told = [*report.notices, *([report.bare] if report.bare else [])]
-    notices = "".join(f"<li>{escape(notice)}</li>" for notice in told)
-    list_of = f'<h3>What is missing or was left out</h3><ul class="notices">{notices}</ul>'
-    return (
-        '<section id="environment"><h2>Environment</h2>'
-        f'<table class="facts"><tbody>{facts}</tbody></table>{list_of if notices else ""}</section>'
-    )
+    if told:
+        notices = [tag("li", notice) for notice in told]
+        parts.append(tag("h3", "What is missing or was left out"))
+        parts.append(tag("ul", *notices, class_="notices"))
+    return tag("section", *parts, id="environment")

@@ -97,7 +97,7 @@ def _totals(name: str, bars: list[tuple[int, str, float, float]]) -> Figure:
         drawn.legend(loc="outside lower center", ncols=2)
 
     words = f"Total time of one product, {name}: what the kernel takes, and what its transfers."
-    return draw(_short("total", name), f"With transfers: {name}", words, plot, 100 + 17 * len(bars))
+    return draw(f"total-{name}", f"With transfers: {name}", words, plot, 100 + 17 * len(bars))
 
 
 def splits(study: Study) -> list[Figure]:
@@ -145,7 +145,7 @@ def _split(name: str, bars: list[tuple[str, list[float]]]) -> Figure:
 
     words = f"Where the time of one product goes, {name}."
     return draw(
-        _short("split", name), f"Where the time goes: {name}", words, plot, 100 + 17 * len(bars)
+        f"split-{name}", f"Where the time goes: {name}", words, plot, 100 + 17 * len(bars)
     )
 
 
@@ -284,6 +284,3 @@ def rectangles(study: Study) -> list[Figure]:
         found.append(figure(f"o4-k{k}", f"Rectangles, k = {k}", words, lines, axes))
     return found + (_beside_sequential(study, lines, str(ks[-1])) if ks else [])
 
-
-def _short(kind: str, name: str) -> str:
-    return f"{kind}-" + "".join(c if c.isalnum() else "-" for c in name.lower())

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,21 @@ from pathlib import Path
 
 from pymm import bench, contest, journal, store
 from pymm.device import Device
-from pymm.problem import Problem
+from pymm.inputs import (
+    BadInput,
+    Json,
+    few,
+    is_slug,
+    number,
+    number_field,
+    one_line,
+    read_json,
+    read_table,
+    read_text,
+    shown,
+    text_field,
+)
+from pymm.problem import DTYPES, Problem
 from pymm.records import Record, StoreError
 from pymm.report.describing import NAME
 from pymm.suites import declaration
@@ -48,8 +61,22 @@ SHOWN = {
 #: Experiments that are counted in the simulator and hold for every device.
 ANYWHERE = ("o2-counts",)
 
-#: A file beyond it is not one of ours, and a page of it would not be read.
-MAX_BYTES = 64 * 2**20
+#: Columns of measured numbers, besides those of other contestants' times, which end in `_us`.
+NUMBERS = frozenset(
+    "us seconds mean spread rounds repeats void gflops ratio peak error rms opponent_rms error_inf "
+    "speedup power_w registers spills shared of_fastest of_default quartile_1 quartile_3".split()
+)
+
+#: Columns of names, which stand in legends and titles, and how long one is at most.
+NAMES = frozenset(
+    "class name kernel variant suite step quantity transfer arrays call role outcome file".split()
+)
+MAX_NAME = 80
+
+#: Fields of `device.json`: texts, whole numbers and rates.
+TEXTS = ("name", "kind", "capability")
+COUNTS = ("cores", "vector_bytes", "sms", "l2_bytes")
+RATES = ("clock_hz", "bandwidth")
 
 
 @dataclass(frozen=True)
@@ -59,17 +86,16 @@ class Row:
     kind: str
     file: str
     cells: Mapping[str, str]
+    line: int = 0
 
     def text(self, name: str) -> str:
         """A field as it stands, "" if there is none."""
         return self.cells.get(name) or ""
 
     def number(self, name: str) -> float:
-        """A field as a number, NaN if it is none."""
-        try:
-            return float(self.text(name))
-        except ValueError:
-            return math.nan
+        """A field as a number that can have been measured, NaN if it is none."""
+        value = number(self.text(name))
+        return value if value >= 0 else math.nan
 
     @cached_property
     def problem(self) -> Problem | None:
@@ -128,15 +154,26 @@ class Findings:
         return self.rows.get(kind, [])
 
 
+_EXTENT = "([0-9]{1,10})"
+_PROBLEM = re.compile(
+    rf"(?:([a-z_]{{1,20}})-)?([a-z0-9_]{{1,20}})-([NT])([NT])-{_EXTENT}x{_EXTENT}x{_EXTENT}"
+    rf"(?:-b{_EXTENT})?"
+)
+
+
 def parse_problem(slug: str) -> Problem:
-    """The inverse of `Problem.slug`. `ValueError` or `NotImplementedError` if it spells none."""
-    parts = slug.split("-")
-    batch = int(parts.pop()[1:]) if parts[-1][:1] == "b" and parts[-1][1:].isdigit() else 1
-    if len(parts) < 3 or parts[-2] not in ("NN", "NT", "TN", "TT"):
-        raise ValueError(f"{slug!r} spells no problem, such as f32-NN-1024x1024x64")
-    m, n, k = (int(extent) for extent in parts[-1].split("x"))
-    layout, dtype, op = parts[-2], parts[-3], "-".join(parts[:-3]) or "gemm"
-    return Problem(m, n, k, dtype, layout[0] == "T", layout[1] == "T", batch, op)
+    """The inverse of `Problem.slug` for products that have something to compute. `ValueError` or
+    `NotImplementedError` if it spells none.
+    """
+    spelled = _PROBLEM.fullmatch(slug)
+    if not spelled:
+        raise ValueError(f"{shown(slug)} spells no problem, such as f32-NN-1024x1024x64")
+    op, dtype, a, b, *extents = spelled.groups()
+    m, n, k, batch = (int(extent or 1) for extent in extents)
+    found = Problem(m, n, k, dtype, a == "T", b == "T", batch, op or "gemm")
+    if not found.flops:
+        raise ValueError(f"{shown(slug)} has nothing to compute")
+    return found
 
 
 def read_device(folder: Path, records: Path | None = None) -> Findings:
@@ -147,55 +184,93 @@ def read_device(folder: Path, records: Path | None = None) -> Findings:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is no folder of measurements")
     notices: list[str] = []
-    files = {path.name: list(_read(path, notices)) for path in sorted(folder.glob("*.csv"))}
-    slug = _device_of(folder.name, [row for rows in files.values() for row in rows])
+    files = {path: list(_read(path, notices)) for path in sorted(folder.glob("*.csv"))}
+    slug = _device_of(folder, [row for rows in files.values() for row in rows])
     found = Findings({"slug": slug, "name": slug}, notices=notices)
-    for name, rows in files.items():
+    for path, rows in files.items():
+        name = one_line(path.name)
         right = list(_usable(name, rows, slug, notices))
         if right:
             found.files.append(name)
         found.absent |= {r.text("suite") for r in rows if r.text("outcome") == "not_applicable"}
         for row in right:
             found.rows.setdefault(row.kind, []).append(row)
-        note = folder / f"{name.removesuffix('.csv')}-note.txt"
-        if right and note.exists():
-            text = note.read_text(encoding="utf-8", errors="replace")
-            found.remarks.append(f"Of {name}: {' '.join(text.split())}")
+        if right:
+            _read_note(path.with_name(f"{path.stem}-note.txt"), name, found)
     if not found.rows:
-        notices.append(f"{folder.name}: no CSV here has a row that can be shown")
+        notices.append(f"{one_line(folder.name)}: no CSV here has a row that can be shown")
     if records is not None:
         _read_records(records / f"{slug}.yaml", found)
     _read_facts(folder / NAME, found)
     return found
 
 
-def _device_of(name: str, rows: Sequence[Row]) -> str:
+def _device_of(folder: Path, rows: Sequence[Row]) -> str:
+    """The device of a folder. `BadInput` if neither its rows nor its name tell one."""
     counts = Counter(row.text("device") for row in rows if row.text("device"))
-    return name if name in counts or not counts else counts.most_common(1)[0][0]
+    if folder.name in counts:
+        return folder.name
+    if counts:
+        return counts.most_common(1)[0][0]
+    if not is_slug(folder.name):
+        raise BadInput(
+            f"{one_line(str(folder))}: no row here names its device, and the folder's name is none "
+            "(a-z, 0-9 and -, at most 64): rename the folder"
+        )
+    return folder.name
+
+
+def _read_note(path: Path, name: str, found: Findings) -> None:
+    """What whoever measured has to say of a file."""
+    try:
+        found.remarks.append(f"Of {name}: {one_line(read_text(path)).strip()}")
+    except FileNotFoundError:
+        pass
+    except BadInput as failure:
+        found.notices.append(f"{failure}, left out")
 
 
 def _read(path: Path, notices: list[str]) -> Iterator[Row]:
     """The rows of one file, whatever device they are of; what is wrong with it goes into
     `notices`.
     """
-    name = path.name
+    name = one_line(path.name)
     try:
-        if path.stat().st_size > MAX_BYTES:
-            notices.append(f"{name}: longer than {MAX_BYTES >> 20} MiB, left out")
-            return
-        with open(path, encoding="utf-8", newline="") as file:
-            lines = csv.DictReader(file)
-            columns, cells = lines.fieldnames or (), list(lines)
-    except (OSError, UnicodeDecodeError, csv.Error) as failure:
-        notices.append(f"{name}: cannot be read ({failure}), left out")
+        table = read_table(path)
+    except (BadInput, OSError) as failure:
+        notices.append(f"{_here(str(failure), path)}, left out")
         return
-    kind = next((kind for kind, needed in KINDS.items() if needed <= set(columns)), None)
+    cells = [line for _, line in table.rows]
+    kind = next((kind for kind, needed in KINDS.items() if needed <= set(table.columns)), None)
+    faults = [_here(fault, path) for fault in table.faults]
     if not cells or kind is None:
         what = "no row" if not cells else "the columns of no table that this pymm knows"
-        notices.append(f"{name}: has {what}, left out")
+        notices += [f"{name}: has {what}, left out", *few(faults)]
         return
-    notices += _schema_notices(name, kind, columns, cells)
-    yield from (Row(kind, name, line) for line in cells)
+    notices += _schema_notices(name, kind, table.columns, cells)
+    for line, row in table.rows:
+        wrong = list(_wrong(row))
+        faults += [f"{name}, line {line}: {words}" for words, _ in wrong]
+        if not any(fatal for _, fatal in wrong):
+            yield Row(kind, name, row, line)
+    notices += few(faults)
+
+
+def _here(words: str, path: Path) -> str:
+    """Words about a file without its folder: a report names files of one folder."""
+    return words.replace(one_line(str(path)), one_line(path.name), 1)
+
+
+def _wrong(row: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
+    """What is wrong with a row, and whether it cannot be used at all."""
+    if row.get("device") and not is_slug(row["device"]):
+        yield (f"device {shown(row['device'])} is no name of one (a-z, 0-9 and -, at most 64); "
+               "left out", True)  # fmt: skip
+    for column, text in row.items():
+        if column in NAMES and len(text) > MAX_NAME:
+            yield f"{column} has more than {MAX_NAME} characters; left out", True
+        if text and (column in NUMBERS or column.endswith("_us")) and not number(text) >= 0:
+            yield f"{column} is {shown(text)}, no measured number; read as empty", False
 
 
 def _usable(name: str, rows: Sequence[Row], slug: str, notices: list[str]) -> Iterator[Row]:
@@ -205,13 +280,15 @@ def _usable(name: str, rows: Sequence[Row], slug: str, notices: list[str]) -> It
     own = [r for r in rows if r.text("device") in (slug, "") or r.text("suite") in ANYWHERE]
     absent = [r for r in own if r.text("outcome") == "not_applicable"]
     notices += dict.fromkeys(f"not here: {row.text('detail')}" for row in absent)
-    own = [row for row in own if row not in absent]
+    own = [row for row in own if row.text("outcome") != "not_applicable"]
     others = {r.text("device") for r in rows if r.text("suite") not in ANYWHERE} - {slug, ""}
-    for other in sorted(others):
-        notices.append(f"{name}: rows of another device, {other}, left out")
+    told = [f"{name}: rows of another device, {other}, left out" for other in sorted(others)]
+    notices += few(told)
     right = [row for row in own if row.problem is not None]
     if len(right) < len(own):
-        notices.append(f"{name}: {len(own) - len(right)} rows spell no product, left out")
+        first = next(row.line for row in own if row.problem is None)
+        count = len(own) - len(right)
+        notices.append(f"{name}: {count} rows spell no product (first line {first}), left out")
     yield from right
 
 
@@ -222,7 +299,7 @@ def _schema_notices(
         return
     newest = SCHEMAS[kind]
     seen = {line.get("schema") or "" for line in cells}
-    numbers = {int(text) for text in seen if text.isdigit()}
+    numbers = {int(text) for text in seen if re.fullmatch("[0-9]{1,9}", text)}
     missing = [column for column in SHOWN[kind].split() if column not in columns]
     if any(number > newest for number in numbers):
         yield (
@@ -260,14 +337,40 @@ def _read_facts(path: Path, found: Findings) -> None:
         )
         return
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(facts, dict):
-            raise ValueError("no JSON object")
-    except (OSError, ValueError) as failure:
-        found.notices.append(f"device.json cannot be read ({failure}), left out")
-        return
-    if facts.get("slug", found.slug) != found.slug:
-        found.notices.append(f"device.json is of another device, {facts['slug']}, left out")
+        facts = device_facts(read_json(path), found.slug)
+    except (OSError, BadInput) as failure:
+        found.notices.append(f"{_here(str(failure), path)}, left out")
         return
     found.device = {**found.device, **facts}
     found.files.append(path.name)
+
+
+def device_facts(file: Json, slug: str) -> dict[str, object]:
+    """The fields of `device.json`, each of its type. `BadInput` for another device's file, and for
+    a field that is not what it should be.
+    """
+    facts = file.data
+    if not isinstance(facts, dict):
+        raise file.error("cannot be read, it is no JSON object")
+    if facts.get("slug", slug) != slug:
+        raise file.error(f"is of another device, {shown(facts['slug'])}", "slug")
+    found: dict[str, object] = {"slug": slug}
+    for name, value in facts.items():
+        try:
+            if name in TEXTS:
+                found[name] = text_field(value, name)
+            elif name in COUNTS:
+                found[name] = int(number_field(value, name, 1))
+            elif name in RATES:
+                found[name] = number_field(value, name)
+            elif name == "peak_flops":
+                found[name] = _peaks_field(value)
+        except ValueError as wrong:
+            raise file.error(str(wrong), name) from None
+    return found
+
+
+def _peaks_field(value: object) -> dict[str, float]:
+    if not isinstance(value, dict) or not set(value) <= set(DTYPES):
+        raise ValueError(f"peak_flops is {shown(value)}, not rates by type ({', '.join(DTYPES)})")
+    return {name: number_field(rate, f"peak_flops of {name}") for name, rate in value.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -127,13 +128,8 @@ def _median_error(row: Row) -> float:
 
 def parameters(slug: str) -> dict[str, int]:
     """The parameters of a configuration's slug, `tile-MB64-NB32`; empty if it is none."""
-    fields = slug.split("-")[1:]
-    names = [field.rstrip("0123456789") for field in fields]
-    return {
-        name: int(field[len(name) :])
-        for name, field in zip(names, fields, strict=True)
-        if name and field[len(name) :]
-    }
+    found = (re.fullmatch("([A-Z_]+)([0-9]{1,9})", field) for field in slug.split("-")[1:])
+    return {of[1]: int(of[2]) for of in found if of}
 
 
 def _omega(points: Sequence[tuple[int, float]]) -> float:
@@ -153,7 +149,7 @@ def _omega(points: Sequence[tuple[int, float]]) -> float:
 def _moment(text: str) -> float:
     try:
         return datetime.fromisoformat(text).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError, OSError):  # a year that the clock does not have
         return math.nan
 
 

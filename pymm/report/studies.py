@@ -105,7 +105,7 @@ def ordered(found: Curves) -> Curves:
 
     def place(item: tuple[str, object]) -> tuple[object, ...]:
         name = item[0]
-        sizes = [int(size) for size in re.findall(r"\d+", name)]
+        sizes = [int(size) for size in re.findall("[0-9]{1,9}", name)]
         return (0 if name == CHOICE else 2 if name[:1].isdigit() else 1, name.split(" ")[0], sizes)
 
     return {name: dict(sorted(line.items())) for name, line in sorted(found.items(), key=place)}
@@ -121,11 +121,17 @@ def pivot(rows: Sequence[Row], value: Callable[[Row], float]) -> tuple[list[str]
     """One line for each product and way of transfer, with a value for each contestant. The names
     of the contestants, and the lines.
     """
-    names = list(curves(rows, value))
+    names: Curves = {}
     lines: dict[tuple[object, str], dict[str, Row]] = {}
     for row in rows:
-        lines.setdefault((row.problem, row.text("transfer")), {})[contestant(row)] = row
-    return names, [Pivot(by) for by in lines.values()]
+        by = lines.setdefault((row.problem, row.text("transfer")), {})
+        name = contestant(row)
+        if name in by:  # another configuration of the same kernel
+            name = " ".join([name, *row.text("config").split("-")[1:]])
+        by[name] = row
+        if (y := value(row)) == y:
+            names.setdefault(name, {})[row.problem.n] = y
+    return list(ordered(names)), [Pivot(by) for by in lines.values()]
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import math
+import re
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +18,7 @@ from rich.progress import Progress
 from pymm.backends.base import NoDevice
 from pymm.backends.profiler import ProfileFailed, profile
 from pymm.cache import Precompiler, compilers_beside
+from pymm.inputs import rows_of, shown
 from pymm.interrupts import Stop
 from pymm.measure import Trial
 from pymm.problem import Problem
@@ -247,16 +248,14 @@ def short(row: Row) -> str:
 
 def whole(path: Path) -> dict[str, list[Row]]:
     """The steps of which a file has all rows, and none that failed. A half-written last line, as a
-    killed run leaves it, is cut off. `ValueError` for another file.
+    killed run leaves it, is cut off. `BadInput` for another file, or a damaged one.
     """
     if not begun(path, COLUMNS):
         return {}
     mend(path)
     found: dict[str, list[Row]] = {}
-    with open(path, encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            if row["schema"] != str(SCHEMA):
-                continue
+    for row in rows_of(path, check=_countless):
+        if row["schema"] == str(SCHEMA):
             found.setdefault(row["step"], []).append(row)
     kept = {}
     for step, rows in found.items():
@@ -265,6 +264,12 @@ def whole(path: Path) -> dict[str, list[Row]]:
         if len(last) == wanted and all(row["outcome"] in SOUND for row in last):
             kept[step] = last
     return kept
+
+
+def _countless(row: Row) -> str:
+    """What is wrong with the number of a step's rows."""
+    whole = re.fullmatch("[0-9]{0,9}", row["of"])
+    return "" if whole else f"of is {shown(row['of'])}, not a number of rows"
 
 
 def describe(
