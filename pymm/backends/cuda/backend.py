@@ -138,17 +138,23 @@ class CudaBackend(Backend):
         return relaxed_capture()
 
     def is_captured(self, stream: Any) -> bool:
-        state = self._driver.asks_for_state(self._handle(stream))
-        return state is not None and state().capture != 0
+        return self._place(stream).state.capture != 0
 
     def own_captured(self, stream: Any, thing: Any) -> None:
-        if self.is_captured(stream):
-            handle = self._handle(stream)
-            state = self._driver.asks_for_state(handle)()
-            context = self._contexts.current()
-            with working(context, "capturing a product"):
-                number = self._driver.context_number(context.handle)
-                self._captures.of(StreamPlace(number, handle, state)).own(thing)
+        place = self._place(stream)
+        if place.state.capture:
+            with working(self._contexts.current(), "capturing a product"):
+                self._captures.of(place).own(thing)
+
+    def _place(self, stream: Any) -> StreamPlace:
+        """A stream of the current context, and whether it is being captured."""
+        handle = self._handle(stream)
+        asks = self._driver.asks_for_state(handle)
+        if asks is None:
+            return StreamPlace(0, handle)
+        context = self._contexts.current()
+        with active(context):
+            return StreamPlace(self._driver.context_number(context.handle), handle, asks())
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Any:
         from pycuda.gpuarray import GPUArray

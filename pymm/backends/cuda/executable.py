@@ -133,7 +133,8 @@ class CudaExecutable(Executable):
         functions = self._in(context).functions
         number = self._driver.context_number(context.handle)
         state = self._driver.asks_for_state(handle)
-        found = state() if state else StreamState()
+        with active(context):
+            found = state() if state else StreamState()
         at = context, number, self._driver, functions, handle, state, found
         return Place(*at, early, flops, what)
 

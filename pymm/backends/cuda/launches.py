@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pycuda.driver as drv
 
 from pymm.backends.base import Matrix
-from pymm.backends.cuda.context import failure, pop_context
+from pymm.backends.cuda.context import active, failure, pop_context
 from pymm.backends.cuda.driver import (
     MAP_BYTES,
     Driver,
@@ -226,7 +226,8 @@ class BoundLaunch:
         bound, driver = self._bound, self._place.driver
         pairs = zip(bound.matrices, addresses, strict=True)
         matrices = tuple(replace(matrix, address=address) for matrix, address in pairs)
-        launches = [one.at(addresses, driver) for one in self._launches]
+        with active(self._place.context):  # the driver asks for one to write a tensor map
+            launches = [one.at(addresses, driver) for one in self._launches]
         known = self._kernels, self._starts
         bound = bound._replace(matrices=matrices)
         return BoundLaunch(self._place, launches, self._owners, bound, known)

@@ -18,7 +18,7 @@ CU_EXPORT CUresult cuTensorMapEncodeTiled(void* map, unsigned kind, unsigned ran
                                           const std::uint64_t* strides, const unsigned* box,
                                           const unsigned* steps, int interleave, unsigned swizzle,
                                           int /*promotion*/, int fill) {
-    if (CUresult e = guard_alive()) return e;
+    if (CUresult e = guard()) return e;
     if (!map || !extents || !strides || !box || !steps || kind > 12 || swizzle > 3)
         return invalid_value;
     if (rank != 3 || interleave || fill) return not_supported;
@@ -46,7 +46,7 @@ CU_EXPORT CUresult cuTensorMapEncodeTiled(void* map, unsigned kind, unsigned ran
 }
 
 CU_EXPORT CUresult cuTensorMapReplaceAddress(void* map, void* address) {
-    if (CUresult e = guard_alive()) return e;
+    if (CUresult e = guard()) return e;
     const auto place = reinterpret_cast<std::uintptr_t>(address);
     if (!map || place % 16 || reinterpret_cast<std::uintptr_t>(map) % 64) return invalid_value;
     TensorDescription d;
