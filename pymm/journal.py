@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pymm.device import Device
-from pymm.locks import locked
+from pymm.locks import locked, named
 from pymm.measure import Trial
 
 SCHEMA = 2
@@ -55,9 +55,13 @@ class TrialLog:
                     raise ForeignFile(f"{path} has other columns than {header}; name another file")
                 file.seek(0)
                 file.truncate(file.read().rfind(b"\n") + 1)
-        self._file = open(path, "a", encoding="utf-8", newline="")  # noqa: SIM115
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
         if not begun:
-            self._append(header + "\n")
+            try:
+                self._append(header + "\n")
+            except OSError:
+                self.close()
+                raise
 
     def write(self, trial: Trial, device: Device, role: str = "search") -> None:
         """Append a trial; `role` is `search`, or `final` in the interleaved comparison."""
@@ -70,9 +74,11 @@ class TrialLog:
         self._file.close()
 
     def _append(self, text: str) -> None:
-        self._file.write(text)
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with named(self.path):
+            left = text.encode()
+            while left:
+                left = left[self._file.write(left) :]
+            os.fsync(self._file.fileno())
 
 
 def _fields(trial: Trial, device: Device, role: str) -> list[object]:

@@ -24,7 +24,23 @@ class NoDevice(RuntimeError):
 
 
 class CompileFailed(RuntimeError):
-    """The compiler refused a source; the message holds the compiler's words."""
+    """The compiler refused a source; the message holds the compiler's words. `outcome` is what the
+    trial of a tuner comes to.
+    """
+
+    outcome = "compile_failed"
+
+
+class CompileTimeout(CompileFailed):
+    """The compiler was stopped because it took too long; another time it may not."""
+
+    outcome = "compile_timeout"
+
+
+class CompilerKilled(CompileFailed):
+    """The compiling process was killed, by whomever; another time it may not be."""
+
+    outcome = "crashed"
 
 
 class LaunchFailed(RuntimeError):

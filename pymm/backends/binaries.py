@@ -7,16 +7,23 @@ another process finds all of it or nothing, and a file cut short later is seen b
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from pymm.backends.base import CompileFailed
 from pymm.backends.directories import private
+from pymm.locks import Workplace, named, sweep
 
 _DIGEST = "sha256"
+
+#: Names of folders that are being filled begin so.
+_HALF_MADE = "new-"
+
+#: What compilers and the system say of a full disk.
+_FULL = os.strerror(errno.ENOSPC)
 
 
 def key_of(*parts: str) -> str:
@@ -37,23 +44,32 @@ def sound(folder: Path) -> Path | None:
 
 def obtain(folder: Path, make: Callable[[Path], Path]) -> Path:
     """The binary of `folder`; made by `make` in an empty directory that it is given, if there is
-    none or not a whole one. `make` returns the file; whatever else it leaves is removed.
+    none or not a whole one. `make` returns the file; whatever else it leaves is removed. A full
+    disk is an `OSError` that names the place, also where the compiler met it.
     """
     found = sound(folder)
     if found is not None:
         return found
     private(folder.parent)
-    workplace = Path(tempfile.mkdtemp(prefix="new-", dir=folder.parent))
-    try:
-        made = make(workplace)
+    with Workplace(_HALF_MADE, folder.parent) as workplace, named(folder.parent):
+        try:
+            made = make(workplace)
+        except CompileFailed as failure:
+            if _FULL in str(failure):
+                raise OSError(errno.ENOSPC, _FULL, str(folder.parent)) from failure
+            raise
         fresh = workplace / "fresh"
         fresh.mkdir()
         os.replace(made, fresh / made.name)
         digest = hashlib.sha256((fresh / made.name).read_bytes()).hexdigest()
         (fresh / _DIGEST).write_text(f"{made.name} {digest}\n", encoding="ascii")
         return _publish(fresh, folder, workplace) / made.name
-    finally:
-        shutil.rmtree(workplace, ignore_errors=True)
+
+
+def tidy(cache: Path) -> None:
+    """Remove from `cache` what processes that were killed have left half made."""
+    for folder in cache.glob("*/"):
+        sweep(folder, _HALF_MADE)
 
 
 def _publish(fresh: Path, folder: Path, workplace: Path) -> Path:
