@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,15 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from pymm.journal import Busy, JournalLock, repair
+from pymm.journal import Busy, JournalLock, repair, set_aside
 from pymm.kernels import Config
-from pymm.locks import locked
+from pymm.locks import locked, named
 from pymm.measure import Trial
 from pymm.strategies import STRATEGIES, Known, Pool, Strategy
+
+#: Outcomes that say something of a configuration, whoever tries it again with the same compiler.
+#: Any other may have been the machine's, and is forgotten by the next run.
+LASTING = ("ok", "too_slow", "wrong", "compile_failed")
 
 #: Names for `--sampler`.
 SAMPLERS = (*STRATEGIES, "tpe")
@@ -208,7 +212,9 @@ class Search:
                 self.best = self.configs[index], seconds
 
     def _recall(self) -> None:
-        """Take over what an earlier run of the study measured; ask again for what it had begun."""
+        """Take over what an earlier run of the study has found out; ask again for what it had
+        begun.
+        """
         begun = []
         for trial in self.study.get_trials(deepcopy=False):
             outcome = trial.user_attrs.get("outcome", "")
@@ -216,9 +222,7 @@ class Search:
             if trial.state == TrialState.RUNNING:
                 self._fail(optuna.trial.Trial(self.study, trial._trial_id), "interrupted")
                 begun.append(index)
-            elif index is None or outcome in ("interrupted", "repeated"):
-                continue
-            elif trial.state.is_finished() and outcome:
+            elif index is not None and trial.state.is_finished() and outcome in LASTING:
                 self._remember(index, outcome, trial.value if trial.value else math.nan)
         self.enqueue(self.configs[index] for index in begun if index is not None)
 
@@ -232,11 +236,13 @@ def _parameters(trial: FrozenTrial) -> Mapping[str, int]:
 
 
 @contextmanager
-def open_storage(path: Path | None) -> Iterator[BaseStorage]:
+def open_storage(
+    path: Path | None, say: Callable[[str], object] = warnings.warn
+) -> Iterator[BaseStorage]:
     """The storage in the journal file `path` (None: in memory), held against other tuners.
 
     A half-written last line (the process was killed in the middle) is cut off; a file damaged
-    elsewhere is set aside as `<name>.damaged` and a new one begun. Raises `Busy`.
+    elsewhere is kept as `<name>.damaged`, which `say` is told, and a new one begun. Raises `Busy`.
     """
     if path is None:
         yield InMemoryStorage()
@@ -246,10 +252,34 @@ def open_storage(path: Path | None) -> Iterator[BaseStorage]:
         try:
             held.enter_context(locked(path.with_suffix(".tuner"), seconds=0))
         except TimeoutError:
-            raise Busy(f"another tuner works with {path}; wait, or give --storage") from None
-        repair(path)
-        lock = JournalLock(path.with_suffix(".lock"))
-        yield JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
+            raise Busy(f"another tuner works with {path}") from None
+        yield _read_journal(path, say)
+
+
+class _Journal(JournalFileBackend):
+    """Optuna's file, whose errors name it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path), JournalLock(path.with_suffix(".lock")))
+        self._path = path
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Append lines."""
+        with named(self._path):
+            super().append_logs(logs)
+
+
+def _read_journal(path: Path, say: Callable[[str], object]) -> BaseStorage:
+    if not (damage := repair(path)):
+        try:
+            return JournalStorage(_Journal(path))
+        except OSError:
+            raise
+        except Exception as error:  # lines that are JSON and no journal: whatever comes of them
+            damage = f"Optuna cannot read it ({type(error).__name__}: {error})"
+    kept = set_aside(path, "damaged")
+    say(f"the journal {path} cannot be used ({damage}): kept as {kept}, its trials are made again")
+    return JournalStorage(_Journal(path))
 
 
 def open_study(

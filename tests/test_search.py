@@ -176,11 +176,18 @@ def test_half_written_tail_is_cut_off(tmp_path, tail):
         assert len(Search(open_study(storage, "k", {}), TINY)) == 2
 
 
-def test_damaged_middle_is_set_aside(tmp_path):
-    path = damaged(tmp_path, lambda text: text.replace(b"\n", b"#\n", 1))
-    with open_storage(path) as storage:
-        assert len(Search(open_study(storage, "k", {}), TINY)) == 0
-    assert (tmp_path / "j.damaged").exists()
+@pytest.mark.parametrize("line", [b"#", b"{}", b'{"op_code": 99, "worker_id": "x"}'])
+def test_a_damaged_journal_is_named_and_kept(tmp_path, line):
+    """Under a name of its own each time: nothing that was set aside is lost by the next damage."""
+    said = []
+    for name in ("j.damaged", "j.damaged-1"):
+        path = damaged(tmp_path, lambda text: text.replace(b"\n", b"\n" + line + b"\n", 1))
+        before = path.read_bytes()
+        with open_storage(path, said.append) as storage:
+            assert len(Search(open_study(storage, "k", {}), TINY)) == 0
+        assert (tmp_path / name).read_bytes() == before
+        assert str(path) in said[-1] and f"kept as {tmp_path / name}" in said[-1]
+    assert len(said) == 2
     assert repair(tmp_path / "nothing") == ""
 
 

@@ -49,7 +49,7 @@ def test_little_time_goes_to_what_is_compiled(tmp_path, monkeypatch):
     goes to the others: the second problem has the neighbour's configuration too. The tuner's clock
     is ten times too slow, so that a busy machine has the time as well.
     """
-    clock = SimpleNamespace(monotonic=lambda: time.monotonic() / 10)
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() / 10, sleep=time.sleep)
     for module in (tune, session):
         monkeypatch.setattr(module, "time", clock)
     run = Run(tmp_path, "--shapes 512 --checks quick --budget 4 --sampler local")
@@ -144,7 +144,7 @@ def test_a_winner_that_turns_out_wrong_is_not_saved(tmp_path):
 
 
 def test_nothing_works(tmp_path):
-    run = Run(tmp_path, "--trials 10", lambda config, problem: "crashed")
+    run = Run(tmp_path, "--trials 3", lambda config, problem: "crashed")
     assert run.status == NOT_ALL
     assert not run.records and "no configuration works" in run.output
 
