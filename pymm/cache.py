@@ -23,7 +23,7 @@ from pymm.locks import Workplace
 from pymm.source import Source
 
 __all__ = [
-    "GIVES_WAY", "Precompiler", "cache_directory", "compilers_beside", "config_directory",
+    "Precompiler", "cache_directory", "compilers_beside", "config_directory", "settle_beside",
     "state_directory",
 ]  # fmt: skip
 
@@ -192,25 +192,30 @@ _work = _Work()
 BREAK_OFF = 5.0
 
 
-def _settle_in(temporary: str, ending: Connection) -> None:
-    """What a process of the pool does first. It gives way to the process that measures, and leads
-    a group of its own, with which its compilers are stopped.
+def settle_beside(ending: Connection | None = None) -> None:
+    """What a process does first that works beside the one that measures: it runs at a lower
+    priority, leads a group of its own, and ends with its parent, and its own children with it.
     """
     os.nice(GIVES_WAY)
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGALRM, _stop_compiling)
-    tempfile.tempdir = os.environ["TMPDIR"] = temporary
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_follow, args=(parent.sentinel, ending), daemon=True).start()
 
 
-def _follow(parent: int, ending: Connection) -> None:
+def _settle_in(temporary: str, ending: Connection) -> None:
+    """The same for a process of the pool; its group are its compilers."""
+    signal.signal(signal.SIGALRM, _stop_compiling)
+    tempfile.tempdir = os.environ["TMPDIR"] = temporary
+    settle_beside(ending)
+
+
+def _follow(parent: int, ending: Connection | None) -> None:
     """End this process and its compilers when its parent is gone, however that came; break off
     what it compiles when the pool is closed.
     """
-    if parent not in wait([parent, ending]):
+    if parent not in wait([parent, *([ending] if ending else [])]):
         _work.closed = True
         os.kill(os.getpid(), signal.SIGALRM)
         wait([parent], BREAK_OFF)

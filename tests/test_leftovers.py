@@ -137,8 +137,29 @@ if __name__ == "__main__":
 """
 
 
-def test_an_interrupt_while_the_pool_starts_is_the_parents_alone(tmp_path):
-    process = start(STARTING, tmp_path, stderr=subprocess.PIPE, start_new_session=True)
+PREPARING = """
+import os, signal
+from recorded import NoCompiler
+from pymm.device import Device
+from pymm.kernels import find_kernel
+from pymm.outset import Lookout
+from pymm.problem import Problem
+if __name__ == "__main__":
+    tasks = [(Problem(n, n, n), find_kernel("register_tile")) for n in (64, 128, 192)]
+    try:
+        with Lookout(Device("gpu", "cuda", capability=(9, 0)), NoCompiler(), quick=True) as lookout:
+            lookout.next(tasks)
+            os.killpg(0, signal.SIGINT)
+            lookout.take(tasks[0])
+    except KeyboardInterrupt:
+        print("begun", flush=True)
+"""
+
+
+@pytest.mark.parametrize("script", [STARTING, PREPARING], ids=["compilers", "searches"])
+def test_an_interrupt_while_a_pool_starts_is_the_parents_alone(tmp_path, script):
+    script = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r}){script}"
+    process = start(script, tmp_path, stderr=subprocess.PIPE, start_new_session=True)
     _, words = process.communicate(timeout=60)
     assert process.returncode == 0 and words == ""
 

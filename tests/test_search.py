@@ -12,9 +12,9 @@ from pymm import strategies
 from pymm.device import Device
 from pymm.journal import Busy, repair
 from pymm.kernels import find_kernel
-from pymm.measure import Trial
+from pymm.measure import OUTCOMES, Trial
 from pymm.problem import Problem
-from pymm.search import SAMPLERS, Search, open_storage, open_study
+from pymm.search import LASTING, SAMPLERS, Search, open_storage, open_study
 
 PROBLEM = Problem(256, 256, 256)
 DEVICE = Device("recorder", "cuda", capability=(9, 0), memory_bytes=2**33)
@@ -135,6 +135,26 @@ def test_a_killed_run_goes_on(tmp_path, sampler):
         assert [search.ask()[1] for _ in range(2)] == begun
         number, config = search.ask()
         assert config not in done and config not in begun
+
+
+@pytest.mark.parametrize("outcome", [o for o in OUTCOMES if o not in LASTING])
+def test_what_may_have_been_the_machine_is_not_remembered(tmp_path, outcome):
+    """Only what a configuration is guilty of excludes it from the next run of its study."""
+    told = {}
+    with open_storage(tmp_path / "j") as storage:
+        search = Search(open_study(storage, "k", {}), VALID[:8])
+        for kind in (outcome, *LASTING):
+            number, config = search.ask()
+            search.tell(number, Trial(PROBLEM, config, kind, 1e-3))
+            told[kind] = config
+        assert len(search) == 5, "in the run itself it is, so that it is not asked for for ever"
+    with open_storage(tmp_path / "j") as storage:
+        search = Search(open_study(storage, "k", {}), VALID[:8], "exhaustive")
+        assert len(search) == 4
+        asked = []
+        while (one := search.ask()) is not None:
+            asked.append(one[1])
+    assert told[outcome] in asked and not {told[kind] for kind in LASTING} & set(asked)
 
 
 def test_which_study_is_resumed(tmp_path):
