@@ -27,6 +27,9 @@ from pymm.worker import Reply, Request, Worker, WorkerFailed, time_limit
 #: instruction cache, in turn with others they do not (bf16 256 on an H200: 5.3 and 6.6 us).
 FINALISTS, FINALISTS_IF_SHORT, SHORT = 6, 24, 1e-4
 
+#: And at least the default and one more.
+FEWEST_FINALISTS = 2
+
 #: Seconds for it; how often it is made at most, where a time is doubtful; seconds of rest before.
 FINAL_SECONDS, COMPARISONS, REST = 6.0, 3, 0.5
 
@@ -152,17 +155,20 @@ class Session:
         """The device that is tuned; all workers have the same kind."""
         return self.workers[0].device
 
-    def run(self, ends: float, most: int | None = None, latest: float = 0.0) -> None:
-        """Search until the time is over or there is nothing left to try. While fewer than
-        `FEWEST_TRIALS` configurations were measured, as where the compiler lags behind, the time is
-        over only at `latest`. Nothing is begun that would not end in time, and what is being
-        measured then has time to end. Raises `Broken`.
+    def run(
+        self, ends: float, most: int | None = None, latest: float = 0.0, reserve: float = 0.0
+    ) -> None:
+        """Search until the time is over but for `reserve` seconds, in which to `decide`, or there
+        is nothing left to try. While fewer than `FEWEST_TRIALS` configurations were measured, as
+        where the compiler lags behind, the time is over only at `latest`. Nothing is begun that
+        would not end in time, and what is being measured then has time to end. Raises `Broken`.
         """
         try:
-            self._ends = ends
+            self._ends, latest = ends - reserve, max(ends, latest)
             while not self.stop():
                 enough = len(self.search) >= FEWEST_TRIALS
-                if time.monotonic() + self._expected >= (ends if enough else max(ends, latest)):
+                to_come = self._expected + max(reserve, FEWEST_FINALISTS * self._expected)
+                if time.monotonic() + to_come >= (ends if enough else latest):
                     break
                 self._ask(most)
                 if not self._ahead and not self._measuring:
@@ -171,7 +177,7 @@ class Session:
                 self._wait()
                 self._collect()
                 self.progress.tick(self.compiler.pending)
-            self._let_end(0.0 if self.stop() else max(ends, latest))
+            self._let_end(0.0 if self.stop() else latest)
         finally:
             self._give_up()
 

@@ -320,16 +320,17 @@ class Tuner:
                 self.ahead, options.seed, options.limit, options.checks == "quick", self.streak,
             )  # fmt: skip
             reserve = max(0.0, min(FINAL_MOST, FINAL_PART * (ends - time.monotonic())))
-            session.run(ends - reserve, options.trials, self._latest(ends) - reserve)
+            session.run(ends, options.trials, self._latest(ends), reserve)
             for build in builds:
                 build.cancel()
-            if self._conclude(session, reserve) and not self.stop():
+            until = min(max(ends, time.monotonic() + reserve), self._over)
+            if self._conclude(session, until) and not self.stop():
                 search.finish()
         return None
 
-    def _conclude(self, session: Session, reserve: float) -> bool:
-        """Decide what a search comes to, in `reserve` seconds, save it and say what it lacks.
-        Returns whether something was saved.
+    def _conclude(self, session: Session, ends: float) -> bool:
+        """Decide until `ends` what a search comes to, save it and say what it lacks. Returns
+        whether something was saved.
         """
         problem, kernel, search = session.problem, session.kernel, session.search
         task = problem, kernel
@@ -345,8 +346,6 @@ class Tuner:
         stored = self._known()
         saved = [*saved_for(problem, kernel, stored), *rivals_of(problem, kernel, stored)]
         against_others = self.device.kind in ("cpu", "cuda")
-        limited = self.options.budget is not None
-        ends = min(time.monotonic() + reserve, self._over) if limited else math.inf
         decision = session.decide(against_others, ends, saved)
         doubts = "; ".join(session.doubts)
         if decision is None:

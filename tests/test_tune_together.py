@@ -7,13 +7,13 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import ExitStack
+from types import SimpleNamespace
 
-import pytest
 from recorded import RecordedWorker
 from recorded_run import GPU, Run
 from tuned import record
 
-from pymm import store
+from pymm import session, store, tune
 from pymm.backends.directories import state_directory
 from pymm.journal import COLUMNS
 from pymm.locks import locked
@@ -38,10 +38,10 @@ def test_two_tuners_never_measure_at_once(tmp_path):
         time.sleep(0.002)
         measuring.release()
 
-    def tune(name):
+    def work(name):
         runs[name] = Run(tmp_path / name, "--shapes 256,300 --trials 15", before=before)
 
-    threads = [threading.Thread(target=tune, args=(name,)) for name in "ab"]
+    threads = [threading.Thread(target=work, args=(name,)) for name in "ab"]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -176,15 +176,36 @@ class Slow(RecordedWorker):
         super().stop()
 
 
-@pytest.mark.parametrize("arguments", ["--budget 3", "--shapes 256,300 --budget 5"])
-def test_no_worker_is_stopped_in_the_middle(tmp_path, monkeypatch, arguments):
-    """At the end of a problem's time; and with the last problem the run's time is over, but for
-    one measurement.
-    """
+def test_no_worker_is_stopped_in_the_middle(tmp_path, monkeypatch):
+    """The run's time is over while a configuration is being measured: it is measured to the end."""
+    late = []
+    clock = SimpleNamespace(
+        monotonic=lambda: time.monotonic() + 1000 * (len(late) >= 10), sleep=time.sleep
+    )
+    for module in (tune, session):
+        monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr("recorded_run.RecordedWorker", Slow)
-    run = Run(tmp_path, arguments)
+    run = Run(tmp_path, "--budget 100", before=late.append)
     assert run.status == TUNED, run.output
     assert [worker.cut for worker in run.workers] == [0]
+    assert sum(row["role"] == "search" for row in run.rows) == 10
+
+
+def test_what_would_not_end_in_time_is_not_begun(tmp_path, monkeypatch):
+    """By the clock, not by what the kernel takes: each request takes half a minute of it."""
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep)
+    for module in (tune, session):
+        monkeypatch.setattr(module, "time", clock)
+
+    class Long(RecordedWorker):
+        def result(self, timeout=0.0):
+            now[0] += 30.0
+            return super().result(timeout)
+
+    monkeypatch.setattr("recorded_run.RecordedWorker", Long)
+    run = Run(tmp_path, "--budget 200")
+    assert run.status == TUNED and now[0] <= 200, now
 
 
 def test_a_worker_that_hangs_is_stopped_all_the_same(tmp_path, monkeypatch):
