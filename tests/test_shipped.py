@@ -30,7 +30,9 @@ def rows(folder):
     for path in filter(Path.exists, map(folder.joinpath, RESULTS)):
         with open(path, newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
-                if row["outcome"] != "ok" or not row["config"] or float(row["spread"]) > MOST_SPREAD:
+                if row["outcome"] != "ok" or not row["config"]:
+                    continue
+                if float(row["spread"]) > MOST_SPREAD:
                     continue
                 seconds = float(row["us"]) / 1e6 if "us" in row else float(row["seconds"])
                 op = row.get("op") or ("syrk" if "syrk" in row.get("class", "") else "gemm")
