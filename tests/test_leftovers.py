@@ -122,43 +122,41 @@ def test_a_compiler_that_met_a_full_disk_has_refused_nothing(tmp_path):
 
 # Interrupts and compilers that do not end
 
+INTERRUPTED = """
+import os, signal, time
+def interrupt(work):
+    signal.signal(signal.SIGINT, lambda *arguments: None)
+    while not work.done():
+        os.killpg(0, signal.SIGINT)
+        time.sleep(0.01)
+    work.result()
+    print("begun", flush=True)
+"""
 STARTING = """
-import os, signal
 from pymm.cache import Precompiler
 from tests.test_cache import source
 if __name__ == "__main__":
-    try:
-        with Precompiler("cpu:1", workers=2) as pool:
-            work = [pool.submit(source("cpu", f"int f{i}() {{ return {i}; }}")) for i in range(4)]
-            os.killpg(0, signal.SIGINT)
-            [one.result() for one in work]
-    except KeyboardInterrupt:
-        print("begun", flush=True)
+    with Precompiler("cpu:1", workers=2) as pool:
+        interrupt(pool.submit(source("cpu", "int f() { return 1; }")))
 """
-
-
 PREPARING = """
-import os, signal
 from recorded import NoCompiler
 from pymm.device import Device
 from pymm.kernels import find_kernel
 from pymm.outset import Lookout
 from pymm.problem import Problem
 if __name__ == "__main__":
-    tasks = [(Problem(n, n, n), find_kernel("register_tile")) for n in (64, 128, 192)]
-    try:
-        with Lookout(Device("gpu", "cuda", capability=(9, 0)), NoCompiler(), quick=True) as lookout:
-            lookout.next(tasks)
-            os.killpg(0, signal.SIGINT)
-            lookout.take(tasks[0])
-    except KeyboardInterrupt:
-        print("begun", flush=True)
+    task = Problem(64, 64, 64), find_kernel("register_tile")
+    with Lookout(Device("gpu", "cuda", capability=(9, 0)), NoCompiler(), quick=True) as lookout:
+        lookout.next([task])
+        interrupt(lookout._prepared[task])
 """
 
 
 @pytest.mark.parametrize("script", [STARTING, PREPARING], ids=["compilers", "searches"])
 def test_an_interrupt_while_a_pool_starts_is_the_parents_alone(tmp_path, script):
-    script = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r}){script}"
+    """Ctrl-C all the time: no process of the pool says or does anything but its work."""
+    script = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r}){INTERRUPTED}{script}"
     process = start(script, tmp_path, stderr=subprocess.PIPE, start_new_session=True)
     _, words = process.communicate(timeout=60)
     assert process.returncode == 0 and words == ""
