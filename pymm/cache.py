@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import shutil
 import signal
 import tempfile
 import threading
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import wait
-from pathlib import Path
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
 
 from pymm.backends import open_device
-from pymm.backends.base import Backend, CompileFailed, Compiler
+from pymm.backends.base import Backend, Compiler, CompilerKilled, CompileTimeout
+from pymm.backends.binaries import tidy
 from pymm.backends.directories import cache_directory, config_directory, state_directory
 from pymm.device import Device
+from pymm.interrupts import spared
+from pymm.locks import Workplace
 from pymm.source import Source
 
 __all__ = [
-    "GIVES_WAY", "Precompiler", "cache_directory", "compilers_beside", "config_directory",
+    "Precompiler", "cache_directory", "compilers_beside", "config_directory", "settle_beside",
     "state_directory",
 ]  # fmt: skip
 
@@ -33,19 +36,26 @@ MOST_BESIDE = 16
 #: How much nicer than this one the processes are that work beside it.
 GIVES_WAY = 10
 
+#: Seconds after which a source is given up. On average nvcc takes 3 (fifteen at a time).
+COMPILE_SECONDS = 120.0
+
 
 class Precompiler:
     """A pool that puts binaries into the cache: `with Precompiler("cuda") as pool:
     pool.submit(source).result()`.
 
     `spec` is what `open_device` takes, an open backend, or a backend's `compiler` (then no device
-    is opened). The processes are spawned, ignore
-    Ctrl-C (leaving the `with` ends them), keep their temporary files in a directory of their own,
-    and end when this process does. `workers` defaults to the cores that this process may use.
+    is opened). The processes are spawned, never see Ctrl-C (leaving the `with` ends them), keep
+    their temporary files in a directory of their own, and end when this process does, their
+    compilers with them. `workers` defaults to the cores that this process may use. A source that
+    takes longer than `limit` seconds is a `CompileTimeout`.
     """
 
     def __init__(
-        self, spec: str | int | None | Backend | Compiler = None, workers: int | None = None
+        self,
+        spec: str | int | None | Backend | Compiler = None,
+        workers: int | None = None,
+        limit: float = COMPILE_SECONDS,
     ) -> None:
         if workers is not None and workers < 1:
             raise ValueError(f"workers={workers}: a pool has at least one")
@@ -54,11 +64,15 @@ class Precompiler:
         else:
             self._compiler = (spec if isinstance(spec, Backend) else open_device(spec)).compiler
         self._workers = workers or min(_cores(), MOST_WORKERS)
-        self._temporary = Path(tempfile.mkdtemp(prefix="pymm-compile-"))
+        self._limit = limit
+        if cache := getattr(self._compiler, "cache", None):
+            tidy(cache)
+        self._temporary = Workplace("pymm-compile-")
         self._lock = threading.RLock()
         self._pending = 0
         self._work: dict[str, Future] = {}
         self._waiting: dict[str, int] = {}
+        self._ending, self._end = multiprocessing.get_context("spawn").Pipe(duplex=False)
         self._pool = self._new_pool()
 
     @property
@@ -67,7 +81,8 @@ class Precompiler:
         return self._pending
 
     def submit(self, source: Source) -> Future[None]:
-        """Have `source` compiled into the cache. The future's `result()` raises `CompileFailed`.
+        """Have `source` compiled into the cache. The future's `result()` raises `CompileFailed`,
+        and `OSError` for a full disk.
 
         A source that was submitted before is not compiled again. Cancelling the future takes the
         source out of the queue if it has not begun and nobody else waits for it.
@@ -84,12 +99,14 @@ class Precompiler:
         return outcome
 
     def _begin(self, source: Source) -> Future:
-        try:
-            work = self._pool.submit(_build, self._compiler, source)
-        except BrokenProcessPool:
-            self._pool.shutdown(wait=False)
-            self._pool = self._new_pool()
-            work = self._pool.submit(_build, self._compiler, source)
+        task = (_build, self._compiler, source, self._limit)
+        with spared():  # the pool starts its processes when they are needed
+            try:
+                work = self._pool.submit(*task)
+            except BrokenProcessPool:
+                self._pool.shutdown(wait=False)
+                self._pool = self._new_pool()
+                work = self._pool.submit(*task)
         self._work[source.key] = work
         self._pending += 1
         work.add_done_callback(lambda done: self._count(done, source.key))
@@ -113,7 +130,7 @@ class Precompiler:
             return
         error = CancelledError() if done.cancelled() else done.exception()
         if isinstance(error, BrokenProcessPool):
-            error = CompileFailed(
+            error = CompilerKilled(
                 "a compiling process was killed, most often because memory ran out: "
                 f"try fewer workers than {self._workers}"
             )
@@ -127,13 +144,16 @@ class Precompiler:
             self._workers,
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_settle_in,
-            initargs=(str(self._temporary),),
+            initargs=(str(self._temporary.path), self._ending),
         )
 
     def close(self) -> None:
-        """Drop what has not begun, wait for what has, end the processes."""
+        """Drop what has not begun, break off what has, end the processes."""
+        self._end.send_bytes(b"closed")  # every process sees it, for none takes it
         self._pool.shutdown(wait=True, cancel_futures=True)
-        shutil.rmtree(self._temporary, ignore_errors=True)
+        self._end.close()
+        self._ending.close()
+        self._temporary.close()
 
     def __enter__(self) -> Precompiler:
         return self
@@ -155,21 +175,73 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
-def _settle_in(temporary: str) -> None:
-    """What a process of the pool does first. It gives way to the process that measures."""
+# In a process of the pool
+
+
+@dataclass
+class _Work:
+    """What this process of a pool is doing: whether it compiles, and whether the pool is closed."""
+
+    busy: bool = False
+    closed: bool = False
+
+
+_work = _Work()
+
+#: Seconds that a process has to break off its compilation once the pool is closed.
+BREAK_OFF = 5.0
+
+
+def settle_beside(ending: Connection | None = None) -> None:
+    """What a process does first that works beside the one that measures: it runs at a lower
+    priority, leads a group of its own, and ends with its parent, and its own children with it.
+    """
     os.nice(GIVES_WAY)
+    os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    tempfile.tempdir = os.environ["TMPDIR"] = temporary
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_follow, args=(parent.sentinel,), daemon=True).start()
+        threading.Thread(target=_follow, args=(parent.sentinel, ending), daemon=True).start()
 
 
-def _follow(sentinel: int) -> None:
-    """End this process when its parent is gone, however that came."""
-    wait([sentinel])
-    os._exit(1)
+def _settle_in(temporary: str, ending: Connection) -> None:
+    """The same for a process of the pool; its group are its compilers."""
+    signal.signal(signal.SIGALRM, _stop_compiling)
+    tempfile.tempdir = os.environ["TMPDIR"] = temporary
+    settle_beside(ending)
 
 
-def _build(compiler: Compiler, source: Source) -> None:
-    compiler.build(source)
+def _follow(parent: int, ending: Connection | None) -> None:
+    """End this process and its compilers when its parent is gone, however that came; break off
+    what it compiles when the pool is closed.
+    """
+    if parent not in wait([parent, *([ending] if ending else [])]):
+        _work.closed = True
+        os.kill(os.getpid(), signal.SIGALRM)
+        wait([parent], BREAK_OFF)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _stop_compiling(number: int, frame: Any) -> None:
+    """End the compiler and what it has started, and raise where it is waited for."""
+    if _work.busy:
+        _work.busy = False
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.killpg(0, signal.SIGTERM)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise CompileTimeout
+
+
+def _build(compiler: Compiler, source: Source, limit: float) -> None:
+    try:
+        _work.busy = True
+        if _work.closed:
+            raise CompileTimeout
+        signal.setitimer(signal.ITIMER_REAL, limit)
+        compiler.build(source)
+    except CompileTimeout:
+        words = f"{compiler.toolchain} took more than {limit:g} s for {source.config.slug}"
+        raise CompileTimeout(words) from None
+    finally:
+        _work.busy = False
+        signal.setitimer(signal.ITIMER_REAL, 0)

@@ -1,4 +1,6 @@
-"""Which of the last few is saved: the fastest, but the default where that may be noise."""
+"""Which of the last few is saved: the fastest, but the default where that may be noise; and which
+time is no evidence.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from pymm.backends.telemetry import USUAL
+from pymm.device import Device
 from pymm.kernels import Config, Kernel
 from pymm.measure import Trial
 from pymm.opponents import HALF
@@ -22,6 +26,13 @@ TIE, NOISE = 0.005, 2.0
 #: sqrt(pi / 2) / 1.349.
 MEDIAN_ERROR = 0.93
 
+#: A time of more spread than this is not saved.
+MOST_SPREAD = 0.15
+
+#: How far above its peak a device may seem to be: that of a GPU follows from its clock, the most
+#: seen on an H200 is 0.96 of it; that of a CPU was measured once, perhaps while others were busy.
+TOLERANCE, CPU_TOLERANCE = 1.05, 1.25
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -34,6 +45,38 @@ class Decision:
     library: str = ""
     library_seconds: float = math.nan
     rivals: tuple[Trial, ...] = ()
+
+
+def impossible(trial: Trial, device: Device) -> str:
+    """Why no device of this kind can have been so fast, in words. "" if it can, or if there is no
+    time, or if the device's limits are not known.
+    """
+    problem, most = trial.problem, CPU_TOLERANCE if device.kind == "cpu" else TOLERANCE
+    if not trial.seconds > 0:
+        return ""
+    numbers = problem.m * problem.k + (0 if problem.symmetric else problem.k * problem.n)
+    read = numbers * problem.numpy_dtype.itemsize * problem.batch
+    for done, limit, unit in (
+        (problem.flops, device.peak_flops.get(problem.dtype, 0.0), "FLOP/s"),
+        (read, device.bandwidth, "B/s"),
+    ):
+        rate = done / trial.seconds
+        if limit > 0 and rate > most * limit:
+            return (
+                f"a time of {trial.seconds:.3g} s is impossible: {rate / limit:.0%} of the "
+                f"device's {limit:.3g} {unit}"
+            )
+    return ""
+
+
+def doubtful(trial: Trial) -> str:
+    """Why a time is not to be saved, in words; "" if it may be."""
+    if trial.spread > MOST_SPREAD:
+        return f"its times spread by {trial.spread:.0%}, more than {MOST_SPREAD:.0%}"
+    reasons = str(trial.telemetry.get("throttle", "")).split("+")
+    if slowed := [reason for reason in reasons if reason and reason not in USUAL]:
+        return f"the device has slowed its clock: {', '.join(slowed)}"
+    return ""
 
 
 def saved_for(problem: Problem, kernel: Kernel, records: Iterable[Record]) -> list[Config]:

@@ -38,6 +38,7 @@ class Device:
     name: str
     kind: str  # "cuda", "cpu" or "simulator"
     index: int = 0
+    bus: str = field(default="", compare=False)  # a GPU's PCI address
     capability: tuple[int, int] = (0, 0)
     sms: int = 1
     max_threads: int = 1024

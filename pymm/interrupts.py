@@ -6,7 +6,24 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from typing import Any
+
+
+@contextmanager
+def spared() -> Iterator[None]:
+    """Processes that are started in a `with` never see Ctrl-C, from their first moment on: the
+    parent decides what an interrupt ends. One that comes meanwhile reaches the parent afterwards.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # starting it would unblock the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Stop:

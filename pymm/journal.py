@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from pymm.device import Device
 from pymm.inputs import rows_of
-from pymm.locks import locked
+from pymm.locks import locked, named
 from pymm.measure import Trial
 
 SCHEMA = 2
@@ -33,32 +35,55 @@ COLUMNS = (
 MAX_DETAIL = 500
 
 
+#: How the first line of every such file begins, whatever columns it has.
+_OURS = "schema,time,device,problem,"
+
+
 class ForeignFile(ValueError):
     """A file that is not one of ours stands where one is to be written; it is left as it is."""
+
+
+def set_aside(path: Path, word: str) -> Path:
+    """Rename the file at `path`, so that another can begin there; its new name, which ends in
+    `word`, is one that no file has.
+    """
+    names = (f"{path.name}.{word}" + (f"-{n}" if n else "") for n in itertools.count())
+    free = next(place for name in names if not (place := path.with_name(name)).exists())
+    return path.rename(free)
 
 
 class TrialLog:
     """A CSV file to which trials are appended, each one on disk before the next begins.
 
-    A half-written last line of a killed run is cut off. `ForeignFile` if the file exists and its
-    first line is another: it is not written to.
+    A half-written last line of a killed run is cut off. A file of another pymm, with other columns,
+    is kept under another name, which `say` is told. `ForeignFile` if the file is none of a tuner's:
+    it is not written to.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, say: Callable[[str], object] = warnings.warn) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         header = ",".join(COLUMNS)
         begun = path.exists() and path.stat().st_size > 0
         if begun:
-            with open(path, "r+b") as file:
+            with open(path, "rb") as file:
                 first = file.readline().decode(errors="replace").strip()
-                if first != header:
-                    raise ForeignFile(f"{path} has other columns than {header}; name another file")
-                file.seek(0)
-                file.truncate(file.read().rfind(b"\n") + 1)
-        self._file = open(path, "a", encoding="utf-8", newline="")  # noqa: SIM115
+            if not first.startswith(_OURS):
+                raise ForeignFile(f"{path} has other columns than {header}; name another file")
+            begun = first == header
+            if begun:
+                with open(path, "r+b") as file:
+                    file.truncate(file.read().rfind(b"\n") + 1)
+            else:
+                kept = set_aside(path, "older")
+                say(f"{path} has the columns of another pymm: kept as {kept}, a new one is begun")
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
         if not begun:
-            self._append(header + "\n")
+            try:
+                self._append(header + "\n")
+            except OSError:
+                self.close()
+                raise
 
     def write(self, trial: Trial, device: Device, role: str = "search") -> None:
         """Append a trial; `role` is `search`, or `final` in the interleaved comparison."""
@@ -71,9 +96,11 @@ class TrialLog:
         self._file.close()
 
     def _append(self, text: str) -> None:
-        self._file.write(text)
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with named(self.path):
+            left = text.encode()
+            while left:
+                left = left[self._file.write(left) :]
+            os.fsync(self._file.fileno())
 
 
 def _fields(trial: Trial, device: Device, role: str) -> list[object]:
@@ -141,7 +168,9 @@ def _entry(line: bytes) -> bool:
 
 
 def repair(path: Path) -> str:
-    """Make the journal `path` readable again; what was done, in words, empty if nothing was."""
+    """Cut a half-written last line off the journal `path`. Which line before it is damaged, in
+    words, empty if none is.
+    """
     if not path.exists():
         return ""
     good = 0
@@ -152,8 +181,7 @@ def repair(path: Path) -> str:
             if count == len(lines) - 1:
                 with open(path, "r+b") as journal:
                     journal.truncate(good)
-                return "cut off a half-written last line"
-            path.replace(path.with_name(path.name + ".damaged"))
-            return f"line {count + 1} is damaged; set the file aside"
+                return ""
+            return f"line {count + 1} is damaged"
         good += len(line)
     return ""

@@ -1,12 +1,16 @@
-"""Two promises about files that several processes write: one at a time, and whole or not at all."""
+"""Three promises about files that several processes write: one at a time, whole or not at all, and
+nothing left behind by a process that was killed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -44,7 +48,7 @@ def replace_text(path: Path, text: str) -> None:
         left.unlink(missing_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=prefix, suffix=".tmp", dir=path.parent)
     try:
-        with open(descriptor, "w", encoding="utf-8") as file:
+        with named(path), open(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -53,6 +57,94 @@ def replace_text(path: Path, text: str) -> None:
         Path(name).unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Give `OSError`s of a `with` that name no file the name `path`: of a write to a full disk the
+    system says only that the disk is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+class Workplace:
+    """A new folder of this process alone, `path` in `parent` (default: that of temporary files),
+    with everything in it removed by `close`, at the end of a `with` or of the process. What a
+    killed process left of the same `prefix` is removed when the next one is made.
+
+    A process holds a lock on its folder, which ends with it, however that ends.
+    """
+
+    def __init__(self, prefix: str, parent: Path | None = None) -> None:
+        parent = Path(parent or tempfile.gettempdir())
+        sweep(parent, prefix)
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+            held, own = _take(self.path)
+            if own is not False:
+                break
+            if held is not None:  # another process swept the folder before it was locked
+                os.close(held)
+        self._end = weakref.finalize(self, _remove, self.path, held, os.getpid())
+
+    def close(self) -> None:
+        """Remove the folder."""
+        self._end()
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def sweep(parent: Path, prefix: str) -> None:
+    """Remove this user's folders in `parent` whose names begin with `prefix` and whose process is
+    dead.
+    """
+    try:
+        left = [entry for entry in os.scandir(parent) if entry.name.startswith(prefix)]
+    except OSError:
+        return
+    for entry in left:
+        held, own = _take(Path(entry.path))
+        if own:
+            shutil.rmtree(entry.path, ignore_errors=True)
+        if held is not None:
+            os.close(held)
+
+
+def _take(folder: Path) -> tuple[int | None, bool | None]:
+    """A descriptor of `folder`, and whether this process holds its lock now: None where a folder
+    cannot be locked, False if another process holds it, or it is gone, a link or another user's.
+    """
+    if fcntl is None:
+        return None, None
+    try:
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None, False
+    if os.fstat(held).st_uid != os.getuid():
+        return held, False
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return held, os.path.samestat(os.fstat(held), os.stat(folder))
+    except FileNotFoundError:
+        return held, False
+    except OSError as error:
+        return held, False if error.errno in (errno.EAGAIN, errno.EACCES) else None
+
+
+def _remove(folder: Path, held: int | None, process: int) -> None:
+    if process == os.getpid():  # not in a forked child
+        shutil.rmtree(folder, ignore_errors=True)
+    if held is not None:
+        os.close(held)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -20,6 +20,7 @@ from pymm.verify import Verifier, render_hard
 OUTCOMES = (
     "ok",
     "compile_failed",
+    "compile_timeout",
     "launch_failed",
     "crashed",
     "timed_out",

@@ -8,16 +8,16 @@ from __future__ import annotations
 import itertools
 import math
 import multiprocessing
-import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from pymm.cache import GIVES_WAY
+from pymm.cache import settle_beside
 from pymm.cost import most_promising, predicted_seconds
 from pymm.decision import rivals_of
 from pymm.device import Device
+from pymm.interrupts import spared
 from pymm.kernels import Config, Kernel, find_kernel
 from pymm.problem import Problem
 from pymm.records import Record
@@ -157,7 +157,7 @@ class Lookout:
         self._pool: Executor
         if quick and device.kind != "cpu":
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(PREPARERS, context, os.nice, (GIVES_WAY,))
+            self._pool = ProcessPoolExecutor(PREPARERS, context, settle_beside)
         else:
             self._pool = ThreadPoolExecutor(1)
 
@@ -186,7 +186,8 @@ class Lookout:
         processes = isinstance(self._pool, ProcessPoolExecutor)
         name = kernel.name if processes else kernel
         most = MOST_KEPT if self.quick else None
-        return self._pool.submit(prepare, problem, name, self.device, most)
+        with spared():  # the pool starts its processes when they are needed
+            return self._pool.submit(prepare, problem, name, self.device, most)
 
     def _to_wait_for(self, task: Task) -> float:
         """Texts that a task would wait for. On a CPU all are compiled between measurements."""

@@ -187,12 +187,24 @@ def device_words(facts: Mapping[str, str | int]) -> str:
     return ", ".join([str(facts["name"]), *(f"{key} {facts[key]}" for key in rest)])
 
 
-def source_changed(record: Record) -> str:
-    """How the kernel of a record is another one by now, whatever the device. "" if it is not."""
+def foreign_because(record: Record) -> str:
+    """Why a record's configuration is none of this pymm, but of an older or a newer one. "" if it
+    is: of any other neither `config.kernel` nor a parameter may be asked for.
+    """
     name = record.config.kernel_name
     try:
-        kernel = find_kernel(name, record.config.backend)
-        kernel.config(record.config.as_dict())
+        find_kernel(name, record.config.backend).config(record.config.as_dict())
+    except ValueError as error:
+        return f"kernel {name} of this pymm does not take it: {error}"
+    return ""
+
+
+def source_changed(record: Record) -> str:
+    """How the kernel of a record is another one by now, whatever the device. "" if it is not."""
+    if foreign := foreign_because(record):
+        return foreign
+    name, kernel = record.config.kernel_name, record.config.kernel
+    try:
         digest = kernel_digest(kernel.backend, kernel.file)
     except (ValueError, OSError, ImportError) as error:
         return f"kernel {name} of this pymm does not take it: {error}"

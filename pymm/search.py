@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,15 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from pymm.journal import Busy, ForeignFile, JournalLock, repair
+from pymm.journal import Busy, JournalLock, repair, set_aside
 from pymm.kernels import Config
-from pymm.locks import locked
+from pymm.locks import locked, named
 from pymm.measure import Trial
 from pymm.strategies import STRATEGIES, Known, Pool, Strategy
+
+#: Outcomes that say something of a configuration, whoever tries it again with the same compiler.
+#: Any other may have been the machine's, and is forgotten by the next run.
+LASTING = ("ok", "too_slow", "wrong", "compile_failed")
 
 #: Names for `--sampler`.
 SAMPLERS = (*STRATEGIES, "tpe")
@@ -209,7 +213,9 @@ class Search:
                 self.best = self.configs[index], seconds
 
     def _recall(self) -> None:
-        """Take over what an earlier run of the study measured; ask again for what it had begun."""
+        """Take over what an earlier run of the study has found out; ask again for what it had
+        begun.
+        """
         begun = []
         for trial in self.study.get_trials(deepcopy=False):
             outcome = trial.user_attrs.get("outcome", "")
@@ -217,9 +223,7 @@ class Search:
             if trial.state == TrialState.RUNNING:
                 self._fail(optuna.trial.Trial(self.study, trial._trial_id), "interrupted")
                 begun.append(index)
-            elif index is None or outcome in ("interrupted", "repeated"):
-                continue
-            elif trial.state.is_finished() and outcome:
+            elif index is not None and trial.state.is_finished() and outcome in LASTING:
                 self._remember(index, outcome, trial.value if trial.value else math.nan)
         self.enqueue(self.configs[index] for index in begun if index is not None)
 
@@ -233,12 +237,13 @@ def _parameters(trial: FrozenTrial) -> Mapping[str, int]:
 
 
 @contextmanager
-def open_storage(path: Path | None) -> Iterator[BaseStorage]:
+def open_storage(
+    path: Path | None, say: Callable[[str], object] = warnings.warn
+) -> Iterator[BaseStorage]:
     """The storage in the journal file `path` (None: in memory), held against other tuners.
 
     A half-written last line (the process was killed in the middle) is cut off; a file damaged
-    elsewhere is set aside as `<name>.damaged` and a new one begun. Raises `Busy`, and `ForeignFile`
-    for one that is whole but none of a study's.
+    elsewhere is kept as `<name>.damaged`, which `say` is told, and a new one begun. Raises `Busy`.
     """
     if path is None:
         yield InMemoryStorage()
@@ -248,16 +253,18 @@ def open_storage(path: Path | None) -> Iterator[BaseStorage]:
         try:
             held.enter_context(locked(path.with_suffix(".tuner"), seconds=0))
         except TimeoutError:
-            raise Busy(f"another tuner works with {path}; wait, or give --storage") from None
-        repair(path)
-        lock = JournalLock(path.with_suffix(".lock"))
-        yield _replayed(_Journal(str(path), lock_obj=lock), path)
+            raise Busy(f"another tuner works with {path}") from None
+        yield _read_journal(path, say)
 
 
 class _Journal(JournalFileBackend):
-    """A journal's file, which knows the line that was read last."""
+    """Optuna's file, whose errors name it, and which knows the line that was read last."""
 
     line = 0
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path), JournalLock(path.with_suffix(".lock")))
+        self._path = path
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
         """The entries from that one on."""
@@ -265,19 +272,24 @@ class _Journal(JournalFileBackend):
         for self.line, entry in enumerate(entries, log_number_from + 1):
             yield entry
 
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Append lines."""
+        with named(self._path):
+            super().append_logs(logs)
 
-def _replayed(journal: _Journal, path: Path) -> JournalStorage:
-    """The storage of what the journal says. `ForeignFile` names the line that Optuna cannot replay:
-    what an entry lacks shows itself there as an exception of any kind.
-    """
-    try:
-        return JournalStorage(journal)
-    except OSError:
-        raise
-    except Exception as error:
-        wrong = f"no entry of a study ({type(error).__name__})"
-        todo = "move the file away to search anew; the trials' CSV keeps what was measured"
-        raise ForeignFile(f"{path}, line {journal.line}: {wrong}; {todo}") from None
+
+def _read_journal(path: Path, say: Callable[[str], object]) -> BaseStorage:
+    if not (damage := repair(path)):
+        journal = _Journal(path)
+        try:
+            return JournalStorage(journal)
+        except OSError:
+            raise
+        except Exception as error:  # what an entry lacks shows itself in Optuna in any way
+            damage = f"line {journal.line} is no entry of a study ({type(error).__name__})"
+    kept = set_aside(path, "damaged")
+    say(f"the journal {path} cannot be used ({damage}): kept as {kept}, its trials are made again")
+    return JournalStorage(_Journal(path))
 
 
 def open_study(

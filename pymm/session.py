@@ -12,7 +12,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from pymm.backends.base import CompileFailed
-from pymm.decision import Decision, choose
+from pymm.decision import Decision, choose, doubtful, impossible
 from pymm.journal import TrialLog
 from pymm.kernels import Config, Kernel
 from pymm.measure import Trial
@@ -27,9 +27,14 @@ from pymm.worker import Reply, Request, Worker, WorkerFailed, time_limit
 #: instruction cache, in turn with others they do not (bf16 256 on an H200: 5.3 and 6.6 us).
 FINALISTS, FINALISTS_IF_SHORT, SHORT = 6, 24, 1e-4
 
+#: And at least the default and one more.
+FEWEST_FINALISTS = 2
+
+#: Seconds for it; how often it is made at most, where a time is doubtful; seconds of rest before.
+FINAL_SECONDS, COMPARISONS, REST = 6.0, 3, 0.5
+
 #: Rounds of that comparison, fewer where they would take longer than `FINAL_SECONDS`.
 FINAL_ROUNDS, FEWEST_ROUNDS = 101, 5
-FINAL_SECONDS = 6.0
 
 #: A choice among fewer than this many says little.
 FEWEST_TRIALS = 8
@@ -44,29 +49,68 @@ PAUSE = 0.05
 #: A worker that cannot even start is tried so often before the run gives up.
 STARTS = 3
 
+#: A measurement is expected to take as long as the longest of so many before it.
+LATEST = 5
+
+#: Seconds that what is being measured has to end once a search is over.
+GRACE = 5.0
+
+#: Outcomes that may have been the machine's: such a configuration is tried once more.
+TRIED_AGAIN = ("launch_failed", "crashed", "disturbed", "compile_timeout")
+
+#: So many trials in a row that fail alike say something of the device or the compiler.
+SAME_FAILURES = 10
+
+
+class Broken(RuntimeError):
+    """Trial after trial fails alike: nothing more is to be learnt on this machine as it is."""
+
+
+@dataclass
+class Streak:
+    """Trials in a row that failed alike, from one search to the next."""
+
+    outcome: str = ""
+    count: int = 0
+
+    def add(self, trial: Trial) -> None:
+        """One more trial. Raises `Broken` if it is one too many."""
+        failed = "" if trial.outcome in ("ok", "too_slow") else trial.outcome
+        self.count = self.count + 1 if failed and failed == self.outcome else 1
+        self.outcome = failed
+        if failed and self.count >= SAME_FAILURES:
+            raise Broken(
+                f"{self.count} trials in a row ended as {failed}, the last one with: "
+                f"{trial.detail or 'no words'}. The run stops here; what was measured is kept"
+            )
+
 
 @dataclass
 class Asked:
-    """A trial that was asked for: its number in the study, and its sources at the compiler."""
+    """A trial that was asked for: its number in the study, and its sources at the compiler.
+    `again` if it failed before, `began` when it was handed to a worker.
+    """
 
     number: int
     config: Config
     builds: list[Future] = field(default_factory=list)
+    again: bool = False
+    began: float = 0.0
 
     @property
     def built(self) -> bool:
         """True if no source is at the compiler any more."""
         return all(build.done() for build in self.builds)
 
-    def complaint(self) -> str:
-        """The compiler's words if it refused a source."""
+    def failure(self) -> CompileFailed | None:
+        """What the compiler said if it made no binary of a source. Raises any other failure."""
         for build in self.builds:
             failure = build.exception()
             if isinstance(failure, CompileFailed):
-                return str(failure)
+                return failure
             if failure is not None:
                 raise failure
-        return ""
+        return None
 
 
 class Session:
@@ -74,7 +118,8 @@ class Session:
 
     `stop` is asked between steps; once it is true, or `ends` (monotonic seconds) or `most` trials
     are reached, nothing new begins. `ahead` configurations are compiled before they are needed.
-    `quick` has an arena's operands and checks.
+    `quick` has an arena's operands and checks. What fails for a reason that may pass is tried once
+    more; `streak` counts what fails alike. `doubts` says why `decide` left something out.
     """
 
     def __init__(
@@ -91,13 +136,18 @@ class Session:
         seed: int = 0,
         limit: float | None = None,
         quick: bool = False,
+        streak: Streak | None = None,
     ) -> None:
         self.problem, self.kernel, self.search = problem, kernel, search
         self.workers, self.compiler, self.log, self.progress = workers, compiler, log, progress
         self.stop, self.ahead, self.seed, self.limit = stop, ahead, seed, limit
         self.quick = quick
+        self.streak = streak or Streak()
+        self.doubts: list[str] = []
         self._ahead: deque[Asked] = deque()
         self._ends = math.inf
+        self._took: deque[float] = deque(maxlen=LATEST)
+        self._prepared = False
         self._measuring: dict[int, Asked] = {}
 
     @property
@@ -105,26 +155,43 @@ class Session:
         """The device that is tuned; all workers have the same kind."""
         return self.workers[0].device
 
-    def run(self, ends: float, most: int | None = None, latest: float = 0.0) -> None:
-        """Search until the time is over or there is nothing left to try. While fewer than
-        `FEWEST_TRIALS` configurations were measured, as where the compiler lags behind, the time is
-        over only at `latest`.
+    def run(
+        self, ends: float, most: int | None = None, latest: float = 0.0, reserve: float = 0.0
+    ) -> None:
+        """Search until the time is over but for `reserve` seconds, in which to `decide`, or there
+        is nothing left to try. While fewer than `FEWEST_TRIALS` configurations were measured, as
+        where the compiler lags behind, the time is over only at `latest`. Nothing is begun that
+        would not end in time, and what is being measured then has time to end. Raises `Broken`.
         """
         try:
-            self._ends = ends
+            self._ends, latest = ends - reserve, max(ends, latest)
             while not self.stop():
                 enough = len(self.search) >= FEWEST_TRIALS
-                if time.monotonic() >= (ends if enough else max(ends, latest)):
-                    return
+                to_come = self._expected + max(reserve, FEWEST_FINALISTS * self._expected)
+                if time.monotonic() + to_come >= (ends if enough else latest):
+                    break
                 self._ask(most)
                 if not self._ahead and not self._measuring:
-                    return
+                    break
                 self._hand_out()
                 self._wait()
                 self._collect()
                 self.progress.tick(self.compiler.pending)
+            self._let_end(0.0 if self.stop() else latest)
         finally:
             self._give_up()
+
+    @property
+    def _expected(self) -> float:
+        """Seconds that a measurement takes, by the clock: the longest of the latest ones."""
+        return max(self._took, default=0.0)
+
+    def _let_end(self, until: float) -> None:
+        """Wait for what is being measured: a worker that is killed has to be started again."""
+        until = max(until, time.monotonic() + GRACE)
+        while self._measuring and time.monotonic() < until:
+            self._wait()
+            self._collect()
 
     def _ask(self, most: int | None) -> None:
         """Keep as many configurations compiled ahead as there are workers and compilers.
@@ -140,9 +207,11 @@ class Session:
                 return  # what is asked for now would not be compiled in time
             if (most is not None and begun >= most) or (asked := self.search.ask()) is None:
                 return
-            texts = sources(asked[1], self.problem)[: 1 if self.quick else None]
-            builds = [self.compiler.submit(source) for source in texts]
-            self._ahead.append(Asked(*asked, builds))
+            self._ahead.append(Asked(*asked, self._compile(asked[1])))
+
+    def _compile(self, config: Config) -> list[Future]:
+        texts = sources(config, self.problem)[: 1 if self.quick else None]
+        return [self.compiler.submit(source) for source in texts]
 
     def _hand_out(self) -> None:
         """Give each idle worker the next compiled configuration.
@@ -153,15 +222,16 @@ class Session:
             return
         for place, worker in enumerate(self.workers):
             while place not in self._measuring and (asked := self._next_built()):
-                if complaint := asked.complaint():
-                    failed = Trial(self.problem, asked.config, "compile_failed", detail=complaint)
-                    self._record(asked, failed)
+                if failure := asked.failure():
+                    outcome, words = failure.outcome, str(failure)
+                    self._record(asked, Trial(self.problem, asked.config, outcome, detail=words))
                     continue
                 best = self.search.best[1] if self.search.best else None
                 request = Request(
                     "measure", self.problem, (asked.config,), self.seed, best, quick=self.quick
                 )
                 limit = self.limit or time_limit(self.problem, self.device, best, self.quick)
+                asked.began = time.monotonic()
                 self._measuring[place] = asked
                 begin(worker, request, limit)
 
@@ -187,12 +257,27 @@ class Session:
             reply = self.workers[place].result()
             if reply is not None:
                 asked = self._measuring.pop(place)
+                if not reply.lost and self._prepared:
+                    self._took.append(time.monotonic() - asked.began)
+                self._prepared = True  # the first one makes the operands, too
                 self._record(asked, trial_of(reply, self.problem, asked.config))
 
     def _record(self, asked: Asked, trial: Trial) -> None:
+        trial = self._plausible(trial)
         self.log.write(trial, self.device)
-        self.search.tell(asked.number, trial)
+        if trial.outcome in TRIED_AGAIN and not asked.again:
+            again = self._compile(asked.config)
+            self._ahead.append(Asked(asked.number, asked.config, again, again=True))
+        else:
+            self.search.tell(asked.number, trial)
         self.progress.trial(trial)
+        self.streak.add(trial)
+
+    def _plausible(self, trial: Trial) -> Trial:
+        """The trial; one whose time is impossible is `disturbed`."""
+        if why := impossible(trial, self.device):
+            return Trial(self.problem, trial.config, "disturbed", detail=why)
+        return trial
 
     def _give_up(self) -> None:
         """Let go of what was asked for and not measured; the next run asks for it again."""
@@ -207,19 +292,50 @@ class Session:
         self._ahead.clear()
 
     def decide(
-        self, against_others: bool, budget: float = math.inf, saved: Sequence[Config] = ()
+        self, against_others: bool, ends: float = math.inf, saved: Sequence[Config] = ()
     ) -> Decision | None:
-        """Measure the best few, the default and what is `saved` in turn, for `budget` seconds if a
-        few rounds take no longer, and say which is to be saved now. None if nothing works. So what
-        is saved gives way only to what was as fast beside it, however little was searched; and of
-        several kernels' records, of which the fastest is used, the times are of one run.
+        """Measure the best few, the default and what is `saved` in turn, until `ends` if a few
+        rounds take no longer, and say which is to be saved now. So what is saved gives way only to
+        what was as fast beside it, however little was searched; and of several kernels' records, of
+        which the fastest is used, the times are of one run.
+
+        While a time that would be saved is doubtful, all are measured again, if the time suffices.
+        What stays doubtful is left out, and None returned if it is the fastest; also if nothing
+        works.
         """
+        configs = self._finalists(saved, ends)
+        for attempt in range(COMPARISONS):
+            began = time.monotonic()
+            budget = max(0.0, min(FINAL_SECONDS, (ends - began) / 2))
+            decision, doubts = self._final(configs, against_others, budget)
+            took = time.monotonic() - began
+            if not doubts or self.stop() or time.monotonic() + REST + took > ends:
+                break
+            if attempt < COMPARISONS - 1:
+                time.sleep(REST)
+        self.doubts = [f"{config.slug}: {why}" for config, why in doubts.items()]
+        if decision is None or decision.winner.config in doubts:
+            return None
+        rivals = tuple(trial for trial in decision.rivals if trial.config not in doubts)
+        return replace(decision, rivals=rivals)
+
+    def _finalists(self, saved: Sequence[Config], ends: float) -> tuple[Config, ...]:
+        """The default, what is saved, and as many of the fastest as there is time to check."""
         default = self.kernel.default_for(self.problem, self.device)
-        short = min(self.search.ranking.values(), default=math.inf) < SHORT
-        best = self.search.best_configs(FINALISTS_IF_SHORT if short else FINALISTS)
         known = (default, *saved)
         may_run = [c for c in known if not c.kernel.violations(c, self.problem, self.device)]
-        configs = tuple(dict.fromkeys((*may_run, *(c for c in best if c != default))))
+        short = min(self.search.ranking.values(), default=math.inf) < SHORT
+        count = FINALISTS_IF_SHORT if short else FINALISTS
+        left = (ends - time.monotonic()) / 2
+        if left < count * self._expected:
+            count = max(1, int(left / self._expected) - len(may_run))
+        best = [c for c in self.search.best_configs(count) if c != default]
+        return tuple(dict.fromkeys((*may_run, *best)))
+
+    def _final(
+        self, configs: tuple[Config, ...], against_others: bool, budget: float
+    ) -> tuple[Decision | None, dict[Config, str]]:
+        """One comparison, what it comes to, and what is doubtful of that by configuration."""
         longest = max((self.search.ranking.get(c, 0.0) for c in configs), default=0.0)
         calls = len(configs) + 2 * against_others
         rounds = int(FINAL_SECONDS / max(calls * longest, 1e-9))
@@ -231,9 +347,16 @@ class Session:
         limit = self.limit or time_limit(self.problem, self.device, quick=self.quick)
         limit *= 1 if self.quick else len(configs)
         trials, times = self._compare(request, limit)
+        doubts = {t.config: why for t in trials if (why := impossible(t, self.device))}
+        trials = [self._plausible(trial) for trial in trials]
         for trial in trials:
             self.log.write(trial, self.device, role="final")
-        return choose(default, trials, times)
+        default = self.kernel.default_for(self.problem, self.device)
+        decision = choose(default, trials, times)
+        if decision is not None and self.device.kind != "simulator":  # its times mean nothing
+            chosen = (decision.winner, *decision.rivals)
+            doubts |= {trial.config: why for trial in chosen if (why := doubtful(trial))}
+        return decision, doubts
 
     def _compare(self, request: Request, limit: float) -> tuple[list[Trial], dict]:
         """The trials of a comparison; should one of them bring the child down, all others."""

@@ -7,7 +7,9 @@ names and come first.
 
 from __future__ import annotations
 
+import os
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -115,7 +117,7 @@ def put(records: Iterable[Record], device: Device, directory: Path) -> Path:
     do this at once; one that dies leaves the old file or the new one. Raises `ValueError` for a
     record that `device` could not run and for a simulated device, and `StoreError` for a file that
     cannot be read or is another device's: it is left as it is. Without records it checks that and
-    writes nothing, so that a tuner need not learn it at the end.
+    that it could write, so that a tuner need not learn it at the end. `OSError` if it cannot.
     """
     records = list(records)
     _refuse_useless(records, device)
@@ -127,6 +129,7 @@ def put(records: Iterable[Record], device: Device, directory: Path) -> Path:
             was, now = device_words(table.device), device_words(facts)
             raise StoreError(f"{path} belongs to {was}; this device is {now}; {_MEND}")
         if not records:
+            tempfile.TemporaryFile(dir=Path(os.path.realpath(path)).parent).close()
             return path
         merged = {record.key: record for record in (*(table.records if table else ()), *records)}
         text = render_table(Table(facts, tuple(merged.values())))

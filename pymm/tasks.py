@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable, Iterable
 
 from pymm.device import Device
 from pymm.kernels import find_kernel, kernels_for
 from pymm.options import Options
 from pymm.outset import Task
 from pymm.problem import DTYPES
-from pymm.records import Environment
-from pymm.select import configs
+from pymm.records import Record
 from pymm.shapes import parse_shapes
 
 
 def tasks_of(
-    options: Options, device: Device, environment: Environment, directory: Path
+    options: Options, device: Device, stored: Callable[[], Iterable[tuple[Record, str]]]
 ) -> list[Task]:
-    """What the options name, or with `stale` what is tuned for `device`, in `directory` or as
-    shipped, and does not describe the present any more. `ValueError` if a kernel or a shape does
-    not fit.
+    """What the options name, or with `stale` what of `stored` does not describe the present any
+    more: records of kernels of this pymm, each with why it is stale ("" if it is not). `ValueError`
+    if a kernel or a shape does not fit.
     """
-    return _stale(device, environment, directory) if options.stale else _named(options, device)
+    return _stale(device, stored()) if options.stale else _named(options, device)
 
 
 def _named(options: Options, device: Device) -> list[Task]:
@@ -48,10 +47,10 @@ def _named(options: Options, device: Device) -> list[Task]:
     return tasks
 
 
-def _stale(device: Device, environment: Environment, directory: Path) -> list[Task]:
+def _stale(device: Device, stored: Iterable[tuple[Record, str]]) -> list[Task]:
     """Of several records of a problem and kernel (one's own, the shipped) one may be current."""
     found: dict[Task, bool] = {}
-    for record, _, stale in configs(device, directory, environment):
+    for record, stale in stored:
         task = record.problem, record.config.kernel
         found[task] = bool(stale) and found.get(task, True)
     tasks = [task for task in found if found[task] and task[1] in kernels_for(task[0], device)]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -20,15 +21,17 @@ from pymm.device import Device
 from pymm.interrupts import Stop
 from pymm.journal import Busy, ForeignFile, TrialLog
 from pymm.kernels import Kernel
+from pymm.locks import locked
 from pymm.options import Options, parse
-from pymm.outset import FIRST, Lookout, Outset
+from pymm.outset import FIRST, Lookout, Outset, Task
 from pymm.problem import Problem
 from pymm.progress import Line, Progress, show_lines
+from pymm.records import Environment, Record, StoreError, foreign_because
 from pymm.search import Search, open_storage, open_study
 from pymm.select import configs
-from pymm.session import Session
+from pymm.session import FEWEST_TRIALS, Broken, Session, Streak
 from pymm.source import kernel_digest
-from pymm.store import Environment, Record, StoreError, load, put
+from pymm.store import put
 from pymm.tasks import tasks_of
 from pymm.worker import Site, Worker, WorkerFailed
 
@@ -46,6 +49,10 @@ SECONDS_PER_TEXT, FEWEST_FIRST, MOST_FIRST = 2.8, 16, 39
 
 #: The same where something is tuned again because it is stale.
 FIRST_IF_STALE = 4
+
+#: Seconds between two looks whether another tuner has let go of the device, and for which this one
+#: lets go of it between two problems, so that the other has its turn.
+LOOK, TURN = 0.05, 0.15
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,6 +80,8 @@ class Tuner:
         self.lines: list[Line] = []
         self.records: list[Record] = []
         self.failed = 0
+        self.streak = Streak()
+        self._said: set[str] = set()
         try:
             with ExitStack() as held:
                 held.enter_context(self.stop.listening())
@@ -81,7 +90,7 @@ class Tuner:
                     self.device: Device = self.workers[0].device
                     self.output = self.options.output or config_directory()
                     self._introduce()
-                    tasks = tasks_of(self.options, self.device, self._environment, self.output)
+                    tasks = tasks_of(self.options, self.device, self._stored)
                 except (ValueError, NotImplementedError) as refusal:
                     return self._end(BAD_OPTIONS, str(refusal))
                 if self.options.stale and not tasks:
@@ -91,8 +100,11 @@ class Tuner:
                 self._tune(tasks, held)
         except WorkerFailed as failure:
             return self._end(NO_DEVICE, str(failure))
-        except (ForeignFile, StoreError, Busy, OSError) as failure:
+        except (ForeignFile, StoreError, OSError) as failure:
             return self._end(BAD_OPTIONS, str(failure))
+        except Broken as failure:
+            self.failed += 1
+            self._say(str(failure))
         except KeyboardInterrupt:
             return self._end(INTERRUPTED, "interrupted; what was measured is kept")
         if self.lines:
@@ -148,34 +160,117 @@ class Tuner:
     def _say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    def _once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._say(text)
+
     # The search
 
     def _tune(self, tasks: Sequence[tuple[Problem, Kernel]], held: ExitStack) -> None:
         self.ahead = compilers_beside(self.device)
         storage = self.options.storage or state_directory()
         self.folder = storage / self.device.slug
-        load(self.device, self.output)  # a damaged file is to be known before, not after, the work
+        self._check_output()
         compiler = held.enter_context(self.open_compiler(self.workers[0].compiler, self.ahead))
-        log = TrialLog(self.options.csv or self.folder / "trials.csv")
+        log = TrialLog(self.options.csv or self.folder / "trials.csv", self._say)
         held.callback(log.close)
         progress = held.enter_context(Progress(self.console))
         quick = self.options.checks == "quick"
         self.count = self._first(len(tasks))
-        lookout = held.enter_context(
-            Lookout(self.device, compiler, quick, self._stored, self.count)
-        )
-        waiting = list(tasks)
-        while waiting and not self.stop():
+        lookout = held.enter_context(Lookout(self.device, compiler, quick, self._known, self.count))
+        waiting: list[Task] = list(tasks)
+        busy: list[Task] = []
+        while (waiting or busy) and not self.stop():
+            if not waiting:  # what another tuner works on comes at the end, again until it is free
+                waiting, busy = busy, []
+                time.sleep(LOOK)
             task = lookout.next(waiting)
             outset, builds = lookout.take(task)
-            ends = self._share(len(waiting))
             waiting.remove(task)
-            of = f"{len(tasks) - len(waiting)}/{len(tasks)}"
-            self._one(outset, builds, ends, of, compiler, log, progress)
+            left = len(waiting) + len(busy)
+            of = f"{len(tasks) - left}/{len(tasks)}"
+            try:
+                with self._device_alone():
+                    self._one(outset, builds, self._share(left + 1), of, compiler, log, progress)
+            except Busy as other:
+                if time.monotonic() >= self._over:
+                    self._leave_out(task, f"{other} until the time was over")
+                elif not self.stop():
+                    self._once(f"{other}: {task[0].slug} is tuned at the end of this run")
+                    busy.append(task)
+            if left:
+                time.sleep(TURN)
 
-    def _stored(self) -> list[Record]:
-        tuned = configs(self.device, self.output, self._environment)
-        return [*self.records, *(record for record, _, _ in tuned)]
+    def _leave_out(self, task: Task, why: str) -> None:
+        problem, kernel = task
+        self.failed += 1
+        self._say(f"{problem.slug} {kernel.name}: not tuned, {why}")
+
+    def _check_output(self) -> None:
+        """Learn now, not at the end, that the file of records is damaged or cannot be written."""
+        if self.device.kind == "simulator":
+            return
+        try:
+            put([], self.device, self.output)
+        except OSError as error:
+            raise StoreError(
+                f"tuned configurations cannot be written to {self.output} "
+                f"({error.strerror or error}): name another folder with --output"
+            ) from None
+
+    @contextmanager
+    def _device_alone(self) -> Iterator[None]:
+        """Hold every device that is tuned against other tuners of this user, waiting for them.
+        Raises `Busy` if the time is over before they let go, or the run is to stop.
+        """
+        if self.device.kind == "simulator":
+            yield
+            return
+        folder = state_directory() / "devices"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        devices = [worker.device for worker in self.workers]
+        names = sorted({f"{d.kind}-{d.bus or d.index}".replace(":", "-") for d in devices})
+        with ExitStack() as held:
+            while not self._taken(held, [folder / f"{name}.lock" for name in names]):
+                self._once("Another tuner measures on this device: waiting for it.")
+                if self.stop() or time.monotonic() >= self._over:
+                    raise Busy("another tuner measured on this device")
+                time.sleep(LOOK)
+            yield
+
+    @staticmethod
+    def _taken(held: ExitStack, locks: Sequence[Path]) -> bool:
+        """Enter all `locks` into `held`, or none if one of them is somebody else's."""
+        with ExitStack() as taken:
+            try:
+                for lock in locks:
+                    taken.enter_context(locked(lock, seconds=0))
+            except TimeoutError:
+                return False
+            held.push(taken.pop_all())
+            return True
+
+    @property
+    def _over(self) -> float:
+        """When the run's time is over, by the monotonic clock."""
+        return self.started + (self.options.budget or math.inf)
+
+    def _known(self) -> list[Record]:
+        return [*self.records, *(record for record, _ in self._stored())]
+
+    def _stored(self) -> list[tuple[Record, str]]:
+        """What is tuned for the device and why it is stale. Records of kernels that this pymm does
+        not have, or has with other parameters, stay in their file; each is named once.
+        """
+        found = []
+        for record, file, stale in configs(self.device, self.output, self._environment):
+            if foreign := foreign_because(record):
+                what = f"{record.problem.slug} {record.config.slug}"
+                self._once(f"{file}: {what} is skipped: {foreign}")
+            else:
+                found.append((record, stale))
+        return found
 
     def _first(self, tasks: int) -> int:
         """With how many configurations a search begins: those that can be compiled in its share of
@@ -198,7 +293,7 @@ class Tuner:
     def _latest(self, ends: float) -> float:
         """How long a task may wait for its first texts: some shares more, taken from the others."""
         now = time.monotonic()
-        return min(now + PATIENCE * (ends - now), self.started + (self.options.budget or math.inf))
+        return min(now + PATIENCE * (ends - now), self._over)
 
     def _one(
         self,
@@ -216,29 +311,51 @@ class Tuner:
             return progress.say(f"{problem.slug} {kernel.name}: no configuration is valid here")
         options = self.options
         progress.begin(problem, kernel.name, len(outset.valid), ends, of)
-        with open_storage(self.folder / f"{problem.slug}.journal") as storage:
+        with open_storage(self.folder / f"{problem.slug}.journal", self._say) as storage:
             study = open_study(storage, kernel.name, self._facts(kernel), options.resume)
             search = Search(study, outset.valid, options.sampler, options.seed)
-            search.enqueue(outset.first(self._stored(), self.count))
+            search.enqueue(outset.first(self._known(), self.count))
             session = Session(
                 problem, kernel, search, self.workers, compiler, log, progress, self.stop,
-                self.ahead, options.seed, options.limit, options.checks == "quick",
+                self.ahead, options.seed, options.limit, options.checks == "quick", self.streak,
             )  # fmt: skip
-            reserve = min(FINAL_MOST, FINAL_PART * (ends - time.monotonic()))
-            session.run(ends - max(0.0, reserve), options.trials, self._latest(ends))
+            reserve = max(0.0, min(FINAL_MOST, FINAL_PART * (ends - time.monotonic())))
+            session.run(ends, options.trials, self._latest(ends), reserve)
             for build in builds:
                 build.cancel()
-            against_others = self.device.kind in ("cpu", "cuda")
-            stored = self._stored()
-            saved = [*saved_for(problem, kernel, stored), *rivals_of(problem, kernel, stored)]
-            decision = session.decide(against_others, reserve / 2, saved)
-            if decision is None:
-                self.failed += 1
-                return progress.say(f"{problem.slug} {kernel.name}: no configuration works")
-            self._save(problem, kernel, decision, progress)
-            if not self.stop():
+            until = min(max(ends, time.monotonic() + reserve), self._over)
+            if self._conclude(session, until) and not self.stop():
                 search.finish()
         return None
+
+    def _conclude(self, session: Session, ends: float) -> bool:
+        """Decide until `ends` what a search comes to, save it and say what it lacks. Returns
+        whether something was saved.
+        """
+        problem, kernel, search = session.problem, session.kernel, session.search
+        task = problem, kernel
+        if not search.ranking:
+            none = "no configuration works" if len(search) else "no configuration was tried in time"
+            more = "" if len(search) else ": give it a larger --budget"
+            self._leave_out(task, none + more)
+            return False
+        few = len(search) < min(FEWEST_TRIALS, len(search.configs), self.options.trials or math.inf)
+        if few and not self.stop():
+            tried = f"only {len(search)} of {len(search.configs)} configurations were tried"
+            self._say(f"{problem.slug} {kernel.name}: {tried} in its time: give --budget more")
+        stored = self._known()
+        saved = [*saved_for(problem, kernel, stored), *rivals_of(problem, kernel, stored)]
+        against_others = self.device.kind in ("cpu", "cuda")
+        decision = session.decide(against_others, ends, saved)
+        doubts = "; ".join(session.doubts)
+        if decision is None:
+            why = f"measured again and still doubtful: {doubts}" if doubts else "nothing works"
+            self._leave_out(task, why)
+            return False
+        if doubts:
+            self._say(f"{problem.slug} {kernel.name}: left out, {doubts}")
+        self._save(problem, kernel, decision)
+        return True
 
     @property
     def _environment(self) -> Environment:
@@ -253,9 +370,7 @@ class Tuner:
             "source": kernel_digest(kernel.backend, kernel.file),
         }
 
-    def _save(
-        self, problem: Problem, kernel: Kernel, decision: Decision, progress: Progress
-    ) -> None:
+    def _save(self, problem: Problem, kernel: Kernel, decision: Decision) -> None:
         winner = decision.winner
         peak = self.device.peak_flops.get(problem.dtype, 0.0)
         remark = "the default" if winner.config == kernel.default_for(problem, self.device) else ""

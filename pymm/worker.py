@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-import tempfile
 import threading
 import time
 from multiprocessing.connection import Connection
@@ -19,6 +18,7 @@ from typing import Any
 from pymm.backends.base import Compiler
 from pymm.child import Reply, Request, Site, serve
 from pymm.device import Device
+from pymm.locks import Workplace
 from pymm.problem import Problem
 
 #: Seconds for a child to import NumPy and open its device (a cold CUDA context takes up to 10).
@@ -79,14 +79,17 @@ class Worker:
         self._process: Any = None
         self._connection: Connection | None = None
         self._deadline = 0.0
+        self._temporary: Any = None
         self._words: Any = None
 
     def start(self) -> None:
         """Start the child and wait until it has opened its device. Raises `WorkerFailed`."""
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._words = tempfile.NamedTemporaryFile(prefix="pymm-worker-", suffix=".log")
-        arguments = (theirs, self.site, self._words.name)
+        self._temporary = Workplace("pymm-worker-")
+        self._words = self._temporary.path / "words.log"
+        self._words.touch()
+        arguments = (theirs, self.site, str(self._words))
         self._process = context.Process(target=serve, args=arguments, daemon=True)
         _start_ignoring_interrupts(self._process)
         theirs.close()
@@ -160,7 +163,7 @@ class Worker:
             self._process.join()
             self._process.close()
             self._connection.close()
-            self._words.close()
+            self._temporary.close()
             self._process = None
 
     def _ending(self) -> str:
@@ -170,8 +173,8 @@ class Worker:
         how = "it does not answer" if code is None else f"exit status {code}"
         if code is not None and code < 0:
             how = f"killed by {signal.Signals(-code).name}"
-        with open(self._words.name, encoding="utf-8", errors="replace") as words:
-            last = words.read()[-300:].strip().splitlines()
+        words = self._words.read_text(encoding="utf-8", errors="replace")
+        last = words[-300:].strip().splitlines()
         return f"{how}: {last[-1]}" if last else how
 
 

@@ -40,9 +40,11 @@ def replayed(path: Path = REPLAY) -> tuple[list[dict[str, int]], np.ndarray]:
 
 @dataclass
 class RecordedWorker:
-    """Answers as a worker does, from `outcome`: seconds, or the name of a failure."""
+    """Answers as a worker does, from `outcome`: seconds, fields of a trial (`seconds` among them),
+    or the name of a failure.
+    """
 
-    outcome: Callable[[Config, Problem], float | str]
+    outcome: Callable[[Config, Problem], float | dict | str]
     device: Device
     started: int = 0
     replaced: int = 0
@@ -83,9 +85,12 @@ class RecordedWorker:
         found = self.outcome(config, request.problem)
         if isinstance(found, str):
             return Trial(request.problem, config, found, detail="as recorded")
+        fields = found if isinstance(found, dict) else {"seconds": found}
+        found = fields["seconds"]
         slow = request.best_seconds is not None and found > 1.5 * request.best_seconds
         outcome = "too_slow" if slow else "ok"
-        return Trial(request.problem, config, outcome, found, 0.0, (found,), error=0.1)
+        fields = {"spread": 0.0, "times": (found,), "error": 0.1} | fields
+        return Trial(request.problem, config, outcome, **fields)
 
     def result(self, timeout=0.0):
         reply, self._reply = self._reply, None

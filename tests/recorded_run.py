@@ -17,7 +17,7 @@ from pymm.tune import Tuner
 
 GPU = Device(
     "recorded GPU", "cuda", capability=(9, 0), sms=132, shared_per_block=232448,
-    shared_per_sm=233472, memory_bytes=2**33, peak_flops={"f32": 1e12},
+    shared_per_sm=233472, memory_bytes=2**33, peak_flops={"f32": 1e15},
 )  # fmt: skip
 KERNEL = find_kernel("register_tile")
 BEST = KERNEL.config({"MB": 128, "NB": 128, "KB": 16, "TA": 8, "TB": 8})

@@ -231,9 +231,11 @@ class Sequence:
         a = self.pick((k, m) if ta else (m, k), dtype)
         b = self.pick((n, k) if tb else (k, n), dtype)
         out = self.pick((m, n), dtype, [a, b])
-        alpha, beta = int(self.random.choice([1, 1, -1, 2, 0])), int(self.random.choice([0, 0, 0, 1]))
+        alpha = int(self.random.choice([1, 1, -1, 2, 0]))
+        beta = int(self.random.choice([0, 0, 0, 1]))
         options = dict(a=a.gpu, b=b.gpu, out=out.gpu, alpha=alpha, trans_a=ta, trans_b=tb,
-                       precision=case.precision, config=case.config, device=self.backend)  # fmt: skip
+                       precision=case.precision, config=case.config,
+                       device=self.backend)  # fmt: skip
         reads = self.random.random() < 0.5
         if beta or reads:
             options |= dict(c=out.gpu, beta=beta)
@@ -282,21 +284,20 @@ class Sequence:
 
     def together(self) -> None:
         """Two products of other arrays in two threads at once, perhaps on one stream."""
-        first = self.product()
-        second = self.product()
-        if set(map(id, first[1])) & {id(second[1][2])} or {id(first[1][2])} & set(map(id, second[1])):
+        first, second = self.product(), self.product()
+        used = [set(map(id, arrays)) for _, arrays, _ in (first, second)]
+        if id(second[1][2]) in used[0] or id(first[1][2]) in used[1]:
             return
         streams = [self.stream(), self.stream()]
         if self.random.random() < 0.5:
             streams[1] = streams[0]
         for (_, arrays, _), stream in zip((first, second), streams, strict=True):
             self.order(arrays, stream)
-        shared = set(map(id, first[1])) & set(map(id, second[1]))
         tasks = [self.pool.submit(self.matmul, x[0], s)
                  for x, s in zip((first, second), streams, strict=True)]  # fmt: skip
         for task in tasks:
             task.result()
-        if shared or 2 in streams:
+        if used[0] & used[1] or 2 in streams:
             self.backend.synchronize()
         first[2]()
         second[2]()

@@ -19,7 +19,8 @@ from test_cache import source
 from pymm.backends import cpu_compiler, directories, open_device
 from pymm.backends.base import CompileFailed, NoDevice
 from pymm.backends.binaries import obtain
-from pymm.backends.directories import DiskFull, out_of_space, sweep, workplace
+from pymm.backends.directories import DiskFull, out_of_space
+from pymm.locks import Workplace, sweep
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -79,7 +80,7 @@ def test_makers_and_sweepers_at_once(tmp_path):
 
     def maker() -> None:
         for number in range(200):
-            with workplace(tmp_path, "new-") as place:
+            with Workplace("new-", tmp_path) as place:
                 (place / "file").write_text(str(number))
                 if (place / "file").read_text() != str(number):
                     failures.append(number)

@@ -252,7 +252,7 @@ def test_median_and_spread():
     assert median == 3.0 and spread == pytest.approx(2 / 3)
     with pytest.raises(ValueError, match="none of"):
         Trial(SMALL, CONFIG, "fine")
-    assert len(OUTCOMES) == 8
+    assert len(OUTCOMES) == 9
 
 
 def test_a_kernel_that_spills_is_not_timed():

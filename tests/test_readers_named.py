@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 
 import measured
 import pytest
@@ -122,11 +121,13 @@ def test_a_report_is_named_in_one_line(tmp_path, capsys, text):
 
 @pytest.mark.parametrize("entry", ["{}", '{"op_code": "x"}', "[]", DEEP, "9" * 5000])
 def test_a_journal_of_other_lines_is_no_traceback(tmp_path, entry):
-    """What is no entry is damage like any other: set aside, or named."""
+    """What is no entry is damage like any other: named, and kept under another name."""
     path = tmp_path / "studies.log"
     path.write_text(f"{entry}\n" * 3)
-    with suppress(journal.ForeignFile), search.open_storage(path) as storage:
-        search.open_study(storage, "f32", {})
+    with pytest.warns(UserWarning, match="studies.log cannot be used"):
+        with search.open_storage(path) as storage:
+            search.open_study(storage, "f32", {})
+    assert path.with_name("studies.log.damaged").read_text() == f"{entry}\n" * 3
 
 
 @pytest.mark.parametrize(
@@ -139,10 +140,11 @@ def test_an_entry_that_cannot_be_replayed_is_named(tmp_path, entry):
     before = path.read_text()
     path.write_text(f"{before}{entry}\n{before}")
     line = before.count("\n") + 1
-    with pytest.raises(journal.ForeignFile, match=f"studies.log, line {line}: no entry of a st"):
+    with pytest.warns(UserWarning, match=f"line {line} is no entry of a study"):
         with search.open_storage(path):
             pass
-    assert path.read_text() == f"{before}{entry}\n{before}", "it is left as it is"
+    kept = path.with_name("studies.log.damaged")
+    assert kept.read_text() == f"{before}{entry}\n{before}", "nothing of it is lost"
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from pymm import strategies
 from pymm.device import Device
 from pymm.journal import Busy, repair
 from pymm.kernels import find_kernel
-from pymm.measure import Trial
+from pymm.measure import OUTCOMES, Trial
 from pymm.problem import Problem
-from pymm.search import SAMPLERS, Search, open_storage, open_study
+from pymm.search import LASTING, SAMPLERS, Search, open_storage, open_study
 
 PROBLEM = Problem(256, 256, 256)
 DEVICE = Device("recorder", "cuda", capability=(9, 0), memory_bytes=2**33)
@@ -137,6 +137,26 @@ def test_a_killed_run_goes_on(tmp_path, sampler):
         assert config not in done and config not in begun
 
 
+@pytest.mark.parametrize("outcome", [o for o in OUTCOMES if o not in LASTING])
+def test_what_may_have_been_the_machine_is_not_remembered(tmp_path, outcome):
+    """Only what a configuration is guilty of excludes it from the next run of its study."""
+    told = {}
+    with open_storage(tmp_path / "j") as storage:
+        search = Search(open_study(storage, "k", {}), VALID[:8])
+        for kind in (outcome, *LASTING):
+            number, config = search.ask()
+            search.tell(number, Trial(PROBLEM, config, kind, 1e-3))
+            told[kind] = config
+        assert len(search) == 5, "in the run itself it is, so that it is not asked for for ever"
+    with open_storage(tmp_path / "j") as storage:
+        search = Search(open_study(storage, "k", {}), VALID[:8], "exhaustive")
+        assert len(search) == 4
+        asked = []
+        while (one := search.ask()) is not None:
+            asked.append(one[1])
+    assert told[outcome] in asked and not {told[kind] for kind in LASTING} & set(asked)
+
+
 def test_which_study_is_resumed(tmp_path):
     with open_storage(tmp_path / "j") as storage:
 
@@ -176,11 +196,18 @@ def test_half_written_tail_is_cut_off(tmp_path, tail):
         assert len(Search(open_study(storage, "k", {}), TINY)) == 2
 
 
-def test_damaged_middle_is_set_aside(tmp_path):
-    path = damaged(tmp_path, lambda text: text.replace(b"\n", b"#\n", 1))
-    with open_storage(path) as storage:
-        assert len(Search(open_study(storage, "k", {}), TINY)) == 0
-    assert (tmp_path / "j.damaged").exists()
+@pytest.mark.parametrize("line", [b"#", b"{}", b'{"op_code": 99, "worker_id": "x"}'])
+def test_a_damaged_journal_is_named_and_kept(tmp_path, line):
+    """Under a name of its own each time: nothing that was set aside is lost by the next damage."""
+    said = []
+    for name in ("j.damaged", "j.damaged-1"):
+        path = damaged(tmp_path, lambda text: text.replace(b"\n", b"\n" + line + b"\n", 1))
+        before = path.read_bytes()
+        with open_storage(path, said.append) as storage:
+            assert len(Search(open_study(storage, "k", {}), TINY)) == 0
+        assert (tmp_path / name).read_bytes() == before
+        assert str(path) in said[-1] and f"kept as {tmp_path / name}" in said[-1]
+    assert len(said) == 2
     assert repair(tmp_path / "nothing") == ""
 
 

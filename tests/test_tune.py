@@ -49,7 +49,7 @@ def test_little_time_goes_to_what_is_compiled(tmp_path, monkeypatch):
     goes to the others: the second problem has the neighbour's configuration too. The tuner's clock
     is ten times too slow, so that a busy machine has the time as well.
     """
-    clock = SimpleNamespace(monotonic=lambda: time.monotonic() / 10)
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() / 10, sleep=time.sleep)
     for module in (tune, session):
         monkeypatch.setattr(module, "time", clock)
     run = Run(tmp_path, "--shapes 512 --checks quick --budget 4 --sampler local")
@@ -144,7 +144,7 @@ def test_a_winner_that_turns_out_wrong_is_not_saved(tmp_path):
 
 
 def test_nothing_works(tmp_path):
-    run = Run(tmp_path, "--trials 10", lambda config, problem: "crashed")
+    run = Run(tmp_path, "--trials 3", lambda config, problem: "crashed")
     assert run.status == NOT_ALL
     assert not run.records and "no configuration works" in run.output
 
@@ -159,14 +159,14 @@ def test_simulated_times_are_never_saved(tmp_path):
 
 def test_budget_is_shared(tmp_path):
     """No problem takes the time of the others; each gets at least its default measured. Counted,
-    not timed: more trials of 0.01 s than these do not fit into 1.5 s, however slow the machine.
+    not timed: more trials of 0.04 s than these do not fit into 6 s, however slow the machine.
     """
 
     def slow(config, problem):
-        time.sleep(0.01)
+        time.sleep(0.04)
         return smooth(config, problem)
 
-    run = Run(tmp_path, "--shapes 256,300,512 --budget 1.5", slow)
+    run = Run(tmp_path, "--shapes 256,300,512 --budget 6", slow)
     assert run.status == TUNED and len(run.records) == 3
     searched = Counter(row["problem"] for row in run.rows if row["role"] == "search")
     assert 0 < sum(searched.values()) <= 150 + 3

@@ -14,6 +14,7 @@ import pytest
 
 from pymm.journal import read_trials
 from pymm.problem import Problem
+from pymm.session import TRIED_AGAIN
 
 HERE = Path(__file__).parent
 
@@ -40,7 +41,8 @@ def rows(folder):
 @pytest.mark.parametrize("device, expected", DEVICES)
 def test_killed_in_the_middle_and_resumed(tmp_path, device, expected):
     """`kill -9` after two trials. The second run ends in order, at most one evaluation is made
-    twice, every fault has its outcome, and only the right kernel is saved.
+    twice besides those whose failure may pass, every fault has its outcome, and only the right
+    kernel is saved, if at all: on a busy CPU the times of so small a product may be too far apart.
     """
     first = subprocess.Popen(command(tmp_path, device), stdout=subprocess.DEVNULL, cwd=HERE.parent)
     with first:
@@ -56,16 +58,18 @@ def test_killed_in_the_middle_and_resumed(tmp_path, device, expected):
     done = subprocess.run(
         command(tmp_path, device), capture_output=True, text=True, timeout=300, cwd=HERE.parent
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    unsure = "its times spread by" in done.stdout
+    assert done.returncode == unsure, done.stdout + done.stderr
     searched = [row for row in rows(tmp_path) if row["role"] == "search"]
     counts = Counter(row["config"] for row in searched)
-    assert sum(counts.values()) <= len(expected) + 1
+    again = sum(outcome in TRIED_AGAIN for outcome in expected.values())
+    assert len(expected) + again <= sum(counts.values()) <= len(expected) + again + 1
     outcomes = {row["config"].rpartition("FAULT")[2]: row["outcome"] for row in searched}
     assert outcomes == {str(fault): outcome for fault, outcome in expected.items()}
     winners = {row["config"] for row in rows(tmp_path)[len(searched) :]}
     assert winners == {"faulty-MB16-NB16-FAULT1"}
     saved = list((tmp_path / "out").glob("*.yaml")) if (tmp_path / "out").exists() else []
-    if "simulator" in done.stdout:
+    if "simulator" in done.stdout or unsure:
         assert not saved
     else:
         (line,) = (x for x in saved[0].read_text().splitlines() if "kernel: faulty" in x)

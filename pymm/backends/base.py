@@ -24,7 +24,23 @@ class NoDevice(RuntimeError):
 
 
 class CompileFailed(RuntimeError):
-    """The compiler refused a source; the message holds the compiler's words."""
+    """The compiler refused a source; the message holds the compiler's words. `outcome` is what the
+    trial of a tuner comes to.
+    """
+
+    outcome = "compile_failed"
+
+
+class CompileTimeout(CompileFailed):
+    """The compiler was stopped because it took too long; another time it may not."""
+
+    outcome = "compile_timeout"
+
+
+class CompilerKilled(CompileFailed):
+    """The compiling process was killed, by whomever; another time it may not be."""
+
+    outcome = "crashed"
 
 
 class LaunchFailed(RuntimeError):
@@ -157,7 +173,7 @@ class Backend(ABC):
     def allocate(self, nbytes: int) -> Buffer:
         """Uninitialised device memory. Raises `MemoryError` that says what is free."""
 
-    def reset(self) -> None:
+    def reset(self) -> None:  # noqa: B027 there may be nothing to do
         """Have what is bound from now on use fresh scratch memory. What was bound before keeps its
         own. Also gives back what no launch uses any more.
         """
@@ -172,7 +188,7 @@ class Backend(ABC):
         """Whether work on `stream` is being captured into a graph."""
         return False
 
-    def own_captured(self, stream: Any, thing: Any) -> None:
+    def own_captured(self, stream: Any, thing: Any) -> None:  # noqa: B027 graphs are CUDA's
         """If work on `stream` is being captured into a graph, keep `thing` alive for as long as the
         graph is.
         """

@@ -15,9 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pymm.backends.base import CompileFailed
-from pymm.backends.directories import out_of_space, private, trusted, workplace
+from pymm.backends.directories import out_of_space, private, trusted
+from pymm.locks import Workplace, sweep
 
 _DIGEST = "sha256"
+
+#: Names of folders that are being filled begin so.
+_HALF_MADE = "new-"
 
 
 def key_of(*parts: str) -> str:
@@ -60,7 +64,7 @@ def _names(folder: Path, fill: Callable[[Path, Path], None]) -> list[str]:
     if names := _whole(folder):
         return names
     try:
-        with workplace(folder.parent, "new-") as place:
+        with Workplace(_HALF_MADE, folder.parent) as place:
             fresh, rest = place / "fresh", place / "rest"
             fresh.mkdir(mode=0o700)
             rest.mkdir(mode=0o700)
@@ -112,6 +116,12 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def tidy(cache: Path) -> None:
+    """Remove from `cache` what processes that were killed have left half made."""
+    for folder in cache.glob("*/"):
+        sweep(folder, _HALF_MADE)
 
 
 def _publish(fresh: Path, folder: Path, place: Path) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from pymm.backends.base import CompileFailed, Compiler, NoDevice
 from pymm.backends.binaries import key_of, obtain
-from pymm.backends.directories import out_of_space, workplace
+from pymm.backends.directories import out_of_space
+from pymm.locks import Workplace
 from pymm.source import Source
 
 #: No -ffast-math: NaN and infinity have to come through. Contraction alone lets a*b + c be one
@@ -88,7 +89,7 @@ def _accepts(path: str, flags: tuple[str, ...]) -> bool:
     """True if the compiler takes these flags. `NoDevice` if that cannot be tried."""
     temporary = Path(tempfile.gettempdir())
     try:
-        with workplace(temporary, "pymm-probe-") as place:
+        with Workplace("pymm-probe-", temporary) as place:
             source = place / "empty.cpp"
             source.write_text("int nothing() { return 0; }\n", encoding="ascii")
             made = str(place / "empty.so")

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import platformdirs
-
-try:
-    import fcntl
-except ImportError:  # no POSIX: what a process that was killed has left stays
-    fcntl = None
 
 #: What the system says where no more can be written.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -67,58 +60,6 @@ def trusted(path: Path, setting: str = "PYMM_CACHE_DIR") -> Path:
             f"from there could be anybody's. Run chmod 700 {path}, or set {setting}"
         )
     return path
-
-
-@contextlib.contextmanager
-def workplace(parent: Path, prefix: str) -> Iterator[Path]:
-    """A new directory in `parent`, for this user alone, that is removed in the end. What processes
-    that were killed have left there under the same prefix is removed first.
-    """
-    sweep(parent, prefix)
-    place, lock = _locked(parent, prefix)
-    try:
-        yield place
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
-        if lock is not None:
-            os.close(lock)
-
-
-def sweep(parent: Path, prefix: str) -> None:
-    """Remove the directories of that prefix that no process holds any more. The system lets go of
-    a lock when the process that held it ends, however it ended.
-    """
-    for left in parent.glob(f"{prefix}*") if fcntl else ():
-        with contextlib.suppress(OSError):  # another process holds it, or has removed it
-            os.close(_lock(left, remove=True))
-
-
-def _locked(parent: Path, prefix: str) -> tuple[Path, int | None]:
-    """A new directory and the descriptor that holds its lock."""
-    while True:
-        place = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-        if fcntl is None:
-            return place, None
-        with contextlib.suppress(BlockingIOError, FileNotFoundError):
-            lock = _lock(place)
-            if place.exists():
-                return place, lock
-            os.close(lock)  # swept before it was locked
-
-
-def _lock(place: Path, remove: bool = False) -> int:
-    """The descriptor that holds the lock of a directory, which is removed under it if asked.
-    `BlockingIOError` if another process holds it.
-    """
-    descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    if remove:
-        shutil.rmtree(place, ignore_errors=True)
-    return descriptor
 
 
 def out_of_space(error: Exception | str, places: Mapping[str, Path]) -> DiskFull | None:

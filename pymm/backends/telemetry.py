@@ -17,6 +17,10 @@ THROTTLING = {
     "nvmlClocksEventReasonApplicationsClocksSetting": "application clocks",
 }
 
+#: Of these what is no disturbance: a large product draws all the power that a GPU may take (10 % of
+#: the trials on an H200), and clocks that somebody has set stay so.
+USUAL = ("power cap", "application clocks")
+
 
 @lru_cache(maxsize=1)
 def _nvml() -> ModuleType | None:

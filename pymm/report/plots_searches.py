@@ -20,6 +20,7 @@ OUTCOMES = (
     "ok",
     "too_slow",
     "compile_failed",
+    "compile_timeout",
     "launch_failed",
     "wrong",
     "timed_out",

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from pymm.backends.base import CompileFailed
 from pymm.backends.binaries import obtain_folder
-from pymm.backends.directories import cache_directory, sweep
+from pymm.backends.directories import cache_directory
+from pymm.locks import sweep
 
 _HERE = Path(__file__).resolve().parent
 _DRIVER_FLAGS = [

@@ -81,6 +81,7 @@ def _described(driver, gpu, number, simulator, release, toolkit) -> Device:
         name=gpu.name(),
         kind="simulator" if simulator else "cuda",
         index=number,
+        bus=gpu.pci_bus_id(),
         capability=capability,
         sms=sms,
         max_threads=get(limit.MAX_THREADS_PER_BLOCK),

@@ -86,8 +86,8 @@ class _Answer(threading.local):
 
 
 class StreamState(NamedTuple):
-    """Which stream a handle means now, or the number of the graph that its work is captured into (0:
-    it is not captured). Neither number is ever given out again, while handles are.
+    """Which stream a handle means now, or the number of the graph that its work is captured into
+    (0: it is not captured). Neither number is ever given out again, while handles are.
     """
 
     stream: int = 0

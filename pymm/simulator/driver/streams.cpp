@@ -5,6 +5,7 @@
 // stream, whenever more is. Both keep the order that CUDA promises and no other: work of one stream
 // in turn, events, the legacy default stream behind and before all blocking ones. So what is freed
 // or overwritten too early shows, and what two streams must not share.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -157,6 +158,11 @@ CUresult put(const std::shared_ptr<Queue>& queue, Op op) {
     return when() == When::random ? run_some() : success;
 }
 
+template <class Thing>
+void forget(std::vector<std::shared_ptr<Thing>>& known, const std::shared_ptr<Thing>& gone) {
+    known.erase(std::remove(known.begin(), known.end(), gone), known.end());
+}
+
 CUresult invalidate(Capture& capture, CUresult why) {
     capture.invalid = true;
     return why;
@@ -248,8 +254,7 @@ std::shared_ptr<Capture> pymm_sim::end_capture(void* stream) {
     if (!ended || ended->origin != stream) return nullptr;
     for (auto& other : queues)
         if (other->capture == ended) other->capture = nullptr;
-    for (std::size_t i = 0; i < captures.size(); i++)
-        if (captures[i] == ended) captures.erase(captures.begin() + static_cast<long>(i));
+    forget(captures, ended);
     capturing.erase(ended.get());
     return ended;
 }
@@ -279,9 +284,7 @@ CU_EXPORT CUresult cuStreamDestroy_v2(void* stream) {
     std::lock_guard lock(mutex);
     auto found = streams.find(stream);
     if (found == streams.end()) return invalid_handle;
-    if (when() == When::now)
-        for (std::size_t i = 0; i < queues.size(); i++)
-            if (queues[i] == found->second->queue) queues.erase(queues.begin() + static_cast<long>(i));
+    if (when() == When::now) forget(queues, found->second->queue);
     delete found->second;
     streams.erase(found);
     return success;
