@@ -247,6 +247,11 @@ class Backend(ABC):
         `LaunchFailed` if any of it failed.
         """
 
+    def reset(self) -> None:
+        """Give what is bound from now on fresh scratch memory, for a kernel may have left in the old
+        what later ones stumble over. Raises `LaunchFailed`, `MemoryError`.
+        """
+
     # Measurement
 
     @abstractmethod
