@@ -45,9 +45,13 @@ SHORT_RUN = 0.05
 #: part of it, and a naive kernel at 18500 takes seconds.
 LONG_RUN = 0.25
 
-#: Rounds of a comparison, however long they take, and what a call costs besides its own time: the
-#: writes that empty the caches, and the launch.
-FEWEST_ROUNDS, FLUSH_SECONDS = 5, 1.5e-4
+#: Rounds of a comparison and configurations in it, however long they take.
+FEWEST_ROUNDS, FEWEST_COMPARED = 5, 2
+
+#: Part of a comparison's time in which its configurations are checked before they are timed. As
+#: much is left for checking them again.
+CHECK_PART = 0.3
+ROUNDS_PART = 1 - 2 * CHECK_PART
 
 #: Least part of the samples of a call that must be sound, not void for a late host.
 LEAST_SOUND = 0.5
@@ -156,19 +160,26 @@ class Workbench:
     ) -> list[Trial]:
         """Time configurations and `calls` in turn, each round in an order of its own, so that a
         drift of the clock and what ran before meet all of them alike. All are checked before and
-        after; one that fails before is left out of the rounds. Fewer rounds, but at least
-        `FEWEST_ROUNDS`, where they would take more than `budget` seconds. One of whose samples too
-        few are sound is `disturbed`.
+        after; one that fails before is left out of the rounds. One of whose samples too few are
+        sound is `disturbed`. All of it takes about `budget` seconds: where they do not suffice
+        there are fewer rounds, but at least `FEWEST_ROUNDS`, and trials of the first
+        configurations alone, at least of `FEWEST_COMPARED`.
         """
+        begun = time.monotonic()
         trials: dict[Config, Trial] = {}
-        for config in configs:
+        for place, config in enumerate(configs):
+            spent = time.monotonic() - begun
+            if place >= FEWEST_COMPARED and spent > CHECK_PART * budget:
+                break
             trials[config] = self.verify(config)
             if self.lost:
                 return list(trials.values())
         self.backend.reset()
-        right = [config for config in configs if trials[config].outcome == "ok"]
+        right = [config for config, trial in trials.items() if trial.outcome == "ok"]
         bound = {config.slug: self.call(self.load(config)) for config in right}
-        self.times = self.interleave({**bound, **self.calls}, rounds, budget)
+        now = time.monotonic()
+        ends = max(begun + (1 - CHECK_PART) * budget, now + ROUNDS_PART * budget)
+        self.times = self.interleave({**bound, **self.calls}, rounds, ends)
         telemetry = dict(self.backend.telemetry())
         for config, trial in trials.items():
             if config.slug in bound:
@@ -198,10 +209,12 @@ class Workbench:
             self.deviations[name] = self.place.deviation()
 
     def interleave(
-        self, calls: Mapping[str, Call], rounds: int, budget: float = math.inf
+        self, calls: Mapping[str, Call], rounds: int, ends: float = math.inf
     ) -> dict[str, list[float]]:
         """Seconds of every call by name, measured in `rounds` rounds after one to warm up, which
-        is all that a `LONG_RUN` gets; none of a call of whose samples too few are sound.
+        is all that a `LONG_RUN` gets; none of a call of whose samples too few are sound. Fewer
+        rounds, but at least `FEWEST_ROUNDS`, if they would not be over at the monotonic time
+        `ends`.
         """
         if not calls:
             return {}
@@ -209,10 +222,8 @@ class Workbench:
         gpu = self.backend.device.kind == "cuda"
         once = {name: [s] for name, s in first.items() if gpu and s > LONG_RUN}
         again = {name: call for name, call in calls.items() if name not in once}
-        one_round = sum(first[n] for n in again if first[n] > 0) + len(again) * FLUSH_SECONDS
-        rounds = min(rounds, max(FEWEST_ROUNDS, int(min(budget / max(one_round, 1e-9), rounds))))
         self.stopwatch.void.clear()
-        times = self.stopwatch.rounds(again, rounds) if again else {}
+        times, rounds = self.stopwatch.rounds(again, rounds, FEWEST_ROUNDS, ends)
         self.void = {name: self.stopwatch.void[call] for name, call in calls.items()}
         enough = LEAST_SOUND * rounds
         sound = {name: taken if len(taken) >= enough else [] for name, taken in times.items()}

@@ -15,7 +15,7 @@ from pymm.backends.base import CompileFailed
 from pymm.decision import Decision, choose
 from pymm.journal import TrialLog
 from pymm.kernels import Config, Kernel
-from pymm.measure import Trial
+from pymm.measure import ROUNDS_PART, Trial
 from pymm.problem import Problem
 from pymm.progress import Progress
 from pymm.search import Search
@@ -30,6 +30,10 @@ FINALISTS, FINALISTS_IF_SHORT, SHORT = 6, 24, 1e-4
 #: Rounds of that comparison, fewer where they would take longer than `FINAL_SECONDS`.
 FINAL_ROUNDS, FEWEST_ROUNDS = 101, 5
 FINAL_SECONDS = 6.0
+
+#: After Ctrl-C a comparison of the best so far with the default still begins if it can be over in
+#: so many seconds, and is broken off after so many more: nothing is saved for that problem then.
+LAST_SECONDS, GRACE = 1.0, 2.0
 
 #: A choice among fewer than this many says little.
 FEWEST_TRIALS = 8
@@ -209,8 +213,9 @@ class Session:
     def decide(
         self, against_others: bool, budget: float = math.inf, saved: Sequence[Config] = ()
     ) -> Decision | None:
-        """Measure the best few, the default and what is `saved` in turn, for `budget` seconds if a
-        few rounds take no longer, and say which is to be saved now. None if nothing works. So what
+        """Measure the best few, the default and what is `saved` in turn, for about `budget` seconds,
+        and say which is to be saved now. None if nothing works, or if that would take longer than
+        one who pressed Ctrl-C waits. So what
         is saved gives way only to what was as fast beside it, however little was searched; and of
         several kernels' records, of which the fastest is used, the times are of one run.
         """
@@ -219,6 +224,9 @@ class Session:
         best = self.search.best_configs(FINALISTS_IF_SHORT if short else FINALISTS)
         known = (default, *saved)
         may_run = [c for c in known if not c.kernel.violations(c, self.problem, self.device)]
+        if self.stop():
+            budget, against_others = min(budget, LAST_SECONDS), False
+        best = self._affordable(best, len(may_run) + 2 * against_others, budget)
         configs = tuple(dict.fromkeys((*may_run, *(c for c in best if c != default))))
         longest = max((self.search.ranking.get(c, 0.0) for c in configs), default=0.0)
         calls = len(configs) + 2 * against_others
@@ -235,20 +243,46 @@ class Session:
             self.log.write(trial, self.device, role="final")
         return choose(default, trials, times)
 
+    def _affordable(self, best: list[Config], others: int, budget: float) -> list[Config]:
+        """As many of the best, at least one, as `FEWEST_ROUNDS` beside `others` have time for."""
+        seconds = [self.search.ranking.get(config, 0.0) for config in best]
+        rounds = ROUNDS_PART * budget / (FEWEST_ROUNDS + 1)
+        while len(seconds) > 1 and sum(seconds) + others * seconds[0] > rounds:
+            seconds.pop()
+        return best[: len(seconds)]
+
     def _compare(self, request: Request, limit: float) -> tuple[list[Trial], dict]:
-        """The trials of a comparison; should one of them bring the child down, all others."""
+        """The trials of a comparison; should one of them bring the child down, all others. None of
+        one that is not over `GRACE` seconds after the run was to stop.
+        """
         worker = self.workers[0]
         begin(worker, request, limit + 2 * FINAL_SECONDS)
-        while (reply := worker.result(timeout=1.0)) is None:
-            self.progress.tick(0)
-        if not reply.lost:
-            return list(reply.trials), reply.times
+        reply = self._awaited(worker)
+        if reply is None or not reply.lost:
+            return (list(reply.trials), reply.times) if reply else ([], {})
         trials = []
         for config in request.configs:
             alone = replace(request, configs=(config,), against_others=False)
-            reply = worker.ask(alone, limit)
+            begin(worker, alone, limit)
+            reply = self._awaited(worker)
+            if reply is None:
+                break
             trials.append(trial_of(reply, self.problem, config))
         return trials, {}
+
+    def _awaited(self, worker: Worker) -> Reply | None:
+        """The reply to what was begun; None, and no child any more, if it keeps a user waiting who
+        pressed Ctrl-C.
+        """
+        asked_at = math.inf
+        while (reply := worker.result(timeout=0.2)) is None:
+            self.progress.tick(0)
+            if self.stop():
+                asked_at = min(asked_at, time.monotonic())
+            if time.monotonic() - asked_at > LAST_SECONDS + GRACE:
+                worker.stop()
+                return None
+        return reply
 
 
 def begin(worker: Worker, request: Request, limit: float) -> None:

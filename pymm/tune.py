@@ -35,7 +35,7 @@ from pymm.worker import Site, Worker, WorkerFailed
 TUNED, NOT_ALL, BAD_OPTIONS, NO_DEVICE, INTERRUPTED = 0, 1, 2, 3, 130
 
 #: Part of a problem's time that is kept for the comparison at its end, and at most that long.
-FINAL_PART, FINAL_MOST = 0.3, 15.0
+FINAL_PART, FINAL_MOST, LEAST_FINAL = 0.3, 15.0, 1.0
 
 #: Shares of the time that a problem may take until enough of its first texts are compiled.
 PATIENCE = 4
@@ -231,7 +231,9 @@ class Tuner:
             against_others = self.device.kind in ("cpu", "cuda")
             stored = self._stored()
             saved = [*saved_for(problem, kernel, stored), *rivals_of(problem, kernel, stored)]
-            decision = session.decide(against_others, reserve / 2, saved)
+            decision = session.decide(against_others, max(reserve, LEAST_FINAL), saved)
+            if decision is None and self.stop():
+                return progress.say(f"{problem.slug} {kernel.name}: interrupted, nothing saved")
             if decision is None:
                 self.failed += 1
                 return progress.say(f"{problem.slug} {kernel.name}: no configuration works")
