@@ -26,7 +26,7 @@ from pymm.problem import Problem
 from pymm.progress import Line, Progress, show_lines
 from pymm.search import Search, open_storage, open_study
 from pymm.select import configs
-from pymm.session import Session
+from pymm.session import FEWEST_TRIALS, Session
 from pymm.source import kernel_digest
 from pymm.store import Environment, Record, StoreError, load, put
 from pymm.tasks import tasks_of
@@ -73,6 +73,7 @@ class Tuner:
         self.lines: list[Line] = []
         self.records: list[Record] = []
         self.failed = 0
+        self.short: list[str] = []
         try:
             with ExitStack() as held:
                 held.enter_context(self.stop.listening())
@@ -97,6 +98,8 @@ class Tuner:
             return self._end(INTERRUPTED, "interrupted; what was measured is kept")
         if self.lines:
             show_lines(self.lines, self.console)
+        for left_out in self.short:
+            self._say(left_out)
         if self.stop():
             return self._end(INTERRUPTED, "interrupted; the best so far is saved")
         return NOT_ALL if self.failed else TUNED
@@ -196,8 +199,12 @@ class Tuner:
         return now + max(0.0, self.started + self.options.budget - now) / left
 
     def _latest(self, ends: float) -> float:
-        """How long a task may wait for its first texts: some shares more, taken from the others."""
+        """How long a task may wait for its first texts: some shares more, taken from the others,
+        whose texts are compiled meanwhile. On a CPU they are not, and each has its own share.
+        """
         now = time.monotonic()
+        if self.device.kind == "cpu":
+            return ends
         return min(now + PATIENCE * (ends - now), self.started + (self.options.budget or math.inf))
 
     def _one(
@@ -228,9 +235,12 @@ class Tuner:
             session.run(ends - max(0.0, reserve), options.trials, self._latest(ends))
             for build in builds:
                 build.cancel()
+            self._note_if_short(outset, len(search))
             against_others = self.device.kind in ("cpu", "cuda")
             stored = self._stored()
             saved = [*saved_for(problem, kernel, stored), *rivals_of(problem, kernel, stored)]
+            if self.device.kind == "cpu":  # the search took of it for its first few trials
+                reserve = min(reserve, ends - time.monotonic())
             decision = session.decide(against_others, max(reserve, LEAST_FINAL), saved)
             if decision is None and self.stop():
                 return progress.say(f"{problem.slug} {kernel.name}: interrupted, nothing saved")
@@ -241,6 +251,16 @@ class Tuner:
             if not self.stop():
                 search.finish()
         return None
+
+    def _note_if_short(self, outset: Outset, tried: int) -> None:
+        """Keep a line for the end about a problem that the time did not suffice for."""
+        valid, most = len(outset.valid), self.options.trials or math.inf
+        if tried < min(FEWEST_TRIALS, valid, most) and not self.stop():
+            self.short.append(
+                f"{outset.problem.slug} {outset.kernel.name}: {tried} of {valid} configurations "
+                f"tried, fewer than {FEWEST_TRIALS}: the {self.options.budget:.0f} s of --budget "
+                "were over; give more, or fewer problems"
+            )
 
     @property
     def _environment(self) -> Environment:
