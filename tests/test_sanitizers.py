@@ -82,3 +82,119 @@ def test_planted_faults_of_cpu_kernels_are_found(tmp_path, file, sanitizers, pla
     done = run_kernel(tmp_path, file, sanitizers, planted=planted)
     assert done.returncode != 0
     assert words in done.stderr, done.stdout + done.stderr
+
+
+# The simulator
+
+DRIVER = ROOT / "pymm" / "simulator" / "driver"
+
+#: The place of the checks' shadow is the sanitizer's own: the simulator's goes elsewhere.
+SHADOW = "0x200000000000"
+
+#: Fibers change stacks behind the sanitizer's back, so that it does not look at what is on stacks.
+DRIVER_FLAGS = ("-std=c++17", "-O1", "-g1", "-pthread", "-U_FORTIFY_SOURCE",
+                f"-DPYMM_SIM_SHADOW={SHADOW}", "--param", "asan-stack=0")  # fmt: skip
+
+#: Text of a driver's file and what takes its place.
+FREED = ("memory.cpp", "regions.erase(it);\n    close_pages(begin, bytes);",
+         "auto* gone = it->second.get();\n    regions.erase(it);\n"
+         "    close_pages(begin, gone->bytes);")  # fmt: skip
+PAST_THE_END = ("block.cpp", "w->order.resize(device::max_threads)", "w->order.resize(40)")
+
+
+class Simulator:
+    """The driver, compiled file by file, and a program that uses it. `planted` (a file, its text
+    and what takes its place) is compiled anew and linked with the others.
+    """
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.harness = self.compile(PRODUCTS.with_name("simulator.cpp"), folder)
+        self.objects = {
+            path.name: self.compile(path, folder) for path in sorted(DRIVER.glob("*.cpp"))
+        }
+
+    def compile(self, path, folder):
+        made = folder / f"{path.stem}.o"
+        command = [CXX, *DRIVER_FLAGS, *MEMORY, f"-I{DRIVER}", "-c", str(path), "-o", str(made)]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        return str(made)
+
+    def program(self, folder, planted=None):
+        objects = dict(self.objects)
+        if planted:
+            name, text, instead = planted
+            before = (DRIVER / name).read_text()
+            assert text in before
+            (folder / name).write_text(before.replace(text, instead))
+            objects[name] = self.compile(folder / name, folder)
+        made = str(folder / "simulator")
+        linked = [CXX, *MEMORY, "-pthread", self.harness, *objects.values(), "-ldl", "-o", made]
+        subprocess.run(linked, check=True, capture_output=True, text=True)
+        return made
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory):
+    return Simulator(tmp_path_factory.mktemp("simulator"))
+
+
+def module_of(folder, name, parameters):
+    """A kernel of pymm's compiled by the stand-in nvcc, and the numbers of its launch."""
+    from pymm import simulator
+    from pymm.kernels import find_kernel
+    from pymm.problem import Problem
+    from pymm.source import render
+
+    problem = Problem(67, 65, 66)
+    config = find_kernel(name).config(parameters)
+    text = folder / f"{name}.cu"
+    text.write_text(render(config, problem, alignment=4).text)
+    environment = os.environ | {
+        "PYMM_SIMULATOR_MARCH": f"-march=native -fasan-shadow-offset={SHADOW}"
+    }
+    made = folder / f"{name}.cubin"
+    subprocess.run(
+        [simulator.nvcc(), "-cubin", "-arch=sm_90", "-o", str(made), str(text)],
+        check=True, capture_output=True, text=True, env=environment,
+    )  # fmt: skip
+    kernel = config.kernel
+    block, grid = kernel.block(config), (-(-65 // config.NB), -(-67 // config.MB))
+    return [str(made), *map(str, (*block[:2], *grid))]
+
+
+def run_simulator(program, *arguments):
+    environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0", "PYMM_SIMULATOR_THREADS": "2"}
+    return subprocess.run(
+        [program, *arguments], capture_output=True, text=True, timeout=300, env=environment
+    )
+
+
+TILES = {"MB": 16, "NB": 16, "KB": 16}
+
+
+@pytest.mark.simulator
+def test_simulator(tmp_path, simulated):
+    """Translated kernels with and without barriers, on two cores and from three threads, and one
+    that reads too far.
+    """
+    program = simulated.program(tmp_path)
+    for name in ("naive", "shared_tile"):
+        parameters = TILES if name == "shared_tile" else {"MB": 16, "NB": 16}
+        launch = module_of(tmp_path, name, parameters)
+        done = run_simulator(program, *launch)
+        assert done.returncode == 0 and done.stdout == "0 wrong\n", done.stdout + done.stderr
+        done = run_simulator(program, *launch, "fault")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "past the end of allocation" in done.stderr and "Sanitizer" not in done.stderr
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize(
+    "planted, words", [(FREED, "heap-use-after-free"), (PAST_THE_END, "heap-buffer-overflow")]
+)
+def test_planted_faults_of_the_simulator_are_found(tmp_path, simulated, planted, words):
+    program = simulated.program(tmp_path, planted)
+    launch = module_of(tmp_path, "naive", {"MB": 16, "NB": 16})
+    done = run_simulator(program, *launch)
+    assert done.returncode != 0 and words in done.stderr, done.stdout + done.stderr

@@ -16,10 +16,14 @@
 
 #include "driver.hpp"
 
+#ifndef PYMM_SIM_SHADOW  // where g++'s own sanitizers do not need the place: where they do, elsewhere
+#define PYMM_SIM_SHADOW 0x7fff8000
+#endif
+
 namespace pymm_sim {
 namespace {
 
-constexpr std::uintptr_t shadow_begin = 0x7fff8000;
+constexpr std::uintptr_t shadow_begin = PYMM_SIM_SHADOW;
 constexpr std::uintptr_t shadow_bytes = std::uintptr_t{1} << 44;  // of 47 bits of address
 constexpr std::size_t arena_bytes = std::size_t{1} << 40;  // addresses only: 128 times 8 GiB
 constexpr std::size_t span = 32 << 10;  // memory covered by one page of shadow
