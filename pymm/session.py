@@ -213,8 +213,8 @@ class Session:
     def decide(
         self, against_others: bool, budget: float = math.inf, saved: Sequence[Config] = ()
     ) -> Decision | None:
-        """Measure the best few, the default and what is `saved` in turn, for about `budget` seconds,
-        and say which is to be saved now. None if nothing works, or if that would take longer than
+        """Measure the best few, the default and what is `saved` in turn, for about `budget`
+        seconds, and say which is to be saved now. None if nothing works, or if that would take longer than
         one who pressed Ctrl-C waits. So what
         is saved gives way only to what was as fast beside it, however little was searched; and of
         several kernels' records, of which the fastest is used, the times are of one run.

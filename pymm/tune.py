@@ -199,12 +199,8 @@ class Tuner:
         return now + max(0.0, self.started + self.options.budget - now) / left
 
     def _latest(self, ends: float) -> float:
-        """How long a task may wait for its first texts: some shares more, taken from the others,
-        whose texts are compiled meanwhile. On a CPU they are not, and each has its own share.
-        """
+        """How long a task may wait for its first texts: some shares more, taken from the others."""
         now = time.monotonic()
-        if self.device.kind == "cpu":
-            return ends
         return min(now + PATIENCE * (ends - now), self.started + (self.options.budget or math.inf))
 
     def _one(

@@ -157,8 +157,8 @@ class NumpyBackend:
     """Computes with NumPy in float64 and then lets `spoil(c, problem, matrix, beta)` spoil it.
 
     `seconds(config)` is what the stopwatch shows; `timed` lists what was timed, in order.
-    `operands` are where the last product's A and B are; a `counter` that is not 0, as scratch memory of a
-    kernel that splits k has them, spoils every result.
+    `operands` are where the last product's A and B are; a `counter` that is not 0, as scratch
+    memory of a kernel that splits k has them, spoils every result.
     """
 
     def __init__(self, spoil=None, seconds=lambda config: 1e-3, load=None, kind="cpu"):

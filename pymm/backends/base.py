@@ -248,8 +248,8 @@ class Backend(ABC):
         """
 
     def reset(self) -> None:
-        """Give what is bound from now on fresh scratch memory, for a kernel may have left in the old
-        what later ones stumble over. Raises `LaunchFailed`, `MemoryError`.
+        """Give what is bound from now on fresh scratch memory, for a kernel may have left in the
+        old what later ones stumble over. Raises `LaunchFailed`, `MemoryError`.
         """
 
     # Measurement

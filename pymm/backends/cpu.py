@@ -54,8 +54,9 @@ def open_cpu(threads: int | None, cache: Path) -> CpuBackend:
 
 
 #: Seconds after which the threads of another library have gone to sleep: the rest where calls of
-#: two libraries follow each other (pymm's kernels are one, with one pool of threads). Two pools that spin on two
-#: cores halve each other's rate: 512 x 512 x 512 f32 100 and 47 GFLOP/s in turn, 152 and 146 alone.
+#: two libraries follow each other (pymm's kernels are one, with one pool of threads). Two pools
+#: that spin on two cores halve each other's rate: 512 x 512 x 512 f32 100 and 47 GFLOP/s in turn,
+#: 152 and 146 alone.
 SETTLED = 0.1
 
 

@@ -41,7 +41,7 @@ struct Shape { int m, n, k, batch, gap; REAL alpha, beta; };
 
 REAL value(long long i) { return static_cast<REAL>(i * 7919 % 17 - 8); }
 
-// rows x columns, rows `gap` elements further apart than needed; the last ends with its last element.
+// rows x columns, rows `gap` elements further apart than needed; ends with the last row's last.
 struct Block {
     long long ld, stride;
     std::unique_ptr<REAL[]> data;
