@@ -214,10 +214,10 @@ class Session:
         self, against_others: bool, budget: float = math.inf, saved: Sequence[Config] = ()
     ) -> Decision | None:
         """Measure the best few, the default and what is `saved` in turn, for about `budget`
-        seconds, and say which is to be saved now. None if nothing works, or if that would take longer than
-        one who pressed Ctrl-C waits. So what
-        is saved gives way only to what was as fast beside it, however little was searched; and of
-        several kernels' records, of which the fastest is used, the times are of one run.
+        seconds, and say which is to be saved now. None if nothing works, or if that would take
+        longer than one who pressed Ctrl-C waits. So what is saved gives way only to what was as
+        fast beside it, however little was searched; and of several kernels' records, of which the
+        fastest is used, the times are of one run.
         """
         default = self.kernel.default_for(self.problem, self.device)
         short = min(self.search.ranking.values(), default=math.inf) < SHORT

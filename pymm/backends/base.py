@@ -247,7 +247,7 @@ class Backend(ABC):
         `LaunchFailed` if any of it failed.
         """
 
-    def reset(self) -> None:
+    def reset(self) -> None:  # noqa: B027  without scratch memory there is nothing to do
         """Give what is bound from now on fresh scratch memory, for a kernel may have left in the
         old what later ones stumble over. Raises `LaunchFailed`, `MemoryError`.
         """
