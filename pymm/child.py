@@ -54,7 +54,8 @@ class Request:
     finds more in `arguments`.
 
     `quick` takes operands and checks of an arena, which cost milliseconds however large the
-    product is. A comparison has `rounds` rounds, fewer where `budget` seconds do not suffice.
+    product is. A comparison has `rounds` rounds, fewer where `budget` seconds do not suffice, and
+    fewer configurations where `checking` seconds do not suffice for the checks before it.
     """
 
     action: str
@@ -68,6 +69,7 @@ class Request:
     budget: float = math.inf
     triton: bool = False
     arguments: tuple = ()
+    checking: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ def compared(bench: Workbench, request: Request) -> Reply:
     if request.against_others:
         operands = (request.problem, bench.a, bench.b, bench.c)
         bench.calls = opponents(bench.backend, *operands, triton=request.triton)
-    trials = bench.compare(request.configs, request.rounds, request.budget)
+    trials = bench.compare(request.configs, request.rounds, request.budget, request.checking)
     times = {name: bench.times[name] for name in bench.calls if name in bench.times}
     deviations = bench.deviations if request.quick else {}
     return Reply(tuple(trials), times, "ok", "", bench.lost, deviations, dict(bench.void))

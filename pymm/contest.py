@@ -23,7 +23,6 @@ from pymm.backends.base import CompileFailed
 from pymm.cache import Precompiler, compilers_beside, config_directory
 from pymm.device import Device
 from pymm.journal import SEEN
-from pymm.measure import ROUNDS_PART
 from pymm.opponents import HALF, WHOLE
 from pymm.problem import Problem
 from pymm.records import Environment
@@ -162,7 +161,7 @@ class Contest:
         request = Request(
             "compare", entry.problem, (entry.choice.config,),
             rounds=self.rounds or (SHORT_ROUNDS if self._is_short(entry) else ROUNDS),
-            against_others=True, quick=True, budget=SECONDS_PER_PRODUCT / ROUNDS_PART,
+            against_others=True, quick=True, budget=SECONDS_PER_PRODUCT,
             triton=entry.problem.layout in self.triton,
         )  # fmt: skip
         begin(self.worker, request, time_limit(entry.problem, self.device, quick=True))

@@ -48,11 +48,6 @@ LONG_RUN = 0.25
 #: Rounds of a comparison and configurations in it, however long they take.
 FEWEST_ROUNDS, FEWEST_COMPARED = 5, 2
 
-#: Part of a comparison's time in which its configurations are checked before they are timed. As
-#: much is left for checking them again.
-CHECK_PART = 0.3
-ROUNDS_PART = 1 - 2 * CHECK_PART
-
 #: Least part of the samples of a call that must be sound, not void for a late host.
 LEAST_SOUND = 0.5
 
@@ -156,20 +151,24 @@ class Workbench:
         return self._guarded(config, self._check, lambda call: self._race(call, best_seconds))
 
     def compare(
-        self, configs: Sequence[Config], rounds: int = 15, budget: float = math.inf
+        self,
+        configs: Sequence[Config],
+        rounds: int = 15,
+        budget: float = math.inf,
+        checking: float = math.inf,
     ) -> list[Trial]:
         """Time configurations and `calls` in turn, each round in an order of its own, so that a
         drift of the clock and what ran before meet all of them alike. All are checked before and
         after; one that fails before is left out of the rounds. One of whose samples too few are
-        sound is `disturbed`. All of it takes about `budget` seconds: where they do not suffice
-        there are fewer rounds, but at least `FEWEST_ROUNDS`, and trials of the first
-        configurations alone, at least of `FEWEST_COMPARED`.
+        sound is `disturbed`. Fewer rounds, but at least `FEWEST_ROUNDS`, if they would take more
+        than `budget` seconds; trials of the first configurations alone, at least of
+        `FEWEST_COMPARED`, if checking them takes more than `checking`.
         """
         begun = time.monotonic()
         trials: dict[Config, Trial] = {}
         for place, config in enumerate(configs):
             spent = time.monotonic() - begun
-            if place >= FEWEST_COMPARED and spent > CHECK_PART * budget:
+            if place >= FEWEST_COMPARED and spent > checking:
                 break
             trials[config] = self.verify(config)
             if self.lost:
@@ -177,8 +176,7 @@ class Workbench:
         self.backend.reset()
         right = [config for config, trial in trials.items() if trial.outcome == "ok"]
         bound = {config.slug: self.call(self.load(config)) for config in right}
-        now = time.monotonic()
-        ends = max(begun + (1 - CHECK_PART) * budget, now + ROUNDS_PART * budget)
+        ends = time.monotonic() + budget
         self.times = self.interleave({**bound, **self.calls}, rounds, ends)
         telemetry = dict(self.backend.telemetry())
         for config, trial in trials.items():

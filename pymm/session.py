@@ -15,7 +15,7 @@ from pymm.backends.base import CompileFailed
 from pymm.decision import Decision, choose
 from pymm.journal import TrialLog
 from pymm.kernels import Config, Kernel
-from pymm.measure import ROUNDS_PART, Trial
+from pymm.measure import Trial
 from pymm.problem import Problem
 from pymm.progress import Progress
 from pymm.search import Search
@@ -34,6 +34,10 @@ FINAL_SECONDS = 6.0
 #: After Ctrl-C a comparison of the best so far with the default still begins if it can be over in
 #: so many seconds, and is broken off after so many more: nothing is saved for that problem then.
 LAST_SECONDS, GRACE = 1.0, 2.0
+
+#: Parts of a comparison's time for checking before it is timed (as much is for checking again), and
+#: for timing.
+CHECK_PART, ROUNDS_PART = 0.3, 0.4
 
 #: A choice among fewer than this many says little.
 FEWEST_TRIALS = 8
@@ -234,7 +238,7 @@ class Session:
         rounds = min(FINAL_ROUNDS, max(FEWEST_ROUNDS, rounds))
         request = Request(
             "compare", self.problem, configs, self.seed, None, rounds, against_others, self.quick,
-            budget,
+            ROUNDS_PART * budget, checking=CHECK_PART * budget,
         )  # fmt: skip
         limit = self.limit or time_limit(self.problem, self.device, quick=self.quick)
         limit *= 1 if self.quick else len(configs)

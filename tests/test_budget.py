@@ -45,7 +45,7 @@ def test_checking_takes_a_part_of_the_time():
     backend = NumpyBackend()
     backend.synchronize = lambda: time.sleep(0.05)
     bench = Workbench(backend, PROBLEM)
-    assert len(bench.compare(CONFIGS, budget=0.01)) == 2
+    assert len(bench.compare(CONFIGS, checking=0.01)) == 2
     assert len(bench.compare(CONFIGS)) == 4
 
 
