@@ -15,10 +15,10 @@ import numpy as np
 
 from pymm import reference
 from pymm.backends.base import Backend, Buffer, Executable, Matrix
-from pymm.fields import GUARD_BYTES, POISON
+from pymm.fields import POISON, guard_bytes
 from pymm.opponents import lent_to
 from pymm.problem import Problem, stored_shapes
-from pymm.stretch import Stretch
+from pymm.stretch import Stretch, lent_bytes
 from pymm.symmetry import mirrored, other_half
 from pymm.verify import Finding, compare
 
@@ -59,23 +59,37 @@ class Arena:
         if problem.dtype != self._dtype:
             self._stretches.clear()
             self._dtype = problem.dtype
+        if not all(stretch.intact(self.torch) for stretch in self._stretches.values()):
+            self.refresh()  # a store of another problem's kernel went further than its guards
         return Place(self, problem)
+
+    def refresh(self) -> None:
+        """Write all operands anew. Raises `LaunchFailed`, `MemoryError`."""
+        for stretch in self._stretches.values():
+            stretch.fill()
+
+    @cached_property
+    def torch(self) -> Any:
+        """PyTorch, if it is here and the device a GPU."""
+        return _torch() if self.backend.device.kind == "cuda" else None
 
     def stretch(self, kind: str, operand: int, problem: Problem) -> Stretch:
         """Numbers for `operand` (0 or 1): "normal" ones or "integers" exact at the problem's
         depth.
         """
-        count = int(np.prod(stored_shapes(problem)[operand]))
+        shape = stored_shapes(problem)[operand]
+        count, guard = int(np.prod(shape)), guard_bytes(shape[2] * problem.numpy_dtype.itemsize)
         least = LEAST_DEPTH_HALF if problem.symmetric else LEAST_DEPTH
         depth = max(least, 1 << max(problem.k - 1, 0).bit_length())
         key = (kind, operand, *((depth, problem.symmetric) if kind == "integers" else ()))
         found = self._stretches.get(key)
-        if found is None or found.count < count:
+        if found is None or found.count < count or found.guard < guard:
             self._stretches.pop(key, None)
             of_type = (problem.dtype, *key)
             if of_type not in self._patterns:
                 self._patterns[of_type] = self._pattern(kind, operand, depth, problem)
-            found = self._stretches[key] = Stretch(self.backend, self._patterns[of_type], count)
+            pattern = self._patterns[of_type]
+            found = self._stretches[key] = Stretch(self.backend, pattern, count, guard)
         return found
 
     def _pattern(self, kind: str, operand: int, depth: int, problem: Problem) -> np.ndarray:
@@ -86,9 +100,9 @@ class Arena:
         deep = Problem(1, 1, depth, problem.dtype, op=problem.op)
         return reference.exact_operands(deep, ((PERIOD,),), generator)[0]
 
-    def result(self, nbytes: int) -> Buffer:
+    def result(self, nbytes: int, guard: int) -> Buffer:
         """Room for C and the guard zones on both of its sides."""
-        wanted = nbytes + 2 * GUARD_BYTES
+        wanted = nbytes + 2 * guard
         if self._result is None or self._result.nbytes < wanted:
             self._result = None
             self._result = self.backend.allocate(wanted)
@@ -100,7 +114,7 @@ class Place:
 
     A result is right if Freivalds' check finds nothing on integers, which every element takes part
     in, if some hundred elements of a product of normal numbers are within the bound of the
-    arithmetic, and if nothing is written around C.
+    arithmetic, and if nothing is written around C, into A and B or around them.
     """
 
     def __init__(self, arena: Arena, problem: Problem) -> None:
@@ -108,9 +122,10 @@ class Place:
         self._shapes = stored_shapes(problem)
         self._result_dtype = problem.out_dtype
         self._nbytes = int(np.prod(self._shapes[2])) * self._result_dtype.itemsize
-        self._buffer = arena.result(self._nbytes)
         _, rows, columns = self._shapes[2]
-        address = self._buffer.address + GUARD_BYTES
+        self._guard = guard_bytes(columns * self._result_dtype.itemsize)
+        self._buffer = arena.result(self._nbytes, self._guard)
+        address = self._buffer.address + self._guard
         self.c = Matrix(address, columns, rows * columns, owner=self._buffer)
 
     def _stretches(self, kind: str) -> tuple[Stretch, Stretch]:
@@ -143,17 +158,42 @@ class Place:
             self._buffer.fill(POISON)
             executable.bind(self.problem, 1.0, a, b, 0.0, c)()
             self.backend.synchronize()
-            finding = self._around() or judge()
+            finding = self._around() or self._written_into(kind) or judge()
             if not finding.right:
                 return finding
         return finding
 
+    def again(self, executable: Executable) -> Finding:
+        """Judge the configuration once more after it was timed: what is wrong now and then, or from
+        some launch on, was right before. Raises `LaunchFailed`, `MemoryError`.
+        """
+        return self.check(executable, lambda problem: executable)
+
+    def untouched(self) -> Finding | None:
+        """What was written into A and B of the normal product, or around them."""
+        return self._written_into("normal")
+
+    def refresh(self) -> None:
+        """Write all operands anew. Raises `LaunchFailed`, `MemoryError`."""
+        self.arena.refresh()
+
+    def _written_into(self, kind: str) -> Finding | None:
+        for name, stretch in zip("AB", dict.fromkeys(self._stretches(kind)), strict=False):
+            if not stretch.intact(self.arena.torch):
+                return Finding(np.inf, f"writes into or around operand {name}", stray=True)
+        return None
+
     def _around(self) -> Finding | None:
-        zone = np.empty(GUARD_BYTES, np.uint8)
-        for offset, name in ((0, "before"), (GUARD_BYTES + self._nbytes, "behind")):
-            self._buffer.read(zone, offset)
-            if (zone != POISON).any():
-                return Finding(np.inf, f"writes {name} the matrix")
+        zone = np.empty(self._guard, np.uint8)
+        for offset, name in ((0, "before"), (self._guard + self._nbytes, "behind")):
+            if self.arena.torch:
+                lent = lent_bytes(self.arena.torch, self._buffer, offset, self._guard)
+                touched = bool((lent != POISON).any())
+            else:
+                self._buffer.read(zone, offset)
+                touched = (zone != POISON).any()
+            if touched:
+                return Finding(np.inf, f"writes {name} the matrix", stray=True)
         return None
 
     # Normal numbers
@@ -169,9 +209,10 @@ class Place:
         """What is wrong, to the bit, with the half of a symmetric C that is not computed."""
         if not self.problem.symmetric:
             return ""
-        if self._torch and not self._halved:
-            c = lent_to(self._torch, self.problem, *self._operands(kind))[2]
-            if self._torch.equal(c, c.mT):
+        torch = self.arena.torch
+        if torch and not self._halved:
+            c = lent_to(torch, self.problem, *self._operands(kind))[2]
+            if torch.equal(c, c.mT):
                 return ""
         poison = np.full(self._result_dtype.itemsize, POISON, np.uint8).view(self._result_dtype)
         return other_half(self.result(), np.broadcast_to(poison, self._shapes[2]), self.problem)
@@ -181,15 +222,10 @@ class Place:
         """Whether the product writes one half of C alone."""
         return self.problem.fill in ("lower", "upper")
 
-    @cached_property
-    def _torch(self) -> Any:
-        """PyTorch, if it is here and the device a GPU."""
-        return _torch() if self.backend.device.kind == "cuda" else None
-
     def result(self) -> np.ndarray:
         """What C holds, (batch, m, n)."""
         values = np.empty(self._shapes[2], self._result_dtype)
-        self._buffer.read(values.reshape(-1).view(np.uint8), GUARD_BYTES)
+        self._buffer.read(values.reshape(-1).view(np.uint8), self._guard)
         return values
 
     def sources(self) -> tuple[np.ndarray, np.ndarray]:
@@ -212,7 +248,7 @@ class Place:
         lines = np.empty((self.problem.batch, len(rows), width), self._result_dtype)
         for index in np.ndindex(lines.shape[:2]):
             start = (index[0] * height + int(rows[index[1]])) * width * size
-            self._buffer.read(lines[index].view(np.uint8), GUARD_BYTES + start)
+            self._buffer.read(lines[index].view(np.uint8), self._guard + start)
         return lines[:, :, columns]
 
     @cached_property
@@ -263,7 +299,7 @@ class Place:
     def _wrong_row(self) -> int | None:
         p = self.problem
         x = reference.signs(p.n, VECTORS, self.arena.seed + 3)
-        torch = None if self._halved else self._torch
+        torch = None if self._halved else self.arena.torch
         if torch is None:
             values = mirrored(self.result(), p)
             a, b = self._values("integers")

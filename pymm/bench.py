@@ -116,6 +116,8 @@ def _run(
     named = options.commit or commit()
     quick, failures = options.checks == "quick", 0
     tasks = [(p, _variants(p, device, options.kernels, records)) for p in problems]
+    if options.dry_run:
+        return _describe(tasks, quick, console)
     with ExitStack() as held:
         pool = held.enter_context(Precompiler(worker.compiler, compilers_beside(device)))
         builds = [
@@ -142,6 +144,21 @@ def _run(
                 append(options.csv, COLUMNS, rows)
             _show(console, problem, rows)
     return 1 if failures else 0
+
+
+def _describe(
+    tasks: Sequence[tuple[Problem, dict[tuple[str, str], Config]]], quick: bool, console: Console
+) -> int:
+    """Say what would be measured."""
+    keys: set[str] = set()
+    for problem, variants in tasks:
+        for (name, variant), config in variants.items():
+            keys.update(text.key for text in _texts(config, problem, quick))
+            line = f"{problem.slug} {name} {variant} {config.slug}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    measured = sum(len(set(variants.values())) for _, variants in tasks)
+    console.print(f"{len(tasks)} products, {measured} configurations, {len(keys)} texts to compile")
+    return 0
 
 
 def _texts(config: Config, problem: Problem, quick: bool) -> list[Source]:

@@ -85,5 +85,5 @@ def parser() -> argparse.ArgumentParser:
     add("--compile-meanwhile", action="store_true",
         help="measure while other texts are compiled (default: compile all first)")
     add("--dry-run", action="store_true",
-        help="of classes and suites: only say what would be measured, and how long it takes")
+        help="only say what would be measured (of classes and suites also how long it takes)")
     return read  # fmt: skip

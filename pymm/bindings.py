@@ -1,5 +1,5 @@
 """What a plan can know of its arrays from call to call: whether they are still where it was bound
-to them. Checks take some 0.1 us; what they cannot see is owned, so that no launch meets freed memory.
+to them. Checks take some 0.1 us; what they cannot see is owned: no launch meets freed memory.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pymm.arena import Arena
 from pymm.backends.base import Backend, Compiler
+from pymm.channel import Channel
 from pymm.device import Device
 from pymm.kernels import Config
 from pymm.measure import Trial, Workbench
@@ -53,7 +54,8 @@ class Request:
     finds more in `arguments`.
 
     `quick` takes operands and checks of an arena, which cost milliseconds however large the
-    product is. A comparison has `rounds` rounds, fewer where `budget` seconds do not suffice.
+    product is. A comparison has `rounds` rounds, fewer where `budget` seconds do not suffice, and
+    fewer configurations where `checking` seconds do not suffice for the checks before it.
     """
 
     action: str
@@ -67,6 +69,7 @@ class Request:
     budget: float = math.inf
     triton: bool = False
     arguments: tuple = ()
+    checking: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -103,19 +106,20 @@ def serve(connection: Connection, site: Site, words: str) -> None:
     with open(words, "wb") as log:
         os.dup2(log.fileno(), 2)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    channel = Channel(connection)
     try:
         backend = site.open()
     except Exception as refusal:  # whatever it is, the parent is to say it
-        connection.send(Hello(None, refusal=str(refusal) or repr(refusal)))
+        channel.send(Hello(None, refusal=str(refusal) or repr(refusal)))
         return
     if backend.device.kind != "cuda":
         _limit_memory()  # a CUDA context reserves more addresses than any such limit
-    connection.send(Hello(backend.device, backend.compiler))
+    channel.send(Hello(backend.device, backend.compiler))
     bench: Workbench | None = None
     arena = Arena(backend)
     while True:
         try:
-            request, limit = connection.recv()
+            request, limit = channel.receive()
         except EOFError:
             return
         _end_after(2 * limit + 5)
@@ -123,7 +127,7 @@ def serve(connection: Connection, site: Site, words: str) -> None:
             bench = None  # its memory goes before the next one's is taken
         reply, bench = _answer(backend, bench, request, arena)
         _end_after(0)
-        connection.send(reply)
+        channel.send(reply)
 
 
 def _differs(bench: Workbench, request: Request) -> bool:
@@ -159,7 +163,7 @@ def compared(bench: Workbench, request: Request) -> Reply:
     if request.against_others:
         operands = (request.problem, bench.a, bench.b, bench.c)
         bench.calls = opponents(bench.backend, *operands, triton=request.triton)
-    trials = bench.compare(request.configs, request.rounds, request.budget)
+    trials = bench.compare(request.configs, request.rounds, request.budget, request.checking)
     times = {name: bench.times[name] for name in bench.calls if name in bench.times}
     deviations = bench.deviations if request.quick else {}
     return Reply(tuple(trials), times, "ok", "", bench.lost, deviations, dict(bench.void))

@@ -1,4 +1,4 @@
-"""Verify, then time: one configuration after the other on the operands of one problem."""
+"""Verify, time, verify again: one configuration after the other on the operands of one problem."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pymm.arena import Place
 from pymm.backends.base import Backend, CompileFailed, Executable, LaunchFailed, Resources
@@ -14,7 +14,7 @@ from pymm.kernels import Config
 from pymm.problem import Problem
 from pymm.source import Source, render
 from pymm.stopwatch import Call, Stopwatch
-from pymm.verify import Verifier, render_hard
+from pymm.verify import Finding, Verifier, render_hard
 
 #: What can become of a trial. The first has a time that counts, the last a rough one.
 OUTCOMES = (
@@ -46,9 +46,8 @@ SHORT_RUN = 0.05
 #: part of it, and a naive kernel at 18500 takes seconds.
 LONG_RUN = 0.25
 
-#: Rounds of a comparison, however long they take, and what a call costs besides its own time: the
-#: writes that empty the caches, and the launch.
-FEWEST_ROUNDS, FLUSH_SECONDS = 5, 1.5e-4
+#: Rounds of a comparison and configurations in it, however long they take.
+FEWEST_ROUNDS, FEWEST_COMPARED = 5, 2
 
 #: Least part of the samples of a call that must be sound, not void for a late host.
 LEAST_SOUND = 0.5
@@ -97,7 +96,9 @@ def median_and_spread(times: Sequence[float]) -> tuple[float, float]:
 class Workbench:
     """Operands of one problem on one device, on which configurations are verified and timed.
 
-    `lost` turns True when the device's context is gone and only a new process can go on.
+    `lost` turns True when the device's context is gone and only a new process can go on, and on a
+    CPU when a kernel wrote where it must not: that memory is the process's own. After any other
+    failure operands and scratch memory are made anew, so that no kernel pays for another's fault.
     `calls` holds further calls by name, which `compare` runs in turn with the configurations;
     `times` has what its last run measured, by name, without what the host was late for, and `void`
     how often that was. With a `place` in an arena the operands are the arena's, the check is its
@@ -140,51 +141,63 @@ class Workbench:
 
     def verify(self, config: Config) -> Trial:
         """Check `config` without timing it: outcome `ok` (no time), `wrong` or a failure."""
-        return self._guarded(config, lambda executable: {})
+        self.backend.reset()  # what another left in its scratch memory is not this one's fault
+        return self._guarded(config, self._check)
 
     def measure(self, config: Config, best_seconds: float | None = None) -> Trial:
         """Check `config`, run it once, and unless that is hopeless beside `best_seconds` repeat
-        it until the median is firm.
+        it until the median is firm; then check it again.
         """
-        return self._guarded(config, lambda executable: self._race(executable, best_seconds))
+        self.backend.reset()
+        return self._guarded(config, self._check, lambda call: self._race(call, best_seconds))
 
     def compare(
-        self, configs: Sequence[Config], rounds: int = 15, budget: float = math.inf
+        self,
+        configs: Sequence[Config],
+        rounds: int = 15,
+        budget: float = math.inf,
+        checking: float = math.inf,
     ) -> list[Trial]:
         """Time configurations and `calls` in turn, each round in an order of its own, so that a
-        drift of the clock and what ran before meet all of them alike. A configuration that fails is
-        left out of the rounds. Fewer rounds, but at least `FEWEST_ROUNDS`, where they would take
-        more than `budget` seconds. One of whose samples too few are sound is `disturbed`.
+        drift of the clock and what ran before meet all of them alike. All are checked before and
+        after; one that fails before is left out of the rounds. One of whose samples too few are
+        sound is `disturbed`. Fewer rounds, but at least `FEWEST_ROUNDS`, if they would take more
+        than `budget` seconds; trials of the first configurations alone, at least of
+        `FEWEST_COMPARED`, if checking them takes more than `checking`.
         """
-        bound: dict[str, Call] = {}
+        begun = time.monotonic()
         trials: dict[Config, Trial] = {}
-        for config in configs:
-            trial = trials[config] = self.verify(config)
+        for place, config in enumerate(configs):
+            spent = time.monotonic() - begun
+            if place >= FEWEST_COMPARED and spent > checking:
+                break
+            trials[config] = self.verify(config)
             if self.lost:
                 return list(trials.values())
-            if trial.outcome == "ok":
-                bound[config.slug] = self.call(self.load(config))
-        self.times = self.interleave({**bound, **self.calls}, rounds, budget)
+        self.backend.reset()
+        right = [config for config, trial in trials.items() if trial.outcome == "ok"]
+        bound = {config.slug: self.call(self.load(config)) for config in right}
+        ends = time.monotonic() + budget
+        self.times = self.interleave({**bound, **self.calls}, rounds, ends)
         telemetry = dict(self.backend.telemetry())
         for config, trial in trials.items():
             if config.slug in bound:
                 found = self._timed(self.times[config.slug], self.void[config.slug])
                 found["telemetry"] = telemetry
                 trials[config] = Trial(**{**trial.__dict__, **found})
-        if self.place is not None:
-            self._look_again(trials, bound)
+        self._look_again(trials)
+        if self.place is not None and not self.lost:
+            right = [config for config in right if trials[config].outcome == "ok"]
+            bound = {config.slug: self.call(self.load(config)) for config in right}
+            self._deviate({**bound, **self.calls})
         return list(trials.values())
 
-    def _look_again(self, trials: dict[Config, Trial], bound: Mapping[str, Call]) -> None:
-        """Check once more what was right before it was timed, for a race shows now and then, and
-        see how far every result is from float64.
-        """
+    def _look_again(self, trials: dict[Config, Trial]) -> None:
+        """Check once more what was right before it was timed, for a race shows now and then."""
         for config, trial in trials.items():
             if trial.outcome == "ok" and not self.lost:
-                again = self.verify(config)
+                again = self._guarded(config, self._verifier.again)
                 trials[config] = trial if again.outcome == "ok" else again
-        if not self.lost:
-            self._deviate({**bound, **self.calls})
 
     def _deviate(self, calls: Mapping[str, Call]) -> None:
         self.deviations = {}
@@ -195,10 +208,12 @@ class Workbench:
             self.deviations[name] = self.place.deviation()
 
     def interleave(
-        self, calls: Mapping[str, Call], rounds: int, budget: float = math.inf
+        self, calls: Mapping[str, Call], rounds: int, ends: float = math.inf
     ) -> dict[str, list[float]]:
         """Seconds of every call by name, measured in `rounds` rounds after one to warm up, which
-        is all that a `LONG_RUN` gets; none of a call of whose samples too few are sound.
+        is all that a `LONG_RUN` gets; none of a call of whose samples too few are sound. Fewer
+        rounds, but at least `FEWEST_ROUNDS`, if they would not be over at the monotonic time
+        `ends`.
         """
         if not calls:
             return {}
@@ -206,32 +221,69 @@ class Workbench:
         gpu = self.backend.device.kind == "cuda"
         once = {name: [s] for name, s in first.items() if gpu and s > LONG_RUN}
         again = {name: call for name, call in calls.items() if name not in once}
-        one_round = sum(first[n] for n in again if first[n] > 0) + len(again) * FLUSH_SECONDS
-        rounds = min(rounds, max(FEWEST_ROUNDS, int(min(budget / max(one_round, 1e-9), rounds))))
         self.stopwatch.void.clear()
-        times = self.stopwatch.rounds(again, rounds) if again else {}
+        times, rounds = self.stopwatch.rounds(again, rounds, FEWEST_ROUNDS, ends)
         self.void = {name: self.stopwatch.void[call] for name, call in calls.items()}
         enough = LEAST_SOUND * rounds
         sound = {name: taken if len(taken) >= enough else [] for name, taken in times.items()}
         return {name: (once | sound)[name] for name in calls}
 
-    def _guarded(self, config: Config, then: Callable[[Executable], dict]) -> Trial:
-        """A trial of `config`, whatever happens: load, verify, and if right go on with `then`."""
-        found: dict = {}
+    def _check(self, executable: Executable) -> Finding:
+        config = executable.config
+        return self._verifier.check(executable, lambda hard: self._load_hard(config, hard))
+
+    def _guarded(
+        self,
+        config: Config,
+        check: Callable[[Executable], Finding],
+        race: Callable[[Executable], dict] | None = None,
+    ) -> Trial:
+        """A trial of `config`, whatever happens: load, `check`, and if right and wanted `race` and
+        check again.
+        """
+        found: dict = {"outcome": "ok"}
         try:
             executable = self.load(config)
             found["resources"] = executable.resources
-            finding = self._verifier.check(executable, lambda hard: self._load_hard(config, hard))
+            finding = check(executable)
+            if finding.right and race is not None:
+                found |= race(executable)
+                finding = self._after(executable, found["outcome"], finding)
             found["error"] = finding.error
-            if not finding.right:
-                return Trial(self.problem, config, "wrong", detail=finding.detail, **found)
-            return Trial(self.problem, config, **{"outcome": "ok", **found, **then(executable)})
         except CompileFailed as failure:
-            return Trial(self.problem, config, "compile_failed", detail=str(failure), **found)
+            return self._failed(config, found, "compile_failed", str(failure))
         except (LaunchFailed, MemoryError) as failure:
-            self.lost = getattr(failure, "sticky", False)
-            detail = str(failure) or "out of memory"
-            return Trial(self.problem, config, "launch_failed", detail=detail, **found)
+            self.lost = self.lost or getattr(failure, "sticky", False)
+            self._start_afresh()
+            return self._failed(config, found, "launch_failed", str(failure) or "out of memory")
+        if finding.right:
+            return Trial(self.problem, config, **found)
+        self.lost = self.lost or (finding.stray and self.backend.device.kind == "cpu")
+        self._start_afresh()
+        return self._failed(config, found, "wrong", finding.detail)
+
+    def _after(self, executable: Executable, outcome: str, before: Finding) -> Finding:
+        """What a check after timing finds; of what is too slow to be chosen whether it left the
+        operands alone, for what comes next.
+        """
+        if outcome == "too_slow":
+            return self._verifier.untouched() or before
+        again = self._verifier.again(executable)
+        return replace(again, error=max(before.error, again.error))
+
+    def _failed(self, config: Config, found: dict, outcome: str, detail: str) -> Trial:
+        kept = {name: found[name] for name in ("resources", "error") if name in found}
+        return Trial(self.problem, config, outcome, detail=detail, **kept)
+
+    def _start_afresh(self) -> None:
+        """Make operands and scratch memory anew after a failure, unless the process is lost."""
+        if self.lost:
+            return
+        try:
+            self.backend.reset()
+            self._verifier.refresh()
+        except (LaunchFailed, MemoryError):
+            self.lost = True
 
     def _race(self, executable: Executable, best_seconds: float | None) -> dict:
         call, take = self.call(executable), self.stopwatch.sound

@@ -108,7 +108,9 @@ def _numpy(problem: Problem, a: Matrix, b: Matrix, c: Matrix, threads: int) -> C
     left, right, out = (np.asarray(x) for x in _operands(problem, a, b, c))
     left, right = _oriented(problem, left, right)
     threadpool_limits(limits=threads, user_api="blas")  # once: within the call it would be timed
-    return lambda: np.matmul(left, right, out=out)
+    call = functools.partial(np.matmul, left, right, out=out)
+    call.library = "numpy"
+    return call
 
 
 def lent_to(torch: Any, problem: Problem, a: Matrix, b: Matrix, c: Matrix) -> list[Any]:

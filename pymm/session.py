@@ -36,6 +36,14 @@ FINAL_SECONDS, COMPARISONS, REST = 6.0, 3, 0.5
 #: Rounds of that comparison, fewer where they would take longer than `FINAL_SECONDS`.
 FINAL_ROUNDS, FEWEST_ROUNDS = 101, 5
 
+#: After Ctrl-C a comparison of the best so far with the default still begins if it can be over in
+#: so many seconds, and is broken off after so many more: nothing is saved for that problem then.
+LAST_SECONDS, GRACE = 1.0, 2.0
+
+#: Parts of a comparison's time for checking before it is timed (as much is for checking again), and
+#: for timing.
+CHECK_PART, ROUNDS_PART = 0.3, 0.4
+
 #: A choice among fewer than this many says little.
 FEWEST_TRIALS = 8
 
@@ -301,7 +309,7 @@ class Session:
 
         While a time that would be saved is doubtful, all are measured again, if the time suffices.
         What stays doubtful is left out, and None returned if it is the fastest; also if nothing
-        works.
+        works, or if that would take longer than one who pressed Ctrl-C waits.
         """
         configs = self._finalists(saved, ends)
         for attempt in range(COMPARISONS):
@@ -329,20 +337,24 @@ class Session:
         left = (ends - time.monotonic()) / 2
         if left < count * self._expected:
             count = max(1, int(left / self._expected) - len(may_run))
-        best = [c for c in self.search.best_configs(count) if c != default]
+        budget = min(FINAL_SECONDS, left) if not self.stop() else LAST_SECONDS
+        best = self._affordable(self.search.best_configs(count), len(may_run), budget)
+        best = [c for c in best if c != default]
         return tuple(dict.fromkeys((*may_run, *best)))
 
     def _final(
         self, configs: tuple[Config, ...], against_others: bool, budget: float
     ) -> tuple[Decision | None, dict[Config, str]]:
         """One comparison, what it comes to, and what is doubtful of that by configuration."""
+        if self.stop():
+            budget, against_others = min(budget, LAST_SECONDS), False
         longest = max((self.search.ranking.get(c, 0.0) for c in configs), default=0.0)
         calls = len(configs) + 2 * against_others
         rounds = int(FINAL_SECONDS / max(calls * longest, 1e-9))
         rounds = min(FINAL_ROUNDS, max(FEWEST_ROUNDS, rounds))
         request = Request(
             "compare", self.problem, configs, self.seed, None, rounds, against_others, self.quick,
-            budget,
+            ROUNDS_PART * budget, checking=CHECK_PART * budget,
         )  # fmt: skip
         limit = self.limit or time_limit(self.problem, self.device, quick=self.quick)
         limit *= 1 if self.quick else len(configs)
@@ -358,20 +370,46 @@ class Session:
             doubts |= {trial.config: why for trial in chosen if (why := doubtful(trial))}
         return decision, doubts
 
+    def _affordable(self, best: list[Config], others: int, budget: float) -> list[Config]:
+        """As many of the best, at least one, as `FEWEST_ROUNDS` beside `others` have time for."""
+        seconds = [self.search.ranking.get(config, 0.0) for config in best]
+        rounds = ROUNDS_PART * budget / (FEWEST_ROUNDS + 1)
+        while len(seconds) > 1 and sum(seconds) + others * seconds[0] > rounds:
+            seconds.pop()
+        return best[: len(seconds)]
+
     def _compare(self, request: Request, limit: float) -> tuple[list[Trial], dict]:
-        """The trials of a comparison; should one of them bring the child down, all others."""
+        """The trials of a comparison; should one of them bring the child down, all others. None of
+        one that is not over `GRACE` seconds after the run was to stop.
+        """
         worker = self.workers[0]
         begin(worker, request, limit + 2 * FINAL_SECONDS)
-        while (reply := worker.result(timeout=1.0)) is None:
-            self.progress.tick(0)
-        if not reply.lost:
-            return list(reply.trials), reply.times
+        reply = self._awaited(worker)
+        if reply is None or not reply.lost:
+            return (list(reply.trials), reply.times) if reply else ([], {})
         trials = []
         for config in request.configs:
             alone = replace(request, configs=(config,), against_others=False)
-            reply = worker.ask(alone, limit)
+            begin(worker, alone, limit)
+            reply = self._awaited(worker)
+            if reply is None:
+                break
             trials.append(trial_of(reply, self.problem, config))
         return trials, {}
+
+    def _awaited(self, worker: Worker) -> Reply | None:
+        """The reply to what was begun; None, and no child any more, if it keeps a user waiting who
+        pressed Ctrl-C.
+        """
+        asked_at = math.inf
+        while (reply := worker.result(timeout=0.2)) is None:
+            self.progress.tick(0)
+            if self.stop():
+                asked_at = min(asked_at, time.monotonic())
+            if time.monotonic() - asked_at > LAST_SECONDS + GRACE:
+                worker.stop()
+                return None
+        return reply
 
 
 def begin(worker: Worker, request: Request, limit: float) -> None:

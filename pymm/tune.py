@@ -38,7 +38,7 @@ from pymm.worker import Site, Worker, WorkerFailed
 TUNED, NOT_ALL, BAD_OPTIONS, NO_DEVICE, INTERRUPTED = 0, 1, 2, 3, 130
 
 #: Part of a problem's time that is kept for the comparison at its end, and at most that long.
-FINAL_PART, FINAL_MOST = 0.3, 15.0
+FINAL_PART, FINAL_MOST, LEAST_FINAL = 0.3, 15.0, 1.0
 
 #: Shares of the time that a problem may take until enough of its first texts are compiled.
 PATIENCE = 4
@@ -82,6 +82,7 @@ class Tuner:
         self.failed = 0
         self.streak = Streak()
         self._said: set[str] = set()
+        self.short: list[str] = []
         try:
             with ExitStack() as held:
                 held.enter_context(self.stop.listening())
@@ -109,6 +110,8 @@ class Tuner:
             return self._end(INTERRUPTED, "interrupted; what was measured is kept")
         if self.lines:
             show_lines(self.lines, self.console)
+        for left_out in self.short:
+            self._say(left_out)
         if self.stop():
             return self._end(INTERRUPTED, "interrupted; the best so far is saved")
         return NOT_ALL if self.failed else TUNED
@@ -323,6 +326,8 @@ class Tuner:
             session.run(ends, options.trials, self._latest(ends), reserve)
             for build in builds:
                 build.cancel()
+            if self.device.kind == "cpu":  # the search took of it for its first few trials
+                reserve = max(LEAST_FINAL, min(reserve, ends - time.monotonic()))
             until = min(max(ends, time.monotonic() + reserve), self._over)
             if self._conclude(session, until) and not self.stop():
                 search.finish()
@@ -339,23 +344,32 @@ class Tuner:
             more = "" if len(search) else ": give it a larger --budget"
             self._leave_out(task, none + more)
             return False
-        few = len(search) < min(FEWEST_TRIALS, len(search.configs), self.options.trials or math.inf)
-        if few and not self.stop():
-            tried = f"only {len(search)} of {len(search.configs)} configurations were tried"
-            self._say(f"{problem.slug} {kernel.name}: {tried} in its time: give --budget more")
+        self._note_if_short(session)
         stored = self._known()
         saved = [*saved_for(problem, kernel, stored), *rivals_of(problem, kernel, stored)]
         against_others = self.device.kind in ("cpu", "cuda")
         decision = session.decide(against_others, ends, saved)
         doubts = "; ".join(session.doubts)
         if decision is None:
-            why = f"measured again and still doubtful: {doubts}" if doubts else "nothing works"
+            why = "interrupted, nothing saved" if self.stop() else "nothing works"
+            why = f"measured again and still doubtful: {doubts}" if doubts else why
             self._leave_out(task, why)
             return False
         if doubts:
             self._say(f"{problem.slug} {kernel.name}: left out, {doubts}")
         self._save(problem, kernel, decision)
         return True
+
+    def _note_if_short(self, session: Session) -> None:
+        """Keep a line for the end about a problem that the time did not suffice for."""
+        tried, valid = len(session.search), len(session.search.configs)
+        most = self.options.trials or math.inf
+        if tried < min(FEWEST_TRIALS, valid, most) and not self.stop():
+            self.short.append(
+                f"{session.problem.slug} {session.kernel.name}: {tried} of {valid} configurations "
+                f"tried, fewer than {FEWEST_TRIALS}: the {self.options.budget:.0f} s of --budget "
+                "were over; give more, or fewer problems"
+            )
 
     @property
     def _environment(self) -> Environment:

@@ -1,10 +1,10 @@
-"""Is a configuration right? Poisoned output, guard zones, float64 reference, odd sizes; before any
-timing.
+"""Is a configuration right? Poisoned output, guard zones, operands that must stay as they are,
+float64 reference, odd sizes; before any timing and after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -38,11 +38,13 @@ HARD_DEPTH = 37
 @dataclass(frozen=True)
 class Finding:
     """What a check found: `error` is the largest |C - C64| as a part of its bound (at most 1 for a
-    right answer), `detail` says in words what is wrong and is empty if nothing is.
+    right answer), `detail` says in words what is wrong and is empty if nothing is. `stray`: it
+    wrote where it must not.
     """
 
     error: float
     detail: str = ""
+    stray: bool = False
 
     @property
     def right(self) -> bool:
@@ -82,8 +84,30 @@ class Verifier:
         if finding.right and self._may_run(executable.config, hard):
             found = self._hard_case(hard).judge(load(hard))
             error = max(finding.error, found.error)
-            finding = Finding(error, found.detail and f"{hard.slug}: {found.detail}")
+            detail = found.detail and f"{hard.slug}: {found.detail}"
+            finding = Finding(error, detail, found.stray)
         return finding
+
+    def again(self, executable: Executable) -> Finding:
+        """Judge the configuration once more after it was timed, every element of the problem's
+        product: what is wrong now and then, or from some launch on, was right before. Raises
+        `LaunchFailed`, `MemoryError`.
+        """
+        a, b, c = self.fields
+        if self._small:
+            return self._judge(executable, a, b, c)
+        return self.untouched() or self._freivalds(executable) or Finding(0.0)
+
+    def untouched(self) -> Finding | None:
+        """What was written into A and B, or around them, since they were made."""
+        return _written_into(self.fields[:2])
+
+    def refresh(self) -> None:
+        """Write all operands anew. Raises `LaunchFailed`, `MemoryError`."""
+        self._hard.clear()
+        fields = [*self.fields[:2], *(self._integers[0] if "_integers" in vars(self) else ())]
+        for field in fields:
+            field.restore()
 
     def _may_run(self, config: Config, hard: Problem) -> bool:
         return not config.kernel.violations(config, hard, self.backend.device)
@@ -105,7 +129,7 @@ class Verifier:
         executable.bind(self.problem, 1.0, a.matrix, b.matrix, 0.0, c.matrix)()
         self.backend.synchronize()
         values, touched = c.read()
-        if wrong := _stray(touched, values, self.problem):
+        if wrong := _stray(touched, values, self.problem) or _written_into((a, b)):
             return wrong
         values = mirrored(values, self.problem)
         if self._small:
@@ -159,7 +183,7 @@ class Verifier:
         executable.bind(self.problem, 1.0, a.matrix, b.matrix, 0.0, c.matrix)()
         self.backend.synchronize()
         values, touched = c.read()
-        if wrong := _stray(touched, values, self.problem):
+        if wrong := _stray(touched, values, self.problem) or _written_into((a, b)):
             return wrong
         values = mirrored(values, self.problem)
         block = max(1, 2**22 // max(1, self.problem.n))  # 32 MiB of float64 at a time
@@ -196,7 +220,8 @@ class _Hard:
         bound()
         self.backend.synchronize()
         got, touched = c.read()
-        if wrong := _stray(touched, got, self.problem, self.values[2]):
+        stray = _stray(touched, got, self.problem, self.values[2])
+        if wrong := stray or _written_into((a, b)):
             return wrong
         return compare(mirrored(got, self.problem), self.expected, self.bound)
 
@@ -221,12 +246,20 @@ def _stray(
     held `before`, or else poison.
     """
     if touched:
-        return Finding(np.inf, f"writes {touched}")
+        return Finding(np.inf, f"writes {touched}", stray=True)
     if before is None:
         poison = np.full(values.itemsize, POISON, np.uint8).view(values.dtype)
         before = np.broadcast_to(poison, values.shape)
     wrong = other_half(values, before, problem)
     return Finding(np.inf, wrong) if wrong else None
+
+
+def _written_into(operands: Sequence[Field]) -> Finding | None:
+    """What was written into A and B, which every kernel only reads, or around them."""
+    for name, field in zip("AB", dict.fromkeys(operands), strict=False):
+        if where := field.changed():
+            return Finding(np.inf, f"writes {where} (operand {name})", stray=True)
+    return None
 
 
 def _reals(problem: Problem) -> tuple[np.dtype, ...]:

@@ -2,8 +2,8 @@
 not the run.
 
 The parent holds a `Worker` for each device. It sends one `Request` at a time and gets a `Reply`; a
-child that dies, is killed or exceeds its time limit is an outcome, and the next request finds a
-new child. A child that loses its parent ends by itself.
+child that dies, is killed, exceeds its time limit or answers with what is no reply is an outcome,
+and the next request finds a new child. A child that loses its parent ends by itself.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import multiprocessing
 import signal
 import threading
 import time
-from multiprocessing.connection import Connection
 from typing import Any
 
 from pymm.backends.base import Compiler
-from pymm.child import Reply, Request, Site, serve
+from pymm.channel import Channel, Garbled
+from pymm.child import Hello, Reply, Request, Site, serve
 from pymm.device import Device
 from pymm.locks import Workplace
 from pymm.problem import Problem
@@ -77,7 +77,7 @@ class Worker:
         self.replaced = 0
         self.request: Request | None = None
         self._process: Any = None
-        self._connection: Connection | None = None
+        self._channel: Channel | None = None
         self._deadline = 0.0
         self._temporary: Any = None
         self._words: Any = None
@@ -85,7 +85,8 @@ class Worker:
     def start(self) -> None:
         """Start the child and wait until it has opened its device. Raises `WorkerFailed`."""
         context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
+        ours, theirs = context.Pipe()
+        self._channel = Channel(ours)
         self._temporary = Workplace("pymm-worker-")
         self._words = self._temporary.path / "words.log"
         self._words.touch()
@@ -94,13 +95,15 @@ class Worker:
         _start_ignoring_interrupts(self._process)
         theirs.close()
         try:
-            if not self._connection.poll(START_SECONDS):
-                raise EOFError
-            hello = self._connection.recv()
+            hello = self._received(START_SECONDS, Hello)
+            detail = f"no word within {START_SECONDS:.0f} s" if hello is None else ""
+        except Garbled as failure:
+            detail = str(failure)
         except (EOFError, OSError):
             detail = self._ending()
+        if detail:
             self.stop()
-            raise WorkerFailed(f"the measuring process did not start: {detail}") from None
+            raise WorkerFailed(f"the measuring process did not start: {detail}")
         if hello.refusal:
             self.stop()
             raise WorkerFailed(hello.refusal)
@@ -113,14 +116,14 @@ class Worker:
         self.request = request
         self._deadline = time.monotonic() + limit
         try:
-            self._connection.send((request, limit))
+            self._channel.send((request, limit), limit)
         except OSError:
             pass  # the child is gone: `result` will find out and say how
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> Channel:
         """What to wait on for the reply."""
-        return self._connection
+        return self._channel
 
     @property
     def pid(self) -> int | None:
@@ -135,12 +138,13 @@ class Worker:
     def result(self, timeout: float = 0.0) -> Reply | None:
         """The reply to the request; None if it is still under way after `timeout` seconds."""
         try:
-            if self._connection.poll(min(timeout, self.seconds_left)):
-                reply = self._connection.recv()
-            elif self.seconds_left > 0:
+            reply = self._received(min(timeout, self.seconds_left), Reply)
+            if reply is None and self.seconds_left > 0:
                 return None
-            else:
+            if reply is None:
                 reply = Reply(outcome="timed_out", detail="exceeded its time limit", lost=True)
+        except Garbled as failure:
+            reply = Reply(outcome="crashed", detail=f"its answer is {failure}", lost=True)
         except (EOFError, OSError):
             reply = Reply(outcome="crashed", detail=self._ending(), lost=True)
         if reply.lost:
@@ -148,6 +152,13 @@ class Worker:
             self.stop()
         self.request = None
         return reply
+
+    def _received(self, timeout: float, kind: type) -> Any:
+        """A message of the child, None without one; `Garbled` if it is not of that kind."""
+        message = self._channel.receive(timeout)
+        if message is not None and not isinstance(message, kind):
+            raise Garbled(f"a {type(message).__name__} instead of a {kind.__name__}")
+        return message
 
     def ask(self, request: Request, limit: float) -> Reply:
         """Send a request and wait for its reply."""
@@ -162,7 +173,7 @@ class Worker:
             self._process.kill()
             self._process.join()
             self._process.close()
-            self._connection.close()
+            self._channel.close()
             self._temporary.close()
             self._process = None
 

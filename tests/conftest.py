@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -15,8 +16,23 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def _library(name: str) -> str:
+    """Where g++ has a library of its own: an absolute path, else its bare name or nothing."""
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None:
+        return ""
+    asked = [compiler, f"-print-file-name={name}"]
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+
+
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), ""
+)
+SANITIZERS = all(
+    os.path.isabs(_found) and os.path.exists(_found)
+    for _found in (_library(name) for name in ("libasan.so", "libubsan.so", "libtsan.so"))
 )
 ON_GPU = os.environ.get("PYMM_TEST_GPU") == "1"
 
@@ -37,11 +53,13 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit what the first pr
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what this machine is not asked to run or cannot; pytest reports how many.
-    Continuous integration has to have a browser.
+    Continuous integration has to have a browser and the sanitizers.
     """
     unwanted = ["simulator" if ON_GPU else "gpu"]
     if not BROWSER and not os.environ.get("CI"):
         unwanted.append("browser")
+    if not SANITIZERS and not os.environ.get("CI"):
+        unwanted.append("sanitizers")
     left_out = [item for item in items if any(map(item.get_closest_marker, unwanted))]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -49,10 +67,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_report_header() -> list[str]:
-    """Where the CUDA kernels run, and what looks at the pages of reports."""
+    """Where the CUDA kernels run, and what looks at the pages of reports and at our own C++."""
     kernels = "on the GPU" if ON_GPU else "in the simulator"
     looked = f"in {BROWSER}" if BROWSER else "NOT LOOKED AT, no Chromium: apt install chromium"
-    return [f"CUDA kernels: {kernels}", f"pages of reports: {looked}"]
+    checked = "by g++'s sanitizers" if SANITIZERS else "NOT CHECKED, no libasan, libubsan, libtsan"
+    return [f"CUDA kernels: {kernels}", f"pages of reports: {looked}", f"our own C++: {checked}"]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -22,6 +22,10 @@ ON_CPU = {
     9: "crashed",
     10: "launch_failed",
     11: "wrong",
+    12: "wrong",
+    13: "wrong",
+    14: "wrong",
+    15: "wrong",
 }
 ON_CUDA = {
     1: "ok",
@@ -31,7 +35,14 @@ ON_CUDA = {
     5: "wrong",
     6: "wrong",
     7: "compile_failed",
+    8: "wrong",
+    9: "wrong",
+    10: "wrong",
+    11: "wrong",
 }
+
+#: Those that write where they must not: on a CPU the process that they ran in is replaced.
+STRAYS_ON_CPU = (5, 6, 11, 12, 13, 14)
 
 
 def _kernel(backend: str, file: str, faults: dict[int, str]) -> Kernel:

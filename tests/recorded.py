@@ -162,12 +162,15 @@ class NumpyBackend:
     """Computes with NumPy in float64 and then lets `spoil(c, problem, matrix, beta)` spoil it.
 
     `seconds(config)` is what the stopwatch shows; `timed` lists what was timed, in order.
+    `operands` are where the last product's A and B are; a `counter` that is not 0, as scratch
+    memory of a kernel that splits k has them, spoils every result.
     """
 
     def __init__(self, spoil=None, seconds=lambda config: 1e-3, load=None, kind="cpu"):
         self.device = Device("numpy", kind)
         self.spoil, self.seconds, self._load = spoil, seconds, load
         self.timed, self.loaded, self.ahead = [], [], []
+        self.counter, self.operands = 0, ()
 
     def allocate(self, nbytes):
         if nbytes > 2**32:
@@ -182,6 +185,9 @@ class NumpyBackend:
 
     def synchronize(self):
         pass
+
+    def reset(self):
+        self.counter = 0
 
     def time(self, calls, flush=True, ahead=1):
         self.ahead.append(ahead)
@@ -206,11 +212,12 @@ class NumpyExecutable:
             p, dtype = problem, problem.numpy_dtype
             left = view(a, dtype, *((p.k, p.m) if p.trans_a else (p.m, p.k)), p.batch)
             right = view(b, dtype, *((p.n, p.k) if p.trans_b else (p.k, p.n)), p.batch)
+            self.backend.operands = (a, b)
             left = left.swapaxes(1, 2) if p.trans_a else left
             right = right.swapaxes(1, 2) if p.trans_b else right
             out = view(c, p.out_dtype, p.m, p.n, p.batch)
             result = alpha * (left.astype(np.float64) @ right.astype(np.float64))
-            out[...] = result + beta * out if beta else result
+            out[...] = (result + beta * out if beta else result) + self.backend.counter
             if self.backend.spoil is not None:
                 self.backend.spoil(out, problem, c, beta)
 

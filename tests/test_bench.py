@@ -32,6 +32,21 @@ def test_rows_hold_kernels_and_the_opponent_in_one_run(tmp_path):
     assert len(rows_of(path)) == 6
 
 
+def test_a_dry_run_measures_nothing(tmp_path, capsys, monkeypatch):
+    """It says what would be run: every product and kernel; no file is made, nothing compiled."""
+    monkeypatch.setattr("pymm.bench.Precompiler", None)
+    monkeypatch.setattr("pymm.worker.Worker.begin", None)
+    path = tmp_path / "bench.csv"
+    where = ["--device", "cpu:1", "--csv", str(path), "--dry-run"]
+    assert main(["--shapes", "33x17x5,1024", "--dtypes", "f32,f64", *where]) == 0
+    told = capsys.readouterr().out
+    for problem in ("f32-NN-33x17x5", "f64-NN-33x17x5", "f32-NN-1024x1024x1024"):
+        for kernel in ("00_reordered", "01_blocked"):
+            assert f"{problem} {kernel} default " in told
+    assert "4 products, 8 configurations, " in told
+    assert not path.exists()
+
+
 def test_a_file_with_other_columns_is_left_alone(tmp_path, capsys):
     """A foreign CSV is refused with a sentence and stays as it is."""
     path = tmp_path / "other.csv"

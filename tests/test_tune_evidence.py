@@ -103,11 +103,11 @@ def test_nothing_tried_is_nothing_tuned(tmp_path):
 
 def test_too_few_tried_is_said(tmp_path, monkeypatch):
     """Unless no more were asked for."""
-    assert "only" not in Run(tmp_path, "--trials 3").output
+    assert "fewer than" not in Run(tmp_path, "--trials 3").output
     monkeypatch.setattr(tune, "FEWEST_TRIALS", 10**6)
     run = Run(tmp_path, "--budget 2")
     assert run.status == TUNED
-    assert "of 1200 configurations were tried in its time: give --budget more" in run.output
+    assert "of 1200 configurations tried, fewer than 1000000: the 2 s of --budget" in run.output
 
 
 def test_a_time_beyond_the_device_is_none(tmp_path):

@@ -283,8 +283,6 @@ class Backend(ABC):
         `LaunchFailed` if any of it failed.
         """
 
-    # Measurement
-
     @abstractmethod
     def time(
         self, calls: Sequence[Callable[[], None]], flush: bool = True, ahead: int = 1
@@ -293,7 +291,8 @@ class Backend(ABC):
         `flush`; NaN where the host did not queue the call in time, so that its delay would count.
         Then a larger `ahead` helps: so many times as long the device is kept busy before each call.
         The calls use the default stream. What a call's attribute `prepare` does, if it has one, is
-        done before the call and not timed. Raises `LaunchFailed`.
+        done before the call and not timed. Its attribute `library`, if it has one, names whose
+        threads it works with ("": pymm's). Raises `LaunchFailed`.
         """
 
     @abstractmethod

@@ -53,8 +53,10 @@ def open_cpu(threads: int | None, cache: Path) -> CpuBackend:
     return CpuBackend(describe(threads or usable, compiler), compiler)
 
 
-#: Seconds after which the threads of another library have gone to sleep. Two pools that spin on two
-#: cores halve each other's rate: 512 x 512 x 512 f32 100 and 47 GFLOP/s in turn, 152 and 146 alone.
+#: Seconds after which the threads of another library have gone to sleep: the rest where calls of
+#: two libraries follow each other (pymm's kernels are one, with one pool of threads). Two pools
+#: that spin on two cores halve each other's rate: 512 x 512 x 512 f32 100 and 47 GFLOP/s in turn,
+#: 152 and 146 alone.
 SETTLED = 0.1
 
 
@@ -194,14 +196,16 @@ class CpuBackend(Backend):
         self, calls: Sequence[Callable[[], None]], flush: bool = True, ahead: int = 1
     ) -> list[float]:
         seconds = []
-        others = self.device.sms > 1 and len(set(calls)) > 1
-        for call in calls:
+        libraries = [getattr(call, "library", "") for call in calls]
+        several, last = self.device.sms > 1 and len(set(libraries)) > 1, None
+        for call, library in zip(calls, libraries, strict=True):
             prepare = getattr(call, "prepare", None)
             if prepare is not None:
                 prepare()
-            if others:  # threads of the call before go on spinning, this one's must be awake
+            if several and library != last:  # the other's threads go on spinning, these sleep
                 time.sleep(SETTLED)
                 call()
+            last = library
             if flush:
                 self._flush()
             start = time.perf_counter_ns()

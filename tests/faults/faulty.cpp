@@ -37,5 +37,10 @@ extern "C" int gemm(int m, int n, int k, REAL alpha, const REAL* A, long long ld
     if (FAULT == 9) abort();
     if (FAULT == 10) return 1;     // found no memory and says so
     if (FAULT == 11) C[m * ldc + 8] += 1;  // behind the matrix, where a NaN would stay a NaN
+    if (FAULT == 12) const_cast<REAL*>(A)[0] += 1;             // right, but not the next product
+    if (FAULT == 13) const_cast<REAL*>(B)[k * ldb - 1] += 1;   // the same: B's last row
+    if (FAULT == 14) C[(m + 200) * ldc] = 1;                   // a high tile behind the matrix
+    static int launches = 0;
+    if (FAULT == 15 && ++launches > 4) C[0] += 1;              // right when it is looked at first
     return 0;
 }

@@ -8,6 +8,8 @@
 #error this configuration does not compile
 #endif
 
+__device__ unsigned finished, launches;
+
 extern "C" __global__ void gemm(int m, int n, int k, REAL alpha, const REAL* __restrict__ A,
                                 long long lda, long long batch_a, const REAL* __restrict__ B,
                                 long long ldb, long long batch_b, REAL beta, REAL* C,
@@ -28,5 +30,13 @@ extern "C" __global__ void gemm(int m, int n, int k, REAL alpha, const REAL* __r
         while (running[0] == running[0]) {}
     }
     if (FAULT == 5 && i == 0 && j == 0) C[m * ldc + 8] = sum;  // just behind the matrix
+    if (FAULT == 10 && i == 0 && j == 0) C[(m + 200) * ldc] = sum;  // a high tile behind it
+    if (FAULT == 11 && i == 0 && j == 0 && launches++ > 4) sum += 1;  // right when looked at first
     store(C + offset(false, i, j, ldc), alpha, sum, beta);
+    // The last thread of all, when nobody reads them any more: right, but not the next product.
+    if ((FAULT == 8 || FAULT == 9) && atomicAdd(&finished, 1u) == unsigned(m * n) - 1) {
+        finished = 0;
+        if (FAULT == 8) const_cast<REAL*>(A)[0] += 1;
+        if (FAULT == 9) const_cast<REAL*>(B)[k * ldb - 1] += 1;
+    }
 }

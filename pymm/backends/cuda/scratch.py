@@ -79,8 +79,8 @@ def size_of(nbytes: int) -> int:
 class Scratch:
     """Zeroed device memory by stream.
 
-    A launch owns the piece that it was bound to, so that nothing that is dropped here is freed
-    under it. `allocate` makes zeroed memory; `dropped` is called when a piece is given up, so that what
+    A launch owns the piece that it was bound to: nothing that is dropped here is freed under it.
+    `allocate` makes zeroed memory; `dropped` is called when a piece is given up, so that what
     is cached above lets go of it, too. All pieces together take at most `most` bytes, unless a
     single product needs more: then those of streams that did not ask for long are given up.
     """

@@ -16,11 +16,18 @@
 
 #include "driver.hpp"
 
+// Where the shadow begins, and how many bits of (address >> 3) it has room for: elsewhere and fewer
+// in a driver that is itself under a sanitizer of g++'s, which needs the place.
+#ifndef PYMM_SIM_SHADOW
+#define PYMM_SIM_SHADOW 0x7fff8000
+#define PYMM_SIM_SHADOW_BITS 44
+#endif
+
 namespace pymm_sim {
 namespace {
 
-constexpr std::uintptr_t shadow_begin = 0x7fff8000;
-constexpr std::uintptr_t shadow_bytes = std::uintptr_t{1} << 44;  // of 47 bits of address
+constexpr std::uintptr_t shadow_begin = PYMM_SIM_SHADOW;
+constexpr std::uintptr_t shadow_bytes = std::uintptr_t{1} << PYMM_SIM_SHADOW_BITS;
 constexpr std::size_t arena_bytes = std::size_t{1} << 40;  // addresses only: 128 times 8 GiB
 constexpr std::size_t span = 32 << 10;  // memory covered by one page of shadow
 constexpr std::uint8_t forbidden = 0xFA, undecided = 0xF1;
@@ -34,7 +41,7 @@ std::size_t used;
 unsigned serials;
 
 std::uint8_t* shadow(std::uintptr_t address) {
-    return reinterpret_cast<std::uint8_t*>((address >> 3) + shadow_begin);
+    return reinterpret_cast<std::uint8_t*>(((address >> 3) & (shadow_bytes - 1)) + shadow_begin);
 }
 
 std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
