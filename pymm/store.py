@@ -97,11 +97,31 @@ def record_files(device: Device, directory: Path | None) -> list[Path]:
 
 
 def load_file(device: Device, path: Path) -> tuple[Record, ...]:
-    """The records of one file, which is `device`'s own or absent. `StoreError` if it is not."""
-    table = read(path)
+    """The records of one file, which is `device`'s own or absent. `StoreError` if it is not. Of a
+    file that `keep_files` keeps, what it held when it was first read.
+    """
+    kept = _kept_files
+    if kept is not None and path in kept:
+        table = kept[path]
+    else:
+        table = read(path)
+        if kept is not None:
+            table = kept.setdefault(path, table)
     if table and table.device["name"] != device.name:
         raise StoreError(f"{path} belongs to {table.device['name']}, not to {device.name}; {_MEND}")
     return table.records if table else ()
+
+
+#: What `load_file` has read since `keep_files(True)`; None: it reads anew each time.
+_kept_files: dict[Path, Table | None] | None = None
+
+
+def keep_files(keep: bool) -> None:
+    """From now on `load_file` gives what a file holds when it is first read, whatever it holds
+    later; with False, and until then, what it holds at the time.
+    """
+    global _kept_files
+    _kept_files = {} if keep else None
 
 
 def put(records: Iterable[Record], device: Device, directory: Path) -> Path:

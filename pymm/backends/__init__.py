@@ -18,6 +18,16 @@ __all__ = ["available_devices", "open_device"]
 _opening = threading.RLock()
 
 
+def _renew_lock() -> None:
+    """In a forked child: another thread of the parent may have held it."""
+    global _opening
+    _opening = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
 def open_device(spec: str | int | None = None, cache: Path | None = None) -> Backend:
     """The backend for a device. Opening is remembered: the same spec gives the same backend.
 

@@ -27,6 +27,7 @@ from pymm.backends.base import (
 from pymm.backends.cpu_compiler import CpuCompiler, find_compiler
 from pymm.backends.cpu_device import describe, memory_field, usable_cores
 from pymm.backends.cpu_half import half_product
+from pymm.backends.openmp import forks
 from pymm.device import Device
 from pymm.problem import Problem
 from pymm.source import Source
@@ -90,11 +91,13 @@ class CpuExecutable(Executable):
     def __init__(self, source: Source, path: Path, threads: int) -> None:
         self.config = source.config
         self.resources = Resources()
-        self._threads = threads
+        self._threads = forks.team(threads)
         try:
-            self._gemm = getattr(ctypes.CDLL(str(path)), source.entry)
+            library = ctypes.CDLL(str(path))
+            self._gemm = getattr(library, source.entry)
         except (OSError, AttributeError) as error:
             raise LaunchFailed(f"{source.config.slug} does not load: {error}") from error
+        forks.watch(library)
 
     def bind(
         self,
@@ -123,7 +126,7 @@ class CpuExecutable(Executable):
                 arguments.append(ctypes.c_void_p(matrix.address))
                 arguments.append(ctypes.c_longlong(matrix.ld))
                 arguments.append(ctypes.c_longlong(matrix.batch_stride))
-        arguments += [ctypes.c_int(problem.batch), ctypes.c_int(self._threads)]
+        arguments += [ctypes.c_int(problem.batch), self._threads]
         return partial(_call, partial(self._gemm, *arguments), self.config, (self, a, b, c))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pymm.backends.binaries import key_of
 from pymm.backends.cpu_compiler import CpuCompiler, processor_field
+from pymm.backends.openmp import forks
 from pymm.device import Device
 from pymm.source import kernel_text
 
@@ -103,6 +104,7 @@ def _peaks(threads: int, width: int, compiler: CpuCompiler) -> dict[str, float]:
     except (OSError, ValueError):
         pass
     library = ctypes.CDLL(str(compiler.build_text(text, "peak.cpp")))
+    forks.watch(library)
     peaks = {}
     for dtype in MEASURED:
         measure = getattr(library, f"peak_{dtype}")
