@@ -105,11 +105,15 @@ def _peaks(threads: int, width: int, compiler: CpuCompiler) -> dict[str, float]:
         pass
     library = ctypes.CDLL(str(compiler.build_text(text, "peak.cpp")))
     forks.watch(library)
+    team = forks.team(threads).value
     peaks = {}
     for dtype in MEASURED:
         measure = getattr(library, f"peak_{dtype}")
         measure.restype = ctypes.c_double
-        peaks[dtype] = measure(ctypes.c_int(threads), ctypes.c_int(20), ctypes.c_longlong(300_000))
+        peak = measure(ctypes.c_int(team), ctypes.c_int(20), ctypes.c_longlong(300_000))
+        peaks[dtype] = peak * threads / team
+    if team < threads:  # a forked child that cannot have a team: a guess is not kept
+        return peaks
     fresh = kept.with_suffix(f".{os.getpid()}")
     fresh.write_text(" ".join(f"{value:.6g}" for value in peaks.values()), encoding="ascii")
     os.replace(fresh, kept)

@@ -48,9 +48,11 @@ class Forks:
         return self._teams.setdefault(threads, ctypes.c_int(1 if self._alone else threads))
 
     def before(self) -> None:
-        """Dissolve this thread's team."""
-        failed = [pause for pause in tuple(self._pauses.values()) if pause(PAUSE_HARD)]
-        self._forking.dissolved = not (failed or self._unknown)
+        """Dissolve this thread's team. A process that cannot have one has none to dissolve."""
+        self._forking.dissolved = False
+        if not (self._alone or self._unknown):
+            failed = [pause for pause in tuple(self._pauses.values()) if pause(PAUSE_HARD)]
+            self._forking.dissolved = not failed
 
     def in_child(self) -> None:
         """One thread from now on, unless the team was dissolved."""
