@@ -230,3 +230,50 @@ def test_where_a_team_cannot_be_dissolved_a_child_has_one_thread():
         print("good")
         """
     )
+
+
+@pytest.mark.parametrize("context", ["", "import pycuda.autoprimaryctx"], ids=["pymm's", "own"])
+def test_after_a_product_on_a_gpu_a_child_is_told_that_cuda_does_not_survive_a_fork(context):
+    """Calls of every kind; NumPy products on the CPU work there, and the parent goes on."""
+    check(
+        """
+        from pymm.backends import open_device
+        open_device("cuda")
+        CONTEXT
+        backend = open_device("cuda")
+        out = backend.empty(A.shape, A.dtype)
+        x = backend.empty(A.shape, A.dtype)
+        rows = A.shape[1] * A.itemsize
+        backend.copy_in(A, int(x.gpudata), rows)
+        plans = [pymm.plan(x, x, out=out), pymm.plan(A, A, device="cuda")]
+        calls = [
+            lambda: pymm.matmul(A, A, device="cuda"),
+            lambda: pymm.matmul(A, A),
+            lambda: pymm.matmul(x, x),
+            lambda: pymm.matmul(x, x, out),
+            lambda: pymm.explain(A, A, device="cuda"),
+            lambda: open_device("cuda"),
+            lambda: backend.empty(A.shape, A.dtype),
+            *plans,
+        ]
+        for _ in range(4):  # from the third call on as a graph
+            for call in calls: call()
+        def child():
+            multiply()
+            for number, call in enumerate(calls):
+                try:
+                    call()
+                except pymm.LaunchFailed as error:
+                    assert error.sticky and "'spawn'" in str(error), error
+                else:
+                    raise AssertionError(f"call {number} went through")
+            multiply()
+        assert forked(child) == 0
+        for call in calls: call()
+        multiply()
+        result = np.empty_like(A)
+        backend.copy_out(int(out.gpudata), rows, result)
+        assert np.array_equal(result, EXPECTED)
+        print("good")
+        """.replace("CONTEXT", context)
+    )

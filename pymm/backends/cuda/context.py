@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 import pycuda.driver as drv
 
 from pymm.backends.base import LaunchFailed
+from pymm.backends.cuda.forks import WORDS, process
 
 current_context = drv.Context.get_current
 pop_context = drv.Context.pop
@@ -39,6 +40,7 @@ class Contexts:
 
     def current(self) -> drv.Context:
         """The context for new work of this thread. Nothing is pushed."""
+        process.check()
         context = current_context()
         if context is not None and drv.Context.get_device() == self._device:
             return context
@@ -83,6 +85,8 @@ def failure(context: drv.Context, error: Exception, doing: str) -> Exception:
     Errors of a kernel show up in some later call, and PyCUDA gives no error numbers. Whether the
     context is lost is found by asking it for something that otherwise cannot fail.
     """
+    if process.forked:
+        return LaunchFailed(f"{doing}: {WORDS}", sticky=True)
     sticky, words = lost(context), str(error).rstrip(" -")
     if isinstance(error, drv.MemoryError) and not sticky:
         with active(context):
@@ -94,6 +98,8 @@ def failure(context: drv.Context, error: Exception, doing: str) -> Exception:
 
 def lost(context: drv.Context) -> bool:
     """Whether nothing works any more in `context`. Waits for its work."""
+    if process.forked:
+        return True
     try:
         with active(context):
             drv.Context.synchronize()
