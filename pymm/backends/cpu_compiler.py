@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from pymm.backends.base import CompileFailed, Compiler, NoDevice
 from pymm.backends.binaries import key_of, obtain
+from pymm.backends.directories import private
 from pymm.source import Source
 
 #: No -ffast-math: NaN and infinity have to come through. Contraction alone lets a*b + c be one
@@ -76,19 +78,26 @@ def _described(path: str, cache: Path) -> CpuCompiler:
     version = (shown.stdout.splitlines() or [f"{path}, version unknown"])[0].strip()
     flags = FLAGS
     for flag in OPTIONAL_FLAGS:
-        if _accepts(path, (*flags, flag)):
+        if _accepts(path, (*flags, flag), cache):
             flags = (*flags, flag)
-    if not _accepts(path, flags):
+    if not _accepts(path, flags, cache):
         raise NoDevice(f"{path} ({version}) does not compile C++17 with {' '.join(flags)}")
     return CpuCompiler(path, version, flags, processor_digest(), cache)
 
 
-def _accepts(path: str, flags: tuple[str, ...]) -> bool:
-    with tempfile.TemporaryDirectory(prefix="pymm-") as place:
-        source = Path(place) / "empty.cpp"
+def _accepts(path: str, flags: tuple[str, ...], cache: Path) -> bool:
+    """Whether the compiler takes these flags. `OSError` if that cannot be tried for want of disk.
+    What a killed process leaves lies where left-overs of compiling are swept up.
+    """
+    folder = private(cache / "cpu")
+    with tempfile.TemporaryDirectory(prefix="new-", dir=folder) as name:
+        place = Path(name)
+        source, made = place / "empty.cpp", place / "empty.so"
         source.write_text("int nothing() { return 0; }\n", encoding="ascii")
-        made = str(Path(place) / "empty.so")
-        return _run(path, *flags, "-o", made, str(source)).returncode == 0
+        done = _run(path, *flags, "-o", str(made), str(source), temporary=place)
+    if done.returncode and os.strerror(errno.ENOSPC) in done.stderr:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+    return done.returncode == 0
 
 
 def _run(
