@@ -92,7 +92,7 @@ def test_pieces_leave_the_bits_of_one_symmetric_product(monkeypatch):
 
 
 def test_an_interrupt_arrives_before_a_long_product_has_ended():
-    """The whole takes a third of a second on a quick core; the signal comes after a twentieth of one."""
+    """The whole takes a third of a second on a quick core, the signal comes after a twentieth."""
     n = 2000
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-8, 9, (n, n)).astype(np.float64) for _ in range(2))

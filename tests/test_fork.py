@@ -59,8 +59,8 @@ def run(body: str) -> subprocess.CompletedProcess[str]:
     script = HEAD + textwrap.dedent(body)
     return subprocess.run(
         [sys.executable, "-X", "dev", "-c", script],
-        cwd=ROOT, env=dict(os.environ, OPENBLAS_NUM_THREADS="1"), capture_output=True, text=True, timeout=200,
-        check=False,
+        cwd=ROOT, env=dict(os.environ, OPENBLAS_NUM_THREADS="1"), capture_output=True, text=True,
+        timeout=200, check=False,
     )  # fmt: skip
 
 
