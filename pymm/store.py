@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pymm.device import Device
+from pymm.forking import importing
 from pymm.locks import locked, replace_text
 from pymm.records import (
     FIELDS,
@@ -256,7 +257,8 @@ class _Reader:
     """
 
     def __init__(self, text: str, path: str) -> None:
-        import yaml  # 15 ms, which a process that never meets a tuned file does not pay
+        with importing:
+            import yaml  # 15 ms, which a process that never meets a tuned file does not pay
 
         self.path = path
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -155,6 +155,61 @@ def test_a_fork_while_another_thread_opens_a_device():
     )
 
 
+@pytest.mark.parametrize("property", ["source:Source.key", "problem:Problem.numpy_dtype"])
+def test_a_fork_while_another_thread_computes_what_is_kept(property):
+    """Up to Python 3.11 `functools.cached_property` holds a lock of its class meanwhile."""
+    check(
+        """
+        import importlib
+        module, _, name = "PROPERTY".partition(":")
+        owner, _, name = name.partition(".")
+        kept = vars(getattr(importlib.import_module(f"pymm.{module}"), owner))[name]
+        reached, go_on = threading.Event(), threading.Event()
+        slot = "func" if hasattr(kept, "func") else "_function"
+        compute = getattr(kept, slot)
+        def slow(instance):
+            if threading.current_thread() is thread:
+                reached.set()
+                go_on.wait()
+            return compute(instance)
+        setattr(kept, slot, slow)
+        thread = threading.Thread(target=multiply)
+        thread.start()
+        reached.wait()
+        assert forked(multiply) == 0
+        go_on.set()
+        thread.join()
+        multiply()
+        print("good")
+        """.replace("PROPERTY", property)
+    )
+
+
+def test_a_fork_waits_for_imports_of_other_threads():
+    """The lock of a module that is being imported would stay locked in the child."""
+    check(
+        """
+        import builtins
+        reached, ended = threading.Event(), []
+        importing = builtins.__import__
+        def slow(name, *rest):
+            if name == "pymm.backends.cpu" and threading.current_thread() is thread:
+                reached.set()
+                time.sleep(1)
+                ended.append(name)
+            return importing(name, *rest)
+        builtins.__import__ = slow
+        thread = threading.Thread(target=multiply)
+        thread.start()
+        reached.wait()
+        assert forked(multiply) == 0
+        assert ended, "forked in the middle of an import"
+        thread.join()
+        print("good")
+        """
+    )
+
+
 def test_pools_of_multiprocessing_that_fork():
     check(
         """

@@ -34,7 +34,7 @@ NAMES = {WRONG: "wrong", LOST: "lost", LEFT: "left"}
 
 #: Names of files and folders that stay. Lock files do, and what pymm keeps.
 STAY = re.compile(
-    r"[0-9a-f]{40}|peak-[0-9a-f]+|.*\.(lock|yaml|journal|tuner|csv)|sha256|.*\.(so|cubin)|cpu"
+    r"[0-9a-f]{40}|rates-[0-9a-f]+|.*\.(lock|yaml|journal|tuner|csv)|sha256|.*\.(so|cubin)|cpu"
 )
 
 #: The variable by which processes of a run are known.

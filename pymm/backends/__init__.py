@@ -12,6 +12,7 @@ from pathlib import Path
 from pymm.backends.base import Backend, NoDevice
 from pymm.backends.directories import cache_directory, private
 from pymm.device import Device
+from pymm.forking import importing
 
 __all__ = ["available_devices", "open_device"]
 
@@ -84,11 +85,13 @@ def _parsed(spec: str | int | None) -> tuple[str | None, int | None]:
 def _opened(kind: str | None, number: int | None, cache: Path, process: int) -> Backend:
     """`process` is the caller's id: what a parent has opened is of no use in a forked child."""
     if kind == "cpu":
-        from pymm.backends.cpu import open_cpu
+        with importing:
+            from pymm.backends.cpu import open_cpu
 
         return open_cpu(number, cache)
     if kind is not None:
-        from pymm.backends.cuda import open_cuda
+        with importing:
+            from pymm.backends.cuda import open_cuda
 
         return open_cuda(number, cache, simulator=kind == "simulator")
     try:

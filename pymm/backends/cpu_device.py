@@ -94,7 +94,7 @@ def _peaks(threads: int, width: int, compiler: CpuCompiler) -> dict[str, float]:
     """Operations per second by dtype, measured by cpu_src/peak.cpp and kept in the cache."""
     text = f"#define VECTOR_BYTES {width}\n" + kernel_text("cpu", "peak.cpp")
     key = key_of(text, compiler.version, compiler.processor, str(threads))
-    folder = compiler.cache / "cpu" / f"peak-{key}"
+    folder = compiler.cache / "cpu" / f"rates-{key}"
 
     def measured(threads: int) -> dict[str, float]:
         return _measured(compiler.build_text(text, "peak.cpp"), threads)
