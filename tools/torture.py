@@ -364,12 +364,11 @@ def main() -> int:
         return status_of(lambda: KINDS[given.one](random.Random(given.seed)))
     wanted = given.kinds.split(",")
     bad = 0
-    with tempfile.TemporaryDirectory(prefix="pymm-torture-cache-") as made:
-        cache = Path(os.environ.get("PYMM_CACHE_DIR", made))
+    with tempfile.TemporaryDirectory(prefix="pymm-torture-cache-") as cache:
         for kind in wanted:
             counts: Counter[str] = Counter()
             for seed in range(given.seed, given.seed + given.runs):
-                outcome, words = run(kind, seed, cache, given.deadline)
+                outcome, words = run(kind, seed, Path(cache), given.deadline)
                 counts[outcome] += 1
                 if outcome != "good":
                     print(f"{kind} {seed}: {outcome}\n{words}", flush=True)
