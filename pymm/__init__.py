@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 
 from pymm.api import Plan, Tuned, configs, matmul, plan
 from pymm.backends.base import CompileFailed, LaunchFailed, NoDevice
-from pymm.choose import reload
+from pymm.choose import freeze, reload
 from pymm.explanation import Explanation, explain
 from pymm.symmetric import explain_syrk, plan_syrk, syrk
 
@@ -23,6 +23,7 @@ __all__ = [
     "configs",
     "explain",
     "explain_syrk",
+    "freeze",
     "matmul",
     "plan",
     "plan_syrk",

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from numbers import Real
 from typing import Any
 
@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from pymm.arrays import Operand, adopt
+from pymm.forking import cached_property
 from pymm.problem import DTYPES, ELEMENTS, MAX_EXTENT, product_type
 from pymm.product import result_shape
 

@@ -4,26 +4,29 @@ the store changes.
 
 from __future__ import annotations
 
+import math
+import os
+import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from pymm.backends.base import Backend
-from pymm.backends.directories import config_directory
+from pymm.backends.directories import config_directory, frozen_from_start
 from pymm.device import Device
 from pymm.kernels import Config, Kernel, find_kernel, parse_slug
 from pymm.problem import Problem
-from pymm.records import Environment
+from pymm.records import Environment, StoreError
 from pymm.select import Choice, select
-from pymm.store import record_files
+from pymm.store import keep_files, load, record_files
 
 #: Seconds after which the files of tuned configurations are looked at again: two calls of `stat`
 #: a second, and what another process has tuned is used within one.
 LOOK_AGAIN = 1.0
-
-_chosen: dict[tuple, Choice] = {}
 
 #: Choices kept; a program with more problems than this pays for selecting again.
 MAX_CHOSEN = 8192
@@ -44,25 +47,34 @@ def choose(
     if kernel is not None and not isinstance(kernel, str | int):
         kernel = find_kernel(kernel, "cpu" if backend.device.kind == "cpu" else "cuda").name
     key = (backend, problem, kernel)
-    found = _chosen.get(key)
+    known = _watch.known
+    found = known.chosen.get(key)
     if found is None:
         _watch.add(backend.device)
         environment = Environment.of(backend.device, backend.toolchain)
         found = select(problem, backend.device, tuned_directory(), environment, kernel)
-        if len(_chosen) >= MAX_CHOSEN:
-            _chosen.clear()
-        _chosen[key] = found
+        if len(known.chosen) >= MAX_CHOSEN:
+            known.chosen.clear()
+        known.chosen[key] = found
     return found
 
 
 def reload() -> None:
     """Forget all choices, so that the next call looks at the tuned configurations afresh. Needed
-    only where a second is too long: changed files are noticed by themselves.
+    only where a second is too long, since changed files are noticed by themselves, and in a frozen
+    process: it stays frozen, to the files as they are now.
     """
-    _watch.generation += 1
-    _watch.seen.clear()
-    _watch.next_look = 0.0
-    _chosen.clear()
+    _watch.forget()
+
+
+def freeze(frozen: bool = True) -> None:
+    """Keep the configurations of this process: files of tuned configurations that change from now
+    on change nothing here, so that the same product gives the same bits until the process ends.
+    A file that this process has not read yet counts as it is when it is first read.
+    `freeze(False)` goes back to noticing changes. With PYMM_FREEZE=1 in the environment a process
+    is frozen from the start.
+    """
+    _watch.freeze(frozen)
 
 
 def tuned_directory() -> Path | None:
@@ -77,31 +89,80 @@ def generation() -> int:
     """A number that grows when choices may have changed. Looks at the files now and then."""
     if time.monotonic() >= _watch.next_look:
         _watch.look()
-    return _watch.generation
+    return _watch.known.generation
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known since the last change of the files. A change makes a new one: a thread that
+    has begun with this one may go on with it, and what it adds is lost with it.
+    """
+
+    generation: int = 0
+    #: The files of each device as they were when last looked at. Never changed in place.
+    seen: Mapping[Device, tuple] = field(default_factory=dict)
+    chosen: dict[tuple, Choice] = field(default_factory=dict)
 
 
 class _Watch:
-    """The files of tuned configurations as they were when last looked at."""
+    """The files of tuned configurations. `known` is replaced as a whole, by one thread at a time,
+    and read by any.
+    """
 
     def __init__(self) -> None:
-        self.generation, self.next_look = 0, 0.0
-        self.seen: dict[Device, tuple] = {}
+        self.known = _Known()
+        self.next_look = 0.0
+        self.frozen = False
+        self._turn = threading.RLock()
 
     def add(self, device: Device) -> None:
         """Look at the files of `device` too from now on."""
-        if device not in self.seen:
-            self.seen[device] = _stamps(device)
+        with self._turn:
+            if device not in self.known.seen:
+                seen = {**self.known.seen, device: _stamps(device)}
+                self.known = replace(self.known, seen=seen)
 
     def look(self) -> None:
-        """Forget all choices if a file changed."""
-        now = {device: _stamps(device) for device in self.seen}
-        if now != self.seen:
-            self.generation += 1
-            _chosen.clear()
-        self.seen, self.next_look = now, time.monotonic() + LOOK_AGAIN
+        """Forget all choices if a file changed. One thread looks, the others do not wait for it."""
+        if not self._turn.acquire(blocking=False):
+            return
+        try:
+            if not self.frozen:
+                now = {device: _stamps(device) for device in self.known.seen}
+                if now != self.known.seen:
+                    self.known = _Known(self.known.generation + 1, now)
+                self.next_look = time.monotonic() + LOOK_AGAIN
+        finally:
+            self._turn.release()
+
+    def forget(self) -> None:
+        with self._turn:
+            keep_files(self.frozen)
+            self.known = _Known(self.known.generation + 1)
+            self.next_look = math.inf if self.frozen else 0.0
+
+    def freeze(self, frozen: bool) -> None:
+        with self._turn:
+            if frozen != self.frozen:
+                self.look()
+                self.frozen = frozen
+                keep_files(frozen)
+                for device in self.known.seen if frozen else ():
+                    with suppress(StoreError):
+                        load(device, tuned_directory())
+                self.next_look = math.inf if frozen else 0.0
+
+    def renew_lock(self) -> None:
+        """In a forked child: another thread of the parent may have held it."""
+        self._turn = threading.RLock()
 
 
 _watch = _Watch()
+if frozen_from_start():
+    freeze()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_watch.renew_lock)
 
 
 def _stamps(device: Device) -> tuple:

@@ -5,10 +5,11 @@ chosen.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import ml_dtypes
 import numpy as np
+
+from pymm.forking import cached_property
 
 #: Types of elements by their short name.
 ELEMENTS = {

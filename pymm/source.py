@@ -7,11 +7,12 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
+from pymm.forking import cached_property
 from pymm.kernels import Config, Feed
 from pymm.problem import ELEMENTS, Problem
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pymm.device import Device
+from pymm.forking import importing
 from pymm.inputs import BadInput, one_line, read_text
 from pymm.locks import locked, replace_text
 from pymm.records import (
@@ -103,11 +104,31 @@ def record_files(device: Device, directory: Path | None) -> list[Path]:
 
 
 def load_file(device: Device, path: Path) -> tuple[Record, ...]:
-    """The records of one file, which is `device`'s own or absent. `StoreError` if it is not."""
-    table = read(path)
+    """The records of one file, which is `device`'s own or absent. `StoreError` if it is not. Of a
+    file that `keep_files` keeps, what it held when it was first read.
+    """
+    kept = _kept_files
+    if kept is not None and path in kept:
+        table = kept[path]
+    else:
+        table = read(path)
+        if kept is not None:
+            table = kept.setdefault(path, table)
     if table and table.device["name"] != device.name:
         raise StoreError(f"{path} belongs to {table.device['name']}, not to {device.name}; {_MEND}")
     return table.records if table else ()
+
+
+#: What `load_file` has read since `keep_files(True)`; None: it reads anew each time.
+_kept_files: dict[Path, Table | None] | None = None
+
+
+def keep_files(keep: bool) -> None:
+    """From now on `load_file` gives what a file holds when it is first read, whatever it holds
+    later; with False, and until then, what it holds at the time.
+    """
+    global _kept_files
+    _kept_files = {} if keep else None
 
 
 def put(records: Iterable[Record], device: Device, directory: Path) -> Path:
@@ -282,7 +303,8 @@ class _Reader:
     """Takes a YAML text apart node by node. No tag is obeyed, every complaint knows its line."""
 
     def __init__(self, text: str, path: str) -> None:
-        import yaml
+        with importing:
+            import yaml
 
         self.path = path
         try:

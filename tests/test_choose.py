@@ -1,6 +1,10 @@
 """Which configuration a call gets; that a change of the store is noticed; what is remembered."""
 
 import os
+import subprocess
+import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -125,3 +129,99 @@ def test_calls_kept_are_bounded(device, monkeypatch):
         pymm.matmul(A, B, out, alpha=alpha, device=device)
         assert len(replay._kept) <= 8
     np.testing.assert_array_equal(out, 29 * A @ B)
+
+
+def busy(stop, action, failures):
+    """A thread that repeats `action` until `stop`."""
+
+    def run():
+        try:
+            while not stop.is_set():
+                action()
+        except Exception as error:
+            failures.append(error)
+            stop.set()
+
+    return threading.Thread(target=run)
+
+
+def test_files_may_be_reloaded_while_other_threads_multiply(device, monkeypatch):
+    """`reload` and `configs` beside calls of new and known forms; none may see half a change. The
+    file system is slow, which lets other threads in.
+    """
+    stamp = choose._stamp
+    monkeypatch.setattr(choose, "_stamp", lambda path: (time.sleep(1e-5), stamp(path))[1])
+    stop, failures, devices = threading.Event(), [], [device, HostDevice("cpu", sms=2)]
+    reloaders = [pymm.reload, lambda: pymm.configs(device)]
+    threads = [busy(stop, action, failures) for action in reloaders]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    try:
+        for thread in threads:
+            thread.start()
+        for call in range(1000):
+            if stop.is_set():
+                break
+            rows = 1 + call % 20
+            result = pymm.matmul(A[:rows], B, device=devices[call % 2])
+            assert call % 500 or np.array_equal(result, A[:rows] @ B)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(before)
+    assert not failures
+
+
+def test_a_choice_made_from_files_of_before_is_not_kept(device, monkeypatch):
+    """A file changes and is reloaded while a choice is being made from what it held before."""
+    select = choose.select
+
+    def slow(*given):
+        found = select(*given)
+        if not changed:
+            changed.append(True)
+            tune(device, KB=128)
+            pymm.reload()
+        return found
+
+    changed = []
+    monkeypatch.setattr(choose, "select", slow)
+    assert "default" in chosen(device).reason
+    assert chosen(device).config.KB == 128
+
+
+@pytest.fixture
+def thawed():
+    yield
+    pymm.freeze(False)
+
+
+def test_a_frozen_process_keeps_its_configurations(device, thawed, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(choose.time, "monotonic", lambda: now[0])
+    tune(device, KB=128)
+    assert chosen(device).config.KB == 128
+    pymm.freeze()
+    tune(device, KB=192)
+    now[0] += 10 * choose.LOOK_AGAIN
+    assert chosen(device).config.KB == 128
+    wider = pymm.explain(A[:19], B, device=device)  # a problem that was not met before
+    assert wider.config.KB == 128 and "20x40x30" in wider.reason
+    pymm.reload()  # on demand the files are read again
+    assert chosen(device).config.KB == 192
+    tune(device, KB=256)
+    now[0] += 10 * choose.LOOK_AGAIN
+    assert chosen(device).config.KB == 192
+    pymm.freeze(False)
+    assert chosen(device).config.KB == 256
+
+
+@pytest.mark.parametrize(("setting", "frozen"), [("1", True), ("0", False), ("", False)])
+def test_the_environment_freezes_a_process_from_its_start(setting, frozen):
+    code = "from pymm import choose; print(choose._watch.frozen)"
+    environment = dict(os.environ, PYMM_FREEZE=setting)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == str(frozen)

@@ -12,10 +12,21 @@ from pathlib import Path
 from pymm.backends.base import Backend, NoDevice
 from pymm.backends.directories import cache_directory, private
 from pymm.device import Device
+from pymm.forking import importing
 
 __all__ = ["available_devices", "open_device"]
 
 _opening = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """In a forked child: another thread of the parent may have held it."""
+    global _opening
+    _opening = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def open_device(spec: str | int | None = None, cache: Path | None = None) -> Backend:
@@ -74,11 +85,13 @@ def _parsed(spec: str | int | None) -> tuple[str | None, int | None]:
 def _opened(kind: str | None, number: int | None, cache: Path, process: int) -> Backend:
     """`process` is the caller's id: what a parent has opened is of no use in a forked child."""
     if kind == "cpu":
-        from pymm.backends.cpu import open_cpu
+        with importing:
+            from pymm.backends.cpu import open_cpu
 
         return open_cpu(number, cache)
     if kind is not None:
-        from pymm.backends.cuda import open_cuda
+        with importing:
+            from pymm.backends.cuda import open_cuda
 
         return open_cuda(number, cache, simulator=kind == "simulator")
     try:

@@ -27,6 +27,8 @@ from pymm.backends.base import (
 from pymm.backends.cpu_compiler import CpuCompiler, find_compiler
 from pymm.backends.cpu_device import describe, memory_field, usable_cores
 from pymm.backends.cpu_half import half_product
+from pymm.backends.cpu_pieces import Pace, Piece, pieces, whole
+from pymm.backends.openmp import forks
 from pymm.device import Device
 from pymm.problem import Problem
 from pymm.source import Source
@@ -86,17 +88,27 @@ class CpuBuffer(Buffer):
         self._bytes[:] = byte
 
 
-class CpuExecutable(Executable):
-    """A kernel in a loaded shared object."""
+#: Multiply-adds that a piece of a long product is cut to, until its kernel's rate is known, are
+#: those of one core at this part of its peak: slow kernels use one core and no vectors.
+FIRST_GUESS = 1 / 4
 
-    def __init__(self, source: Source, path: Path, threads: int) -> None:
+
+class CpuExecutable(Executable):
+    """A kernel in a loaded shared object, for a device with `threads` cores whose peak rate is
+    `peak` multiply-adds a second.
+    """
+
+    def __init__(self, source: Source, path: Path, threads: int, peak: float) -> None:
         self.config = source.config
         self.resources = Resources()
-        self._threads = threads
+        self._threads = forks.team(threads)
+        self._pace = Pace(peak / threads * FIRST_GUESS)
         try:
-            self._gemm = getattr(ctypes.CDLL(str(path)), source.entry)
+            library = ctypes.CDLL(str(path))
+            self._gemm = getattr(library, source.entry)
         except (OSError, AttributeError) as error:
             raise LaunchFailed(f"{source.config.slug} does not load: {error}") from error
+        forks.watch(library)
 
     def bind(
         self,
@@ -108,6 +120,9 @@ class CpuExecutable(Executable):
         c: Matrix,
         stream: Any = None,
     ) -> Callable[[], None]:
+        """A product that takes longer than half a second runs in pieces, and signals are
+        handled between them; C is unspecified when a handler raises.
+        """
         only_default(stream)
         if problem.symmetric:
             part = partial(self._bind, alpha=alpha, beta=beta)
@@ -117,16 +132,55 @@ class CpuExecutable(Executable):
     def _bind(
         self, problem: Problem, a: Matrix, b: Matrix, c: Matrix, alpha: float, beta: float
     ) -> Callable[[], None]:
-        real = REALS[problem.dtype]
-        arguments = [ctypes.c_int(extent) for extent in (problem.m, problem.n, problem.k)]
-        for factor, matrices in ((alpha, (a, b)), (beta, (c,))):
-            arguments.append(real(factor))
-            for matrix in matrices:
-                arguments.append(ctypes.c_void_p(matrix.address))
-                arguments.append(ctypes.c_longlong(matrix.ld))
-                arguments.append(ctypes.c_longlong(matrix.batch_stride))
-        arguments += [ctypes.c_int(problem.batch), ctypes.c_int(self._threads)]
-        return partial(_call, partial(self._gemm, *arguments), self.config, (self, a, b, c))
+        arguments = partial(_arguments, problem, a, b, c, alpha, beta, self._threads)
+        everything = whole(problem)
+        owners = self, a, b, c
+        if alpha == 0 or everything.work <= 2 * self._pace.budget():
+            call = partial(self._gemm, *arguments(everything))
+            return partial(_call, call, self.config, owners)
+        return partial(self._in_pieces, problem, arguments, owners)
+
+    def _in_pieces(
+        self, problem: Problem, arguments: Callable[[Piece], list[Any]], owners: Any
+    ) -> None:
+        for piece in pieces(problem, self.config, self._pace.budget):
+            start = time.perf_counter()
+            _call(partial(self._gemm, *arguments(piece)), self.config, owners)
+            self._pace.learn(piece.work, time.perf_counter() - start)
+
+
+def _arguments(
+    problem: Problem,
+    a: Matrix,
+    b: Matrix,
+    c: Matrix,
+    alpha: float,
+    beta: float,
+    threads: ctypes.c_int,
+    piece: Piece,
+) -> list[Any]:
+    """Arguments of a kernel that computes `piece`. Pieces behind the first along k add to C."""
+    i, j, p = piece.i, piece.j, piece.p
+    starts = (
+        p * a.ld + i if problem.trans_a else i * a.ld + p,
+        j * b.ld + p if problem.trans_b else p * b.ld + j,
+        i * c.ld + j,
+    )
+    places = []
+    for matrix, start in zip((a, b, c), starts, strict=True):
+        first = matrix.address + problem.numpy_dtype.itemsize * (
+            piece.matrix * matrix.batch_stride + start
+        )
+        places.append((first, matrix.ld, matrix.batch_stride))
+    real = REALS[problem.dtype]
+    arguments = [ctypes.c_int(extent) for extent in (piece.rows, piece.columns, piece.depth)]
+    for factor, stored in ((alpha, places[:2]), (beta if p == 0 else 1.0, places[2:])):
+        arguments.append(real(factor))
+        for address, ld, batch_stride in stored:
+            arguments.append(ctypes.c_void_p(address))
+            arguments.append(ctypes.c_longlong(ld))
+            arguments.append(ctypes.c_longlong(batch_stride))
+    return [*arguments, ctypes.c_int(piece.count), threads]
 
 
 def _call(gemm: Callable[[], int], config: Any, owners: Any) -> None:
@@ -146,7 +200,9 @@ class CpuBackend(Backend):
         self._walk: np.ndarray | None = None
 
     def load(self, source: Source) -> CpuExecutable:
-        return CpuExecutable(source, self.compiler.build(source), self.device.sms)
+        device, path = self.device, self.compiler.build(source)
+        slowest = min(device.peak_flops.values()) / 2
+        return CpuExecutable(source, path, device.sms, slowest)
 
     def allocate(self, nbytes: int) -> CpuBuffer:
         return CpuBuffer(nbytes)

@@ -9,8 +9,9 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
-from pymm.backends.binaries import key_of
+from pymm.backends.binaries import key_of, obtain, sound
 from pymm.backends.cpu_compiler import CpuCompiler, processor_field
+from pymm.backends.openmp import forks
 from pymm.device import Device
 from pymm.source import kernel_text
 
@@ -90,25 +91,33 @@ def memory_field(field: str) -> int:
 
 
 def _peaks(threads: int, width: int, compiler: CpuCompiler) -> dict[str, float]:
-    """Operations per second by dtype, measured by cpu_src/peak.cpp and kept in the cache.
-
-    Twenty runs of about 1 ms for each type; the best counts.
-    """
+    """Operations per second by dtype, measured by cpu_src/peak.cpp and kept in the cache."""
     text = f"#define VECTOR_BYTES {width}\n" + kernel_text("cpu", "peak.cpp")
     key = key_of(text, compiler.version, compiler.processor, str(threads))
-    kept = compiler.cache / "cpu" / f"peak-{key}"
-    try:
-        values = [float(word) for word in kept.read_text(encoding="ascii").split()]
-        return dict(zip(MEASURED, values, strict=True))
-    except (OSError, ValueError):
-        pass
-    library = ctypes.CDLL(str(compiler.build_text(text, "peak.cpp")))
+    folder = compiler.cache / "cpu" / f"rates-{key}"
+
+    def measured(threads: int) -> dict[str, float]:
+        return _measured(compiler.build_text(text, "peak.cpp"), threads)
+
+    def measure(place: Path) -> Path:
+        values = " ".join(f"{value:.6g}" for value in measured(threads).values())
+        (place / "rates").write_text(values, encoding="ascii")
+        return place / "rates"
+
+    if forks.team(threads).value < threads and sound(folder) is None:
+        # a forked child that cannot have threads: a guess, not kept
+        return {dtype: peak * threads for dtype, peak in measured(1).items()}
+    values = obtain(folder, measure).read_text(encoding="ascii").split()
+    return dict(zip(MEASURED, map(float, values), strict=True))
+
+
+def _measured(path: Path, threads: int) -> dict[str, float]:
+    """The best of twenty runs of about 1 ms for each type."""
+    library = ctypes.CDLL(str(path))
+    forks.watch(library)
     peaks = {}
     for dtype in MEASURED:
         measure = getattr(library, f"peak_{dtype}")
         measure.restype = ctypes.c_double
         peaks[dtype] = measure(ctypes.c_int(threads), ctypes.c_int(20), ctypes.c_longlong(300_000))
-    fresh = kept.with_suffix(f".{os.getpid()}")
-    fresh.write_text(" ".join(f"{value:.6g}" for value in peaks.values()), encoding="ascii")
-    os.replace(fresh, kept)
     return peaks

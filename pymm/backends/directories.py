@@ -1,4 +1,4 @@
-"""Where pymm keeps its files: settings from the environment, read here at the edge."""
+"""Where pymm keeps its files, and other settings from the environment, read here at the edge."""
 
 from __future__ import annotations
 
@@ -34,6 +34,13 @@ def config_directory() -> Path:
 def state_directory() -> Path:
     """Journals of tuning runs: `$PYMM_STATE_DIR`, else the user's state directory."""
     return _made(_chosen("PYMM_STATE_DIR", platformdirs.user_state_dir), "PYMM_STATE_DIR")
+
+
+def frozen_from_start() -> bool:
+    """Whether `$PYMM_FREEZE` asks that changed files of tuned configurations change nothing in this
+    process: set, and neither empty nor 0.
+    """
+    return os.environ.get("PYMM_FREEZE", "0") not in ("", "0")
 
 
 def private(path: Path, setting: str = "PYMM_CACHE_DIR") -> Path:

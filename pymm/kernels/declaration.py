@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from pymm.device import Device
+from pymm.forking import cached_property
 from pymm.kernels import enumeration
 from pymm.problem import Problem
 

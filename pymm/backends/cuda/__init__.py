@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pymm.backends.base import NoDevice
 from pymm.backends.cuda.compiler import CudaCompiler, import_pycuda
+from pymm.backends.cuda.forks import process
 from pymm.backends.cuda.nvcc import INSTALL, describe, find_nvcc
 from pymm.backends.telemetry import driver_version
 from pymm.device import Device, cuda_peaks
@@ -43,7 +44,10 @@ def open_cuda(number: int, cache: Path, simulator: bool = False) -> CudaBackend:
 
 
 def _driver(simulator: bool):
-    """`pycuda.driver`, initialised, or `NoDevice` with what is missing."""
+    """`pycuda.driver`, initialised, or `NoDevice` with what is missing. `LaunchFailed` in a process
+    that was forked from one that used CUDA.
+    """
+    process.check()
     advice = "python -m pymm.doctor says what this machine lacks"
     try:
         driver = import_pycuda(simulator)
@@ -60,6 +64,7 @@ def _driver(simulator: bool):
         driver.init()
     except driver.Error as error:
         raise NoDevice(f"the NVIDIA driver finds no GPU: {error}. {advice}") from error
+    process.used = True
     return driver
 
 

@@ -23,6 +23,7 @@ import pycuda.driver as drv
 
 from pymm.backends.base import LaunchFailed
 from pymm.backends.cuda.driver import OutOfMemory, relaxed_capture
+from pymm.backends.cuda.forks import WORDS, process
 
 current_context = drv.Context.get_current
 pop_context = drv.Context.pop
@@ -40,6 +41,7 @@ class Contexts:
 
     def current(self) -> drv.Context:
         """The context for new work of this thread. Nothing is pushed."""
+        process.check()
         context = current_context()
         if context is not None and drv.Context.get_device() == self._device:
             return context
@@ -87,6 +89,8 @@ def failure(context: drv.Context, error: Exception, doing: str) -> Exception:
     context is lost is found by asking it for something that otherwise cannot fail. A lost one says
     so before it says that its memory is full.
     """
+    if process.forked:
+        return LaunchFailed(f"{doing}: {WORDS}", sticky=True)
     words, full = str(error).rstrip(" -"), isinstance(error, drv.MemoryError | OutOfMemory)
     sticky = not full and lost(context)
     if full:
@@ -99,6 +103,8 @@ def failure(context: drv.Context, error: Exception, doing: str) -> Exception:
 
 def lost(context: drv.Context) -> bool:
     """Whether nothing works any more in `context`. Waits for its work."""
+    if process.forked:
+        return True
     try:
         with active(context):
             drv.Context.synchronize()

@@ -7,6 +7,8 @@
 #include <set>
 #include <vector>
 
+#include <pthread.h>
+
 #include "driver.hpp"
 
 namespace pymm_sim {
@@ -15,6 +17,7 @@ namespace {
 struct Context_ { bool primary; unsigned flags; std::uint64_t serial; };
 
 std::atomic<bool> initialized{false};
+std::atomic<bool> forked{false};       // from a process that had initialised the driver
 std::atomic<int> sticky{0};
 std::mutex mutex;
 std::set<Context_*> contexts;
@@ -79,8 +82,16 @@ using namespace pymm_sim;
 
 CU_EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice);
 
+// As the real driver: what a process has initialised does not work in its forked children, nor can
+// they initialise it again ("CUDA_ERROR_NOT_INITIALIZED").
 CU_EXPORT CUresult cuInit(unsigned flags) {
     if (flags) return invalid_value;
+    if (forked) return not_initialized;
+    static const int registered = pthread_atfork(nullptr, nullptr, [] {
+        forked = initialized.load();
+        initialized = false;
+    });
+    if (registered) return operating_system;
     static std::string why_not;
     static const bool ok = start_memory(why_not);
     if (!ok) {
