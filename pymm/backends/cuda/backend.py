@@ -160,11 +160,11 @@ class CudaBackend(Backend):
         from pycuda.gpuarray import GPUArray
 
         nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        if nbytes:
-            buffer = self.allocate(nbytes)
+        buffer = self.allocate(nbytes) if nbytes else None
+        with active(self._contexts.current()):
+            if buffer is None:
+                return GPUArray(shape, dtype)
             return GPUArray(shape, dtype, gpudata=buffer.address, base=buffer)
-        with working(self._contexts.current(), "making an empty array"):
-            return GPUArray(shape, dtype)
 
     def is_own(self, array: Any) -> bool:
         module = sys.modules.get("pycuda.gpuarray")
