@@ -29,10 +29,10 @@ class Binding:
 
 
 def _of_numpy(array: np.ndarray, written: bool) -> tuple[Callable[[], bool], Any]:
-    dtype, flags = array.dtype, array.flags
+    dtype = array.dtype
     owner = array, weakref.ref(array)
     if written:
-        return (lambda: array.dtype is dtype and flags.writeable), owner
+        return (lambda: array.dtype is dtype and array.flags.writeable), owner
     return (lambda: array.dtype is dtype), owner
 
 
