@@ -192,12 +192,12 @@ def test_a_fork_waits_for_imports_of_other_threads():
         import builtins
         reached, ended = threading.Event(), []
         importing = builtins.__import__
-        def slow(name, *rest):
+        def slow(name, *rest, **named):
             if name == "pymm.backends.cpu" and threading.current_thread() is thread:
                 reached.set()
                 time.sleep(1)
                 ended.append(name)
-            return importing(name, *rest)
+            return importing(name, *rest, **named)
         builtins.__import__ = slow
         thread = threading.Thread(target=multiply)
         thread.start()
