@@ -115,7 +115,7 @@ __device__ __forceinline__ void through(Consumer& here, Sums& sum, bool add, Fra
 // sum = op(A) op(B) of a unit, or this slice's share of it.
 __device__ __forceinline__ void multiply(Consumer& here, Sums& sum, const Unit& unit) {
     const unsigned first = unit.part + here.at.slice * SPLIT;
-    if (SLICES > 1 || first >= unit.steps) {
+    if (SLICES > 1 || (SPLIT == 1 ? unit.steps == 0 : first >= unit.steps)) {
 #pragma unroll
         for (int e = 0; e < PIECES * TA / 2; e++) sum[e / (TA / 2)][e % (TA / 2)] = 0.0f;
     }
