@@ -13,7 +13,7 @@ from pymm import ranges
 from pymm.backends import open_device
 from pymm.backends.base import Backend
 from pymm.fields import Field
-from pymm.kernels import parse_slug
+from pymm.kernels import kernels_for, parse_slug
 from pymm.launch import executable
 from pymm.problem import Problem
 
@@ -71,12 +71,29 @@ def test_nan_infinite_and_within_the_bound(cuda, slug, dtype):
     run()
 
 
+@pytest.mark.simulator
+@pytest.mark.parametrize("large, small", [(1e30, 1.0), (1e30, 1e-10), (3e38, 1e-37), (1e-30, 1.0)])
+def test_powers_whose_product_is_no_number(cuda, large, small):
+    """Of two matrices whose large numbers do not meet: f16x3 multiplied its two powers of two with
+    each other first, infinity, and made NaN of zeros.
+    """
+    a, b = (small * np.eye(64, dtype=np.float32)[None] for _ in range(2))
+    a[0, 0, 0] = b[0, 1, 1] = large
+    got = product(cuda, CASES[0][0], Problem(64, 64, 64, "f16x3"), a, b)[0]
+    wanted = np.diag(np.diag(a[0]).astype(float) * np.diag(b[0]))
+    assert np.isfinite(got).all()
+    np.testing.assert_allclose(got[:2, :2], wanted[:2, :2], rtol=1e-6, atol=0)
+    np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=wanted.max() * 1e-6)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("slug, dtype", CASES, ids=IDS)
 def test_many_on_a_gpu(slug, dtype):
     backend = open_device("cuda")
-    if not parse_slug(slug).kernel.runs_on(backend.device):
-        pytest.skip("a kernel for other GPUs")
+    kernel = parse_slug(slug).kernel
+    if not kernel.runs_on(backend.device):
+        assert kernel not in kernels_for(Problem(8, 8, 8, dtype), backend.device)
+        return
 
     @settings(deadline=None, max_examples=200, derandomize=True, database=None)
     @drawn
