@@ -171,7 +171,7 @@ def latest(rows: Iterable[Row]) -> list[Row]:
 
 def document(rows: Sequence[Row]) -> list[str]:
     """The lines of RESULTS.md."""
-    first, last = rows[0], rows[-1]
+    times = [row["time"] for row in rows]
     kinds = {(r["device"], r["driver"], r["compiler"], r["pymm"]) for r in rows}
     machines = "; ".join(
         f"{device}, driver {driver}, {compiler}, pymm {version}"
@@ -185,7 +185,7 @@ def document(rows: Sequence[Row]) -> list[str]:
         f"`{FILE.relative_to(ROOT)}`, which holds one run of",
         f"`{COMMAND}`.",
         "",
-        f"{machines}. Measured from {first['time']} to {last['time']}; "
+        f"{machines}. Measured from {min(times)} to {max(times)}; "
         f"{len(rows)} products, {wrong} of them failed.",
         *(["", *NOTE.read_text(encoding="utf-8").splitlines()] if NOTE.exists() else []),
         "",

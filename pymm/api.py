@@ -85,6 +85,10 @@ def matmul(
     transfer: how NumPy arrays reach a GPU: "pageable", "pinned" or "registered" host memory, with
         "+pitched" into padded rows; left out, by size. Nothing is transferred on a CPU.
 
+    Calls may be captured into CUDA graphs, also at their first use, and made from any thread. A
+    long product on a CPU answers Ctrl-C between its pieces; what `out` holds then is unspecified.
+    PyTorch's negative bit is honoured; `out` must not have it.
+
     Every matrix with unit stride along one of its axes is used without a copy, whichever axis it
     is and whatever the distance of its lines. `pymm.explain` tells what would be copied.
 

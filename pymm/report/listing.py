@@ -21,8 +21,8 @@ TYPES = {
     "f16": "of 16 bits, summed in 32",
     "bf16": "of 16 bits with the range of f32, summed in 32",
     "tf32": "f32 rounded to 11 bits",
-    "tf32x3": "f32 in three products of tf32, as exact as f32 and compared with it",
-    "f16x3": "f32 in three products of f16, scaled, as exact as f32 and compared with it",
+    "tf32x3": "f32 in three products of tf32, compared with f32",
+    "f16x3": "f32 in three products of f16, block-scaled, compared with f32",
     "f16_f32": "f16 with a result in f32",
     "bf16_f32": "bf16 with a result in f32",
 }

@@ -122,7 +122,7 @@ def _kinds(held: list[Duel], opponent: str) -> Iterable[tuple[str, str, list[flo
     half = [d.ratio for d in held if d.ratio > 0 and d.problem.op != "gemm"]
     kinds = (
         (f"beside {opponent}", "products in the same arithmetic", same),
-        ("three products beside float32", "products, as exact as float32", other),
+        ("three products beside float32", "products, nearly as exact as float32", other),
         (f"A^T A beside {opponent}", "symmetric products", half),
     )
     return (kind for kind in kinds if kind[2])
