@@ -140,7 +140,8 @@ class CudaExecutable(Executable):
 
     def _lease(self, place: Place, nbytes: int) -> Buffer | Nothing:
         """Scratch memory for launches at `place`."""
-        return self._scratch.lease(StreamPlace(place.number, place.stream, place.found), nbytes)
+        with active(place.context):  # a graph that is captured is asked for
+            return self._scratch.lease(_stream_place(place), nbytes)
 
     def _bound(
         self, place: Place, launches: list[Launch], memory: Buffer | Nothing, given: tuple
@@ -154,8 +155,8 @@ class CudaExecutable(Executable):
         bound = Bound((a, b, c), bind, memory.nbytes > 0)
         launch = BoundLaunch(place, launches, (self, a, b, c, memory, stream), bound)
         if launch.captured and bound.scratch:
-            where = StreamPlace(place.number, place.stream, place.found)
-            self._scratch.own_captured(where, launch)
+            with active(place.context):
+                self._scratch.own_captured(_stream_place(place), launch)
         return launch
 
     def _in_parts(
@@ -231,6 +232,11 @@ class CudaExecutable(Executable):
                     f"{self.config.slug} was compiled for rows at multiples of {wanted} bytes, and "
                     f"a matrix has rows at {places[0]:#x} + i * {places[1]}: render it for less"
                 )
+
+
+def _stream_place(place: Place) -> StreamPlace:
+    """What scratch memory for launches at `place` belongs to."""
+    return StreamPlace(place.number, place.stream, place.found)
 
 
 class _Foreign:

@@ -12,8 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import pycuda.driver as drv
+
 from pymm.backends.base import Buffer
-from pymm.backends.cuda.driver import PER_THREAD, Driver, DriverError, StreamState
+from pymm.backends.cuda.context import active, current_context
+from pymm.backends.cuda.driver import PER_THREAD, Driver, StreamState
 
 #: Pieces are made in multiples of this many bytes, and below the second number as powers of two, so
 #: that few products make a new one.
@@ -156,12 +159,19 @@ class Capture:
         self._owned: list[Any] = []
         self._pieces: dict[tuple, Buffer] = {}
         self._gone = _Semaphore()
+        self._context = current_context()
         driver.when_destroyed(driver.captured_graph(stream), *self._gone.post)
 
     @property
     def over(self) -> bool:
         """Whether nothing of the graph is left."""
         return self._gone.taken()
+
+    def release(self) -> None:
+        """Let go of all that it owns, with its context current: PyCUDA's objects ask for that."""
+        with suppress(drv.Error), active(self._context):
+            self._pieces.clear()
+            self._owned.clear()
 
     def own(self, thing: Any) -> None:
         """Keep `thing` alive for as long as the graph is."""
@@ -183,7 +193,8 @@ class Captures:
     """The graphs of a process that pymm has captured launches into."""
 
     def __init__(self, driver: Driver) -> None:
-        self._driver, self._known = driver, {}
+        self._driver = driver
+        self._known: dict[tuple[int, int], Capture] = {}
         self._lock = threading.RLock()
 
     def of(self, place: StreamPlace) -> Capture:
@@ -199,7 +210,11 @@ class Captures:
     def sweep(self) -> None:
         """Let go of what belongs to graphs that are gone."""
         with self._lock:
-            self._known = {n: capture for n, capture in self._known.items() if not capture.over}
+            over = {number: capture for number, capture in self._known.items() if capture.over}
+            for number in over:
+                del self._known[number]
+        for capture in over.values():
+            capture.release()
 
     def __len__(self) -> int:
         return len(self._known)
@@ -227,6 +242,5 @@ class _Semaphore:
         """Whether it was raised."""
         if not self._raised and self._c.sem_trywait(self._room) == 0:
             self._raised = True
-            with suppress(DriverError):
-                ctypes.pythonapi.Py_DecRef(ctypes.py_object(self._room))
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(self._room))
         return self._raised
