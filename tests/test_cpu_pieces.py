@@ -30,8 +30,16 @@ EXTENT = st.integers(1, 600)
 
 
 @settings(max_examples=60, deadline=None)
-@given(EXTENT, EXTENT, EXTENT, st.integers(1, 5), st.floats(1e4, 1e9), st.sampled_from([*CONFIGS]))
-def test_pieces_are_the_product(m, n, k, batch, budget, kernel):
+@given(
+    EXTENT,
+    EXTENT,
+    EXTENT,
+    st.integers(1, 5),
+    st.floats(1e4, 1e9),
+    st.sampled_from([*CONFIGS]),
+    st.sampled_from([1, 2, 64]),
+)
+def test_pieces_are_the_product(m, n, k, batch, budget, kernel, threads):
     """Every multiply-add is in one piece; pieces begin where blocks begin, and come in the order
     of k.
     """
@@ -40,7 +48,7 @@ def test_pieces_are_the_product(m, n, k, batch, budget, kernel):
     budgets = itertools.cycle([budget, budget / 3, budget * 5])
     done: dict[tuple, int] = {}
     work = 0
-    for number, piece in enumerate(pieces(problem, config, lambda: next(budgets))):
+    for number, piece in enumerate(pieces(problem, config, threads, lambda: next(budgets))):
         if number == 500:
             return
         assert piece.count and piece.rows and piece.columns and piece.depth

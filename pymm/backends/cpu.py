@@ -143,7 +143,7 @@ class CpuExecutable(Executable):
     def _in_pieces(
         self, problem: Problem, arguments: Callable[[Piece], list[Any]], owners: Any
     ) -> None:
-        for piece in pieces(problem, self.config, self._pace.budget):
+        for piece in pieces(problem, self.config, self._threads.value, self._pace.budget):
             start = time.perf_counter()
             _call(partial(self._gemm, *arguments(piece)), self.config, owners)
             self._pace.learn(piece.work, time.perf_counter() - start)

@@ -59,10 +59,11 @@ def whole(problem: Problem) -> Piece:
     return Piece(0, problem.batch, 0, problem.m, 0, problem.n, 0, problem.k)
 
 
-def pieces(problem: Problem, config: Config, budget: Callable[[], float]) -> Iterator[Piece]:
-    """The product in pieces of about `budget()` multiply-adds each, asked for before every piece.
-    Whole matrices where several make a piece; else of one matrix rectangles of C as large as the
-    depth of one block allows, each all along k before the next.
+def pieces(
+    problem: Problem, config: Config, threads: int, budget: Callable[[], float]
+) -> Iterator[Piece]:
+    """The product in pieces of about `budget()` multiply-adds each, asked for before every piece:
+    whole matrices where several make a piece, else parts of one.
     """
     one = problem.m * problem.n * problem.k
     matrix = 0
@@ -71,30 +72,34 @@ def pieces(problem: Problem, config: Config, budget: Callable[[], float]) -> Ite
         if count:
             yield whole(problem)._replace(matrix=matrix, count=count)
         else:
-            yield from _of_one(problem, config, matrix, budget)
+            yield from _of_one(problem, config, threads, matrix, budget)
         matrix += max(count, 1)
 
 
 def _of_one(
-    problem: Problem, config: Config, matrix: int, budget: Callable[[], float]
+    problem: Problem, config: Config, threads: int, matrix: int, budget: Callable[[], float]
 ) -> Iterator[Piece]:
+    """In the order of the kernels' loops, so that caches hold what they hold without cuts: columns
+    of C, as many as give every thread a block, first; within them k. Rows are cut only where one
+    block along k is more than a piece.
+    """
     m, n, k = problem.m, problem.n, problem.k
     blocks = config.as_dict()
     deep = min(blocks["KB"], k)
-    i = 0
-    while i < m:
-        area = budget() / deep
-        columns = _share(n, max(area**0.5, area / (m - i)), blocks["NB"])
-        rows = _share(m - i, area / columns, blocks["MB"])
-        for j in range(0, n, columns):
-            wide = min(columns, n - j)
+    width = blocks["NB"] * max(round(threads**0.5), 1)
+    j = 0
+    while j < n:
+        columns = min(width * max(int(budget() // (m * width * k)), 1), n - j)
+        rows = _share(m, budget() / (columns * deep), blocks["MB"])
+        for i in range(0, m, rows):
+            high = min(rows, m - i)
             p = 0
             while p < k:
-                steps = max(int(budget() // (rows * wide * deep)), 1)
+                steps = max(int(budget() // (high * columns * deep)), 1)
                 depth = min(steps * blocks["KB"], k - p)
-                yield Piece(matrix, 1, i, rows, j, wide, p, depth)
+                yield Piece(matrix, 1, i, high, j, columns, p, depth)
                 p += depth
-        i += rows
+        j += columns
 
 
 def _share(extent: int, most: float, block: int) -> int:
