@@ -14,12 +14,13 @@ from pymm.arrays import Operand
 
 
 class Binding:
-    """One array of a plan. `unchanged()` is False when it has other memory, another type or, if it
-    is `written`, may not be written any more; `owner` keeps the memory that the plan is bound to.
+    """One array of a plan. `unchanged()` is False when it is seen to have other memory (PyCUDA,
+    PyTorch, CuPy), another dtype (NumPy, PyCUDA) or, for a NumPy array that is `written`, to be
+    read-only by now. `owner` keeps the memory that the plan is bound to.
 
-    A NumPy array cannot be resized in place while its binding lives: NumPy refuses that for arrays
-    that are referenced weakly. Shapes and strides that are changed in place are not noticed: the
-    product is of those that the plan was made for.
+    A NumPy array, and what it is a view of, cannot be resized in place while its binding lives:
+    NumPy refuses that for arrays that are referenced weakly. Shapes and strides that are changed in
+    place are not noticed: the product is of those that the plan was made for.
     """
 
     def __init__(self, operand: Operand, written: bool) -> None:
@@ -30,7 +31,10 @@ class Binding:
 
 def _of_numpy(array: np.ndarray, written: bool) -> tuple[Callable[[], bool], Any]:
     dtype = array.dtype
-    owner = array, weakref.ref(array)
+    bases: list[np.ndarray] = [array]
+    while isinstance(bases[-1].base, np.ndarray):
+        bases.append(bases[-1].base)
+    owner = array, [weakref.ref(base) for base in bases]
     if written:
         return (lambda: array.dtype is dtype and array.flags.writeable), owner
     return (lambda: array.dtype is dtype), owner

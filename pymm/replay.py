@@ -227,7 +227,7 @@ def _elsewhere(key: tuple) -> Callable[[], Any] | None:
         return None
     launch = rebind(a, b, out)
     if launch is not None:
-        keep(key, launch)
+        keep(key, launch, chosen_in=chosen_in)
     return launch
 
 
@@ -245,12 +245,14 @@ def keep(
     launch: Callable[[], Any],
     rebind: Callable[..., Any] | None = None,
     spans: tuple[Span, ...] = (),
+    chosen_in: int | None = None,
 ) -> None:
     """Remember the launch of a call, unless its options cannot be recognised, it was bound for a
     graph that is being captured, or it works in another context than the current one (the driver
     and PyCUDA then do not agree which that is); and what
     makes it for other addresses of a, b and out, if something does: `spans` are the bytes that each
-    of them takes, from its address on.
+    of them takes, from its address on. `chosen_in` is the generation of tuned configurations that
+    the launch was chosen from (None: today's).
     """
     context = key[_CONTEXT]
     if context is not None and hasattr(launch, "assume_context"):
@@ -260,8 +262,9 @@ def keep(
     if len(_kept) >= MAX_KEPT:
         _kept.clear()
     with contextlib.suppress(TypeError):
-        _kept[key] = (launch, generation())
+        chosen_in = generation() if chosen_in is None else chosen_in
+        _kept[key] = (launch, chosen_in)
         if rebind and (form := _form_of(key)) is not None:
             if len(_forms) >= MAX_FORMS:
                 _forms.clear()
-            _forms[form] = (rebind, spans, generation())
+            _forms[form] = (rebind, spans, chosen_in)

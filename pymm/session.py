@@ -335,8 +335,8 @@ class Session:
         short = min(self.search.ranking.values(), default=math.inf) < SHORT
         count = FINALISTS_IF_SHORT if short else FINALISTS
         left = (ends - time.monotonic()) / 2
-        if left < count * self._expected:
-            count = max(1, int(left / self._expected) - len(may_run))
+        if (each := self._expected) * count > left:
+            count = max(1, int(left / each) - len(may_run))
         budget = min(FINAL_SECONDS, left) if not self.stop() else LAST_SECONDS
         best = self._affordable(self.search.best_configs(count), len(may_run), budget)
         best = [c for c in best if c != default]

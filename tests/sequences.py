@@ -1,11 +1,11 @@
-"""Random sequences of calls, each checked against NumPy: products of many kernels and types, on
-several streams and threads, through `matmul` and plans and captured graphs, while arrays are freed
-and made again, caches are cleared and scratch memory grows.
+"""Random sequences of calls, each checked against NumPy: products of seven kernels in nine
+configurations, on several streams and threads, through `matmul` and plans and captured graphs,
+while arrays are freed and made again, caches are cleared and scratch memory grows.
 
 Elements are small integers, so that every result is exact in every order of additions; what is
 expected is kept on the host beside every array. As a script: `python tests/sequences.py --count
 20000 --seed 7`, on a GPU or, with PYMM_SIMULATOR=1, in the simulator. It ends with status 1 and the
-seed of the first sequence whose result is wrong.
+seed of the first sequence whose result is wrong; `--count 1 --seed` with it runs that one again.
 """
 
 from __future__ import annotations

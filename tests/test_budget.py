@@ -97,7 +97,7 @@ def test_a_comparison_does_not_outlive_an_interrupt(monkeypatch):
     search = SimpleNamespace(ranking=ranking, best_configs=lambda count: CONFIGS[:count])
     progress = SimpleNamespace(tick=lambda pending: None)
     session = Session(PROBLEM, KERNEL, search, [worker], None, None, progress, lambda: True)
-    assert session.decide(True, 60.0) is None
+    assert session.decide(True, time.monotonic() + 60) is None
     assert worker.stopped == 1
     assert worker.request.budget <= 0.2 and not worker.request.against_others
     assert len(worker.request.configs) == 2, "the default and the best"

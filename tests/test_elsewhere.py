@@ -57,6 +57,7 @@ def place(cuda):
 def bound(monkeypatch):
     """A list that gets an entry for every product that is bound the long way."""
     calls = []
+    pymm.choose.reload()  # other tests have other files of configurations
     original = launch.executable
 
     def counted(*arguments):
@@ -268,7 +269,8 @@ def test_another_thread_s_contexts_are_its_own(cuda, place, bound, contexts):
     assert len(bound) == 2
 
 
-def test_a_tensor_map_moves():
+def test_a_tensor_map_moves(cuda, contexts):
+    contexts.make()
     described = (7, 4096, (64, 5, 2), (256, 1280), (32, 4, 1), 128)
     driver = Driver()
     moved = driver.moved_map(driver.tensor_map(*described), 8192)

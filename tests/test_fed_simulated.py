@@ -73,7 +73,10 @@ GOOD = (7, 4096, (64, 5, 2), (256, 1280), (32, 16, 1), 128)
     ],
 )
 def test_tensor_maps_have_the_driver_s_limits(cuda, place, value):
+    from pymm.backends.cuda.context import active  # imports PyCUDA
+
     driver = Driver()
-    assert len(driver.tensor_map(*GOOD)) == 128
-    with pytest.raises(DriverError, match="invalid"):
-        driver.tensor_map(*GOOD[:place], value, *GOOD[place + 1 :])
+    with active(cuda._contexts.current()):
+        assert len(driver.tensor_map(*GOOD)) == 128
+        with pytest.raises(DriverError, match="invalid"):
+            driver.tensor_map(*GOOD[:place], value, *GOOD[place + 1 :])

@@ -139,6 +139,11 @@ def test_an_array_of_a_plan_cannot_be_resized(cpu):
     np.testing.assert_array_equal(plan(), a @ b)
     del plan
     a.resize((2, 2), refcheck=False)
+    whole = np.ones((8, 4))
+    plan = pymm.plan(whole[2:6], b, device=cpu)
+    with pytest.raises(ValueError, match="resize"):
+        whole.resize((2, 2), refcheck=False)
+    np.testing.assert_array_equal(plan(), whole[2:6] @ b)
 
 
 def test_an_out_that_became_read_only_is_refused(cpu):

@@ -99,11 +99,13 @@ DRIVER_FLAGS = ("-std=c++17", "-O1", "-g1", "-pthread", "-U_FORTIFY_SOURCE")
 #: calls. That one also leaves no 16 TiB free, so that kernels go unchecked there.
 UNDER = {
     MEMORY: (
-        ["-DPYMM_SIM_SHADOW=0x200000000000", "-DPYMM_SIM_SHADOW_BITS=44", "--param=asan-stack=0"],
+        ["-DPYMM_SIM_SHADOW=0x200000000000", "-DPYMM_SIM_SHADOW_BITS=44",
+         "-DPYMM_SIM_ARENA_BITS=40", "--param=asan-stack=0"],
         ["-fasan-shadow-offset=0x200000000000"],
     ),
     THREADS: (
         ["-DPYMM_SIM_SHADOW=0x7e9000000000", "-DPYMM_SIM_SHADOW_BITS=36",
+         "-DPYMM_SIM_ARENA_BITS=37",  # the sanitizer leaves few addresses
          "--param=tsan-instrument-func-entry-exit=0"],
         ["--param=asan-instrument-reads=0", "--param=asan-instrument-writes=0"],
     ),

@@ -40,8 +40,9 @@ LEAST_FLUSH = 64 * 2**20
 WRITES, FIRST_WRITES = 2, 8
 
 
-#: Part of a device's memory that the scratch memory of all streams may take.
-MOST_SCRATCH = 1 / 2
+#: Part of a device's memory that the scratch memory of all streams may take: of kernels that count
+#: in it, and of those that copy operands to it.
+MOST_SCRATCH = 1 / 4
 
 
 class CudaBuffer(Buffer):

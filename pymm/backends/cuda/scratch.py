@@ -22,7 +22,7 @@ from pymm.backends.cuda.driver import PER_THREAD, Driver, StreamState
 #: that few products make a new one.
 GRAIN, DOUBLING = 4 * 2**20, 256 * 2**20
 
-#: A piece of which so many leases in a row needed less than half is replaced by a smaller one.
+#: A piece of which 256 leases in a row needed less than half is replaced by a smaller one.
 WINDOW = 256
 
 
@@ -80,7 +80,7 @@ def size_of(nbytes: int) -> int:
 
 
 class Scratch:
-    """Zeroed device memory by stream.
+    """Device memory by stream, zeroed when it is allocated.
 
     A launch owns the piece that it was bound to: nothing that is dropped here is freed under it.
     `allocate` makes zeroed memory; `dropped` is called when a piece is given up, so that what

@@ -21,6 +21,7 @@
 #ifndef PYMM_SIM_SHADOW
 #define PYMM_SIM_SHADOW 0x7fff8000
 #define PYMM_SIM_SHADOW_BITS 44
+#define PYMM_SIM_ARENA_BITS 40
 #endif
 
 namespace pymm_sim {
@@ -28,7 +29,7 @@ namespace {
 
 constexpr std::uintptr_t shadow_begin = PYMM_SIM_SHADOW;
 constexpr std::uintptr_t shadow_bytes = std::uintptr_t{1} << PYMM_SIM_SHADOW_BITS;
-constexpr std::size_t arena_bytes = std::size_t{1} << 40;  // addresses only: 128 times 8 GiB
+constexpr std::size_t arena_bytes = std::size_t{1} << PYMM_SIM_ARENA_BITS;  // addresses only
 constexpr std::size_t span = 32 << 10;  // memory covered by one page of shadow
 constexpr std::uint8_t forbidden = 0xFA, undecided = 0xF1;
 
@@ -147,7 +148,7 @@ bool start_memory(std::string& why_not) {
     }
     void* arena = mmap(nullptr, arena_bytes + span, PROT_NONE, flags, -1, 0);
     if (arena == MAP_FAILED) {
-        why_not = "cannot reserve 1 TiB of addresses for device memory; lift `ulimit -v`";
+        why_not = "cannot reserve the addresses of device memory (1 TiB); lift `ulimit -v`";
         return false;
     }
     cursor = round_up(reinterpret_cast<std::uintptr_t>(arena), span);

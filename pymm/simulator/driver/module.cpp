@@ -65,6 +65,7 @@ CUresult load(void** out, const void* image) {
     m->file = memory_file(image, bytes);
     if (m->file < 0) return operating_system;
     std::string path = "/proc/self/fd/" + std::to_string(m->file);
+    std::lock_guard lock(mutex);
     m->library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (m->library) m->contents = static_cast<Module*>(dlsym(m->library, "pymm_module"));
     if (!m->contents) {
@@ -81,7 +82,6 @@ CUresult load(void** out, const void* image) {
     }
     find_segments(*m);
     m->context = context_serial();
-    std::lock_guard lock(mutex);
     modules.insert(m.get());
     *out = m.release();
     return success;
