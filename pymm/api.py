@@ -128,7 +128,7 @@ def run_and_keep(ready: Prepared, call: Call, key: Any, given: tuple, backend: B
         replay.keep(key, result_maker(call.a, call.shape, call.out_dtype, backend.empty))
         key = replay.key_of(a, b, ready.result, c, options)
     if key is not None:
-        replay.keep(key, ready.steps[0], ready.rebind, ready.spans, ready.generation)
+        replay.keep(key, ready.steps[0], ready.rebind, ready.spans)
 
 
 class Plan:

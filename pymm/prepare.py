@@ -12,7 +12,7 @@ from typing import Any
 from pymm.backends import open_device
 from pymm.backends.base import Backend, LaunchFailed
 from pymm.call import Call
-from pymm.choose import choose, generation
+from pymm.choose import choose
 from pymm.kernels import kernels_for
 from pymm.launch import bind, rebinder
 from pymm.product import Product, arrange
@@ -27,8 +27,7 @@ class Prepared:
     `result`. `choice` is None for an empty product, which has no steps. `opened` owns the memory
     that the steps use. `rebind` makes the one step for operands of the same forms elsewhere
     (`pymm.launch.rebinder`); `spans` are the bytes that a, b and the result take. `fallback` says
-    that the kernel is not the best one, for want of memory; `generation` is that of the tuned
-    configurations that it was chosen from.
+    that the kernel is not the best one, for want of memory.
     """
 
     product: Product
@@ -38,7 +37,6 @@ class Prepared:
     rebind: Callable[..., Any] | None = None
     spans: tuple[tuple[int, int], ...] = ()
     fallback: bool = False
-    generation: int = 0
 
     @property
     def result(self) -> Any:
@@ -120,7 +118,6 @@ def prepare(
     """
     route = find_route(backend, call, transfer)
     product = find_product(call, route)
-    chosen_in = generation()
     choice = choose(backend, product.problem, kernel, config)
     stream = None if stream is None else backend.stream(stream)
     if call.on_host and stream is not None and backend.is_captured(stream):
@@ -144,7 +141,7 @@ def prepare(
     steps = (*opened.before, launch, *opened.after)
     rebind = rebinder(product, launch) if len(steps) == 1 else None
     spans = tuple(form.bounds for form in route.forms)
-    return Prepared(product, choice, steps, opened, rebind, spans, fallback, chosen_in)
+    return Prepared(product, choice, steps, opened, rebind, spans, fallback)
 
 
 def _with_less_memory(

@@ -227,7 +227,7 @@ def _elsewhere(key: tuple) -> Callable[[], Any] | None:
         return None
     launch = rebind(a, b, out)
     if launch is not None:
-        keep(key, launch, chosen_in=chosen_in)
+        keep(key, launch)
     return launch
 
 
@@ -245,14 +245,12 @@ def keep(
     launch: Callable[[], Any],
     rebind: Callable[..., Any] | None = None,
     spans: tuple[Span, ...] = (),
-    chosen_in: int | None = None,
 ) -> None:
     """Remember the launch of a call, unless its options cannot be recognised, it was bound for a
     graph that is being captured, or it works in another context than the current one (the driver
     and PyCUDA then do not agree which that is); and what
     makes it for other addresses of a, b and out, if something does: `spans` are the bytes that each
-    of them takes, from its address on. `chosen_in` is the generation of tuned configurations that
-    the launch was chosen from (None: today's).
+    of them takes, from its address on.
     """
     context = key[_CONTEXT]
     if context is not None and hasattr(launch, "assume_context"):
@@ -262,9 +260,8 @@ def keep(
     if len(_kept) >= MAX_KEPT:
         _kept.clear()
     with contextlib.suppress(TypeError):
-        chosen_in = generation() if chosen_in is None else chosen_in
-        _kept[key] = (launch, chosen_in)
+        _kept[key] = (launch, generation())
         if rebind and (form := _form_of(key)) is not None:
             if len(_forms) >= MAX_FORMS:
                 _forms.clear()
-            _forms[form] = (rebind, spans, chosen_in)
+            _forms[form] = (rebind, spans, generation())
