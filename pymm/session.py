@@ -303,8 +303,8 @@ class Session:
         self, against_others: bool, ends: float = math.inf, saved: Sequence[Config] = ()
     ) -> Decision | None:
         """Measure the best few, the default and what is `saved` in turn, until `ends` if a few
-        rounds take no longer, and say which is to be saved now. So a stored record is replaced only by
-        what was as fast in the same run, however little was searched; and of several kernels' records, of
+        rounds take no longer, and say which is to be saved now. So what is saved gives way only to
+        what was as fast beside it, however little was searched; and of several kernels' records, of
         which the fastest is used, the times are of one run.
 
         While a time that would be saved is doubtful, all are measured again, if the time suffices.
