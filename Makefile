@@ -30,6 +30,7 @@ test-gpu: setup
 
 lint: setup
 	$(VENV) -m ruff check .
+	$(VENV) -m ruff format --check .
 	$(VENV) -m pytest -q tests/test_house.py
 
 clean:

@@ -31,13 +31,28 @@ sys.path.insert(0, str(ROOT))  # a checkout need not be installed
 
 import pymm  # noqa: E402
 from pymm.backends import open_device  # noqa: E402
-from pymm.records import Environment  # noqa: E402
-from pymm.rows import append, commit  # noqa: E402
+from pymm.core.files import append, commit  # noqa: E402
+from pymm.selection.records import Environment  # noqa: E402
 
 SIZE, CALLS = 64, 50
 
-COLUMNS = ("time", "device", "driver", "pymm", "commit", "dtype", "layout", "m", "n", "k", "arrays",
-           "call", "us", "quartile_1", "quartile_3")  # fmt: skip
+COLUMNS = (
+    "time",
+    "device",
+    "driver",
+    "pymm",
+    "commit",
+    "dtype",
+    "layout",
+    "m",
+    "n",
+    "k",
+    "arrays",
+    "call",
+    "us",
+    "quartile_1",
+    "quartile_3",
+)
 
 Call = Callable[[], Any]
 
@@ -60,15 +75,24 @@ def main(arguments: list[str]) -> int:
     rows = []
     start = {
         "time": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "device": backend.device.slug, "driver": Environment.of(backend.device, "").driver,
-        "pymm": pymm.__version__, "commit": given.commit,
-        "dtype": "f32", "layout": "NN", "m": SIZE, "n": SIZE, "k": SIZE,
-    }  # fmt: skip
+        "device": backend.device.slug,
+        "driver": Environment.of(backend.device, "").driver,
+        "pymm": pymm.__version__,
+        "commit": given.commit,
+        "dtype": "f32",
+        "layout": "NN",
+        "m": SIZE,
+        "n": SIZE,
+        "k": SIZE,
+    }
     for (arrays, name), samples in measured(calls, given.rounds, backend.synchronize).items():
         low, middle, high = statistics.quantiles(samples, n=4)
         figures = {"us": middle, "quartile_1": low, "quartile_3": high}
-        rows.append(start | {"arrays": arrays, "call": name}
-                    | {key: f"{value * 1e6:.3g}" for key, value in figures.items()})  # fmt: skip
+        rows.append(
+            start
+            | {"arrays": arrays, "call": name}
+            | {key: f"{value * 1e6:.3g}" for key, value in figures.items()}
+        )
         print(f"{arrays:20} {name:30} {middle * 1e6:6.2f} us")
     if given.csv:
         append(given.csv, COLUMNS, rows)

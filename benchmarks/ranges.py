@@ -2,9 +2,9 @@
 
     python benchmarks/ranges.py --count 400 --csv ranges.csv
 
-For each precision and kind of numbers (`pymm.ranges.KINDS`: one size, each row and column of its
-own size, each number of its own, graded, outliers, at the edges of the range, anywhere) `--count`
-cases are drawn, with and without zeros, infinite numbers and NaN, and compared with float64: NaN
+For each precision and kind of operands (`pymm.measure.ranges.KINDS`: one size, each row and column
+of its own size, each element of its own, graded, outliers, at the edges of the range, anywhere)
+`--count` cases are drawn, with and without zeros, infinities and NaN, and compared in float64: NaN
 and infinite where IEEE 754 has them, finite elsewhere and within the bound of the precision. The
 same matrices are multiplied by a float32 kernel where they are float32. Errors are parts of
 |A| |B|, the largest of all elements. Cases come in stacks, one launch each. Kernels that the
@@ -24,14 +24,14 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a checkout need not be installed
 
-from pymm import ranges  # noqa: E402
 from pymm.backends import open_device  # noqa: E402
 from pymm.backends.base import Backend  # noqa: E402
-from pymm.fields import Field  # noqa: E402
+from pymm.core.files import append, commit  # noqa: E402
+from pymm.core.problem import Problem  # noqa: E402
 from pymm.kernels import Config, parse_slug  # noqa: E402
-from pymm.launch import executable  # noqa: E402
-from pymm.problem import Problem  # noqa: E402
-from pymm.rows import append, commit  # noqa: E402
+from pymm.measure import ranges  # noqa: E402
+from pymm.measure.verify import GuardedMatrix  # noqa: E402
+from pymm.runtime.bind import executable  # noqa: E402
 
 #: One configuration of each kernel, for any size and small ones.
 KERNELS = (
@@ -48,9 +48,22 @@ FLOAT32 = "register_tile-MB32-NB32-KB8-TA2-TB2"
 SIZES = ((64, 64, 128), (61, 67, 131))
 
 COLUMNS = (
-    "time", "device", "commit", "seed", "precision", "kernel", "numbers", "cases", "elements",
-    "error", "f32_error", "mismatches", "f32_mismatches", "beyond", "detail",
-)  # fmt: skip
+    "time",
+    "device",
+    "commit",
+    "seed",
+    "precision",
+    "kernel",
+    "numbers",
+    "cases",
+    "elements",
+    "error",
+    "f32_error",
+    "mismatches",
+    "f32_mismatches",
+    "beyond",
+    "detail",
+)
 
 
 def multiply(
@@ -58,7 +71,7 @@ def multiply(
 ) -> np.ndarray:
     """The stack of products, into memory full of NaN."""
     c = np.full((problem.batch, problem.m, problem.n), np.nan, np.float32)
-    fields = [Field(backend, x.dtype, x.shape) for x in (a, b, c)]
+    fields = [GuardedMatrix(backend, x.dtype, x.shape) for x in (a, b, c)]
     for field, values in zip(fields, (a, b, c), strict=True):
         field.write(values)
     at = [field.matrix for field in fields]
@@ -93,14 +106,18 @@ def measure(backend: Backend, dtype: str, slug: str, kind: str, count: int, seed
             own = multiply(backend, parse_slug(FLOAT32), single, a, b)
             plain.append(ranges.judge(single, a, b, own))
     return {
-        "precision": dtype, "kernel": config.kernel_name, "numbers": kind, "cases": cases,
-        "elements": elements, "error": f"{max(x.error for x in found):.3g}",
+        "precision": dtype,
+        "kernel": config.kernel_name,
+        "numbers": kind,
+        "cases": cases,
+        "elements": elements,
+        "error": f"{max(x.error for x in found):.3g}",
         "f32_error": f"{max(x.error for x in plain):.3g}" if plain else "",
         "mismatches": sum(x.mismatches for x in found),
         "f32_mismatches": sum(x.mismatches for x in plain) if plain else "",
         "beyond": sum(x.beyond for x in found),
         "detail": next((x.detail for x in found if x.detail), ""),
-    }  # fmt: skip
+    }
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -108,9 +125,11 @@ def main(arguments: Sequence[str]) -> int:
     given = _parser().parse_args(arguments)
     backend = open_device(given.device)
     head = {
-        "time": datetime.now(UTC).isoformat(timespec="seconds"), "device": backend.device.slug,
-        "commit": commit(), "seed": given.seed,
-    }  # fmt: skip
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": backend.device.slug,
+        "commit": commit(),
+        "seed": given.seed,
+    }
     simulated = backend.device.kind == "simulator"
     wrong = 0
     for dtype, slug in KERNELS:

@@ -22,10 +22,10 @@ sys.path.insert(0, str(ROOT))  # a checkout need not be installed
 
 from symmetric import beside_gemm, transposes  # noqa: E402
 
-from pymm import inputs  # noqa: E402
-from pymm.classes import SYMMETRIC, class_problems  # noqa: E402
-from pymm.contest import COLUMNS  # noqa: E402
-from pymm.suites.declaration import COLUMNS as SUITE_COLUMNS  # noqa: E402
+from pymm.bench.classes import COLUMNS  # noqa: E402
+from pymm.bench.experiments.declaration import COLUMNS as SUITE_COLUMNS  # noqa: E402
+from pymm.core import inputs  # noqa: E402
+from pymm.core.shapes import SYMMETRIC, class_problems  # noqa: E402
 
 TABLE = ROOT / "benchmarks" / "RESULTS.md"
 FOLDER = ROOT / "benchmarks" / "results" / "nvidia-h200"
@@ -52,17 +52,42 @@ SUITE_NUMBERS = ("seconds", "gflops")
 
 #: Floor and goal of each class and type for row-major operands.
 GOALS: dict[str, dict[str, tuple[float, float]]] = {
-    "f32": {"large": (1.05, 1.15), "small": (1.25, 1.6), "odd": (1.15, 1.3),
-            "rank-k": (1.15, 1.4), "skinny": (1.2, 1.7)},
-    "f64": {"large": (0.98, 1.06), "small": (1.1, 1.4), "odd": (1.1, 1.3),
-            "rank-k": (1.1, 1.35), "skinny": (1.0, 1.1)},
-    "bf16": {"large": (0.98, 1.06), "small": (1.0, 1.2), "odd": (2.0, 4.0),
-             "rank-k": (1.1, 1.4), "skinny": (1.05, 1.3)},
-    "tf32": {"large": (0.97, 1.08), "small": (1.0, 1.4), "odd": (1.6, 2.8),
-             "rank-k": (1.2, 1.7), "skinny": (1.05, 1.3)},
-    "tf32x3": {"2048": (1.6, 2.8), "4096": (2.2, 4.0), "8192": (2.5, 4.5),
-               "rank-k 64 to 156": (1.5, 3.0), "641 and 4097": (1.2, 3.0)},
-}  # fmt: skip
+    "f32": {
+        "large": (1.05, 1.15),
+        "small": (1.25, 1.6),
+        "odd": (1.15, 1.3),
+        "rank-k": (1.15, 1.4),
+        "skinny": (1.2, 1.7),
+    },
+    "f64": {
+        "large": (0.98, 1.06),
+        "small": (1.1, 1.4),
+        "odd": (1.1, 1.3),
+        "rank-k": (1.1, 1.35),
+        "skinny": (1.0, 1.1),
+    },
+    "bf16": {
+        "large": (0.98, 1.06),
+        "small": (1.0, 1.2),
+        "odd": (2.0, 4.0),
+        "rank-k": (1.1, 1.4),
+        "skinny": (1.05, 1.3),
+    },
+    "tf32": {
+        "large": (0.97, 1.08),
+        "small": (1.0, 1.4),
+        "odd": (1.6, 2.8),
+        "rank-k": (1.2, 1.7),
+        "skinny": (1.05, 1.3),
+    },
+    "tf32x3": {
+        "2048": (1.6, 2.8),
+        "4096": (2.2, 4.0),
+        "8192": (2.5, 4.5),
+        "rank-k 64 to 156": (1.5, 3.0),
+        "641 and 4097": (1.2, 3.0),
+    },
+}
 GOALS["f16"], GOALS["f16x3"] = GOALS["bf16"], GOALS["tf32x3"]
 SYMMETRIC_GOALS = {
     "f32": {"syrk-large": (1.0, 1.15), "syrk-small": (1.2, 2.0)},

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from pymm.classes import SYMMETRIC, class_problems
+from pymm.core.shapes import SYMMETRIC, class_problems
 
 Row = dict[str, str]
 
@@ -91,8 +91,11 @@ def transposes(rows: Iterable[Row]) -> list[str]:
     ]
     for dtype in dict.fromkeys(dtype for dtype, _, _ in groups):
         for words, holds in KINDS:
-            at = {n: of for (name, n, k), of in sorted(groups.items())
-                  if name == dtype and holds(n, k)}  # fmt: skip
+            at = {
+                n: of
+                for (name, n, k), of in sorted(groups.items())
+                if name == dtype and holds(n, k)
+            }
             if at:
                 lines += ["", f"### A of {words}, {dtype}", "", *_table(at)]
     return lines

@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a checkout need not be installed
 
-from pymm import inputs  # noqa: E402
+from pymm.core import inputs  # noqa: E402
 from pymm.kernels import KERNELS  # noqa: E402
 
 MARKED = re.compile(r"<!-- (ladder|cpu): (\S+) -->\n.*?<!-- end \1 -->", re.DOTALL)

@@ -29,17 +29,17 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a checkout need not be installed
 
-from pymm.cache import Precompiler, compilers_beside, config_directory  # noqa: E402
+from pymm.core.files import append  # noqa: E402
+from pymm.core.problem import Problem  # noqa: E402
 from pymm.kernels import Config  # noqa: E402
-from pymm.options import Options  # noqa: E402
-from pymm.problem import Problem  # noqa: E402
-from pymm.records import Environment, Record  # noqa: E402
-from pymm.rows import append  # noqa: E402
-from pymm.select import Choice, select  # noqa: E402
-from pymm.source import render  # noqa: E402
-from pymm.store import load  # noqa: E402
-from pymm.tune import Tuner  # noqa: E402
-from pymm.worker import Request, Site, Worker, time_limit  # noqa: E402
+from pymm.kernels.source import render  # noqa: E402
+from pymm.measure.precompile import Precompiler, compilers_beside, config_directory  # noqa: E402
+from pymm.measure.worker import Request, Site, Worker, time_limit  # noqa: E402
+from pymm.selection.records import Environment, Record  # noqa: E402
+from pymm.selection.select import Choice, select  # noqa: E402
+from pymm.selection.store import load  # noqa: E402
+from pymm.tune.options import Options  # noqa: E402
+from pymm.tune.tuner import Tuner  # noqa: E402
 
 #: Extents are drawn between these, and products of more operations are drawn again: they would take
 #: longer than their share of the time.
@@ -52,10 +52,27 @@ WANTED, SLOWER = 0.90, 0.03
 COMPARISON = 0.3
 
 COLUMNS = (
-    "time", "device", "driver", "compiler", "pymm", "seed", "dtype", "layout", "m", "n", "k",
-    "chosen", "reason", "chosen_us", "default", "default_us", "found", "found_us", "of_fastest",
+    "time",
+    "device",
+    "driver",
+    "compiler",
+    "pymm",
+    "seed",
+    "dtype",
+    "layout",
+    "m",
+    "n",
+    "k",
+    "chosen",
+    "reason",
+    "chosen_us",
+    "default",
+    "default_us",
+    "found",
+    "found_us",
+    "of_fastest",
     "of_default",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -106,10 +123,15 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         where = Path(folder)
         options = Products(
-            products=tuple(products), dtypes=tuple(dict.fromkeys(p.dtype for p in products)),
-            budget=given.budget, devices=(device,), storage=where / "state",
-            output=where / "found", csv=given.trials or where / "trials.csv", checks="quick",
-        )  # fmt: skip
+            products=tuple(products),
+            dtypes=tuple(dict.fromkeys(p.dtype for p in products)),
+            budget=given.budget,
+            devices=(device,),
+            storage=where / "state",
+            output=where / "found",
+            csv=given.trials or where / "trials.csv",
+            checks="quick",
+        )
         if given.budget:
             Tuner(options).run()
         worker = Worker(Site(device))
@@ -141,8 +163,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtypes", default="f32,bf16,f64", help="types in turn (default: f32,bf16,f64)")
     add("--seed", type=int, default=1)
     add("--most", type=int, default=MOST, help=f"largest extent (default: {MOST})")
-    add("--budget", type=float, default=240.0,
-        help="seconds of all searches (default: 240); 0: no searches")  # fmt: skip
+    add(
+        "--budget",
+        type=float,
+        default=240.0,
+        help="seconds of all searches (default: 240); 0: no searches",
+    )
     add("--records", type=Path, help="folder of tuned configurations (default: the user's)")
     add("--device", help="0, cpu (default: the first GPU, else the CPU)")
     add("--csv", type=Path, help="file that the rows are appended to")
@@ -182,17 +208,29 @@ def _row(worker: Worker, entry: Entry, given: argparse.Namespace) -> dict[str, o
     chosen, usual = seconds[choice.config], seconds.get(default, math.nan)
     row = {
         "time": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "device": device.slug, "driver": environment.driver, "compiler": environment.compiler,
-        "pymm": environment.pymm, "seed": given.seed, "dtype": problem.dtype,
-        "layout": problem.layout, **{axis: getattr(problem, axis) for axis in "mnk"},
-        "chosen": choice.config.slug, "reason": choice.reason, "chosen_us": _us(chosen),
-        "default": default.slug, "default_us": _us(usual),
-        "found": own.slug if own else "", "found_us": _us(seconds.get(own, math.nan)),
+        "device": device.slug,
+        "driver": environment.driver,
+        "compiler": environment.compiler,
+        "pymm": environment.pymm,
+        "seed": given.seed,
+        "dtype": problem.dtype,
+        "layout": problem.layout,
+        **{axis: getattr(problem, axis) for axis in "mnk"},
+        "chosen": choice.config.slug,
+        "reason": choice.reason,
+        "chosen_us": _us(chosen),
+        "default": default.slug,
+        "default_us": _us(usual),
+        "found": own.slug if own else "",
+        "found_us": _us(seconds.get(own, math.nan)),
         "of_fastest": f"{min(seconds.values()) / chosen:.4g}",
         "of_default": f"{usual / chosen:.4g}" if usual == usual else "",
-    }  # fmt: skip
-    print(f"{problem.slug}: {row['of_fastest']} of the fastest, {row['chosen_us']} us, "
-          f"{choice.config.slug} ({choice.reason})", flush=True)  # fmt: skip
+    }
+    print(
+        f"{problem.slug}: {row['of_fastest']} of the fastest, {row['chosen_us']} us, "
+        f"{choice.config.slug} ({choice.reason})",
+        flush=True,
+    )
     return row
 
 
@@ -211,8 +249,10 @@ def _judge(rows: Sequence[dict[str, object]], wanted: int) -> int:
     mean = math.exp(sum(map(math.log, parts)) / len(parts))
     beside = [float(row["of_default"]) for row in rows if row["of_default"]]
     least = min(beside, default=math.nan)
-    print(f"{len(rows)} of {wanted} products: chosen against the fastest {mean:.3f} (geometric "
-          f"mean), least {min(parts):.3f}; against the default, least {least:.3f}")  # fmt: skip
+    print(
+        f"{len(rows)} of {wanted} products: chosen against the fastest {mean:.3f} (geometric "
+        f"mean), least {min(parts):.3f}; against the default, least {least:.3f}"
+    )
     return int(len(rows) < wanted or mean < WANTED or least < 1 - SLOWER)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 
@@ -24,12 +23,17 @@ examples:
 
 `pymm COMMAND --help` tells the options of a command."""
 
-#: Commands that are modules of their own, each with `main(arguments) -> exit code`.
+#: Commands and the modules that have them as `main(arguments) -> exit code`.
 MODULES = {
-    "tune": "find and store the best configurations of this machine's device",
-    "bench": "measure shapes into a CSV file",
-    "report": "make a page of what was measured of a device, or compare two",
-    "doctor": "say what this machine has and lacks, and what mends it",
+    "tune": ("pymm.tune.tuner", "find and store the best configurations of this machine's device"),
+    "bench": ("pymm.bench.kernels", "measure shapes into a CSV file"),
+    "report": (
+        "pymm.report.command",
+        "make a page of what was measured of a device, or compare two",
+    ),
+    "doctor": ("pymm.doctor", "say what this machine has and lacks, and what fixes it"),
+    "verify": ("pymm.report.again", "measure a sample of a report again: does it agree?"),
+    "configs": ("pymm.show_configs", "list the devices that are tuned, or what is tuned for one"),
 }
 
 
@@ -54,35 +58,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _commands() -> dict[str, tuple[str, Callable[[list[str]], int | None]]]:
-    """Title and function of each command. A module that is not part of this pymm is left out."""
+    """Title and function of each command."""
 
     def of_module(name: str) -> Callable[[list[str]], int | None]:
-        return lambda arguments: importlib.import_module(f"pymm.{name}").main(arguments)
+        return lambda arguments: importlib.import_module(name).main(arguments)
 
-    found = {
-        name: (title, of_module(name))
-        for name, title in MODULES.items()
-        if importlib.util.find_spec(f"pymm.{name}")
-    }
-    if "report" in found:
-        title = "measure a sample of a report again: does it agree?"
-        found["verify"] = (title, _verify)
-    found["configs"] = ("list the devices that are tuned, or what is tuned for one", _configs)
+    found = {name: (title, of_module(module)) for name, (module, title) in MODULES.items()}
     found["explain"] = ("say what a product would run with, and why", explain)
     found["version"] = ("print the version", lambda arguments: print(f"pymm {__version__}"))
     return found
-
-
-def _verify(arguments: list[str]) -> int:
-    from pymm.report.again import main
-
-    return main(arguments)
-
-
-def _configs(arguments: list[str]) -> int:
-    from pymm.tuned import main
-
-    return main(arguments)
 
 
 def _usage(commands: dict) -> str:
@@ -94,10 +78,10 @@ def _usage(commands: dict) -> str:
 
 def explain(arguments: list[str]) -> int:
     """`pymm explain SHAPE`."""
-    from pymm.backends.base import CompileFailed, LaunchFailed, NoDevice
-    from pymm.explanation import explain
-    from pymm.problem import DTYPES, Problem
-    from pymm.shapes import parse_shapes
+    from pymm.core.errors import CompileFailed, LaunchFailed, NoDevice
+    from pymm.core.problem import DTYPES, Problem
+    from pymm.core.shapes import parse_shapes
+    from pymm.runtime.explain import explain
 
     text = "Says what a product would run with, and why."
     parser = argparse.ArgumentParser(prog="pymm explain", description=text)

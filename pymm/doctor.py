@@ -1,30 +1,92 @@
-"""`python -m pymm.doctor`: what this machine has and lacks for pymm, and the line that mends it."""
+"""`python -m pymm.doctor`: what this machine has and lacks for pymm, and what fixes it."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import importlib.util
 import json
+import platform
 import re
 import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from pymm import backends, cache, installed
-from pymm.backends.base import NoDevice
-from pymm.backends.cpu_compiler import find_compiler
+from pymm import backends
+from pymm.backends.cpu.compiler import find_compiler
 from pymm.backends.cuda.nvcc import INSTALL, find_nvcc
-from pymm.device import Device
-from pymm.installed import BROKEN, LACKS, OK, Finding, version
-from pymm.problem import Problem
-from pymm.records import Environment, StoreError, stale_because
-from pymm.store import files, load_file, read
-from pymm.tables import show_table
+from pymm.console import show_table
+from pymm.core.device import Device
+from pymm.core.errors import NoDevice
+from pymm.core.problem import Problem
+from pymm.measure import precompile
+from pymm.selection.records import Environment, StoreError, stale_because
+from pymm.selection.store import files, load_file, read
+
+OK, LACKS, BROKEN = "ok", "lacks", "broken"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was looked at, its state (`ok`, `lacks` something that pymm can do without, `broken`),
+    what was found, and what mends it.
+    """
+
+    topic: str
+    state: str
+    found: str
+    remedy: str = ""
+
+
+def python() -> Iterator[Finding]:
+    """Python and pymm themselves."""
+    state = OK if sys.version_info >= (3, 11) else BROKEN
+    found = f"{platform.python_version()}, {sys.executable}"
+    yield Finding("Python", state, found, "install Python 3.11 or newer")
+    yield Finding("pymm", OK, f"{version('pymm')}, {Path(__file__).parent}")
+
+
+def numpy() -> Iterator[Finding]:
+    """NumPy and the BLAS that it multiplies with."""
+    blas = np.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})
+    words = f"{blas.get('name', 'unknown BLAS')} {blas.get('version', '')}".strip()
+    yield Finding("NumPy", OK, f"{np.__version__}, {words}")
+
+
+def packages() -> Iterator[Finding]:
+    """What pip installs with pymm, and what it is compared with where it is there."""
+    needed = {"optuna": "tune", "yaml": "stored configurations", "rich": "live display"}
+    needed |= {"ml_dtypes": "bfloat16"}
+    needed |= {"platformdirs": "user's directories", "pynvml": "clock and power while tuning"}
+    names = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py"}
+    for module, use in needed.items():
+        name = names.get(module, module)
+        if importlib.util.find_spec(module):
+            yield Finding(name, OK, version(name))
+        else:
+            yield Finding(
+                name, BROKEN, f"missing ({use})", f"{sys.executable} -m pip install {name}"
+            )
+    opponents = [name for name in ("torch", "cupy") if importlib.util.find_spec(name)]
+    found = ", ".join(opponents) or "neither torch nor cupy: no column for cuBLAS in tables"
+    hint = "pip install torch, where you want to compare with cuBLAS"
+    yield Finding("cuBLAS through", OK if opponents else LACKS, found, hint)
+
+
+def version(name: str) -> str:
+    """The version of an installed package."""
+    if name == "pymm":
+        return sys.modules["pymm"].__version__
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "version unknown"
+
 
 #: Seconds for a first product in a process of its own: compiling (some 5) and opening a device.
 PRODUCT_SECONDS = 180.0
@@ -51,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def examine() -> list[Finding]:
     """Everything that the doctor looks at. A check that itself fails is a finding, too."""
     findings: list[Finding] = []
-    checks = (installed.python, installed.numpy, installed.packages)
+    checks = (python, numpy, packages)
     for check in (*checks, _compiler, _driver, _nvcc, _pycuda, _directories):
         findings += _guarded(check)
     devices: list[tuple[Device, str]] = []
@@ -86,7 +148,7 @@ def _print(findings: list[Finding], works: bool) -> None:
 
 def _compiler() -> Iterator[Finding]:
     try:
-        compiler = find_compiler(cache.cache_directory())
+        compiler = find_compiler(precompile.cache_directory())
         yield Finding("C++ compiler", OK, f"{compiler.path}, {compiler.version}")
     except NoDevice as error:
         hint = "apt install g++ (Debian, Ubuntu) or dnf install gcc-c++ (Fedora)"
@@ -161,7 +223,7 @@ def _directories() -> Iterator[Finding]:
     for name in ("cache", "config", "state"):
         topic, hint = f"{name} directory", f"set PYMM_{name.upper()}_DIR to a directory of yours"
         try:
-            path: Path = getattr(cache, f"{name}_directory")()
+            path: Path = getattr(precompile, f"{name}_directory")()
         except OSError as error:
             yield Finding(topic, BROKEN, str(error), hint)
             continue
@@ -173,7 +235,7 @@ def _directories() -> Iterator[Finding]:
 
 
 def _stored(devices: list[tuple[Device, str]]) -> Iterator[Finding]:
-    for path in files(cache.config_directory()):
+    for path in files(precompile.config_directory()):
         try:
             table = read(path)
             records = table.records if table else ()
@@ -195,7 +257,7 @@ def _stored(devices: list[tuple[Device, str]]) -> Iterator[Finding]:
 def _devices(found: list[tuple[Device, str]]) -> Iterator[Finding]:
     """Puts the devices at hand and their toolchains into `found`."""
     for device in backends.available_devices():
-        toolchain = backends.open_device(_spec(device), cache.cache_directory()).toolchain
+        toolchain = backends.open_device(_spec(device), precompile.cache_directory()).toolchain
         found.append((device, toolchain))
         if device.kind == "cpu":
             words = f"vectors of {device.vector_bytes} bytes"
@@ -207,7 +269,7 @@ def _devices(found: list[tuple[Device, str]]) -> Iterator[Finding]:
         yield Finding(_spec(device), OK, f"{device.name}, {words}; {toolchain}")
     for spec in {"cuda", "cpu"} - {_spec(device).partition(":")[0] for device, _ in found}:
         try:
-            backends.open_device(spec, cache.cache_directory())
+            backends.open_device(spec, precompile.cache_directory())
         except NoDevice as error:
             yield Finding(spec, LACKS, str(error), "see the lines above")
 

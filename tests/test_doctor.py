@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from pymm import backends, doctor
-from pymm.backends.base import NoDevice
-from pymm.device import Device
+from pymm.core.device import Device
+from pymm.core.errors import NoDevice
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -1,23 +1,20 @@
-"""The rules of the house: who may import whom, how long things may be, what documents promise."""
+"""The rules of the code base: who may import whom, how long things are, what documents promise."""
 
 from __future__ import annotations
 
 import ast
-import graphlib
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import pytest
-
-from pymm.source import ALLOWED_INCLUDES
+from pymm.kernels.source import ALLOWED_INCLUDES
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "pymm"
-FOLDERS = ("pymm", "cpu_src", "cuda_src", "tests", "tools")
+FOLDERS = ("pymm", "cpu_src", "cuda_src", "tests", "tools", "benchmarks", "examples")
 SUFFIXES = {".py", ".cu", ".cuh", ".cpp", ".hpp"}
 FILES = sorted(
     path
@@ -27,47 +24,55 @@ FILES = sorted(
 )
 PYTHON = [path for path in FILES if path.suffix == ".py"]
 MODULES = [path for path in PYTHON if PACKAGE in path.parents]
-KERNELS = [path for path in FILES if path.parent.name in ("cpu_src", "cuda_src", "common")]
+CUDA = [path for path in FILES if "cuda_src" in path.parts and path.suffix != ".py"]
+KERNELS = [*CUDA, *(path for path in FILES if path.parent.name == "cpu_src")]
 KERNELS = [path for path in KERNELS if path.suffix != ".py"]
 DOCUMENTS = [path for path in sorted(ROOT.glob("*.md")) if path.name != "CHANGELOG.md"]
+DOCUMENTS += sorted((ROOT / "docs").rglob("*.md"))
+
+#: The packages that each package may import, besides itself. `runtime` (multiply) and `measure`
+#: (verify and time) do not know each other.
+LAYERS = {
+    "core": "",
+    "console": "core",
+    "simulator": "core",
+    "kernels": "core",
+    "backends": "core simulator kernels",
+    "selection": "core console kernels backends",
+    "runtime": "core kernels backends selection",
+    "api": "core kernels backends selection runtime",
+    "measure": "core console kernels backends",
+    "tune": "core console kernels backends selection measure",
+    "bench": "core console kernels backends selection measure tune",
+    "report": "core console kernels backends selection measure tune bench",
+    "doctor": "core console kernels backends selection api measure",
+    "show_configs": "core console backends selection",
+}
 
 #: Libraries compared with where a user has them; nothing asks for them.
-OPPONENTS = {"cupy", "torch", "triton"}
-
-#: Folders that the stairs name as one room.
-FOLDED = ("backends.cuda", "kernels", "report", "simulator", "suites")
+BASELINES = {"cupy", "torch", "triton"}
 
 #: What may be imported only in some places: elsewhere everything runs and is tested without it.
 PLACES = {
     "pycuda": ("backends.cuda", "simulator"),
-    "ctypes": ("backends", "simulator", "doctor"),
+    "ctypes": ("backends", "simulator", "doctor", "measure.cublas"),
     "subprocess": ("backends", "simulator", "doctor"),
-    "optuna": ("search", "tune"),
-    "yaml": ("store",),
-    "os.environ": ("cache", "backends", "simulator"),
+    "optuna": ("tune",),
+    "yaml": ("selection.store",),
+    "os.environ": ("core.paths", "backends", "simulator", "measure.precompile"),
 }
+
+#: Headers and kernels that hold inline PTX.
+WITH_PTX = ("ptx.cuh", "matrices.cuh", "halves.cuh", "launches.cuh", "hopper.cuh", "policy.cuh")
 
 
 def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def each(files: list[Path]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("path", files, ids=relative)
-
-
-def stairs() -> list[str]:
-    """The modules in the order that DESIGN.md gives them: three spaces, then a line's comment."""
-    text = (ROOT / "DESIGN.md").read_text()
-    block = text.split("## The stairs", 1)[1].split("```")[1]
-    return [word for line in block.splitlines() for word in line.split("   ")[0].split()]
-
-
 def name_of(path: Path) -> str:
-    """`backends.cpu` for pymm/backends/cpu.py; a folder of FOLDED is one room."""
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    name = ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
-    return next((room for room in FOLDED if name.startswith(room)), name)
+    """`backends.cuda` for pymm/backends/cuda/__init__.py."""
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -83,72 +88,74 @@ def imports(path: Path) -> Iterator[str]:
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
-def rooms(path: Path, known: list[str]) -> set[str]:
-    """The modules of pymm that a file imports, by the names of the stairs. The package itself is
-    none of them: it is imported before any of its modules.
-    """
-    found = set()
-    for name in imports(path):
-        first, *parts = name.split(".")
-        names = [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
-        if first == "pymm":
-            found |= set([name for name in names if name in known][:1])
-    return found
+def faults(found: Iterable[str]) -> None:
+    """Fail with all that was found, one to a line."""
+    lines = sorted(found)
+    assert not lines, "\n" + "\n".join(lines)
 
 
-def test_stairs_name_every_module():
-    assert sorted(stairs()) == sorted({name_of(path) for path in MODULES})
+def test_packages_import_only_what_stands_below():
+    def wrong() -> Iterator[str]:
+        for path in MODULES:
+            own = name_of(path).split(".")[0]
+            if path.parent == PACKAGE and own in ("__init__", "__main__"):
+                continue
+            allowed = {own, *LAYERS[own].split()}
+            used = {name.split(".")[1] for name in imports(path) if name.startswith("pymm.")}
+            yield from (f"{relative(path)} imports {name}" for name in used - allowed)
+
+    faults(wrong())
 
 
-@each(MODULES)
-def test_imports_only_what_stands_before(path):
-    order, own = stairs(), name_of(path)
-    assert own in order, f"the stairs in DESIGN.md do not name {own}"
-    above = rooms(path, order) - set(order[: order.index(own)]) - {own}
-    assert not above, f"{relative(path)} imports {', '.join(sorted(above))}, which stands above it"
+def test_layers_are_in_an_order_and_the_design_has_it():
+    seen: list[str] = []
+    for package, below in LAYERS.items():
+        assert set(below.split()) <= set(seen), f"{package} stands below what it imports"
+        seen.append(package)
+    text = (ROOT / "DESIGN.md").read_text()
+    page = text.split("## The layers", 1)[1].split("\n## ", 1)[0]
+    assert [name for name in re.findall(r"^\| `(\w+)", page, re.MULTILINE)] == list(LAYERS)
 
 
-def test_no_import_cycles():
-    names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in MODULES}
-    names = {name.removesuffix(".__init__"): path for name, path in names.items()}
-    graph = {name: set(imports(path)) & set(names) - {name} for name, path in names.items()}
-    graph = {name: found - {"pymm"} for name, found in graph.items()}  # imported before them all
-    for name, found in graph.items():  # and a folder before its modules
-        found -= {other for other in names if name.startswith(f"{other}.")}
-    graphlib.TopologicalSorter(graph).prepare()
-
-
-def uses(path: Path) -> set[str]:
-    """The guarded names that a module uses."""
-    found = {name.split(".")[0] for name in imports(path)} | set(imports(path))
-    text = ast.parse(path.read_text())
-    for node in ast.walk(text):
+def guarded(path: Path) -> set[str]:
+    """The names of PLACES that a module uses."""
+    named = set(imports(path))
+    found = {name.split(".")[0] for name in named} | named
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             if node.value.id == "os" and node.attr in ("environ", "getenv", "environb", "putenv"):
                 found.add("os.environ")
     return found & set(PLACES)
 
 
-@each(MODULES)
-def test_guarded_modules_stay_in_their_places(path):
-    own = name_of(path)
-    for used in uses(path):
-        allowed = [own == place or own.startswith(f"{place}.") for place in PLACES[used]]
-        assert any(allowed), f"{relative(path)} uses {used}; only {PLACES[used]} may"
+def test_guarded_modules_stay_in_their_places():
+    def wrong() -> Iterator[str]:
+        for path in MODULES:
+            own = name_of(path)
+            for used in guarded(path):
+                if not any(own == p or own.startswith(f"{p}.") for p in PLACES[used]):
+                    yield f"{relative(path)} uses {used}; only {PLACES[used]} may"
+
+    faults(wrong())
 
 
-def test_importing_pymm_is_light():
-    heavy = ("optuna", "pycuda", "rich", "sqlalchemy", "yaml")
-    code = f"import sys, pymm; print([name for name in {heavy} if name in sys.modules])"
+def loaded_by(module: str, names: tuple[str, ...]) -> str:
+    code = f"import sys, {module}; print([name for name in {names} if name in sys.modules])"
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
-@each([*MODULES, *DOCUMENTS])
-def test_pip_is_not_told_a_name_that_is_somebody_elses(path):
+def test_importing_is_light():
+    heavy = ("optuna", "pycuda", "rich", "sqlalchemy", "yaml")
+    assert loaded_by("pymm", heavy).strip() == "[]"
+    for command in ("pymm.bench.kernels", "pymm.report.command"):
+        assert loaded_by(command, ("optuna", "sqlalchemy", "pycuda")).strip() == "[]", command
+
+
+def test_pip_is_not_told_a_name_that_is_somebody_elses():
     """The package index has a `pymm` that is not this one."""
-    assert not re.search(r"pip install '?pymm\b", path.read_text())
+    told = re.compile(r"pip install '?pymm\b")
+    faults(relative(p) for p in [*MODULES, *DOCUMENTS] if told.search(p.read_text()))
 
 
 def test_every_foreign_package_is_declared():
@@ -161,63 +168,91 @@ def test_every_foreign_package_is_declared():
     own = {"pymm", "", *sys.stdlib_module_names}
     own |= {path.stem for path in PACKAGE.glob("simulator/*.py")}  # its nvcc runs as a script
     foreign = {name.split(".")[0] for path in MODULES for name in imports(path)} - own
-    assert {given.get(name, name) for name in foreign} <= declared | OPPONENTS
+    assert {given.get(name, name) for name in foreign} <= declared | BASELINES
 
 
-@each(FILES)
-def test_size(path):
-    lines = path.read_text().splitlines()
-    assert len(lines) <= 500, f"{relative(path)} has {len(lines)} lines"
-    long = [number for number, line in enumerate(lines, 1) if len(line) > 100]
-    assert not long, f"{relative(path)}: more than 100 columns in lines {long}"
-    assert not re.search(r"(^|_)(utils?|helpers?|misc|fast|optimized)(_|$)", path.stem)
+def test_files_and_lines_are_short():
+    """A file ends where its subject ends, after about 500 lines at most."""
+
+    def wrong() -> Iterator[str]:
+        for path in FILES:
+            lines = path.read_text().splitlines()
+            if len(lines) > 500:
+                yield f"{relative(path)} has {len(lines)} lines"
+            for number, line in enumerate(lines, 1):
+                if len(line) > 100:
+                    yield f"{relative(path)}:{number} has {len(line)} columns"
+            if re.search(r"(^|_)(utils?|helpers?|misc|fast|optimized)(_|$)", path.stem):
+                yield f"{relative(path)}: its name says nothing"
+
+    faults(wrong())
 
 
-@each(PYTHON)
-def test_functions_are_short(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            docstring = node.body[0] if ast.get_docstring(node) else None
-            told = docstring.end_lineno - docstring.lineno + 1 if docstring else 0
-            length = node.end_lineno - node.lineno + 1 - told
-            assert length <= 50, f"{relative(path)}: {node.name} has {length} lines"
+def test_functions_are_short():
+    def wrong() -> Iterator[str]:
+        for path in PYTHON:
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    docstring = node.body[0] if ast.get_docstring(node) else None
+                    told = docstring.end_lineno - docstring.lineno + 1 if docstring else 0
+                    length = node.end_lineno - node.lineno + 1 - told
+                    if length > 60:
+                        yield f"{relative(path)}: {node.name} has {length} lines"
+
+    faults(wrong())
 
 
-@each(KERNELS)
-def test_kernel_file_opens_with_its_story(path):
-    story = re.match(r"(?:(?://[^\n]*|#pragma once)\n)+", path.read_text())
-    enough = 1 if path.suffix == ".cuh" else 5
-    assert story and len(story[0].splitlines()) >= enough, f"{relative(path)} tells no story"
+def test_kernel_files_open_with_their_story():
+    def wrong() -> Iterator[str]:
+        for path in KERNELS:
+            story = re.match(r"(?:(?://[^\n]*|#pragma once)\n)+", path.read_text())
+            enough = 1 if path.suffix == ".cuh" else 5
+            if not story or len(story[0].splitlines()) < enough:
+                yield relative(path)
+
+    faults(wrong())
 
 
-@each([path for path in KERNELS if "cuda_src" in path.parts])
-def test_kernels_are_self_contained(path):
-    text = re.sub(r"//[^\n]*|/\*.*?\*/", "", path.read_text(), flags=re.DOTALL)
-    with_ptx = ("ptx.cuh", "matrices.cuh", "halves.cuh", "launches.cuh", "hopper.cuh",
-                "policy.cuh")  # fmt: skip
-    if path.name not in with_ptx:
-        assert not re.search(r"\b(__)?asm(__)?\b", text), "inline PTX stands in common/ptx.cuh"
-    for header in re.findall(r"#\s*include\s*(\S+)", text):
-        own = header.startswith('"') and (ROOT / "cuda_src" / header.strip('"')).is_file()
-        assert own or header.strip('<>"') in ALLOWED_INCLUDES, header
+def test_kernels_are_self_contained():
+    def wrong() -> Iterator[str]:
+        for path in CUDA:
+            text = re.sub(r"//[^\n]*|/\*.*?\*/", "", path.read_text(), flags=re.DOTALL)
+            if path.name not in WITH_PTX and re.search(r"\b(__)?asm(__)?\b", text):
+                yield f"{relative(path)}: inline PTX stands in common/ptx.cuh"
+            for header in re.findall(r"#\s*include\s*(\S+)", text):
+                own = header.startswith('"') and (ROOT / "cuda_src" / header.strip('"')).is_file()
+                if not own and header.strip('<>"') not in ALLOWED_INCLUDES:
+                    yield f"{relative(path)} includes {header}"
+
+    faults(wrong())
 
 
-@each(DOCUMENTS)
-def test_paths_in_documents_exist(path):
-    text = path.read_text()
+def test_paths_in_documents_exist():
     roots = "|".join(re.escape(entry.name) for entry in ROOT.iterdir() if entry.is_dir())
-    found = re.findall(rf"(?<![\w./<>-])(?:{roots})/[\w./*<>-]*[\w*>/]", text)
-    found += re.findall(r"\]\((?!\w+:|#)([^)#]+)", text)
-    missing = [name for name in found if not any(ROOT.glob(re.sub(r"<[^>]*>", "*", name)))]
-    assert not missing
+
+    def wrong() -> Iterator[str]:
+        for path in DOCUMENTS:
+            text = path.read_text()
+            found = re.findall(rf"(?<![\w./<>-])(?:{roots})/[\w./*<>-]*[\w*>/]", text)
+            missing = [n for n in found if not any(ROOT.glob(re.sub(r"<[^>]*>", "*", n)))]
+            linked = re.findall(r"\]\((?!\w+:|#)([^)#]+)", text)
+            missing += [name for name in linked if not (path.parent / name).exists()]
+            yield from (f"{relative(path)}: {name}" for name in missing)
+
+    faults(wrong())
 
 
-@each(DOCUMENTS)
-def test_commands_in_documents_exist(path):
-    text = path.read_text()
-    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    made = re.findall(r"(?:^|`)(?:\$ )?make ([a-z-]+)", text, re.MULTILINE)
-    assert set(made) <= set(targets)
-    names = [path.split(".") for path in re.findall(r"python -m (pymm[.\w]*)", text)]
-    places = [ROOT.joinpath(*name) for name in names]
-    assert all(p.with_suffix(".py").is_file() or (p / "__main__.py").is_file() for p in places)
+def test_commands_in_documents_exist():
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+    def wrong() -> Iterator[str]:
+        for path in DOCUMENTS:
+            text = path.read_text()
+            made = set(re.findall(r"(?:^|`)(?:\$ )?make ([a-z-]+)", text, re.MULTILINE))
+            yield from (f"{relative(path)}: make {name}" for name in made - targets)
+            for module in set(re.findall(r"python -m (pymm[.\w]*)", text)):
+                at = ROOT.joinpath(*module.split("."))
+                if not at.with_suffix(".py").is_file() and not (at / "__main__.py").is_file():
+                    yield f"{relative(path)}: python -m {module}"
+
+    faults(wrong())

@@ -31,7 +31,7 @@ from importlib import resources
 import numpy as np
 import pymm
 from pymm.kernels import KERNELS
-from pymm.source import kernel_text
+from pymm.kernels.source import kernel_text
 
 texts = [kernel_text(kernel.backend, kernel.file) for kernel in KERNELS]
 assert all("gemm" in text for text in texts)
@@ -83,9 +83,15 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def build_wheel(source: Path, folder: Path) -> Path:
     pip(
-        sys.executable, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, source,
+        sys.executable,
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        folder,
+        source,
         cwd=folder,
-    )  # fmt: skip
+    )
     (wheel,) = folder.glob("pymm-*.whl")
     return wheel
 
@@ -151,7 +157,7 @@ def test_sdist_holds_every_file_of_a_checkout(checkout, unpacked):
 def test_tests_of_an_sdist_run(unpacked):
     """All of them are found, and those that read the files beside the package pass."""
     pytest_ = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
-    assert "tests/test_results.py::" in run(*pytest_, "--collect-only", cwd=unpacked)
+    assert "tests/bench/test_results.py::" in run(*pytest_, "--collect-only", cwd=unpacked)
     quick = ("results", "shapes", "source")
     where = "import pymm; print(pymm.__file__)"
     assert Path(run(sys.executable, "-c", where, cwd=unpacked)).is_relative_to(unpacked)
@@ -168,9 +174,16 @@ def test_wheel_multiplies_in_a_clean_environment(wheel, clean, tmp_path):
 
 def test_editable_install_multiplies_with_the_checkout(checkout, clean, tmp_path):
     pip(
-        clean, "install", "--no-deps", "--no-index", "--no-build-isolation", "--ignore-installed",
-        "--editable", checkout, cwd=tmp_path,
-    )  # fmt: skip
+        clean,
+        "install",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+        "--ignore-installed",
+        "--editable",
+        checkout,
+        cwd=tmp_path,
+    )
     where = run(clean, "-W", "error", "-c", MULTIPLY, cwd=tmp_path)
     assert Path(where) == checkout / "pymm" / "__init__.py"
 

@@ -249,7 +249,7 @@ def test_empty_library_is_enough_to_link_with(script, tmp_path):
     resolves nothing, and leaves the driver's functions undefined.
     """
     source, driver = tmp_path / "extension.cpp", tmp_path / "libcuda.so"
-    source.write_text("extern \"C\" int cuInit(unsigned); int f() { return cuInit(0); }\n")
+    source.write_text('extern "C" int cuInit(unsigned); int f() { return cuInit(0); }\n')
     script.empty_driver(driver)
     flags = ["-Wl,-s", "-Wl,--no-as-needed", driver]
     script.run(script.compiler(), "-shared", "-fPIC", source, *flags, "-o", tmp_path / "_driver.so")

@@ -22,7 +22,12 @@ def test_nothing_hangs_breaks_or_is_left_over(kind, runs):
     command = [sys.executable, "tools/torture.py", "--kinds", kind, "--runs", str(runs)]
     environment = {name: text for name, text in os.environ.items() if name != "PYMM_SIMULATOR"}
     done = subprocess.run(
-        command, cwd=ROOT, env=environment | {"PYTHONPATH": str(ROOT)}, capture_output=True,
-        text=True, timeout=1000, check=False,
-    )  # fmt: skip
+        command,
+        cwd=ROOT,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=1000,
+        check=False,
+    )
     assert done.returncode == 0 and f"{runs} good" in done.stdout, done.stdout + done.stderr

@@ -30,10 +30,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # a checkout need not be installed
 
-from pymm import source, store  # noqa: E402
 from pymm.backends.cuda.nvcc import find_nvcc  # noqa: E402
-from pymm.kernels import Config, find_kernel, parse_slug  # noqa: E402
-from pymm.problem import Problem  # noqa: E402
+from pymm.core.problem import Problem  # noqa: E402
+from pymm.kernels import (  # noqa: E402
+    Config,
+    find_kernel,
+    parse_slug,
+    source,  # noqa: E402
+)
+from pymm.selection import store  # noqa: E402
 
 #: Compilers at a time.
 JOBS = 2

@@ -318,8 +318,10 @@ def make_environment(venv, key):
         say("making .venv")
         (venv / "packages").unlink(missing_ok=True)
         run(sys.executable, "-m", "venv", "--clear", venv)
-        say("installing packages and the CUDA toolkit's wheels: 350 MB, half a minute to some "
-            "minutes")  # fmt: skip
+        say(
+            "installing packages and the CUDA toolkit's wheels: 350 MB, half a minute to some "
+            "minutes"
+        )
         wheels = [need for need in requirements("cuda") if not need.startswith("pycuda")]
         run(*install, "numpy>=1.26", "wheel", *wheels, *requirements("test"))
         write_stamp(venv, key, "packages")

@@ -142,13 +142,13 @@ def fork(draw: random.Random) -> None:
 def threads(draw: random.Random) -> None:
     """Threads that multiply beside others that tune, reload and freeze. No record is lost."""
     import pymm
-    from pymm import store
     from pymm.backends import open_device
-    from pymm.backends.directories import config_directory
+    from pymm.core.paths import config_directory
+    from pymm.core.problem import Problem
     from pymm.kernels import find_kernel
-    from pymm.problem import Problem
-    from pymm.records import Environment, Record
-    from pymm.source import kernel_digest
+    from pymm.kernels.source import kernel_digest
+    from pymm.selection import store
+    from pymm.selection.records import Environment, Record
 
     products, backend = Products(draw), open_device("cpu")
     config = find_kernel("blocked", "cpu").default_for(Problem(8, 8, 8), backend.device)
@@ -162,8 +162,13 @@ def threads(draw: random.Random) -> None:
 
     def disturb(seed: int) -> None:
         own = random.Random(seed)
-        actions = [pymm.reload, lambda: pymm.configs("cpu"), pymm.freeze,
-                   lambda: pymm.freeze(False), lambda: time.sleep(0.001)]  # fmt: skip
+        actions = [
+            pymm.reload,
+            lambda: pymm.configs("cpu"),
+            pymm.freeze,
+            lambda: pymm.freeze(False),
+            lambda: time.sleep(0.001),
+        ]
         for _ in range(60):
             own.choice(actions)()
 
@@ -174,10 +179,14 @@ def threads(draw: random.Random) -> None:
 
     seeds = [draw.randrange(2**32) for _ in range(draw.randint(3, 6))]
     tuners = [lambda i=i: tune(1 + 5 * i) for i in range(2)]
-    together([
-        *(lambda seed=seed: multiply(seed) for seed in seeds),
-        lambda: disturb(seeds[0]), lambda: disturb(seeds[1]), *tuners,
-    ])  # fmt: skip
+    together(
+        [
+            *(lambda seed=seed: multiply(seed) for seed in seeds),
+            lambda: disturb(seeds[0]),
+            lambda: disturb(seeds[1]),
+            *tuners,
+        ]
+    )
     pymm.freeze(False)
     table = store.read(store.record_files(backend.device, config_directory())[0])
     found = {record.problem.m for record in table.records if record.problem.n == 8}
@@ -224,9 +233,23 @@ def kill(draw: random.Random) -> None:
     """A tuner killed at random times and started again: it goes on, and what was there stays."""
     state, config = (Path(os.environ[f"PYMM_{kind}_DIR"]) for kind in ("STATE", "CONFIG"))
     sizes = sorted({draw.randint(8, 96) for _ in range(2)})
-    command = [sys.executable, "-m", "pymm.tune", "--devices", "cpu:1", "--dtypes", "f32",
-               "--shapes", ",".join(map(str, sizes)), "--trials", "3", "--checks", "quick",
-               "--resume", "always" if draw.random() < 0.3 else "auto"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "pymm.tune",
+        "--devices",
+        "cpu:1",
+        "--dtypes",
+        "f32",
+        "--shapes",
+        ",".join(map(str, sizes)),
+        "--trials",
+        "3",
+        "--checks",
+        "quick",
+        "--resume",
+        "always" if draw.random() < 0.3 else "auto",
+    ]
     before: list[list[str]] = []
     for _ in range(draw.randint(1, 2)):
         tuner = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -258,8 +281,8 @@ def rows_of(state: Path, before: list[list[str]]) -> list[list[str]]:
 
 def check_tuned(sizes: list[int], config: Path) -> None:
     import pymm
-    from pymm import store
     from pymm.backends import open_device
+    from pymm.selection import store
 
     device = open_device("cpu:1").device
     saved = {r.problem for r in store.load(device, config) if str(config) in r.file}
@@ -307,9 +330,10 @@ def left_over(folder: Path) -> list[str]:
     return sorted(
         str(path.relative_to(folder))
         for path in paths
-        if temporary in path.parents or not (STAY.fullmatch(path.name) or path.is_dir())
+        if temporary in path.parents
+        or not (STAY.fullmatch(path.name) or path.is_dir())
         or path.name.startswith("new-")
-    )  # fmt: skip
+    )
 
 
 def unfinished(cache: Path) -> list[str]:

@@ -9,10 +9,11 @@ import warnings
 from functools import lru_cache
 from pathlib import Path
 
-from pymm.backends.base import Backend, NoDevice
-from pymm.backends.directories import cache_directory, private
-from pymm.device import Device
-from pymm.forking import importing
+from pymm.backends.base import Backend
+from pymm.core.device import Device
+from pymm.core.errors import NoDevice
+from pymm.core.forking import importing
+from pymm.core.paths import cache_directory, private
 
 __all__ = ["available_devices", "open_device"]
 
@@ -86,7 +87,7 @@ def _opened(kind: str | None, number: int | None, cache: Path, process: int) -> 
     """`process` is the caller's id: what a parent has opened is of no use in a forked child."""
     if kind == "cpu":
         with importing:
-            from pymm.backends.cpu import open_cpu
+            from pymm.backends.cpu.backend import open_cpu
 
         return open_cpu(number, cache)
     if kind is not None:

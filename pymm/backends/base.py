@@ -13,48 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from pymm.device import Device
+from pymm.core.device import Device
+from pymm.core.problem import Problem
 from pymm.kernels import Config
-from pymm.problem import Problem
-from pymm.source import Source
-
-
-class NoDevice(RuntimeError):
-    """No device that can do what was asked; the message names what to do about it."""
-
-
-class CompileFailed(RuntimeError):
-    """The compiler refused a source; the message holds the compiler's words. `outcome` is what the
-    trial of a tuner comes to.
-    """
-
-    outcome = "compile_failed"
-
-
-class CompileTimeout(CompileFailed):
-    """The compiler was stopped because it took too long; another time it may not."""
-
-    outcome = "compile_timeout"
-
-
-class CompilerKilled(CompileFailed):
-    """The compiling process was killed, by whomever; another time it may not be."""
-
-    outcome = "crashed"
-
-
-class LaunchFailed(RuntimeError):
-    """The device refused or broke off a launch; the message names configuration and resources.
-
-    `sticky` is True when the device's context is lost and only a new process can go on.
-    """
-
-    def __init__(self, message: str, sticky: bool = False) -> None:
-        super().__init__(message)
-        self.sticky = sticky
-
-    def __reduce__(self):
-        return type(self), (str(self), self.sticky)
+from pymm.kernels.source import Source
 
 
 @dataclass(frozen=True)

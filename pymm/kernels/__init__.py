@@ -9,25 +9,34 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from pymm.device import Device
+from pymm.core.device import Device
+from pymm.core.problem import Problem
 from pymm.kernels.cpu import BLOCKED, REORDERED
-from pymm.kernels.declaration import MAX_GRID_YZ, MAX_PARAMETER, Box, Config, Feed, Kernel, Rule
-from pymm.kernels.f16x3 import WGMMA_F16X3
-from pymm.kernels.fed_f32 import TMA_F32
-from pymm.kernels.fed_f64 import TMA_F64
-from pymm.kernels.hopper import WGMMA
-from pymm.kernels.mma import TENSOR
+from pymm.kernels.kernel import MAX_GRID_YZ, MAX_PARAMETER, Box, Config, Feed, Kernel, Rule
 from pymm.kernels.pipelined import PIPELINED
 from pymm.kernels.simt import COALESCED, NAIVE, REGISTER_TILE, SHARED_TILE, TRANSPOSED_A
 from pymm.kernels.sliced import SLICED
-from pymm.kernels.tensor import TENSOR_F64
-from pymm.kernels.tf32 import WGMMA_TF32, WGMMA_TF32X3
-from pymm.problem import Problem
+from pymm.kernels.tensor import TENSOR
+from pymm.kernels.tensor_f64 import TENSOR_F64
+from pymm.kernels.tma_f32 import TMA_F32
+from pymm.kernels.tma_f64 import TMA_F64
+from pymm.kernels.wgmma import WGMMA
+from pymm.kernels.wgmma_f16x3 import WGMMA_F16X3
+from pymm.kernels.wgmma_tf32 import WGMMA_TF32, WGMMA_TF32X3
 
 __all__ = [
-    "KERNELS", "MAX_GRID_YZ", "MAX_PARAMETER", "Box", "Config", "Feed", "Kernel", "Rule",
-    "find_kernel", "kernels_for", "parse_slug",
-]  # fmt: skip
+    "KERNELS",
+    "MAX_GRID_YZ",
+    "MAX_PARAMETER",
+    "Box",
+    "Config",
+    "Feed",
+    "Kernel",
+    "Rule",
+    "find_kernel",
+    "kernels_for",
+    "parse_slug",
+]
 
 KERNELS: tuple[Kernel, ...] = (
     NAIVE,
@@ -76,7 +85,7 @@ def kernels_for(problem: Problem, device: Device) -> list[Kernel]:
     them those that are meant for other problems.
     """
     able = [k for k in KERNELS if problem.dtype in k.dtypes and k.runs_on(device)]
-    return sorted(able, key=lambda kernel: kernel.meant_for(problem, device))
+    return sorted(able, key=lambda kernel: kernel.preferred_for(problem, device))
 
 
 def parse_slug(slug: str, backend: str = "cuda") -> Config:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pymm.device import Device
-from pymm.kernels.declaration import Config, Kernel, Rule
-from pymm.problem import Problem
+from pymm.core.device import Device
+from pymm.core.problem import Problem
+from pymm.kernels.kernel import Config, Kernel, Rule
 
 
 def _vectors(c: Config, p: Problem, d: Device) -> int:

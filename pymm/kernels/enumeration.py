@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from pymm.device import Device
-from pymm.problem import Problem
+from pymm.core.device import Device
+from pymm.core.problem import Problem
 
 
 class _Extents(Exception):
@@ -40,7 +40,9 @@ class _AnyExtents:
 def points(kernel: Any) -> Iterator[tuple[int, ...]]:
     """The values of every combination of a `Kernel`'s space, and of its forms that are none."""
     yield from itertools.product(*kernel.space.values())
-    for form in dict.fromkeys(tuple(form[name] for name in kernel.space) for form in kernel.forms):
+    for form in dict.fromkeys(
+        tuple(form[name] for name in kernel.space) for form in kernel.extra_points
+    ):
         if any(v not in given for v, given in zip(form, kernel.space.values(), strict=True)):
             yield form
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pymm.device import Device
-from pymm.kernels.declaration import STAGES_FIT, THREADS_FIT, Config, Kernel, Rule
+from pymm.core.device import Device
+from pymm.core.problem import Problem
+from pymm.kernels.kernel import STAGES_FIT, THREADS_FIT, Config, Kernel, Rule
 from pymm.kernels.simt import words
-from pymm.kernels.split import SPLIT_RULES, tiles, workspace_bytes
-from pymm.problem import Problem
+from pymm.kernels.tiles import SPLIT_RULES, tiles, workspace_bytes
 
 
 def _pieces_are_shared(c: Config, p: Problem) -> bool:

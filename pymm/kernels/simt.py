@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pymm.kernels.declaration import THREADS_FIT, Config, Kernel, Rule
-from pymm.problem import Problem
+from pymm.core.problem import Problem
+from pymm.kernels.kernel import THREADS_FIT, Config, Kernel, Rule
 
 
 def words(problem: Problem) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from pymm.device import Device
-from pymm.kernels.declaration import STAGES_FIT, THREADS_FIT, Config, Kernel, Rule
+from pymm.core.device import Device
+from pymm.core.problem import Problem
+from pymm.kernels.kernel import STAGES_FIT, THREADS_FIT, Config, Kernel, Rule
 from pymm.kernels.simt import words
-from pymm.kernels.split import COUNTERS, MOST_PARTS, tiles
-from pymm.problem import Problem
+from pymm.kernels.tiles import COUNTERS, MOST_PARTS, tiles
 
 #: Parts that one block adds up at a time (common/gather.cuh).
 FAN = 16
@@ -101,19 +101,41 @@ def _fit_together(c: Config, p: Problem, d: Device) -> bool:
 
 #: Tiles and register tiles to choose from where nothing is tuned: of floats, and of doubles.
 _TILES = {
-    4: ((64, 64, 16, 8), (32, 64, 8, 8), (64, 32, 8, 8), (64, 16, 8, 4), (16, 64, 4, 8),
-        (32, 32, 8, 4), (32, 32, 4, 8), (16, 32, 4, 4), (32, 16, 4, 4), (128, 4, 4, 4),
-        (4, 128, 4, 4)),
-    8: ((64, 32, 8, 8), (64, 16, 8, 4), (16, 64, 4, 8), (32, 16, 4, 4), (16, 32, 4, 4),
-        (128, 4, 4, 4), (4, 128, 4, 4)),
-}  # fmt: skip
+    4: (
+        (64, 64, 16, 8),
+        (32, 64, 8, 8),
+        (64, 32, 8, 8),
+        (64, 16, 8, 4),
+        (16, 64, 4, 8),
+        (32, 32, 8, 4),
+        (32, 32, 4, 8),
+        (16, 32, 4, 4),
+        (32, 16, 4, 4),
+        (128, 4, 4, 4),
+        (4, 128, 4, 4),
+    ),
+    8: (
+        (64, 32, 8, 8),
+        (64, 16, 8, 4),
+        (16, 64, 4, 8),
+        (32, 16, 4, 4),
+        (16, 32, 4, 4),
+        (128, 4, 4, 4),
+        (4, 128, 4, 4),
+    ),
+}
 
 #: Depth, warps of a block, stages and blocks of a multiprocessor, in the order of preference: where
 #: each has one block, and where some have more (then one begins or ends while others multiply).
 _ALONE = (
-    (32, 8, 2, 1), (16, 8, 2, 1), (16, 8, 3, 1), (32, 4, 3, 1), (32, 4, 2, 1), (16, 4, 2, 1),
+    (32, 8, 2, 1),
+    (16, 8, 2, 1),
+    (16, 8, 3, 1),
+    (32, 4, 3, 1),
+    (32, 4, 2, 1),
+    (16, 4, 2, 1),
     (8, 4, 2, 1),
-)  # fmt: skip
+)
 _TOGETHER = ((16, 4, 3, 2), (16, 4, 2, 2), *_ALONE)
 #: The same for the largest tiles of floats, by rows: in rows that do not start at multiples of 16
 #: bytes, and where two blocks share a multiprocessor and B is not turned.
@@ -136,7 +158,7 @@ _SHARED = {64: (8, 4, 4, 3), 32: (16, 4, 2, 3), 16: (16, 4, 2, 3)}
 _LAUNCH, _LEVEL, _SHARED_MEMORY, _MEMORY, _L2 = 7000, 3500, 16, 24, 40
 
 
-def _suggested(p: Problem, d: Device) -> dict[str, int]:
+def _heuristic(p: Problem, d: Device) -> dict[str, int]:
     """The tile and the parts of k with the least expected time."""
     best = min(_options(p, d), key=lambda config: _clocks(config, p, d), default=None)
     return dict(SLICED.default) if best is None else best.as_dict()
@@ -208,7 +230,7 @@ def _clocks(c: Config, p: Problem, d: Device) -> float:
     return _LAUNCH + together + levels * adding
 
 
-def _meant_for(p: Problem, d: Device) -> bool:
+def _preferred_for(p: Problem, d: Device) -> bool:
     """Skinny products and small ones. Of doubles, where tensor cores multiply them, only those that
     wait for memory.
     """
@@ -243,8 +265,8 @@ SLICED = Kernel(
     dynamic_shared=True,
     aligned=True,
     capability=(8, 0),
-    suggested=_suggested,
-    meant_for=_meant_for,
+    heuristic=_heuristic,
+    preferred_for=_preferred_for,
     rules=(
         Rule(
             "each warp computes the whole tile: MB / TA * NB / TB is 32",

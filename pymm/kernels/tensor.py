@@ -1,67 +1,53 @@
-"""Kernel 6: warps multiply with the tensor cores through `mma.sync`."""
+"""Kernel 12: products of 16-bit and tf32 numbers by the tensor cores through `mma.sync`."""
 
 from __future__ import annotations
 
-from pymm.device import Device
-from pymm.kernels.declaration import STAGES_FIT, THREADS_FIT, Config, Kernel, Rule
-from pymm.kernels.split import SPLIT_RULES, tiles, workspace_bytes
-from pymm.problem import Problem
+import itertools
 
-#: Between the lines of a tile in shared memory, in elements.
-_PADDING = 4
+from pymm.core.device import Device
+from pymm.core.problem import Problem
+from pymm.kernels.kernel import STAGES_FIT, THREADS_FIT, Config, Kernel, Rule
+from pymm.kernels.tensor_f64 import whole_lines
+from pymm.kernels.tiles import SPLIT_RULES, tiles, workspace_bytes
 
+#: Bytes along k that one instruction multiplies.
+_DEPTH = 32
 
-def _lines(c: Config, p: Problem) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Length and number of the lines of the tiles of A and B, which lie as in memory."""
-    return (
-        (c.MB, c.KB) if p.trans_a else (c.KB, c.MB),
-        (c.KB, c.NB) if p.trans_b else (c.NB, c.KB),
-    )
-
-
-def whole_lines(c: Config, p: Problem) -> bool:
-    """True if the threads copy whole lines of both tiles at a time, with 16 bytes each as well as
-    with one element.
-    """
-    threads = c.kernel.threads(c)
-    for size in (p.numpy_dtype.itemsize, 16):
-        for length, count in _lines(c, p):
-            pieces, rest = divmod(length * p.numpy_dtype.itemsize, size)
-            if rest or threads % pieces or pieces * count % threads:
-                return False
-    return True
+#: What an untuned product may get: the larger tiles first, the better pipeline first, KB in bytes.
+_TILES = (
+    dict(MB=128, NB=128, TA=64, TB=64),
+    dict(MB=128, NB=128, TA=64, TB=32),
+    dict(MB=128, NB=64, TA=64, TB=32),
+    dict(MB=64, NB=64, TA=32, TB=32),
+    dict(MB=32, NB=64, TA=16, TB=32),
+    dict(MB=32, NB=32, TA=16, TB=16),
+)
+_PIPELINES = ((128, 4, 2), (128, 3, 2), (64, 4, 2), (64, 3, 2), (64, 3, 1))
 
 
-def _a_line_each(c: Config, p: Problem) -> bool:
-    """True if the threads copy a whole line of either tile at a time, even one element each."""
-    return all(length <= c.kernel.threads(c) for length, _ in _lines(c, p))
-
-
-def _warps(c: Config) -> int:
-    return (c.MB // c.TA) * (c.NB // c.TB) * (c.KB // c.TK)
+def _threads(c: Config) -> int:
+    return 32 * (c.MB // c.TA) * (c.NB // c.TB)
 
 
 def _registers(c: Config, p: Problem) -> int:
-    """Registers of a thread: accumulators, the fragments of two depths, and the rest, which is
-    less where nothing is checked, 16 bytes are copied at a time, k is not split and C is not
-    symmetric. Checked with nvcc 13.0 for sm_80 and sm_90a: what this lets through does not spill.
+    """Registers of a thread: sums, the fragments of A, those of B twice, and the rest, which is
+    less where nothing is checked, 16 bytes are copied at a time and k is not split. Each number of
+    16 bits that comes through registers, because rows start anywhere, takes up to four: where it
+    comes from, where it goes to. Checked with nvcc 13.0 for sm_80 to sm_90a: what this lets through
+    does not spill.
     """
-    doubles = c.TA * c.TB // 32 + (c.TA + c.TB) * c.KI // 16
-    plain = p.alignment == 16 and c.SPLIT == 1 and not p.symmetric
-    plain = plain and not c.kernel.guarded(c, p)
-    return 2 * doubles + (30 if plain else 40)
-
-
-def _shared_elements(c: Config, p: Problem) -> int:
-    """The stages; in the end the sums of warps that share a tile of C."""
-    stages = c.STAGES * sum((length + _PADDING) * count for length, count in _lines(c, p))
-    return max(stages, (c.KB // c.TK - 1) * c.MB * c.NB)
+    kept = c.TA * c.TB // 32 + c.TA // 4 + c.TB // 2
+    if p.alignment >= 4:
+        plain = p.alignment == 16 and c.SPLIT == 1 and not c.kernel.guarded(c, p)
+        return kept + (52 if plain else 80)
+    whole = c.KB * p.numpy_dtype.itemsize == 2 * _DEPTH  # else they come in parts
+    pieces = -(-c.MB * c.KB // _threads(c)) + -(-c.NB * c.KB // _threads(c))
+    return kept + 20 + pieces * (4 if whole else 3)
 
 
 def _fit_together(c: Config, p: Problem, d: Device) -> bool:
     """True if BLOCKS blocks fit; registers are handed out by eight."""
-    registers = _registers(c, p)
-    threads = c.BLOCKS * c.kernel.threads(c)
+    registers, threads = _registers(c, p), c.BLOCKS * _threads(c)
     return (
         registers <= d.max_registers_per_thread
         and -(-registers // 8) * 8 * threads <= d.registers_per_block
@@ -70,65 +56,94 @@ def _fit_together(c: Config, p: Problem, d: Device) -> bool:
     )
 
 
-def _form(
-    mb: int, nb: int, kb: int, ta: int, tb: int, tk: int, stages: int, **more: int
-) -> dict[str, int]:
-    """Parameters of a block; KI 8 and one block on a multiprocessor unless said."""
-    form = dict(MB=mb, NB=nb, KB=kb, TA=ta, TB=tb, TK=tk, KI=8, STAGES=stages)
-    return form | dict(BLOCKS=1, GROUP=8, SPLIT=1) | more
+def _heuristic(p: Problem, d: Device) -> dict[str, int]:
+    """The largest tiles that keep nine multiprocessors of ten busy, else the smallest; twice as
+    many where numbers come through registers, which wants more warps. Where even the smallest leave
+    half of them idle, k of nine steps or more is split into parts of three or more (115 x 158 x 714
+    on an H200: 7.7 us in four parts, 9.4 in one).
+    """
+    found, enough = None, 9 * d.sms * (1 if p.alignment >= 4 else 2)
+    for sizes, (depth, stages, blocks) in itertools.product(_TILES, _PIPELINES):
+        if found and sizes["MB"] * sizes["NB"] == found.MB * found.NB:
+            continue
+        pipeline = dict(KB=depth // p.numpy_dtype.itemsize, STAGES=stages, BLOCKS=blocks)
+        config = TENSOR.config(sizes | pipeline | dict(GROUP=8, SPLIT=1))
+        if not TENSOR.violations(config, p, d):
+            found = config
+            if 10 * tiles(found, p) * p.batch >= enough:
+                break
+    if found is None:
+        return dict(TENSOR.default)
+    blocks, steps, split = tiles(found, p) * p.batch, -(-p.k // found.KB), 1
+    while 2 * split * blocks <= d.sms and 6 * split <= steps and steps >= 9 and split < 16:
+        split *= 2
+    shared = TENSOR.config(found.as_dict() | dict(SPLIT=split))
+    return (found if TENSOR.violations(shared, p, d) else shared).as_dict()
 
 
-#: Tiles that make one round of a small product on 132 multiprocessors (one H200: benchmarks/LOG.md,
-#: 256 cubed; A A^T of 500 and 1500; 1024 cubed).
-_FORMS = (
-    _form(32, 16, 64, 16, 16, 32, 5),
-    _form(48, 24, 32, 16, 24, 16, 6, KI=4),
-    _form(48, 48, 16, 16, 48, 16, 6, BLOCKS=2),
-    _form(64, 32, 32, 32, 16, 16, 6),
-    _form(64, 128, 16, 32, 32, 16, 6),
-)
+def _hopper(d: Device) -> bool:
+    return d.kind == "cuda" and d.capability[0] == 9
 
-TENSOR_F64 = Kernel(
-    number=6,
-    name="tensor_f64",
-    file="06_tensor_f64.cu",
-    title="double precision on the tensor cores, through mma.sync; TA x TB is a warp's tile",
+
+#: Multiply-adds up to which 16-bit products on Hopper are quicker here if TMA cannot read their
+#: rows: at 500 it takes 8.4 us, rung 07 with its copy ahead 11.6; at 1500 52, and 26 (one H200).
+_SMALL = 2**27
+
+
+def _preferred_for(p: Problem, d: Device) -> bool:
+    """True but on Hopper, where `wgmma` multiplies at nearly twice the rate, wherever it is worth a
+    copy to have rows at multiples of 16 bytes.
+    """
+    small = p.m * p.n * p.k * p.batch <= _SMALL
+    return not _hopper(d) or p.numpy_dtype.itemsize == 2 and 4 <= p.alignment < 16 and small
+
+
+def _power_of_two(x: int) -> bool:
+    return x & (x - 1) == 0
+
+
+TENSOR = Kernel(
+    number=12,
+    name="tensor",
+    file="12_tensor.cu",
+    title="16 bits and tf32 on the tensor cores of every GPU since Ampere, through mma.sync",
     space=dict(
-        MB=(32, 64, 128),
-        NB=(32, 64, 128),
+        MB=(32, 64, 128, 256),
+        NB=(32, 64, 128, 256),
         KB=(16, 32, 64),
         TA=(16, 32, 64),
         TB=(16, 32, 64),
-        TK=(16, 32),
-        KI=(4, 8),  # 16 needs more registers than it saves time; the kernel takes it all the same
-        STAGES=(2, 3, 4),
+        STAGES=(2, 3, 4, 5),
         BLOCKS=(1, 2, 3, 4),
-        GROUP=(1, 8),
+        GROUP=(8,),
         SPLIT=(1, 2, 4, 8, 16),
     ),
-    default=_form(64, 64, 16, 32, 32, 16, 4, BLOCKS=2),
-    fallbacks=(_form(64, 64, 16, 32, 32, 16, 3),),
-    threads=lambda c: 32 * _warps(c),
-    block=lambda c: (32 * _warps(c), 1, 1),
+    default=dict(MB=128, NB=128, KB=32, TA=64, TB=64, STAGES=4, BLOCKS=2, GROUP=8, SPLIT=1),
+    threads=_threads,
+    block=lambda c: (_threads(c), 1, 1),
     tiles=lambda c, p: (tiles(c, p), c.SPLIT),
     workspace=workspace_bytes,
-    shared_elements=_shared_elements,
-    dtypes=("f64",),
+    shared_elements=lambda c, p: c.STAGES * (c.MB + c.NB) * c.KB,
+    dtypes=("bf16", "f16", "tf32", "bf16_f32", "f16_f32"),
     dynamic_shared=True,
     aligned=True,
     capability=(8, 0),
-    both_halves=True,
-    forms=_FORMS,
+    heuristic=_heuristic,
+    preferred_for=_preferred_for,
     rules=(
         Rule(
-            "warps tile the block evenly, in pieces of 16 x 8: TA divides MB, TB divides NB",
+            "the swizzle wants powers of two: MB, NB, KB, TA, TB",
+            lambda c, p, d: all(map(_power_of_two, (c.MB, c.NB, c.KB, c.TA, c.TB))),
+        ),
+        Rule(
+            "warps tile the block evenly, in pieces of 16 x 16: TA divides MB, TB divides NB",
             lambda c, p, d: (
-                c.MB % c.TA == 0 and c.NB % c.TB == 0 and c.TA % 16 == 0 and c.TB % 8 == 0
+                c.MB % c.TA == 0 and c.NB % c.TB == 0 and c.TA % 16 == 0 and c.TB % 16 == 0
             ),
         ),
         Rule(
-            "KI is the depth of an instruction, 4, 8 or 16; 2 * KI divides TK, TK KB",
-            lambda c, p, d: c.KI in (4, 8, 16) and c.TK % (2 * c.KI) == 0 and c.KB % c.TK == 0,
+            "two instructions lie along k: 64 bytes divide those of KB",
+            lambda c, p, d: c.KB * p.numpy_dtype.itemsize % (2 * _DEPTH) == 0,
         ),
         Rule(
             "a tile is fetched while another is used: STAGES >= 2",
@@ -136,12 +151,8 @@ TENSOR_F64 = Kernel(
         ),
         THREADS_FIT,
         Rule(
-            "threads copy a whole line of a tile at a time",
-            lambda c, p, d: _a_line_each(c, p),
-        ),
-        Rule(
-            "either blocks or warps share a tile of C, not both",
-            lambda c, p, d: c.SPLIT == 1 or c.TK == c.KB,
+            "threads copy whole lines of both tiles at a time",
+            lambda c, p, d: whole_lines(c, p),
         ),
         *SPLIT_RULES,
         STAGES_FIT,

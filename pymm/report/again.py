@@ -12,15 +12,15 @@ from concurrent.futures import wait
 from dataclasses import dataclass
 from pathlib import Path
 
-from pymm.cache import Precompiler, compilers_beside
+from pymm.console import show_table
 from pymm.kernels import Config, parse_slug
-from pymm.measure import Trial
+from pymm.kernels.source import kernel_digest, render
+from pymm.measure.precompile import Precompiler, compilers_beside
+from pymm.measure.workbench import Trial
+from pymm.measure.worker import Request, Site, Worker, WorkerFailed, time_limit
 from pymm.report.content import duration
 from pymm.report.facts import OWN, standard_error
 from pymm.report.kept import Figures, Kept, label, load
-from pymm.source import kernel_digest, render
-from pymm.tables import show_table
-from pymm.worker import Request, Site, Worker, WorkerFailed, time_limit
 
 #: By how much a run may differ from another of the same program, besides the noise within each.
 TOLERANCE = 0.05

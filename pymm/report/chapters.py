@@ -257,6 +257,11 @@ def calls(findings: Findings, drawn: Draw) -> Chapter:
     )
     absent = () if rows or findings.device.get("cores") else lacking([CALLS])
     return Chapter(
-        "calls", "What a call costs the host", words, [], filled(listing.calls(rows)),
-        [CALLS] if rows else (), lacking=absent,
-    )  # fmt: skip
+        "calls",
+        "What a call costs the host",
+        words,
+        [],
+        filled(listing.calls(rows)),
+        [CALLS] if rows else (),
+        lacking=absent,
+    )

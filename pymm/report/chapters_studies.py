@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pymm.bench.experiments.catalog import EXPERIMENTS
 from pymm.report import plots_studies
 from pymm.report.content import Chapter, Table
 from pymm.report.drawing import Figure
@@ -21,7 +22,6 @@ from pymm.report.listing_studies import (
 from pymm.report.reading import Findings
 from pymm.report.studies import Study, studies
 from pymm.report.telling import told
-from pymm.suites.catalog import EXPERIMENTS
 
 #: Chapters: name, title, words, and the experiments of each.
 ORIGINS = (

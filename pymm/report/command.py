@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pymm.inputs import BadInput
+from pymm.core.inputs import BadInput
 from pymm.report.chapters import report as report_of
 from pymm.report.comparing import comparison
 from pymm.report.content import Report
@@ -118,8 +118,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _describe(options: argparse.Namespace) -> int:
     from pymm.backends import open_device
-    from pymm.backends.base import NoDevice
-    from pymm.cache import cache_directory
+    from pymm.core.errors import NoDevice
+    from pymm.measure.precompile import cache_directory
 
     try:
         backend = open_device(options.describe or None, cache_directory())

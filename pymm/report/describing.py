@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pymm.device import Device
+from pymm.core.device import Device
 
 NAME = "device.json"
 

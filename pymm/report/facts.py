@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pymm.problem import Problem
+from pymm.core.problem import Problem
 from pymm.report.reading import Findings, Row
 
 #: What one of ours is called beside a library.

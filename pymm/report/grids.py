@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pymm.problem import Problem
+from pymm.core.problem import Problem
 from pymm.report.content import Cell, Table, cell
 from pymm.report.facts import Duel, mean
 

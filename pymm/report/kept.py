@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pymm.inputs import BadInput, is_slug, number_field, one_line, read_json, shown, text_field
-from pymm.problem import Problem
+from pymm.core.inputs import BadInput, is_slug, number_field, one_line, read_json, shown, text_field
+from pymm.core.problem import Problem
 from pymm.report.facts import OWN, standard_error, written
 from pymm.report.reading import parse_problem, read_device
 from pymm.report.record import SCHEMA, data_of
@@ -103,8 +103,9 @@ def kept(data: Any, name: str) -> Kept:
         named = text_field(device.get("name", ""), "device.name")
     except ValueError as failure:
         raise BadInput(f"{name}: {failure}") from None
-    return Kept(name, {"slug": device["slug"]} | ({"name": named} if named else {}),
-                tuple(found.values()))  # fmt: skip
+    return Kept(
+        name, {"slug": device["slug"]} | ({"name": named} if named else {}), tuple(found.values())
+    )
 
 
 def _figures(fields: Any) -> Figures:
@@ -112,9 +113,10 @@ def _figures(fields: Any) -> Figures:
     if not isinstance(fields, dict):
         raise ValueError(f"{shown(fields)} is no object")
     numbers = {
-        name: number_field(fields[name], name, 0.0) for name in ("spread", "rounds")
+        name: number_field(fields[name], name, 0.0)
+        for name in ("spread", "rounds")
         if fields.get(name) is not None
-    }  # fmt: skip
+    }
     words = {
         name: text_field(fields.get(name, ""), name)
         for name in ("kernel", "variant", "config", "source")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from pymm.core.problem import Problem
 from pymm.kernels import KERNELS
-from pymm.problem import Problem
-from pymm.records import Record
 from pymm.report.content import Cell, Table, cell, duration, rate
 from pymm.report.facts import OWN, Duel, Extreme, Timed, mean, written
 from pymm.report.grids import extents, kind_of, ratio_cell
 from pymm.report.reading import Row
 from pymm.report.searches import Search
+from pymm.selection.records import Record
 
 #: Types in words.
 TYPES = {

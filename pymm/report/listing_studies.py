@@ -119,8 +119,11 @@ def beside_sequential(study: Study) -> list[Table]:
 
 def journeys(study: Study) -> Table:
     """Copies, kernel and the whole of each contestant, one row a product and way of transfer."""
-    at = {(r.problem, r.text("transfer"), r.text("quantity"), *_who(r)[1:]): r.seconds
-          for quantity in TIMES for r in study.of(quantity)}  # fmt: skip
+    at = {
+        (r.problem, r.text("transfer"), r.text("quantity"), *_who(r)[1:]): r.seconds
+        for quantity in TIMES
+        for r in study.of(quantity)
+    }
     rows = []
     for row in sorted(study.of("kernel"), key=in_order):
         p = row.problem

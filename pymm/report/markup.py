@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from html import escape
 
-from pymm.inputs import one_line
+from pymm.core.inputs import one_line
 
 #: Elements of HTML that have no end, and of SVG that close themselves.
 VOID, CLOSED = frozenset({"input", "meta"}), frozenset({"path", "rect", "use"})

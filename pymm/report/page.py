@@ -51,8 +51,15 @@ def html(report: Report) -> str:
         tag("main", "\n", chapters, "\n"),
         sheet("script", js),
     )
-    page = tag("html", "\n", tag("head", "\n", joined(head, "\n"), "\n"), "\n",
-               tag("body", "\n", joined(body, "\n"), "\n"), "\n", lang="en")  # fmt: skip
+    page = tag(
+        "html",
+        "\n",
+        tag("head", "\n", joined(head, "\n"), "\n"),
+        "\n",
+        tag("body", "\n", joined(body, "\n"), "\n"),
+        "\n",
+        lang="en",
+    )
     return f"<!DOCTYPE html>\n{page}\n"
 
 
@@ -63,10 +70,15 @@ def _chapter(chapter: Chapter) -> Markup:
         parts.append(tag("ul", *told, class_="seen"))
     if chapter.tiles:
         tiles = [
-            tag("div", tag("span", tile.label), tag("b", tile.value), tag("span", tile.words),
-                class_="tile")
+            tag(
+                "div",
+                tag("span", tile.label),
+                tag("b", tile.value),
+                tag("span", tile.words),
+                class_="tile",
+            )
             for tile in chapter.tiles
-        ]  # fmt: skip
+        ]
         parts.append(tag("div", *tiles, class_="tiles"))
     parts += [tag("p", words(remark), class_="remark") for remark in chapter.remarks]
     if chapter.figures:
@@ -94,9 +106,16 @@ def _table(table: Table) -> Markup:
     elif len(table.rows) > FILTERED:
         label = f"filter {table.title}"
         parts.append(
-            tag("input", class_="filter", type="search", data_table=name, hidden=True,
-                placeholder="filter", aria_label=label)
-        )  # fmt: skip
+            tag(
+                "input",
+                class_="filter",
+                type="search",
+                data_table=name,
+                hidden=True,
+                placeholder="filter",
+                aria_label=label,
+            )
+        )
     right = [table.numeric(name) and not table.grid for name in table.columns]
     heads = (_head(table, *column) for column in zip(table.columns, right, strict=True))
     kind = "grid" if table.grid else "sorts"

@@ -8,15 +8,7 @@ from typing import Any
 from pymm.report.content import significant
 from pymm.report.curves import Axes, figure, scaled
 from pymm.report.drawing import Figure, colour, draw, plain
-from pymm.report.studies import (
-    TRANSFERS,
-    Curves,
-    Study,
-    contestant,
-    curves,
-    gflops,
-    ordered,
-)
+from pymm.report.studies import TRANSFERS, Curves, Study, contestant, curves, gflops, ordered
 
 #: The parts of a journey, in turn, with the role of each colour.
 PARTS = {"to_device": "series-2", "kernel": "series-0", "to_host": "series-4"}
@@ -144,9 +136,7 @@ def _split(name: str, bars: list[tuple[str, list[float]]]) -> Figure:
         drawn.legend(loc="outside lower center", ncols=3)
 
     words = f"Where the time of one product goes, {name}."
-    return draw(
-        f"split-{name}", f"Where the time goes: {name}", words, plot, 100 + 17 * len(bars)
-    )
+    return draw(f"split-{name}", f"Where the time goes: {name}", words, plot, 100 + 17 * len(bars))
 
 
 def sizes(study: Study, peaks: dict[str, float]) -> list[Figure]:
@@ -283,4 +273,3 @@ def rectangles(study: Study) -> list[Figure]:
         axes = Axes("m = n, f32", unit)
         found.append(figure(f"o4-k{k}", f"Rectangles, k = {k}", words, lines, axes))
     return found + (_beside_sequential(study, lines, str(ks[-1])) if ks else [])
-

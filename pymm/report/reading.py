@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from pymm import bench, contest, journal, store
-from pymm.device import Device
-from pymm.inputs import (
+from pymm.bench import classes, kernels
+from pymm.bench.experiments import declaration
+from pymm.core.device import Device
+from pymm.core.inputs import (
     BadInput,
     Json,
     few,
@@ -26,10 +27,11 @@ from pymm.inputs import (
     shown,
     text_field,
 )
-from pymm.problem import DTYPES, Problem
-from pymm.records import Record, StoreError
+from pymm.core.problem import DTYPES, Problem
 from pymm.report.describing import NAME
-from pymm.suites import declaration
+from pymm.selection import store
+from pymm.selection.records import Record, StoreError
+from pymm.tune import trial_log
 
 #: What a CSV holds, by columns that no other kind has together; the first that fits counts.
 KINDS: dict[str, frozenset[str]] = {
@@ -44,9 +46,9 @@ KINDS: dict[str, frozenset[str]] = {
 #: Newest schema of each kind that this module knows.
 SCHEMAS = {
     "suites": declaration.SCHEMA,
-    "trials": journal.SCHEMA,
-    "classes": contest.SCHEMA,
-    "bench": bench.SCHEMA,
+    "trials": trial_log.SCHEMA,
+    "classes": classes.SCHEMA,
+    "bench": kernels.SCHEMA,
 }
 
 #: What a report shows of each kind; a file without one of these is told to be older.
@@ -264,8 +266,11 @@ def _here(words: str, path: Path) -> str:
 def _wrong(row: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
     """What is wrong with a row, and whether it cannot be used at all."""
     if row.get("device") and not is_slug(row["device"]):
-        yield (f"device {shown(row['device'])} is no name of one (a-z, 0-9 and -, at most 64); "
-               "left out", True)  # fmt: skip
+        yield (
+            f"device {shown(row['device'])} is no name of one (a-z, 0-9 and -, at most 64); "
+            "left out",
+            True,
+        )
     for column, text in row.items():
         if column in NAMES and len(text) > MAX_NAME:
             yield f"{column} has more than {MAX_NAME} characters; left out", True

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
-from pymm.decision import MEDIAN_ERROR, NOISE, TIE
-from pymm.problem import Problem
+from pymm.core.problem import Problem
 from pymm.report.reading import Findings, Row
+from pymm.tune.finals import MEDIAN_ERROR, NOISE, TIE
 
 #: A parameter's part of the variance is told from so many trials on.
 ENOUGH = 12
@@ -81,7 +81,7 @@ class Search:
     @cached_property
     def best(self) -> Row | None:
         """The winner: the fastest of the final, else of the search; the default where that may be
-        noise, as `pymm.decision` has it.
+        noise, as `pymm.tune.finals` has it.
         """
         right = [row for row in self.final or self.tried if row.sound]
         fastest = min(right, key=lambda row: row.seconds, default=None)

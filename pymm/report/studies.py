@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from pymm.bench.experiments.catalog import EXPERIMENTS
 from pymm.report.facts import suite_rows, written
 from pymm.report.reading import Findings, Row
-from pymm.suites.catalog import EXPERIMENTS
 
 #: Quantities that are times.
 TIMES = ("kernel", "total", "to_device", "to_host")

@@ -66,4 +66,3 @@ def _table(table: Table) -> Iterator[str]:
     if len(table.rows) > ROWS:
         yield from ("", f"{len(table.rows) - ROWS} more rows are on the page.")
     yield ""
-

@@ -46,11 +46,15 @@ def activate() -> None:
     if sys.platform != "linux":
         raise CannotSimulate(f"the simulator runs on Linux, not on {sys.platform}")
     if "pycuda._driver" in sys.modules:
-        raise CannotSimulate("pycuda.driver is already imported and holds the real driver; call "
-                             "pymm.simulator.activate() before it")
+        raise CannotSimulate(
+            "pycuda.driver is already imported and holds the real driver; call "
+            "pymm.simulator.activate() before it"
+        )
     if loaded := _loaded_drivers():
-        raise CannotSimulate(f"this process already uses the driver {loaded[0]}; activate the "
-                             "simulator first, in a process of its own")
+        raise CannotSimulate(
+            f"this process already uses the driver {loaded[0]}; activate the "
+            "simulator first, in a process of its own"
+        )
     folder = _build()
     _driver = ctypes.CDLL(str(folder / "lib" / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)
     _folder = folder

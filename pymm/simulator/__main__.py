@@ -11,8 +11,10 @@ from . import CannotSimulate, activate
 
 def main() -> None:
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
-        print("usage: python -m pymm.simulator [-m module | script.py] [arguments]\n\n"
-              "Runs a program that uses PyCUDA on a CPU, and reports what its kernels do wrong.")
+        print(
+            "usage: python -m pymm.simulator [-m module | script.py] [arguments]\n\n"
+            "Runs a program that uses PyCUDA on a CPU, and reports what its kernels do wrong."
+        )
         sys.exit(0 if len(sys.argv) > 1 else 2)
     os.environ["PYMM_SIMULATOR"] = "1"  # for the program's own child processes
     try:

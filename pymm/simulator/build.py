@@ -9,17 +9,22 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pymm.backends.base import CompileFailed
-from pymm.backends.binaries import obtain_folder
-from pymm.backends.directories import cache_directory
-from pymm.locks import sweep
+from pymm.core.binaries import obtain_folder
+from pymm.core.errors import CompileFailed
+from pymm.core.files import sweep
+from pymm.core.paths import cache_directory
 
 _HERE = Path(__file__).resolve().parent
 _DRIVER_FLAGS = [
-    "-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-shared", "-pthread",
+    "-std=c++17",
+    "-O2",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-shared",
+    "-pthread",
     "-U_FORTIFY_SOURCE",  # its longjmp refuses to leave a fiber's stack
     "-Wl,-soname,libcuda.so.1",
-]  # fmt: skip
+]
 
 
 class CannotSimulate(RuntimeError):
@@ -31,8 +36,10 @@ def compiler() -> str:
     name = os.environ.get("CXX", "").strip() or "g++"
     found = shutil.which(name)
     if found is None:
-        raise CannotSimulate(f"the simulator needs g++ and there is no {name} on PATH; install it "
-                             "(Debian: apt install g++) or name it in CXX")
+        raise CannotSimulate(
+            f"the simulator needs g++ and there is no {name} on PATH; install it "
+            "(Debian: apt install g++) or name it in CXX"
+        )
     return found
 
 
@@ -74,8 +81,10 @@ def _fill(folder: Path, name: str) -> None:
     (folder / "lib").mkdir()
     shutil.copytree(_HERE / "device", folder / "device")
     drivers = [str(p) for p in sorted((_HERE / "driver").glob("*.cpp"))]
-    _run([compiler(), *_DRIVER_FLAGS, *drivers, "-o", str(folder / "lib" / "libcuda.so.1"), "-ldl"],
-         temporary=folder / "lib")
+    _run(
+        [compiler(), *_DRIVER_FLAGS, *drivers, "-o", str(folder / "lib" / "libcuda.so.1"), "-ldl"],
+        temporary=folder / "lib",
+    )
     # A copy of the compiler, so that this folder outlives the checkout or environment it came from.
     (folder / "compiler").mkdir()
     for part in ("nvcc.py", "translate.py", "brackets.py"):

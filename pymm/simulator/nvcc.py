@@ -19,42 +19,110 @@ from translate import Refused, translate
 
 SHARED_LIMIT = 48 << 10  # bytes of static shared memory, of every architecture
 FLAGS = [
-    "-std=c++17", "-O2", "-g1", "-w", "-fPIC", "-fvisibility=hidden", "-fno-gnu-unique",
-    "-fno-exceptions", "-fno-rtti", "-fno-asynchronous-unwind-tables",
+    "-std=c++17",
+    "-O2",
+    "-g1",
+    "-w",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-gnu-unique",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-asynchronous-unwind-tables",
     "-fno-semantic-interposition",
     "-fstack-clash-protection",  # a large frame meets the page that ends a fiber's stack
-    "-fno-strict-aliasing", "-fwrapv", "-ffp-contract=fast",
+    "-fno-strict-aliasing",
+    "-fwrapv",
+    "-ffp-contract=fast",
     # Only loads and stores that the text asks for, each of them checked:
-    "-fno-tree-vectorize", "-fno-tree-loop-distribute-patterns", "-fno-hoist-adjacent-loads",
-    "-fsanitize=kernel-address,alignment", "-fasan-shadow-offset=0x7fff8000",
-    "--param", "asan-stack=0", "--param", "asan-globals=0",
-    "--param", "asan-instrumentation-with-call-threshold=2000000000",
-]  # fmt: skip
+    "-fno-tree-vectorize",
+    "-fno-tree-loop-distribute-patterns",
+    "-fno-hoist-adjacent-loads",
+    "-fsanitize=kernel-address,alignment",
+    "-fasan-shadow-offset=0x7fff8000",
+    "--param",
+    "asan-stack=0",
+    "--param",
+    "asan-globals=0",
+    "--param",
+    "asan-instrumentation-with-call-threshold=2000000000",
+]
 
 # Options that take a value, by every name nvcc knows them by.
 _VALUED = {
-    "-o": "output", "--output-file": "output",
-    "-I": "include", "--include-path": "include", "-isystem": "include",
-    "-D": "define", "--define-macro": "define", "-U": "undefine", "--undefine-macro": "undefine",
-    "-include": "preinclude", "--pre-include": "preinclude",
-    "-arch": "arch", "--gpu-architecture": "arch", "-code": "code", "--gpu-code": "code",
-    "-gencode": "gencode", "--generate-code": "gencode", "-std": "std", "--std": "std",
-    "-Xcompiler": "host", "--compiler-options": "host",
-    "-Xptxas": "ptxas", "--ptxas-options": "ptxas", "-fmad": "fmad", "--fmad": "fmad",
-    "-O": "ignored", "--optimize": "ignored", "-maxrregcount": "ignored",
-    "--maxrregcount": "ignored", "-ccbin": "ignored", "--compiler-bindir": "ignored",
-    "-rdc": "ignored", "--relocatable-device-code": "ignored", "-x": "ignored",
-    "-ftz": "ignored", "-prec-div": "ignored", "-prec-sqrt": "ignored", "-t": "ignored",
-    "--threads": "ignored", "-diag-suppress": "ignored", "--diag-suppress": "ignored",
-    "-Xcudafe": "ignored", "--cudafe-options": "ignored", "-Werror": "ignored",
-}  # fmt: skip
+    "-o": "output",
+    "--output-file": "output",
+    "-I": "include",
+    "--include-path": "include",
+    "-isystem": "include",
+    "-D": "define",
+    "--define-macro": "define",
+    "-U": "undefine",
+    "--undefine-macro": "undefine",
+    "-include": "preinclude",
+    "--pre-include": "preinclude",
+    "-arch": "arch",
+    "--gpu-architecture": "arch",
+    "-code": "code",
+    "--gpu-code": "code",
+    "-gencode": "gencode",
+    "--generate-code": "gencode",
+    "-std": "std",
+    "--std": "std",
+    "-Xcompiler": "host",
+    "--compiler-options": "host",
+    "-Xptxas": "ptxas",
+    "--ptxas-options": "ptxas",
+    "-fmad": "fmad",
+    "--fmad": "fmad",
+    "-O": "ignored",
+    "--optimize": "ignored",
+    "-maxrregcount": "ignored",
+    "--maxrregcount": "ignored",
+    "-ccbin": "ignored",
+    "--compiler-bindir": "ignored",
+    "-rdc": "ignored",
+    "--relocatable-device-code": "ignored",
+    "-x": "ignored",
+    "-ftz": "ignored",
+    "-prec-div": "ignored",
+    "-prec-sqrt": "ignored",
+    "-t": "ignored",
+    "--threads": "ignored",
+    "-diag-suppress": "ignored",
+    "--diag-suppress": "ignored",
+    "-Xcudafe": "ignored",
+    "--cudafe-options": "ignored",
+    "-Werror": "ignored",
+}
 _TARGETS = {"cubin", "ptx", "fatbin", "preprocess"}
 _PLAIN = {
-    "-w", "-g", "-G", "-lineinfo", "--generate-line-info", "-m64", "-c", "--keep", "-keep",
-    "-restrict", "--restrict", "-use_fast_math", "--use_fast_math", "-extra-device-vectorization",
-    "--extended-lambda", "-extended-lambda", "--expt-relaxed-constexpr", "-expt-relaxed-constexpr",
-    "-v", "--verbose", "--resource-usage", "-res-usage", "-dc", "--device-debug", "--debug",
-}  # fmt: skip
+    "-w",
+    "-g",
+    "-G",
+    "-lineinfo",
+    "--generate-line-info",
+    "-m64",
+    "-c",
+    "--keep",
+    "-keep",
+    "-restrict",
+    "--restrict",
+    "-use_fast_math",
+    "--use_fast_math",
+    "-extra-device-vectorization",
+    "--extended-lambda",
+    "-extended-lambda",
+    "--expt-relaxed-constexpr",
+    "-expt-relaxed-constexpr",
+    "-v",
+    "--verbose",
+    "--resource-usage",
+    "-res-usage",
+    "-dc",
+    "--device-debug",
+    "--debug",
+}
 
 
 class Fatal(Exception):
@@ -95,8 +163,11 @@ def parse(arguments: list[str]) -> Command:
         else:
             raise Fatal(f"Unknown option '{word}'")
     if len(command.sources) != 1:
-        raise Fatal("No input files specified" if not command.sources
-                    else "A single input file is required for a non-link phase")
+        raise Fatal(
+            "No input files specified"
+            if not command.sources
+            else "A single input file is required for a non-link phase"
+        )
     return command
 
 
@@ -150,9 +221,24 @@ def preprocess(command: Command, cache: str, folder: str, arch: int, *more: str)
     with open(defines, "w") as file:
         file.write(definitions(command, arch))
     # The file is named as the user named it, so that messages name it that way too.
-    done = call([compiler(), *gpp_flags(command), "-E", "-fpch-preprocess",
-                 *more, "-I", os.path.join(cache, "device"), "-include", "cuda.hpp",
-                 "-include", defines, "-x", "c++", command.sources[0]])
+    done = call(
+        [
+            compiler(),
+            *gpp_flags(command),
+            "-E",
+            "-fpch-preprocess",
+            *more,
+            "-I",
+            os.path.join(cache, "device"),
+            "-include",
+            "cuda.hpp",
+            "-include",
+            defines,
+            "-x",
+            "c++",
+            command.sources[0],
+        ]
+    )
     if done.returncode:
         raise Refused(done.stderr.rstrip())
     return done.stdout
@@ -164,8 +250,21 @@ def compile_module(command: Command, cache: str, folder: str, arch: int) -> str:
     translated, out = os.path.join(folder, "kernel.ii"), os.path.join(folder, "kernel.so")
     with open(translated, "w") as file:
         file.write(text)
-    done = call([compiler(), *gpp_flags(command), "-shared", "-Wl,-Bsymbolic",
-                 "-Wl,-z,now", "-fpreprocessed", "-x", "c++", translated, "-o", out])
+    done = call(
+        [
+            compiler(),
+            *gpp_flags(command),
+            "-shared",
+            "-Wl,-Bsymbolic",
+            "-Wl,-z,now",
+            "-fpreprocessed",
+            "-x",
+            "c++",
+            translated,
+            "-o",
+            out,
+        ]
+    )
     if done.returncode:
         raise Refused(done.stderr.rstrip())
     return out
@@ -199,11 +298,15 @@ def run(command: Command, cache: str) -> None:
         module = compile_module(command, cache, folder, arch)
         for name, size in shared_bytes(module).items():
             if size > SHARED_LIMIT:
-                raise Refused(f"ptxas error   : Entry function '{name}' uses too much shared data "
-                              f"({size:#x} bytes, {SHARED_LIMIT:#x} max)")
+                raise Refused(
+                    f"ptxas error   : Entry function '{name}' uses too much shared data "
+                    f"({size:#x} bytes, {SHARED_LIMIT:#x} max)"
+                )
             if "-v" in " ".join(command.values.get("ptxas", [])).split():
-                print(f"ptxas info    : Function '{name}': Used 32 registers, {size} bytes smem",
-                      file=sys.stderr)
+                print(
+                    f"ptxas info    : Function '{name}': Used 32 registers, {size} bytes smem",
+                    file=sys.stderr,
+                )
         stem = os.path.splitext(os.path.basename(command.sources[0]))[0]
         out = command.last("output") or f"{stem}.{command.target}"
         with open(module, "rb") as file:

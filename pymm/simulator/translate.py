@@ -82,16 +82,20 @@ class Translation:
     def _refuse_what_is_missing(self) -> None:
         for m in re.finditer(r"\b(?:asm|__asm__|__asm)\b", self.code):
             if not self.place(m.start())[2]:
-                self.refuse(m.start(), "inline PTX cannot be simulated: put it in common/ptx.cuh "
-                                       "with a plain C++ twin under #ifdef PYMM_SIMULATOR")
+                self.refuse(
+                    m.start(),
+                    "inline PTX cannot be simulated: put it in common/ptx.cuh "
+                    "with a plain C++ twin under #ifdef PYMM_SIMULATOR",
+                )
         if m := re.search(r"\b__cluster_dims__\b", self.code):
             self.refuse(m.start(), "clusters of thread blocks cannot be simulated")
 
     def _unroll(self) -> None:
         # nvcc unrolls fully, which would make g++ slow. 8 times keeps a register tile in registers,
         # and the loop around a loop around a loop gains nothing more.
-        for m in re.finditer(r"^[ \t]*#[ \t]*pragma[ \t]+unroll\b[ \t]*\(?(\w*)[^\n]*", self.text,
-                             re.MULTILINE):
+        for m in re.finditer(
+            r"^[ \t]*#[ \t]*pragma[ \t]+unroll\b[ \t]*\(?(\w*)[^\n]*", self.text, re.MULTILINE
+        ):
             wanted = int(m[1]) if m[1].isdigit() else 8
             if self._statement(m.end())[1] > 2:
                 wanted = 1
@@ -102,12 +106,12 @@ class Translation:
         head = re.compile(r"\s*(for|while|if|else|do)?\b(\s*constexpr\b)?\s*").match(self.code, at)
         begin = head.end() if head else at
         if head and head[1]:
-            opened = self.code[begin:begin + 1] == "(" and head[1] not in ("else", "do")
+            opened = self.code[begin : begin + 1] == "(" and head[1] not in ("else", "do")
             after = match(self.code, begin) + 1 if opened else begin
             end, depth = self._statement(after)
             return end, depth + (head[1] in ("for", "while", "do"))
         begin += len(self.code[begin:]) - len(self.code[begin:].lstrip())
-        if self.code[begin:begin + 1] != "{":
+        if self.code[begin : begin + 1] != "{":
             return self.code.find(";", begin) + 1, 0
         closing, depth, inner = match(self.code, begin), 0, begin + 1
         while loop := re.compile(r"\b(for|while)\b").search(self.code, inner, closing):
@@ -134,7 +138,7 @@ class Translation:
         number = len(self.edits)
         if instance:
             base = name.split("<")[0].strip()
-            limit = f"pymm_bounds_{base}{name[name.index('<'):]}()" if base in self.bounds else "0"
+            limit = f"pymm_bounds_{base}{name[name.index('<') :]}()" if base in self.bounds else "0"
             self._register(following.end(), number, name, limit)
         elif following[1] == "{":
             end = match(code, following.end() - 1)
@@ -144,16 +148,27 @@ class Translation:
                 pointer += f"<{', '.join(self._parameter_names(parameters))}>"
                 if bounds:
                     self.bounds.add(name)
-                    self.edits.append((end + 1, end + 1,
-                                       f" template <{parameters}> constexpr int pymm_bounds_{name}"
-                                       f"() {{ return {split(bounds)[0]}; }}"))
+                    self.edits.append(
+                        (
+                            end + 1,
+                            end + 1,
+                            f" template <{parameters}> constexpr int pymm_bounds_{name}"
+                            f"() {{ return {split(bounds)[0]}; }}",
+                        )
+                    )
             else:
                 self._register(end + 1, number, name, bounds or "0")
             self.kernels.append(Kernel(name, following.end(), end, pointer))
 
     def _register(self, at: int, number: int, name: str, bounds: str) -> None:
-        self.edits.append((at, at, f" static pymm_sim::AddKernel pymm_kernel_{number}"
-                                   f'{{pymm_sim::describe(&{name}, "{name}", {bounds})}};'))
+        self.edits.append(
+            (
+                at,
+                at,
+                f" static pymm_sim::AddKernel pymm_kernel_{number}"
+                f'{{pymm_sim::describe(&{name}, "{name}", {bounds})}};',
+            )
+        )
 
     def _name_and_parameters(self, at: int) -> tuple[int, int]:
         """Where the name begins and where its parameter list opens, after `__global__`."""
@@ -176,14 +191,14 @@ class Translation:
         closing = match(self.code, m.end() - 1)
         lines = self.text.count("\n", m.start(), closing)
         self.edits.append((m.start(), closing + 1, "\n" * lines))
-        return self.text[m.end():closing].replace("\n", " ")
+        return self.text[m.end() : closing].replace("\n", " ")
 
     def _template_parameters(self, angle: int) -> str:
         depth = 0
         for i in range(angle, len(self.code)):
             depth += {"<": 1, ">": -1, "(": 1, ")": -1}.get(self.code[i], 0)
             if depth == 0:
-                return self.text[angle + 1:i].replace("\n", " ")
+                return self.text[angle + 1 : i].replace("\n", " ")
         self.refuse(angle, "template < without >")
         return ""
 
@@ -229,10 +244,10 @@ class Translation:
         alignment = "0"
         while m := re.search(r"\b(?:alignas|__attribute__)\s*\(", words):
             closing = match(words, m.end() - 1)
-            inner = words[m.end():closing]
+            inner = words[m.end() : closing]
             a = re.search(r"aligned\s*\(", inner)
-            alignment = inner[a.end():match(inner, a.end() - 1)] if a else inner
-            words = words[:m.start()] + " " + words[closing + 1:]
+            alignment = inner[a.end() : match(inner, a.end() - 1)] if a else inner
+            words = words[: m.start()] + " " + words[closing + 1 :]
         return words, alignment
 
     def _declarator(self, text: str, at: int) -> tuple[str, str, str]:
@@ -251,15 +266,18 @@ class Translation:
             self.refuse(at, f"cannot read the __shared__ declaration of `{text}`")
         return m[1].strip(), m[2], extents
 
-    def _static(self, at: int, i: int, name: str, kind: str, alignment: str,
-                owner: Kernel | None) -> str:
+    def _static(
+        self, at: int, i: int, name: str, kind: str, alignment: str, owner: Kernel | None
+    ) -> str:
         if not self._in_function(at):
             self.refuse(at, f"declare __shared__ {name} inside a function")
         place = f"pymm_place_{at}_{i}"
         pointer = f"reinterpret_cast<const void*>({owner.pointer})" if owner else "nullptr"
-        return (f'struct {place} {{ static const char* name() {{ return "{name}"; }} '
-                f"static const void* owner() {{ return {pointer}; }} }}; "
-                f"auto& {name} = pymm_sim::shared<{kind}, {alignment}, {place}>();")
+        return (
+            f'struct {place} {{ static const char* name() {{ return "{name}"; }} '
+            f"static const void* owner() {{ return {pointer}; }} }}; "
+            f"auto& {name} = pymm_sim::shared<{kind}, {alignment}, {place}>();"
+        )
 
     def _dynamic(self, at: int, name: str, kind: str) -> str:
         if self._in_function(at):
@@ -275,14 +293,18 @@ class Translation:
             elif opened:
                 opened.pop()
         for brace in opened:
-            head = self.code[statement_begin(self.code, brace):brace]
-            if not re.match(r"\s*(inline\s+)?(namespace|extern|struct|class|union)\b", head) \
-                    or "(" in head:
+            head = self.code[statement_begin(self.code, brace) : brace]
+            if (
+                not re.match(r"\s*(inline\s+)?(namespace|extern|struct|class|union)\b", head)
+                or "(" in head
+            ):
                 return True
         return False
 
 
 def translate(text: str, architecture: int) -> str:
     """C++ for `text`, CUDA C++ after the preprocessor. Raises Refused."""
-    return (Translation(text).run()
-            + f"\nstatic pymm_sim::SetArchitecture pymm_architecture{{{architecture}}};\n")
+    return (
+        Translation(text).run()
+        + f"\nstatic pymm_sim::SetArchitecture pymm_architecture{{{architecture}}};\n"
+    )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pymm.backends.base import NoDevice
 from pymm.backends.cuda.compiler import CudaCompiler, import_pycuda
 from pymm.backends.cuda.forks import process
 from pymm.backends.cuda.nvcc import INSTALL, describe, find_nvcc
 from pymm.backends.telemetry import driver_version
-from pymm.device import Device, cuda_peaks
+from pymm.core.device import Device, cuda_peaks
+from pymm.core.errors import NoDevice
 
 if TYPE_CHECKING:
     from pymm.backends.cuda.backend import CudaBackend

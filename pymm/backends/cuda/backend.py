@@ -1,4 +1,4 @@
-"""The GPU through PyCUDA: memory, kernels, order, time."""
+"""The GPU through PyCUDA: memory, kernels, streams, time."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from pymm.backends.cuda.context import Contexts, active, failure, working
 from pymm.backends.cuda.copies import HostCopies
 from pymm.backends.cuda.driver import Driver, DriverError, relaxed_capture
 from pymm.backends.cuda.executable import CudaExecutable
-from pymm.backends.cuda.mapped import MappedExecutable
 from pymm.backends.cuda.scratch import Captures, Scratch, StreamPlace
 from pymm.backends.cuda.timing import timed
+from pymm.backends.cuda.tma import MappedExecutable
 from pymm.backends.current import current
 from pymm.backends.telemetry import read_telemetry
-from pymm.device import Device
-from pymm.source import Source
+from pymm.core.device import Device
+from pymm.kernels.source import Source
 
 #: Rows start on a boundary of this many bytes: four sectors, and the line of the caches.
 ROW_ALIGNMENT = 128

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from pymm.backends.base import CompileFailed, Compiler
-from pymm.backends.binaries import key_of, obtain
-from pymm.backends.directories import out_of_space
-from pymm.source import Source
+from pymm.backends.base import Compiler
+from pymm.core.binaries import key_of, obtain
+from pymm.core.errors import CompileFailed
+from pymm.core.paths import out_of_space
+from pymm.kernels.source import Source
 
 #: -w, because PyCUDA turns every remark of the compiler into a Python warning. -lineinfo costs
 #: nothing at run time and lets profilers and compute-sanitizer name lines of the kernel files.

@@ -21,9 +21,9 @@ from contextlib import contextmanager, suppress
 
 import pycuda.driver as drv
 
-from pymm.backends.base import LaunchFailed
 from pymm.backends.cuda.driver import OutOfMemory, relaxed_capture
 from pymm.backends.cuda.forks import WORDS, process
+from pymm.core.errors import LaunchFailed
 
 current_context = drv.Context.get_current
 pop_context = drv.Context.pop

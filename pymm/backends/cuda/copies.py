@@ -18,7 +18,7 @@ import numpy as np
 import pycuda.driver as drv
 
 from pymm.backends.base import TRANSFERS, check_rows
-from pymm.backends.cpu_device import usable_cores
+from pymm.backends.cpu.device import usable_cores
 from pymm.backends.cuda.context import Held
 from pymm.backends.cuda.driver import Driver
 
@@ -107,9 +107,7 @@ class HostCopies:
                     command(own)
             self._driver.order(own.handle, stream)
 
-    def _registered(
-        self, array: np.ndarray, address: int, pitch: int, into_device: bool
-    ) -> bool:
+    def _registered(self, array: np.ndarray, address: int, pitch: int, into_device: bool) -> bool:
         """Copy with the array's pages locked for the time of it; False if they cannot be."""
         start = array.__array_interface__["data"][0]
         row = array.shape[1] * array.itemsize

@@ -10,8 +10,8 @@ import pycuda.driver as drv
 from pymm.backends.base import Matrix
 from pymm.backends.cuda.backend import CudaBackend
 from pymm.backends.cuda.context import working
-from pymm.problem import Problem
-from pymm.source import Source
+from pymm.core.problem import Problem
+from pymm.kernels.source import Source
 
 #: What pymm/simulator/device/counted.hpp counts, in this order.
 COUNTS = ("operations", "global_loads", "global_stores", "shared_loads", "shared_stores")

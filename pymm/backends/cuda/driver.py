@@ -316,8 +316,15 @@ class Driver:
     def captured_graph(self, stream: int) -> int:
         """Handle of the graph that a stream is captured into."""
         status, number, graph = c_int(), c_ulonglong(), c_void_p()
-        self.call("cuStreamGetCaptureInfo_v2", c_void_p(stream), byref(status), byref(number),
-                  byref(graph), None, None)  # fmt: skip
+        self.call(
+            "cuStreamGetCaptureInfo_v2",
+            c_void_p(stream),
+            byref(status),
+            byref(number),
+            byref(graph),
+            None,
+            None,
+        )
         return graph.value or 0
 
     def when_destroyed(self, graph: int, action: c_void_p, argument: c_void_p) -> None:

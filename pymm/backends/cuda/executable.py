@@ -13,15 +13,15 @@ import pycuda.driver as drv
 from pycuda._pvt_struct import pack
 from pycuda.compiler import SourceModule
 
-from pymm.backends.base import Buffer, CompileFailed, Executable, LaunchFailed, Matrix, Resources
+from pymm.backends.base import Buffer, Executable, Matrix, Resources
 from pymm.backends.cuda.compiler import CudaCompiler
 from pymm.backends.cuda.context import Contexts, Held, active, failure, working
 from pymm.backends.cuda.driver import Driver, DriverError, StreamState
-from pymm.backends.cuda.launches import Bound, BoundLaunch, Launch, Place
-from pymm.backends.cuda.mirroring import mirror_launch, mirrors
+from pymm.backends.cuda.launch import Bound, BoundLaunch, Launch, LaunchSite, mirror_launch, mirrors
 from pymm.backends.cuda.scratch import Nothing, Scratch, StreamPlace
-from pymm.problem import Problem
-from pymm.source import Source
+from pymm.core.errors import CompileFailed, LaunchFailed
+from pymm.core.problem import Problem
+from pymm.kernels.source import Source
 
 #: Bytes of shared memory that every block may have.
 STATIC_SHARED = 48 * 1024
@@ -126,7 +126,7 @@ class CudaExecutable(Executable):
             launches.append(mirror_launch(problem, c))
         return self._bound(place, launches, memory, (problem, alpha, a, b, beta, c, stream))
 
-    def _place(self, context: drv.Context, stream: Any, flops: int, what: str) -> Place:
+    def _place(self, context: drv.Context, stream: Any, flops: int, what: str) -> LaunchSite:
         """Where launches run; `what` they are, of `flops` operations."""
         handle = getattr(stream, "handle", stream) or 0
         early = int("".join(filter(str.isdigit, self._compiler.arch))) >= 90
@@ -136,15 +136,15 @@ class CudaExecutable(Executable):
         with active(context):
             found = state() if state else StreamState()
         at = context, number, self._driver, functions, handle, state, found
-        return Place(*at, early, flops, what)
+        return LaunchSite(*at, early, flops, what)
 
-    def _lease(self, place: Place, nbytes: int) -> Buffer | Nothing:
+    def _lease(self, place: LaunchSite, nbytes: int) -> Buffer | Nothing:
         """Scratch memory for launches at `place`."""
         with active(place.context):  # a graph that is captured is asked for
             return self._scratch.lease(_stream_place(place), nbytes)
 
     def _bound(
-        self, place: Place, launches: list[Launch], memory: Buffer | Nothing, given: tuple
+        self, place: LaunchSite, launches: list[Launch], memory: Buffer | Nothing, given: tuple
     ) -> BoundLaunch:
         """A call of `launches`; `given` are the arguments of `bind` that it was made of."""
         problem, alpha, a, b, beta, c, stream = given
@@ -234,7 +234,7 @@ class CudaExecutable(Executable):
                 )
 
 
-def _stream_place(place: Place) -> StreamPlace:
+def _stream_place(place: LaunchSite) -> StreamPlace:
     """What scratch memory for launches at `place` belongs to."""
     return StreamPlace(place.number, place.stream, place.found)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from pymm.backends.base import LaunchFailed
 from pymm.backends.current import current
+from pymm.core.errors import LaunchFailed
 
 WORDS = (
     "CUDA does not survive a fork, and this process was forked from one that used it. Start "

@@ -1,5 +1,5 @@
-"""The launches of a product as one graph: queued by one call of the driver, which takes 2.5 us for
-any number of them, where each launch by itself takes 4 (which calls: launches.py).
+"""The launches of a product as one CUDA graph: queued by one call of the driver, which takes 2.5 us
+for any number of them, where each launch by itself takes 4 (when one is made: launch.py).
 """
 
 from __future__ import annotations
@@ -32,8 +32,12 @@ class _Kernel(ctypes.Structure):
 class _Edge(ctypes.Structure):
     """CUgraphEdgeData."""
 
-    _fields_ = (("from_port", c_ubyte), ("to_port", c_ubyte), ("type", c_ubyte),
-                ("unused", c_ubyte * 5))  # fmt: skip
+    _fields_ = (
+        ("from_port", c_ubyte),
+        ("to_port", c_ubyte),
+        ("type", c_ubyte),
+        ("unused", c_ubyte * 5),
+    )
 
 
 #: From kernel to kernel: when the first has ended; as an early launch (common/launches.cuh).

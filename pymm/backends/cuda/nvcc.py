@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pymm.backends.base import NoDevice
+from pymm.core.errors import NoDevice
 
 #: What brings PyCUDA and a toolkit. Not by the name pymm, which on the index is somebody else's.
 INSTALL = "`pip install '.[cuda]'` in a checkout of pymm"

@@ -1,0 +1,123 @@
+"""This machine's CPU as data: cores, vectors, caches, memory, and the measured peak rate."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+from functools import lru_cache
+from pathlib import Path
+
+from pymm.backends.cpu.compiler import CpuCompiler, processor_field
+from pymm.backends.cpu.threads import forks
+from pymm.core.binaries import key_of, obtain, sound
+from pymm.core.device import Device
+from pymm.kernels.source import kernel_text
+
+#: Types whose peak rate cpu_src/peak.cpp measures.
+MEASURED = ("f32", "f64")
+
+
+def usable_cores() -> int:
+    """Cores that the scheduler gives to this process."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def describe(threads: int, compiler: CpuCompiler) -> Device:
+    """This machine's CPU with `threads` cores in use."""
+    width, registers = _vectors()
+    caches = cache_sizes()
+    return Device(
+        name=f"{processor_name()}, {threads} core{'s' if threads > 1 else ''}",
+        kind="cpu",
+        sms=threads,
+        l2_bytes=caches[1] if len(caches) > 1 else 0,
+        memory_bytes=memory_field("MemTotal"),
+        vector_bytes=width,
+        vector_registers=registers,
+        cache_bytes=caches,
+        peak_flops=_peaks(threads, width, compiler),
+        versions={"driver": f"{platform.system()} {platform.machine()}"},
+    )
+
+
+def processor_name() -> str:
+    """The processor's name as its maker writes it, without trademarks and clock."""
+    name = processor_field("model name", "Model", "Hardware") or platform.machine() or "CPU"
+    name = re.sub(r"\((R|TM|r|tm)\)|\bCPU\b|@.*", " ", name)
+    return " ".join(name.split())
+
+
+def _vectors() -> tuple[int, int]:
+    """Bytes and number of the SIMD registers."""
+    flags = set(processor_field("flags", "Features").replace(",", " ").split())
+    if "avx512f" in flags:
+        return 64, 32
+    if "avx2" in flags:
+        return 32, 16
+    if platform.machine() in ("aarch64", "arm64"):
+        return 16, 32
+    return 16, 16
+
+
+@lru_cache(maxsize=1)
+def cache_sizes() -> tuple[int, ...]:
+    """Bytes of the data caches seen by one core, innermost first. Empty if the system is silent."""
+    sizes = {}
+    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        try:
+            kind, level, size = (
+                (index / field).read_text(encoding="ascii").strip()
+                for field in ("type", "level", "size")
+            )
+            unit = {"K": 2**10, "M": 2**20}.get(size[-1], 1)
+            if kind != "Instruction":
+                sizes[int(level)] = int(size.rstrip("KM")) * unit
+        except (OSError, ValueError):
+            continue
+    return tuple(sizes[level] for level in sorted(sizes))
+
+
+def memory_field(field: str) -> int:
+    """Bytes of a field of /proc/meminfo; 0 if it is not there."""
+    try:
+        found = re.search(rf"^{field}:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found.group(1)) * 1024 if found else 0
+
+
+def _peaks(threads: int, width: int, compiler: CpuCompiler) -> dict[str, float]:
+    """Operations per second by dtype, measured by cpu_src/peak.cpp and kept in the cache."""
+    text = f"#define VECTOR_BYTES {width}\n" + kernel_text("cpu", "peak.cpp")
+    key = key_of(text, compiler.version, compiler.processor, str(threads))
+    folder = compiler.cache / "cpu" / f"rates-{key}"
+
+    def measured(threads: int) -> dict[str, float]:
+        return _measured(compiler.build_text(text, "peak.cpp"), threads)
+
+    def measure(place: Path) -> Path:
+        values = " ".join(f"{value:.6g}" for value in measured(threads).values())
+        (place / "rates").write_text(values, encoding="ascii")
+        return place / "rates"
+
+    if forks.team(threads).value < threads and sound(folder) is None:
+        # a forked child that cannot have threads: a guess, not kept
+        return {dtype: peak * threads for dtype, peak in measured(1).items()}
+    values = obtain(folder, measure).read_text(encoding="ascii").split()
+    return dict(zip(MEASURED, map(float, values), strict=True))
+
+
+def _measured(path: Path, threads: int) -> dict[str, float]:
+    """The best of twenty runs of about 1 ms for each type."""
+    library = ctypes.CDLL(str(path))
+    forks.watch(library)
+    peaks = {}
+    for dtype in MEASURED:
+        measure = getattr(library, f"peak_{dtype}")
+        measure.restype = ctypes.c_double
+        peaks[dtype] = measure(ctypes.c_int(threads), ctypes.c_int(20), ctypes.c_longlong(300_000))
+    return peaks

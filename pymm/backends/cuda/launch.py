@@ -1,0 +1,286 @@
+"""Bound launches: everything that a launch uses, kept alive by it; the same launches for operands
+at other addresses; and the launch that mirrors half of a symmetric C.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pycuda.driver as drv
+from pycuda._pvt_struct import pack
+
+from pymm.backends.base import Matrix
+from pymm.backends.cuda.context import active, failure, pop_context
+from pymm.backends.cuda.driver import (
+    MAP_BYTES,
+    Driver,
+    DriverError,
+    StreamState,
+    relaxed_capture,
+)
+from pymm.backends.cuda.graphs import MOST_GRAPHS, Graph
+from pymm.core.problem import Problem
+
+Call = Callable[[], None]
+
+#: A call that is made so many times will be made again, and becomes a graph.
+REPEATED = 3
+
+#: Operations up to which a single launch does, too: the device has computed 256 x 256 x 256 before
+#: the host has launched the next one (an H200: 4.3 us from call to call, 5.3 a launch, 2.7 a
+#: graph). Beyond that the host has time, and a graph of one launch takes the device longer than the
+#: launch: 0.1 to 0.2 us of 6 to 9 (bf16, 512 to 1024), up to 0.5 between kernels of many kinds.
+BRIEF = 2**25
+
+#: Held while the launches of one product are queued: those of another thread on the same stream
+#: must not come between, they use the same memory.
+_turn = threading.Lock()
+
+
+class Launch(NamedTuple):
+    """One launch of the function `entry`: `places` and `maps` say where in its arguments the
+    address or the tensor map of an operand stands: bytes from their start, and 0, 1 or 2 for A, B
+    or C.
+    """
+
+    entry: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int
+    arguments: bytes
+    places: tuple[tuple[int, int], ...] = ()
+    maps: tuple[tuple[int, int], ...] = ()
+
+    def at(self, addresses: Sequence[int], driver: Driver) -> Launch:
+        """The same for operands of the same form at `addresses`."""
+        arguments = bytearray(self.arguments)
+        for offset, operand in self.places:
+            struct.pack_into("<Q", arguments, offset, addresses[operand])
+        for offset, operand in self.maps:
+            end = offset + MAP_BYTES
+            moved = driver.moved_map(self.arguments[offset:end], addresses[operand])
+            arguments[offset:end] = moved
+        return self._replace(arguments=bytes(arguments))
+
+
+class LaunchSite(NamedTuple):
+    """Where launches run: functions by their names, the handle of a stream, whether a launch may
+    begin before the one before it has ended, and how many operations they do together. `number` is
+    the context's, `what` is for error messages. `state` asks which stream the handle means and
+    whether it is being captured (None: neither changes), and `found` is what it said when the
+    launches were bound.
+    """
+
+    context: drv.Context
+    number: int
+    driver: Driver
+    functions: dict[str, int]
+    stream: int
+    state: Callable[[], StreamState] | None
+    found: StreamState
+    early: bool
+    flops: int
+    what: str
+
+
+class Bound(NamedTuple):
+    """What a `BoundLaunch` is bound to: the matrices A, B and C, and what binds other ones in the
+    state that the stream is in then. `scratch` says whether the launches use scratch memory.
+    """
+
+    matrices: tuple[Matrix, ...]
+    bind: Callable[..., BoundLaunch]
+    scratch: bool
+
+
+class BoundLaunch:
+    """One call of all launches of a product. It owns what they use: the loaded kernel, the scratch
+    memory, and the owners of the matrices where these have one.
+
+    The call that costs least: where the context is current for the driver, whatever is on PyCUDA's
+    own stack, asking for it and the launch (0.6 us on top of the driver's time); else a push and a
+    pop (0.6 us more).
+
+    Scratch memory belongs to one stream, or to one graph that is being captured. Where the stream's
+    handle means another stream by now, or its work is captured, the product is bound anew.
+    """
+
+    __slots__ = (
+        "_place",
+        "_launches",
+        "_kernels",
+        "_starts",
+        "_owners",
+        "_bound",
+        "_current",
+        "_number",
+        "_single",
+        "_queue",
+        "_left",
+        "_state",
+        "_found",
+        "_other",
+        "__weakref__",
+    )
+
+    def __init__(
+        self,
+        place: LaunchSite,
+        launches: Sequence[Launch],
+        owners: tuple[Any, ...],
+        bound: Bound,
+        known: tuple[list[tuple], list] | None = None,
+    ) -> None:
+        self._place, self._launches, self._owners, self._bound = place, launches, owners, bound
+        if known is None:
+            kernels = [_kernel(place, one, i > 0) for i, one in enumerate(launches)]
+            known = kernels, [place.driver.launcher(place.stream, *kernel) for kernel in kernels]
+        self._kernels, self._starts = known
+        pairs = zip(self._starts, launches, strict=True)
+        calls = [start(one.arguments) for start, one in pairs]
+        self._single = self._queue = calls[0] if len(calls) == 1 else _in_turn(calls)
+        self._left = 0 if self.captured else REPEATED
+        self._current, self._number = place.driver.current_context, place.number
+        self._state: Callable[[], Any] | None = place.state if bound.scratch else None
+        self._found: StreamState | bool = place.found
+        self._other: tuple[StreamState, BoundLaunch] | None = None
+
+    @property
+    def context(self) -> int:
+        """Number of the context that it works in."""
+        return self._place.number
+
+    @property
+    def captured(self) -> bool:
+        """Whether it was bound for a graph that was being captured."""
+        return self._place.found.capture != 0
+
+    @property
+    def owners(self) -> tuple[Any, ...]:
+        """What lives as long as the launch."""
+        return self._owners
+
+    def assume_context(self, number: int) -> Call:
+        """The same call for who knows the number of the current context."""
+        return self._here if number == self._number else self._pushed
+
+    def __call__(self) -> None:
+        if self._current() == self._number:
+            self._here()
+        else:
+            self._pushed()
+
+    def _pushed(self) -> None:
+        context = self._place.context
+        try:
+            context.push()
+            try:
+                self._here()
+            finally:
+                pop_context()
+        except drv.Error as error:
+            raise failure(context, error, self._place.what) from error
+
+    def _here(self) -> None:
+        asks = self._state
+        if asks is not None and (state := asks()) != self._found:
+            self._launch_in(state)
+            return
+        try:
+            self._queue()
+        except DriverError as error:
+            raise failure(self._place.context, error, self._place.what) from error
+        if self._left:
+            self._left -= 1
+            if not self._left:
+                self._repeat()
+
+    def _launch_in(self, state: StreamState | bool) -> None:
+        """Launch on a stream of the same handle that is not the one that this is bound to, or is
+        being captured.
+        """
+        if not self._bound.scratch:  # a graph of pymm's own cannot go into another graph
+            try:
+                self._single()
+            except DriverError as error:
+                raise failure(self._place.context, error, self._place.what) from error
+            return
+        other = self._other
+        if other is None or other[0] != state:
+            with relaxed_capture():
+                other = (state, self._bound.bind(*self._bound.matrices))
+            if not state.capture:  # those of a graph are the graph's
+                self._other = other
+        other[1]._here()
+
+    def _repeat(self) -> None:
+        """From now on all launches as one graph, if that helps, there is room for one and the
+        driver can make it. Where the stream is captured they still go one by one.
+        """
+        place, launches = self._place, self._launches
+        if (len(launches) == 1 and place.flops > BRIEF) or Graph.alive >= MOST_GRAPHS:
+            return
+        captured = place.driver.asks_whether_captured(place.stream)
+        if captured is not None and captured():
+            return
+        nodes = zip(self._kernels, launches, strict=True)
+        try:
+            graph = Graph(place.driver, [(*kernel, one.arguments) for kernel, one in nodes])
+        except DriverError:
+            return
+        launch = graph.launcher(place.stream)
+        self._queue = launch if len(launches) == 1 else _in_turn([launch])
+        if not self._bound.scratch:
+            self._state, self._found = captured, False
+
+    def rebind(self, *addresses: int) -> BoundLaunch:
+        """The same call for operands of the same forms at other addresses, equal to these modulo
+        128, in a tenth of the time that binding takes.
+        """
+        bound, driver = self._bound, self._place.driver
+        pairs = zip(bound.matrices, addresses, strict=True)
+        matrices = tuple(replace(matrix, address=address) for matrix, address in pairs)
+        with active(self._place.context):  # the driver asks for one to write a tensor map
+            launches = [one.at(addresses, driver) for one in self._launches]
+        known = self._kernels, self._starts
+        bound = bound._replace(matrices=matrices)
+        return BoundLaunch(self._place, launches, self._owners, bound, known)
+
+
+def _kernel(place: LaunchSite, one: Launch, follows: bool) -> tuple[int, tuple[int, ...], bool]:
+    """What `Driver.launcher` wants besides a stream."""
+    sizes = *one.grid, *one.block, one.shared
+    return place.functions[one.entry], sizes, follows and place.early
+
+
+def _in_turn(calls: list[Call]) -> Call:
+    def call() -> None:
+        with _turn:
+            for one in calls:
+                one()
+
+    return call
+
+
+#: Rows and columns of the squares that common/mirror.cuh moves, and the threads of a block.
+SIDE, THREADS = 64, 256
+
+
+def mirrors(problem: Problem, beta: float) -> bool:
+    """Whether a product ends with that launch; the kernel's text then has `mirror`. One that is
+    computed whole does if it adds to C: not all elements are rounded alike then, and of the given C
+    one half is enough.
+    """
+    return problem.fill == "full" and (problem.halved or beta != 0)
+
+
+def mirror_launch(problem: Problem, c: Matrix) -> Launch:
+    """A block for each square on and below the diagonal, two rows of them in one of the grid."""
+    squares = -(-problem.n // SIDE)
+    grid = squares | 1, (squares + 1) // 2, problem.batch
+    arguments = pack("Pqqi", c.address, c.ld, c.batch_stride, problem.n)
+    return Launch("mirror", grid, (THREADS, 1, 1), 0, arguments, ((0, 2),))

@@ -1,0 +1,366 @@
+"""Kernels that read their operands through TMA tensor maps: which operands are read in place, where
+the others are repacked to, and what is launched before and after the kernel.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pycuda.driver as drv
+from pycuda._pvt_struct import pack
+
+from pymm.backends.base import Matrix
+from pymm.backends.cuda.context import Held, active, failure
+from pymm.backends.cuda.driver import MAP_BYTES, DriverError
+from pymm.backends.cuda.executable import CudaExecutable
+from pymm.backends.cuda.launch import Launch, mirror_launch, mirrors
+from pymm.core.problem import Problem, stored_shapes
+from pymm.kernels import Box, Feed
+from pymm.kernels.kernel import parts_bytes, parts_of
+
+#: Rows of a tensor map start at multiples of this many bytes (CUDA driver API,
+#: "cuTensorMapEncodeTiled").
+ROW_BYTES = 16
+
+#: Rows of a copy start at multiples of this many bytes.
+PITCH_BYTES = 128
+
+#: A block of `repack` copies this many rows and columns.
+SIDE = 64
+
+#: from to ld batch pitch rows columns count turned
+_COPY = "PPqqqIIII"
+
+#: Where the addresses of the two stacks that `repack` copies stand in its arguments.
+SOURCES = 0, struct.calcsize(_COPY)
+
+
+class Copy(NamedTuple):
+    """A stack on its way through the kernel file's `repack`: matrices, rows and columns as they are
+    stored; `turned` if its columns become rows; each matrix is followed by those of its further
+    `terms`. Sizes in elements of `size` bytes, those of what is made: 2 where it is `scaled`, and
+    then the powers are behind all of it.
+    """
+
+    stack: int
+    rows: int
+    columns: int
+    turned: bool
+    terms: int
+    size: int
+    scaled: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Matrices, rows and columns of what is made."""
+        rows, columns = (self.columns, self.rows) if self.turned else (self.rows, self.columns)
+        return self.stack * self.terms, rows, columns
+
+    @property
+    def pitch(self) -> int:
+        """Elements from row to row of what is made."""
+        return -(-self.shape[2] * self.size // PITCH_BYTES) * PITCH_BYTES // self.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is made."""
+        stack, blocks, _ = self.powers
+        return self._terms_bytes + self.scaled * stack * blocks * self.powers_pitch * 4
+
+    @property
+    def _terms_bytes(self) -> int:
+        matrices, rows, _ = self.shape
+        return matrices * rows * self.pitch * self.size
+
+    @property
+    def powers(self) -> tuple[int, int, int]:
+        """Matrices, rows and columns of the powers: a row for each 64 numbers along k."""
+        _, rows, columns = self.shape
+        return self.stack, -(-columns // SIDE), rows
+
+    @property
+    def powers_pitch(self) -> int:
+        """Powers from row to row."""
+        return -(-self.powers[2] * 4 // PITCH_BYTES) * PITCH_BYTES // 4
+
+    @property
+    def blocks(self) -> int:
+        """Squares to be copied."""
+        return self.stack * -(-self.rows // SIDE) * -(-self.columns // SIDE)
+
+    def at(self, address: int) -> Matrix:
+        """What is made, at `address`."""
+        return Matrix(address, self.pitch, self.shape[1] * self.pitch)
+
+    def powers_at(self, address: int) -> Matrix:
+        """The powers of what is made at `address`."""
+        pitch = self.powers_pitch
+        return Matrix(address + self._terms_bytes, pitch, self.powers[1] * pitch)
+
+
+def wanted_copies(feed: Feed, problem: Problem, a: Matrix, b: Matrix) -> list[Copy | None]:
+    """What has to be copied of A and B; None for one that the kernel can have as it lies."""
+    given = feed.received(problem)
+    turned = given.trans_a != problem.trans_a, given.trans_b != problem.trans_b
+    copies: list[Copy | None] = []
+    for matrix, shape, turn in zip((a, b), stored_shapes(problem), turned, strict=False):
+        if problem.k == 0 or (feed.terms == 1 and not turn and fits(matrix, problem)):
+            copies.append(None)
+            continue
+        stack = shape[0] if matrix.batch_stride else 1
+        size = 2 if feed.scaled else problem.numpy_dtype.itemsize
+        copies.append(Copy(stack, *shape[1:], turn, feed.terms, size, feed.scaled))
+    return copies
+
+
+def fits(matrix: Matrix, problem: Problem, size: int | None = None) -> bool:
+    """Whether a tensor map can describe a matrix of elements of `size` bytes as it lies."""
+    size = size or problem.numpy_dtype.itemsize
+    places = [matrix.address, matrix.ld * size]
+    places += [matrix.batch_stride * size] if problem.batch > 1 else []
+    return all(place % ROW_BYTES == 0 for place in places)
+
+
+def packed(copies: list[tuple[Copy, Matrix, Matrix]]) -> bytes:
+    """The arguments of `repack` for one or two stacks: what, from, to."""
+    values: list[int] = []
+    for copy, source, target in copies:
+        values += (source.address, target.address, source.ld, source.batch_stride, target.ld)
+        values += (copy.rows, copy.columns, copy.stack, copy.turned)
+    return pack(2 * _COPY, *values, *[0] * (2 * len(_COPY) - len(values)))
+
+
+#: CUtensorMapDataType of the element types (cuda.h), and that of float32 that TMA rounds to tf32.
+KINDS = {"float16": 6, "float32": 7, "float64": 8, "bfloat16": 9}
+ROUNDED_KIND = 11
+
+#: Part of a device's memory that the copies of one stream may take: a longer stack is multiplied
+#: in parts.
+MOST_PADDING = 1 / 4
+
+#: Threads of a block of `combine`, and the parts that each reads at a time; more threads share the
+#: parts of a C that is too small to keep this many of a multiprocessor's busy.
+COMBINING, AHEAD, BUSY = 256, 8, 512
+
+#: Blocks of a `combine` of shared tiles (common/shares.cuh) that stay on a multiprocessor.
+STAYING = 3
+
+#: maps m n k batch alpha beta stack_a stack_b boxed C ldc batch_c parts, the scalars apart
+_PARAMETERS = "384s i i i i {0} {0} i i i Q q q Q"
+_MAPS, _C = 0, 10
+
+#: The maps of the powers of two, behind all these, where numbers come scaled.
+_POWERS = " 256s"
+
+#: parts C ldc batch_c alpha beta m n batch
+_COMBINE = "PPqq{0}{0}iii"
+_C_COMBINED = 8
+
+
+class MappedExecutable(CudaExecutable):
+    """A kernel of three tensor maps, and two more where numbers come scaled.
+
+    Operands that TMA cannot read, or that lie otherwise than the kernel wants, are copied first by
+    the kernel file's `repack`, to memory that the launches of a stream share. So are the parts of a
+    split product, which `combine` adds up. All launches but the first begin before the one before
+    them has ended, and wait for it (common/launches.cuh: why that is right). A C whose rows do not
+    also end at multiples of 16 bytes is stored without its map: TMA reads rows of any length, but
+    writes whole pieces of 16 bytes (seen on an H200: gaps behind the rows were written). Where only
+    tiles of the last round are split the others are stored as ever.
+    """
+
+    def __init__(self, *common: Any) -> None:
+        *others, self._device = common
+        config = common[0].config
+        self._feed, self._parts = config.kernel.hopper, parts_of(config)
+        self._parameters = _PARAMETERS + (_POWERS if self._feed.scaled else "")
+        super().__init__(*others)
+
+    def bind(
+        self,
+        problem: Problem,
+        alpha: float,
+        a: Matrix,
+        b: Matrix,
+        beta: float,
+        c: Matrix,
+        stream: Any = None,
+    ) -> Callable[[], None]:
+        copies = wanted_copies(self._feed, problem, a, b)
+        most = min(self._most_blocks[2] // 2, self._together(copies))
+        if problem.batch > most:
+            return self._in_parts(most, problem, alpha, (a, b), beta, c, stream)
+        context = self._contexts.current()
+        loaded = self._in(context)
+        self._check_alignment(problem, (a, b, c))
+        self._prepare(loaded, context)
+        own = copies[:1] if a == b and copies[0] == copies[1] else copies  # one copy serves both
+        room = [copy.nbytes if copy else 0 for copy in own]
+        what = f"launching {self.config.slug} on {problem.slug}"
+        place = self._place(context, stream, problem.flops, what)
+        memory = self._lease(place, sum(room) + parts_bytes(self.config, problem))
+        run = _Run(loaded, context, problem, (alpha, beta), c)
+        factors, moves, free = [a, b], [], memory.address
+        for i, copy in enumerate(own):
+            if copy:
+                factors[i] = copy.at(free)
+                moves.append((i, copy, (a, b)[i], factors[i]))
+                free += room[i]
+        factors[1] = factors[len(own) - 1]
+        launches = [_repack(moves)] if moves else []
+        stacked = [int(matrix.batch_stride != 0) for matrix in (a, b)]
+        launches.append(self._multiply(run, factors, copies, stacked, free))
+        if self._parts > 1:
+            launches.append(self._combine(run, free))
+        if self._source.mirrors and mirrors(problem, beta):
+            launches.append(mirror_launch(problem, c))
+        return self._bound(place, launches, memory, (problem, alpha, a, b, beta, c, stream))
+
+    def _geometry(self, problem: Problem) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        _, block = super()._geometry(problem)
+        return self.config.kernel.grid(self.config, problem, self._device.sms), block
+
+    def _together(self, copies: list[Copy | None]) -> int:
+        """Matrices of a stack whose copies may exist at a time: one at least."""
+        one = sum(copy._replace(stack=1).nbytes for copy in copies if copy)
+        most = int(self._device.memory_bytes * MOST_PADDING)
+        return max(1, most // one) if one else self._most_blocks[2]
+
+    def _entries(self) -> tuple[str, ...]:
+        combining = ("combine",) if self._parts > 1 else ()
+        return (*super()._entries(), "repack", *combining)
+
+    def _prepare(self, loaded: Held, context: drv.Context) -> None:
+        """See to it that `loaded` has the places of the arguments."""
+        if hasattr(loaded, "places"):
+            return
+        count = len(self._parameters.split())
+        try:
+            with active(context):
+                loaded.places = self._driver.parameters(loaded.functions["gemm"], count)
+        except DriverError as error:
+            raise failure(context, error, f"loading {self.config.slug}") from error
+
+    def _multiply(
+        self,
+        run: _Run,
+        factors: list[Matrix],
+        copies: list[Copy | None],
+        stacked: list[int],
+        parts: int,
+    ) -> Launch:
+        """The launch of the kernel itself."""
+        problem, c, places = run.problem, run.c, run.loaded.places
+        grid, block = self._geometry(problem)
+        shared = self._claim(run.loaded, run.context, problem)
+        try:
+            with active(run.context):
+                maps = self._maps(run, factors, copies)
+                powers = self._maps_of_powers(factors, copies)
+        except DriverError as error:
+            what = f"describing the matrices of {problem.slug} to TMA for {self.config.slug}"
+            raise failure(run.context, error, what) from error
+        values = (
+            *(b"".join(maps), problem.m, problem.n, problem.k, problem.batch, *run.scalars),
+            *(*stacked, int(any(maps[2])), c.address, c.ld, c.batch_stride, parts),
+            *powers,
+        )
+        forms = self._parameters.format(_scalar(problem)).split()
+        room = bytearray(max(offset + size for offset, size in places))
+        for (offset, _), form, value in zip(places, forms, values, strict=True):
+            struct.pack_into(f"<{form}", room, offset, value)
+        own = [copy is None and problem.k > 0 for copy in copies] + [any(maps[2])]
+        return Launch(
+            *("gemm", grid, block, shared, bytes(room), ((places[_C][0], 2),)),
+            tuple((places[_MAPS][0] + i * MAP_BYTES, i) for i in range(3) if own[i]),
+        )
+
+    def _maps(self, run: _Run, factors: list[Matrix], copies: list[Copy | None]) -> list[bytes]:
+        """Tensor maps of A, B and C; zeros for those that the kernel does not use."""
+        problem, c = run.problem, run.c
+        boxes = self._feed.boxes(self.config, self._feed.received(problem))
+        stored = stored_shapes(problem)
+        maps = []
+        for matrix, copy, lies, box in zip(factors, copies, stored, boxes, strict=False):
+            kind = KINDS["float16" if self._feed.scaled else problem.numpy_dtype.name]
+            if problem.dtype == "tf32" and copy is None:
+                kind = ROUNDED_KIND
+            size = copy.size if copy else problem.numpy_dtype.itemsize
+            described = kind, size, matrix, copy.shape if copy else lies, box
+            maps.append(self._map(*described) if problem.k else bytes(MAP_BYTES))
+        size = problem.out_dtype.itemsize
+        whole = fits(c, problem, size) and problem.n * size % ROW_BYTES == 0
+        if whole and boxes[2] and (self._parts == 1 or self._feed.last_round):
+            maps.append(self._map(KINDS[problem.out_dtype.name], size, c, stored[2], boxes[2]))
+        else:
+            maps.append(bytes(MAP_BYTES))
+        return maps
+
+    def _maps_of_powers(self, factors: list[Matrix], copies: list[Copy | None]) -> list[bytes]:
+        """Both as one argument; none where numbers are not scaled. A box is a row of powers: one
+        for each row or column of a tile of C.
+        """
+        if not self._feed.scaled:
+            return []
+        if not all(copies):  # k is 0
+            return [bytes(2 * MAP_BYTES)]
+        boxes = Box(self.config.MB, 1, 0), Box(self.config.NB, 1, 0)
+        maps = [
+            self._map(KINDS["float32"], 4, copy.powers_at(matrix.address), copy.powers, box)
+            for matrix, copy, box in zip(factors, copies, boxes, strict=True)
+        ]
+        return [b"".join(maps)]
+
+    def _map(
+        self, kind: int, size: int, matrix: Matrix, shape: tuple[int, int, int], box: Box
+    ) -> bytes:
+        """The tensor map of a stack. One that repeats a matrix has it once."""
+        stack, rows, columns = shape
+        step = matrix.batch_stride
+        if step == 0 or stack == 1:
+            stack, step = 1, rows * matrix.ld
+        extents, strides = (columns, rows, stack), (matrix.ld * size, step * size)
+        boxed = (box.columns, box.rows, 1), box.swizzle
+        return self._driver.tensor_map(kind, matrix.address, extents, strides, *boxed)
+
+    def _combine(self, run: _Run, parts: int) -> Launch:
+        """The launch that adds up the parts: 16 bytes of a row for each thread."""
+        problem, c = run.problem, run.c
+        pieces = parts_bytes(self.config, problem) // self._parts // 16
+        rows = 1
+        while rows < 32 and rows * AHEAD < self._parts and pieces * rows < self._device.sms * BUSY:
+            rows *= 2
+        blocks = -(-pieces * rows // COMBINING)
+        if self._feed.parts:  # they go from piece to piece
+            blocks = min(blocks, self._device.sms * STAYING)
+        grid = blocks, 1, 1
+        form = _COMBINE.format(_scalar(problem))
+        place = parts, c.address, c.ld, c.batch_stride
+        arguments = pack(form, *place, *run.scalars, problem.m, problem.n, problem.batch)
+        block = COMBINING // rows, rows, 1
+        return Launch("combine", grid, block, 0, arguments, ((_C_COMBINED, 2),))
+
+
+class _Run(NamedTuple):
+    """What all launches of one product share."""
+
+    loaded: Held
+    context: drv.Context
+    problem: Problem
+    scalars: tuple[float, float]
+    c: Matrix
+
+
+def _scalar(problem: Problem) -> str:
+    """alpha and beta as `struct` spells them."""
+    return "d" if problem.scalar_dtype.itemsize == 8 else "f"
+
+
+def _repack(moves: list[tuple[int, Copy, Matrix, Matrix]]) -> Launch:
+    """One launch that copies one or two operands: which, how, from and to."""
+    grid = sum(copy.blocks for _, copy, _, _ in moves), 1, 1
+    arguments = packed([move[1:] for move in moves])
+    places = tuple((SOURCES[number], move[0]) for number, move in enumerate(moves))
+    return Launch("repack", grid, (256, 1, 1), 0, arguments, places)

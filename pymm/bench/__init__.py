@@ -1,0 +1,1 @@
+"""pymm's kernels compared with other libraries."""

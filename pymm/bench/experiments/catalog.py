@@ -1,0 +1,181 @@
+"""The experiments by name, and what each compares.
+
+O1: tiles in shared memory, against one thread that reads all it needs by itself.
+O2: element by element against blocked through shared memory, seen from every side.
+O3: C = A^T A in double precision, beside cuBLAS and a naive kernel.
+O4: the ladder of five kernels beside the sequential product: speed-up and relative error.
+"""
+
+from __future__ import annotations
+
+from pymm.bench.experiments.declaration import CHOSEN, EVERY, LOCKED, NO_JOURNEY, Experiment
+
+#: Widths of the tiles, and of the blocks of both kernels.
+WIDTHS = (16, 32)
+
+O1 = (
+    Experiment(
+        "o1",
+        "simple against tiled, over growing sizes",
+        "128,256,512,768,1024,1536,2048,3072,4096",
+        rungs=(
+            *(f"01-MB{width}-NB{width}" for width in WIDTHS),
+            *(f"02-MB{width}-NB{width}-KB{width}" for width in WIDTHS),
+        ),
+    ),
+)
+
+
+#: 32 x 32 threads, as the original has them.
+ELEMENT, BLOCKED = "01-MB32-NB32", "02-MB32-NB32-KB32"
+BOTH = (ELEMENT, BLOCKED)
+
+NO_BLOCKS = "blocks of 8 x 8, 16 x 16 and 32 x 32 threads are a GPU's"
+NO_RESOURCES = "registers, shared memory and occupancy are a GPU's"
+
+SIDES = (8, 16, 32)
+SQUARES = tuple(f"02-MB{side}-NB{side}-KB{side}" for side in SIDES)
+
+O2 = (
+    Experiment(
+        "o2-transfers",
+        "total time and kernel time, with pageable and with page-locked host memory",
+        "640,1024,2048,3200",
+        rungs=BOTH,
+        on_cpu=(),
+        why_not=NO_JOURNEY,
+        figures="journeys",
+        libraries=False,
+        transfers=("pageable", "pinned", "registered", LOCKED),
+    ),
+    Experiment(
+        "o2-split",
+        "where the time goes: to the device, kernel, to the host",
+        "640,1024,2048,4096,8192",
+        rungs=(ELEMENT, BLOCKED, CHOSEN),
+        on_cpu=(),
+        why_not=NO_JOURNEY,
+        figures="journeys",
+        libraries=False,
+        transfers=("pageable", LOCKED),
+    ),
+    Experiment(
+        "o2-sizes",
+        "GFLOP/s against N, multiples of 32, kernel alone and with its transfers",
+        "o2-multiples",
+        rungs=(*BOTH, CHOSEN),
+        figures="journeys",
+        transfers=("pageable",),
+        seconds=0.05,
+    ),
+    Experiment(
+        "o2-remainders",
+        "the influence of remainders: every N from 1000 to 1100",
+        "o2-remainders",
+        rungs=(*BOTH, CHOSEN),
+        on_cpu=("01", CHOSEN),
+        seconds=0.05,
+    ),
+    Experiment(
+        "o2-blocks",
+        "blocks of 8 x 8, 16 x 16 and 32 x 32 threads",
+        "640,1024,2048,3200",
+        rungs=(*(f"01-MB{side}-NB{side}" for side in SIDES), *SQUARES),
+        on_cpu=(),
+        why_not=NO_BLOCKS,
+        libraries=False,
+    ),
+    Experiment(
+        "o2-kernels",
+        "a table of the kernels: grid, block, registers, shared memory, occupancy, throughputs",
+        "4096",
+        rungs=(EVERY, CHOSEN),
+        on_cpu=(),
+        why_not=NO_RESOURCES,
+        figures="resources",
+        dtypes=("f32", "f64", "f16", "bf16", "tf32", "tf32x3"),
+        libraries=False,
+    ),
+    Experiment(
+        "o2-counts",
+        "operations and accesses to memory of a thread, counted and by formula",
+        "64,96,100",
+        rungs=(
+            "00",
+            *(f"01-MB{side}-NB{side}" for side in SIDES),
+            *SQUARES,
+            "03-MB32-NB32-KB8-TA4-TB4",
+            "04-MB32-NB32-KB8-TA4-TB4",
+        ),
+        figures="counts",
+        libraries=False,
+    ),
+)
+
+
+#: The original's tile: 48 x 48 elements, 16 x 16 threads, 3 x 3 elements each. With eight steps
+#: along k both tiles take 6 KiB.
+TILE_48 = "03-MB48-NB48-KB8-TA3-TB3"
+
+#: A is N x N for N from 500 to 18500, then N/2 x N up to 20500.
+WHOLE, HALVED = range(500, 18501, 1000), range(500, 20501, 1000)
+
+O3 = (
+    Experiment(
+        "o3",
+        "C = A^T A, A of N x N and of N/2 x N",
+        ",".join([*map(str, WHOLE), *(f"{n}x{n}x{n // 2}" for n in HALVED)]),
+        rungs=("00", TILE_48, CHOSEN),
+        dtypes=("f64",),
+        layout="TN",
+        op="syrk",
+        runs=3,
+    ),
+)
+
+
+LADDER = ("00", "01", "02", "03", "04", CHOSEN)
+
+O4 = (
+    Experiment(
+        "o4-square",
+        "squares from 250 to 10000",
+        "o4-square",
+        rungs=LADDER,
+        on_cpu=("01", CHOSEN),
+        figures="sequential",
+        runs=3,
+    ),
+    Experiment(
+        "o4-rectangular",
+        "m = n in the thousands, k = 32, 64, 128, 156",
+        "o4-rank-k",
+        rungs=LADDER,
+        on_cpu=("01", CHOSEN),
+        figures="sequential",
+        runs=3,
+    ),
+)
+
+
+#: The run over all classes of products, `pymm.bench.classes`: a suite by name only.
+GOALS, ALL = "goals", "all"
+
+EXPERIMENTS: dict[str, Experiment] = {
+    experiment.name: experiment for experiment in (*O1, *O2, *O3, *O4)
+}
+
+SUITES = (*EXPERIMENTS, GOALS)
+
+
+def suites_named(text: str) -> list[str]:
+    """The suites that a text names, in the order of the catalog: names between commas, the
+    beginning of several (`o2`, `o4`), or `all`. `ValueError` for anything else.
+    """
+    found = set()
+    for piece in text.split(","):
+        at = [name for name in SUITES if piece in (name, name.split("-")[0], ALL)]
+        if not at:
+            raise ValueError(f"suite {piece!r} is none of {', '.join([*SUITES, ALL])}")
+        found.update(at)
+    return [name for name in SUITES if name in found]

@@ -1,0 +1,119 @@
+"""The data model of a suite: what an experiment compares, on which products, which figures."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from pymm.core.device import Device
+from pymm.core.problem import Problem
+from pymm.kernels import Config, find_kernel
+from pymm.tune.trial_log import SEEN
+
+SCHEMA = 1
+
+#: See the package's docstring.
+COLUMNS = (
+    "schema",
+    "suite",
+    "step",
+    "of",
+    "time",
+    "commit",
+    "device",
+    "driver",
+    "compiler",
+    "pymm",
+    "op",
+    "dtype",
+    "layout",
+    "m",
+    "n",
+    "k",
+    "name",
+    "variant",
+    "config",
+    "source",
+    "quantity",
+    "transfer",
+    "outcome",
+    "seconds",
+    "mean",
+    "spread",
+    "rounds",
+    "void",
+    "gflops",
+    "peak",
+    "ratio",
+    "speedup",
+    "error",
+    "error_inf",
+    "value",
+    "unit",
+    "registers",
+    "spills",
+    "shared",
+    *SEEN,
+    "detail",
+)
+
+#: A way of transfer besides the backend's own: arrays whose pages are locked for good, as a program
+#: would have them that allocates them so.
+LOCKED = "locked"
+
+#: A contestant: a rung, perhaps with parameters instead of its default's (`02-MB16-NB16-KB16`), all
+#: rungs, or what matmul chooses.
+CHOSEN, EVERY = "chosen", "all"
+
+#: Why a CPU has no transfers.
+NO_JOURNEY = "the operands of a CPU's kernels lie where they are: nothing is copied"
+
+_RUNG = re.compile(r"(\d\d)((?:-[A-Z]+[0-9]+)*)")
+_PARAMETER = re.compile(r"([A-Z]+)([0-9]+)")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment, as data.
+
+    `shapes` is text for `parse_shapes`, for every type of `dtypes`. `rungs` are the contestants on
+    a GPU and `on_cpu` on a CPU; none there means that it has no such thing, and `why_not` says so.
+    `figures` names what is measured: "times" of the kernels; "journeys" of the operands as well,
+    with all of `transfers`; "resources" of the kernels; "counts" of operations and accesses, in the
+    simulator; "sequential", the sequential kernel as the measure of speed and result. `libraries`
+    run beside them. Of `runs` times the mean is wanted; else as many rounds as fit in `seconds`.
+    """
+
+    name: str
+    title: str
+    shapes: str
+    rungs: tuple[str, ...]
+    on_cpu: tuple[str, ...] = ("00", "01")
+    why_not: str = ""
+    dtypes: tuple[str, ...] = ("f32",)
+    layout: str = "NN"
+    op: str = "gemm"
+    figures: str = "times"
+    transfers: tuple[str, ...] = ()
+    libraries: bool = True
+    runs: int | None = None
+    seconds: float = 0.1
+
+    def rungs_on(self, device: Device) -> tuple[str, ...]:
+        """The contestants on a device."""
+        return self.on_cpu if device.kind == "cpu" else self.rungs
+
+
+def fixed(text: str, problem: Problem, device: Device) -> tuple[str, Config]:
+    """The variant and configuration of a contestant that names a rung. `ValueError` for a text that
+    names none.
+    """
+    match = _RUNG.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no rung: write 02 or 02-MB16-NB16-KB16")
+    kernel = find_kernel(match[1], "cpu" if device.kind == "cpu" else "cuda")
+    default = kernel.default_for(problem, device)
+    given = {name: int(value) for name, value in _PARAMETER.findall(match[2])}
+    if not given:
+        return "default", default
+    return "fixed", kernel.config({**default.as_dict(), **given})

@@ -1,0 +1,139 @@
+"""The sequential product: the CPU's scalar kernel on one thread, whose time is the measure of every
+speed-up and whose result the measure of every error. It is made first, by several processes side by
+side, and left in files; then the device's contestants are compared with it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pymm.core.problem import Problem
+from pymm.kernels import Config, find_kernel
+from pymm.measure.libraries import lent_to
+from pymm.measure.workbench import Workbench
+from pymm.measure.worker import Site, Worker, time_limit
+from pymm.measure.worker_process import Reply, Request, compared
+
+#: Largest square that is multiplied sequentially (the original's limit): 40 s in float32.
+LARGEST = 5000
+
+#: One core in four: more would share what memory and clock they have.
+PART_OF_CORES = 4
+
+
+def affordable(problem: Problem, largest: int) -> bool:
+    """Whether a product has at most the operations of the largest square, and a type that the
+    scalar kernel has.
+    """
+    return problem.flops <= 2 * largest**3 and problem.dtype in sequential(problem).kernel.dtypes
+
+
+def sequential(problem: Problem) -> Config:
+    """The scalar kernel."""
+    return find_kernel("00", "cpu").default_config
+
+
+def keep(bench: Workbench, request: Request) -> Reply:
+    """In a child on one thread: run once what is in `request.configs`, and leave C in the file that
+    `arguments` names. The reply's `times` have the one under "sequential".
+    """
+    call = bench.call(bench.load(request.configs[0]))
+    (seconds,) = bench.backend.time([call], flush=False)
+    path = Path(request.arguments[0])
+    with open(path.with_suffix(".part"), "wb") as file:
+        np.save(file, bench.place.result())
+    os.replace(path.with_suffix(".part"), path)
+    return Reply(times={"sequential": [seconds]})
+
+
+def measure(bench: Workbench, request: Request) -> Reply:
+    """The configurations and libraries in turn, as `compare` has them, then how far each result is
+    from the sequential one in the file that `arguments` names: the reply's `deviations` have
+    ||C - S|| / ||S|| in the infinity norm (largest sum of a row's absolute values).
+    """
+    reply = compared(bench, request)
+    if bench.lost:
+        return reply
+    apart = _Distance(bench, np.load(request.arguments[0]))
+    calls = dict(bench.calls)
+    for trial in reply.trials:
+        if trial.outcome == "ok":
+            calls[trial.config.slug] = bench.call(bench.load(trial.config))
+    found = {}
+    for name, call in calls.items():
+        getattr(call, "prepare", lambda: None)()
+        call()
+        bench.backend.synchronize()
+        found[name] = apart.measure()
+    return replace(reply, deviations=found)
+
+
+class _Distance:
+    """How far the matrix that C holds is from another one, which PyTorch says in milliseconds where
+    C lies on a GPU, and NumPy in seconds.
+    """
+
+    def __init__(self, bench: Workbench, expected: np.ndarray) -> None:
+        self._result = bench.place.result
+        self._expected: Any = expected.astype(np.float64)
+        if bench.backend.device.kind == "cuda":
+            with suppress(ImportError):
+                torch = importlib.import_module("torch")
+                c = lent_to(torch, bench.problem, bench.a, bench.b, bench.c)[2]
+                self._result = c.double
+                self._expected = torch.as_tensor(expected[0]).double().cuda()
+        self._size = self._norm(self._expected)
+
+    @staticmethod
+    def _norm(matrix: Any) -> float:
+        return float(abs(matrix).sum(-1).max())
+
+    def measure(self) -> float:
+        """||C - S|| / ||S|| in the infinity norm."""
+        if not self._size:
+            return math.nan
+        return self._norm(self._result() - self._expected) / self._size
+
+
+def produce(problems: Sequence[Problem], folder: Path) -> dict[Problem, tuple[Path, float]]:
+    """Run each product sequentially: where its result is, and how long it took. One that fails has
+    no entry. Raises `WorkerFailed` where there is no CPU device.
+    """
+    lanes = max(1, (os.cpu_count() or 1) // PART_OF_CORES)
+    found: dict[Problem, tuple[Path, float]] = {}
+    todo = sorted(problems, key=lambda problem: problem.flops)
+
+    def work() -> None:
+        worker = Worker(Site("cpu:1"))
+        try:
+            worker.start()
+            while todo:
+                problem = todo.pop()  # the largest first, so that lanes end together
+                path = folder / f"{problem.slug}.npy"
+                request = Request(
+                    f"{__name__}:keep",
+                    problem,
+                    (sequential(problem),),
+                    quick=True,
+                    arguments=(str(path),),
+                )
+                reply = worker.ask(request, time_limit(problem, worker.device))
+                if reply.outcome == "ok" and "sequential" in reply.times:
+                    found[problem] = path, reply.times["sequential"][0]
+        finally:
+            worker.stop()
+
+    with ThreadPoolExecutor(lanes) as pool:
+        for lane in [pool.submit(work) for _ in range(lanes)]:
+            lane.result()
+    return found

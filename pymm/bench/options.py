@@ -1,0 +1,158 @@
+"""The options of `python -m pymm.bench`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+from pymm.bench.classes import ROUNDS, SHORT_ROUNDS
+from pymm.bench.experiments.sequential import LARGEST
+from pymm.core.problem import DTYPES, FILLS
+from pymm.core.shapes import LAYOUTS
+
+EXAMPLES = """\
+examples:
+  python -m pymm.bench --shapes ladder --kernels all
+      every rung, default and tuned, beside cuBLAS
+  python -m pymm.bench --shapes 4096 --dtypes f32 --rounds 31 --csv ladder.csv
+  python -m pymm.bench --classes all --csv classes.csv --time-limit 250
+      every class, type and layout beside both cuBLAS, one row each; started again it goes on
+  python -m pymm.bench --classes large,odd --dtypes f32 --transposes NN --dry-run
+  python -m pymm.bench --suite all --dry-run
+      what every experiment would measure here, and how long that takes
+  python -m pymm.bench --suite o2-remainders --csv suites.csv
+      every N from 1000 to 1100; broken off and started again it goes on
+  python -m pymm.bench --suite o4-square --shapes 250:2001:250 --sequential-to 1000 --device cpu
+
+exit status: 0 everything measured is right, 1 something failed, is wrong or was left out for want
+of time, 2 bad options, 3 no such device, 130 interrupted
+"""
+
+
+def _layouts(text: str) -> tuple[str, ...]:
+    given = tuple(text.split(","))
+    if not set(given) <= set(LAYOUTS):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of {', '.join(LAYOUTS)}")
+    return given
+
+
+def parser() -> argparse.ArgumentParser:
+    """What reads the command line."""
+    read = argparse.ArgumentParser(
+        prog="python -m pymm.bench",
+        description="Measure pymm's kernels and other libraries side by side.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_products(read)
+    _add_measuring(read)
+    return read
+
+
+def _add_products(read: argparse.ArgumentParser) -> None:
+    add = read.add_argument_group("what is measured").add_argument
+    add(
+        "--shapes",
+        action="append",
+        metavar="SHAPES",
+        help="as for pymm.tune: 1024, 8192x8192x128, 250:10001:250, a CSV file, a named set",
+    )
+    add(
+        "--classes",
+        metavar="CLASSES",
+        help="instead of shapes: large, small, odd, rank-k, skinny or all, syrk-large, syrk-small; "
+        "then what matmul (syrk) would choose is measured, every type and layout, one row each",
+    )
+    add(
+        "--suite",
+        metavar="NAMES",
+        help="the experiments that pymm comes from, by name: o1, o2-sizes, o2, o4, goals, all, ... "
+        "(--dry-run says what each has); --shapes and --dtypes stand in for a suite's own",
+    )
+    add("--dtypes", help=f"{', '.join(DTYPES)} or all (default: f32,f64; of classes all)")
+    add(
+        "--op",
+        default="gemm",
+        choices=list(FILLS),
+        help="of shapes: what to compute (default: gemm); syrk alone is --suite o3 in f64 and f32",
+    )
+    add(
+        "--transposes",
+        metavar="LAYOUTS",
+        help="NN, NT, TN, TT or all (default: NN, of syrk NT,TN; of classes all)",
+    )
+    add("--kernels", default="all", help="names or numbers, or all (default: all)")
+    add("--device", help="0, cpu, cpu:1 (default: the first GPU, else the CPU)")
+    add(
+        "--rounds",
+        type=int,
+        help=f"times that everything is run (default: 15; of classes at most {ROUNDS}, "
+        f"of short products {SHORT_ROUNDS})",
+    )
+
+
+def _add_measuring(read: argparse.ArgumentParser) -> None:
+    add = read.add_argument_group("how, and where it goes").add_argument
+    add(
+        "--records",
+        type=Path,
+        metavar="DIR",
+        help="folder of the tuned configurations (default: the user's configuration)",
+    )
+    add("--csv", type=Path, metavar="FILE", help="file to append to (default: only the table)")
+    add(
+        "--checks",
+        default="thorough",
+        choices=["thorough", "quick"],
+        help="as for pymm.tune (default: thorough; of classes quick)",
+    )
+    add(
+        "--time-limit",
+        type=float,
+        default=math.inf,
+        metavar="SECONDS",
+        help="of classes and suites: begin no product after so many seconds",
+    )
+    add(
+        "--slowest",
+        type=float,
+        default=1.0,
+        metavar="SECONDS",
+        help="of suites: leave out what takes longer for one run (default: 1)",
+    )
+    add(
+        "--thin",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of suites: only every Nth product (default: every one)",
+    )
+    add(
+        "--sequential-to",
+        type=int,
+        default=LARGEST,
+        metavar="N",
+        help="of suites: largest square for the CPU's sequential kernel (default: %(default)s)",
+    )
+    add("--commit", metavar="ID", help="what rows say of pymm's commit (default: the checkout's)")
+    add(
+        "--triton",
+        nargs="?",
+        const=LAYOUTS,
+        default=(),
+        type=_layouts,
+        metavar="LAYOUTS",
+        help="of classes: a Triton kernel as a third opponent, in these layouts (NN,TT; without "
+        "any in all four); it compiles for half a minute and more",
+    )
+    add(
+        "--compile-meanwhile",
+        action="store_true",
+        help="measure while other texts are compiled (default: compile all first)",
+    )
+    add(
+        "--dry-run",
+        action="store_true",
+        help="only say what would be measured (of classes and suites also how long it takes)",
+    )

@@ -1,0 +1,1 @@
+"""The problem and the files around it, without any machine."""

@@ -1,0 +1,262 @@
+"""The product in float64, the error bound of a correct result, and the halves of a symmetric C.
+
+Bounds follow N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed. (SIAM, 2002),
+section 3.1: a sum of k products, in whatever order and with or without fused multiply-add, is off
+by at most gamma_k times the sum of the absolute values, gamma_k = k u / (1 - k u).
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+from pymm.core.problem import HALVES, Problem, dtype_name
+
+#: Rows and columns of the squares in which halves are compared: two of them stay in a cache.
+SQUARE = 256
+
+
+def computed(problem: Problem, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Whether the elements of C at the crossings of `rows` and `columns` are written: a matrix of
+    bool.
+    """
+    if problem.fill in ("all", "full"):
+        return np.ones((len(rows), len(columns)), bool)
+    below = np.greater_equal.outer(rows, columns)
+    return below if problem.fill == "lower" else np.less_equal.outer(rows, columns)
+
+
+def mirrored(values: np.ndarray, problem: Problem) -> np.ndarray:
+    """A stack of square matrices with the half that is computed (or read) in both halves; of a
+    product of another kind, as it is.
+    """
+    if not problem.symmetric:
+        return values
+    line = np.arange(problem.n)
+    upper = problem.fill == "upper"
+    half = np.less_equal.outer(line, line) if upper else np.greater_equal.outer(line, line)
+    return np.where(half, values, values.swapaxes(-1, -2))
+
+
+def other_half(values: np.ndarray, before: np.ndarray, problem: Problem) -> str:
+    """What is wrong, to the bit, with the half of C that is not computed: in words, "" if nothing.
+    It mirrors the other one (fill "full"), or is what it was `before`. `values` and `before` are
+    stacks of square matrices.
+    """
+    if not problem.symmetric:
+        return ""
+    full, upper = problem.fill == "full", problem.fill == "upper"
+    values, before = _bits(values), _bits(before)
+    wanted = values.swapaxes(-1, -2) if full else before
+    for i in range(0, problem.n, SQUARE):
+        for j in range(0, i + 1, SQUARE):
+            rows, columns = (j, i) if not upper else (i, j)  # of a square of the other half
+            place = (slice(None), slice(rows, rows + SQUARE), slice(columns, columns + SQUARE))
+            wrong = values[place] != wanted[place]
+            if i == j:
+                side = np.arange(wrong.shape[-1])
+                wrong &= (np.greater if upper else np.less).outer(side, side)
+            if wrong.any():
+                _, row, column = (int(x[0]) for x in np.nonzero(wrong))
+                where = f"C[{rows + row}, {columns + column}]"
+                other = f"C[{columns + column}, {rows + row}]"
+                return f"{where} differs from {other}" if full else f"{where} was written"
+    return ""
+
+
+def _bits(values: np.ndarray) -> np.ndarray:
+    """The same bytes as integers: a NaN is then what it is."""
+    return values.view(f"u{values.itemsize}")
+
+
+#: Unit roundoff of a sum: for round-to-nearest half the distance from 1 to the next number.
+#:
+#: Products of 16-bit numbers are exact in float32, but a tensor core adds 16 of them at a time with
+#: the sum so far, aligned to the largest and cut off with two bits more than float32 has (M. Fasi,
+#: N. J. Higham, M. Mikaitis, S. Pranesh, Numerical behavior of NVIDIA tensor cores, PeerJ Computer
+#: Science 7:e330, 2021). Each instruction then loses at most 17 times 2^-25 and the result's last
+#: bit, 2^-23, of the sum of absolute values: less than 16 times 2^-24, and 2^-23 for each term
+#: leaves room for cores that keep one bit less. Of tf32 it adds 8: 9 times 2^-25 and the last bit
+#: are less than 7 times 2^-24. With three products for each term that makes 20, and two more where
+#: the sums so far are put by every 8: 24 times 2^-24 for 8 terms.
+ROUNDOFF = {
+    "f32": 2.0**-24,
+    "f64": 2.0**-53,
+    "f16": 2.0**-23,
+    "bf16": 2.0**-23,
+    "tf32": 2.0**-23,
+    "tf32x3": 3 * 2.0**-24,
+    "f16x3": 3 * 2.0**-24,
+    "f16_f32": 2.0**-23,
+    "bf16_f32": 2.0**-23,
+}
+
+#: Unit roundoff of storing a result in 16 bits: 11 and 8 significant bits.
+STORING = {"f16": 2.0**-11, "bf16": 2.0**-8}
+
+#: What becomes of the product of two float32 numbers before it is added, as a part of it. Rounding
+#: both to tf32's 11 significant bits: 2^-11 each, and the product of these. As sums of two such
+#: numbers they have 22 bits: 2^-22 each is left, and as much is the product of both low terms,
+#: which is left out; 2^-30 covers the products of all these.
+ROUNDING = {
+    "tf32": 2.0**-10 + 2.0**-22,
+    "tf32x3": 3 * 2.0**-22 + 2.0**-30,
+    "f16x3": 3 * 2.0**-22 + 2.0**-30,
+}
+
+#: What is lost of a float32 number that comes as two float16, as a part of the largest of the
+#: `SCALED` numbers along k that share a power of two: that is 2^6 there at least (2^14, but for
+#: powers that are alike: common/scaled.cuh), and half the smallest subnormal number is 2^-25. And
+#: what is lost of a product at most, as a part of it: the terms of a number are at most twice it.
+LOST, SCALED, LOST_PRODUCT = 2.0**-31, 64, 3.0
+
+#: The smallest normal number of float32 and of tf32: what lies below it has fewer bits, or none.
+SMALLEST_NORMAL = 2.0**-126
+
+#: The same of float16. Tensor cores align products by the exponents of their factors as they are
+#: stored: a subnormal number counts as a normal one there, and sums lose the bits below it
+#: (measured on an H200: cuBLAS, wgmma and mma.sync have the same errors, up to 8e-5 of |A| |B|).
+SMALLEST_NORMAL_F16 = 2.0**-14
+
+#: Integers up to 2^24 are exact in float32 (24 significant bits) and more so in float64.
+EXACT_INTEGER = 2**24
+
+
+def gamma(k: int, dtype: str | np.dtype | type) -> float:
+    """gamma_k = k u / (1 - k u) of the arithmetic of `dtype`; from k u = 1/2 on k u itself.
+
+    The quotient blows up at k u = 1. For inner products k u alone is a bound for every k (C.-P.
+    Jeannerod and S. M. Rump, Improved error bounds for inner products in floating-point
+    arithmetic, SIAM J. Matrix Anal. Appl. 34(2), 2013). `ValueError` for a negative k.
+    """
+    if k < 0:
+        raise ValueError(f"gamma of k={k}: a sum has at least 0 terms")
+    relative = k * ROUNDOFF[dtype_name(dtype)]
+    return relative / (1 - relative) if relative < 0.5 else relative
+
+
+def oriented(problem: Problem, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """op(A), m x k, and op(B), k x n, as views of the stored matrices (or stacks of them)."""
+    left = a.swapaxes(-1, -2) if problem.trans_a else a
+    right = b.swapaxes(-1, -2) if problem.trans_b else b
+    return left, right
+
+
+def product(
+    problem: Problem,
+    a: np.ndarray,
+    b: np.ndarray,
+    c: np.ndarray | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+) -> np.ndarray:
+    """`alpha op(A) op(B) + beta C` in float64, with alpha and beta first rounded to the problem's
+    type, as a kernel gets them. `a` and `b` are the stored matrices; C is not read if beta = 0.
+    Of a symmetric one the half that kernels read stands for both, and both are in the result.
+    """
+    left, right = oriented(problem, a.astype(np.float64), b.astype(np.float64))
+    alpha, beta = (float(problem.scalar_dtype.type(x)) for x in (alpha, beta))
+    result = alpha * (left @ right)
+    if beta != 0:
+        result += beta * mirrored(np.asarray(c, np.float64), problem)
+    return result
+
+
+def largest_of_scaled(rows: np.ndarray) -> np.ndarray:
+    """In the place of each number the largest of the `SCALED` along k that it is one of."""
+    firsts = np.arange(0, rows.shape[-1], SCALED)
+    if not len(firsts):
+        return rows
+    most = np.maximum.reduceat(rows, firsts, axis=-1)
+    return most.repeat(SCALED, axis=-1)[..., : rows.shape[-1]]
+
+
+def error_bound(
+    problem: Problem,
+    a: np.ndarray,
+    b: np.ndarray,
+    c: np.ndarray | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+) -> np.ndarray:
+    """For each element of C, the most by which a right answer may differ from `product`.
+
+    gamma(k + 2) (|alpha| |op(A)| |op(B)| + |beta| |C|): each of the k + 1 terms meets at most k
+    additions, its own product and that with alpha, in whatever order a kernel adds (beta C may
+    come first, and gather the sums of every step along k). In float64 the reference errs as much
+    as the kernel, hence twice the bound. Results below the smallest normal number add at most one
+    smallest subnormal for each operation. Types of 16 bits: sums in float32, and then the rounding
+    of the result. tf32: the rounding of the operands, `ROUNDING`, then sums of what has become of
+    them. f16x3: also what `LOST` says. float16: subnormal operands count as the smallest normal
+    number (`SMALLEST_NORMAL_F16`).
+    """
+    left, right = oriented(problem, np.abs(a.astype(np.float64)), np.abs(b.astype(np.float64)))
+    factors = [float(problem.scalar_dtype.type(x)) for x in (alpha, beta)]
+    alpha, beta = map(abs, factors)
+    terms = alpha * (left @ right)
+    given = mirrored(np.asarray(c, np.float64), problem) if beta != 0 else np.zeros(())
+    sums = beta * np.abs(given)
+    rounding, lost = ROUNDING.get(problem.dtype, 0.0), np.zeros(())
+    if problem.dtype == "f16x3":
+        columns = largest_of_scaled(right.swapaxes(-1, -2)).swapaxes(-1, -2)
+        lost = largest_of_scaled(left) @ right + left @ columns
+        lost = np.minimum(LOST * alpha * lost, LOST_PRODUCT * terms)
+    summed = terms * (1 + rounding)
+    if problem.numpy_dtype == np.float16:
+        normal = [np.where(x > 0, np.maximum(x, SMALLEST_NORMAL_F16), 0.0) for x in (left, right)]
+        summed = alpha * (normal[0] @ normal[1])
+    bound = (summed + sums + lost) * gamma(problem.k + 2, problem.dtype) + lost
+    if rounding:
+        bound += terms * rounding
+        few = left.sum(axis=-1, keepdims=True) + right.sum(axis=-2, keepdims=True)
+        bound += alpha * few * SMALLEST_NORMAL
+    tiny = np.finfo(problem.scalar_dtype).smallest_subnormal
+    bound += (problem.k + 2) * float(tiny)
+    if problem.dtype in HALVES:
+        result = np.abs(product(problem, a, b, c, *factors))
+        tiny = ml_dtypes.finfo(problem.numpy_dtype).smallest_subnormal
+        bound += STORING[problem.dtype] * (result + bound) + float(tiny)
+    return 2 * bound if problem.dtype == "f64" else bound
+
+
+def exact_integers(k: int) -> int:
+    """The largest r such that k products of integers from -r to r add up exactly in float32,
+    k r^2 <= 2^24 (at least 1, at most 64).
+    """
+    return int(min(64, max(1, (EXACT_INTEGER // max(k, 1)) ** 0.5)))
+
+
+def exact_operands(
+    problem: Problem, shapes: tuple[tuple[int, ...], ...], generator: np.random.Generator
+) -> list[np.ndarray]:
+    """Random integer matrices of the problem's type whose product has no rounding.
+
+    Where the result has 16 bits they are made of -1, 0 and 1, so few of them not 0 that the
+    largest integer up to which all are exact (2^8, 2^11) is 8 standard deviations of an element:
+    k d^2 variance for a share d. Elements on the diagonal of A A^T count what is not 0 in a row,
+    k d, which is to be half of that integer.
+    """
+    real = problem.numpy_dtype
+    if problem.dtype not in HALVES:
+        r = exact_integers(problem.k)
+        return [generator.integers(-r, r + 1, shape).astype(real) for shape in shapes]
+    largest, k = 1 / STORING[problem.dtype], max(problem.k, 1)
+    share = min(1.0, largest / 2 / k if problem.symmetric else largest / 8 / k**0.5)
+
+    def draw(shape: tuple[int, ...]) -> np.ndarray:
+        drawn = generator.random(shape, np.float32)
+        return ((drawn < share / 2).astype(np.float32) - (drawn > 1 - share / 2)).astype(real)
+
+    return [draw(shape) for shape in shapes]
+
+
+def signs(n: int, count: int, seed: int) -> np.ndarray:
+    """`count` random vectors of n entries -1 and 1, float64, n x count, for Freivalds' check.
+
+    If C differs from A B, then C x differs from A (B x) for at least half of all such x, so
+    `count` independent ones miss it with a probability of at most 2^-count (R. Freivalds,
+    Probabilistic machines can use less running time, IFIP Congress 1977). That holds where both
+    sides are exact: give it operands of `exact_integers`.
+    """
+    drawn = np.random.default_rng(seed).integers(0, 2, size=(n, count))
+    return (2.0 * drawn - 1.0).astype(np.float64)

@@ -1,0 +1,168 @@
+"""From a configuration and a kernel file to one self-contained text: nothing included, every
+parameter defined on top.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from pymm.core.forking import cached_property
+from pymm.core.problem import ELEMENTS, Problem
+from pymm.kernels import Config, Feed
+
+#: Headers that a kernel may still include because nothing else gives what they declare. None so
+#: far: the text is the key.
+ALLOWED_INCLUDES: tuple[str, ...] = ()
+
+#: F16 and BF16 are the kernels' own (common/halves.cuh): CUDA's names need an include.
+_C_NAMES = {"f32": "float", "f64": "double", "f16": "F16", "bf16": "BF16"}
+#: Types of so many bytes, whatever they mean.
+_BITS = {2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
+
+C_TYPES = {ELEMENTS[name]: spelled for name, spelled in _C_NAMES.items()}
+
+
+@dataclass(frozen=True)
+class Source:
+    """One text to compile, the name of its entry point, and where it came from. The kernel wants
+    rows that start at multiples of `alignment` bytes. With `mirrors` it has the entry `mirror`
+    besides, which makes the upper half of C from the lower one.
+    """
+
+    text: str
+    entry: str
+    config: Config
+    alignment: int = 1
+    mirrors: bool = False
+
+    @cached_property
+    def key(self) -> str:
+        """SHA-256 of the text: two sources with the same key compile to the same binary with the
+        same compiler.
+        """
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def render(config: Config, problem: Problem, alignment: int | None = None) -> Source:
+    """The text of `config`'s kernel for the types, layout and remainders of `problem`, and for rows
+    that start at multiples of `alignment` bytes (None: as dense matrices have them).
+
+    Raises `ValueError` on a missing parameter.
+    """
+    kernel = config.kernel
+    missing = set(kernel.space) - set(dict(config.parameters))
+    if missing:
+        raise ValueError(f"{config.slug} lacks {', '.join(sorted(missing))}")
+    given = kernel.hopper.received(problem) if kernel.hopper else problem
+    defines = {"TRANS_A": int(given.trans_a), "TRANS_B": int(given.trans_b)}
+    if kernel.hopper:
+        defines |= _fed(kernel.hopper, problem)
+    elif kernel.backend == "cuda":
+        defines["GUARDED"] = int(kernel.guarded(config, problem))
+        if problem.out_dtype != problem.numpy_dtype:
+            defines["OUT"] = C_TYPES[problem.out_dtype]
+    if not kernel.aligned:
+        alignment = problem.numpy_dtype.itemsize
+    elif alignment is None:
+        alignment = problem.alignment
+    scaled = kernel.hopper is not None and kernel.hopper.scaled
+    defines["REAL"] = _C_NAMES["f16"] if scaled else C_TYPES[problem.numpy_dtype]
+    return _render(config, alignment, tuple((defines | _filled(config, problem)).items()))
+
+
+def _filled(config: Config, problem: Problem) -> dict[str, int | str]:
+    """What common/fill.cuh and common/mirror.cuh want to know of a symmetric C: which half of it is
+    computed, if not both, and how large its elements are if the other one may be made from it.
+    """
+    if not problem.symmetric or config.kernel.backend != "cuda":
+        return {}
+    fill = {"FILL": 2 if problem.fill == "upper" else 1} if problem.halved else {}
+    if problem.fill != "full":
+        return fill
+    if problem.halved and config.kernel.both_halves:
+        return fill | {"BOTH": 1}
+    return fill | {"MIRRORED": _BITS[problem.out_dtype.itemsize]}
+
+
+def _fed(feed: Feed, problem: Problem) -> dict[str, int | str]:
+    """What common/repack.cuh and common/combine.cuh want to know: types of C and of the sums, how
+    many numbers stand for one, and whether they are rounded to tf32.
+    """
+    return {
+        "OUT": C_TYPES[problem.out_dtype],
+        "SUM": C_TYPES[problem.scalar_dtype],
+        "TERMS": feed.terms,
+        "ROUNDED": int(problem.dtype.startswith("tf32")),
+    }
+
+
+@lru_cache(maxsize=4096)
+def _render(config: Config, alignment: int, defines: tuple[tuple[str, int | str], ...]) -> Source:
+    kernel = config.kernel
+    lines = [*config.parameters, *defines]
+    if kernel.aligned:
+        lines.append(("ALIGN", alignment))
+    head = "".join(f"#define {name} {value}\n" for name, value in lines)
+    mirrors = "MIRRORED" in dict(lines)
+    more = ("common/mirror.cuh",) if mirrors else ()
+    text = head + kernel_text(kernel.backend, kernel.file, *more)
+    return Source(text, "gemm", config, alignment, mirrors)
+
+
+@lru_cache(maxsize=64)
+def kernel_text(backend: str, *files: str) -> str:
+    """The text of a kernel file, and of others behind it, with the project's own headers put in
+    their places, each at most once.
+    """
+    folder = shipped_folder("cuda_src" if backend == "cuda" else "cpu_src")
+    seen: set[str] = set()
+    return "".join(_inline(folder, file, seen) for file in files)
+
+
+def kernel_digest(backend: str, file: str) -> str:
+    """Short digest of the code in `kernel_text`, without comments, `#line` and empty lines: a tuned
+    record made from other code is stale.
+    """
+    return _digest(kernel_text(backend, file))
+
+
+@lru_cache(maxsize=64)  # asked for with every record, and takes 1 to 2 ms
+def _digest(text: str) -> str:
+    lines = "\n".join(line for line in _NO_CODE.sub("", text).splitlines() if line.strip())
+    return hashlib.sha256(lines.encode()).hexdigest()[:12]
+
+
+_NO_CODE = re.compile(r"[ \t]*//.*|^#line.*|/\*.*?\*/", re.MULTILINE)
+
+
+def shipped_folder(folder: str) -> Traversable:
+    """A folder of files that go with the package: inside it once installed, beside it in a
+    checkout.
+    """
+    inside = resources.files("pymm").joinpath(folder)
+    return inside if inside.is_dir() else Path(__file__).parents[2] / folder
+
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"[^\n]*\n', re.MULTILINE)
+
+
+def _inline(folder: Traversable, file: str, seen: set[str]) -> str:
+    if file in seen:
+        return ""
+    seen.add(file)
+    text = folder.joinpath(file).read_text(encoding="utf-8")
+    if not text.endswith("\n"):
+        text += "\n"
+
+    def put(match: re.Match[str]) -> str:
+        line = text.count("\n", 0, match.end()) + 1
+        inner = _inline(folder, match.group(1), seen)
+        return f'{inner}#line {line} "{file}"\n' if inner else "\n"
+
+    return f'#line 1 "{file}"\n' + _INCLUDE.sub(put, text)

@@ -1,0 +1,153 @@
+"""Kernel 6: warps multiply with the tensor cores through `mma.sync`."""
+
+from __future__ import annotations
+
+from pymm.core.device import Device
+from pymm.core.problem import Problem
+from pymm.kernels.kernel import STAGES_FIT, THREADS_FIT, Config, Kernel, Rule
+from pymm.kernels.tiles import SPLIT_RULES, tiles, workspace_bytes
+
+#: Between the lines of a tile in shared memory, in elements.
+_PADDING = 4
+
+
+def _lines(c: Config, p: Problem) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Length and number of the lines of the tiles of A and B, which lie as in memory."""
+    return (
+        (c.MB, c.KB) if p.trans_a else (c.KB, c.MB),
+        (c.KB, c.NB) if p.trans_b else (c.NB, c.KB),
+    )
+
+
+def whole_lines(c: Config, p: Problem) -> bool:
+    """True if the threads copy whole lines of both tiles at a time, with 16 bytes each as well as
+    with one element.
+    """
+    threads = c.kernel.threads(c)
+    for size in (p.numpy_dtype.itemsize, 16):
+        for length, count in _lines(c, p):
+            pieces, rest = divmod(length * p.numpy_dtype.itemsize, size)
+            if rest or threads % pieces or pieces * count % threads:
+                return False
+    return True
+
+
+def _a_line_each(c: Config, p: Problem) -> bool:
+    """True if the threads copy a whole line of either tile at a time, even one element each."""
+    return all(length <= c.kernel.threads(c) for length, _ in _lines(c, p))
+
+
+def _warps(c: Config) -> int:
+    return (c.MB // c.TA) * (c.NB // c.TB) * (c.KB // c.TK)
+
+
+def _registers(c: Config, p: Problem) -> int:
+    """Registers of a thread: accumulators, the fragments of two depths, and the rest, which is
+    less where nothing is checked, 16 bytes are copied at a time, k is not split and C is not
+    symmetric. Checked with nvcc 13.0 for sm_80 and sm_90a: what this lets through does not spill.
+    """
+    doubles = c.TA * c.TB // 32 + (c.TA + c.TB) * c.KI // 16
+    plain = p.alignment == 16 and c.SPLIT == 1 and not p.symmetric
+    plain = plain and not c.kernel.guarded(c, p)
+    return 2 * doubles + (30 if plain else 40)
+
+
+def _shared_elements(c: Config, p: Problem) -> int:
+    """The stages; in the end the sums of warps that share a tile of C."""
+    stages = c.STAGES * sum((length + _PADDING) * count for length, count in _lines(c, p))
+    return max(stages, (c.KB // c.TK - 1) * c.MB * c.NB)
+
+
+def _fit_together(c: Config, p: Problem, d: Device) -> bool:
+    """True if BLOCKS blocks fit; registers are handed out by eight."""
+    registers = _registers(c, p)
+    threads = c.BLOCKS * c.kernel.threads(c)
+    return (
+        registers <= d.max_registers_per_thread
+        and -(-registers // 8) * 8 * threads <= d.registers_per_block
+        and threads <= d.max_threads_per_sm
+        and c.BLOCKS * (c.kernel.shared_bytes(c, p) + 1024) <= d.shared_per_sm
+    )
+
+
+def _form(
+    mb: int, nb: int, kb: int, ta: int, tb: int, tk: int, stages: int, **more: int
+) -> dict[str, int]:
+    """Parameters of a block; KI 8 and one block on a multiprocessor unless said."""
+    form = dict(MB=mb, NB=nb, KB=kb, TA=ta, TB=tb, TK=tk, KI=8, STAGES=stages)
+    return form | dict(BLOCKS=1, GROUP=8, SPLIT=1) | more
+
+
+#: Tiles that make one round of a small product on 132 multiprocessors (one H200: benchmarks/LOG.md,
+#: 256 cubed; A A^T of 500 and 1500; 1024 cubed).
+_FORMS = (
+    _form(32, 16, 64, 16, 16, 32, 5),
+    _form(48, 24, 32, 16, 24, 16, 6, KI=4),
+    _form(48, 48, 16, 16, 48, 16, 6, BLOCKS=2),
+    _form(64, 32, 32, 32, 16, 16, 6),
+    _form(64, 128, 16, 32, 32, 16, 6),
+)
+
+TENSOR_F64 = Kernel(
+    number=6,
+    name="tensor_f64",
+    file="06_tensor_f64.cu",
+    title="double precision on the tensor cores, through mma.sync; TA x TB is a warp's tile",
+    space=dict(
+        MB=(32, 64, 128),
+        NB=(32, 64, 128),
+        KB=(16, 32, 64),
+        TA=(16, 32, 64),
+        TB=(16, 32, 64),
+        TK=(16, 32),
+        KI=(4, 8),  # 16 needs more registers than it saves time; the kernel takes it all the same
+        STAGES=(2, 3, 4),
+        BLOCKS=(1, 2, 3, 4),
+        GROUP=(1, 8),
+        SPLIT=(1, 2, 4, 8, 16),
+    ),
+    default=_form(64, 64, 16, 32, 32, 16, 4, BLOCKS=2),
+    fallbacks=(_form(64, 64, 16, 32, 32, 16, 3),),
+    threads=lambda c: 32 * _warps(c),
+    block=lambda c: (32 * _warps(c), 1, 1),
+    tiles=lambda c, p: (tiles(c, p), c.SPLIT),
+    workspace=workspace_bytes,
+    shared_elements=_shared_elements,
+    dtypes=("f64",),
+    dynamic_shared=True,
+    aligned=True,
+    capability=(8, 0),
+    both_halves=True,
+    extra_points=_FORMS,
+    rules=(
+        Rule(
+            "warps tile the block evenly, in pieces of 16 x 8: TA divides MB, TB divides NB",
+            lambda c, p, d: (
+                c.MB % c.TA == 0 and c.NB % c.TB == 0 and c.TA % 16 == 0 and c.TB % 8 == 0
+            ),
+        ),
+        Rule(
+            "KI is the depth of an instruction, 4, 8 or 16; 2 * KI divides TK, TK KB",
+            lambda c, p, d: c.KI in (4, 8, 16) and c.TK % (2 * c.KI) == 0 and c.KB % c.TK == 0,
+        ),
+        Rule(
+            "a tile is fetched while another is used: STAGES >= 2",
+            lambda c, p, d: c.STAGES >= 2,
+        ),
+        THREADS_FIT,
+        Rule(
+            "threads copy a whole line of a tile at a time",
+            lambda c, p, d: _a_line_each(c, p),
+        ),
+        Rule(
+            "either blocks or warps share a tile of C, not both",
+            lambda c, p, d: c.SPLIT == 1 or c.TK == c.KB,
+        ),
+        *SPLIT_RULES,
+        STAGES_FIT,
+        Rule(
+            "BLOCKS blocks fit in a multiprocessor's registers, threads and shared memory",
+            lambda c, p, d: _fit_together(c, p, d),
+        ),
+    ),
+)

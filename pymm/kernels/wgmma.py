@@ -1,0 +1,256 @@
+"""Kernel 7: Hopper's tensor cores through wgmma, fed by the tensor memory accelerator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from pymm.core.device import Device
+from pymm.core.problem import Problem, stored_shapes
+from pymm.kernels.kernel import (
+    PARTS_FIT,
+    PARTS_HAVE_STEPS,
+    STAGES_FIT,
+    Box,
+    Config,
+    Feed,
+    Kernel,
+    Rule,
+)
+from pymm.kernels.tiles import tiles_in
+
+#: Sums that a thread has room for, by the number of warpgroups that multiply: their registers (232,
+#: 232, 160, 104) less 40 for the rest.
+_SUMS = {1: 192, 2: 192, 3: 120, 4: 64}
+
+#: Most bytes of a row of a box, and as many columns of 16-bit numbers.
+_ROW, _COLUMNS = 128, 64
+
+
+def _consumers(c: Config) -> int:
+    """Warpgroups that multiply; one more fetches."""
+    return max(c.MB // c.TA, 1) * max(c.NB // c.TB, 1)
+
+
+def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
+    """Along k one box has all rows of a tile, or what a block of the cluster fetches of it; across,
+    all depth of 64 columns, or of a narrow tile's. C goes out in pieces of 64 rows.
+    """
+    deep = min(c.KB, _COLUMNS)
+    a = _across(c.MB, deep) if p.trans_a else Box(deep, c.MB, 2 * deep)
+    b = Box(deep, c.NB // c.CLUSTER, 2 * deep) if p.trans_b else _across(c.NB, deep)
+    return a, b, Box(_ROW // p.out_dtype.itemsize, 64)
+
+
+def _across(extent: int, deep: int) -> Box:
+    columns = min(extent, _COLUMNS)
+    return Box(columns, deep, 2 * columns)
+
+
+def _shared_bytes(c: Config, p: Problem) -> int:
+    """The stages and what is read behind a narrow B, SLOTS pieces of C for each warpgroup, two
+    barriers for each stage, and up to 1 KiB to the boundary that swizzled boxes need.
+    """
+    stages = c.STAGES * (c.MB + c.NB) * c.KB * 2 + max(64 - c.NB, 0) * _ROW
+    size = p.out_dtype.itemsize
+    piece = 64 * (128 if c.TB % 128 == 0 and size == 2 else 64) * size if c.SPLIT == 1 else 0
+    return stages + _consumers(c) * c.SLOTS * piece + 16 * c.STAGES + 1024
+
+
+def _tiles(c: Config, p: Problem) -> tuple[int, int]:
+    """Blocks that have a tile, in whole clusters, and 1."""
+    return tiles_in(p, c.MB * c.CLUSTER, c.NB) * c.CLUSTER, 1
+
+
+def _shared_evenly(tile: int, own: int) -> bool:
+    """Whether warpgroups of `own` rows or columns have the tile among them."""
+    narrow = tile in (16, 32) and own == 64
+    return own % 64 == 0 and (tile % own == 0 or narrow)
+
+
+# What to run where nothing is tuned: the form that a few measured times expect most of
+
+#: Forms of a block: parameters, microseconds of a step of 64 k, of one where rows of A or B start
+#: within lines of memory, and of the rest of a tile, measured on an H200 (benchmarks/LOG.md). Pairs
+#: of blocks share B and wait less for such lines.
+_FORMS = (
+    (dict(MB=128, NB=256, TA=64, TB=256, STAGES=4), 0.64, 0.64, 1.8),
+    (dict(MB=128, NB=192, TA=64, TB=192, STAGES=4, SLOTS=2), 0.49, 0.49, 1.55),
+    (dict(MB=128, NB=128, TA=64, TB=128, STAGES=6), 0.335, 0.36, 0.9),
+    (dict(MB=128, NB=64, TA=64, TB=64, STAGES=8), 0.21, 0.25, 0.25),
+    (dict(MB=64, NB=128, TA=64, TB=64, STAGES=8), 0.21, 0.24, 0.3),
+    (dict(MB=64, NB=64, TA=64, TB=64, STAGES=12), 0.15, 0.175, 0.15),
+    (dict(MB=64, NB=128, TA=64, TB=64, STAGES=8, CLUSTER=2, GROUP=1), 0.23, 0.23, 0.2),
+    (dict(MB=128, NB=128, TA=64, TB=64, STAGES=6, CLUSTER=2, GROUP=1), 0.345, 0.345, 1.05),
+    (dict(MB=64, NB=192, TA=64, TB=64, STAGES=6, GROUP=1), 0.25, 0.27, 0.35),
+    (dict(MB=128, NB=256, KB=32, TA=64, TB=128, STAGES=6, GROUP=1), 0.65, 0.65, 1.9),
+    (dict(MB=256, NB=192, KB=32, TA=128, TB=192, STAGES=6), 0.96, 0.95, 3.3),
+    (dict(MB=16, NB=64, TA=64, TB=64, STAGES=16), 0.14, 0.165, 0.05),
+    (dict(MB=32, NB=64, TA=64, TB=64, STAGES=16), 0.145, 0.17, 0.1),
+    (dict(MB=64, NB=16, KB=128, TA=64, TB=64, STAGES=8), 0.14, 0.165, 0.05),
+    (dict(MB=64, NB=32, KB=128, TA=64, TB=64, STAGES=8), 0.145, 0.17, 0.1),
+)
+
+#: For products of so few steps that storing C takes longest: more of C on its way, row by row.
+#: Pieces of float32 are half as wide: smaller tiles. A box that lies along a k of 32 has no more.
+_SMALLER = dict(MB=128, NB=128, TA=64, TB=128, STAGES=4, SLOTS=2, GROUP=1)
+_SHALLOW = (
+    (32, _SMALLER | dict(KB=32, STAGES=8)),
+    (96, _SMALLER),
+    (256, dict(MB=256, NB=128, TA=128, TB=128, STAGES=3, SLOTS=2, GROUP=1)),
+)
+_SHALLOW_WIDE = (_SHALLOW[0], (256, _SMALLER))
+
+#: Microseconds: a second launch, and each part that it adds up; each number of a warpgroup's tile
+#: and of a block's where threads store a C whose rows start anywhere; a tile that TMA stores after
+#: few steps, and each number of it. Bytes of a microsecond: from memory; of copies, which lie in
+#: L2; from there to all multiprocessors, and where rows start within lines.
+_COMBINING, _PART, _BY_THREADS, _STORED = 3.0, 0.04, (1.45e-4, 5e-5), (0.5, 3.4e-5)
+_MEMORY, _COPIED, _L2 = 4e6, 8e6, (14e6, 10.5e6)
+
+
+def _heuristic(p: Problem, d: Device) -> dict[str, int]:
+    """The form and the parts of k with the least expected time."""
+    form, parts = min(_options(p, d), key=lambda option: _microseconds(*option, p, d))
+    given = dict(KB=64, CLUSTER=1, GROUP=8, SPLIT=parts, SLOTS=1) | form[0]
+    if parts > 1:
+        given["SLOTS"] = 1
+    elif given["MB"] * given["NB"] > 128 * 128 and p.k <= _SHALLOW[-1][0] and not _by_threads(p):
+        forms = _SHALLOW_WIDE if p.out_dtype.itemsize == 4 else _SHALLOW
+        given |= dict(KB=64) | next(shallow for most, shallow in forms if p.k <= most)
+    while _shared_bytes(WGMMA.config(given), p) > d.shared_per_block and given["STAGES"] > 2:
+        given["STAGES"] -= 1
+    return given
+
+
+def _by_threads(p: Problem) -> bool:
+    """Whether threads must store a C of 16 bits: TMA cannot where dense rows start anywhere."""
+    return p.out_dtype.itemsize == 2 and p.n % 8 != 0
+
+
+def _crossing(p: Problem) -> bool:
+    """Whether dense rows of A or B start within lines of memory."""
+    return any(shape[2] * 2 % _ROW for shape in stored_shapes(p)[:2])
+
+
+def _options(p: Problem, d: Device) -> Iterator[tuple[tuple, int]]:
+    """Every form, whole and with as many parts of k as fill the device once or twice."""
+    for form in _FORMS:
+        mb, nb = form[0]["MB"], form[0]["NB"]
+        if mb < 64 and p.m > mb or nb < 64 and p.n > nb or not _meant(form[0], p):
+            continue
+        most = p.k // (4 * 64)
+        for full in (1, 2):
+            parts = min(most, full * d.sms // max(_count(form, p), 1))
+            if parts > 1:
+                yield form, parts
+        yield form, 1
+
+
+def _meant(given: dict[str, int], p: Problem) -> bool:
+    """Not where others were quicker or registers spill: what TMA stores after few steps has forms
+    of its own; pairs share B, which is little where C is tall, and are two tiles; 64 x 192 is for
+    what threads store after few steps; 256 x 192 for C of 16 bits.
+    """
+    if given.get("CLUSTER", 1) > 1 and (p.m > 5 * p.n or p.m <= given["MB"] or p.n <= 64):
+        return False
+    if given["NB"] == 192 and given["MB"] != 128:
+        few = p.k <= 320 and _by_threads(p)
+        return few if given["MB"] == 64 else p.out_dtype.itemsize == 2
+    return "GROUP" not in given or p.k > _SHALLOW[-1][0] or _by_threads(p)
+
+
+def _count(form: tuple, p: Problem) -> int:
+    """Blocks that have a tile, in whole clusters."""
+    cluster = form[0].get("CLUSTER", 1)
+    return tiles_in(p, form[0]["MB"] * cluster, form[0]["NB"]) * cluster * p.batch
+
+
+def _microseconds(form: tuple, parts: int, p: Problem, d: Device) -> float:
+    given, *steps, rest = form
+    count, crossing = _count(form, p) * parts, _crossing(p)
+    deep, mb, nb = given.get("KB", 64), given["MB"], given["NB"]
+    if parts == 1 and _by_threads(p):
+        rest += _BY_THREADS[0] * given["TA"] * given["TB"] + _BY_THREADS[1] * mb * nb
+    elif p.k <= _SHALLOW[-1][0]:
+        rest = _STORED[0] + _STORED[1] * mb * nb
+    waves = -(-count // d.sms)
+    busy = waves * (math.ceil(-(-p.k // deep) / parts) * deep / 64 * steps[crossing] + rest)
+    sums = 4 * p.m * p.n * p.batch * parts if parts > 1 else 0
+    adding = _COMBINING + _PART * parts + 2 * sums / _MEMORY if parts > 1 else 0.0
+    fetched = p.bytes / ((_MEMORY if p.alignment >= 16 else _COPIED) * min(1.0, count / d.sms))
+    read = 2 * count / parts * (mb + nb / given.get("CLUSTER", 1)) * p.k
+    fetched = max(fetched, read / _L2[crossing])
+    return max(busy, fetched) + 0.05 * min(busy, fetched) + adding
+
+
+WGMMA = Kernel(
+    number=7,
+    name="wgmma",
+    file="07_wgmma.cu",
+    title="Hopper: one thread fetches by TMA, warpgroups multiply TA x TB each by wgmma",
+    space=dict(
+        MB=(16, 32, 64, 128, 256),
+        NB=(16, 32, 64, 128, 192, 256),
+        KB=(32, 64, 128),
+        TA=(64, 128),
+        TB=(64, 128, 192, 256),
+        STAGES=(2, 3, 4, 6, 8, 12, 16),
+        CLUSTER=(1, 2),
+        GROUP=(1, 8),
+        SPLIT=(1, 2, 4, 8, 16, 32, 66, 132),
+        SLOTS=(1, 2),
+    ),
+    default=dict(
+        MB=128, NB=256, KB=64, TA=64, TB=256, STAGES=4, CLUSTER=1, GROUP=8, SPLIT=1, SLOTS=1
+    ),
+    fallbacks=(
+        dict(MB=64, NB=64, KB=64, TA=64, TB=64, STAGES=4, CLUSTER=1, GROUP=8, SPLIT=1, SLOTS=1),
+    ),
+    heuristic=_heuristic,
+    threads=lambda c: 128 * (1 + _consumers(c)),
+    block=lambda c: (128 * (1 + _consumers(c)), 1, 1),
+    tiles=_tiles,
+    shared_elements=lambda c, p: _shared_bytes(c, p) // p.numpy_dtype.itemsize,
+    dtypes=("f16", "bf16", "f16_f32", "bf16_f32"),
+    dynamic_shared=True,
+    capability=(9, 0),
+    hopper=Feed(boxes=_boxes),
+    rules=(
+        Rule(
+            "warpgroups share the rows: 64 divides TA, TA MB; or TA is 64, MB 16 or 32",
+            lambda c, p, d: _shared_evenly(c.MB, c.TA),
+        ),
+        Rule(
+            "warpgroups share the columns: 64 divides TB, TB NB; or TB is 64, NB 16 or 32",
+            lambda c, p, d: _shared_evenly(c.NB, c.TB) and c.TB <= 256,
+        ),
+        Rule(
+            "a tile is a pile of boxes: 64 divides KB, or KB is 32",
+            lambda c, p, d: c.KB % 64 == 0 or c.KB == 32,
+        ),
+        Rule(
+            "a box has at most 256 rows: MB and NB <= 256",
+            lambda c, p, d: c.MB <= 256 and c.NB <= 256,
+        ),
+        Rule(
+            "a tile is fetched while another is used: STAGES >= 2",
+            lambda c, p, d: c.STAGES >= 2,
+        ),
+        Rule(
+            "blocks that share B fetch whole boxes: CLUSTER is 1, 2 or 4, 64 CLUSTER divides NB",
+            lambda c, p, d: c.CLUSTER == 1 or c.CLUSTER in (2, 4) and c.NB % (64 * c.CLUSTER) == 0,
+        ),
+        Rule(
+            "TA * TB / 128 sums fit: at most 192 for 1 or 2 warpgroups, 120 for 3, 64 for 4",
+            lambda c, p, d: c.TA * c.TB // 128 <= _SUMS.get(_consumers(c), 0),
+        ),
+        Rule(
+            "parts of k do not go through shared memory: SLOTS is 1 where SPLIT is more",
+            lambda c, p, d: c.SPLIT == 1 or c.SLOTS == 1,
+        ),
+        PARTS_HAVE_STEPS,
+        PARTS_FIT,
+        STAGES_FIT,
+    ),
+)

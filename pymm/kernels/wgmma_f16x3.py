@@ -1,0 +1,155 @@
+"""Kernel 14: float32 as the sum of two float16 times a power of two, on Hopper's tensor cores."""
+
+from __future__ import annotations
+
+import math
+
+from pymm.core.device import Device
+from pymm.core.problem import Problem
+from pymm.kernels.kernel import (
+    PARTS_FIT,
+    PARTS_HAVE_STEPS,
+    STAGES_FIT,
+    Box,
+    Config,
+    Feed,
+    Kernel,
+    Rule,
+)
+from pymm.kernels.tiles import tiles_in
+
+#: Registers that a thread has for sums, and those of the step, by the number of warpgroups that
+#: multiply: their registers (232, 232, 160, 104) less 40 for the rest.
+_SUMS = {1: 192, 2: 192, 3: 120, 4: 64}
+
+#: Rows and columns of a piece of C on its way out: 128 bytes of float32.
+_HIGH, _WIDE = 64, 32
+
+
+def _consumers(c: Config) -> int:
+    """Warpgroups that multiply; one more fetches."""
+    return (c.MB // c.TA) * (c.NB // c.TB)
+
+
+def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
+    """All rows of a tile of A, all columns of one of B, a piece of C."""
+    return Box(c.KB, c.MB), Box(c.KB, c.NB), Box(_WIDE, _HIGH)
+
+
+def _shared_bytes(c: Config) -> int:
+    """The stages, each of one term, SLOTS pieces of C for each warpgroup, the powers of two stages
+    each and one more, two barriers for each stage, and up to 1 KiB to the boundary that swizzled
+    boxes need.
+    """
+    stages = c.STAGES * (c.MB + c.NB) * c.KB * 2
+    pieces = _consumers(c) * c.SLOTS * 4 * _HIGH * _WIDE if c.SPLIT == 1 else 0
+    return stages + pieces + ((c.STAGES + 1) // 2 + 1) * (c.MB + c.NB) * 4 + 16 * c.STAGES + 1024
+
+
+def _fit(c: Config, p: Problem, d: Device) -> bool:
+    """Sums, and those of the step."""
+    return c.TA * c.TB // 64 <= _SUMS.get(_consumers(c), 0)
+
+
+# What to run where nothing is tuned: the form that a few measured times expect most of
+
+#: Forms of a block: parameters, microseconds of a step of 64 k and of the rest of a tile, measured
+#: on an H200 (benchmarks/LOG.md).
+_FORMS = (
+    (dict(MB=128, NB=192, TB=192, STAGES=5), 1.65, 4.0),
+    (dict(MB=128, NB=128, TB=128, STAGES=6), 1.13, 3.0),
+    (dict(MB=128, NB=64, TB=64, STAGES=8), 0.8, 2.5),
+    (dict(MB=64, NB=128, TB=64, STAGES=8), 0.8, 2.5),
+    (dict(MB=64, NB=64, TB=64, STAGES=12), 0.55, 2.0),
+)
+
+#: For products of so few steps that storing C takes longest: row by row, more of C on its way.
+_SHALLOW = (
+    (96, dict(MB=128, NB=128, TB=64, STAGES=4, GROUP=1)),
+    (256, dict(MB=128, NB=128, TB=128, STAGES=4, GROUP=1, SLOTS=2)),
+)
+
+#: Microseconds: a second launch, and each part that it adds up; bytes of a microsecond.
+_COMBINING, _PART, _MEMORY = 3.0, 0.04, 4e6
+
+_DEFAULT = dict(MB=128, NB=128, KB=64, TA=64, TB=128, STAGES=6, GROUP=8, SPLIT=1, SLOTS=1)
+
+
+def _heuristic(p: Problem, d: Device) -> dict[str, int]:
+    """The form and the parts of k with the least expected time."""
+    expected = []
+    for form, step, rest in _FORMS:
+        tiles, steps = tiles_in(p, form["MB"], form["NB"]) * p.batch, -(-p.k // 64)
+        for parts in {1} | {min(steps // 4, full * d.sms // max(tiles, 1)) for full in (1, 2)}:
+            if parts < 1:
+                continue
+            busy = -(-tiles * parts // d.sms) * (math.ceil(steps / parts) * step + rest)
+            sums = 8 * p.m * p.n * p.batch * parts / _MEMORY
+            adding = _COMBINING + _PART * parts + sums if parts > 1 else 0.0
+            expected.append((busy + adding, parts, form))
+    _, parts, form = min(expected, key=lambda option: option[:2])
+    if parts == 1 and form["MB"] * form["NB"] >= 128 * 128:
+        form = next((shallow for most, shallow in _SHALLOW if p.k <= most), form)
+    given = _DEFAULT | form | dict(SPLIT=parts)
+    while _shared_bytes(WGMMA_F16X3.config(given)) > d.shared_per_block and given["STAGES"] > 4:
+        given["STAGES"] -= 1
+    return given
+
+
+WGMMA_F16X3 = Kernel(
+    number=14,
+    name="wgmma_f16x3",
+    file="14_wgmma_f16x3.cu",
+    title="Hopper: float32 as a power of two times the sum of two float16, three products of them",
+    space=dict(
+        MB=(64, 128, 192, 256),
+        NB=(64, 128, 192),
+        KB=(64,),
+        TA=(64, 128),
+        TB=(64, 128, 192),
+        STAGES=(4, 5, 6, 8, 12),
+        GROUP=(1, 4, 8, 16),
+        SPLIT=(1, 2, 4, 8, 16, 33, 66, 132),
+        SLOTS=(1, 2),
+    ),
+    default=_DEFAULT,
+    fallbacks=(_DEFAULT | dict(NB=64, MB=64, TB=64, STAGES=4),),
+    heuristic=_heuristic,
+    threads=lambda c: 128 * (1 + _consumers(c)),
+    block=lambda c: (128 * (1 + _consumers(c)), 1, 1),
+    tiles=lambda c, p: (tiles_in(p, c.MB, c.NB), 1),
+    shared_elements=lambda c, p: _shared_bytes(c) // p.numpy_dtype.itemsize,
+    dtypes=("f16x3",),
+    dynamic_shared=True,
+    capability=(9, 0),
+    hopper=Feed(boxes=_boxes, along=("k", "k"), terms=2, scaled=True),
+    rules=(
+        Rule(
+            "warpgroups tile the block evenly: TA divides MB, TB divides NB, 64 both",
+            lambda c, p, d: (
+                not (c.MB % c.TA or c.NB % c.TB or c.TA % 64 or c.TB % 64)
+                and c.TB in (64, 128, 192, 256)
+            ),
+        ),
+        Rule("a tile is as deep as its powers of two: KB is 64", lambda c, p, d: c.KB == 64),
+        Rule(
+            "a box has at most 256 rows: MB and NB <= 256",
+            lambda c, p, d: c.MB <= 256 and c.NB <= 256,
+        ),
+        Rule(
+            "tiles are fetched while others are used: STAGES >= 4",
+            lambda c, p, d: c.STAGES >= 4,
+        ),
+        Rule(
+            "TA TB / 64 registers for sums: at most 192 (1, 2 warpgroups), 120 (3), 64 (4)",
+            _fit,
+        ),
+        Rule(
+            "parts of k do not go through shared memory: SLOTS is 1 where SPLIT is more",
+            lambda c, p, d: c.SPLIT == 1 or c.SLOTS == 1,
+        ),
+        PARTS_HAVE_STEPS,
+        PARTS_FIT,
+        STAGES_FIT,
+    ),
+)

@@ -1,0 +1,336 @@
+"""Kernels 10 and 13: float32 on Hopper's tensor cores, rounded to tf32 or as the sum of two tf32
+values; and their default configurations, which a small cost model chooses.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+from pymm.core.device import Device
+from pymm.core.problem import Problem, stored_shapes
+from pymm.kernels.kernel import (
+    PARTS_FIT,
+    PARTS_HAVE_STEPS,
+    STAGES_FIT,
+    Box,
+    Config,
+    Feed,
+    Kernel,
+    Rule,
+)
+from pymm.kernels.tiles import tiles_in
+
+
+class Form(NamedTuple):
+    """A block's tile and ring, and the microseconds of 32 of k and of the rest of a tile: measured
+    on an H200 (benchmarks/LOG.md).
+    """
+
+    MB: int
+    NB: int
+    KB: int
+    STAGES: int
+    step: float
+    rest: float
+
+
+FORMS = (
+    Form(256, 128, 32, 4, 0.59, 7.4),
+    Form(224, 128, 32, 4, 0.54, 5.3),
+    Form(160, 128, 32, 5, 0.44, 5.0),
+    Form(128, 128, 32, 6, 0.39, 2.5),
+    Form(128, 64, 64, 4, 0.32, 2.4),
+    Form(64, 128, 64, 4, 0.34, 2.4),
+    Form(64, 64, 64, 6, 0.23, 1.7),
+    Form(32, 64, 64, 8, 0.20, 1.2),
+    Form(16, 64, 64, 8, 0.19, 1.0),
+)
+FORMS_X3 = (
+    Form(128, 128, 32, 3, 0.95, 2.0),
+    Form(64, 128, 32, 4, 0.53, 2.5),
+    Form(64, 64, 32, 6, 0.37, 2.0),
+    Form(32, 64, 32, 7, 0.30, 1.6),
+)
+
+#: Up to this k storing C takes longest, which 128 x 128 row by row does best. Where A and B change
+#: their parts, a row of C is a column of tiles, and so many of them are 8192 columns of C.
+_SHALLOW, _WHOLE_ROWS = 64, 64
+
+#: Microseconds: a second launch, and each part that it adds up; bytes of a microsecond.
+_COMBINING, _PART, _MEMORY = 3.0, 0.04, 4e6
+
+
+def heuristic(kernel: Kernel, forms: tuple[Form, ...], p: Problem, d: Device) -> dict[str, int]:
+    """The form and the parts of k with the least expected time. Small tiles that are turned round
+    have two slices: one turns while the other multiplies.
+    """
+    options = []
+    received = kernel.hopper.received(p)
+    turned = received.trans_a and not received.trans_b
+    by_rows = _WHOLE_ROWS if received.trans_a and received.trans_b else 1
+    for form in forms:
+        given = dict(kernel.default, MB=form.MB, NB=form.NB, KB=form.KB, TA=form.MB)
+        given |= dict(STAGES=form.STAGES, GROUP=by_rows if p.k <= _SHALLOW else 8)
+        slices = 1 + (turned and form.MB * form.NB <= 64 * 64)
+        if slices > 1:
+            given["SLICES"] = slices
+        while given["STAGES"] > 2 and not STAGES_FIT.holds(kernel.config(given), p, d):
+            given["STAGES"] -= slices
+        tiles = kernel.units(kernel.config(given), p)
+        most = p.k // (4 * form.KB * slices)
+        for parts in {1, *(min(most, full * d.sms // max(tiles, 1)) for full in (1, 2))} - {0}:
+            split = dict(given, SPLIT=parts)
+            if not kernel.violations(kernel.config(split), p, d):
+                options.append((_microseconds(form, tiles, parts, p, d), len(options), split))
+    return min(options)[2] if options else dict(kernel.default)
+
+
+def _microseconds(form: Form, tiles: int, parts: int, p: Problem, d: Device) -> float:
+    waves = -(-tiles * parts // d.sms)
+    if p.k <= _SHALLOW and tiles > d.sms:
+        return abs(form.MB * form.NB - 128 * 128)
+    busy = waves * (math.ceil(p.k / 32 / parts) * form.step + form.rest)
+    sums = 4 * p.m * p.n * p.batch * parts if parts > 1 else 0
+    adding = _COMBINING + _PART * parts + 2 * sums / _MEMORY if parts > 1 else 0.0
+    fetched = p.bytes / (_MEMORY * min(1.0, tiles * parts / d.sms or 1.0))
+    return max(busy, fetched) + 0.1 * min(busy, fetched) + adding
+
+
+#: Bytes that rows start at multiples of, for TMA.
+_ROW = 16
+
+#: Products of numbers, and extents, up to which a tile is turned by the kernel and not by a copy.
+_LITTLE, _THIN, _SHORT = 2**30, 256, 32
+
+#: Columns of a wgmma that the kernels have: rows of C of one warpgroup.
+_HEIGHTS = (16, 32, 64, 96, 128, 160, 192, 224, 256)
+
+#: Registers that a thread has for sums and columns of B, by the number of warpgroups that multiply:
+#: their registers (232, 232, 160, 104) less 40 for the rest, or 72 where columns pass through.
+_SUMS = {1: 192, 2: 192, 3: 120, 4: 64}
+_SUMS_AND_COLUMNS = {1: 160, 2: 160, 3: 120, 4: 64}
+
+
+def _consumers(c: Config) -> int:
+    """Warpgroups that multiply; one more fetches."""
+    return (c.MB // c.TA) * (c.NB // c.TB) * _slices(c)
+
+
+def _slices(c: Config) -> int:
+    """Warpgroups that take turns along k for one tile of C."""
+    return getattr(c, "SLICES", 1)
+
+
+def _threads(c: Config) -> int:
+    return 128 * (1 + _consumers(c))
+
+
+def _swapped(p: Problem) -> bool:
+    """Whether A and B change their parts, and so do rows and columns of C: where both are
+    transposed once they lie as the kernel wants it.
+    """
+    return p.trans_a and p.trans_b
+
+
+def _along(p: Problem) -> tuple[str, str]:
+    """What TMA cannot read is copied, and then along k. Of two that lie across k the smaller one
+    is copied along k; but the kernel turns A's tiles itself where that costs less: where A is thin,
+    the product little or k short.
+    """
+    copied_a, copied_b = (4 * shape[2] % _ROW > 0 for shape in stored_shapes(p)[:2])
+    if copied_a or copied_b:
+        return "k" if copied_a else "any", "k" if copied_b else "any"
+    across = p.trans_a and not p.trans_b
+    little = p.m * p.n * p.k <= _LITTLE or p.k <= _SHORT
+    if not across or little or p.m <= min(p.n, _THIN):
+        return "any", "any"
+    return ("k", "any") if p.m <= p.n else ("any", "k")
+
+
+def _turned(p: Problem) -> bool:
+    """Whether the kernel turns A's tiles round: neither lies along k."""
+    return p.trans_a and not p.trans_b
+
+
+def _staged(c: Config) -> int:
+    """Rows of a piece of C that a warpgroup stores at a time."""
+    return 32 if c.TA % 32 == 0 else 16
+
+
+def _shared_elements(c: Config, p: Problem) -> int:
+    """The stages, pieces of C of 32 x 64 on their way out, the sums of all slices but one, two
+    barriers for each stage, and up to 1 KiB to the boundary that swizzled boxes need.
+    """
+    stages = c.STAGES * c.kernel.hopper.terms * (c.MB + c.NB) * c.KB
+    sums = (_slices(c) - 1) * c.MB * c.NB
+    pieces = _consumers(c) // _slices(c) * getattr(c, "SLOTS", 2)
+    return stages + pieces * 32 * 64 + sums + 4 * c.STAGES + 256
+
+
+def _tiles(c: Config, p: Problem) -> tuple[int, int]:
+    """Blocks that have a tile, in whole clusters, and 1."""
+    if _swapped(c.kernel.hopper.received(p)):
+        p = replace(p, m=p.n, n=p.m)
+    return tiles_in(p, c.MB, c.NB * c.CLUSTER) * c.CLUSTER, 1
+
+
+def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box | None]:
+    """Of C pieces. An operand along k comes by so many rows as it has, one across k as it lies, and
+    where that is to be turned by squares.
+    """
+    across = Box(32, c.KB)
+    if _turned(p):
+        return Box(32, 32), across, Box(32, _staged(c))
+    along = _rows(p.n if _swapped(p) else p.m, c.MB // c.CLUSTER)
+    if _swapped(p):
+        return across, along, Box(32, 64) if _staged(c) >= 32 else None
+    return along, _rows(p.n, c.NB) if p.trans_b else across, Box(32, _staged(c))
+
+
+def _rows(size: int, most: int) -> Box:
+    """Rows along k: those of the tile, or of a matrix that has fewer, in eights."""
+    return Box(32, min(-(-size // 8) * 8, most))
+
+
+_EVEN = Rule(
+    "warpgroups tile the block evenly: TA divides MB, TB divides NB, 64 divides TB",
+    lambda c, p, d: c.MB % c.TA == 0 and c.NB % c.TB == 0 and c.TB % 64 == 0,
+)
+_WGMMA = Rule(
+    "wgmma makes TA rows: 16, 32, 64, 96, 128, 160, 192, 224 or 256",
+    lambda c, p, d: c.TA in _HEIGHTS,
+)
+_BOXED = Rule(
+    "boxes have at most 256 rows and 32 columns: MB, NB, KB <= 256, 32 divides KB",
+    lambda c, p, d: c.MB <= 256 and c.NB <= 256 and c.KB % 32 == 0 and c.KB <= 256,
+)
+_RING = Rule(
+    "a tile is fetched while another is used: STAGES is 2 SLICES or a higher multiple",
+    lambda c, p, d: c.STAGES >= 2 * _slices(c) and c.STAGES % _slices(c) == 0,
+)
+_SHARED_A = Rule(
+    "one block or two share the boxes of A: CLUSTER is 1 or 2, 8 CLUSTER divides MB",
+    lambda c, p, d: c.CLUSTER in (1, 2) and c.MB % (8 * c.CLUSTER) == 0,
+)
+
+
+_SQUARES = Rule(
+    "tiles are turned by squares of 32: 32 CLUSTER divides MB",
+    lambda c, p, d: not _turned(c.kernel.hopper.received(p)) or c.MB % (32 * c.CLUSTER) == 0,
+)
+
+
+def _fit(c: Config, p: Problem, d: Device) -> bool:
+    """Sums, and of two steps the columns that go through registers."""
+    wanted = c.TA * c.TB // 128 + c.KB * c.TB // 64
+    if _turned(c.kernel.hopper.received(p)):
+        wanted += 32  # a column on its way round
+    elif c.SLICES > 1:
+        wanted += 16
+    return wanted <= _SUMS_AND_COLUMNS.get(_consumers(c), 0)
+
+
+def _fit_twice(c: Config, p: Problem, d: Device) -> bool:
+    """Sums, and those of the step."""
+    return c.TA * c.TB // 64 <= _SUMS.get(_consumers(c), 0)
+
+
+_COMMON = dict(
+    threads=_threads,
+    block=lambda c: (_threads(c), 1, 1),
+    tiles=_tiles,
+    shared_elements=_shared_elements,
+    dynamic_shared=True,
+    capability=(9, 0),
+)
+
+WGMMA_TF32 = Kernel(
+    number=10,
+    name="wgmma_tf32",
+    file="10_wgmma_tf32.cu",
+    title="Hopper: float32 rounded to tf32, B through registers where it lies across k",
+    space=dict(
+        MB=(16, 32, 64, 128, 160, 192, 224, 256),
+        NB=(64, 128, 256),
+        KB=(32, 64),
+        TA=(16, 32, 64, 128, 160, 192, 224, 256),
+        TB=(64,),
+        SLICES=(1, 2),
+        STAGES=(2, 3, 4, 5, 6, 8),
+        SLOTS=(2, 4),
+        CLUSTER=(1, 2),
+        GROUP=(1, 4, 8, 16, 64),
+        SPLIT=(1, 2, 4, 8, 16, 33, 66, 132),
+    ),
+    default=dict(
+        MB=256,
+        NB=128,
+        KB=32,
+        TA=256,
+        TB=64,
+        SLICES=1,
+        STAGES=4,
+        SLOTS=2,
+        CLUSTER=1,
+        GROUP=8,
+        SPLIT=1,
+    ),
+    heuristic=lambda p, d: heuristic(WGMMA_TF32, FORMS, p, d),
+    dtypes=("tf32",),
+    hopper=Feed(boxes=_boxes, along=_along),
+    rules=(
+        _EVEN,
+        _WGMMA,
+        _BOXED,
+        _RING,
+        _SHARED_A,
+        _SQUARES,
+        Rule(
+            "TA TB / 128 + KB TB / 64 <= 160 (3, 4 warpgroups 120, 64; sliced -16, turned -32)",
+            _fit,
+        ),
+        PARTS_HAVE_STEPS,
+        PARTS_FIT,
+        STAGES_FIT,
+    ),
+    **_COMMON,
+)
+
+WGMMA_TF32X3 = Kernel(
+    number=13,
+    name="wgmma_tf32x3",
+    file="13_wgmma_tf32x3.cu",
+    title="Hopper: float32 as the sum of two tf32, three products of them",
+    space=dict(
+        MB=(32, 64, 128, 192),
+        NB=(64, 128, 192),
+        KB=(32,),
+        TA=(32, 64, 128, 192),
+        TB=(64, 128),
+        STAGES=(2, 3, 4, 6, 7),
+        CLUSTER=(1, 2),
+        GROUP=(1, 4, 8, 16),
+        SPLIT=(1, 2, 4, 8, 16, 33, 66, 132),
+    ),
+    default=dict(MB=128, NB=128, KB=32, TA=128, TB=64, STAGES=3, CLUSTER=1, GROUP=8, SPLIT=1),
+    heuristic=lambda p, d: heuristic(WGMMA_TF32X3, FORMS_X3, p, d),
+    dtypes=("tf32x3",),
+    hopper=Feed(boxes=_boxes, along=("k", "k"), terms=2),
+    rules=(
+        _EVEN,
+        _WGMMA,
+        _BOXED,
+        _RING,
+        _SHARED_A,
+        Rule(
+            "TA TB / 64 registers for sums: at most 192 (1, 2 warpgroups), 120 (3), 64 (4)",
+            _fit_twice,
+        ),
+        PARTS_HAVE_STEPS,
+        PARTS_FIT,
+        STAGES_FIT,
+    ),
+    **_COMMON,
+)

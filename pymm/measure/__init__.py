@@ -1,0 +1,1 @@
+"""Configurations and libraries verified and timed, in a process of their own."""

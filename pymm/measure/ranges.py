@@ -1,0 +1,229 @@
+"""Numbers of every size that a type has, and what a product of them must be: NaN and infinite where
+plain multiply-adds in float32 are, and within its bound everywhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import ml_dtypes
+import numpy as np
+
+from pymm.core import reference
+from pymm.core.problem import Problem
+
+#: Types of products whose operands do not stay what they are, or are not those of their result.
+REDUCED = ("tf32", "tf32x3", "f16x3", "bf16_f32", "f16_f32")
+
+#: What is put at a few random places of A and B.
+SPECIALS = {
+    "finite": (),
+    "zeros": (0.0, -0.0),
+    "infinite": (np.inf, -np.inf),
+    "NaN": (np.nan,),
+    "all": (0.0, -0.0, np.inf, -np.inf, np.nan),
+}
+
+#: A sum may overflow on its way, in one order or another, where |A| |B| is at least an eighth of
+#: what float32 holds. There an element of C may be anything.
+OVERFLOW = 2.0**125
+
+#: From here on tf32 rounds to infinity, as the tensor memory accelerator does it; 2^-137 is half
+#: its smallest number.
+TF32_MOST, TF32_LEAST = 2.0**128 - 2.0**116, 2.0**-137
+
+#: Errors are parts of |A| |B| where that is at least this: below it numbers have fewer bits.
+ORDINARY = 2.0**-100
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What is wrong with the elements of C: how many are NaN or infinite, or not, unlike float32's;
+    how many finite ones are farther off than their bound; the largest error as a part of |A| |B|;
+    in words the first one that is wrong, "" if none is.
+    """
+
+    mismatches: int
+    beyond: int
+    error: float
+    detail: str = ""
+
+
+def _numbers(generator: np.random.Generator, exponents: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Of random sign and fraction, none infinite."""
+    sizes = np.ldexp(generator.uniform(1, 2, exponents.shape), exponents)
+    sizes = np.minimum(sizes, float(ml_dtypes.finfo(dtype).max))
+    return (generator.choice((-1.0, 1.0), exponents.shape) * sizes).astype(dtype)
+
+
+class _Draw:
+    """Exponents of one pair of matrices m x k and k x n of a type; `room`: the most that exponents
+    of a and b may have together so that no sum of k products comes near overflow.
+    """
+
+    def __init__(self, problem: Problem, generator: np.random.Generator) -> None:
+        info = ml_dtypes.finfo(problem.numpy_dtype)
+        self.least = int(np.log2(float(info.smallest_subnormal)))
+        self.most = int(info.maxexp) - 1
+        self.generator = generator
+        self.a, self.b = (problem.m, problem.k), (problem.k, problem.n)
+        self.room = 119 - int(np.ceil(np.log2(max(problem.k, 1))))
+
+    def tops(self) -> tuple[int, int]:
+        """The largest exponent of A and of B."""
+        first = int(self.generator.integers(self.least, self.most + 1))
+        most = max(min(self.most, self.room - first), self.least)
+        low = max(self.least, min(most, -first - 80))  # most products are numbers of float32
+        pair = first, int(self.generator.integers(low, most + 1))
+        return pair if self.generator.random() < 0.5 else pair[::-1]
+
+    def between(self, low: int, high: int, shape: tuple[int, ...]) -> np.ndarray:
+        """Exponents from low to high, no larger than the type's largest."""
+        return np.minimum(self.generator.integers(low, high + 1, shape), self.most)
+
+    def one_size(self) -> tuple[np.ndarray, np.ndarray]:
+        """All numbers of a matrix alike."""
+        top, other = self.tops()
+        return self.between(top - 2, top, self.a), self.between(other - 2, other, self.b)
+
+    def lines(self) -> tuple[np.ndarray, np.ndarray]:
+        """Each row of A and each column of B of its own size."""
+        (m, k), (_, n), (top, other) = self.a, self.b, self.tops()
+        wide = int(self.generator.integers(1, 120))
+        rows = self.between(top - wide, top, (m, 1)) + np.zeros((1, k), int)
+        return rows, self.between(other - wide, other, (1, n)) + np.zeros((k, 1), int)
+
+    def each(self) -> tuple[np.ndarray, np.ndarray]:
+        """Each number of its own size."""
+        wide, (top, other) = int(self.generator.integers(1, 120)), self.tops()
+        return self.between(top - wide, top, self.a), self.between(other - wide, other, self.b)
+
+    def graded(self) -> tuple[np.ndarray, np.ndarray]:
+        """A D and D^-1 B."""
+        (_, k), (top, other) = self.a, self.tops()
+        apart = int(self.generator.integers(1, 40))
+        scale = self.generator.integers(-apart, apart + 1, k)
+        a = np.minimum(top - apart + scale + np.zeros(self.a, int), self.most)
+        return a, np.minimum(other - apart - scale[:, None] + np.zeros(self.b, int), self.most)
+
+    def outliers(self) -> tuple[np.ndarray, np.ndarray]:
+        """All alike but one number of each matrix."""
+        pair = []
+        for top, shape in zip(self.tops(), (self.a, self.b), strict=True):
+            exponents = self.between(top - 2, top, shape) - int(self.generator.integers(10, 110))
+            exponents.flat[self.generator.integers(exponents.size)] = top
+            pair.append(exponents)
+        return tuple(pair)
+
+    def edges(self) -> tuple[np.ndarray, np.ndarray]:
+        """One matrix of the smallest numbers or the largest, the other of numbers of the room."""
+        low = self.generator.random() < 0.5
+        top = self.least + 30 if low else self.most
+        other = min(self.room - top, self.most)
+        small = self.between(top - (30 if low else 1), top, self.a)
+        return small, self.between(other - 3, other, self.b)
+
+    def anywhere(self) -> tuple[np.ndarray, np.ndarray]:
+        """Every exponent that the type has."""
+        return tuple(self.between(self.least, self.most, s) for s in (self.a, self.b))
+
+
+#: How sizes are distributed in A and B, by name.
+KINDS: dict[str, Callable[[_Draw], tuple[np.ndarray, np.ndarray]]] = {
+    "one size": _Draw.one_size,
+    "lines": _Draw.lines,
+    "each": _Draw.each,
+    "graded": _Draw.graded,
+    "outliers": _Draw.outliers,
+    "edges": _Draw.edges,
+    "anywhere": _Draw.anywhere,
+}
+
+
+def draw(
+    problem: Problem, kind: str, special: str, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """A and B as they are stored, stacks of `problem.batch` cases of one kind of `KINDS`, each of
+    its own sizes, with some of `SPECIALS` at up to three places of each matrix.
+    """
+    stacks: tuple[list[np.ndarray], list[np.ndarray]] = [], []
+    trans = problem.trans_a, problem.trans_b
+    for _ in range(problem.batch):
+        drawn = KINDS[kind](_Draw(problem, generator))
+        for stack, exponents, turned in zip(stacks, drawn, trans, strict=True):
+            numbers = _numbers(generator, exponents, problem.numpy_dtype)
+            for value in generator.permutation(SPECIALS[special])[: generator.integers(1, 4)]:
+                numbers.flat[generator.integers(numbers.size)] = value
+            stack.append(numbers.T if turned else numbers)
+    a, b = (np.ascontiguousarray(stack) for stack in stacks)
+    return a, b
+
+
+def _of_block(sizes: np.ndarray) -> np.ndarray:
+    """In the place of each number the largest finite of those along k that share a power of two."""
+    return reference.largest_of_scaled(np.where(np.isfinite(sizes), sizes, 0.0))
+
+
+def _vanishing(problem: Problem, sizes: np.ndarray) -> np.ndarray:
+    """Whether a number may be rounded to zero: of tf32 those up to 2^-137, of f16x3 those up to
+    2^-30 of the largest of their 64. Rows along k, absolute values.
+    """
+    if problem.dtype == "tf32":
+        return (sizes > 0) & (sizes <= TF32_LEAST)
+    if problem.dtype == "f16x3":
+        return (sizes > 0) & (sizes <= 2.0**-30 * _of_block(sizes))
+    return np.zeros(sizes.shape, bool)
+
+
+def _excused(
+    problem: Problem, left: np.ndarray, right: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Elements of C that may be anything, and those that may be NaN where float32's are infinite:
+    of an infinite number times one that may be rounded to zero. `left` and `right`: |A| and |B|.
+    """
+    finite = [np.where(np.isfinite(x), x, 0.0) for x in (left, right)]
+    anything = finite[0] @ finite[1] >= OVERFLOW
+    if problem.dtype == "tf32":
+        rounded = [(x >= TF32_MOST) & np.isfinite(x) for x in (left, right)]
+        anything |= rounded[0].any(axis=-1, keepdims=True) | rounded[1].any(axis=-2, keepdims=True)
+    infinite = [np.isinf(x).astype(float) for x in (left, right)]
+    lost = _vanishing(problem, left), _vanishing(problem, right.swapaxes(-1, -2)).swapaxes(-1, -2)
+    either = infinite[0] @ lost[1] + lost[0] @ infinite[1] > 0
+    return anything, either
+
+
+def judge(problem: Problem, a: np.ndarray, b: np.ndarray, got: np.ndarray) -> Judgement:
+    """Compare stacks of C = op(A) op(B) with float64. An element must be NaN or infinite exactly
+    where it is so by IEEE 754, unless |A| |B| is near overflow (`OVERFLOW`), an operand is so near
+    it that tf32 rounds it to infinity, or an infinite number meets one that the type rounds to zero
+    (NaN is allowed there, too).
+    """
+    left, right = (x.astype(float) for x in reference.oriented(problem, a, b))
+    with np.errstate(invalid="ignore", over="ignore"):
+        exact = left @ right
+        got = got.astype(float)
+        error = np.abs(got - exact)
+    left, right = np.abs(left), np.abs(right)
+    anything, either = _excused(problem, left, right)
+    alike = np.isfinite(exact) & np.isfinite(got)
+    alike |= (np.isnan(exact) & np.isnan(got)) | (exact == got)
+    mismatches = ~(alike | anything | (either & np.isnan(got)))
+    cleaned = [np.where(np.isfinite(x), x, 0).astype(x.dtype) for x in (a, b)]
+    bound = reference.error_bound(problem, *cleaned)
+    judged = np.isfinite(exact) & np.isfinite(got) & ~anything
+    beyond = judged & (error > bound)
+    with np.errstate(invalid="ignore"):
+        sizes = left @ right
+    ordinary = judged & (sizes >= ORDINARY)
+    worst = float((error[ordinary] / sizes[ordinary]).max(initial=0.0))
+    detail = ""
+    if (mismatches | beyond).any():
+        at = tuple(int(x[0]) for x in np.nonzero(mismatches | beyond))
+        detail = f"C{list(at)} is {got[at]}, not {exact[at]} within {bound[at]:.3g}"
+    return Judgement(int(mismatches.sum()), int(beyond.sum()), worst, detail)
+
+
+def in_float32(problem: Problem) -> Problem:
+    """The product of the same float32 matrices by plain multiply-adds."""
+    return replace(problem, dtype="f32")

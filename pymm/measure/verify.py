@@ -1,0 +1,416 @@
+"""Is a configuration correct? Poisoned output, guard zones around every matrix, operands that must
+stay as they are, a float64 reference, odd sizes; before any timing and after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import numpy as np
+
+from pymm.backends.base import Backend, Executable, Matrix
+from pymm.core import reference
+from pymm.core.problem import Problem, stored_shapes
+from pymm.core.reference import mirrored, other_half
+from pymm.kernels import Config
+from pymm.kernels.source import Source, render
+
+#: Every byte of the poison: in every type such bytes are a NaN, which no right kernel
+#: writes here and which spoils every sum that it is read into.
+POISON = 0xFF
+
+#: Such bytes are an ordinary number: 48.5 as float32, 1.6e11 as float64, 3.1 as float16.
+NUMBER = 0x42
+
+#: Guard zone on each side of a matrix: as many rows as the highest tile has, so that a store which
+#: misses by a whole tile is met as well, within these bounds.
+GUARD_ROWS, LEAST_GUARD, MOST_GUARD = 256, 1 << 16, 1 << 26
+
+
+def guard_bytes(row_bytes: int) -> int:
+    """Bytes of a guard zone beside rows of `row_bytes` bytes: a multiple of 256, so that the matrix
+    stays aligned as the allocator made it.
+    """
+    wanted = min(max(LEAST_GUARD, GUARD_ROWS * row_bytes), MOST_GUARD)
+    return -(-wanted // 256) * 256
+
+
+class GuardedMatrix:
+    """A matrix (or a stack) on the device between two guard zones, rows `ld` elements apart.
+
+    Guards and the gaps between row end and next row hold the byte `around`. `POISON` there spoils
+    every result that it is read into; `NUMBER` shows writes that poison hides, since a NaN plus
+    one is the same NaN. What was written last is kept on the host: `changed` compares with it.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        dtype: np.dtype,
+        shape: tuple[int, int, int],
+        gap: int = 0,
+        around: int = POISON,
+    ) -> None:
+        batch, rows, columns = shape
+        self.dtype, self.shape, ld = dtype, shape, columns + gap
+        self._around = around
+        self._pitched = (batch, rows, ld)
+        self._bytes = batch * rows * ld * dtype.itemsize
+        self.guard = guard_bytes(ld * dtype.itemsize)
+        self._buffer = backend.allocate(self._bytes + 2 * self.guard)
+        self._written: np.ndarray | None = None
+        address = self._buffer.address + self.guard
+        self.matrix = Matrix(address, ld, rows * ld, owner=self._buffer)
+
+    def poison(self) -> None:
+        """Make every element a NaN, and with them gaps and guards."""
+        self._around = POISON
+        self._buffer.fill(POISON)
+
+    def write(self, values: np.ndarray) -> None:
+        """Set the elements (batch x rows x columns), gaps and guards."""
+        self._written = np.asarray(values, self.dtype)
+        self.restore()
+
+    def restore(self) -> None:
+        """Set elements, gaps and guards once more to what was written last."""
+        image = np.full(self._bytes + 2 * self.guard, self._around, np.uint8)
+        self._inner(image)[..., : self.shape[2]] = self._written
+        self._buffer.write(image)
+
+    def changed(self) -> str:
+        """In words where memory is not as it was written last (empty if it is)."""
+        values, touched = self.read()
+        bits = f"u{self.dtype.itemsize}"
+        same = np.array_equal(values.view(bits), self._written.view(bits))
+        return touched if same else "into the matrix"
+
+    def read(self) -> tuple[np.ndarray, str]:
+        """The elements, and in words what was written outside of them (empty if nothing)."""
+        image = np.empty(self._bytes + 2 * self.guard, np.uint8)
+        self._buffer.read(image)
+        inner = self._inner(image)
+        outside = [
+            ("before the matrix", image[: self.guard]),
+            ("behind the matrix", image[self.guard + self._bytes :]),
+            ("between its rows", inner[..., self.shape[2] :].copy().view(np.uint8)),
+        ]
+        touched = [name for name, zone in outside if (zone != self._around).any()]
+        return inner[..., : self.shape[2]], " and ".join(touched)
+
+    def _inner(self, image: np.ndarray) -> np.ndarray:
+        inside = image[self.guard : self.guard + self._bytes]
+        return inside.view(self.dtype).reshape(self._pitched)
+
+
+def normal(problem: Problem, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Standard normal A, B and C as stored. Numbers of random bits also draw the power that real
+    data draw: a GPU multiplies zeros at higher clocks. Of a symmetric product A and B are the same.
+    """
+    generator = np.random.default_rng(seed)
+    reals = (problem.numpy_dtype, problem.numpy_dtype, problem.out_dtype)
+    a, b, c = (
+        generator.standard_normal(shape, np.float32).astype(real)
+        for shape, real in zip(stored_shapes(problem), reals, strict=True)
+    )
+    return (a, a if problem.symmetric else b, c)
+
+
+#: Up to this many operations every element is compared with the float64 product (a second of one
+#: core); above it rows and columns are, and Freivalds' check looks at the rest.
+FULL_CHECK_FLOPS = 2**31
+
+#: Random vectors of Freivalds' check: a wrong product passes with a probability of at most 2^-16.
+VECTORS = 16
+
+#: Rows and columns of a large product that are compared element by element, besides the outermost.
+LINES = 16
+
+#: Scalars of the small hard problem: exact in every type, neither trivial nor a power of two.
+HARD_ALPHA, HARD_BETA = -1.25, 0.75
+
+#: Depth of the hard problem for a kernel without KB: a prime.
+HARD_DEPTH = 37
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found: `error` is the largest |C - C64| as a part of its bound (at most 1 for a
+    right answer), `detail` says in words what is wrong and is empty if nothing is. `stray`: it
+    wrote where it must not.
+    """
+
+    error: float
+    detail: str = ""
+    stray: bool = False
+
+    @property
+    def right(self) -> bool:
+        """True if nothing wrong was found."""
+        return not self.detail
+
+
+class Verifier:
+    """Checks configurations of one problem on one device. Operands are made once, from `seed`."""
+
+    def __init__(self, backend: Backend, problem: Problem, seed: int = 0) -> None:
+        if problem.empty:
+            raise ValueError(f"{problem.slug} has no element to compute or to verify")
+        self.backend, self.problem, self.seed = backend, problem, seed
+        self.fields = _fields(backend, problem)
+        self._a, self._b, _ = normal(problem, seed)
+        self.fields[0].write(self._a)
+        self.fields[1].write(self._b)
+        self._hard: dict[tuple[int, int, int], _Hard] = {}
+
+    @property
+    def operands(self) -> tuple[Matrix, Matrix, Matrix]:
+        """A, B and C on the device, dense rows, standard normal A and B."""
+        return tuple(field.matrix for field in self.fields)
+
+    def check(self, executable: Executable, load: Callable[[Problem], Executable]) -> Finding:
+        """Run the configuration on the problem and on a small hard one and judge what it wrote.
+
+        `load` gives the executable for another problem of the same configuration. Raises
+        `LaunchFailed`, `CompileFailed`, `MemoryError`.
+        """
+        a, b, c = self.fields
+        finding = self._judge(executable, a, b, c)
+        if finding.right and not self._small:
+            finding = self._freivalds(executable) or finding
+        hard = hard_problem(executable.config, self.problem)
+        if finding.right and self._may_run(executable.config, hard):
+            found = self._hard_case(hard).judge(load(hard))
+            error = max(finding.error, found.error)
+            detail = found.detail and f"{hard.slug}: {found.detail}"
+            finding = Finding(error, detail, found.stray)
+        return finding
+
+    def again(self, executable: Executable) -> Finding:
+        """Judge the configuration once more after it was timed, every element of the problem's
+        product: what is wrong now and then, or from some launch on, was right before. Raises
+        `LaunchFailed`, `MemoryError`.
+        """
+        a, b, c = self.fields
+        if self._small:
+            return self._judge(executable, a, b, c)
+        return self.untouched() or self._freivalds(executable) or Finding(0.0)
+
+    def untouched(self) -> Finding | None:
+        """What was written into A and B, or around them, since they were made."""
+        return _written_into(self.fields[:2])
+
+    def refresh(self) -> None:
+        """Write all operands anew. Raises `LaunchFailed`, `MemoryError`."""
+        self._hard.clear()
+        fields = [*self.fields[:2], *(self._integers[0] if "_integers" in vars(self) else ())]
+        for field in fields:
+            field.restore()
+
+    def _may_run(self, config: Config, hard: Problem) -> bool:
+        return not config.kernel.violations(config, hard, self.backend.device)
+
+    def _hard_case(self, hard: Problem) -> _Hard:
+        key = (hard.m, hard.n, hard.k)
+        if key not in self._hard:
+            if len(self._hard) >= 16:  # a few hundred kilobytes each
+                self._hard.pop(next(iter(self._hard)))
+            self._hard[key] = _Hard(self.backend, hard, self.seed + 1)
+        return self._hard[key]
+
+    @property
+    def _small(self) -> bool:
+        return self.problem.flops <= FULL_CHECK_FLOPS
+
+    def _judge(
+        self, executable: Executable, a: GuardedMatrix, b: GuardedMatrix, c: GuardedMatrix
+    ) -> Finding:
+        c.poison()
+        executable.bind(self.problem, 1.0, a.matrix, b.matrix, 0.0, c.matrix)()
+        self.backend.synchronize()
+        values, touched = c.read()
+        if wrong := _stray(touched, values, self.problem) or _written_into((a, b)):
+            return wrong
+        values = mirrored(values, self.problem)
+        if self._small:
+            return compare(values, *self._full)
+        for pick, expected, bound in self._lines:
+            finding = compare(values[pick], expected, bound)
+            if not finding.right:
+                return finding
+        return finding
+
+    @cached_property
+    def _full(self) -> tuple[np.ndarray, np.ndarray]:
+        arguments = (self.problem, self._a, self._b)
+        return reference.product(*arguments), reference.error_bound(*arguments)
+
+    @cached_property
+    def _lines(self) -> list[tuple[tuple, np.ndarray, np.ndarray]]:
+        """Rows and columns of C to look at: index, float64 values, bounds."""
+        p, generator = self.problem, np.random.default_rng(self.seed)
+        rows = np.unique(np.r_[0, p.m - 1, generator.integers(0, p.m, LINES)])
+        columns = np.unique(np.r_[0, p.n - 1, generator.integers(0, p.n, LINES)])
+        left, right = reference.oriented(p, self._a, self._b)
+        plain = replace(p, trans_a=False, trans_b=False, op="gemm")
+        lines = []
+        for pick, a, b in (
+            ((slice(None), rows), left[:, rows], right),
+            ((slice(None), slice(None), columns), left, right[:, :, columns]),
+        ):
+            expected = reference.product(plain, a, b)
+            lines.append((pick, expected, reference.error_bound(plain, a, b)))
+        return lines
+
+    @cached_property
+    def _integers(self) -> tuple[list[GuardedMatrix], np.ndarray, np.ndarray]:
+        """Integer operands on the device, random signs X and op(A) (op(B) X), all exact."""
+        p, generator = self.problem, np.random.default_rng(self.seed + 2)
+        shapes = stored_shapes(p)[:2]
+        a, b = reference.exact_operands(p, shapes, generator)
+        b = a if p.symmetric else b
+        fields = _fields(self.backend, p)[:2]
+        for field, values in zip(fields, (a, b), strict=True):
+            field.write(values)
+        left, right = reference.oriented(p, a.astype(np.float64), b.astype(np.float64))
+        x = reference.signs(p.n, VECTORS, self.seed + 3)
+        return fields, x, left @ (right @ x)
+
+    def _freivalds(self, executable: Executable) -> Finding | None:
+        (a, b), x, expected = self._integers
+        c = self.fields[2]
+        c.poison()
+        executable.bind(self.problem, 1.0, a.matrix, b.matrix, 0.0, c.matrix)()
+        self.backend.synchronize()
+        values, touched = c.read()
+        if wrong := _stray(touched, values, self.problem) or _written_into((a, b)):
+            return wrong
+        values = mirrored(values, self.problem)
+        block = max(1, 2**22 // max(1, self.problem.n))  # 32 MiB of float64 at a time
+        for batch in range(self.problem.batch):
+            for row in range(0, self.problem.m, block):
+                rows = slice(row, row + block)
+                got = values[batch, rows].astype(np.float64) @ x
+                wrong = (got != expected[batch, rows]).any(axis=1)  # true for NaN as well
+                if wrong.any():
+                    where = f"row {row + int(np.argmax(wrong))}"
+                    return Finding(np.inf, f"wrong in {where} (Freivalds' check on integers)")
+        return None
+
+
+class _Hard:
+    """The small hard problem: no extent a multiple of the tile, rows apart, alpha and beta."""
+
+    def __init__(self, backend: Backend, problem: Problem, seed: int) -> None:
+        self.backend, self.problem = backend, problem
+        self.values = normal(problem, seed)
+        gaps = (3, 5, 7)  # odd, so that no row but the first is aligned
+        arounds = (POISON, POISON, NUMBER)
+        self.fields = _fields(backend, problem, gaps, arounds)
+        for field, values in zip(self.fields, self.values, strict=True):
+            field.write(values)
+        arguments = (problem, *self.values, HARD_ALPHA, HARD_BETA)
+        self.expected = reference.product(*arguments)
+        self.bound = reference.error_bound(*arguments)
+
+    def judge(self, executable: Executable) -> Finding:
+        a, b, c = self.fields
+        c.write(self.values[2])
+        bound = executable.bind(self.problem, HARD_ALPHA, a.matrix, b.matrix, HARD_BETA, c.matrix)
+        bound()
+        self.backend.synchronize()
+        got, touched = c.read()
+        stray = _stray(touched, got, self.problem, self.values[2])
+        if wrong := stray or _written_into((a, b)):
+            return wrong
+        return compare(mirrored(got, self.problem), self.expected, self.bound)
+
+
+def _fields(
+    backend: Backend,
+    problem: Problem,
+    gaps: tuple[int, int, int] = (0, 0, 0),
+    arounds: tuple[int, int, int] = (POISON, POISON, POISON),
+) -> list[GuardedMatrix]:
+    """Room for A, B and C; of a symmetric product A and B are one."""
+    described = zip(_reals(problem), stored_shapes(problem), gaps, arounds, strict=True)
+    a, b, c = (partial(GuardedMatrix, backend, *details) for details in described)
+    first = a()
+    return [first, first if problem.symmetric else b(), c()]
+
+
+def _stray(
+    touched: str, values: np.ndarray, problem: Problem, before: np.ndarray | None = None
+) -> Finding | None:
+    """What was written where it should not be: around C, or in the half that is not computed, which
+    held `before`, or else poison.
+    """
+    if touched:
+        return Finding(np.inf, f"writes {touched}", stray=True)
+    if before is None:
+        poison = np.full(values.itemsize, POISON, np.uint8).view(values.dtype)
+        before = np.broadcast_to(poison, values.shape)
+    wrong = other_half(values, before, problem)
+    return Finding(np.inf, wrong) if wrong else None
+
+
+def _written_into(operands: Sequence[GuardedMatrix]) -> Finding | None:
+    """What was written into A and B, which every kernel only reads, or around them."""
+    for name, field in zip("AB", dict.fromkeys(operands), strict=False):
+        if where := field.changed():
+            return Finding(np.inf, f"writes {where} (operand {name})", stray=True)
+    return None
+
+
+def _reals(problem: Problem) -> tuple[np.dtype, ...]:
+    """Types of A, B and C."""
+    return problem.numpy_dtype, problem.numpy_dtype, problem.out_dtype
+
+
+def hard_problem(config: Config, problem: Problem) -> Problem:
+    """A small problem of the same kind with partial tiles on every side: MB + 1 rows, NB - 1
+    columns (of a square the larger of both), depth KB + 3 (for a split product that of every part).
+    Where one half is computed it is so there, too.
+    """
+    tile = config.as_dict()
+    m, n = tile.get("MB", 32) + 1, max(tile.get("NB", 32) - 1, 1)
+    if problem.symmetric:
+        m = n = max(m, n)
+        op = "syrk_lower" if problem.halved and problem.fill == "full" else problem.op
+        problem = replace(problem, m=m, n=n, op=op)
+    k = tile["KB"] * tile.get("SPLIT", 1) + 3 if "KB" in tile else HARD_DEPTH
+    return replace(problem, m=m, n=n, k=k, batch=1)
+
+
+def compare(values: np.ndarray, expected: np.ndarray, bound: np.ndarray) -> Finding:
+    """Judge every element of `values` against the float64 `expected` and its `bound`."""
+    difference = np.abs(values.astype(np.float64) - expected)
+    ratio = np.divide(difference, bound, where=bound > 0, out=np.zeros_like(bound))
+    ratio[(bound == 0) & (difference > 0)] = np.inf
+    ratio[np.isnan(difference)] = np.inf
+    worst = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
+    error = float(ratio[worst])
+    if error <= 1:
+        return Finding(error)
+    count = int((ratio > 1).sum())
+    where = ", ".join(str(int(i)) for i in worst[1:])
+    got, wanted = float(values[worst]), float(expected[worst])
+    what = "is not written or not a number" if np.isnan(got) else f"is {got!r}"
+    return Finding(
+        error, f"{count} of {ratio.size} elements wrong; C[{where}] {what} instead of {wanted!r}"
+    )
+
+
+def render_hard(config: Config, hard: Problem) -> Source:
+    """The text for the hard problem, whose rows start at any element."""
+    return render(config, hard, alignment=hard.numpy_dtype.itemsize)
+
+
+def sources(config: Config, problem: Problem) -> list[Source]:
+    """The texts that checking and timing `config` compiles: one, or two where the problem itself
+    has no partial tile or rows that are better aligned.
+    """
+    texts = (render(config, problem), render_hard(config, hard_problem(config, problem)))
+    return list({source.key: source for source in texts}.values())

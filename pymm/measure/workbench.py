@@ -1,0 +1,322 @@
+"""Verify, time, verify again: one configuration after the other on the operands of one problem."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from pymm.backends.base import Backend, Executable, Resources
+from pymm.core.errors import CompileFailed, LaunchFailed
+from pymm.core.problem import Problem
+from pymm.kernels import Config
+from pymm.kernels.source import Source, render
+from pymm.measure.quick_check import QuickVerifier
+from pymm.measure.timer import Call, Stopwatch
+from pymm.measure.verify import Finding, Verifier, render_hard
+
+#: What can become of a trial. The first has a time that counts, the last a rough one.
+OUTCOMES = (
+    "ok",
+    "compile_failed",
+    "compile_timeout",
+    "launch_failed",
+    "crashed",
+    "timed_out",
+    "wrong",
+    "disturbed",
+    "too_slow",
+)
+
+#: A first run slower than this times the best so far is not repeated. Single runs stray by up to
+#: 12 % (95th percentile, Turing, public benchmark_hub data), on a shared CPU by up to 40 %.
+HOPELESS = 1.5
+
+#: Repeats of a promising configuration: until the spread is `ENOUGH` or one of the limits is met.
+REPEATS, MOST_REPEATS = 7, 31
+ENOUGH = 0.01
+SECONDS_PER_TRIAL = 2.0
+
+#: A single run shorter than this is looked at three times before it is called hopeless: it costs
+#: nothing, and an interruption of a millisecond is a large part of it.
+SHORT_RUN = 0.05
+
+#: A call that takes a GPU longer than this is run once in a comparison: what disturbs it is a small
+#: part of it, and a naive kernel at 18500 takes seconds.
+LONG_RUN = 0.25
+
+#: Rounds of a comparison and configurations in it, however long they take.
+FEWEST_ROUNDS, FEWEST_COMPARED = 5, 2
+
+#: Least part of the samples of a call that must be sound, not void for a late host.
+LEAST_SOUND = 0.5
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What became of one configuration on one problem.
+
+    `seconds` is the median of `times` (NaN if there is none), `spread` their interquartile range
+    as a part of the median, `error` the largest deviation as a part of its bound, `void` how many
+    samples were taken again because the host was late.
+    """
+
+    problem: Problem
+    config: Config
+    outcome: str
+    seconds: float = math.nan
+    spread: float = math.nan
+    times: tuple[float, ...] = ()
+    error: float = math.nan
+    resources: Resources = field(default_factory=Resources)
+    detail: str = ""
+    void: int = 0
+    telemetry: Mapping[str, float | str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if self.outcome not in OUTCOMES:
+            raise ValueError(f"outcome {self.outcome!r} is none of {', '.join(OUTCOMES)}")
+
+    @property
+    def gflops(self) -> float:
+        """10^9 operations per second, NaN without a time."""
+        return self.problem.flops / self.seconds / 1e9 if self.seconds > 0 else math.nan
+
+
+def median_and_spread(times: Sequence[float]) -> tuple[float, float]:
+    """Median, and interquartile range divided by it (0 for fewer than four times)."""
+    median = statistics.median(times)
+    if len(times) < 4 or median <= 0:
+        return median, 0.0
+    low, _, high = statistics.quantiles(times, n=4, method="inclusive")
+    return median, (high - low) / median
+
+
+class Workbench:
+    """Operands of one problem on one device, on which configurations are verified and timed.
+
+    `lost` turns True when the device's context is gone and only a new process can go on, and on a
+    CPU when a kernel wrote where it must not: that memory is the process's own. After any other
+    failure operands and scratch memory are made anew, so that no kernel pays for another's fault.
+    `calls` holds further calls by name, which `compare` runs in turn with the configurations;
+    `times` has what its last run measured, by name, without what the host was late for, and `void`
+    how often that was. With a `place` in an arena the operands are the arena's, the check is its
+    quick one, and `deviations` has how far each call's result is from float64.
+    """
+
+    def __init__(
+        self, backend: Backend, problem: Problem, seed: int = 0, place: QuickVerifier | None = None
+    ) -> None:
+        self.backend, self.problem = backend, problem
+        self.seed, self.lost = seed, False
+        self.calls: dict[str, Call] = {}
+        self.times: dict[str, list[float]] = {}
+        self.void: dict[str, int] = {}
+        self.stopwatch = Stopwatch(backend, seed)
+        self.deviations: dict[str, float] = {}
+        self.place = place
+        self._verifier = place or Verifier(backend, problem, seed)
+        self.a, self.b, self.c = self._verifier.operands
+
+    def load(self, config: Config) -> Executable:
+        """The compiled kernel of `config`. Raises `CompileFailed`, `LaunchFailed`."""
+        return self._without_spills(render(config, self.problem))
+
+    def _load_hard(self, config: Config, hard: Problem) -> Executable:
+        return self._without_spills(render_hard(config, hard))
+
+    def _without_spills(self, source: Source) -> Executable:
+        """Load `source`. A kernel whose registers spill to memory counts as one that cannot be
+        compiled: there is always a configuration beside it that does not.
+        """
+        executable = self.backend.load(source)
+        if spilled := executable.resources.spilled_bytes:
+            raise CompileFailed(f"{source.config.slug} spills {spilled} bytes of each thread")
+        return executable
+
+    def call(self, executable: Executable) -> Call:
+        """`executable` bound to the operands, alpha = 1 and beta = 0."""
+        return executable.bind(self.problem, 1.0, self.a, self.b, 0.0, self.c)
+
+    def verify(self, config: Config) -> Trial:
+        """Check `config` without timing it: outcome `ok` (no time), `wrong` or a failure."""
+        self.backend.reset()  # what another left in its scratch memory is not this one's fault
+        return self._guarded(config, self._check)
+
+    def measure(self, config: Config, best_seconds: float | None = None) -> Trial:
+        """Check `config`, run it once, and unless that is hopeless beside `best_seconds` repeat
+        it until the median is firm; then check it again.
+        """
+        self.backend.reset()
+        return self._guarded(config, self._check, lambda call: self._race(call, best_seconds))
+
+    def compare(
+        self,
+        configs: Sequence[Config],
+        rounds: int = 15,
+        budget: float = math.inf,
+        checking: float = math.inf,
+    ) -> list[Trial]:
+        """Time configurations and `calls` in turn, each round in an order of its own, so that a
+        drift of the clock and what ran before meet all of them alike. All are checked before and
+        after; one that fails before is left out of the rounds. One of whose samples too few are
+        sound is `disturbed`. Fewer rounds, but at least `FEWEST_ROUNDS`, if they would take more
+        than `budget` seconds; trials of the first configurations alone, at least of
+        `FEWEST_COMPARED`, if checking them takes more than `checking`.
+        """
+        begun = time.monotonic()
+        trials: dict[Config, Trial] = {}
+        for place, config in enumerate(configs):
+            spent = time.monotonic() - begun
+            if place >= FEWEST_COMPARED and spent > checking:
+                break
+            trials[config] = self.verify(config)
+            if self.lost:
+                return list(trials.values())
+        self.backend.reset()
+        right = [config for config, trial in trials.items() if trial.outcome == "ok"]
+        bound = {config.slug: self.call(self.load(config)) for config in right}
+        ends = time.monotonic() + budget
+        self.times = self.interleave({**bound, **self.calls}, rounds, ends)
+        telemetry = dict(self.backend.telemetry())
+        for config, trial in trials.items():
+            if config.slug in bound:
+                found = self._timed(self.times[config.slug], self.void[config.slug])
+                found["telemetry"] = telemetry
+                trials[config] = Trial(**{**trial.__dict__, **found})
+        self._look_again(trials)
+        if self.place is not None and not self.lost:
+            right = [config for config in right if trials[config].outcome == "ok"]
+            bound = {config.slug: self.call(self.load(config)) for config in right}
+            self._deviate({**bound, **self.calls})
+        return list(trials.values())
+
+    def _look_again(self, trials: dict[Config, Trial]) -> None:
+        """Check once more what was right before it was timed, for a race shows now and then."""
+        for config, trial in trials.items():
+            if trial.outcome == "ok" and not self.lost:
+                again = self._guarded(config, self._verifier.again)
+                trials[config] = trial if again.outcome == "ok" else again
+
+    def _deviate(self, calls: Mapping[str, Call]) -> None:
+        self.deviations = {}
+        for name, call in calls.items():
+            getattr(call, "prepare", lambda: None)()
+            call()
+            self.backend.synchronize()
+            self.deviations[name] = self.place.deviation()
+
+    def interleave(
+        self, calls: Mapping[str, Call], rounds: int, ends: float = math.inf
+    ) -> dict[str, list[float]]:
+        """Seconds of every call by name, measured in `rounds` rounds after one to warm up, which
+        is all that a `LONG_RUN` gets; none of a call of whose samples too few are sound. Fewer
+        rounds, but at least `FEWEST_ROUNDS`, if they would not be over at the monotonic time
+        `ends`.
+        """
+        if not calls:
+            return {}
+        first = dict(zip(calls, self.stopwatch.time(list(calls.values())), strict=True))
+        gpu = self.backend.device.kind == "cuda"
+        once = {name: [s] for name, s in first.items() if gpu and s > LONG_RUN}
+        again = {name: call for name, call in calls.items() if name not in once}
+        self.stopwatch.void.clear()
+        times, rounds = self.stopwatch.rounds(again, rounds, FEWEST_ROUNDS, ends)
+        self.void = {name: self.stopwatch.void[call] for name, call in calls.items()}
+        enough = LEAST_SOUND * rounds
+        sound = {name: taken if len(taken) >= enough else [] for name, taken in times.items()}
+        return {name: (once | sound)[name] for name in calls}
+
+    def _check(self, executable: Executable) -> Finding:
+        config = executable.config
+        return self._verifier.check(executable, lambda hard: self._load_hard(config, hard))
+
+    def _guarded(
+        self,
+        config: Config,
+        check: Callable[[Executable], Finding],
+        race: Callable[[Executable], dict] | None = None,
+    ) -> Trial:
+        """A trial of `config`, whatever happens: load, `check`, and if right and wanted `race` and
+        check again.
+        """
+        found: dict = {"outcome": "ok"}
+        try:
+            executable = self.load(config)
+            found["resources"] = executable.resources
+            finding = check(executable)
+            if finding.right and race is not None:
+                found |= race(executable)
+                finding = self._after(executable, found["outcome"], finding)
+            found["error"] = finding.error
+        except CompileFailed as failure:
+            return self._failed(config, found, "compile_failed", str(failure))
+        except (LaunchFailed, MemoryError) as failure:
+            self.lost = self.lost or getattr(failure, "sticky", False)
+            self._start_afresh()
+            return self._failed(config, found, "launch_failed", str(failure) or "out of memory")
+        if finding.right:
+            return Trial(self.problem, config, **found)
+        self.lost = self.lost or (finding.stray and self.backend.device.kind == "cpu")
+        self._start_afresh()
+        return self._failed(config, found, "wrong", finding.detail)
+
+    def _after(self, executable: Executable, outcome: str, before: Finding) -> Finding:
+        """What a check after timing finds; of what is too slow to be chosen whether it left the
+        operands alone, for what comes next.
+        """
+        if outcome == "too_slow":
+            return self._verifier.untouched() or before
+        again = self._verifier.again(executable)
+        return replace(again, error=max(before.error, again.error))
+
+    def _failed(self, config: Config, found: dict, outcome: str, detail: str) -> Trial:
+        kept = {name: found[name] for name in ("resources", "error") if name in found}
+        return Trial(self.problem, config, outcome, detail=detail, **kept)
+
+    def _start_afresh(self) -> None:
+        """Make operands and scratch memory anew after a failure, unless the process is lost."""
+        if self.lost:
+            return
+        try:
+            self.backend.reset()
+            self._verifier.refresh()
+        except (LaunchFailed, MemoryError):
+            self.lost = True
+
+    def _race(self, executable: Executable, best_seconds: float | None) -> dict:
+        call, take = self.call(executable), self.stopwatch.sound
+        self.stopwatch.void.clear()
+        started = time.monotonic()
+        times = take([call])  # verification was the warm-up
+        if times and best_seconds is not None and times[0] > HOPELESS * best_seconds:
+            if times[0] < SHORT_RUN:
+                times += take([call, call])
+            if min(times) > HOPELESS * best_seconds:
+                return self._timed(times, self.stopwatch.void[call]) | {"outcome": "too_slow"}
+        if times:
+            times = take([call] * self._affordable(times[0]))
+        while (
+            0 < len(times) < MOST_REPEATS
+            and median_and_spread(times)[1] > ENOUGH
+            and time.monotonic() - started < SECONDS_PER_TRIAL
+        ):
+            times += take([call] * self._affordable(times[0]))
+        found = self._timed(times, self.stopwatch.void[call])
+        return found | {"telemetry": dict(self.backend.telemetry())}
+
+    @staticmethod
+    def _affordable(seconds: float) -> int:
+        """Repeats at a time: 7, fewer (but three) where they would take longer than a trial may."""
+        return max(3, min(REPEATS, int(SECONDS_PER_TRIAL / max(seconds, 1e-9))))
+
+    @staticmethod
+    def _timed(times: Sequence[float], void: int) -> dict:
+        """What a trial says of its times; without any it was disturbed."""
+        if not times:
+            detail = f"the host was late for {void} samples and for too few in time"
+            return {"outcome": "disturbed", "detail": detail, "void": void}
+        seconds, spread = median_and_spread(times)
+        return {"seconds": seconds, "spread": spread, "times": tuple(times), "void": void}

@@ -1,0 +1,307 @@
+"""The arguments of one call, checked: everything that can be wrong with them is said here, before
+anything is written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from numbers import Real
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from pymm.core.forking import cached_property
+from pymm.core.problem import DTYPES, ELEMENTS, MAX_EXTENT, product_type
+from pymm.runtime.arrays import Operand, adopt
+from pymm.runtime.layout import result_shape
+
+_CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One checked product: operands, their type and the result's, the type of the product by its
+    short name ("tf32"), the shape of its result, the operation (`pymm.core.problem.FILLS`). If that
+    writes one half of C, then `c` is `out`, whose other half stays. `alpha` and `beta` hold the
+    signs of operands that are the negatives of what their memory holds.
+    """
+
+    a: Operand
+    b: Operand
+    c: Operand | None
+    out: Operand | None
+    alpha: float
+    beta: float
+    trans_a: bool
+    trans_b: bool
+    dtype: np.dtype
+    out_dtype: np.dtype
+    kind: str
+    shape: tuple[int, ...]
+    op: str = "gemm"
+
+    @property
+    def on_host(self) -> bool:
+        """True if the operands are NumPy arrays."""
+        return self.a.on_host
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """Those that take part: c only if it is read."""
+        given = (self.a, self.b, self.c if self.reads_c else None, self.out)
+        return tuple(operand for operand in given if operand is not None)
+
+    @property
+    def reads_c(self) -> bool:
+        """False for beta = 0, whatever c holds, unless some of it stays."""
+        return self.beta != 0 or self.op in ("syrk_lower", "syrk_upper")
+
+    @property
+    def c_in_place(self) -> bool:
+        """True if the result stands where c stood, so that nothing is to be copied."""
+        return self.reads_c and self.out is not None and self.out.is_at(self.c)
+
+    @cached_property
+    def copies(self) -> dict[str, str]:
+        """Which operands cannot be used as they lie, by name, and why."""
+        reasons = self.needs_copy
+        if self.out is not None and "out" not in reasons and (why := self._shared(reasons)):
+            reasons = reasons | {"out": why}
+        if self.reads_c and not (self.c_in_place and "out" not in reasons):
+            reasons = reasons | {"c": "the result is computed where c was read"}
+        return reasons
+
+    @cached_property
+    def needs_copy(self) -> dict[str, str]:
+        """Which of a, b and out no kernel can work on as they lie, and why."""
+        used = [x for x in (self.a, self.b, self.out) if x is not None]
+        return {x.name: why for x in used if (why := self._misfit(x))}
+
+    def dtype_of(self, operand: Operand) -> np.dtype:
+        """The type that the kernel wants an operand in."""
+        return self.out_dtype if operand.name in ("out", "c") else self.dtype
+
+    def _misfit(self, operand: Operand) -> str:
+        form, wanted = operand.form, self.dtype_of(operand)
+        if form.dtype != wanted:
+            return f"{form.dtype} converted to {wanted}"
+        if not operand.aligned:
+            return f"elements do not stand at multiples of {form.dtype.itemsize} bytes"
+        flat = form.with_axis(-2) if len(form.shape) == 1 else form
+        if len(form.shape) and flat.stored() is None:
+            return "neither of its last two axes has unit stride and increasing lines"
+        return ""
+
+    def _shared(self, copied: dict[str, str]) -> str:
+        if not self.out.form.distinct():
+            return "elements of out share memory"
+        read = [x for x in (self.a, self.b) if x.name not in copied]
+        read += [self.c] if self.reads_c and not self.c_in_place else []
+        for operand in read:
+            if self.out.overlaps(operand):
+                return f"out overlaps {operand.name}"
+        return ""
+
+
+def check(
+    a: Any,
+    b: Any,
+    out: Any = None,
+    *,
+    c: Any = None,
+    alpha: Any = 1,
+    beta: Any = None,
+    trans_a: Any = False,
+    trans_b: Any = False,
+    dtype: Any = None,
+    casting: str = "same_kind",
+    precision: str = "ieee",
+    out_dtype: Any = None,
+    adopt: Callable[[Any, str], Operand] = adopt,
+) -> Call:
+    """The call that the arguments of `pymm.matmul` ask for. Raises what `matmul` documents.
+
+    `adopt` makes operands of arrays.
+    """
+    if casting not in _CASTINGS:
+        raise ValueError(f"casting={casting!r} is none of {', '.join(_CASTINGS)}")
+    dtype = None if dtype is None else element_type(dtype, "dtype")
+    trans_a, trans_b = transposes(trans_a, "trans_a"), transposes(trans_b, "trans_b")
+    a, b = adopt(a, "a"), adopt(b, "b")
+    c = None if c is None else adopt(c, "c")
+    out = None if out is None else _target(out)
+    _one_place([x for x in (a, b, c, out) if x is not None])
+    shape = result_shape(a.form.shape, b.form.shape, trans_a, trans_b)
+    for operand in (c, out):
+        if operand is not None and operand.form.shape != shape:
+            raise ValueError(
+                f"{operand.name} has shape {operand.form.shape}, but the product of shapes "
+                f"{a.form.shape} and {b.form.shape} has {shape}"
+            )
+    common, made = _types(a, b, c, out, dtype, out_dtype, casting)
+    kind = product_type(common, precision, made)
+    if out is not None and not np.can_cast(made, out.form.dtype, casting):
+        raise TypeError(
+            f"cannot cast the product from {made} to {out.form.dtype}, the dtype of "
+            f"out, with casting={casting!r}"
+        )
+    alpha, beta = _scalar(alpha, "alpha", common), _beta(beta, c, common)
+    alpha = -alpha if a.negative != b.negative else alpha
+    beta = -beta if beta and c.negative else beta
+    return Call(a, b, c, out, alpha, beta, trans_a, trans_b, common, made, kind, shape)
+
+
+def _target(out: Any) -> Operand:
+    operand = adopt(out, "out")
+    if operand.owner is not out:
+        raise TypeError(f"out is a {type(out).__name__}, not an array that can be written")
+    if operand.readonly:
+        raise ValueError("out is read-only")
+    if operand.negative:
+        raise ValueError(
+            "out has PyTorch's negative bit, as x.conj().imag has it, and pymm writes "
+            "no negated elements: give it out.resolve_neg()"
+        )
+    return operand
+
+
+def _one_place(operands: list[Operand]) -> None:
+    """All on the host or all on the device."""
+    first = operands[0]
+    for other in operands:
+        if other.on_host != first.on_host:
+            host, device = (other, first) if other.on_host else (first, other)
+            raise TypeError(
+                f"{host.name} is a NumPy array on the host and {device.name} a "
+                f"{type(device.owner).__name__} on a device: copy one of them to the other's side "
+                f"(pycuda.gpuarray.to_gpu, torch.as_tensor(..., device='cuda'), cupy.asarray; or "
+                f".get(), .cpu().numpy())"
+            )
+        if max(other.form.shape, default=0) > MAX_EXTENT:
+            raise ValueError(
+                f"{other.name} has shape {other.form.shape}; pymm's extents end at {MAX_EXTENT}"
+            )
+
+
+def _scalar(value: Any, name: str, dtype: np.dtype) -> float:
+    number = real(value, name)
+    if math.isfinite(number) and abs(number) > float(ml_dtypes.finfo(_scalar_dtype(dtype)).max):
+        raise ValueError(f"{name}={value!r} is beyond the range of {_scalar_dtype(dtype)}")
+    return number
+
+
+def _scalar_dtype(dtype: np.dtype) -> np.dtype:
+    return ELEMENTS["f32"] if dtype.itemsize < 4 else dtype
+
+
+def _beta(beta: Any, c: Operand | None, dtype: np.dtype) -> float:
+    if c is not None and beta is None:
+        raise ValueError("c needs beta: beta=1 adds c to the product, beta=0 does not read it")
+    value = _scalar(0.0 if beta is None else beta, "beta", dtype)
+    if c is None and value != 0:
+        raise ValueError(f"beta={beta!r} needs c, the array that it scales (c may be out itself)")
+    return value
+
+
+# What the types and the numbers of a call may be
+
+
+def _types(
+    a: Operand,
+    b: Operand,
+    c: Operand | None,
+    out: Operand | None,
+    dtype: Any,
+    out_dtype: Any,
+    casting: str,
+) -> tuple[np.dtype, np.dtype]:
+    """The type of the factors and that of the result. Where these have 16 bits, a result in float32
+    is asked for by `out_dtype`, or by an `out` of that type; c is then a part of the result, and
+    has no say in the type of the factors.
+    """
+    factors, single = ((a.name, a.form.dtype), (b.name, b.form.dtype)), ELEMENTS["f32"]
+    wanted = None if out_dtype is None else element_type(out_dtype, "out_dtype")
+    if wanted is None and out is not None and out.form.dtype == single:
+        if dtype is not None or c is None or c.form.dtype == single:
+            wanted = single
+    if wanted == single and (common := common_dtype(factors, dtype, casting)).itemsize == 2:
+        if c is not None and not np.can_cast(c.form.dtype, single, casting):
+            raise TypeError(
+                f"cannot cast c from {c.form.dtype} to {single} with casting={casting!r}"
+            )
+        return common, single
+    named = factors if c is None else (*factors, (c.name, c.form.dtype))
+    common = common_dtype(named, dtype, casting)
+    return common, common if out_dtype is None else wanted
+
+
+def element_type(dtype: Any, name: str) -> np.dtype:
+    """A type of numbers by its short name, or whatever NumPy takes for one. `TypeError` for what is
+    neither; `name` is the argument that it came in.
+    """
+    if isinstance(dtype, str) and dtype in DTYPES:
+        if dtype not in ELEMENTS:
+            raise TypeError(
+                f"{name}={dtype!r} is a type of products, not of numbers: say it with "
+                f"dtype=, precision= and out_dtype="
+            )
+        return ELEMENTS[dtype]
+    return np.dtype(dtype)
+
+
+@lru_cache(maxsize=1024)
+def common_dtype(named: tuple[tuple[str, np.dtype], ...], dtype: Any, casting: str) -> np.dtype:
+    """The type that a product is computed in: `dtype`, else NumPy's `result_type`.
+
+    `TypeError` if an operand is no array of numbers or may not be cast to it under `casting`;
+    `NotImplementedError` if pymm has no such type.
+    """
+    for name, given in named:
+        if given.kind not in "biufc" and given.name != "bfloat16":
+            raise TypeError(f"{name} has dtype {given}, which is no type of numbers")
+    wanted = dtype
+    if wanted is None:
+        try:
+            wanted = np.result_type(*(given for _, given in named))
+        except TypeError:
+            kinds = ", ".join(f"{name} is {given}" for name, given in named)
+            said = f"{kinds}: NumPy has no common type for them; dtype= names one"
+            raise TypeError(said) from None
+    wanted = wanted.newbyteorder("=")
+    if wanted not in ELEMENTS.values():
+        known = ", ".join(known.name for known in ELEMENTS.values())
+        raise NotImplementedError(
+            f"a product in {wanted}: pymm computes in {known}; dtype= converts the operands"
+        )
+    for name, given in named:
+        if not np.can_cast(given, wanted, casting):
+            raise TypeError(f"cannot cast {name} from {given} to {wanted} with casting={casting!r}")
+    return wanted
+
+
+_TRANSPOSES = {False: False, True: True, "N": False, "T": True, "C": True}
+
+
+def transposes(flag: Any, name: str) -> bool:
+    """What a flag says: bool, or BLAS's letters "N", "T", "C" ("C" is "T" for real matrices)."""
+    try:
+        return _TRANSPOSES[flag.upper() if isinstance(flag, str) else flag]
+    except (KeyError, TypeError):
+        given = repr(flag) if isinstance(flag, str | int) else f"a {type(flag).__name__}"
+        raise ValueError(f"{name} is {given}, not a bool and not one of 'N', 'T', 'C'") from None
+
+
+def real(value: Any, name: str) -> float:
+    """A scalar as a float. `TypeError` unless it is a real number."""
+    if type(value) is float:
+        return value
+    if not isinstance(value, Real | np.bool_):
+        raise TypeError(f"{name} is a {type(value).__name__}, not a real number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} is beyond the range of float64") from None

@@ -1,0 +1,321 @@
+"""From a checked call to a bound launch: device, configuration, memory, launches; and whether the
+arrays of a plan are still where it was bound to them.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from pymm.backends import open_device
+from pymm.backends.base import Backend, Executable, Matrix
+from pymm.core.errors import LaunchFailed
+from pymm.core.problem import Problem, common_alignment
+from pymm.kernels import Config, kernels_for
+from pymm.kernels.source import render
+from pymm.runtime.arguments import Call
+from pymm.runtime.arrays import Operand
+from pymm.runtime.layout import MatrixOffset, Product, arrange
+from pymm.runtime.transfer import InPlace, OnDevice, Opened, Route, StagedRoute, TransferMode
+from pymm.selection.choose import choose
+from pymm.selection.select import Choice
+
+
+class Binding:
+    """One array of a plan. `unchanged()` is False when it is seen to have other memory (PyCUDA,
+    PyTorch, CuPy), another dtype (NumPy, PyCUDA) or, for a NumPy array that is `written`, to be
+    read-only by now. `owner` keeps the memory that the plan is bound to.
+
+    A NumPy array, and what it is a view of, cannot be resized in place while its binding lives:
+    NumPy refuses that for arrays that are referenced weakly. Shapes and strides that are changed in
+    place are not noticed: the product is of those that the plan was made for.
+    """
+
+    def __init__(self, operand: Operand, written: bool) -> None:
+        array = operand.owner
+        make = _MAKERS.get(operand.kind, _of_unknown)
+        self.unchanged, self.owner = make(array, written)
+
+
+def _of_numpy(array: np.ndarray, written: bool) -> tuple[Callable[[], bool], Any]:
+    dtype = array.dtype
+    bases: list[np.ndarray] = [array]
+    while isinstance(bases[-1].base, np.ndarray):
+        bases.append(bases[-1].base)
+    owner = array, [weakref.ref(base) for base in bases]
+    if written:
+        return (lambda: array.dtype is dtype and array.flags.writeable), owner
+    return (lambda: array.dtype is dtype), owner
+
+
+def _of_pycuda(array: Any, written: bool) -> tuple[Callable[[], bool], Any]:
+    memory, dtype = array.gpudata, array.dtype
+    owner = array, memory, getattr(array, "base", None)
+    return (lambda: array.gpudata is memory and array.dtype is dtype), owner
+
+
+def _of_torch(tensor: Any, written: bool) -> tuple[Callable[[], bool], Any]:
+    read = tensor.data_ptr
+    address = read()
+    return (lambda: read() == address), (tensor, tensor.detach())
+
+
+def _of_cupy(array: Any, written: bool) -> tuple[Callable[[], bool], Any]:
+    memory = array.data
+    address = memory.ptr
+    return (lambda: array.data.ptr == address), (array, memory)
+
+
+def _of_unknown(array: Any, written: bool) -> tuple[Callable[[], bool], Any]:
+    return (lambda: True), array
+
+
+_MAKERS = {"numpy": _of_numpy, "pycuda": _of_pycuda, "torch": _of_torch, "cupy": _of_cupy}
+
+
+_loaded: WeakKeyDictionary[Backend, dict[str, Executable]] = WeakKeyDictionary()
+
+
+def executable(
+    backend: Backend, config: Config, problem: Problem, alignment: int | None = None
+) -> Executable:
+    """The compiled kernel of `config` for the types, layout and remainders of `problem` and rows
+    that start at multiples of `alignment` bytes (None: as in dense matrices): loaded once per
+    backend. Raises `CompileFailed`, `LaunchFailed`.
+    """
+    source = render(config, problem, alignment)
+    known = _loaded.setdefault(backend, {})
+    found = known.get(source.key)
+    if found is None:
+        found = known[source.key] = backend.load(source)
+    return found
+
+
+def bind(
+    backend: Backend,
+    config: Config,
+    product: Product,
+    addresses: Sequence[int],
+    scalars: tuple[float, float],
+    stream: Any = None,
+) -> Callable[[], None]:
+    """A call that launches all of `product` on `stream`: `addresses` are those of the first
+    elements of a, b and the result, `scalars` alpha and beta. Geometry and arguments are worked
+    out here, once.
+
+    alpha = 0 is a product with k = 0: as in BLAS, it reads neither a nor b.
+    """
+    a, b, out = addresses
+    left, right = (b, a) if product.swapped else (a, b)
+    alpha, beta = scalars
+    calls = []
+    for step in product.steps:
+        problem = step.problem
+        if alpha == 0:
+            problem = replace(problem, k=0)
+        matrices = _at(left, step.left), _at(right, step.right), _at(out, step.out)
+        kernel = executable(backend, config, problem, alignment(problem, matrices))
+        calls.append(kernel.bind(problem, alpha, *matrices[:2], beta, matrices[2], stream))
+    if len(calls) == 1:
+        return calls[0]
+
+    def launch() -> None:
+        for call in calls:
+            call()
+
+    return launch
+
+
+def rebinder(product: Product, launch: Callable[[], None]) -> Callable[..., Any] | None:
+    """What makes `launch` for other addresses of a, b and the result, equal to those that it was
+    bound to modulo 128. None if a backend has no such thing, or for a product of several launches.
+    """
+    rebind = getattr(launch, "rebind", None)
+    if rebind is None or not product.swapped:
+        return rebind
+    return lambda a, b, out: rebind(b, a, out)
+
+
+def alignment(problem: Problem, matrices: Sequence[Matrix]) -> int:
+    """Bytes, at most 16, that every row of `matrices` starts at a multiple of, its length counted
+    in: a kernel may then move rows in whole pieces of that size.
+    """
+    size = problem.numpy_dtype.itemsize
+    sizes = size, size, problem.out_dtype.itemsize
+    strides = [n * s for x, s in zip(matrices, sizes, strict=True) for n in (x.ld, x.batch_stride)]
+    return common_alignment(problem.alignment, *strides, *(matrix.address for matrix in matrices))
+
+
+def _at(address: int, place: MatrixOffset) -> Matrix:
+    return Matrix(address + place.offset, place.ld, place.batch_stride)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A call that can be run any number of times: `steps` in their order leave the product in
+    `result`. `choice` is None for an empty product, which has no steps. `opened` owns the memory
+    that the steps use. `rebind` makes the one step for operands of the same forms elsewhere
+    (`rebinder`); `spans` are the bytes that a, b and the result take. `fallback` says
+    that the kernel is not the best one, for want of memory.
+    """
+
+    product: Product
+    choice: Choice | None
+    steps: tuple[Callable[[], None], ...]
+    opened: Opened
+    rebind: Callable[..., Any] | None = None
+    spans: tuple[tuple[int, int], ...] = ()
+    fallback: bool = False
+
+    @property
+    def result(self) -> Any:
+        """The array to hand back."""
+        return self.opened.result
+
+    @property
+    def cacheable(self) -> bool:
+        """True if there is nothing to do but launch, by the best kernel there is."""
+        return len(self.steps) == 1 and not self.fallback
+
+
+def find_backend(call: Call, device: Any = None) -> Backend:
+    """The device that a call runs on: the caller's (what `open_device` takes, or a `Backend`), else
+    the one that holds the operands, else the default one.
+
+    Raises `NoDevice`; `TypeError` for arrays of a GPU on the CPU; `ValueError` for arrays of
+    different devices.
+    """
+    held = {x.name: x.device_index for x in call.operands if x.device_index is not None}
+    if device is None and not call.on_host:
+        device = next((f"cuda:{index}" for index in held.values()), "cuda")
+    backend = open_backend(device)
+    if not call.on_host and backend.device.kind == "cpu":
+        raise TypeError(
+            f"a is a {type(call.a.owner).__name__} on a GPU and the device {backend.device.name}: "
+            f"copy it to the host, or leave device= out"
+        )
+    if any(index != backend.device.index for index in held.values()):
+        places = ", ".join(f"{name} on device {index}" for name, index in held.items())
+        raise ValueError(f"{places}; the product would run on device {backend.device.index}")
+    return backend
+
+
+def open_backend(device: Any = None) -> Backend:
+    """The backend for what `open_device` takes; one that is open already is returned."""
+    if isinstance(device, Backend):
+        return device
+    if device is None or isinstance(device, str | int):
+        return _device(device, os.getpid())
+    return open_device(device)  # which says what a device is
+
+
+@lru_cache(maxsize=64)
+def _device(spec: Any, process: int) -> Backend:
+    """`open_device` reads the environment and looks at directories; a call has no time for that."""
+    return open_device(spec)
+
+
+def find_route(backend: Backend, call: Call, transfer: str | None = None) -> Route:
+    """How the operands of `call` get to `backend`'s device. Touches no memory.
+
+    Raises `ValueError` for an unknown transfer, `NotImplementedError` for a conversion that would
+    have to happen on a device.
+    """
+    way = TransferMode.parse(transfer)
+    if not call.on_host:
+        return OnDevice(backend, call)
+    return (
+        InPlace(backend, call) if backend.device.kind == "cpu" else StagedRoute(backend, call, way)
+    )
+
+
+def find_product(call: Call, route: Route) -> Product:
+    """The launches of a call by this route."""
+    return arrange(*route.forms, call.trans_a, call.trans_b, call.kind, call.op)
+
+
+def prepare(
+    backend: Backend,
+    call: Call,
+    stream: Any = None,
+    kernel: str | int | None = None,
+    config: Any = None,
+    transfer: str | None = None,
+) -> Prepared:
+    """Everything that comes before the work itself. Nothing is written yet.
+
+    Raises `ValueError`, `NotImplementedError`, `TypeError` as `pymm.matmul` documents, and
+    `CompileFailed`, `LaunchFailed`, `MemoryError`.
+    """
+    route = find_route(backend, call, transfer)
+    product = find_product(call, route)
+    choice = choose(backend, product.problem, kernel, config)
+    stream = None if stream is None else backend.stream(stream)
+    if call.on_host and stream is not None and backend.is_captured(stream):
+        raise ValueError(
+            "NumPy arrays cannot be multiplied on a stream that is being captured into a graph: "
+            "their transfers wait for the device. Copy them to the device before the capture"
+        )
+    with backend.preparing():
+        opened = route.open(stream)
+        if not product.steps:
+            return Prepared(product, None, (), opened)
+        binding = partial(
+            bind,
+            backend,
+            addresses=opened.addresses,
+            scalars=(call.alpha, call.beta),
+            stream=opened.stream,
+        )
+        try:
+            launch, fallback = binding(config=choice.config, product=product), False
+        except MemoryError as error:
+            if kernel is not None or config is not None:
+                raise
+            choice, launch = _with_less_memory(backend, product, choice, binding, error)
+            fallback = True
+    steps = (*opened.before, launch, *opened.after)
+    rebind = rebinder(product, launch) if len(steps) == 1 else None
+    spans = tuple(form.bounds for form in route.forms)
+    return Prepared(product, choice, steps, opened, rebind, spans, fallback)
+
+
+def _with_less_memory(
+    backend: Backend,
+    product: Product,
+    choice: Choice,
+    binding: Callable[..., Callable[[], None]],
+    error: MemoryError,
+) -> tuple[Choice, Callable[[], None]]:
+    """Another kernel's configuration and launch where the chosen one found no memory for its
+    copies of the operands: the highest rung that does with what there is. Raises `error` if there
+    is none.
+    """
+    problem = product.problem
+    for other in reversed(kernels_for(problem, backend.device)):
+        if other.name == choice.config.kernel_name:
+            continue
+        try:
+            found = choose(backend, problem, other.name)
+            launch = binding(config=found.config, product=product)
+        except (MemoryError, ValueError, LaunchFailed):
+            continue
+        _warn_once(choice.config.kernel_name, problem.slug, other.name)
+        reason = f"{found.reason}; {choice.config.kernel_name} found too little free memory"
+        return replace(found, reason=reason), launch
+    raise error
+
+
+@lru_cache(maxsize=1024)
+def _warn_once(kernel: str, slug: str, other: str) -> None:
+    """Say that a product is computed by another kernel than the best one."""
+    words = f"{kernel} found too little free device memory for {slug}: {other} computes it"
+    warnings.warn(words, RuntimeWarning, stacklevel=2)

@@ -1,0 +1,168 @@
+"""What a call would do and why, in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pymm.backends.base import Backend, Resources
+from pymm.core.device import Device
+from pymm.core.problem import Problem
+from pymm.kernels import Config
+from pymm.runtime.arguments import Call, check, element_type
+from pymm.runtime.arrays import Form, Operand, adopt
+from pymm.runtime.bind import executable, find_backend, find_product, find_route
+from pymm.runtime.layout import Product
+from pymm.selection.choose import choose
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What `pymm.matmul` would do with the same arguments. `str()` of it is for reading.
+
+    `grid` and `block` are (x, y, z), of the first launch; `copies` one sentence for each copy or
+    transfer; `rejected` how many configurations of the kernel each rule turns down, out of
+    `candidates`; `resources` None for an empty product, which launches nothing.
+    """
+
+    problem: Problem
+    device: Device
+    config: Config
+    reason: str
+    launches: int
+    swapped: bool
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    threads: int
+    guarded: bool
+    shared_bytes: int
+    resources: Resources | None
+    copies: tuple[str, ...]
+    candidates: int
+    rejected: Counter[str]
+
+    def __str__(self) -> str:
+        kernel, p = self.config.kernel, self.problem
+        rows = [
+            ("problem", f"{p.slug}: C is {p.m} x {p.n}, k = {p.k}, {p.flops:,} operations"),
+            ("device", self.device.name),
+            ("kernel", f"{kernel.number:02d}_{kernel.name}: {kernel.title}"),
+            ("configuration", self.config.slug),
+            ("because", self.reason),
+            ("launches", self._launches()),
+        ]
+        if self.device.kind != "cpu":
+            rows += [
+                ("grid", f"{_by(self.grid)} blocks of {_by(self.block)} = {self.threads} threads"),
+                ("shared memory", f"{self.shared_bytes:,} bytes a block"),
+            ]
+        if self.resources is not None and self.resources.registers:
+            spilled = self.resources.spilled_bytes
+            spills = f"{spilled} bytes spilled" if spilled else "none spilled"
+            rows.append(("registers", f"{self.resources.registers} a thread, {spills}"))
+        rows += [("" if i else "copies", text) for i, text in enumerate(self.copies or ("none",))]
+        allowed = self.candidates - self.rejected.total()
+        rows.append(("space", f"{allowed} of {self.candidates} configurations may run"))
+        rows += [("", f"{n} break: {rule}") for rule, n in self.rejected.most_common()]
+        return "\n".join(f"{name:<15}{text}".rstrip() for name, text in rows)
+
+    def _launches(self) -> str:
+        words = str(self.launches)
+        words += ", some tiles partial (guarded)" if self.guarded else ", whole tiles only"
+        if self.problem.fill == "full":
+            whole = self.problem.whole and self.device.kind != "cpu"
+            words += "; both halves are computed" if whole else _MIRRORED
+        if self.swapped:
+            words += "; C lies by columns, so C^T = op(B)^T op(A)^T is computed"
+        return words if self.launches else "none: the result has no elements"
+
+
+def explain(
+    a: Any,
+    b: Any,
+    /,
+    out: Any = None,
+    *,
+    dtype: Any = None,
+    stream: Any = None,
+    kernel: str | int | None = None,
+    config: Any = None,
+    device: Any = None,
+    transfer: str | None = None,
+    **options: Any,
+) -> Explanation:
+    """What `pymm.matmul` would do with these arguments: kernel, configuration, the reason for it,
+    geometry, resources, copies. Compiles the kernel if it must; multiplies nothing.
+
+    A tuple of integers in the place of an array is the shape of a C-ordered NumPy array of `dtype`
+    (float64 if there is none): `explain((4096, 64), (64, 4096), dtype="f32")`. Raises what
+    `matmul` raises.
+    """
+
+    operand = partial(imagined, dtype=dtype)
+    call = check(a, b, out, dtype=dtype, adopt=operand, **options)
+    return explain_call(call, stream, kernel, config, device, transfer)
+
+
+def explain_call(
+    call: Call,
+    stream: Any = None,
+    kernel: str | int | None = None,
+    config: Any = None,
+    device: Any = None,
+    transfer: str | None = None,
+) -> Explanation:
+    """What a checked call would do."""
+    backend = find_backend(call, device)
+    if stream is not None:
+        backend.stream(stream)
+    route = find_route(backend, call, transfer)
+    product = find_product(call, route)
+    chosen = choose(backend, product.problem, kernel, config)
+    return _explained(backend, product, chosen.config, chosen.reason, route.notes)
+
+
+def imagined(array: Any, name: str, dtype: Any = None) -> Operand:
+    """An array as an operand, or the shape of one that is not there, of `dtype`."""
+    if not (isinstance(array, tuple) and all(type(extent) is int for extent in array)):
+        return adopt(array, name)
+    if any(extent < 0 for extent in array):
+        raise ValueError(f"{name} has shape {array}, with a negative extent")
+    wanted = np.dtype(np.float64) if dtype is None else element_type(dtype, "dtype")
+    return Operand(name, "numpy", 0, Form.packed(array, wanted), None)
+
+
+def _explained(
+    backend: Backend, product: Product, config: Config, reason: str, copies: tuple[str, ...]
+) -> Explanation:
+    problem, kernel = product.problem, config.kernel
+    valid, rejected = kernel.configs(problem, backend.device)
+    resources = executable(backend, config, problem).resources if product.steps else None
+    return Explanation(
+        problem=problem,
+        device=backend.device,
+        config=config,
+        reason=reason,
+        launches=len(product.steps),
+        swapped=product.swapped,
+        grid=kernel.grid(config, problem, backend.device.sms),
+        block=kernel.block(config),
+        threads=kernel.threads(config),
+        guarded=kernel.guarded(config, problem),
+        shared_bytes=kernel.shared_bytes(config, problem),
+        resources=resources,
+        copies=copies,
+        candidates=len(valid) + rejected.total(),
+        rejected=rejected,
+    )
+
+
+_MIRRORED = "; the lower half is computed and mirrored"
+
+
+def _by(extents: tuple[int, ...]) -> str:
+    return " x ".join(map(str, extents))

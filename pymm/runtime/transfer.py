@@ -1,0 +1,405 @@
+"""Operands on their way to the device and back: used in place, copied on the device, or transferred
+from and to the host by the fewest two-dimensional copies.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pymm.backends.base import TRANSFERS, Backend
+from pymm.runtime.arguments import Call
+from pymm.runtime.arrays import Form, Operand, adopt, result_maker, view_at
+from pymm.runtime.layout import merge_axes
+
+#: Bytes from which an operand goes through page-locked staging, copied there by several threads.
+#: To an H200, in GB/s, pageable, staged and registered in place: 1 MiB 11, 7, 5; 16 MiB 17, 16, 15;
+#: 256 MiB 10, 21, 19. So registering is never chosen by size, and neither are padded rows, which
+#: travel and multiply as fast as packed ones.
+PINNED_FROM = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class TransferMode:
+    """How host memory travels: one of `TRANSFERS`, to rows on the device that are padded
+    ("pitched") or packed. None means chosen by size.
+    """
+
+    transfer: str | None = None
+    pitched: bool | None = None
+
+    @classmethod
+    def parse(cls, text: str | None) -> TransferMode:
+        """`pageable`, `pinned` or `registered`, then perhaps `+pitched`; None leaves all to the
+        sizes. `ValueError` for anything else.
+        """
+        if text is None:
+            return cls()
+        transfer, _, rows = str(text).partition("+")
+        if transfer not in TRANSFERS or text not in (transfer, f"{transfer}+pitched"):
+            known = ", ".join(TRANSFERS)
+            raise ValueError(f"transfer={text!r} is none of {known}, with or without +pitched")
+        return cls(transfer, rows == "pitched")
+
+    def for_size(self, nbytes: int) -> TransferMode:
+        """What it comes to for an array of so many bytes."""
+        transfer = self.transfer
+        if transfer is None:
+            transfer = "pageable" if nbytes < PINNED_FROM else "pinned"
+        return TransferMode(transfer, bool(self.pitched))
+
+    def __str__(self) -> str:
+        return f"{self.transfer}, {'pitched' if self.pitched else 'packed'} rows"
+
+
+def device_form(form: Form, pitched: bool, backend: Backend) -> Form:
+    """The form of a host array's image on the device: rows stay rows and columns columns, packed
+    or padded; what is broadcast on the host is so on the device.
+    """
+    if len(form.shape) < 2:
+        return Form.packed(form.shape, form.dtype)
+    by_columns, _ = form.stored()
+    flat = form.transposed() if by_columns else form
+    *stack, rows, columns = flat.shape
+    step = max(columns, 1) * form.dtype.itemsize
+    pitch = backend.row_pitch(step) if pitched else step
+    pitch = -(-pitch // form.dtype.itemsize) * form.dtype.itemsize
+    strides, step = [], pitch * rows
+    for extent, old in zip(reversed(stack), reversed(flat.strides[:-2]), strict=True):
+        repeated = old == 0 and extent > 1
+        strides.append(0 if repeated else step)
+        step *= 1 if repeated else extent
+    strides = (*reversed(strides), pitch, form.dtype.itemsize)
+    image = Form(flat.shape, strides, form.dtype)
+    return image.transposed() if by_columns else image
+
+
+def footprint(form: Form) -> int:
+    """Bytes from the first element of an image to the end of its last row's padding."""
+    return form.bounds[1] if form.size else 0
+
+
+def upload(
+    backend: Backend, array: np.ndarray, address: int, image: Form, transfer: str, stream: Any
+) -> None:
+    """Copy a host array to its image on the device at `address`."""
+    for matrix, offset, pitch in _pieces(array, image):
+        backend.copy_in(matrix, address + offset, pitch, transfer, stream)
+
+
+def download(
+    backend: Backend, address: int, image: Form, array: np.ndarray, transfer: str, stream: Any
+) -> None:
+    """Copy an image on the device into a host array; returns when it is there."""
+    for matrix, offset, pitch in _pieces(array, image):
+        backend.copy_out(address + offset, pitch, matrix, transfer, stream)
+
+
+def _pieces(array: np.ndarray, image: Form) -> Iterator[tuple[np.ndarray, int, int]]:
+    """The array as matrices of neighbouring elements, with the place and pitch of each image."""
+    form = Form(array.shape, array.strides, array.dtype)
+    start = array.__array_interface__["data"][0]
+    for here, there, (rows, width), step, pitch in rows_of(form, image):
+        place = Form((rows, width // array.itemsize), (step, array.itemsize), array.dtype)
+        yield view_at(start + here, place, array), there, pitch
+
+
+def rows_of(form: Form, image: Form) -> Iterator[tuple[int, int, tuple[int, int], int, int]]:
+    """Two forms of one array walked through together, in as few pieces as both allow: offset of
+    the piece in each, its rows and their bytes, distance of rows in each.
+    """
+    if not form.size:
+        return
+    by_columns = shared_rows(form, image)
+    one, other = (_rows_last(f, by_columns) for f in (form, image))
+    width = one.shape[-1] * one.dtype.itemsize
+    axes = list(zip(one.shape[:-1], one.strides[:-1], other.strides[:-1], strict=True))
+    axes = merge_axes([axis for axis in axes if axis[2] != 0])
+    rows, step, pitch = axes[-1] if axes else (1, width, width)
+    if min(step, pitch) < width:  # rows that overlap or run backwards go one by one
+        rows, step, pitch = 1, width, width
+    elif axes:
+        axes.pop()
+    for index in itertools.product(*(range(extent) for extent, _, _ in axes)):
+        here = sum(i * axis[1] for i, axis in zip(index, axes, strict=True))
+        there = sum(i * axis[2] for i, axis in zip(index, axes, strict=True))
+        yield here, there, (rows, width), step, pitch
+
+
+def _rows_last(form: Form, by_columns: bool) -> Form:
+    """The form as matrices of contiguous rows; a vector is one row, a scalar one element."""
+    if len(form.shape) < 2:
+        shape, strides = form.shape or (1,), form.strides or (form.dtype.itemsize,)
+        return Form((1, *shape), (form.nbytes, *strides), form.dtype)
+    return form.transposed() if by_columns else form
+
+
+def shared_rows(form: Form, image: Form) -> bool | None:
+    """Which lines are contiguous in both forms of an array: False for its rows, True for its
+    columns, None for neither.
+    """
+    for by_columns in (False, True):
+        flats = [_rows_last(f, by_columns) for f in (form, image)]
+        if all(f.shape[-1] <= 1 or f.strides[-1] == f.dtype.itemsize for f in flats):
+            return by_columns
+    return None
+
+
+def elements(form: Form) -> Form:
+    """The form with every element a row of its own."""
+    size = form.dtype.itemsize
+    return Form((*form.shape, 1), (*form.strides, size), form.dtype)
+
+
+def copy_across(
+    backend: Backend, source: int, form: Form, target: int, image: Form, stream: Any
+) -> None:
+    """Copy an array on the device to another place there, whatever the strides of both."""
+    if shared_rows(form, image) is None:
+        form, image = elements(form), elements(image)
+    for here, there, shape, step, pitch in rows_of(form, image):
+        backend.copy_within(source + here, step, target + there, pitch, shape, stream)
+
+
+Step = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Memory taken: addresses of a, b and the place of the result, the stream to launch on, what
+    to do before and after the launches, and the array to hand back. `kept` must outlive the work.
+    """
+
+    addresses: tuple[int, int, int]
+    stream: Any
+    before: tuple[Step, ...]
+    after: tuple[Step, ...]
+    result: Any
+    kept: tuple[Any, ...]
+
+
+class Route(ABC):
+    """How the operands of one call reach its launches. Making one touches no memory: `forms` are
+    those that a, b and the result will have, `notes` says in words what will be copied.
+    """
+
+    def __init__(self, backend: Backend, call: Call) -> None:
+        self.backend, self.call = backend, call
+        self.copies = self._copies()
+        self.forms = (self._form(call.a), self._form(call.b), self._out_form())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """One sentence for each copy."""
+        return tuple(f"{name} is copied: {why}" for name, why in self.copies.items())
+
+    @abstractmethod
+    def open(self, stream: Any) -> Opened:
+        """Take the memory, and say what to do with it. Raises `MemoryError`."""
+
+    def _copies(self) -> dict[str, str]:
+        return self.call.copies
+
+    def _form(self, operand: Operand) -> Form:
+        if operand.name in self.copies:
+            return Form.packed(operand.form.shape, self.call.dtype_of(operand))
+        return operand.form
+
+    def _out_form(self) -> Form:
+        if self.call.out is not None:
+            return self._form(self.call.out)
+        return Form.packed(self.call.shape, self.call.out_dtype)
+
+
+class InPlace(Route):
+    """NumPy arrays on the CPU: used as they lie, or copied by NumPy."""
+
+    def open(self, stream: Any) -> Opened:
+        """Copies are host memory; there is no stream but the calling thread."""
+        call, before, after = self.call, [], []
+        a = self._source(call.a, before)
+        b = a if call.b is call.a else self._source(call.b, before)
+        if call.out is None:
+            target = result = np.empty(call.shape, call.out_dtype)
+        else:
+            target = result = call.out.owner
+            if "out" in self.copies:
+                target = np.empty(call.shape, call.out_dtype)
+                after.append(partial(np.copyto, result, target, casting="unsafe"))
+        if "c" in self.copies:
+            before.append(partial(np.copyto, target, call.c.owner, casting="unsafe"))
+        addresses = tuple(x.__array_interface__["data"][0] for x in (a, b, target))
+        stream = self.backend.stream(stream)
+        return Opened(addresses, stream, tuple(before), tuple(after), result, (a, b, target))
+
+    def _source(self, operand: Operand, before: list[Step]) -> np.ndarray:
+        if operand.name not in self.copies:
+            return operand.owner
+        copy = np.empty(operand.form.shape, self.call.dtype)
+        before.append(partial(np.copyto, copy, operand.owner, casting="unsafe"))
+        return copy
+
+
+class StagedRoute(Route):
+    """NumPy arrays on a GPU: to the device, and the result back."""
+
+    def __init__(self, backend: Backend, call: Call, way: TransferMode) -> None:
+        self.way = way
+        super().__init__(backend, call)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Conversions on the host, then what travels and how."""
+        journeys = []
+        factors = (self.call.a,) if self.call.b is self.call.a else (self.call.a, self.call.b)
+        for operand, form in zip(factors, self.forms, strict=False):
+            journeys.append(f"{operand.name}: {form.nbytes} bytes to the device, {self._way(form)}")
+        out = self.forms[2]
+        if self.call.reads_c:
+            journeys.append(f"c: {out.nbytes} bytes to the device, {self._way(out)}")
+        journeys.append(f"out: {out.nbytes} bytes to the host, {self._way(out)}")
+        return super().notes + tuple(journeys)
+
+    def open(self, stream: Any) -> Opened:
+        """Device memory for all three; c travels to the place of the result."""
+        call, before = self.call, []
+        a = self._image(call.a, self.forms[0], before, stream)
+        b = a if call.b.is_at(call.a) else self._image(call.b, self.forms[1], before, stream)
+        image = self.forms[2]
+        target = self.backend.allocate(max(footprint(image), 1))
+        way = self._way(image)
+        if call.reads_c:
+            host = self._host(call.c, image, before)
+            before.append(
+                partial(upload, self.backend, host, target.address, image, way.transfer, stream)
+            )
+        result = call.out.owner if call.out else np.empty(call.shape, call.out_dtype)
+        host = np.empty(call.shape, call.out_dtype) if "out" in self.copies else result
+        after = [partial(download, self.backend, target.address, image, host, way.transfer, stream)]
+        if host is not result:
+            after.append(partial(np.copyto, result, host, casting="unsafe"))
+        addresses = (a.address, b.address, target.address)
+        return Opened(addresses, stream, tuple(before), tuple(after), result, (a, b, target))
+
+    def _copies(self) -> dict[str, str]:
+        copies = dict(self.call.needs_copy)
+        for operand in (self.call.a, self.call.b, self.call.out):
+            if operand is not None and operand.name not in copies:
+                if shared_rows(operand.form, operand.form) is None:
+                    copies[operand.name] = "elements of a vector are packed for the journey"
+        return copies
+
+    def _form(self, operand: Operand) -> Form:
+        form = super()._form(operand)
+        return device_form(form, self._way(form).pitched, self.backend)
+
+    def _out_form(self) -> Form:
+        form = super()._out_form()
+        return form if self.call.out else device_form(form, self._way(form).pitched, self.backend)
+
+    def _way(self, form: Form) -> TransferMode:
+        return self.way.for_size(form.nbytes)
+
+    def _image(self, operand: Operand, image: Form, before: list[Step], stream: Any) -> Any:
+        buffer = self.backend.allocate(max(footprint(image), 1))
+        host = self._host(operand, image, before)
+        transfer = self._way(image).transfer
+        before.append(partial(upload, self.backend, host, buffer.address, image, transfer, stream))
+        return buffer
+
+    def _host(self, operand: Operand, image: Form, before: list[Step]) -> np.ndarray:
+        """The operand as it can travel: itself, or a copy in the type and order of its image."""
+        fits = operand.form.dtype == image.dtype and operand.aligned
+        if (
+            fits
+            and operand.name not in self.copies
+            and shared_rows(operand.form, image) is not None
+        ):
+            return operand.owner
+        by_columns = len(image.shape) > 1 and image.stored()[0]
+        shape = image.transposed().shape if by_columns else image.shape
+        copy = np.empty(shape, image.dtype)
+        copy = copy.swapaxes(-1, -2) if by_columns else copy
+        before.append(partial(np.copyto, copy, operand.owner, casting="unsafe"))
+        return copy
+
+
+class OnDevice(Route):
+    """Arrays of a device: used as they lie, or copied there; ordered by streams alone."""
+
+    def open(self, stream: Any) -> Opened:
+        """The launches go to `stream`, else to the stream of the first operand that names one."""
+        call, backend = self.call, self.backend
+        result = self._result()
+        target = call.out or adopt(result, "out")
+        streams = [x.stream for x in (target, *call.operands) if x.stream is not None]
+        first = stream if stream is not None else backend.stream(streams[0] if streams else None)
+        others = dict.fromkeys(streams if stream is not None else streams[1:])
+        before: list[Step] = [
+            partial(backend.order, backend.stream(other), first)
+            for other in others
+            if stream is not None or other != streams[0]
+        ]
+        after: list[Step] = []
+        a = self._source(call.a, self.forms[0], before, first)
+        b = a if call.b is call.a else self._source(call.b, self.forms[1], before, first)
+        place, kept = target.address, None
+        if "out" in self.copies:
+            kept = backend.allocate(max(footprint(self.forms[2]), 1))
+            place = kept.address
+            after.append(
+                partial(
+                    copy_across, backend, place, self.forms[2], target.address, target.form, first
+                )
+            )
+        if "c" in self.copies:
+            before.append(
+                partial(
+                    copy_across, backend, call.c.address, call.c.form, place, self.forms[2], first
+                )
+            )
+        if stream is None and target.stream is None and first is not None:
+            after.append(partial(backend.order, first, backend.stream(None)))
+        addresses = (a[0], b[0], place)
+        owners = (a, b, kept, [operand.owner for operand in call.operands])
+        return Opened(addresses, first, tuple(before), tuple(after), result, owners)
+
+    def _copies(self) -> dict[str, str]:
+        for operand in self.call.operands:
+            wanted = self.call.dtype_of(operand)
+            if operand.form.dtype != wanted:
+                raise NotImplementedError(
+                    f"{operand.name} is {operand.form.dtype} and the product {wanted}: "
+                    f"pymm does not convert arrays on a device; convert {operand.name} first"
+                )
+        return self.call.copies
+
+    def _result(self) -> Any:
+        call = self.call
+        if call.out is not None:
+            return call.out.owner
+        make = result_maker(call.a, call.shape, call.out_dtype, self.backend.empty)
+        return make(call.a.owner)
+
+    def _source(self, operand: Operand, form: Form, before: list[Step], stream: Any) -> tuple:
+        if operand.name not in self.copies:
+            return operand.address, operand.owner
+        buffer = self.backend.allocate(max(footprint(form), 1))
+        before.append(
+            partial(
+                copy_across,
+                self.backend,
+                operand.address,
+                operand.form,
+                buffer.address,
+                form,
+                stream,
+            )
+        )
+        return buffer.address, buffer

@@ -1,0 +1,1 @@
+"""Which configuration a product gets, and why."""

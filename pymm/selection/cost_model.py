@@ -1,0 +1,310 @@
+"""How long a configuration should take on a GPU, from what it does: work in waves, numbers through
+shared memory, L2 and device memory, parts of k and their sums, copies ahead of the product.
+
+Good to order candidates and to refuse bad ones, not to predict a time: benchmarks/LOG.md has the
+rank correlation with what was measured. It knows the parameters that families share by their
+names, so a new kernel needs nothing here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pymm.core.device import Device
+from pymm.core.problem import Problem, common_alignment
+from pymm.kernels import Config
+from pymm.kernels.kernel import parts_of
+from pymm.kernels.tiles import tiles_in
+
+# Fitted, but for those with a measurement beside them, to 1,039 times of 123 problems in f32, f64
+# and bf16 on an H200 (benchmarks/results), above all to the ratios within each problem;
+# benchmarks/LOG.md has how well, also on problems left out of the fit.
+
+#: Seconds: an event-timed kernel that finds its text and arguments cold, copies ahead of it and, of
+#: numbers of two bytes, what they take besides, one launch behind it (which all begin early, so
+#: they cost less than the 4 us of an empty kernel), from a load of device memory to its use, and
+#: the barriers of a step.
+LAUNCH, BEFORE, BEFORE_16_BITS, BEHIND = 4.8e-6, 1.0e-6, 2.2e-6, 2.2e-6
+LATENCY, STEP = 0.76e-6, 2e-8
+
+#: Parts of the peak: multiply-adds from registers (59 to 61 of 66.9 TFLOP/s), and doubles on tensor
+#: cores, which nothing else keeps waiting; device memory (3.95 of 4.8 TB/s), and what one
+#: multiprocessor gets from L2 in bytes per clock (of 64).
+ISSUE, ISSUE_DOUBLES, MEMORY, L2_BYTES = 0.92, 1.0, 0.82, 50.0
+
+#: Clocks of a multiprocessor for each instruction of a warp that copies lines into shared memory,
+#: whose pieces are as long as the lines are aligned, and that stores such a piece of C.
+COPIED, STORED = 3.6, 5.8
+
+#: Part of the bandwidth at which operands are turned round ahead (134 MB in 50 us).
+COPY = 0.7
+
+#: Bytes per clock that a multiprocessor reads from shared memory, and instructions it issues.
+SHARED_BYTES, SLOTS = 128.0, 4.0
+
+#: Warps that hide the latency of multiply-adds, and of tensor instructions.
+WARPS_TO_HIDE, TENSOR_WARPS_TO_HIDE = 10.0, 5.0
+
+#: Steps before a stage that TMA fills is free again: one of `wgmma` is read until the next
+#: instructions have ended; those of which fragments are read earlier.
+HELD, HELD_BY_WGMMA = 1.4, 2.0
+
+#: Registers of a thread besides its sums and fragments.
+OTHER_REGISTERS = 32
+
+#: Parameters that make two configurations different kernels, not variants of one.
+TILE = ("MB", "NB", "TA", "TB", "TK", "SPLIT", "SLICES")
+
+#: Where a device does not say: an H200's share of one multiprocessor.
+CLOCK, BANDWIDTH, L2 = 1.5e9, 3e10, 4e5
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What one block of a configuration is: tile, depth of a step, tile of a thread or warp."""
+
+    mb: int
+    nb: int
+    kb: int
+    ta: int
+    tb: int
+    parts: int
+    stages: int
+    threads: int
+    by_threads: bool
+    sharers: int  # blocks for each tile of the last round, at most
+
+    @classmethod
+    def of(cls, config: Config, problem: Problem) -> Shape:
+        c = config.as_dict()
+        mb, nb = c.get("MB", 32), c.get("NB", 32)
+        ta, tb = c.get("TA", 1), c.get("TB", 1)
+        owners = max(mb // ta, 1) * max(nb // tb, 1)
+        slices = 1 if config.kernel.hopper else c.get("SLICES", 1)  # those of a step, or steps each
+        depth = c.get("KB", 1) * slices
+        split = c.get("SPLIT", 1)
+        parts, sharers = split, 1
+        if config.kernel.hopper and config.kernel.hopper.last_round:
+            parts, sharers = 1, split
+        return cls(
+            mb,
+            nb,
+            min(depth, max(problem.k, 1)),
+            ta,
+            tb,
+            parts,
+            c.get("STAGES", 1),
+            config.kernel.threads(config),
+            owners >= 32,
+            sharers,
+        )
+
+
+def predicted_seconds(config: Config, problem: Problem, device: Device) -> float:
+    """Seconds that `config` should take for `problem` on `device`, a GPU. Never fails, never 0: a
+    product without elements takes a launch.
+    """
+    if problem.empty:
+        return LAUNCH
+    shape, kernel = Shape.of(config, problem), config.kernel
+    size, clock = problem.numpy_dtype.itemsize, device.clock_hz or CLOCK
+    tiles = tiles_in(problem, shape.mb, shape.nb)
+    units = tiles * shape.parts * problem.batch
+    on_one = math.ceil(units / device.sms)
+    resident = min(_resident(config, problem, device, shape), on_one)
+    if kernel.hopper:  # blocks that stay take whole units in turn
+        on_one = math.ceil(units / (device.sms * resident)) * resident
+    if shape.sharers > 1:  # they share those of the last round
+        rounds, left = divmod(units, device.sms * resident)
+        on_one = (rounds + _last_round(config, left, device.sms * resident)) * resident
+    depth = math.ceil(problem.k / shape.parts / shape.kb) * shape.kb
+    steps = depth / shape.kb
+    step = _step_seconds(config, problem, device, shape, resident, clock)
+    unit = steps * step + _unit_seconds(problem, device, shape, size, clock)
+    filling = LATENCY * (2 if shape.stages > 1 else 1)
+    multiply = on_one * unit + filling
+    memory = _memory_bytes(config, problem, device, shape, units) / _bandwidth(device)
+    return (
+        LAUNCH
+        + max(multiply, memory)
+        + 0.15 * min(multiply, memory)
+        + _extra_seconds(config, problem, device, shape, tiles, clock)
+    )
+
+
+def most_promising(
+    configs: Iterable[Config], problem: Problem, device: Device, count: int
+) -> list[Config]:
+    """Up to `count` of the configurations, the one that should be quickest first, no more than two
+    of one tile, and none that the model cannot tell from one before it. None at all for a CPU,
+    which it knows nothing of.
+    """
+    if device.kind == "cpu":
+        return []
+
+    def rank(config: Config) -> tuple[float, int, int]:
+        seconds = predicted_seconds(config, problem, device)
+        more = config.as_dict()
+        return float(f"{seconds:.3g}"), -more.get("STAGES", 0), -more.get("BLOCKS", 0)
+
+    found: list[Config] = []
+    tiles: Counter[tuple] = Counter()
+    times: set[tuple] = set()
+    for (seconds, *_), config in sorted(
+        ((rank(config), config) for config in configs), key=lambda pair: pair[0]
+    ):
+        if len(found) == count:
+            break
+        tile = tuple(value for name, value in config.parameters if name in TILE)
+        if tiles[tile] < 2 and (seconds, tile) not in times:
+            times.add((seconds, tile))
+            tiles[tile] += 1
+            found.append(config)
+    return found
+
+
+def _resident(config: Config, problem: Problem, device: Device, shape: Shape) -> int:
+    """Blocks on a multiprocessor at a time."""
+    kernel = config.kernel
+    if kernel.hopper and config.as_dict().get("BLOCKS") is None:
+        return max(kernel.hopper.resident(config), 1)
+    shared = kernel.shared_bytes(config, problem) + 1024
+    registers = min(_registers(problem, shape), device.max_registers_per_thread)
+    found = min(
+        device.shared_per_sm // shared,
+        device.max_threads_per_sm // shape.threads,
+        device.registers_per_block // max(registers * shape.threads, 1),
+    )
+    return max(found, config.as_dict().get("BLOCKS", 1), 1)
+
+
+def _registers(problem: Problem, shape: Shape) -> float:
+    words = problem.scalar_dtype.itemsize // 4
+    sums = shape.mb * shape.nb / shape.threads
+    if shape.by_threads:
+        sums = shape.ta * shape.tb + shape.ta + shape.tb
+    return sums * words + OTHER_REGISTERS
+
+
+def _last_round(config: Config, left: int, blocks: int) -> float:
+    """How much of a whole round `blocks` take for tiles that they share: all of them as long as
+    there is work (common/shares.cuh), or each a part of a tile at a time (common/rounds.cuh).
+    """
+    parts = left * parts_of(config)
+    if config.kernel.hopper.parts:
+        return left / min(parts, blocks) if left else 0.0
+    return math.ceil(parts / blocks) / parts_of(config)
+
+
+def _step_seconds(
+    config: Config, problem: Problem, device: Device, shape: Shape, resident: int, clock: float
+) -> float:
+    """One step along k of one block, `resident` of which share the multiprocessor."""
+    size = problem.numpy_dtype.itemsize
+    flops = 2.0 * shape.mb * shape.nb * shape.kb
+    peak = device.peak_flops.get(problem.dtype) or 128.0 * device.sms * clock
+    if shape.by_threads and problem.dtype == "f64" and device.capability >= (8, 0):
+        peak /= 2 if device.capability[0] in (8, 9) else 1  # the peak is the tensor cores'
+    issue = ISSUE_DOUBLES if problem.dtype == "f64" and not shape.by_threads else ISSUE
+    cycles = flops / (peak * issue / device.sms / clock)
+    warps = max(shape.threads // 32, 1) * resident
+    if shape.by_threads:
+        lanes = config.as_dict().get("LANES", 4)
+        across = max(32 // lanes, 1)
+        read = (shape.ta * lanes + shape.tb * across) * size / SHARED_BYTES
+        reads = max(2.0 * read, (shape.ta + shape.tb) * size / 16)  # wavefronts of a warp's LDS.128
+        words = size // 4
+        issued = shape.ta * shape.tb * words + (shape.ta + shape.tb) * size / 16 + 1
+        ideal = shape.ta * shape.tb * words
+        cycles *= max(issued / ideal, reads * SLOTS / ideal)
+        cycles *= max(1.0, (WARPS_TO_HIDE / warps) ** 0.5)
+    else:
+        owners = (shape.mb // shape.ta) * (shape.nb // shape.tb)
+        read = owners * (shape.ta + shape.tb) * shape.kb * size / SHARED_BYTES
+        cycles = max(cycles, read) + 0.1 * min(cycles, read)
+        cycles *= max(1.0, TENSOR_WARPS_TO_HIDE / warps)
+    if not config.kernel.hopper:
+        cycles += COPIED * (shape.mb + shape.nb) * shape.kb * size / (32 * problem.alignment)
+    cluster = config.as_dict().get("CLUSTER", 1)
+    fetched = (shape.mb + shape.nb / cluster) * shape.kb * size
+    share = max(cycles, fetched / L2_BYTES) / clock
+    held = 1.0
+    if config.kernel.hopper:
+        held = HELD if problem.dtype in ("f32", "f64") else HELD_BY_WGMMA
+    turn = (LATENCY + held * share * resident) / (max(shape.stages, 1) * resident)
+    return max(share, turn) + STEP / resident
+
+
+def _unit_seconds(problem: Problem, device: Device, shape: Shape, size: int, clock: float) -> float:
+    """Beginning and end of a tile: its first loads, its results on their way out."""
+    out = problem.out_dtype.itemsize if shape.parts == 1 else problem.scalar_dtype.itemsize
+    elements = shape.mb * shape.nb
+    cycles = elements * out / L2_BYTES
+    if shape.parts == 1:
+        cycles += STORED * elements * out / (32 * common_alignment(problem.n * out))
+    return cycles / clock + 0.1 * LATENCY
+
+
+def _memory_bytes(
+    config: Config, problem: Problem, device: Device, shape: Shape, units: int
+) -> float:
+    """Bytes from and to device memory: everything once, and what is read again because the tiles of
+    a wave do not share it and L2 does not hold it.
+    """
+    size = problem.numpy_dtype.itemsize
+    least = problem.bytes
+    wave = min(units, device.sms)
+    rows = min(max(config.as_dict().get("GROUP", 8), 1), math.ceil(problem.m / shape.mb))
+    columns = max(wave / rows, 1.0)
+    columns = min(columns, math.ceil(problem.n / shape.nb))
+    depth = problem.k / shape.parts
+    per_wave = (rows * shape.mb + columns * shape.nb) * depth * size
+    again = per_wave * (units / wave)
+    held = (device.l2_bytes or L2 * device.sms) / 2
+    lines = problem.m if problem.symmetric else problem.m + problem.n
+    inputs = lines * problem.k * size * problem.batch
+    return least if inputs <= held else max(least, min(again, 8 * least))
+
+
+def _extra_seconds(
+    config: Config, problem: Problem, device: Device, shape: Shape, tiles: int, clock: float
+) -> float:
+    """Parts of k added up, operands copied ahead, one half of C mirrored into the other."""
+    seconds, hopper = 0.0, config.kernel.hopper
+    if problem.halved and problem.fill == "full" and not config.kernel.both_halves:
+        moved = problem.elements * problem.out_dtype.itemsize * problem.batch
+        seconds += BEHIND + moved / (COPY * _bandwidth(device))
+    sums = problem.scalar_dtype.itemsize
+    if shape.sharers > 1:
+        slots = tiles * problem.batch % (device.sms * hopper.resident(config)) * shape.sharers
+        moved = min(slots, 2 * device.sms) if hopper.parts else 2 * slots
+        seconds += BEHIND + moved * shape.mb * shape.nb * sums / _bandwidth(device)
+    if shape.parts > 1:
+        elements = tiles * shape.mb * shape.nb * problem.batch * shape.parts
+        seconds += 2 * elements * sums / (2 * _bandwidth(device))
+        one = shape.parts * shape.mb * shape.nb * sums / L2_BYTES / clock
+        seconds += BEHIND if hopper else LATENCY + one
+    if hopper:
+        received, moved = hopper.received(problem), 0
+        size = problem.numpy_dtype.itemsize
+        rows = (
+            problem.m if problem.trans_a else problem.k,
+            problem.k if problem.trans_b else problem.n,
+        )
+        numbers = (problem.m * problem.k, problem.k * problem.n)
+        turned = (received.trans_a != problem.trans_a, received.trans_b != problem.trans_b)
+        for row, count, other in zip(rows, numbers, turned, strict=True):
+            if other or row * size % 16 or hopper.terms > 1:
+                written = hopper.terms / 2 if hopper.scaled else hopper.terms
+                moved += count * size * problem.batch * (1 + written)
+        if moved:
+            seconds += BEFORE_16_BITS if size == 2 else 0.0
+            seconds += BEFORE + moved / (COPY * _bandwidth(device))
+    return seconds
+
+
+def _bandwidth(device: Device) -> float:
+    return MEMORY * (device.bandwidth or BANDWIDTH * device.sms)

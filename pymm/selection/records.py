@@ -1,0 +1,250 @@
+"""What tuning has found out: one frozen `Record` per problem, kernel and environment, and whether
+it still holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, field
+from datetime import date
+from typing import Any
+
+from pymm.core.device import Device
+from pymm.core.problem import Problem
+from pymm.kernels import MAX_PARAMETER, Config, find_kernel
+from pymm.kernels.source import kernel_digest
+
+#: Longest text in a file: it ends in messages and tables.
+MAX_TEXT = 200
+
+#: Fields of a record's line and their types: first those that every line has, then those that it
+#: has where the value is not the usual one.
+FIELDS = {
+    "m": int,
+    "n": int,
+    "k": int,
+    "type": str,
+    "layout": str,
+    "kernel": str,
+    "config": dict,
+    "us": float,
+    "spread": str,
+    "source": str,
+    "env": str,
+    "date": str,
+}
+RARE_FIELDS = {"batch": int, "op": str}
+
+_TRANSPOSED = {"NN": (False, False), "NT": (False, True), "TN": (True, False), "TT": (True, True)}
+
+
+class StoreError(ValueError):
+    """A file of tuned configurations that cannot be used; the message names file, line and what to
+    do. The file is left as it is.
+    """
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a record was measured with besides the device: versions of driver, compiler, CUDA and
+    pymm, each "" where there is none.
+    """
+
+    driver: str
+    compiler: str
+    pymm: str = ""
+    cuda: str = ""
+
+    @classmethod
+    def of(cls, device: Device, toolchain: str) -> Environment:
+        """The environment of this process, for an open backend's `device` and `toolchain`."""
+        version = getattr(sys.modules["pymm"], "__version__", "")
+        driver, cuda = (device.versions.get(name, "") for name in ("driver", "cuda"))
+        return cls(_line(driver), _line(toolchain), _line(version), _line(cuda))
+
+    @property
+    def tools(self) -> tuple[str, str]:
+        """The part that makes a record outdated: driver and compiler."""
+        return (self.driver, self.compiler)
+
+    @property
+    def name(self) -> str:
+        """Short name in a file, the same in every file, so that merged lines do not change."""
+        text = "\n".join(astuple(self))
+        return "e" + hashlib.sha256(text.encode()).hexdigest()[:6]
+
+
+@dataclass(frozen=True)
+class Record:
+    """The best configuration of one kernel for one problem. `seconds` is the median time of the
+    kernel, `spread` its relative spread (0.006 is 0.6 %), `date` the day as YYYY-MM-DD, `digest`
+    that of the kernel's text. `device` and `file` say where a record was read from.
+    """
+
+    problem: Problem
+    config: Config
+    seconds: float
+    spread: float
+    date: str
+    environment: Environment
+    digest: str
+    device: str = field(default="", compare=False)
+    file: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < float("inf"):
+            raise ValueError(f"a time of {self.seconds!r} s is not positive and finite")
+        if not 0 <= self.spread < float("inf"):
+            raise ValueError(f"a spread of {self.spread!r} is not a finite fraction")
+        if not re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", self.date):
+            raise ValueError(f"date {self.date!r} is not of the form 2026-11-21")
+        date.fromisoformat(self.date)
+        if not re.fullmatch(r"[0-9a-f]{4,64}", self.digest):
+            raise ValueError(f"source digest {self.digest!r} is not hexadecimal")
+
+    @property
+    def key(self) -> tuple:
+        """Two records with equal keys are about the same thing: the newer replaces the older."""
+        return (self.problem, self.config.kernel_name, self.environment.tools)
+
+    @property
+    def order(self) -> tuple:
+        """Sorts records by kind, extents, kernel and age: the order of lines in a file."""
+        p = self.problem
+        kind = (p.op, p.dtype, p.layout)
+        extents = (p.m, p.n, p.k, p.batch)
+        return (*kind, *extents, self.config.kernel_name, self.date, self.environment.tools)
+
+    def as_fields(self) -> dict[str, Any]:
+        """The fields of the record's line, times rounded to six digits."""
+        p = self.problem
+        fields = {"m": p.m, "n": p.n, "k": p.k, "type": p.dtype, "layout": p.layout}
+        usual = Problem(0, 0, 0)
+        for name in RARE_FIELDS:
+            if getattr(p, name) != getattr(usual, name):
+                fields[name] = getattr(p, name)
+        return fields | {
+            "kernel": self.config.kernel_name,
+            "config": self.config.as_dict(),
+            "us": float(f"{self.seconds * 1e6:.6g}"),
+            "spread": f"{self.spread * 100:.2g}%",
+            "source": self.digest,
+            "env": self.environment.name,
+            "date": date.fromisoformat(self.date),
+        }
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any], backend: str, env: Environment) -> Record:
+        """The record that a line's fields spell, each of the type that `FIELDS` demands.
+        `ValueError` or `NotImplementedError` for values that make no sense.
+
+        A kernel that this pymm does not know is kept, so that going back to an older pymm loses
+        nothing; `unusable_because` keeps it from being used.
+        """
+        if fields["layout"] not in _TRANSPOSED:
+            raise ValueError(f"layout {fields['layout']!r} is none of {', '.join(_TRANSPOSED)}")
+        extents = {axis: fields[axis] for axis in "mnk"}
+        rare = {name: fields[name] for name in RARE_FIELDS if name in fields}
+        problem = Problem(**extents, dtype=fields["type"], **_trans(fields["layout"]), **rare)
+        config = _config(fields["kernel"], fields["config"], backend)
+        seconds, spread = fields["us"] / 1e6, _fraction(fields["spread"])
+        return cls(problem, config, seconds, spread, fields["date"], env, fields["source"])
+
+
+def _line(text: str) -> str:
+    """Text from a driver or a compiler as one short line."""
+    return " ".join(str(text).split())[:MAX_TEXT]
+
+
+def _trans(layout: str) -> dict[str, bool]:
+    return dict(zip(("trans_a", "trans_b"), _TRANSPOSED[layout], strict=True))
+
+
+def _fraction(percent: str) -> float:
+    if not re.fullmatch(r"[0-9.e+-]{1,20}%", percent):
+        raise ValueError(f"spread {percent!r} is no percentage such as 0.6%")
+    return float(percent[:-1]) / 100
+
+
+def _config(name: str, parameters: Mapping[str, int], backend: str) -> Config:
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", name):
+        raise ValueError(f"{name!r} is no name of a kernel")
+    for key, value in parameters.items():
+        if not re.fullmatch(r"[A-Z][A-Z0-9_]{0,31}", key):
+            raise ValueError(f"{key!r} is no name of a parameter")
+        if not 1 <= value <= MAX_PARAMETER:
+            raise ValueError(f"{key}={value} is not between 1 and {MAX_PARAMETER}")
+    return Config(name, tuple(parameters.items()), backend)
+
+
+def device_facts(device: Device) -> dict[str, str | int]:
+    """What identifies a device in the head of a file. Records do not move to a device that differs
+    in any of it: another number of multiprocessors under the same name wants other tiles.
+    """
+    facts: dict[str, str | int] = {"name": _line(device.name), "kind": device.kind}
+    if device.kind == "cpu":
+        return facts | {"cores": device.sms, "vector_bytes": device.vector_bytes}
+    major, minor = device.capability
+    return facts | {"capability": f"{major}.{minor}", "sms": device.sms}
+
+
+def device_words(facts: Mapping[str, str | int]) -> str:
+    """One line of `device_facts` for messages and comparisons."""
+    rest = sorted(facts.keys() - {"name", "kind"})
+    return ", ".join([str(facts["name"]), *(f"{key} {facts[key]}" for key in rest)])
+
+
+def foreign_because(record: Record) -> str:
+    """Why a record's configuration is none of this pymm, but of an older or a newer one. "" if it
+    is: of any other neither `config.kernel` nor a parameter may be asked for.
+    """
+    name = record.config.kernel_name
+    try:
+        find_kernel(name, record.config.backend).config(record.config.as_dict())
+    except ValueError as error:
+        return f"kernel {name} of this pymm does not take it: {error}"
+    return ""
+
+
+def source_changed(record: Record) -> str:
+    """How the kernel of a record is another one by now, whatever the device. "" if it is not."""
+    if foreign := foreign_because(record):
+        return foreign
+    name, kernel = record.config.kernel_name, record.config.kernel
+    try:
+        digest = kernel_digest(kernel.backend, kernel.file)
+    except (ValueError, OSError, ImportError) as error:
+        return f"kernel {name} of this pymm does not take it: {error}"
+    if digest != record.digest:
+        return f"source of kernel {name} changed ({record.digest}, now {digest})"
+    return ""
+
+
+def unusable_because(record: Record, device: Device) -> str:
+    """Why a record must not be used at all: its kernel or its device is another one by now. "" if
+    it may.
+    """
+    if changed := source_changed(record):
+        return changed
+    words = device_words(device_facts(device))
+    if record.device and record.device != words:
+        return f"device changed ({record.device}; now {words})"
+    return ""
+
+
+def outdated_because(record: Record, environment: Environment) -> str:
+    """Which tools changed since a record was measured: compiler, driver. "" if none did."""
+    changes = []
+    for tool in ("compiler", "driver"):
+        then, now = getattr(record.environment, tool), getattr(environment, tool)
+        if then != now:
+            changes.append(f"tuned with {tool} {then or 'none'}, now {now or 'none'}")
+    return "; ".join(changes)
+
+
+def stale_because(record: Record, device: Device, environment: Environment) -> str:
+    """Why a record does not describe the present any more, in words; "" if it is current."""
+    return unusable_because(record, device) or outdated_because(record, environment)

@@ -1,0 +1,378 @@
+"""Tuned configurations as files: `<device>.yaml`, one line per record, read with distrust and
+written so that nothing is lost.
+
+Files shipped with pymm are read-only defaults; the user's own live in a directory that the caller
+names and come first.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pymm.core.device import Device
+from pymm.core.files import locked, replace_text
+from pymm.core.forking import importing
+from pymm.core.inputs import BadInput, one_line, read_text
+from pymm.kernels.source import shipped_folder
+from pymm.selection.records import (
+    FIELDS,
+    MAX_TEXT,
+    RARE_FIELDS,
+    Environment,
+    Record,
+    StoreError,
+    device_facts,
+    device_words,
+    stale_because,
+    unusable_because,
+)
+
+__all__ = [
+    "Environment",
+    "Record",
+    "StoreError",
+    "Table",
+    "files",
+    "load",
+    "put",
+    "read",
+    "stale_because",
+]
+
+SCHEMA = 1
+
+#: Some 20000 records; a file beyond it is not one of ours.
+MAX_BYTES = 4 * 2**20
+
+#: A parameter stands in its configuration, in its record, in the list, in the file.
+MAX_DEPTH = 4
+
+HEADER = """\
+# Tuned configurations, written by `python -m pymm.tune` and read by pymm.matmul.
+# One line per tuned problem: median time in microseconds, its spread, digest of the kernel's
+# source. Lines whose source, compiler, driver or device changed are stale: tune again.
+"""
+
+_ENVIRONMENT = {"driver": str, "compiler": str}
+_ENVIRONMENT_MORE = {"pymm": str, "cuda": str}
+_DEVICE = {"name": str, "kind": str}
+_DEVICE_MORE = {"capability": str, "sms": int, "cores": int, "vector_bytes": int}
+
+
+@dataclass(frozen=True)
+class Table:
+    """What one file holds: the facts of its device (`device_facts`) and its records."""
+
+    device: Mapping[str, str | int]
+    records: tuple[Record, ...]
+
+
+def shipped() -> Any:
+    """The folder of the files shipped with pymm."""
+    return shipped_folder("tuning_configs")
+
+
+def files(directory: Path | None) -> list[Path]:
+    """Every file of tuned configurations: the user's first, then those shipped with pymm."""
+    folders = [shipped()] if directory is None else [Path(directory), shipped()]
+    return [
+        Path(str(path))
+        for folder in folders
+        if folder.is_dir()
+        for path in sorted(folder.iterdir(), key=lambda path: path.name)
+        if path.name.endswith(".yaml")
+    ]
+
+
+def load(device: Device, directory: Path | None) -> tuple[Record, ...]:
+    """All records of `device`: the user's from `directory`, then those shipped with pymm, so that
+    of several with the same problem and kernel the first counts.
+
+    Raises `StoreError` if a file is damaged or foreign.
+    """
+    paths = record_files(device, directory)
+    return tuple(record for path in paths for record in load_file(device, path))
+
+
+def record_files(device: Device, directory: Path | None) -> list[Path]:
+    """Where records of `device` may be: the user's file, then the shipped one. Nowhere for a
+    simulated device.
+    """
+    if device.kind == "simulator":
+        return []
+    folders = [shipped()] if directory is None else [Path(directory), shipped()]
+    return [Path(str(folder.joinpath(f"{device.slug}.yaml"))) for folder in folders]
+
+
+def load_file(device: Device, path: Path) -> tuple[Record, ...]:
+    """The records of one file, which is `device`'s own or absent. `StoreError` if it is not. Of a
+    file that `keep_files` keeps, what it held when it was first read.
+    """
+    kept = _kept_files
+    if kept is not None and path in kept:
+        table = kept[path]
+    else:
+        table = read(path)
+        if kept is not None:
+            table = kept.setdefault(path, table)
+    if table and table.device["name"] != device.name:
+        raise StoreError(f"{path} belongs to {table.device['name']}, not to {device.name}; {_MEND}")
+    return table.records if table else ()
+
+
+#: What `load_file` has read since `keep_files(True)`; None: it reads anew each time.
+_kept_files: dict[Path, Table | None] | None = None
+
+
+def keep_files(keep: bool) -> None:
+    """From now on `load_file` gives what a file holds when it is first read, whatever it holds
+    later; with False, and until then, what it holds at the time.
+    """
+    global _kept_files
+    _kept_files = {} if keep else None
+
+
+def put(records: Iterable[Record], device: Device, directory: Path) -> Path:
+    """Merge `records` into the user's file of `device` and return its path.
+
+    A record replaces the one with the same problem, kernel, driver and compiler. Many processes may
+    do this at once; one that dies leaves the old file or the new one. Raises `ValueError` for a
+    record that `device` could not run and for a simulated device, and `StoreError` for a file that
+    cannot be read or is another device's: it is left as it is. Without records it checks that and
+    that it could write, so that a tuner need not learn it at the end. `OSError` if it cannot.
+    """
+    records = list(records)
+    _refuse_useless(records, device)
+    path, facts = Path(directory) / f"{device.slug}.yaml", device_facts(device)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with locked(path.with_name(path.name + ".lock")):
+        table = read(path)
+        if table and table.device != facts:
+            was, now = device_words(table.device), device_words(facts)
+            raise StoreError(f"{path} belongs to {was}; this device is {now}; {_MEND}")
+        if not records:
+            tempfile.TemporaryFile(dir=Path(os.path.realpath(path)).parent).close()
+            return path
+        merged = {record.key: record for record in (*(table.records if table else ()), *records)}
+        text = render_table(Table(facts, tuple(merged.values())))
+        if len(text.encode()) > MAX_BYTES:
+            raise StoreError(f"{path} would be longer than {MAX_BYTES} bytes; {_MEND}")
+        parse_table(text, str(path))  # nothing is written that could not be read back
+        replace_text(path, text)
+    return path
+
+
+_MEND = "move the file away or set PYMM_CONFIG_DIR to another directory"
+
+
+def _refuse_useless(records: list[Record], device: Device) -> None:
+    if device.kind == "simulator":
+        raise ValueError("times of the simulator mean nothing: its records are never stored")
+    for record in records:
+        reason = unusable_because(replace(record, device=""), device)
+        if not reason:
+            config, problem = record.config, record.problem
+            reason = "; ".join(config.kernel.violations(config, problem, device))
+        if reason:
+            raise ValueError(f"{record.config.slug} for {record.problem.slug}: {reason}")
+
+
+def read(path: Path) -> Table | None:
+    """What the file at `path` holds; `None` if there is none. `StoreError` if it is damaged."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error}") from None
+    return _read(path, status.st_mtime_ns, status.st_size, status.st_ino)
+
+
+@lru_cache(maxsize=64)
+def _read(path: Path, mtime_ns: int, size: int, inode: int) -> Table:
+    try:
+        text = read_text(path, MAX_BYTES)
+    except (BadInput, OSError) as error:
+        raise StoreError(f"{error}; {_MEND}") from None
+    return parse_table(text, str(path))
+
+
+# Text
+
+
+def render_table(table: Table) -> str:
+    """The text of a file: a head, then the records sorted, each on a line of its own."""
+    records = sorted(table.records, key=lambda record: record.order)
+    environments = sorted({r.environment for r in records}, key=lambda env: env.name)
+    lines = [f"{HEADER}schema: {SCHEMA}", f"device: {_flow(table.device)}"]
+    lines += ["environments:" if records else "environments: {}"]
+    lines += [f"  {env.name}: {_flow(asdict(env))}" for env in environments]
+    lines += ["records:" if records else "records: []"]
+    lines += [f"- {_flow(record.as_fields())}" for record in records]
+    return "\n".join(lines) + "\n"
+
+
+def _flow(mapping: Mapping) -> str:
+    import yaml
+
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    options = {"default_flow_style": True, "sort_keys": False, "width": 2**31 - 1}
+    return yaml.dump(dict(mapping), Dumper=dumper, **options).strip()
+
+
+def parse_table(text: str, path: str) -> Table:
+    """The inverse of `render_table`. `StoreError` naming `path`, the line and what to do for a text
+    that is not one of ours.
+    """
+    reader = _Reader(text, path)
+    top = reader.mapping(reader.root, "the file")
+    version = reader.scalar(top.get("schema", reader.root), "schema", int)
+    if version != SCHEMA:
+        raise reader.error(reader.root, f"schema {version}; this pymm reads schema {SCHEMA}")
+    nothing = dict.fromkeys(("device", "environments", "records"), dict)
+    head = reader.fields(reader.root, "the file", nothing | {"schema": int}, {})
+    device = reader.fields(head["device"], "device", _DEVICE, _DEVICE_MORE)
+    environments = {
+        name: Environment(**reader.fields(node, name, _ENVIRONMENT, _ENVIRONMENT_MORE))
+        for name, node in reader.mapping(head["environments"], "environments").items()
+    }
+    words = device_words(device)
+    records = [
+        replace(_record(reader, node, device["kind"], environments), device=words, file=path)
+        for node in reader.sequence(head["records"], "records")
+    ]
+    return Table(device, tuple(records))
+
+
+def _record(reader: _Reader, node: Any, kind: str, environments: Mapping) -> Record:
+    fields = reader.fields(node, "the record", FIELDS, RARE_FIELDS)
+    config = reader.mapping(fields["config"], "config")
+    fields["config"] = {key: reader.scalar(value, key, int) for key, value in config.items()}
+    if fields["env"] not in environments:
+        raise reader.error(node, f"environment {fields['env']!r} is not in the head of the file")
+    try:
+        backend = "cpu" if kind == "cpu" else "cuda"
+        return Record.from_fields(fields, backend, environments[fields["env"]])
+    except (ValueError, NotImplementedError) as error:
+        raise reader.error(node, str(error)) from None
+
+
+@dataclass(slots=True)
+class _Node:
+    """A value of a file: kind (`scalar`, `sequence`, `mapping`), its text or its parts, its line.
+    The parts of a mapping are keys and values in turn.
+    """
+
+    id: str
+    value: Any
+    line: int
+
+
+def _compose(text: str, error: Callable[[int, str], StoreError]) -> _Node | None:
+    """The one document of a YAML text, None if it has none. The parser's events are taken one by
+    one: what is nested deeper than `MAX_DEPTH`, or named to be repeated, ends the reading before
+    anything is built of it, so that neither the parser's stack nor the memory depend on the text.
+    """
+    import yaml  # 15 ms, which a process that never meets a tuned file does not pay
+
+    root, open_nodes = None, []
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            raise error(line, "anchors and aliases (& and *) are not read")
+        if isinstance(event, yaml.DocumentStartEvent) and root is not None:
+            raise error(line, "a second document")
+        if isinstance(event, yaml.CollectionEndEvent):
+            open_nodes.pop()
+        if not isinstance(event, yaml.NodeEvent):
+            continue
+        scalar = isinstance(event, yaml.ScalarEvent)
+        kind = "mapping" if isinstance(event, yaml.MappingStartEvent) else "sequence"
+        node = _Node("scalar", event.value, line) if scalar else _Node(kind, [], line)
+        if open_nodes:
+            open_nodes[-1].value.append(node)
+        else:
+            root = node
+        if not scalar:
+            open_nodes.append(node)
+            if len(open_nodes) > MAX_DEPTH:
+                raise error(line, f"nested deeper than {MAX_DEPTH}")
+    return root
+
+
+class _Reader:
+    """Takes a YAML text apart node by node. No tag is obeyed, every complaint knows its line."""
+
+    def __init__(self, text: str, path: str) -> None:
+        with importing:
+            import yaml
+
+        self.path = path
+        try:
+            self.root = _compose(text, self._error)
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            place = text.encode()[: getattr(error, "position", 0)].count(b"\n")
+            what = getattr(error, "problem", None) or str(error).partition("\n")[0]
+            words = f"not YAML ({one_line(str(what))})"
+            raise self._error((mark.line if mark else place) + 1, words) from None
+
+    def _error(self, line: int, what: str) -> StoreError:
+        return StoreError(f"{self.path}, line {line}: {one_line(what)}; {_LEFT}")
+
+    def error(self, node: Any, what: str) -> StoreError:
+        return self._error(node.line if node else 1, what)
+
+    def sequence(self, node: Any, what: str) -> list[Any]:
+        if node is None or node.id != "sequence":
+            raise self.error(node, f"{what} is no list")
+        return node.value
+
+    def mapping(self, node: Any, what: str) -> dict[str, Any]:
+        if node is None or node.id != "mapping":
+            raise self.error(node, f"{what} is no mapping of keys to values")
+        found: dict[str, Any] = {}
+        for key, value in zip(node.value[::2], node.value[1::2], strict=True):
+            if key.id != "scalar" or key.value in found or len(key.value) > MAX_TEXT:
+                raise self.error(key, f"{what} has a key twice, or one that is no short word")
+            found[key.value] = value
+        return found
+
+    def fields(self, node: Any, what: str, must: Mapping, may: Mapping) -> dict[str, Any]:
+        """The values of a mapping that has all keys of `must`, perhaps some of `may`, no other.
+        Values of the type `dict` stay nodes.
+        """
+        nodes = self.mapping(node, what)
+        if missing := [key for key in must if key not in nodes]:
+            raise self.error(node, f"{what} lacks {', '.join(missing)}")
+        types = {**must, **may}
+        if unknown := [key for key in nodes if key not in types]:
+            raise self.error(node, f"{what} has an unknown {unknown[0]!r} (of a newer pymm?)")
+        return {
+            key: value if types[key] is dict else self.scalar(value, key, types[key])
+            for key, value in nodes.items()
+        }
+
+    def scalar(self, node: Any, what: str, kind: type) -> Any:
+        """One value, read from its text as `kind`, whatever YAML would take it for."""
+        if node.id != "scalar" or len(node.value) > MAX_TEXT:
+            raise self.error(node, f"{what} is no short value")
+        pattern, wanted = _PATTERNS[kind]
+        if not re.fullmatch(pattern, node.value):
+            raise self.error(node, f"{what} is {node.value!r}, not {wanted}")
+        return kind(node.value)
+
+
+_LEFT = "the file is left as it is: fix the line, or move the file away and tune again"
+_PATTERNS = {
+    int: (r"[0-9]{1,10}", "a whole number"),
+    float: (r"[0-9]{1,20}(\.[0-9]{0,20})?(e[+-]?[0-9]{1,3})?", "a number"),
+    str: (r"[^\x00-\x1f\x7f]*", "one line of text"),
+}

@@ -1,0 +1,1 @@
+"""The search for the best configuration of a problem on a device."""

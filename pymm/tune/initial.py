@@ -1,0 +1,212 @@
+"""What a search begins with, made ready while others measure: the valid configurations, and of them
+the first to be tried: the default, those stored for the nearest problems, and those that the cost
+model expects most of.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import multiprocessing
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from pymm.console import spared
+from pymm.core.device import Device
+from pymm.core.problem import Problem
+from pymm.kernels import Config, Kernel, find_kernel
+from pymm.measure.precompile import settle_beside
+from pymm.measure.verify import sources
+from pymm.selection.cost_model import most_promising, predicted_seconds
+from pymm.selection.records import Record
+from pymm.tune.finals import rivals_of
+
+Task = tuple[Problem, Kernel]
+
+#: Stored configurations of the nearest problems that are tried, of the cost model's, and of those
+#: that differ from the best known one in a single parameter; and how many of all of them where no
+#: budget says how many can be compiled.
+PORTFOLIO, PROMISING, NEAR = 6, 24, 8
+FIRST = 24
+
+#: A stored configuration that the model expects to take so many times as long as the default is
+#: for another shape: tiles of 64 x 64 took 4 times as long as the default for 16 columns. Of those
+#: near the best known one less is enough to leave them out.
+UNFIT, UNFIT_NEAR = 2.0, 1.25
+
+#: Problems whose first texts are compiled while others are measured: a text takes seconds.
+LOOK_AHEAD = 8
+
+#: Processes that prepare quick searches, and configurations that such a search keeps.
+PREPARERS, MOST_KEPT = 4, 4000
+
+
+@dataclass(frozen=True)
+class InitialConfigs:
+    """One search before it begins: what may be tried, and what is tried first. Without a `device`
+    nothing is known of how long a configuration should take.
+    """
+
+    problem: Problem
+    kernel: Kernel
+    valid: tuple[Config, ...]
+    default: Config
+    promising: tuple[Config, ...]
+    device: Device | None = None
+
+    def first(self, stored: Iterable[Record], count: int = FIRST) -> list[Config]:
+        """Up to `count` configurations, each once: the default, then by turns one of the nearest
+        stored problems, one of the cost model's and one near the first of all these: the model
+        does not know what some parameters do.
+        """
+        alike = [r for r in stored if r.config.kernel == self.kernel and self._alike(r.problem)]
+        alike.sort(key=lambda record: self._distance(record.problem))
+        configs = dict.fromkeys(record.config for record in alike)
+        # What was found for this very problem needs no model to speak for it.
+        own = {record.config for record in alike if record.problem == self.problem}
+        fitting = (config for config in configs if config in own or self._fits(config))
+        portfolio = list(itertools.islice(fitting, PORTFOLIO))
+        near = self._near(portfolio[0] if portfolio else self.default)
+        turns = itertools.zip_longest(portfolio, self.promising, near)
+        mixed = [config for turn in turns for config in turn if config is not None]
+        return list(dict.fromkeys([self.default, *mixed]))[:count]
+
+    def _seconds(self, config: Config) -> float:
+        if self.device is None or self.device.kind == "cpu":
+            return 0.0
+        return predicted_seconds(config, self.problem, self.device)
+
+    def _fits(self, config: Config) -> bool:
+        """Whether a configuration stored for another problem is worth a trial for this one."""
+        return self._seconds(config) <= UNFIT * self._seconds(self.default)
+
+    def _near(self, base: Config) -> list[Config]:
+        """Configurations that differ from `base` in one parameter, the smallest changes first."""
+        if self.device is None or self.device.kind == "cpu":
+            return []
+        given, found, longest = base.as_dict(), [], UNFIT_NEAR * self._seconds(base)
+        for config in self.valid:
+            changed = [(v, given[name]) for name, v in config.parameters if v != given[name]]
+            if len(changed) == 1:
+                ((new, old),) = changed
+                found.append((abs(math.log2(new / old)), self._seconds(config), config))
+        found = sorted((e for e in found if e[1] <= longest), key=lambda entry: entry[:2])
+        return [config for *_, config in found[:NEAR]]
+
+    def _alike(self, other: Problem) -> bool:
+        """Same precision, and nothing of a symmetric C for another: a good tile serves other
+        layouts and types, too.
+        """
+        if other.symmetric and not self.problem.symmetric:
+            return False
+        return other.precision == self.problem.precision
+
+    def _distance(self, other: Problem) -> float:
+        """Same operation, size of type and layout first, then by the logarithms of the extents:
+        float16 and bfloat16 take the same time of the same tiles.
+        """
+        p = self.problem
+        pairs = ((other.m, p.m), (other.n, p.n), (other.k, p.k))
+        apart = sum(abs(math.log2(max(x, 1) / max(y, 1))) for x, y in pairs)
+        sizes = [(x.numpy_dtype.itemsize, x.out_dtype.itemsize) for x in (other, p)]
+        apart += 100 * (sizes[0] != sizes[1]) + 0.1 * (other.dtype != p.dtype)
+        apart += 10 * (other.layout != p.layout)
+        return apart + 5 * (other.op != p.op)
+
+
+def prepare(
+    problem: Problem, kernel: str | Kernel, device: Device, most: int | None = None
+) -> tuple[tuple[Config, ...], Config, tuple[Config, ...]]:
+    """What of a search needs no measurement, and takes up to seconds: the valid configurations (the
+    `most` that the cost model expects most of), the default, and the promising ones.
+    """
+    if isinstance(kernel, str):
+        kernel = find_kernel(kernel, "cpu" if device.kind == "cpu" else "cuda")
+    valid, _ = kernel.configs(problem, device)
+    if most is not None and device.kind != "cpu" and len(valid) > most:
+        valid = sorted(valid, key=lambda c: predicted_seconds(c, problem, device))[:most]
+    default = kernel.default_for(problem, device)
+    if not kernel.violations(default, problem, device) and default not in valid:
+        valid.append(default)
+    promising = most_promising(valid, problem, device, PROMISING)
+    return tuple(valid), default, tuple(promising)
+
+
+class Prefetcher:
+    """Prepares the searches to come, and has their first texts compiled, while others measure.
+
+    A `quick` one keeps few configurations of each and works in processes of its own: a large space
+    takes seconds of Python, which the process that measures has not. `stored` says which records
+    there are by now, `count` how many configurations of each search are to be compiled.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        compiler: Any,
+        quick: bool,
+        stored: Callable[[], Iterable[Record]] = tuple,
+        count: int = FIRST,
+    ) -> None:
+        self.device, self.compiler, self.quick = device, compiler, quick
+        self.stored, self.count = stored, count
+        self._prepared: dict[Task, Future] = {}
+        self._builds: dict[Task, list[Future]] = {}
+        self._pool: Executor
+        if quick and device.kind != "cpu":
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(PREPARERS, context, settle_beside)
+        else:
+            self._pool = ThreadPoolExecutor(1)
+
+    def __enter__(self) -> Prefetcher:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def next(self, waiting: Sequence[Task]) -> Task:
+        """Of the first few tasks the one that waits for the fewest texts."""
+        for task in waiting[:LOOK_AHEAD]:
+            if task not in self._prepared:
+                self._prepared[task] = self._prepare(*task)
+        return min(waiting[:LOOK_AHEAD], key=self._to_wait_for)
+
+    def take(self, task: Task) -> tuple[InitialConfigs, list[Future]]:
+        """What the task begins with, and its texts at the compiler; waits for both to be known."""
+        problem, kernel = task
+        outset = InitialConfigs(problem, kernel, *self._prepared[task].result(), self.device)
+        if task not in self._builds:
+            self._compile(task, outset)
+        return outset, self._builds[task]
+
+    def _prepare(self, problem: Problem, kernel: Kernel) -> Future:
+        processes = isinstance(self._pool, ProcessPoolExecutor)
+        name = kernel.name if processes else kernel
+        most = MOST_KEPT if self.quick else None
+        with spared():  # the pool starts its processes when they are needed
+            return self._pool.submit(prepare, problem, name, self.device, most)
+
+    def _to_wait_for(self, task: Task) -> float:
+        """Texts that a task would wait for. On a CPU all are compiled between measurements."""
+        if self.device.kind == "cpu":
+            return 0
+        if not self._prepared[task].done():
+            return math.inf
+        if task not in self._builds:
+            self._compile(task, InitialConfigs(*task, *self._prepared[task].result(), self.device))
+        return sum(not build.done() for build in self._builds[task])
+
+    def _compile(self, task: Task, outset: InitialConfigs) -> None:
+        self._builds[task] = []
+        if self.device.kind != "cpu":
+            stored = list(self.stored())
+            configs = [*outset.first(stored, self.count), *rivals_of(*task, stored)]
+            texts = (
+                text
+                for config in configs
+                for text in sources(config, task[0])[: 1 if self.quick else None]
+            )
+            self._builds[task] = [self.compiler.submit(text) for text in texts]

@@ -1,0 +1,161 @@
+"""What a person sees while a tuner works: a live display, or plain lines where no terminal is."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from pymm.console import duration
+from pymm.core.problem import Problem
+from pymm.kernels import Config
+from pymm.measure.workbench import Trial
+
+#: Seconds between two plain lines when nothing better was found.
+PLAIN_EVERY = 10.0
+
+#: Columns of the table in a file.
+TABLE_WIDTH = 160
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds: `3:07`; for a time that never ends `any time`."""
+    if math.isinf(seconds):
+        return "any time"
+    whole = max(0, int(seconds))
+    return f"{whole // 60}:{whole % 60:02d}"
+
+
+@dataclass
+class State:
+    """What is known about the problem that is being tuned."""
+
+    title: str = ""
+    space: int = 0
+    best: Trial | None = None
+    outcomes: Counter[str] = field(default_factory=Counter)
+    compiling: int = 0
+    ends: float = 0.0
+    of: str = ""
+
+
+class Progress:
+    """Shows how a run goes on. A context manager: the live display ends with it."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console()
+        self.state = State()
+        self._live = Live(console=self.console, auto_refresh=False, transient=True)
+        self._terminal = self.console.is_terminal
+        self._said = 0.0
+
+    def __enter__(self) -> Progress:
+        if self._terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._live.stop()
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def begin(self, problem: Problem, kernel: str, space: int, ends: float, of: str) -> None:
+        """A new problem, its number of valid configurations, when its time is over (by the
+        monotonic clock) and which of how many it is (`3/12`).
+        """
+        self.state = State(f"{problem.slug} {kernel}", space, ends=ends, of=of)
+        self._said = time.monotonic()
+        if not self._terminal:
+            self.say(f"[{of}] {self.state.title}: {space} valid configurations")
+
+    def trial(self, trial: Trial) -> None:
+        """A trial is over."""
+        state = self.state
+        state.outcomes[trial.outcome] += 1
+        better = trial.outcome == "ok" and (
+            state.best is None or trial.seconds < state.best.seconds
+        )
+        if better:
+            state.best = trial
+        if not self._terminal and (better or time.monotonic() - self._said > PLAIN_EVERY):
+            self._said = time.monotonic()
+            self.say("  " + self._line())
+        self.tick(state.compiling)
+
+    def tick(self, compiling: int) -> None:
+        """Time has passed; so many sources wait for the compiler."""
+        self.state.compiling = compiling
+        if self._terminal:
+            self._live.update(self._display(), refresh=True)
+
+    def _line(self) -> str:
+        state = self.state
+        trials = f"{sum(state.outcomes.values())} tried"
+        return f"{trials}, best {_best(state.best)}, {clock(state.ends - time.monotonic())} left"
+
+    def _display(self) -> Table:
+        state = self.state
+        counts = ", ".join(f"{count} {name}" for name, count in state.outcomes.most_common())
+        table = Table.grid(padding=(0, 2))
+        table.add_row(f"[bold]{state.of}[/bold]", f"[bold]{state.title}[/bold]")
+        table.add_row("best", _best(state.best))
+        table.add_row("tried", f"{sum(state.outcomes.values())} of {state.space}: {counts}")
+        table.add_row("compiling", str(state.compiling))
+        table.add_row("time left", clock(state.ends - time.monotonic()))
+        return table
+
+
+def _best(trial: Trial | None) -> str:
+    if trial is None:
+        return "none yet"
+    rate = f"{trial.gflops:,.1f} GFLOP/s"
+    return f"{duration(trial.seconds)} ({rate}) {trial.config.slug}"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table that a run ends in: times in seconds, NaN where there is none."""
+
+    problem: Problem
+    default: float
+    tuned: float
+    reference: float
+    library: str
+    peak: float  # operations per second, 0 where unknown
+    chosen: Config
+    remark: str = ""
+
+
+def show_lines(lines: list[Line], console: Console) -> None:
+    """The table: GFLOP/s of default, tuned and reference, and what was chosen."""
+    library = next((line.library for line in lines if line.library), "reference")
+    if not console.is_terminal:  # a file or a pipe has no width of its own
+        console = Console(file=console.file, width=TABLE_WIDTH)
+    table = Table(title="GFLOP/s, medians of one interleaved run for each line", title_style="")
+    for name in ("problem", "default", "tuned", library, "tuned / default", f"tuned / {library}"):
+        table.add_column(name, justify="left" if name == "problem" else "right", no_wrap=True)
+    table.add_column("of peak", justify="right")
+    table.add_column("chosen", overflow="fold")
+    for line in lines:
+        flops = line.problem.flops
+        rates = [_rate(flops, s) for s in (line.default, line.tuned, line.reference)]
+        gains = [_ratio(line.default, line.tuned), _ratio(line.reference, line.tuned)]
+        of_peak = f"{flops / line.tuned / line.peak:.0%}" if line.peak and line.tuned > 0 else "-"
+        chosen = line.chosen.slug + (f" ({line.remark})" if line.remark else "")
+        table.add_row(line.problem.slug, *rates, *gains, of_peak, chosen)
+    console.print(table)
+
+
+def _rate(flops: int, seconds: float) -> str:
+    return f"{flops / seconds / 1e9:,.1f}" if seconds > 0 else "-"
+
+
+def _ratio(slower: float, faster: float) -> str:
+    return f"{slower / faster:.2f}x" if slower > 0 and faster > 0 else "-"

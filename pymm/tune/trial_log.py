@@ -1,0 +1,203 @@
+"""The files of a run: every trial as one line of a CSV, and care for the studies' journals."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pymm.core.device import Device
+from pymm.core.files import locked, named
+from pymm.core.inputs import rows_of
+from pymm.measure.workbench import Trial
+
+SCHEMA = 2
+
+#: Units: seconds (median), spread (interquartile range / median), gflops (10^9 operations per
+#: second), void (samples taken again because the host was late), error (largest deviation / its
+#: bound), spills (bytes of a thread), shared (bytes of a block), and what `Backend.telemetry` has
+#: seen.
+SEEN = ("sm_mhz", "memory_mhz", "power_w", "temperature_c", "throttle")
+COLUMNS = (
+    "schema",
+    "time",
+    "device",
+    "problem",
+    "kernel",
+    "config",
+    "role",
+    "outcome",
+    "seconds",
+    "spread",
+    "repeats",
+    "void",
+    "gflops",
+    "error",
+    "registers",
+    "spills",
+    "shared",
+    *SEEN,
+    "detail",
+)
+
+#: Longest text of a field; a compiler's complaint can be pages.
+MAX_DETAIL = 500
+
+
+#: How the first line of every such file begins, whatever columns it has.
+_OURS = "schema,time,device,problem,"
+
+
+class ForeignFile(ValueError):
+    """A file that is not one of ours stands where one is to be written; it is left as it is."""
+
+
+def set_aside(path: Path, word: str) -> Path:
+    """Rename the file at `path`, so that another can begin there; its new name, which ends in
+    `word`, is one that no file has.
+    """
+    names = (f"{path.name}.{word}" + (f"-{n}" if n else "") for n in itertools.count())
+    free = next(place for name in names if not (place := path.with_name(name)).exists())
+    return path.rename(free)
+
+
+class TrialLog:
+    """A CSV file to which trials are appended, each one on disk before the next begins.
+
+    A half-written last line of a killed run is cut off. A file of another pymm, with other columns,
+    is kept under another name, which `say` is told. `ForeignFile` if the file is none of a tuner's:
+    it is not written to.
+    """
+
+    def __init__(self, path: Path, say: Callable[[str], object] = warnings.warn) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        header = ",".join(COLUMNS)
+        begun = path.exists() and path.stat().st_size > 0
+        if begun:
+            with open(path, "rb") as file:
+                first = file.readline().decode(errors="replace").strip()
+            if not first.startswith(_OURS):
+                raise ForeignFile(f"{path} has other columns than {header}; name another file")
+            begun = first == header
+            if begun:
+                with open(path, "r+b") as file:
+                    file.truncate(file.read().rfind(b"\n") + 1)
+            else:
+                kept = set_aside(path, "older")
+                say(f"{path} has the columns of another pymm: kept as {kept}, a new one is begun")
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+        if not begun:
+            try:
+                self._append(header + "\n")
+            except OSError:
+                self.close()
+                raise
+
+    def write(self, trial: Trial, device: Device, role: str = "search") -> None:
+        """Append a trial; `role` is `search`, or `final` in the interleaved comparison."""
+        line = io.StringIO()
+        csv.writer(line, lineterminator="\n").writerow(_fields(trial, device, role))
+        self._append(line.getvalue())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _append(self, text: str) -> None:
+        with named(self.path):
+            left = text.encode()
+            while left:
+                left = left[self._file.write(left) :]
+            os.fsync(self._file.fileno())
+
+
+def _fields(trial: Trial, device: Device, role: str) -> list[object]:
+    seen, resources = trial.telemetry, trial.resources
+    timed = trial.seconds > 0
+    return [
+        SCHEMA,
+        datetime.now().astimezone().isoformat(timespec="seconds"),
+        device.slug,
+        trial.problem.slug,
+        trial.config.kernel_name,
+        trial.config.slug,
+        role,
+        trial.outcome,
+        f"{trial.seconds:.9g}" if timed else "",
+        f"{trial.spread:.4g}" if timed else "",
+        len(trial.times),
+        trial.void,
+        f"{trial.gflops:.6g}" if timed else "",
+        f"{trial.error:.3g}" if trial.error >= 0 else "",
+        resources.registers,
+        resources.spilled_bytes,
+        resources.shared_bytes,
+        *(seen.get(name, "") for name in SEEN),
+        " ".join(trial.detail[:MAX_DETAIL].split()),
+    ]
+
+
+def read_trials(path: Path) -> Iterator[dict[str, str]]:
+    """The lines of such a file by column, as text. `BadInput` names a line that is none."""
+    yield from rows_of(path)
+
+
+class JournalLock:
+    """The system's lock as Optuna wants it: it ends with the process that holds it, however that
+    ends. (Optuna's own are files that a killed process leaves behind.)
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._held: Any = None
+
+    def acquire(self) -> bool:
+        """Wait for the lock."""
+        self._held = locked(self._path)
+        self._held.__enter__()
+        return True
+
+    def release(self) -> None:
+        """Give the lock back."""
+        self._held.__exit__(None, None, None)
+
+
+class Busy(RuntimeError):
+    """Another process tunes the same problem with the same journal."""
+
+
+def _entry(line: bytes) -> bool:
+    """Whether a line of a journal is an entry: an object with a whole number as `op_code`."""
+    try:
+        fields = json.loads(line) if line.endswith(b"\n") else None
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(fields, dict) and type(fields.get("op_code")) is int
+
+
+def repair(path: Path) -> str:
+    """Cut a half-written last line off the journal `path`. Which line before it is damaged, in
+    words, empty if none is.
+    """
+    if not path.exists():
+        return ""
+    good = 0
+    with open(path, "rb") as journal:
+        lines = journal.readlines()
+    for count, line in enumerate(lines):
+        if not _entry(line):
+            if count == len(lines) - 1:
+                with open(path, "r+b") as journal:
+                    journal.truncate(good)
+                return ""
+            return f"line {count + 1} is damaged"
+        good += len(line)
+    return ""

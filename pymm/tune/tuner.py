@@ -1,0 +1,480 @@
+"""The tuner's run: which problems and kernels in which order, a search for each, records saved, a
+table at the end.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from pymm.console import Stop
+from pymm.core.device import Device
+from pymm.core.files import locked
+from pymm.core.problem import DTYPES, Problem
+from pymm.core.shapes import parse_shapes
+from pymm.kernels import Kernel, find_kernel, kernels_for
+from pymm.kernels.source import kernel_digest
+from pymm.measure.precompile import Precompiler, compilers_beside, config_directory, state_directory
+from pymm.measure.worker import Site, Worker, WorkerFailed
+from pymm.selection.records import Environment, Record, StoreError, foreign_because
+from pymm.selection.select import configs
+from pymm.selection.store import put
+from pymm.tune.finals import Decision, rivals_of, saved_for
+from pymm.tune.initial import FIRST, InitialConfigs, Prefetcher, Task
+from pymm.tune.options import Options, parse
+from pymm.tune.progress import Line, Progress, show_lines
+from pymm.tune.session import FEWEST_TRIALS, Broken, Session, Streak
+from pymm.tune.study import Search, open_storage, open_study
+from pymm.tune.trial_log import Busy, ForeignFile, TrialLog
+
+
+def tasks_of(
+    options: Options, device: Device, stored: Callable[[], Iterable[tuple[Record, str]]]
+) -> list[Task]:
+    """What the options name, or with `stale` what of `stored` does not describe the present any
+    more: records of kernels of this pymm, each with why it is stale ("" if it is not). `ValueError`
+    if a kernel or a shape does not fit.
+    """
+    return _stale(device, stored()) if options.stale else _named(options, device)
+
+
+def _named(options: Options, device: Device) -> list[Task]:
+    names = {"cpu": "standard", "simulator": "16"}
+    standard = parse_shapes(names.get(device.kind, "standard-gpu"))
+    tasks = []
+    for problem in options.problems(standard):
+        known = kernels_for(problem, device)
+        if not known and options.dtypes == tuple(DTYPES):
+            continue  # "all" are those that the device has kernels for
+        if not known:
+            raise ValueError(f"no kernel computes {problem.slug} on {device.name}")
+        chosen = known[-1:]
+        if options.kernels == ("all",):
+            chosen = known
+        elif options.kernels:
+            chosen = [find_kernel(name, known[0].backend) for name in options.kernels]
+        if 3 * problem.bytes > device.memory_bytes > 0:
+            raise ValueError(
+                f"{problem.slug} and what checks it take {3 * problem.bytes / 2**30:.1f} GiB, "
+                f"{device.name} has {device.memory_bytes / 2**30:.1f}: tune a smaller shape"
+            )
+        tasks += [(problem, kernel) for kernel in chosen]
+    return tasks
+
+
+def _stale(device: Device, stored: Iterable[tuple[Record, str]]) -> list[Task]:
+    """Of several records of a problem and kernel (one's own, the shipped) one may be current."""
+    found: dict[Task, bool] = {}
+    for record, stale in stored:
+        task = record.problem, record.config.kernel
+        found[task] = bool(stale) and found.get(task, True)
+    tasks = [task for task in found if found[task] and task[1] in kernels_for(task[0], device)]
+    return sorted(tasks, key=lambda task: task[0].flops)
+
+
+TUNED, NOT_ALL, BAD_OPTIONS, NO_DEVICE, INTERRUPTED = 0, 1, 2, 3, 130
+
+#: Part of a problem's time that is kept for the comparison at its end, and at most that long.
+FINAL_PART, FINAL_MOST, LEAST_FINAL = 0.3, 15.0, 1.0
+
+#: Shares of the time that a problem may take until enough of its first texts are compiled.
+PATIENCE = 4
+
+#: Seconds that one process needs for a text (1564 texts in 293 s by 15 on an H200's host), and how
+#: many configurations a search begins with at least and at most where the time is limited.
+SECONDS_PER_TEXT, FEWEST_FIRST, MOST_FIRST = 2.8, 16, 39
+
+#: The same where something is tuned again because it is stale.
+FIRST_IF_STALE = 4
+
+#: Seconds between two looks whether another tuner has let go of the device, and for which this one
+#: lets go of it between two problems, so that the other has its turn.
+LOOK, TURN = 0.05, 0.15
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command. Returns the exit status that `--help` describes."""
+    options = parse(argv)
+    return Tuner(options).run()
+
+
+@dataclass
+class Tuner:
+    """One run of the command. `hire` makes a worker from a site, `open_compiler` a pool of
+    compilers from a worker's compiler and their number; tests put others in their place.
+    """
+
+    options: Options
+    site: Site = field(default_factory=Site)
+    hire: Callable[[Site], Any] = Worker
+    open_compiler: Callable[[Any, int], Any] = Precompiler
+    console: Console = field(default_factory=Console)
+    stop: Stop = field(default_factory=Stop)
+
+    def run(self) -> int:
+        """Tune everything that the options name."""
+        self.started = time.monotonic()
+        self.lines: list[Line] = []
+        self.records: list[Record] = []
+        self.failed = 0
+        self.streak = Streak()
+        self._said: set[str] = set()
+        self.short: list[str] = []
+        try:
+            with ExitStack() as held:
+                held.enter_context(self.stop.listening())
+                try:
+                    self.workers = self._hire(held)
+                    self.device: Device = self.workers[0].device
+                    self.output = self.options.output or config_directory()
+                    self._introduce()
+                    tasks = tasks_of(self.options, self.device, self._stored)
+                except (ValueError, NotImplementedError) as refusal:
+                    return self._end(BAD_OPTIONS, str(refusal))
+                if self.options.stale and not tasks:
+                    return self._end(TUNED, f"Nothing tuned for {self.device.name} is stale.")
+                if self.options.dry_run or self.options.list:
+                    return self._describe(tasks)
+                self._tune(tasks, held)
+        except WorkerFailed as failure:
+            return self._end(NO_DEVICE, str(failure))
+        except (ForeignFile, StoreError, OSError) as failure:
+            return self._end(BAD_OPTIONS, str(failure))
+        except Broken as failure:
+            self.failed += 1
+            self._say(str(failure))
+        except KeyboardInterrupt:
+            return self._end(INTERRUPTED, "interrupted; what was measured is kept")
+        if self.lines:
+            show_lines(self.lines, self.console)
+        for left_out in self.short:
+            self._say(left_out)
+        if self.stop():
+            return self._end(INTERRUPTED, "interrupted; the best so far is saved")
+        return NOT_ALL if self.failed else TUNED
+
+    def _end(self, status: int, message: str) -> int:
+        self.console.print(message, markup=False, highlight=False, soft_wrap=True)
+        return status
+
+    # Before the search
+
+    def _hire(self, held: ExitStack) -> list[Any]:
+        """A started worker for each device. Raises `WorkerFailed`, `ValueError`."""
+        workers = []
+        for name in self.options.devices:
+            site = Site(name, self.site.cache, self.site.opener, self.site.modules)
+            worker = self.hire(site)
+            held.callback(worker.stop)
+            worker.start()
+            workers.append(worker)
+        names = sorted({worker.device.name for worker in workers})
+        if len(names) > 1:
+            raise ValueError(f"the devices differ ({', '.join(names)}): tune each by itself")
+        return workers
+
+    def _introduce(self) -> None:
+        device, say = self.device, self.console.print
+        if device.kind == "cpu" and self.options.devices == (None,):
+            say(
+                "No NVIDIA GPU that pymm can use here: tuning the CPU kernel on this machine's CPU "
+                "(python -m pymm.doctor says what is missing).",
+                soft_wrap=True,
+            )
+        count = f"{len(self.workers)} x " if len(self.workers) > 1 else ""
+        say(f"Device: {count}{device.name}", markup=False, highlight=False, soft_wrap=True)
+        if device.kind == "simulator":
+            say("The simulator's times mean nothing: nothing will be saved.")
+
+    def _describe(self, tasks: Sequence[tuple[Problem, Kernel]]) -> int:
+        for problem, kernel in tasks:
+            valid, rejected = kernel.configs(problem, self.device)
+            if self.options.list:
+                for config in valid:
+                    self.console.print(f"{problem.slug} {config.slug}", soft_wrap=True)
+                continue
+            total = len(valid) + rejected.total()
+            name = f"{problem.slug} {kernel.number:02d}_{kernel.name}"
+            self._say(f"{name}: {len(valid)} of {total} configurations are valid")
+            for reason, count in rejected.most_common():
+                self._say(f"  {count:6d} turned down: {reason}")
+        return TUNED
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._say(text)
+
+    # The search
+
+    def _tune(self, tasks: Sequence[tuple[Problem, Kernel]], held: ExitStack) -> None:
+        self.ahead = compilers_beside(self.device)
+        storage = self.options.storage or state_directory()
+        self.folder = storage / self.device.slug
+        self._check_output()
+        compiler = held.enter_context(self.open_compiler(self.workers[0].compiler, self.ahead))
+        log = TrialLog(self.options.csv or self.folder / "trials.csv", self._say)
+        held.callback(log.close)
+        progress = held.enter_context(Progress(self.console))
+        quick = self.options.checks == "quick"
+        self.count = self._first(len(tasks))
+        lookout = held.enter_context(
+            Prefetcher(self.device, compiler, quick, self._known, self.count)
+        )
+        waiting: list[Task] = list(tasks)
+        busy: list[Task] = []
+        while (waiting or busy) and not self.stop():
+            if not waiting:  # what another tuner works on comes at the end, again until it is free
+                waiting, busy = busy, []
+                time.sleep(LOOK)
+            task = lookout.next(waiting)
+            outset, builds = lookout.take(task)
+            waiting.remove(task)
+            left = len(waiting) + len(busy)
+            of = f"{len(tasks) - left}/{len(tasks)}"
+            try:
+                with self._device_alone():
+                    self._one(outset, builds, self._share(left + 1), of, compiler, log, progress)
+            except Busy as other:
+                if time.monotonic() >= self._over:
+                    self._leave_out(task, f"{other} until the time was over")
+                elif not self.stop():
+                    self._once(f"{other}: {task[0].slug} is tuned at the end of this run")
+                    busy.append(task)
+            if left:
+                time.sleep(TURN)
+
+    def _leave_out(self, task: Task, why: str) -> None:
+        problem, kernel = task
+        self.failed += 1
+        self._say(f"{problem.slug} {kernel.name}: not tuned, {why}")
+
+    def _check_output(self) -> None:
+        """Learn now, not at the end, that the file of records is damaged or cannot be written."""
+        if self.device.kind == "simulator":
+            return
+        try:
+            put([], self.device, self.output)
+        except OSError as error:
+            raise StoreError(
+                f"tuned configurations cannot be written to {self.output} "
+                f"({error.strerror or error}): name another folder with --output"
+            ) from None
+
+    @contextmanager
+    def _device_alone(self) -> Iterator[None]:
+        """Hold every device that is tuned against other tuners of this user, waiting for them.
+        Raises `Busy` if the time is over before they let go, or the run is to stop.
+        """
+        if self.device.kind == "simulator":
+            yield
+            return
+        folder = state_directory() / "devices"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        devices = [worker.device for worker in self.workers]
+        names = sorted({f"{d.kind}-{d.bus or d.index}".replace(":", "-") for d in devices})
+        with ExitStack() as held:
+            while not self._taken(held, [folder / f"{name}.lock" for name in names]):
+                self._once("Another tuner measures on this device: waiting for it.")
+                if self.stop() or time.monotonic() >= self._over:
+                    raise Busy("another tuner measured on this device")
+                time.sleep(LOOK)
+            yield
+
+    @staticmethod
+    def _taken(held: ExitStack, locks: Sequence[Path]) -> bool:
+        """Enter all `locks` into `held`, or none if one of them is somebody else's."""
+        with ExitStack() as taken:
+            try:
+                for lock in locks:
+                    taken.enter_context(locked(lock, seconds=0))
+            except TimeoutError:
+                return False
+            held.push(taken.pop_all())
+            return True
+
+    @property
+    def _over(self) -> float:
+        """When the run's time is over, by the monotonic clock."""
+        return self.started + (self.options.budget or math.inf)
+
+    def _known(self) -> list[Record]:
+        return [*self.records, *(record for record, _ in self._stored())]
+
+    def _stored(self) -> list[tuple[Record, str]]:
+        """What is tuned for the device and why it is stale. Records of kernels that this pymm does
+        not have, or has with other parameters, stay in their file; each is named once.
+        """
+        found = []
+        for record, file, stale in configs(self.device, self.output, self._environment):
+            if foreign := foreign_because(record):
+                what = f"{record.problem.slug} {record.config.slug}"
+                self._once(f"{file}: {what} is skipped: {foreign}")
+            else:
+                found.append((record, stale))
+        return found
+
+    def _first(self, tasks: int) -> int:
+        """With how many configurations a search begins: those that can be compiled in its share of
+        the time, for that is what a quick search waits for. Of what is stale few beside the old.
+        """
+        if self.options.stale:
+            return FIRST_IF_STALE
+        if self.options.budget is None:
+            return FIRST
+        share = self.options.budget / max(tasks, 1)
+        return max(FEWEST_FIRST, min(MOST_FIRST, int(share * self.ahead / SECONDS_PER_TEXT)))
+
+    def _share(self, left: int) -> float:
+        """When the next of `left` tasks is over, by the monotonic clock."""
+        if self.options.budget is None:
+            return math.inf
+        now = time.monotonic()
+        return now + max(0.0, self.started + self.options.budget - now) / left
+
+    def _latest(self, ends: float) -> float:
+        """How long a task may wait for its first texts: some shares more, taken from the others."""
+        now = time.monotonic()
+        return min(now + PATIENCE * (ends - now), self._over)
+
+    def _one(
+        self,
+        outset: InitialConfigs,
+        builds: Sequence[Future],
+        ends: float,
+        of: str,
+        compiler: Any,
+        log: TrialLog,
+        progress: Progress,
+    ) -> None:
+        problem, kernel = outset.problem, outset.kernel
+        if not outset.valid:
+            self.failed += 1
+            return progress.say(f"{problem.slug} {kernel.name}: no configuration is valid here")
+        options = self.options
+        progress.begin(problem, kernel.name, len(outset.valid), ends, of)
+        with open_storage(self.folder / f"{problem.slug}.journal", self._say) as storage:
+            study = open_study(storage, kernel.name, self._facts(kernel), options.resume)
+            search = Search(study, outset.valid, options.sampler, options.seed)
+            search.enqueue(outset.first(self._known(), self.count))
+            session = Session(
+                problem,
+                kernel,
+                search,
+                self.workers,
+                compiler,
+                log,
+                progress,
+                self.stop,
+                self.ahead,
+                options.seed,
+                options.limit,
+                options.checks == "quick",
+                self.streak,
+            )
+            reserve = max(0.0, min(FINAL_MOST, FINAL_PART * (ends - time.monotonic())))
+            session.run(ends, options.trials, self._latest(ends), reserve)
+            for build in builds:
+                build.cancel()
+            if self.device.kind == "cpu":  # the search took of it for its first few trials
+                reserve = max(LEAST_FINAL, min(reserve, ends - time.monotonic()))
+            until = min(max(ends, time.monotonic() + reserve), self._over)
+            if self._conclude(session, until) and not self.stop():
+                search.finish()
+        return None
+
+    def _conclude(self, session: Session, ends: float) -> bool:
+        """Decide until `ends` what a search comes to, save it and say what it lacks. Returns
+        whether something was saved.
+        """
+        problem, kernel, search = session.problem, session.kernel, session.search
+        task = problem, kernel
+        if not search.ranking:
+            none = "no configuration works" if len(search) else "no configuration was tried in time"
+            more = "" if len(search) else ": give it a larger --budget"
+            self._leave_out(task, none + more)
+            return False
+        self._note_if_short(session)
+        stored = self._known()
+        saved = [*saved_for(problem, kernel, stored), *rivals_of(problem, kernel, stored)]
+        against_others = self.device.kind in ("cpu", "cuda")
+        decision = session.decide(against_others, ends, saved)
+        doubts = "; ".join(session.doubts)
+        if decision is None:
+            why = "interrupted, nothing saved" if self.stop() else "nothing works"
+            why = f"measured again and still doubtful: {doubts}" if doubts else why
+            self._leave_out(task, why)
+            return False
+        if doubts:
+            self._say(f"{problem.slug} {kernel.name}: left out, {doubts}")
+        self._save(problem, kernel, decision)
+        return True
+
+    def _note_if_short(self, session: Session) -> None:
+        """Keep a line for the end about a problem that the time did not suffice for."""
+        tried, valid = len(session.search), len(session.search.configs)
+        most = self.options.trials or math.inf
+        if tried < min(FEWEST_TRIALS, valid, most) and not self.stop():
+            self.short.append(
+                f"{session.problem.slug} {session.kernel.name}: {tried} of {valid} configurations "
+                f"tried, fewer than {FEWEST_TRIALS}: the {self.options.budget:.0f} s of --budget "
+                "were over; give more, or fewer problems"
+            )
+
+    @property
+    def _environment(self) -> Environment:
+        return Environment.of(self.device, self.workers[0].compiler.toolchain)
+
+    def _facts(self, kernel: Kernel) -> dict[str, str]:
+        """What must be the same for an earlier run's times to count."""
+        return {
+            "device": self.device.name,
+            "driver": self._environment.driver,
+            "compiler": self._environment.compiler,
+            "source": kernel_digest(kernel.backend, kernel.file),
+        }
+
+    def _save(self, problem: Problem, kernel: Kernel, decision: Decision) -> None:
+        winner = decision.winner
+        peak = self.device.peak_flops.get(problem.dtype, 0.0)
+        remark = "the default" if winner.config == kernel.default_for(problem, self.device) else ""
+        self.lines.append(
+            Line(
+                problem,
+                decision.default_seconds,
+                winner.seconds,
+                decision.library_seconds,
+                decision.library,
+                peak,
+                winner.config,
+                remark,
+            )
+        )
+        today, environment = date.today().isoformat(), self._environment
+        records = [
+            Record(
+                problem,
+                trial.config,
+                trial.seconds,
+                trial.spread,
+                today,
+                environment,
+                kernel_digest(trial.config.backend, trial.config.kernel.file),
+            )
+            for trial in (winner, *decision.rivals)
+        ]
+        self.records += records
+        if self.device.kind != "simulator":
+            put(records, self.device, self.output)

@@ -1,0 +1,141 @@
+"""Which type a product is computed in, and which its result has: promotion, `precision`,
+`out_dtype`; on a device that has kernels for all of them.
+"""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from host_device import CudaArray, HostDevice
+from products import integers
+
+import pymm
+from pymm.core.problem import DTYPES, Problem, product_type
+from pymm.runtime.arguments import check
+from pymm.runtime.arrays import Form
+from pymm.runtime.layout import arrange
+
+HOPPER = dict(capability=(9, 0), sms=132, shared_per_block=232448, shared_per_sm=233472)
+TYPES = {name: DTYPES[name] for name in ("f16", "bf16", "f32", "f64")}
+X, Y = integers((5, 7), np.float32, seed=1), integers((7, 6), np.float32, seed=2)
+
+
+@pytest.fixture
+def hopper():
+    return HostDevice("cuda", **HOPPER)
+
+
+def computed(device):
+    """The types of the launches so far."""
+    return [entry[1].dtype for entry in device.log if entry[0] == "launch"]
+
+
+@pytest.mark.parametrize(
+    "a, b, common",
+    [
+        ("f16", "f16", "f16"),
+        ("bf16", "bf16", "bf16"),
+        ("f16", "f32", "f32"),
+        ("bf16", "f32", "f32"),
+        ("f16", "f64", "f64"),
+        ("bf16", "f64", "f64"),
+        ("f32", "f64", "f64"),
+    ],
+)
+def test_mixed_operands_promote_as_numpy_does(hopper, a, b, common):
+    for left, right in ((a, b), (b, a)):
+        x, y = X.astype(TYPES[left]), Y.astype(TYPES[right])
+        result = pymm.matmul(x, y, device=hopper)
+        assert result.dtype == TYPES[common] == np.result_type(x, y)
+        np.testing.assert_array_equal(result.astype(float), X.astype(float) @ Y)
+    assert computed(hopper) == [common, common]
+
+
+@pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3", "f16x3"])
+def test_precision_is_what_was_asked_for(hopper, precision):
+    result = pymm.matmul(X, Y, precision=precision, device=hopper)
+    plan = pymm.plan(X, Y, precision=precision, device=hopper)
+    told = pymm.explain(X, Y, precision=precision, device=hopper)
+    kind = "f32" if precision == "ieee" else precision
+    assert computed(hopper) == [kind] and result.dtype == np.float32
+    assert plan.problem.dtype == told.problem.dtype == kind
+    assert plan.problem.precision == precision and kind in plan.config.kernel.dtypes
+    np.testing.assert_array_equal(plan(), X @ Y)
+
+
+def test_nothing_is_computed_less_exactly_unasked(hopper):
+    """Whatever is tuned or named: float32 operands have float32 products."""
+    assert computed(hopper) == []
+    for options in (dict(), dict(alpha=2), dict(dtype="f32"), dict(out_dtype="f32")):
+        pymm.matmul(X, Y, device=hopper, **options)
+    assert set(computed(hopper)) == {"f32"}
+    with pytest.raises(ValueError, match="computes in tf32"):
+        config = pymm.plan(X, Y, precision="tf32", device=hopper).config
+        pymm.matmul(X, Y, config=config, device=hopper)
+
+
+@pytest.mark.parametrize("half", ["f16", "bf16"])
+@pytest.mark.parametrize("spelling", ["f32", np.float32, np.dtype("f4"), "float32"])
+def test_sums_of_halves_as_they_are(hopper, half, spelling):
+    a, b = (np.full(shape, 9, TYPES[half]) for shape in ((3, 71), (71, 4)))
+    wide = pymm.matmul(a, b, out_dtype=spelling, device=hopper)
+    assert wide.dtype == np.float32 and (wide == 9 * 9 * 71).all()
+    assert computed(hopper) == [f"{half}_f32"]
+    narrow = pymm.matmul(a, b, out_dtype=half, device=hopper)
+    assert narrow.dtype == TYPES[half] and computed(hopper)[1] == half
+
+
+@pytest.mark.parametrize("half", ["f16", "bf16"])
+@pytest.mark.parametrize("layout", ["C", "F"])
+def test_an_out_of_float32_asks_for_sums(hopper, half, layout):
+    """Host and device arrays, c of that type, and gaps between the rows."""
+    a, b = X.astype(TYPES[half]), Y.astype(TYPES[half])
+    c, out = np.full((5, 6), 1.5, np.float32), np.zeros((5, 6), np.float32, layout)
+    assert pymm.matmul(a, b, out, c=c, beta=2, device=hopper) is out
+    np.testing.assert_array_equal(out, X @ Y + 3)
+    arrays = X.astype("f2"), Y.astype("f2"), np.zeros((9, 8), "f4")[2:7, 1:7]
+    places = [CudaArray(array) for array in arrays]
+    pymm.matmul(*places, device=hopper)
+    np.testing.assert_array_equal(places[2].array, X @ Y)
+    made = pymm.matmul(*places[:2], out_dtype="f32", device=hopper)
+    assert type(made) is CudaArray and made.array.dtype == np.float32
+    np.testing.assert_array_equal(made.array, X @ Y)
+    assert computed(hopper) == [f"{half}_f32", "f16_f32", "f16_f32"]
+    tall = np.stack([X, X + 1]).astype(TYPES[half])
+    result = pymm.matmul(tall, b, out_dtype="f32", device=hopper)
+    np.testing.assert_array_equal(result, np.stack([X, X + 1]) @ Y)
+
+
+def test_a_wider_c_widens_the_factors_unless_the_result_is_asked_for():
+    half, single = np.ones((3, 3), np.float16), np.ones((3, 3), np.float32)
+    assert check(half, half, c=single, beta=1).kind == "f32"
+    assert check(half, half, c=single, beta=1, out_dtype="f32").kind == "f16_f32"
+    assert check(half, half, single, c=single, beta=1).kind == "f16_f32"
+    assert check(half, half, single, out_dtype="f16").kind == "f16"
+    assert check(half, half, single, c=single.astype(float), beta=1).kind == "f64"
+    assert check(half, single, single).kind == "f32"
+    assert check(single, single, single, dtype="f16", casting="unsafe").kind == "f16_f32"
+
+
+def test_types_of_products():
+    single = np.dtype(np.float32)
+    for name, dtype in TYPES.items():
+        assert product_type(dtype) == product_type(dtype, "ieee", dtype) == name
+    for name in DTYPES:
+        problem = Problem(1, 1, 1, name)
+        made = product_type(problem.numpy_dtype, problem.precision, problem.out_dtype)
+        assert made == name
+    with pytest.raises(NotImplementedError, match="float64 operands as float32: out_dtype= is"):
+        product_type(TYPES["f64"], "ieee", single)
+    with pytest.raises(NotImplementedError, match="bfloat16 operands as float16"):
+        product_type(np.dtype(ml_dtypes.bfloat16), "ieee", np.dtype("f2"))
+
+
+def test_distances_in_c_are_counted_in_its_own_elements():
+    a = Form.packed((4, 5, 7), np.dtype("f2"))
+    b = Form.packed((4, 7, 6), np.dtype("f2"))
+    product = arrange(a, b, kind="f16_f32")
+    (step,) = product.steps
+    assert step.left.batch_stride == 35 and step.out.batch_stride == 30 and step.out.ld == 6
+    assert step.problem.bytes == 4 * (2 * (35 + 42) + 4 * 30)
+    folded = arrange(a, Form.packed((7, 6), np.dtype("f2")), kind="f16_f32")
+    assert folded.problem.m == 20 and len(folded.steps) == 1

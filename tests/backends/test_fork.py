@@ -1,0 +1,338 @@
+"""Processes that fork after they multiplied: children multiply, too, and parents go on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+
+#: Four threads, whatever the machine has: a team that a child does not have.
+HEAD = """
+import os, signal, sys, threading, time
+import numpy as np
+import pymm
+from pymm.backends import cpu, cpu_device
+from pymm.backends.cpu.threads import forks
+
+cpu.usable_cores = lambda: 4
+A = np.random.default_rng(0).integers(-8, 9, (200, 200)).astype(np.float32)
+EXPECTED = A @ A
+
+def multiply(device="cpu"):
+    assert np.array_equal(pymm.matmul(A, A, device=device), EXPECTED)
+
+def forked(action):
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            action()
+            status = 0
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "the child hangs"
+
+def teams():
+    '''Threads of this process besides Python's.'''
+    return len(os.listdir("/proc/self/task")) - threading.active_count()
+"""
+
+
+def run(body: str) -> subprocess.CompletedProcess[str]:
+    script = HEAD + textwrap.dedent(body)
+    return subprocess.run(
+        [sys.executable, "-X", "dev", "-c", script],
+        cwd=ROOT,
+        env=dict(os.environ, OPENBLAS_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def check(body: str) -> None:
+    done = run(body)
+    assert (done.returncode, done.stdout) == (0, "good\n"), done.stdout + done.stderr
+
+
+def test_a_child_multiplies_and_so_does_its_parent():
+    check(
+        """
+        multiply()
+        for _ in range(5):
+            assert forked(multiply) == 0, "child"
+            multiply()
+        print("good")
+        """
+    )
+
+
+def test_a_child_of_a_child_multiplies():
+    check(
+        """
+        def parent():
+            multiply()
+            assert forked(multiply) == 0
+            assert forked(lambda: None) == 0
+            multiply()
+        multiply()
+        assert forked(parent) == 0
+        assert forked(lambda: forked(multiply) == 0 or os._exit(3)) == 0
+        print("good")
+        """
+    )
+
+
+def test_a_fork_while_other_threads_multiply():
+    """From the main thread and from one of those that multiply."""
+    check(
+        """
+        stop, failures = threading.Event(), []
+        def busy(forks_too):
+            try:
+                while not stop.is_set():
+                    multiply()
+                    if forks_too:
+                        assert forked(multiply) == 0, "a child of a thread"
+            except BaseException as error:
+                failures.append(error)
+                stop.set()
+        multiply()
+        threads = [threading.Thread(target=busy, args=(i == 0,)) for i in range(3)]
+        for thread in threads: thread.start()
+        for _ in range(10):
+            assert forked(multiply) == 0, "a child of the main thread"
+            multiply()
+        stop.set()
+        for thread in threads: thread.join()
+        assert not failures, failures
+        print("good")
+        """
+    )
+
+
+def test_a_fork_while_another_thread_opens_a_device():
+    """What that thread holds is not held for ever in the child."""
+    check(
+        """
+        from pymm import backends
+        reached, go_on = threading.Event(), threading.Event()
+        def slow(*_):
+            reached.set()
+            go_on.wait()
+            raise backends.NoDevice("slow")
+        def opens():
+            try:
+                backends.open_device("cuda:9")
+            except backends.NoDevice:
+                pass
+        opened = backends._opened
+        backends._opened = slow
+        thread = threading.Thread(target=opens)
+        thread.start()
+        reached.wait()
+        backends._opened = opened
+        assert forked(multiply) == 0
+        go_on.set()
+        thread.join()
+        multiply()
+        print("good")
+        """
+    )
+
+
+@pytest.mark.parametrize("property", ["source:Source.key", "problem:Problem.numpy_dtype"])
+def test_a_fork_while_another_thread_computes_what_is_kept(property):
+    """Up to Python 3.11 `functools.cached_property` holds a lock of its class meanwhile."""
+    check(
+        """
+        import importlib
+        module, _, name = "PROPERTY".partition(":")
+        owner, _, name = name.partition(".")
+        kept = vars(getattr(importlib.import_module(f"pymm.{module}"), owner))[name]
+        reached, go_on = threading.Event(), threading.Event()
+        slot = "func" if hasattr(kept, "func") else "_function"
+        compute = getattr(kept, slot)
+        def slow(instance):
+            if threading.current_thread() is thread:
+                reached.set()
+                go_on.wait()
+            return compute(instance)
+        setattr(kept, slot, slow)
+        thread = threading.Thread(target=multiply)
+        thread.start()
+        reached.wait()
+        assert forked(multiply) == 0
+        go_on.set()
+        thread.join()
+        multiply()
+        print("good")
+        """.replace("PROPERTY", property)
+    )
+
+
+def test_a_fork_waits_for_imports_of_other_threads():
+    """The lock of a module that is being imported would stay locked in the child."""
+    check(
+        """
+        import builtins
+        reached, ended = threading.Event(), []
+        importing = builtins.__import__
+        def slow(name, *rest, **named):
+            if name == "pymm.backends.cpu.backend" and threading.current_thread() is thread:
+                reached.set()
+                time.sleep(1)
+                ended.append(name)
+            return importing(name, *rest, **named)
+        builtins.__import__ = slow
+        thread = threading.Thread(target=multiply)
+        thread.start()
+        reached.wait()
+        assert forked(multiply) == 0
+        assert ended, "forked in the middle of an import"
+        thread.join()
+        print("good")
+        """
+    )
+
+
+def test_pools_of_multiprocessing_that_fork():
+    check(
+        """
+        import multiprocessing
+        def work(index):
+            multiply()
+            return index
+        multiply()
+        context = multiprocessing.get_context("fork")
+        with context.Pool(3) as pool:
+            assert pool.map_async(work, range(12)).get(60) == list(range(12))
+            multiply()
+        print("good")
+        """
+    )
+
+
+def test_a_plan_and_a_call_made_before_the_fork_work_in_the_child():
+    check(
+        """
+        out = np.empty_like(A)
+        plan = pymm.plan(A, A, out=out, device="cpu")
+        plan()
+        def child():
+            out[...] = 0
+            assert np.array_equal(plan(), EXPECTED)
+            out[...] = 0
+            assert np.array_equal(pymm.matmul(A, A, out, device="cpu"), EXPECTED)
+        pymm.matmul(A, A, out, device="cpu")
+        assert forked(child) == 0
+        out[...] = 0
+        assert np.array_equal(plan(), EXPECTED)
+        print("good")
+        """
+    )
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads in /proc")
+def test_parent_and_child_have_their_threads_again_afterwards():
+    check(
+        """
+        multiply()
+        before = teams()
+        def child():
+            assert teams() == 0
+            multiply()
+            assert teams() == before, (teams(), before)
+        assert forked(child) == 0
+        multiply()
+        assert before > 0 and teams() == before, (teams(), before)
+        print("good")
+        """
+    )
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads in /proc")
+def test_where_a_team_cannot_be_dissolved_a_child_has_one_thread():
+    """As with a runtime that has no omp_pause_resource_all."""
+    check(
+        """
+        multiply()
+        forks._pauses = {}
+        forks._unknown = True
+        def child():
+            multiply()
+            assert pymm.plan(A, A, device="cpu:3")() is not None
+            assert teams() == 0
+            assert forked(multiply) == 0
+        before = teams()
+        assert forked(child) == 0
+        multiply()
+        assert teams() == before > 0
+        print("good")
+        """
+    )
+
+
+@pytest.mark.parametrize("context", ["", "import pycuda.autoprimaryctx"], ids=["pymm's", "own"])
+def test_after_a_product_on_a_gpu_a_child_is_told_that_cuda_does_not_survive_a_fork(context):
+    """Calls of every kind; NumPy products on the CPU work there, and the parent goes on."""
+    check(
+        """
+        from pymm.backends import open_device
+        open_device("cuda")
+        CONTEXT
+        backend = open_device("cuda")
+        out = backend.empty(A.shape, A.dtype)
+        x = backend.empty(A.shape, A.dtype)
+        rows = A.shape[1] * A.itemsize
+        backend.copy_in(A, int(x.gpudata), rows)
+        plans = [pymm.plan(x, x, out=out), pymm.plan(A, A, device="cuda")]
+        calls = [
+            lambda: pymm.matmul(A, A, device="cuda"),
+            lambda: pymm.matmul(A, A),
+            lambda: pymm.matmul(x, x),
+            lambda: pymm.matmul(x, x, out),
+            lambda: pymm.explain(A, A, device="cuda"),
+            lambda: open_device("cuda"),
+            lambda: backend.empty(A.shape, A.dtype),
+            *plans,
+        ]
+        for _ in range(4):  # from the third call on as a graph
+            for call in calls: call()
+        def child():
+            multiply()
+            for number, call in enumerate(calls):
+                try:
+                    call()
+                except pymm.LaunchFailed as error:
+                    assert error.sticky and "'spawn'" in str(error), error
+                else:
+                    raise AssertionError(f"call {number} went through")
+            multiply()
+        assert forked(child) == 0
+        for call in calls: call()
+        multiply()
+        result = np.empty_like(A)
+        backend.copy_out(int(out.gpudata), rows, result)
+        assert np.array_equal(result, EXPECTED)
+        print("good")
+        """.replace("CONTEXT", context)
+    )

@@ -1,0 +1,175 @@
+"""A bound call that is made again and again becomes a graph, and nobody can tell by its results."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+from captures import captured
+from products import integers
+
+from pymm.backends.base import Matrix
+from pymm.backends.cuda.driver import Driver, DriverError
+from pymm.backends.cuda.graphs import Graph
+from pymm.core.errors import LaunchFailed
+from pymm.core.problem import Problem
+from pymm.kernels import parse_slug
+from pymm.kernels.source import render
+
+pytestmark = pytest.mark.simulator
+
+PROBLEM = Problem(21, 33, 9)
+CONFIG = parse_slug("transposed_a-MB16-NB32-KB8-TA2-TB4")
+
+
+class Product:
+    """One bound product on its own buffers."""
+
+    def __init__(self, backend, stream=None):
+        self.backend, shapes = backend, ((21, 9), (9, 33), (21, 33))
+        self.buffers = [backend.allocate(4 * m * n) for m, n in shapes]
+        a, b, c = (Matrix(x.address, n) for x, (_, n) in zip(self.buffers, shapes, strict=True))
+        executable = backend.load(render(CONFIG, PROBLEM))
+        self.call = executable.bind(PROBLEM, 1.0, a, b, 0.0, c, stream)
+
+    def check(self, seed):
+        """Other operands, another product."""
+        self.fill(seed)
+        self.call()
+        self.compare(seed)
+
+    def fill(self, seed):
+        self.buffers[0].write(integers((21, 9), np.float32, seed))
+        self.buffers[1].write(integers((9, 33), np.float32, seed + 1))
+        self.buffers[2].fill(0xFF)
+
+    def compare(self, seed):
+        a, b = integers((21, 9), np.float32, seed), integers((9, 33), np.float32, seed + 1)
+        self.backend.synchronize()
+        got = np.empty((21, 33), np.float32)
+        self.buffers[2].read(got)
+        np.testing.assert_array_equal(got, a @ b)
+
+
+@pytest.fixture
+def launches(cuda):
+    """The module, which needs a driver, or what stands in."""
+    from pymm.backends.cuda import launch
+
+    return launch
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The launches of every graph that is made."""
+    seen = []
+    original = Graph.__init__
+
+    def noted(self, driver, launches):
+        seen.append(launches)
+        original(self, driver, launches)
+
+    monkeypatch.setattr(Graph, "__init__", noted)
+    return seen
+
+
+@pytest.fixture
+def stream(cuda):
+    """A stream that PyCUDA made."""
+    import pycuda.driver as driver
+
+    context = driver.Device(cuda.device.index).retain_primary_context()
+    context.push()
+    yield driver.Stream()
+    driver.Context.pop()
+
+
+def test_repeated_calls_become_one_graph(cuda, launches, made):
+    product, before = Product(cuda), Graph.alive
+    for seed in range(launches.REPEATED + 3):
+        assert len(made) == (seed >= launches.REPEATED)
+        product.check(seed)
+    assert Graph.alive == before + 1
+    del product
+    gc.collect()
+    assert Graph.alive == before
+
+
+def test_a_single_launch_that_takes_the_device_long_stays_one(cuda, launches, made, monkeypatch):
+    product = Product(cuda)
+    monkeypatch.setattr(launches, "BRIEF", PROBLEM.flops - 1)
+    for seed in range(launches.REPEATED + 2):
+        product.check(seed)
+    assert not made
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_stream_that_is_captured_gets_single_launches(
+    cuda, launches, made, stream, monkeypatch, busy
+):
+    product, ran = Product(cuda, stream), []
+    original = Graph.launcher
+
+    def counted(self, stream):
+        launch = original(self, stream)
+        return lambda: (ran.append(stream), launch())
+
+    monkeypatch.setattr(Graph, "launcher", counted)
+    driver = Driver()
+    if busy:  # all the calls that would make a graph are captured
+        for _ in range(launches.REPEATED):
+            with captured(driver, stream.handle):
+                product.call()
+    for seed in range(launches.REPEATED + 2 - launches.REPEATED * busy):
+        product.check(seed)
+    assert len(made) == (not busy) and len(ran) == (0 if busy else 2)
+    with captured(driver, stream.handle) as graphs:
+        product.call()
+    assert len(ran) == (0 if busy else 2)
+    product.fill(7)
+    graphs[0].launch(stream.handle)
+    product.compare(7)
+    graphs[0].destroy()
+
+
+def test_a_driver_that_makes_no_graphs_launches(cuda, launches, monkeypatch):
+    product, original = Product(cuda), Driver.call
+
+    def refuses(self, name, *arguments):
+        if name == "cuGraphAddKernelNode_v2":
+            raise DriverError("cuGraphAddKernelNode_v2 failed: not supported")
+        return original(self, name, *arguments)
+
+    monkeypatch.setattr(Driver, "call", refuses)
+    before = Graph.alive
+    for seed in range(launches.REPEATED + 3):
+        product.check(seed)
+    assert Graph.alive == before
+
+
+def test_graphs_are_bounded(cuda, launches, made, monkeypatch):
+    monkeypatch.setattr(launches, "MOST_GRAPHS", Graph.alive + 1)
+    products = [Product(cuda) for _ in range(2)]
+    for seed in range(launches.REPEATED + 2):
+        for product in products:
+            product.check(seed)
+    assert len(made) == 1
+
+
+def test_a_graph_that_fails_is_told_as_a_launch(cuda, launches, monkeypatch):
+    product, graphs = Product(cuda), []
+    original = Graph.launcher
+    monkeypatch.setattr(
+        Graph, "launcher", lambda self, stream: graphs.append(self) or original(self, stream)
+    )
+    for seed in range(launches.REPEATED):
+        product.check(seed)
+    Driver().call("cuGraphExecDestroy", graphs[0]._made)
+    with pytest.raises(LaunchFailed, match="transposed_a.*f32-NN-21x33x9.*cuGraphLaunch failed"):
+        product.call()
+
+
+def test_a_function_that_the_driver_lacks_is_named(cuda):
+    with pytest.raises(DriverError, match="cuNoSuchThing failed: the driver has no such function"):
+        Driver().call("cuNoSuchThing")

@@ -1,0 +1,114 @@
+"""What the bench command measures, writes and refuses."""
+
+import csv
+
+import pytest
+
+from pymm.bench.kernels import COLUMNS, main
+from pymm.core import files
+
+
+def rows_of(path):
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_rows_hold_kernels_and_the_opponent_in_one_run(tmp_path):
+    """Each kernel's default and NumPy, right and with times; a second run appends."""
+    path = tmp_path / "bench.csv"
+    arguments = ["--shapes", "33x17x5", "--dtypes", "f64", "--device", "cpu:1", "--rounds", "4"]
+    assert main([*arguments, "--csv", str(path)]) == 0
+    rows = rows_of(path)
+    assert tuple(rows[0]) == COLUMNS
+    assert [row["name"] for row in rows] == ["numpy", "00_reordered", "01_blocked"]
+    for row in rows:
+        assert row["outcome"] == "ok"
+        assert (row["m"], row["n"], row["k"]) == ("33", "17", "5")
+        rate = 2 * 33 * 17 * 5 / float(row["seconds"]) / 1e9
+        assert float(row["gflops"]) == pytest.approx(rate, rel=1e-4)
+        assert float(row["ratio"]) > 0
+    assert all(float(row["error"]) <= 1 for row in rows[1:])
+    assert main([*arguments, "--csv", str(path)]) == 0
+    assert len(rows_of(path)) == 6
+
+
+def test_a_dry_run_measures_nothing(tmp_path, capsys, monkeypatch):
+    """It says what would be run: every product and kernel; no file is made, nothing compiled."""
+    monkeypatch.setattr("pymm.bench.kernels.Precompiler", None)
+    monkeypatch.setattr("pymm.measure.worker.Worker.begin", None)
+    path = tmp_path / "bench.csv"
+    where = ["--device", "cpu:1", "--csv", str(path), "--dry-run"]
+    assert main(["--shapes", "33x17x5,1024", "--dtypes", "f32,f64", *where]) == 0
+    told = capsys.readouterr().out
+    for problem in ("f32-NN-33x17x5", "f64-NN-33x17x5", "f32-NN-1024x1024x1024"):
+        for kernel in ("00_reordered", "01_blocked"):
+            assert f"{problem} {kernel} default " in told
+    assert "4 products, 8 configurations, " in told
+    assert not path.exists()
+
+
+def test_a_file_with_other_columns_is_left_alone(tmp_path, capsys):
+    """A foreign CSV is refused with a sentence and stays as it is."""
+    path = tmp_path / "other.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["--shapes", "4", "--dtypes", "f32", "--device", "cpu:1", "--csv", str(path)])
+    assert ended.value.code == 2
+    assert "other columns" in capsys.readouterr().err
+    assert path.read_text() == "a,b\n1,2\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--shapes", "banana"], "banana"),
+        (["--shapes", "4", "--dtypes", "f99"], "f99"),
+        (["--shapes", "4", "--kernels", "77", "--device", "cpu:1"], "77"),
+    ],
+)
+def test_bad_options_end_with_a_sentence(arguments, words, capsys):
+    """Status 2 and a message that names what was asked."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_symmetric_products(tmp_path, capsys):
+    """Both layouts of one; alone the option is O3 in both types."""
+    path = tmp_path / "bench.csv"
+    where = ["--op", "syrk", "--device", "cpu:1", "--csv", str(path)]
+    assert main([*where, "--shapes", "33x33x5", "--dtypes", "f64", "--rounds", "4"]) == 0
+    found = rows_of(path)
+    assert {(row["op"], row["layout"], row["outcome"]) for row in found} == {
+        ("syrk", "NT", "ok"),
+        ("syrk", "TN", "ok"),
+    }
+    path.unlink()
+    assert main([*where, "--dry-run", "--slowest", "0.01"]) == 0
+    told = capsys.readouterr().out
+    assert "o3: C = A^T A" in told and "80 products" in told
+    with pytest.raises(SystemExit):
+        main([*where, "--shapes", "33", "--transposes", "NN"])
+    assert "NT (A A^T)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "wanted"),
+    [
+        ({"HEAD": "ref: refs/heads/x\n", "refs/heads/x": "0123456789abcdef\n"}, "0123456789ab"),
+        ({"HEAD": "ref: refs/heads/x\n", "packed-refs": "# p\nfedc refs/heads/x\n"}, "fedc"),
+        ({"HEAD": "ref: refs/heads/x\n", "packed-refs": "fedc refs/heads/y\n"}, ""),
+        ({"HEAD": "0123456789abcdef\n"}, "0123456789ab"),
+        ({"HEAD": "ref: refs/heads/x\n"}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_commit_of_a_checkout(content, wanted, tmp_path, monkeypatch):
+    """Of a branch, a packed branch, none at all, and where there is no checkout."""
+    for name, text in content.items():
+        place = tmp_path / ".git" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+    monkeypatch.setattr(files, "__file__", str(tmp_path / "pymm" / "core" / "files.py"))
+    assert files.commit() == wanted

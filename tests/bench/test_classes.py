@@ -1,0 +1,209 @@
+"""The run over all classes: which products, one row each, going on after a break."""
+
+import csv
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from recorded import NoCompiler
+
+from pymm.bench import classes, kernels
+from pymm.core import shapes
+from pymm.core.device import Device
+from pymm.core.problem import Problem
+from pymm.core.shapes import class_problems
+from pymm.measure.workbench import Trial
+from pymm.measure.worker_process import Reply
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    """Classes of small products."""
+    sets = {"large": "40", "small": "8", "odd": "7,9x3x5", "rank-k": "16x16x2", "skinny": "1x9x9"}
+    monkeypatch.setattr(shapes, "shapes_of", lambda dtype: sets)
+
+
+def rows_of(path):
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def run(path, *more):
+    where = ["--device", "cpu:1", "--rounds", "5", "--csv", str(path)]
+    return kernels.main(["--dtypes", "f64", *where, *more])
+
+
+def test_one_row_for_each_product_and_nothing_twice(tmp_path, capsys):
+    path = tmp_path / "classes.csv"
+    assert run(path, "--classes", "small,odd", "--transposes", "NN,TT") == 0
+    rows = rows_of(path)
+    assert tuple(rows[0]) == classes.COLUMNS
+    named = [(r["class"], r["layout"], r["m"], r["n"], r["k"]) for r in rows]
+    assert named[:3] == [
+        ("small", "NN", "8", "8", "8"),
+        ("odd", "NN", "7", "7", "7"),
+        ("odd", "NN", "9", "3", "5"),
+    ]
+    assert len(rows) == len(set(named)) == 6
+    for row in rows:
+        assert row["outcome"] == "ok" and row["reason"]
+        assert float(row["us"]) > 0 and float(row["ratio"]) > 0
+        assert float(row["error"]) <= 1 and float(row["rms"]) < 1e-14
+        flops = 2 * int(row["m"]) * int(row["n"]) * int(row["k"])
+        assert float(row["gflops"]) == pytest.approx(flops / float(row["us"]) / 1e3, rel=1e-4)
+    assert run(path, "--classes", "all", "--transposes", "NN,TT") == 0
+    assert len(rows_of(path)) == 12, "only what was not there"
+
+
+class Unlucky:
+    """A worker whose first request hangs; the others are answered."""
+
+    device = Device("recorder", "cuda", capability=(9, 0), sms=132, peak_flops={"f32": 1e12})
+    compiler = SimpleNamespace(toolchain="recorder 1.0")
+    asked = 0
+
+    def begin(self, request, limit):
+        self.request, self.limit = request, limit
+        self.asked += 1
+
+    def result(self, timeout):
+        if self.asked == 1:
+            return Reply(outcome="timed_out", detail="exceeded its time limit", lost=True)
+        (config,) = self.request.configs
+        trial = Trial(self.request.problem, config, "ok", 1e-5, 0.01, (1e-5,) * 5, error=0.5)
+        times = {"cublas": [2e-5] * 5, "cublaslt": [1.5e-5] * 5, "triton": [3e-5] * 5}
+        return Reply((trial,), times, deviations={config.slug: 1e-7, "cublaslt": 2e-7})
+
+
+def test_a_kernel_that_hangs_costs_its_row_and_is_tried_again(tmp_path):
+    worker, path = Unlucky(), tmp_path / "classes.csv"
+    held = classes.ClassBenchmark(worker, None, path, open_compiler=NoCompiler)
+    entries = held.entries(class_problems(["small", "large"], ["f32"], ["NN"]))
+    assert held.run(entries) == 1
+    first, second = rows_of(path)
+    assert (first["outcome"], first["us"]) == ("timed_out", "") and "limit" in first["detail"]
+    assert (second["us"], second["ratio"], second["triton_ratio"]) == ("10", "1.5", "3")
+    assert (second["rms"], second["opponent_rms"]) == ("1e-07", "2e-07")
+    assert worker.limit < 60, "not the minutes that a thorough check may take"
+    assert held.run(entries) == 0 and worker.asked == 3
+    assert [row["outcome"] for row in rows_of(path)] == ["timed_out", "ok", "ok"]
+
+
+class Disturbed(Unlucky):
+    """A host that is late now and then, and for cuBLAS always."""
+
+    def result(self, timeout):
+        self.asked = 2
+        reply = super().result(timeout)
+        void = {self.request.configs[0].slug: 3, "cublas": 4}
+        if self.request.problem.m < 30:
+            reply.times["cublas"].clear()
+        return replace(reply, void=void)
+
+
+def test_rows_say_how_many_samples_were_void(tmp_path):
+    path = tmp_path / "classes.csv"
+    held = classes.ClassBenchmark(Disturbed(), None, path, open_compiler=NoCompiler)
+    assert held.run(held.entries(class_problems(["small", "large"], ["f32"], ["NN"]))) == 1
+    large, small = rows_of(path)
+    assert (large["outcome"], large["void"], large["ratio"]) == ("ok", "7", "1.5")
+    assert (small["outcome"], small["void"], small["us"]) == ("disturbed", "7", "")
+    assert "late for cublas" in small["detail"]
+
+
+class Compiling(NoCompiler):
+    """A pool that says what it was asked for, and when somebody waits for it."""
+
+    def submit(self, source):
+        self.said.append("text")
+        return super().submit(source)
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_all_is_compiled_before_anything_is_measured(meanwhile, monkeypatch):
+    waited = []
+    monkeypatch.setattr(classes, "wait", lambda builds: waited.append(len(builds)))
+    monkeypatch.setattr(Compiling, "said", [], raising=False)
+    held = classes.ClassBenchmark(Disturbed(), None, meanwhile=meanwhile, open_compiler=Compiling)
+    held.run(held.entries(class_problems(["odd", "large"], ["f32"], ["NN"])))
+    assert Compiling.said == ["text"] * 3 and waited == ([] if meanwhile else [3])
+
+
+def test_short_products_come_before_those_that_heat_the_device(tmp_path, monkeypatch):
+    path, rounds = tmp_path / "classes.csv", []
+    monkeypatch.setattr(classes, "SHORT", 1e-7)
+    patient = Disturbed()
+    monkeypatch.setattr(
+        patient,
+        "begin",
+        lambda request, limit: (
+            rounds.append((request.problem.m, request.rounds)),
+            Disturbed.begin(patient, request, limit),
+        ),
+    )
+    held = classes.ClassBenchmark(patient, None, path, open_compiler=NoCompiler)
+    problems = class_problems(["large", "small", "odd"], ["f32"], ["NN"])
+    held.run(held.entries(problems))
+    short = [p.m for _, p in problems if p.flops < 1e5]
+    long = [p.m for _, p in problems if p.flops >= 1e5]
+    expected = [(m, classes.SHORT_ROUNDS) for m in short] + [(m, classes.ROUNDS) for m in long]
+    assert short and long and rounds == expected
+
+
+def test_a_run_that_is_cut_off_says_so(tmp_path, capsys):
+    path = tmp_path / "classes.csv"
+    assert run(path, "--classes", "odd", "--transposes", "NN", "--time-limit", "-1") == 1
+    assert "2 products left out" in capsys.readouterr().out
+    assert not path.exists()
+
+
+def test_triton_is_measured_in_the_layouts_asked_for(tmp_path, monkeypatch, capsys):
+    asked = []
+    patient = Disturbed()
+    monkeypatch.setattr(
+        patient,
+        "begin",
+        lambda request, limit: (
+            asked.append((request.problem.layout, request.triton)),
+            Disturbed.begin(patient, request, limit),
+        ),
+    )
+    held = classes.ClassBenchmark(patient, None, triton=("NN",), open_compiler=NoCompiler)
+    held.run(held.entries(class_problems(["large"], ["f32"], ["NN", "TT"])))
+    assert asked == [("NN", True), ("TT", False)]
+    with pytest.raises(SystemExit):
+        kernels.main(["--classes", "all", "--triton", "XX"])
+    assert "'XX' is no list of NN, NT, TN, TT" in capsys.readouterr().err
+
+
+def test_dry_run_measures_nothing(tmp_path, capsys):
+    path = tmp_path / "classes.csv"
+    assert run(path, "--classes", "all", "--transposes", "NN", "--dry-run") == 0
+    text = capsys.readouterr().out
+    assert "6 products" in text and "f64-NN-9x3x5" in text
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--classes", "huge"], "huge"),
+        (["--classes", "all", "--shapes", "4"], "one of the two"),
+        ([], "one of the two"),
+    ],
+)
+def test_bad_options(tmp_path, arguments, words, capsys):
+    with pytest.raises(SystemExit):
+        run(tmp_path / "x.csv", *arguments)
+    assert words in capsys.readouterr().err
+
+
+def test_all_classes_have_every_type_and_layout(monkeypatch):
+    monkeypatch.undo()
+    layouts = ("NN", "NT", "TN", "TT")
+    found = class_problems(["all"], ["f32", "tf32x3"], layouts)
+    assert found[0] == ("large", Problem(2048, 2048, 2048))
+    assert len(found) == 4 * (21 + 8)
+    assert len({problem for _, problem in found}) == len(found)
+    assert math.prod(problem.m for _, problem in found) > 0

@@ -1,0 +1,218 @@
+"""The generated page of results says what its CSV says."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pymm.bench.classes import COLUMNS
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import results  # noqa: E402
+import symmetric  # noqa: E402
+
+from pymm.bench.experiments.declaration import COLUMNS as SUITE_COLUMNS  # noqa: E402
+from pymm.core.problem import Problem  # noqa: E402
+from pymm.core.shapes import class_problems  # noqa: E402
+
+
+def row(ratio, dtype="f32", layout="NN", name="large", extent="2048", **more):
+    values = {
+        "time": "2026-11-21T17:00:00+00:00",
+        "device": "nvidia-h200",
+        "class": name,
+        "dtype": dtype,
+        "layout": layout,
+        "m": extent,
+        "n": extent,
+        "k": extent,
+        "us": "100",
+        "config": "a-MB1",
+        "outcome": "ok",
+        "cublas_us": "110",
+        "cublaslt_us": "120",
+        "gflops": "50000",
+        "peak": "0.75",
+        "ratio": str(ratio),
+        "spread": "0.01",
+        "rms": "1e-7",
+    }
+    return dict.fromkeys(COLUMNS, "") | values | more
+
+
+def test_the_page_is_what_the_csv_says():
+    """`python benchmarks/results.py` would change nothing."""
+    command = [sys.executable, "benchmarks/results.py", "--check"]
+    assert subprocess.run(command, cwd=ROOT).returncode == 0
+
+
+def whole(ratio, dtype="f32", name="large", layout="NN"):
+    """As many rows as the class has products, with this geometric mean."""
+    count = len(class_problems((name,), (dtype,), (layout,)))
+    ratios = [ratio * 2, ratio / 2, *[ratio] * (count - 2)]
+    return [row(r, dtype, layout, name, extent=str(i)) for i, r in enumerate(ratios)]
+
+
+def test_classes_are_judged_by_their_geometric_means():
+    rows = [*whole(1.2), *whole(0.95, layout="TT"), *whole(1.3, layout="NT")]
+    rows += [*whole(1.06, name="small"), *whole(1.24, name="odd"), *whole(2.0, "f16_f32")]
+    rows += whole(9.0, name="rank-k")[:-1]
+    lines = results.classes(rows)
+    find = {tuple(line.split(" | ")[:2]): line for line in lines if line.startswith("| ")}
+    large = find["| f32", "large"]
+    assert "| 1.05 | 1.15 | **1.20** | **1.30** |  | **0.95** | goal | floor |" in large
+    assert find["| f32", "small"].endswith("| 1.25 | 1.6 | 1.06 |  |  |  | missed |  |")
+    assert find["| f32", "odd"].endswith("| **1.24** |  |  |  | floor |  |")
+    assert find["| f32", "rank-k"].endswith("| 9.00 (2 of 3) |  |  |  | incomplete |  |")
+    assert find["| f16_f32", "large"].endswith("|  |  | 2.00 |  |  |  |  |  |")
+
+
+def test_triton_stands_beside_the_classes_it_was_measured_in():
+    rows = [row(1.0) | {"triton_ratio": r} for r in ("2", "8", "")]
+    assert "| f32 | large | NN | 2 | 4.00 |" in results.beside_triton(rows)
+    assert results.beside_triton([row(1.0) | {"triton_ratio": ""}]) == []
+
+
+def test_a_failed_product_fails_its_class():
+    rows = [row(2.0), row("", extent="8192", outcome="wrong")]
+    (line,) = [line for line in results.classes(rows) if line.startswith("| f32")]
+    assert "failed" in line and "2.00" not in line
+    assert any("8192 x 8192 x 8192 | wrong" in line for line in results.products(rows))
+
+
+def test_the_last_row_of_a_product_counts():
+    rows = [row(1.0), row(1.1, extent="4096"), row(1.2)]
+    assert [r["ratio"] for r in results.latest(iter(rows))] == ["1.1", "1.2"]
+    page = results.document(rows)
+    assert any("3 products, 0 of them failed" in line for line in page)
+
+
+def test_what_a_call_costs_is_what_was_measured_last():
+    row = {"arrays": "CuPy", "call": "plan()", "us": "3", "quartile_1": "2.5", "quartile_3": "4"}
+    lines = results.calls([row | {"us": "9"}, row])
+    assert lines[-1] == "| CuPy | plan() | 3 | 2.5 to 4 |" and "| 9 |" not in "".join(lines)
+
+
+@pytest.mark.simulator
+def test_calls_are_measured_where_pycuda_is(tmp_path):
+    """The command with PyCUDA's arrays, in the simulator: a row for each of pymm's calls."""
+    file = tmp_path / "calls.csv"
+    command = [sys.executable, "benchmarks/calls.py", "--rounds", "3", "--commit", "abc"]
+    subprocess.run([*command, "--csv", str(file)], cwd=ROOT, check=True, stdout=subprocess.PIPE)
+    rows = [row for row in results.inputs.rows_of(file) if row["arrays"] == "PyCUDA"]
+    assert [row["call"] for row in rows][:2] == ["plan()", "pymm.matmul(a, b, out=c)"]
+    assert all(float(row["us"]) > 0 and row["commit"] == "abc" for row in rows)
+
+
+def test_unseen_shapes_by_type_and_all_together():
+    rows = [
+        {"dtype": "f32", "of_fastest": "1", "of_default": "1.5"},
+        {"dtype": "f32", "of_fastest": "0.81", "of_default": "0.99"},
+        {"dtype": "f64", "of_fastest": "0.9", "of_default": ""},
+    ]
+    lines = results.unseen(rows)
+    assert "| f32 | 2 | 0.900 | 0.81 | 0.99 |" in lines
+    assert "| f64 | 1 | 0.900 | 0.90 |  |" in lines
+    assert lines[-1] == "| all | 3 | 0.900 | 0.81 | 0.99 |"
+
+
+def symmetric_rows(dtype, ours, library):
+    """Every product of the class, `library` / `ours` the ratio beside the whole product."""
+    return [
+        row(
+            1.1,
+            dtype,
+            layout,
+            "syrk-large",
+            extent=str(n),
+            us=str(ours),
+            cublas_us=str(library),
+            cublaslt_us=str(library + 1),
+        )
+        for layout in ("NT", "TN")
+        for n in (4096, 6144, 8192, 10500)
+    ]
+
+
+def test_symmetric_products_are_judged_beside_the_whole_product():
+    rows = [*symmetric_rows("f32", 100, 190), *symmetric_rows("f64", 100, 160)]
+    lines = list(symmetric.beside_gemm(rows))
+    assert "| f32 | syrk-large | 1.8 | 1.90 | 1.90 | 1.90 | floor |" in lines
+    assert "| f64 | syrk-large | 1.7 | 1.60 | 1.60 | 1.60 | missed |" in lines
+    (line,) = [x for x in symmetric.beside_gemm(rows[:3]) if x.startswith("| f32")]
+    assert line.endswith("| 1.90 |  | 1.90 | 3 of 8 |")
+    rows[0] |= {"outcome": "wrong", "us": ""}
+    assert any("1 of 8 failed" in line for line in symmetric.beside_gemm(rows))
+
+
+def transposed(dtype, n, k, name, milliseconds, variant="", outcome="ok"):
+    """A row of the suite, as `pymm.suites` writes it."""
+    timed, rate = {}, Problem(n, n, k, dtype, True, False, op="syrk").flops / 1e6
+    if milliseconds:
+        timed = {"seconds": f"{milliseconds * 1e-3:.9g}", "gflops": f"{rate / milliseconds:.6g}"}
+    return (
+        dict.fromkeys(SUITE_COLUMNS, "")
+        | {
+            "schema": "1",
+            "suite": "o3",
+            "op": "syrk",
+            "dtype": dtype,
+            "layout": "TN",
+            "m": str(n),
+            "n": str(n),
+            "k": str(k),
+            "name": name,
+            "variant": variant,
+            "quantity": "kernel",
+            "outcome": outcome,
+            "error": "0.01" if variant else "",
+        }
+        | timed
+    )
+
+
+def test_products_with_the_transpose_stand_in_two_tables_a_type():
+    rows = [
+        transposed("f64", 500, k, *who)
+        for k in (500, 250)
+        for who in (
+            ("00_naive", 8.0, "default"),
+            ("03_register_tile", 3.0, "fixed"),
+            ("06_tensor_f64", 0.5, "chosen"),
+            ("09_tma_f64", 1.0, "chosen"),
+            ("cublas", 2.0),
+            ("cublaslt", 1.8),
+            ("cublas_syrk", 1.5),
+            ("cublas_syrk_mirror", 1.7),
+        )
+    ]
+    rows += [
+        transposed("f32", 1500, 1500, "08_tma_f32", 0, "chosen", "wrong"),
+        transposed("f32", 1500, 1500, "cublas", 2.0),
+    ]
+    lines = symmetric.transposes(rows)
+    assert [x for x in lines if x.startswith("###")] == [
+        "### A of N x N, f64",
+        "### A of N/2 x N, f64",
+        "### A of N x N, f32",
+    ]
+    heads, first = (next(x for x in lines if x.startswith(start)) for start in ("| N ", "| 500 "))
+    cells = dict(zip(heads.split(" | "), first.split(" | "), strict=True))
+    assert cells["ms"] == "1" and cells["pymm.syrk"] == f"{500 * 501 * 500 / 1e-3 / 1e9:.0f}"
+    assert cells["cuBLAS gemm / pymm"] == "1.80" and cells["cuBLAS syrk, one half / pymm"] == "1.50"
+    assert cells["with its mirror / pymm"] == "1.70" and cells["00_naive / pymm"] == "8.00"
+    assert cells["48 x 48 tile / pymm"] == "3.00" and cells["error |"] == "0.01 |"
+    assert any(line.startswith("| 1500 | wrong |") for line in lines)
+    widths = {line.count("|") for line in lines if line.startswith(("| 500", "| N ", "| mean"))}
+    assert len(widths) == 2, "one width a table"
+    assert symmetric.transposes(row | {"suite": "o1"} for row in rows) == []
+
+
+@pytest.mark.parametrize("dtype", list(results.GOALS))
+def test_every_goal_names_a_class(dtype):
+    from pymm.core.shapes import shapes_of
+
+    assert list(results.GOALS[dtype]) == list(shapes_of(dtype))

@@ -1,0 +1,65 @@
+"""What docs/determinism.md promises: on one configuration the same product has the same bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pymm
+from pymm.backends import open_device
+from pymm.core.problem import Problem
+from pymm.kernels import find_kernel, kernels_for
+
+
+def drawn(shape, dtype, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def elsewhere(array, shift):
+    """A copy at another address, its rows further apart."""
+    rows, columns = array.shape
+    copy = np.zeros((rows + 1, columns + shift), array.dtype)[1:, shift:]
+    copy[...] = array
+    return copy
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("kernel", ["reordered", "blocked"])
+def test_cpu_bits_depend_on_the_configuration_alone(kernel, dtype, monkeypatch):
+    """Not on threads, addresses, strides, nor on what else is in the batch."""
+    monkeypatch.setattr("pymm.backends.cpu.backend.usable_cores", lambda: 3)
+    a, b = drawn((301, 517), dtype), drawn((517, 203), dtype, 1)
+    problem = Problem(301, 203, 517, np.dtype(dtype).name.replace("float", "f"))
+    config = find_kernel(kernel, "cpu").default_for(problem, open_device("cpu:1").device)
+    run = dict(kernel=kernel, config=config.slug)
+    wanted = pymm.matmul(a, b, device="cpu:1", **run).tobytes()
+    for threads in (1, 2, 3):
+        for shift in (0, 1, 5):
+            x, y = elsewhere(a, shift), elsewhere(b, shift)
+            assert pymm.matmul(x, y, device=f"cpu:{threads}", **run).tobytes() == wanted
+        for batch in (2, 13):
+            stack = pymm.matmul(np.stack([a] * batch), b, device=f"cpu:{threads}", **run)
+            assert {matrix.tobytes() for matrix in stack} == {wanted}
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_cuda_bits_repeat(cuda, dtype):
+    """Of every kernel that may split k, at other addresses and after other work."""
+    problem = Problem(129, 130, 600, dtype)
+    a, b = (drawn(shape, problem.numpy_dtype, shape[0]) for shape in ((129, 600), (600, 130)))
+    tried = 0
+    for kernel in kernels_for(problem, cuda.device):
+        if "SPLIT" not in kernel.space:
+            continue
+        valid, _ = kernel.configs(problem, cuda.device)
+        split = [config for config in valid if config.as_dict()["SPLIT"] > 1][:1]
+        for config in split:
+            results = set()
+            for shift in (0, 1, 4):
+                kept = cuda.allocate(1000 * (shift + 1))
+                run = dict(device=cuda, config=config.slug)
+                results |= {pymm.matmul(elsewhere(a, shift), b, **run).tobytes() for _ in range(3)}
+                del kept
+            assert len(results) == 1, config.slug
+            tried += 1
+    assert tried

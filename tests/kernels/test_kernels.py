@@ -1,0 +1,300 @@
+"""Every rung against float64 NumPy: every type, layout and variant, on shapes chosen to hurt.
+
+Each matrix is laid out with NaN between its rows and behind each matrix of a stack, and its memory
+ends with its last element: a kernel that uses what is not its own shows it in the result or faults.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import as_strided
+
+from pymm.backends.base import Backend, Executable, Matrix
+from pymm.core.problem import DTYPES, Problem
+from pymm.core.reference import error_bound, product
+from pymm.kernels import MAX_GRID_YZ, parse_slug
+from pymm.kernels.source import render
+
+#: One small configuration per rung, so that small matrices have whole and partial tiles, then what
+#: the rungs must also do: tiles that are no powers of two, threads that divide nothing (rung 3
+#: loads 7 x 5 and 5 x 12 with 28 or 30 of 32 threads), vectors of A and B, one thread for a row.
+SMALL = (
+    "naive-MB8-NB4",
+    "coalesced-MB4-NB8",
+    "shared_tile-MB8-NB8-KB8",
+    "register_tile-MB16-NB12-KB5-TA2-TB3",
+    "transposed_a-MB16-NB16-KB8-TA4-TB2",
+    "transposed_a-MB24-NB32-KB6-TA3-TB8",
+    "pipelined-MB32-NB32-KB8-TA4-TB4-LANES4-STAGES3-BLOCKS1-GROUP2-SPLIT1",
+    "tensor_f64-MB16-NB24-KB32-TA16-TB8-TK16-KI8-STAGES3-BLOCKS1-GROUP2-SPLIT1",
+    "sliced-MB32-NB16-KB8-TA4-TB4-SLICES2-STAGES3-BLOCKS1-GROUP2-SPLIT20",
+)
+#: origins.md's symmetric product (48 x 48, 3 x 3 on 16 x 16 threads), and tiles wider than a block.
+OTHERS = (
+    "register_tile-MB48-NB48-KB16-TA3-TB3",
+    "transposed_a-MB48-NB48-KB16-TA3-TB3",
+    "register_tile-MB64-NB80-KB4-TA16-TB10",
+    "transposed_a-MB8-NB96-KB3-TA2-TB12",
+)
+REALS, LAYOUTS = ("f32", "f64"), ("NN", "NT", "TN", "TT")
+
+
+@dataclass
+class Stored:
+    """A stack of matrices in one flat array that is NaN wherever it holds no element."""
+
+    flat: np.ndarray
+    shape: tuple[int, int, int]
+    ld: int
+    stride: int
+
+    @classmethod
+    def of(cls, values: np.ndarray, pad: int) -> Stored:
+        """`values` is (batch, rows, columns); a stack of one has stride 0, as if it were shared."""
+        batch, rows, columns = values.shape
+        ld, stride = columns + pad, (rows * (columns + pad) + pad) * (batch > 1)
+        size = (batch - 1) * stride + (rows - 1) * ld + columns if values.size else 1
+        stored = cls(np.full(size, np.nan, values.dtype), values.shape, ld, stride)
+        stored.elements[...] = values
+        return stored
+
+    @property
+    def elements(self) -> np.ndarray:
+        """The matrices as a view, (batch, rows, columns)."""
+        steps = (self.stride, self.ld, 1)
+        if 0 in self.shape:
+            return np.empty(self.shape, self.flat.dtype)
+        return as_strided(self.flat, self.shape, [s * self.flat.itemsize for s in steps])
+
+
+class Runner:
+    """Kernels of one device, compiled once per variant."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.compiled: dict[tuple, Executable] = {}
+
+    def executable(
+        self, slug: str, dtype: str, layout: str, guarded: bool, alignment: int = 0
+    ) -> Executable:
+        """Compiled for rows anywhere, or at multiples of `alignment` bytes."""
+        if (key := (slug, dtype, layout, guarded, alignment)) not in self.compiled:
+            config = parse_slug(slug)
+            # One column more than whole tiles have needs the guarded variant.
+            m, n, k = config.MB, config.NB + guarded, config.as_dict().get("KB", 1)
+            probe = Problem(m, n, k, dtype, layout[0] == "T", layout[1] == "T")
+            assert config.kernel.guarded(config, probe) == guarded
+            alignment = alignment or probe.numpy_dtype.itemsize
+            self.compiled[key] = self.backend.load(render(config, probe, alignment))
+        return self.compiled[key]
+
+    def __call__(self, executable, problem, a, b, c, alpha=1.0, beta=0.0) -> None:
+        """Run on three `Stored` stacks; c gets what the device wrote."""
+        device = [self.backend.allocate(x.flat.nbytes) for x in (a, b, c)]
+        for buffer, x in zip(device, (a, b, c), strict=True):
+            buffer.write(x.flat)
+        matrices = [
+            Matrix(buffer.address, x.ld, x.stride, buffer)
+            for buffer, x in zip(device, (a, b, c), strict=True)
+        ]
+        executable.bind(problem, alpha, matrices[0], matrices[1], beta, matrices[2])()
+        self.backend.synchronize()
+        device[2].read(c.flat)
+
+
+@pytest.fixture(scope="module")
+def runner(cuda) -> Runner:
+    return Runner(cuda)
+
+
+def make(problem: Problem, seed: int = 0, stacks=(None, None)) -> list[np.ndarray]:
+    """Stored A, B and C of a problem, normal distribution; `stacks` overrides A's and B's batch."""
+    rng = np.random.default_rng(seed)
+    m, n, k, batch = problem.m, problem.n, problem.k, problem.batch
+    a = (k, m) if problem.trans_a else (m, k)
+    b = (n, k) if problem.trans_b else (k, n)
+    shapes = [(stacks[0] or batch, *a), (stacks[1] or batch, *b), (batch, m, n)]
+    return [rng.standard_normal(shape).astype(problem.numpy_dtype) for shape in shapes]
+
+
+def check(run, executable, problem, operands, alpha=1.0, beta=0.0, pad=3) -> np.ndarray:
+    """Run and compare with the reference, element by element; returns what the device wrote."""
+    a, b, c = operands
+    where = Stored.of(np.full_like(c, np.nan) if beta == 0 else c, pad)
+    run(executable, problem, Stored.of(a, pad), Stored.of(b, pad), where, alpha, beta)
+    got = where.elements.copy()
+    what = f"{executable.config.slug} {problem.slug} alpha={alpha} beta={beta} pad={pad}"
+    want = product(problem, a, b, c, alpha, beta)
+    bound = error_bound(problem, a, b, c, alpha, beta)
+    wrong = np.argwhere(~(np.abs(got - want) <= bound))
+    assert not len(wrong), f"{what}: {len(wrong)} wrong, first {wrong[0]}: {got[tuple(wrong[0])]}"
+    where.elements[...] = np.nan
+    assert np.isnan(where.flat).all(), f"{what}: wrote between the rows of C"
+    return got
+
+
+def hurting(tile: dict[str, int]) -> list[tuple[int, int, int]]:
+    """Shapes around a tile: (m, n, k)."""
+    mb, nb, kb = tile["MB"], tile["NB"], tile.get("KB", 4)
+    return [
+        (1, 1, 1),
+        (1, 1, 0),
+        (7, 13, 31),
+        (mb - 1, nb - 1, kb - 1),
+        (mb + 1, nb + 1, kb + 1),
+        (mb, nb, kb + 1),
+        (mb + 1, nb, kb),
+        (mb, nb - 1, kb),
+        (mb + 1, nb + 1, 0),
+        (97, 1, 5),
+        (1, 101, 5),
+        (2, 3, 641),
+        (641, 2, 3),
+        (3, 641, 2),
+    ]
+
+
+def typed(slugs: tuple[str, ...]) -> list[tuple[str, str]]:
+    return [(slug, t) for slug in slugs for t in REALS if t in parse_slug(slug).kernel.dtypes]
+
+
+def whole(tile: dict[str, int]) -> list[tuple[int, int, int]]:
+    """Shapes that are multiples of a tile, k = 0 among them: (m, n, k)."""
+    mb, nb, kb = tile["MB"], tile["NB"], tile.get("KB", 4)
+    return [(mb, nb, kb), (2 * mb, nb, 3 * kb), (mb, 3 * nb, 2 * kb), (2 * mb, 2 * nb, 0)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("slug, dtype", typed(SMALL))
+def test_any_size(runner, slug, dtype, layout):
+    tile, trans = parse_slug(slug).as_dict(), [letter == "T" for letter in layout]
+    guarded = runner.executable(slug, dtype, layout, True)
+    for seed, shape in enumerate(hurting(tile) + whole(tile)):
+        problem = Problem(*shape, dtype, *trans)
+        alpha, beta = ((1.0, 0.0), (-0.75, 1.0), (1.3, -0.6))[seed % 3]
+        check(runner, guarded, problem, make(problem, seed), alpha, beta, pad=seed % 4)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("slug, dtype", typed(SMALL))
+def test_multiples_without_guards(runner, slug, dtype, layout):
+    tile, trans = parse_slug(slug).as_dict(), [letter == "T" for letter in layout]
+    executable = runner.executable(slug, dtype, layout, False)
+    for seed, shape in enumerate(whole(tile)):
+        problem = Problem(*shape, dtype, *trans)
+        check(runner, executable, problem, make(problem, seed), 1.5, seed % 2 * 0.5, seed)
+
+
+@pytest.mark.parametrize(
+    "slug, dtype, layout",
+    [
+        (slug, *kind)
+        for slug, kind in zip(OTHERS * 2, itertools.product(REALS, LAYOUTS), strict=True)
+    ],
+)
+def test_other_tiles(runner, slug, dtype, layout):
+    tile, trans = parse_slug(slug).as_dict(), [letter == "T" for letter in layout]
+    mb, nb, kb = tile["MB"], tile["NB"], tile["KB"]
+    for guarded, shape in ((False, (mb, 2 * nb, 2 * kb)), (True, (mb + 5, nb + 1, 2 * kb - 1))):
+        problem = Problem(*shape, dtype, *trans)
+        executable = runner.executable(slug, dtype, layout, guarded)
+        check(runner, executable, problem, make(problem), 2.0, 0.5)
+
+
+ALIGNED = (
+    "pipelined-MB32-NB32-KB8-TA4-TB4-LANES4-STAGES2-BLOCKS1-GROUP1-SPLIT1",
+    "pipelined-MB64-NB64-KB8-TA4-TB8-LANES8-STAGES4-BLOCKS1-GROUP8-SPLIT1",
+    "pipelined-MB32-NB64-KB16-TA8-TB4-LANES4-STAGES3-BLOCKS2-GROUP8-SPLIT1",
+    "pipelined-MB32-NB32-KB8-TA4-TB4-LANES4-STAGES3-BLOCKS1-GROUP8-SPLIT4",
+    "tensor_f64-MB64-NB32-KB16-TA16-TB32-TK16-KI4-STAGES4-BLOCKS1-GROUP1-SPLIT1",
+    "tensor_f64-MB32-NB64-KB32-TA32-TB32-TK32-KI16-STAGES2-BLOCKS1-GROUP8-SPLIT3",
+    "sliced-MB64-NB32-KB16-TA8-TB8-SLICES4-STAGES2-BLOCKS1-GROUP8-SPLIT3",
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("slug, dtype", typed(ALIGNED))
+def test_rows_at_multiples_of_16_bytes(runner, slug, dtype, layout):
+    """Pieces of 8 and 16 bytes, with and without guards; partial tiles end in whole pieces."""
+    tile, trans = parse_slug(slug).as_dict(), [letter == "T" for letter in layout]
+    vector = 16 // DTYPES[dtype].itemsize
+    shapes = [(tile["MB"] + 4, tile["NB"] - 4, 2 * tile["KB"] + 4), (4, 8, 4), (12, 96, 52)]
+    for guarded, shape in [*((True, s) for s in shapes), (False, whole(tile)[1])]:
+        problem = Problem(*shape, dtype, *trans)
+        executable = runner.executable(slug, dtype, layout, guarded, 16)
+        check(runner, executable, problem, make(problem), 1.5, 0.5, pad=vector)
+    executable = runner.executable(slug, dtype, layout, True, 8)
+    problem = Problem(34, 38, 10, dtype, *trans)
+    check(runner, executable, problem, make(problem), pad=2)
+
+
+def test_rows_elsewhere_are_refused(runner):
+    """A kernel compiled for 16 bytes at a time never meets a row that starts anywhere else."""
+    executable = runner.executable(ALIGNED[0], "f32", "NN", True, 16)
+    problem = Problem(8, 8, 8)
+    with pytest.raises(ValueError, match="multiples of 16 bytes"):
+        check(runner, executable, problem, make(problem), pad=1)
+
+
+@pytest.mark.parametrize("slug", SMALL)
+def test_stacks(runner, slug):
+    cases = (("NN", (1, 3)), ("TT", (3, 1)), ("TN", (3, 3)))
+    for (layout, stacks), dtype in zip(cases, itertools.cycle(parse_slug(slug).kernel.dtypes)):
+        trans = [letter == "T" for letter in layout]
+        executable = runner.executable(slug, dtype, layout, True)
+        problem = Problem(17, 19, 11, dtype, *trans, batch=3)
+        check(runner, executable, problem, make(problem, stacks=stacks), 1.5, 0.5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("slug", SMALL)
+def test_nan_and_inf_stay_in_their_row_and_column(runner, slug, layout):
+    """Inf in the last column of A and the last row of B, where partial tiles end: padding must
+    not turn it into NaN, and a NaN must not reach other rows.
+    """
+    trans, dtype = [letter == "T" for letter in layout], parse_slug(slug).kernel.dtypes[0]
+    problem = Problem(18, 21, 9, dtype, *trans)
+    a, b, c = (np.abs(x) + 1 for x in make(problem))
+    left = a.swapaxes(1, 2) if problem.trans_a else a
+    right = b.swapaxes(1, 2) if problem.trans_b else b
+    left[0, 3, 8], right[0, 8, 5], left[0, 17, 0] = np.inf, -np.inf, np.nan
+    where = Stored.of(c, 2)
+    executable = runner.executable(slug, dtype, layout, True)
+    runner(executable, problem, Stored.of(a, 2), Stored.of(b, 2), where)
+    got = where.elements[0]
+    want = np.full((18, 21), 1.0)
+    want[:, 5], want[3, :] = -np.inf, np.inf
+    want[3, 5], want[17, :] = -np.inf, np.nan
+    for test in (np.isnan, np.isposinf, np.isneginf):
+        np.testing.assert_array_equal(test(got), test(want))
+
+
+@pytest.mark.parametrize("slug", SMALL)
+def test_beta(runner, slug):
+    """beta = 0 writes over NaN without reading it; any other beta keeps it; k = 0 scales C."""
+    executable = runner.executable(slug, "f64", "NN", True)
+    problem = Problem(9, 10, 3, "f64")
+    a, b, c = make(problem)
+    c[0, 4, 4] = np.nan
+    where = Stored.of(c, 1)
+    runner(executable, problem, Stored.of(a, 1), Stored.of(b, 1), where, 1.0, 1e-300)
+    assert np.argwhere(np.isnan(where.elements)).tolist() == [[0, 4, 4]]
+    nothing = Problem(9, 10, 0, "f64")
+    a, b, c = make(nothing)
+    runner(executable, nothing, Stored.of(a, 1), Stored.of(b, 1), where, 1.0, 0.0)
+    np.testing.assert_array_equal(where.elements, 0.0)
+    where = Stored.of(c, 1)
+    runner(executable, nothing, Stored.of(a, 1), Stored.of(b, 1), where, 1.0, -2.0)
+    np.testing.assert_array_equal(where.elements, -2.0 * c)
+
+
+@pytest.mark.parametrize("slug", ["coalesced-MB1-NB32", "transposed_a-MB1-NB32-KB1-TA1-TB1"])
+def test_more_rows_of_tiles_than_a_grid_has(runner, slug):
+    problem = Problem(MAX_GRID_YZ + 1000, 1, 2)
+    config = parse_slug(slug)
+    assert config.kernel.grid(config, problem) == (1, MAX_GRID_YZ, 1)
+    check(runner, runner.executable(slug, "f32", "NN", True), problem, make(problem), pad=0)

@@ -1,0 +1,167 @@
+"""A late host: its delays do not count, what is void is taken again and counted."""
+
+import math
+
+import numpy as np
+from recorded import NumpyBackend
+
+from pymm.backends.cuda.timing import TOGETHER, timed
+from pymm.core.problem import Problem
+from pymm.kernels import find_kernel
+from pymm.kernels.source import render
+from pymm.measure.timer import Stopwatch
+from pymm.measure.workbench import Workbench
+
+KERNEL = find_kernel("reordered", "cpu")
+CONFIG = KERNEL.config({"MB": 16, "NB": 64, "KB": 16})
+OTHER = KERNEL.config({"MB": 32, "NB": 64, "KB": 16})
+SMALL = Problem(13, 17, 11)
+
+QUEUE = 5e-6  # seconds that the host needs for anything it queues
+
+
+class Clock:
+    """A host that queues and a device that works it off, each at its own time."""
+
+    def __init__(self, busy):
+        self.host = self.device = 0.0
+        self.busy, self.log = busy, []
+
+    def queue(self, work):
+        self.host += QUEUE
+        self.device = max(self.device, self.host) + work
+
+    def event(self):
+        clock = self
+
+        class Event:
+            def record(self):
+                clock.queue(0.0)
+                self.at = clock.device
+
+            def query(self):
+                return self.at <= clock.host
+
+            def time_till(self, other):
+                return (other.at - self.at) * 1e3
+
+        return Event()
+
+    def call(self, name, delay, work):
+        def launch():
+            self.log.append(name)
+            self.host += delay
+            self.queue(work)
+
+        return launch
+
+    def take(self, calls, check=True):
+        def keep_busy():
+            self.log.append("busy")
+            self.queue(self.busy)
+
+        return timed(calls, keep_busy, self.event, lambda: self.log.append("end"), check)
+
+
+def test_a_late_host_makes_a_sample_void():
+    """A launch of 200 us is hidden by 300 us of other work, but not by 100."""
+    for busy, void in ((100e-6, True), (300e-6, False)):
+        clock = Clock(busy)
+        quick, slow = clock.call("quick", 20e-6, 7e-6), clock.call("slow", 200e-6, 7e-6)
+        seconds = clock.take([quick, slow, quick])
+        assert math.isnan(seconds[1]) == void
+        for sound in seconds[::2] if void else seconds:
+            assert abs(sound - 7e-6) < 1e-9
+
+
+def test_without_the_check_the_delay_is_measured():
+    clock = Clock(100e-6)
+    (seconds,) = clock.take([clock.call("slow", 200e-6, 7e-6)], check=False)
+    assert seconds > 100e-6
+
+
+def test_what_prepares_a_call_comes_before_the_device_is_kept_busy():
+    clock = Clock(100e-6)
+    call = clock.call("call", 0.0, 7e-6)
+
+    def prepare():
+        clock.log.append("prepare")
+        clock.host += 1e-3
+
+    call.prepare = prepare
+    (seconds,) = clock.take([call])
+    assert clock.log == ["prepare", "busy", "call", "end"] and abs(seconds - 7e-6) < 1e-9
+
+
+def test_the_host_is_a_few_samples_ahead_and_no_more():
+    clock = Clock(100e-6)
+    calls = [clock.call(f"{i}", 0.0, 7e-6) for i in range(2 * TOGETHER + 1)]
+    assert len(clock.take(calls)) == len(calls)
+    ends = [i for i, said in enumerate(clock.log) if said == "end"]
+    assert np.diff([-1, *ends]).tolist() == [2 * TOGETHER + 1] * 2 + [3]
+    clock.log.clear()
+    clock.take(calls, check=False)
+    assert clock.log.count("end") == 1, "without a flush nothing comes between them"
+
+
+class Late(NumpyBackend):
+    """A device whose host is late for some calls, until the device is kept busy `patience` times
+    as long as at first.
+    """
+
+    def __init__(self, patience, of=lambda config: True):
+        super().__init__()
+        self.patience, self.of = patience, of
+
+    def time(self, calls, flush=True, ahead=1):
+        times = super().time(calls, flush, ahead)
+        late = [ahead < self.patience and self.of(call.config) for call in calls]
+        return [np.nan if flag else seconds for flag, seconds in zip(late, times, strict=True)]
+
+
+def test_samples_that_the_host_was_late_for_are_taken_again():
+    """With the device kept busy for longer; what was void is counted and is in no median."""
+    backend = Late(patience=4)
+    trial = Workbench(backend, SMALL).measure(CONFIG, best_seconds=1e-3)
+    assert trial.outcome == "ok" and trial.seconds == 1e-3
+    assert len(trial.times) == 7 and not np.isnan(trial.times).any()
+    assert trial.void > 0 and {1, 2, 4} <= set(backend.ahead)
+
+    backend = Late(patience=2, of=lambda config: config == OTHER)
+    bench = Workbench(backend, SMALL)
+    first, second = bench.compare([CONFIG, OTHER], rounds=5)
+    assert (first.outcome, first.void, len(first.times)) == ("ok", 0, 5)
+    assert (second.outcome, len(second.times)) == ("ok", 5) and second.void <= 5
+    assert bench.void == {CONFIG.slug: 0, OTHER.slug: second.void}
+
+
+def test_a_call_that_the_host_is_always_late_for_has_no_time():
+    backend = Late(patience=1000, of=lambda config: config == OTHER)
+    bench = Workbench(backend, SMALL)
+    trial = bench.measure(OTHER)
+    assert trial.outcome == "disturbed" and np.isnan(trial.seconds)
+    assert "late" in trial.detail and trial.void == 7
+    assert max(backend.ahead) == 64, "no longer than that, however often"
+    first, second = bench.compare([CONFIG, OTHER], rounds=5)
+    assert (first.outcome, second.outcome) == ("ok", "disturbed")
+    assert bench.times[OTHER.slug] == []
+
+
+def test_what_takes_a_gpu_long_is_run_once_in_a_comparison():
+    for kind, runs in (("cuda", 1), ("cpu", 5)):
+        backend = NumpyBackend(seconds=lambda c: 2.0 if c == OTHER else 1e-3, kind=kind)
+        first, second = Workbench(backend, SMALL).compare([CONFIG, OTHER], rounds=5)
+        assert (first.outcome, first.seconds, len(first.times)) == ("ok", 1e-3, 5)
+        assert (second.outcome, second.seconds, len(second.times)) == ("ok", 2.0, runs)
+
+
+def test_the_device_is_kept_busy_for_less_again():
+    backend = Late(patience=16)
+    watch = Stopwatch(backend)
+    call = Workbench(backend, SMALL).call(backend.load(render(CONFIG, SMALL)))
+    assert watch.time([call]) == [1e-3] and watch.void[call] == 4
+    backend.patience = 0
+    backend.ahead.clear()
+    for _ in range(6):
+        watch.time([call])
+    assert backend.ahead == [16, 8, 4, 2, 1, 1]

@@ -1,0 +1,124 @@
+"""Every row of the suites reaches its table: what tells two measurements apart tells two lines
+apart.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from pathlib import Path
+
+import measured
+
+from pymm.report import listing_studies, reading, studies
+
+ROOT = Path(__file__).resolve().parents[2]
+H200 = ROOT / "benchmarks" / "results" / "nvidia-h200"
+
+
+def test_every_row_of_the_profiler_reaches_the_table():
+    """Of an H200: 250 rows of Nsight Compute; two types share a configuration, and the default is
+    what was chosen for some.
+    """
+    with open(H200 / "suites.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["suite"] == "o2-kernels"]
+    study = studies.studies(reading.read_device(H200))["o2-kernels"]
+    table = listing_studies.kernel_facts(study)
+    lines = {
+        tuple(
+            line[name].text for name in ("type", "layout", "kernel", "variant", "configuration")
+        ): line
+        for line in table.rows
+    }
+    assert len(lines) == len(table.rows)
+    heads, told = listing_studies.FACTS | listing_studies.PROFILED, Counter()
+    for cells in rows:
+        row = reading.Row("suites", "suites.csv", cells)
+        parameters = " ".join(cells["config"].split("-")[1:])
+        key = (cells["dtype"], cells["layout"], cells["name"], cells["variant"], parameters)
+        if cells["quantity"] == "kernel":
+            assert lines[key]["time"].value == row.seconds
+        else:
+            assert lines[key][heads[cells["quantity"]]] == listing_studies._number(row)
+        told[cells["quantity"].startswith("ncu:")] += 1
+    assert told == {True: 250, False: 300}
+
+
+def rows_of(suite, *quantities):
+    """Rows whose values all differ: two types, shapes, layouts, kernels, variants and
+    configurations of each of `quantities`, one step for all of them.
+    """
+    rows, value = [], 1000
+    for dtype in ("f32", "f64"):
+        for n, layout in ((64, "NN"), (96, "NN"), (64, "TN")):
+            for name in ("01_coalesced", "02_shared_tile"):
+                for variant, tile in (("default", 8), ("chosen", 8), ("default", 16)):
+                    for quantity, transfer in quantities:
+                        value += 1
+                        rows.append(
+                            {
+                                "schema": 1,
+                                "suite": suite,
+                                "step": "s",
+                                "outcome": "ok",
+                                "device": measured.SLUG,
+                                "op": "gemm",
+                                "dtype": dtype,
+                                "layout": layout,
+                                "m": n,
+                                "n": n,
+                                "k": n,
+                                "name": name,
+                                "variant": variant,
+                                "config": f"{name[3:]}-MB{tile}-NB{tile}",
+                                "quantity": quantity,
+                                "transfer": transfer,
+                                "value": value,
+                                "seconds": value * 1e-3,
+                                "gflops": value,
+                            }
+                        )
+    return rows
+
+
+def shown(tmp_path, suite, rows, maker):
+    """The numbers in a table that `maker` makes of rows."""
+    folder = tmp_path / measured.SLUG
+    measured.write(folder / "suites.csv", measured.SUITE_COLUMNS, rows)
+    table = maker(studies.studies(reading.read_device(folder))[suite])
+    return {cell.value for row in table.rows for cell in row.values()}
+
+
+def test_every_count_and_every_figure_reaches_its_table(tmp_path):
+    quantities = (("operations", ""), ("global_loads", ""), ("ncu:what.ever", ""))
+    for suite, maker in (
+        ("o2-kernels", listing_studies.kernel_facts),
+        ("o2-counts", listing_studies.counts),
+    ):
+        rows = rows_of(suite, *quantities)
+        heads = {"o2-kernels": ("ncu:what.ever",)}.get(suite, [name for name, _ in quantities])
+        wanted = {row["value"] for row in rows if row["quantity"] in heads}
+        assert len(wanted) == 36 * len(heads)
+        assert wanted <= shown(tmp_path, suite, rows, maker)
+
+
+def test_every_rate_reaches_its_table(tmp_path):
+    """What was chosen is one column of each product, whichever kernel that was: of two the last
+    measured stands there.
+    """
+    rows = [row for row in rows_of("o2-sizes", ("kernel", "")) if row["variant"] == "default"]
+    assert {row["gflops"] for row in rows} <= shown(
+        tmp_path, "o2-sizes", rows, listing_studies.rates
+    )
+
+
+def test_every_journey_reaches_its_table(tmp_path):
+    rows = rows_of("o2-transfers", ("kernel", ""), ("total", "pinned"))
+    copies = [
+        row
+        | {"name": "copies", "variant": "", "config": "", "quantity": part, "transfer": "pinned"}
+        for row in rows
+        for part in ("to_device", "to_host")
+    ]
+    found = shown(tmp_path, "o2-transfers", rows + copies, listing_studies.journeys)
+    assert {row["seconds"] for row in rows} <= found

@@ -1,0 +1,202 @@
+"""What a report says in words and shows by colours: computed, and the same everywhere."""
+
+# ruff: noqa: F811  (fixtures are imported by their names)
+
+from __future__ import annotations
+
+import csv
+
+import measured
+import numpy as np
+import pytest
+from report_fixtures import folder, without_plots  # noqa: F401
+
+from pymm.bench import classes
+from pymm.bench.experiments.declaration import COLUMNS as SUITE_COLUMNS
+from pymm.report import (
+    content,
+    curves,
+    drawing,
+    facts,
+    grids,
+    listing_studies,
+    reading,
+    searches,
+    studies,
+)
+from pymm.report.chapters import report
+from pymm.report.telling import told
+from pymm.tune import trial_log
+
+
+def rewrite(folder, keep):
+    """The rows of the suites that `keep` wants, and those it makes of them."""
+    with open(folder / "suites.csv", newline="") as file:
+        rows = [new for row in csv.DictReader(file) if (new := keep(row))]
+    measured.write(folder / "suites.csv", SUITE_COLUMNS, rows)
+    return rows
+
+
+def chapters(folder):
+    return {chapter.name: chapter for chapter in report(reading.read_device(folder)).chapters}
+
+
+def test_every_experiment_is_told(folder):
+    found = reading.read_device(folder)
+    for name, study in studies.studies(found).items():
+        assert told(study, facts.peaks(found)).endswith("."), name
+
+
+def test_what_is_told_is_what_the_rows_say(folder):
+    def slower(row):
+        if (row["suite"], row["variant"], row["n"]) == ("o2-sizes", "chosen", "1664"):
+            row["ratio"] = "0.25"
+        return row
+
+    rows = rewrite(folder, slower)
+    own = [
+        r
+        for r in rows
+        if (r["suite"], r["variant"], r["quantity"]) == ("o2-sizes", "chosen", "kernel")
+    ]
+    ratios = np.array([float(r["ratio"]) for r in own])
+    found = reading.read_device(folder)
+    said = told(studies.studies(found)["o2-sizes"], facts.peaks(found))
+    best = max(own, key=lambda r: float(r["gflops"]))
+    part = float(best["gflops"]) / 60e3
+    assert f"{content.rate(float(best['gflops']))} at N = {best['n']}, {part:.0%} of" in said
+    assert f"in {(ratios >= 1).sum()} of {len(ratios)} products" in said
+    assert f"{np.exp(np.log(ratios).mean()):.2f} times as fast" in said
+    assert "at worst 0.25 times (N = 1664)" in said
+
+
+def test_what_was_measured_again_counts_once(folder):
+    """With another kernel chosen the step is another: the old one's rows are history."""
+    before = studies.studies(reading.read_device(folder))["o2-sizes"]
+
+    def again(row):
+        return row | {"step": row["step"] + "-again", "name": "05_pipelined"}
+
+    chosen = [dict(row.cells) for row in before.rows if row.text("variant") == "chosen"]
+    rows = rewrite(folder, lambda row: row) + [again(row) for row in chosen]
+    measured.write(folder / "suites.csv", SUITE_COLUMNS, rows)
+    after = studies.studies(reading.read_device(folder))["o2-sizes"]
+    assert {row.text("name") for row in after.rows} == {"05_pipelined"}
+    assert len(after.of("kernel")) == len({row.problem for row in before.of("kernel")})
+
+
+def test_the_first_words_are_the_means_of_the_classes(folder, without_plots):
+    with open(folder / "classes.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["dtype"] != "tf32x3"]
+    ratios = np.array([float(row["ratio"]) for row in rows])
+    words = dict(chapters(folder)["glance"].seen)
+    said = words["Beside cuBLAS?"]
+    assert f"Over {len(rows)} products" in said
+    assert f"{np.exp(np.log(ratios).mean()):.2f} times as fast" in said
+    assert "1 search made kernels 2.50 times" in words["What did tuning gain?"]
+
+
+def test_failures_are_counted_in_words(folder, without_plots):
+    rows = measured.class_rows()
+    for row, outcome in zip(rows, ("wrong", "wrong", "crashed"), strict=False):
+        row |= {"outcome": outcome, "us": "", "ratio": ""}
+    measured.write(folder / "classes.csv", classes.COLUMNS, rows)
+    said = f"3 of {len(rows)} products have no time: f32 large wrong (2), f32 small crashed (1)."
+    assert chapters(folder)["glance"].remarks == [said]
+
+
+def test_what_is_not_measured_names_its_command(folder, without_plots):
+    rewrite(folder, lambda row: row if row["suite"] not in ("o3", "o2-kernels") else None)
+    (folder / "tuning.csv").unlink()
+    (folder / "classes.csv").unlink()
+    made = chapters(folder)
+    (o3,), (o2,) = made["o3"].lacking, made["o2"].lacking
+    assert "python -m pymm.bench --suite o3 --dtypes f64,f32 --csv benchmarks/results/test" in o3
+    assert "o2-kernels" in o2 and "--suite o2-kernels" in o2
+    assert "python -m pymm.tune" in made["tuning"].lacking[0]
+    assert "python -m pymm.bench --classes all" in made["beside"].lacking[0]
+
+
+def test_what_a_device_cannot_have_is_not_asked_for(folder, without_plots):
+    def absent(row):
+        if row["suite"] != "o2-split":
+            return row
+        return {
+            **dict.fromkeys(row, ""),
+            "suite": "o2-split",
+            "device": row["device"],
+            "step": "x",
+            "outcome": "not_applicable",
+            "detail": "no journey",
+        }
+
+    rewrite(folder, absent)
+    assert chapters(folder)["o2"].lacking == []
+
+
+def test_symmetric_products_stand_beside_the_whole_product(folder, without_plots):
+    row = measured.class_rows()[0] | {
+        "class": "syrk-large",
+        "layout": "NT",
+        "us": 100,
+        "cublas_us": 190,
+        "cublaslt_us": 200,
+        "ratio": 1.1,
+    }
+    measured.write(folder / "classes.csv", classes.COLUMNS, [*measured.class_rows(), row])
+    table = grids.beside_whole(facts.duels(reading.read_device(folder)))
+    assert [cell.text for cell in table.rows[0].values()] == ["syrk-large", "1.90", ""]
+
+
+def test_curves_keep_their_series():
+    names = [
+        "04_transposed_a",
+        "cuBLASLt",
+        studies.CHOICE,
+        "00_naive",
+        "cuBLAS",
+        "sequential",
+        "cuBLAS syrk, half",
+        "01_coalesced",
+        "02_shared_tile",
+        "03_register_tile",
+    ]
+    places = curves.slots(names)
+    assert [places[name] for name in (studies.CHOICE, "cuBLAS", "cuBLASLt")] == [0, 1, 2]
+    looks = {tuple(map(str, drawing.series(place).values())) for place in places.values()}
+    assert len(looks) == len(names)
+    assert all(places[name] == curves.slots(names)[name] for name in names[3:])
+
+
+def test_what_may_be_noise_is_no_gain(folder):
+    """As the search itself decides: the default stays unless it is beaten beyond noise."""
+    rows = measured.trials()
+    rows[-1] |= {"spread": 4.0, "repeats": 9}
+    measured.write(folder / "tuning.csv", trial_log.COLUMNS, rows)
+    (search,) = searches.searches(reading.read_device(folder))
+    assert search.gain == 1.0 and search.best.text("config") == "pipelined-MB32-NB32"
+
+
+def test_a_break_is_no_part_of_a_search(folder):
+    rows = measured.trials()
+    for row in rows[20:]:
+        row["time"] = row["time"].replace("T17:", "T18:")
+    measured.write(folder / "tuning.csv", trial_log.COLUMNS, rows)
+    (search,) = searches.searches(reading.read_device(folder))
+    assert search.progress[-1][:2] == (41, 39.0)
+
+
+@pytest.mark.parametrize(
+    ("quantity", "value", "unit", "text"),
+    [
+        ("ncu:dram__bytes_read.sum.per_second", "1.5", "Tbyte/second", "1500"),
+        ("ncu:dram__bytes_read.sum.per_second", "250", "Mbyte/s", "0.25"),
+        ("ncu:lts__t_sector_hit_rate.pct", "61.7", "%", "62%"),
+        ("occupancy", "0.375", "of the threads", "38%"),
+        ("grid", "8x4x1", "blocks", "8x4x1"),
+        ("registers", "128", "of a thread", "128"),
+    ],
+)
+def test_quantities_are_told_in_one_unit(quantity, value, unit, text):
+    row = reading.Row("suites", "f", {"quantity": quantity, "value": value, "unit": unit})
+    assert listing_studies._number(row).text == text

@@ -1,0 +1,161 @@
+"""Calls that are recognised: by what each library says soonest of its arrays, and by all of it."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from host_device import CudaArray, HostDevice
+from products import integers
+
+import pymm
+from pymm.runtime import launch_cache
+
+
+class Torch:
+    """As much of PyTorch as pymm asks for: streams, and tensors on a device."""
+
+    float32 = "float32"
+    stream = 5
+
+    @staticmethod
+    def is_grad_enabled():
+        return True
+
+    class cuda:  # noqa: N801
+        @staticmethod
+        def current_stream(device):
+            return SimpleNamespace(cuda_stream=Torch.stream)
+
+    class Tensor:
+        device = SimpleNamespace(index=0)
+        requires_grad = False
+        asked = 0
+
+        def __init__(self, array):
+            self.array, self.told = array, CudaArray(array).__cuda_array_interface__
+            self.shape, self.dtype = array.shape, "torch.float32"
+
+        @property
+        def __cuda_array_interface__(self):
+            if self.requires_grad:
+                raise RuntimeError("Can't get __cuda_array_interface__ on Variable")
+            type(self).asked += 1
+            return self.told
+
+        def is_neg(self):
+            return False
+
+        def get_device(self):
+            return 0
+
+        def data_ptr(self):
+            return self.told["data"][0]
+
+        def stride(self):
+            return tuple(step // 4 for step in self.array.strides)
+
+
+Torch.Tensor.__module__ = "torch"
+
+
+@pytest.fixture
+def tensors(monkeypatch):
+    """A device and tensors a, b and c with their product on it, computed once."""
+    monkeypatch.setitem(sys.modules, "torch", Torch)
+    monkeypatch.setattr(Torch, "stream", 5)
+    monkeypatch.setattr(launch_cache, "_readers", launch_cache._Readers())
+    device = HostDevice("simulator")
+    a, b = (Torch.Tensor(integers((4, 4), np.float32, seed=i)) for i in (1, 2))
+    c = Torch.Tensor(np.empty((4, 4), np.float32))
+    pymm.matmul(a, b, out=c, device=device)
+    device.log.clear()
+    return device, a, b, c
+
+
+def launches(device):
+    return [entry for entry in device.log if entry[0] == "launch"]
+
+
+def test_a_known_call_asks_tensors_for_no_interface(tensors):
+    device, a, b, c = tensors
+    asked = Torch.Tensor.asked
+    a.array += 1
+    assert pymm.matmul(a, b, out=c, device=device) is c
+    assert Torch.Tensor.asked == asked and len(launches(device)) == 1
+    np.testing.assert_array_equal(c.array, a.array @ b.array)
+
+
+def test_a_tensor_elsewhere_is_another_call(tensors):
+    device, a, b, c = tensors
+    other = Torch.Tensor(integers((4, 4), np.float32, seed=3))
+    pymm.matmul(a, other, out=c, device=device)
+    np.testing.assert_array_equal(c.array, a.array @ other.array)
+    turned = Torch.Tensor(b.array.T)
+    pymm.matmul(a, turned, out=c, device=device)
+    np.testing.assert_array_equal(c.array, a.array @ b.array.T)
+
+
+def test_another_stream_is_another_call(tensors):
+    device, a, b, c = tensors
+    Torch.stream = 6
+    pymm.matmul(a, b, out=c, device=device)
+    assert [entry[2] for entry in launches(device)] == [6]
+
+
+def test_a_tensor_that_wants_gradients_is_refused_though_its_call_is_known(tensors, monkeypatch):
+    device, a, b, c = tensors
+    monkeypatch.setattr(a, "requires_grad", True)
+    with pytest.raises(TypeError, match="a requires grad"):
+        pymm.matmul(a, b, out=c, device=device)
+    assert not launches(device)
+
+
+def test_options_tell_calls_apart(tensors):
+    device, a, b, c = tensors
+    pymm.matmul(a, b, out=c, alpha=2, device=device)
+    np.testing.assert_array_equal(c.array, 2 * a.array @ b.array)
+    with pytest.raises(NotImplementedError, match="tf32"):
+        pymm.matmul(a, b, out=c, precision="tf32", device=device)
+
+
+def test_a_result_is_made_anew_and_its_launch_found_again(tensors, monkeypatch):
+    """Without out: the library makes each result, and where it stands where one stood that is
+    gone, the launch is known.
+    """
+    device, a, b, c = tensors
+    places = [np.empty((4, 4), np.float32) for _ in range(2)]
+    made = iter([Torch.Tensor(places[i]) for i in (0, 1, 0, 1)])
+    monkeypatch.setattr(Torch, "empty", lambda shape, dtype, device: next(made), raising=False)
+    for turn in range(4):
+        a.array += 1
+        if turn == 2:
+            asked = Torch.Tensor.asked
+        result = pymm.matmul(a, b, device=device)
+        assert result.array is places[turn % 2]
+        np.testing.assert_array_equal(result.array, a.array @ b.array)
+    assert Torch.Tensor.asked == asked
+    assert pymm.matmul(a, b, out=c, device=device) is c
+
+
+def test_cupy_says_where_and_on_which_stream(monkeypatch):
+    stream = SimpleNamespace(ptr=0)
+    cupy = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: stream))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(launch_cache, "_readers", launch_cache._Readers())
+    data = SimpleNamespace(ptr=4096, device_id=0)
+    kind = type("ndarray", (), {"__module__": "cupy._core.core"})
+    array = kind()
+    array.data, array.shape, array.strides, array.dtype = data, (2, 2), (8, 4), np.dtype("f4")
+    options = (1, None)
+    first = launch_cache.key_of(array, array, array, None, options)
+    assert first == launch_cache.key_of(array, array, array, None, options)
+    for change in (
+        lambda: setattr(stream, "ptr", 7),
+        lambda: setattr(data, "ptr", 8192),
+        lambda: setattr(array, "strides", (4, 8)),
+    ):
+        change()
+        second = launch_cache.key_of(array, array, array, None, options)
+        assert second not in (None, first)
+        first = second

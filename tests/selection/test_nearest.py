@@ -1,0 +1,159 @@
+"""What is taken of neighbours, and when a default serves better, on an H200 that is not here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pymm.core.device import Device, cuda_peaks
+from pymm.core.problem import Problem
+from pymm.kernels import find_kernel
+from pymm.kernels.source import kernel_digest
+from pymm.selection import store
+from pymm.selection.cost_model import predicted_seconds
+from pymm.selection.nearest import untuned
+from pymm.selection.records import Environment, Record
+from pymm.selection.select import select
+
+NOW = Environment("580.10", "nvcc 13.0.88", "0.1.0", "13.0")
+H200 = Device(
+    "Test H200",
+    "cuda",
+    capability=(9, 0),
+    sms=132,
+    shared_per_block=232448,
+    shared_per_sm=233472,
+    clock_hz=1.98e9,
+    bandwidth=4.8e12,
+    l2_bytes=60 * 2**20,
+    versions={"driver": "580.10"},
+    peak_flops=cuda_peaks((9, 0), 132, 1.98e9),
+)
+
+
+def of_h200(kernel, m, n, k, seconds, dtype="f32", **parameters):
+    declared = find_kernel(kernel)
+    config = declared.config({**declared.default, **parameters})
+    digest = kernel_digest("cuda", declared.file)
+    problem = Problem(m, n, k, dtype)
+    return Record(problem, config, seconds, 0.01, "2026-11-21", NOW, digest)
+
+
+@pytest.fixture
+def tuned(tmp_path, monkeypatch):
+    """A function that stores records as the user's, and selects."""
+    monkeypatch.setattr(store, "shipped", lambda: tmp_path / "shipped")
+
+    def choose(problem, *records, device=H200, **more):
+        if records:
+            store.put(records, device, tmp_path / "user")
+        return select(problem, device, tmp_path / "user", NOW, **more)
+
+    return choose
+
+
+DEEP = of_h200(
+    "pipelined", 256, 256, 65536, 25e-5, MB=64, NB=64, TB=4, KB=8, LANES=8, BLOCKS=2, SPLIT=32
+)
+SQUARE = of_h200("pipelined", 4096, 4096, 4096, 2.7e-3)
+
+
+def test_what_is_tuned_for_a_deep_product_does_not_serve_a_square(tuned):
+    """The deep one is nearer, and its parts of k would be five steps long."""
+    problem = Problem(700, 700, 30000)
+    choice = tuned(problem, DEEP, SQUARE, kernel="pipelined")
+    assert choice.record is not None and choice.config.SPLIT > 1
+    choice = tuned(Problem(1500, 1500, 700), kernel="pipelined")
+    assert choice.config.SPLIT < 32
+    choice = tuned(Problem(256, 256, 50000), kernel="pipelined")
+    assert choice.config.SPLIT >= 16
+
+
+def test_k_is_split_otherwise_where_the_blocks_are_too_few(tuned):
+    """The tile of a square for a product whose every tile has a multiprocessor to itself."""
+    choice = tuned(Problem(256, 256, 65536), SQUARE, kernel="pipelined")
+    assert choice.config.SPLIT >= 8
+    assert choice.record is None or "parts" in choice.reason
+    assert not choice.config.kernel.violations(choice.config, Problem(256, 256, 65536), H200)
+
+
+def test_types_of_the_same_size_serve_each_other(tuned):
+    found = of_h200("tensor", 4096, 4096, 4096, 3e-4, "bf16", BLOCKS=1, TB=32)
+    here = {"device": replace(H200, capability=(8, 0)), "kernel": "tensor"}
+    choice = tuned(Problem(4096, 4096, 4096, "f16"), found, **here)
+    assert choice.config == found.config
+    assert choice.reason.endswith("of type bf16")
+    assert tuned(Problem(4096, 4096, 4096, "tf32"), **here).record is None
+
+
+def test_without_records_the_model_splits_k_and_nothing_else_changes(tuned):
+    choice = tuned(Problem(64, 64, 262144), kernel="pipelined")
+    assert choice.config.SPLIT > 8
+    assert choice.reason == "cost model's choice of pipelined: nothing tuned for f32 on Test H200"
+    choice = tuned(Problem(4096, 4096, 4096), kernel="pipelined")
+    assert choice.config == find_kernel("pipelined").default_config
+
+
+def default_of(problem, kernel="wgmma"):
+    return find_kernel(kernel).default_for(problem, H200)
+
+
+def test_a_default_made_for_the_problem_gives_way_to_what_is_clearly_better_alone(tuned):
+    """What is best for 4096 keeps 8 multiprocessors of 132 busy at 512."""
+    large = of_h200("wgmma", 4096, 4096, 4096, 2e-4, "bf16", MB=128, NB=256, TB=256)
+    problem = Problem(512, 512, 512, "bf16")
+    choice = tuned(problem, large)
+    assert choice.record is None and choice.config == default_of(problem)
+    assert choice.reason == "default of wgmma: nothing tuned near enough for bf16 on Test H200"
+    close = Problem(4097, 4095, 4097, "bf16")
+    same = replace(large, problem=close, config=default_of(close))
+    assert tuned(Problem(4099, 4095, 4097, "bf16"), same).record is None
+
+
+def test_a_neighbour_is_taken_where_the_model_expects_a_tenth_less(tuned, monkeypatch):
+    problem, kernel = Problem(512, 512, 512, "bf16"), find_kernel("wgmma")
+    small = of_h200("wgmma", 600, 600, 600, 8e-6, "bf16", MB=64, NB=64, TB=64)
+    slow = kernel.config({**kernel.default, "MB": 256, "NB": 128, "TA": 128, "TB": 128})
+    monkeypatch.setitem(kernel.__dict__, "heuristic", lambda p, d: slow.as_dict())
+    untuned.cache_clear()
+    expected = [predicted_seconds(c, problem, H200) for c in (small.config, slow)]
+    assert expected[0] < 0.9 * expected[1]
+    choice = tuned(problem, small)
+    untuned.cache_clear()
+    assert (choice.config, choice.record) == (small.config, small)
+    part = expected[0] / expected[1]
+    assert choice.reason == (
+        "nearest tuned problem 600x600x600 on this GPU; "
+        f"expected to take {part:.2f} of the default's time"
+    )
+
+
+def test_the_same_extents_are_believed_whatever_the_layout(tuned):
+    problem = Problem(1000, 1000, 1000, "f64")
+    found = of_h200("tma_f64", 1000, 1000, 1000, 4e-5, "f64", **default_of(problem, 9).as_dict())
+    other = found.config.as_dict() | {"GROUP": 16}
+    found = replace(found, config=found.config.kernel.config(other))
+    turned = replace(problem, trans_a=True)
+    assert tuned(turned, found).config == found.config
+    assert tuned(replace(problem, batch=3)).config == found.config
+    assert tuned(Problem(1001, 1000, 1000, "f64")).record is None
+
+
+def test_of_the_rungs_measured_beside_each_other_the_model_says_whose_default(tuned):
+    """1918 x 305 x 3540 is small for rung 11's rule, which ranks it highest there, and large by the
+    work in it.
+    """
+    problem = Problem(1918, 305, 3540)
+    highest, other = find_kernel("sliced"), find_kernel("tma_f32")
+    assert tuned(problem).config == highest.default_for(problem, H200)
+    slower = [of_h200("sliced", 64, 64, 64, 5e-6), of_h200("tma_f32", 64, 64, 64, 9e-6)]
+    choice = tuned(problem, *slower)
+    assert choice.config == highest.default_for(problem, H200), "it was never about as quick"
+    beside = [of_h200("sliced", 65, 64, 64, 5e-6), of_h200("tma_f32", 65, 64, 64, 5.5e-6)]
+    choice = tuned(problem, *slower, *beside)
+    assert choice.config == other.default_for(problem, H200) and choice.record is None
+    assert choice.reason.startswith("default of tma_f32: nothing tuned near enough for f32 on Test")
+    assert "of sliced" in choice.reason
+    named = tuned(problem, kernel="sliced")
+    assert named.config == highest.default_for(problem, H200)

@@ -1,0 +1,200 @@
+"""Files of tuned configurations: round trip, merge, staleness."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tuned import CPU, ENVIRONMENTS, GOOD, GPU, NOW, record
+
+from pymm.kernels import KERNELS
+from pymm.selection import store
+from pymm.selection.records import StoreError, device_facts, stale_because
+
+
+def lines(path):
+    return path.read_text().splitlines()
+
+
+extents = st.integers(1, 2**31 - 1)
+cuda_kernels = [kernel.name for kernel in KERNELS if kernel.backend == "cuda"]
+records_of_gpu = st.builds(
+    record,
+    m=extents,
+    n=extents,
+    k=extents,
+    kernel=st.sampled_from(cuda_kernels),
+    environment=st.sampled_from(ENVIRONMENTS),
+    seconds=st.floats(1e-9, 1e4).map(lambda s: float(f"{s * 1e6:.6g}") / 1e6),
+    spread=st.integers(0, 99).map(lambda percent: percent / 100),
+    date=st.dates().map(str),
+    dtype=st.sampled_from(["f32", "f64"]),
+    trans_a=st.booleans(),
+    trans_b=st.booleans(),
+    batch=st.integers(1, 70000),
+)
+
+
+@given(st.lists(records_of_gpu, max_size=8, unique_by=lambda r: r.key))
+@settings(max_examples=60, deadline=None)
+def test_what_is_written_is_what_is_read(records):
+    text = store.render_table(store.Table(device_facts(GPU), tuple(records)))
+    table = store.parse_table(text, "x.yaml")
+    assert set(table.records) == set(records)
+    assert store.render_table(table) == text
+    assert yaml.safe_load(text)["schema"] == 1
+
+
+@given(
+    st.lists(st.lists(records_of_gpu, max_size=4, unique_by=lambda r: r.key), max_size=3),
+    st.data(),
+)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_merging_keeps_the_last_of_each_key(tmp_path_factory, batches, data):
+    directory = tmp_path_factory.mktemp("merge")
+    expected = {}
+    for batch in batches:
+        if batch and data.draw(st.booleans()):
+            batch = [*batch, replace(batch[0], seconds=1.0)]
+        store.put(batch, GPU, directory)
+        expected |= {one.key: one for one in batch}
+    own = [one for one in store.load(GPU, directory) if one.file.startswith(str(directory))]
+    assert {one.key: one for one in own} == expected
+    assert len(own) == len(expected)
+
+
+def test_one_record_is_one_line_and_a_second_changes_no_other(tmp_path):
+    path = store.put([record(64), record(4096, environment=ENVIRONMENTS[1])], GPU, tmp_path)
+    assert path == tmp_path / "test-gpu-9.yaml"
+    before = lines(path)
+    assert before[0].startswith("# Tuned configurations, written by")
+    assert sum(line.startswith("- {m: ") for line in before) == 2
+    store.put([record(512, 512, 32, dtype="f64", batch=3, trans_b=True)], GPU, tmp_path)
+    after = lines(path)
+    assert [line for line in after if line in before] == before
+    (new,) = [line for line in after if line not in before]
+    assert new.startswith("- {m: 512, n: 512, k: 32, type: f64, layout: NT, batch: 3, kernel: tr")
+    assert "us: 10.0, spread: 0.6%, source: " in new and new.endswith("date: 2026-11-21}")
+
+
+def test_the_same_problem_keeps_one_line_per_kernel_and_environment(tmp_path):
+    store.put(
+        [record(), record(kernel="naive"), record(environment=ENVIRONMENTS[1])], GPU, tmp_path
+    )
+    store.put([record(seconds=2e-5, environment=replace(NOW, pymm="0.2.0"))], GPU, tmp_path)
+    found = store.load_file(GPU, tmp_path / "test-gpu-9.yaml")
+    assert len(found) == 3
+    assert [r.seconds for r in found if r.environment.pymm == "0.2.0"] == [2e-5]
+
+
+def test_a_cpu_file_holds_cpu_kernels(tmp_path):
+    tuned = record(kernel="blocked", backend="cpu", environment=ENVIRONMENTS[2])
+    store.put([tuned], CPU, tmp_path)
+    assert tuned in store.load(CPU, tmp_path)
+
+
+def test_putting_nothing_only_checks(tmp_path):
+    assert not store.put([], GPU, tmp_path).exists()
+    path = store.put([record()], GPU, tmp_path)
+    before = path.stat()
+    store.put([], GPU, tmp_path)
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+
+
+def test_nothing_is_stored_of_a_simulator_or_of_what_cannot_run(tmp_path):
+    with pytest.raises(ValueError, match="simulator"):
+        store.put([record()], replace(GPU, kind="simulator"), tmp_path)
+    with pytest.raises(ValueError, match="threads"):
+        store.put([record(kernel="naive", config={"MB": 256, "NB": 256})], GPU, tmp_path)
+    with pytest.raises(ValueError, match="changed"):
+        store.put([record(digest="0123456789ab")], GPU, tmp_path)
+    with pytest.raises(ValueError, match="text"):
+        store.put([record(environment=replace(NOW, compiler="two\nlines"))], GPU, tmp_path)
+    assert [path.suffix for path in tmp_path.iterdir()] in ([], [".lock"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"seconds": 0.0}, "time"),
+        ({"seconds": float("nan")}, "time"),
+        ({"spread": -1.0}, "spread"),
+        ({"date": "yesterday"}, "date"),
+        ({"date": "2026-13-01"}, "month"),
+        ({"digest": "../etc"}, "digest"),
+    ],
+)
+def test_a_record_refuses_what_makes_no_sense(fields, words):
+    with pytest.raises(ValueError, match=words):
+        replace(record(), **fields)
+
+
+def test_the_same_name_with_other_multiprocessors_is_refused(tmp_path):
+    path = store.put([record()], GPU, tmp_path)
+    before, slice_of_it = path.read_text(), replace(GPU, sms=66)
+    with pytest.raises(StoreError, match="sms 132; this device is Test GPU 9.* sms 66"):
+        store.put([record(128)], slice_of_it, tmp_path)
+    assert path.read_text() == before
+    (old,) = [r for r in store.load(slice_of_it, tmp_path) if r.file == str(path)]
+    assert "device changed" in stale_because(old, slice_of_it, NOW)
+
+
+def test_a_kernel_of_another_pymm_is_kept_but_stale(tmp_path):
+    path = tmp_path / "test-gpu-9.yaml"
+    path.write_text(GOOD.replace("kernel: transposed_a", "kernel: from_the_future"))
+    store.put([record(128)], GPU, tmp_path)
+    assert "from_the_future" in path.read_text()
+    (old,) = [r for r in store.load_file(GPU, path) if r.problem.m == 64]
+    assert "no kernel 'from_the_future'" in stale_because(old, GPU, NOW)
+    assert stale_because(replace(record(), config=old.config), GPU, NOW)
+    path.write_text(GOOD.replace("MB: 64, ", ""))
+    (old,) = store.load_file(GPU, path)
+    assert "takes MB, NB" in stale_because(old, GPU, NOW)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, ""),
+        ({"environment": replace(NOW, pymm="0.0.1", cuda="1")}, ""),
+        ({"environment": replace(NOW, driver="1.2")}, "tuned with driver 1.2, now 580.10"),
+        ({"environment": replace(NOW, compiler="")}, "tuned with compiler none, now nvcc 13.0.88"),
+        ({"digest": "0123456789ab"}, "source of kernel transposed_a changed"),
+        (
+            {"device": "Another GPU"},
+            r"device changed \(Another GPU; now Test GPU 9, capability 9.0",
+        ),
+    ],
+)
+def test_a_change_makes_exactly_its_records_stale(change, words):
+    reason = stale_because(replace(record(), **change), GPU, NOW)
+    assert re.search(words, reason) if words else reason == ""
+
+
+def test_reading_again_costs_no_parsing_and_sees_changes(tmp_path, monkeypatch):
+    store.put([record()], GPU, tmp_path)
+    first = store.load(GPU, tmp_path)
+    assert all(a is b for a, b in zip(first, store.load(GPU, tmp_path), strict=True))
+    store.put([record(128)], GPU, tmp_path)
+    assert len(store.load(GPU, tmp_path)) == len(first) + 1
+
+
+def test_files_lists_the_users_first(tmp_path):
+    path = store.put([record()], GPU, tmp_path)
+    assert store.files(tmp_path)[0] == path
+    assert all(store.read(file) for file in store.files(tmp_path))
+    assert store.files(tmp_path / "absent") == store.files(None)
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "dotfiles").mkdir()
+    target = tmp_path / "dotfiles" / "gpu.yaml"
+    link = tmp_path / "test-gpu-9.yaml"
+    link.symlink_to(target)
+    target.write_text(GOOD)
+    store.put([record(128)], GPU, tmp_path)
+    assert link.is_symlink() and "m: 128" in target.read_text()

@@ -1,0 +1,124 @@
+"""What a search tries first."""
+
+import pytest
+from recorded import NoCompiler
+
+from pymm.core.device import Device, cuda_peaks
+from pymm.core.problem import Problem
+from pymm.kernels import find_kernel
+from pymm.kernels.source import kernel_digest
+from pymm.selection.cost_model import predicted_seconds
+from pymm.selection.records import Environment, Record
+from pymm.tune.initial import FIRST, PORTFOLIO, PROMISING, InitialConfigs, Prefetcher
+from pymm.tune.initial import prepare as prepared
+
+KERNEL = find_kernel("register_tile")
+H200 = Device(
+    "Test H200",
+    "cuda",
+    capability=(9, 0),
+    sms=132,
+    clock_hz=1.98e9,
+    bandwidth=4.8e12,
+    peak_flops=cuda_peaks((9, 0), 132, 1.98e9),
+)
+PROBLEM = Problem(1000, 1000, 1000)
+VALID = KERNEL.configs(PROBLEM, H200)[0]
+FITTING = sorted(VALID, key=lambda config: predicted_seconds(config, PROBLEM, H200))
+
+
+def prepare(problem, kernel, device):
+    return InitialConfigs(problem, kernel, *prepared(problem, kernel, device), device)
+
+
+def record(config, extent, **more):
+    digest = kernel_digest("cuda", KERNEL.file)
+    problem = Problem(extent, extent, extent, **more)
+    return Record(problem, config, 1e-3, 0.0, "2026-11-21", Environment("1", "2"), digest)
+
+
+def test_default_then_stored_and_promising_by_turns():
+    outset = prepare(PROBLEM, KERNEL, H200)
+    assert set(outset.valid) == set(VALID) and outset.default == KERNEL.default_config
+    assert len(outset.promising) == PROMISING
+    stored = [record(config, 900 + n) for n, config in enumerate(FITTING[50:][: PORTFOLIO + 3])]
+    first = outset.first(stored)
+    assert first[0] == outset.default
+    assert first[1] == stored[-1].config, "of the nearest problem"
+    assert first[2] == outset.promising[0]
+    assert len(first) == len(set(first)) == FIRST
+    assert len(outset.first(stored, 9)) == 9
+
+
+def test_variants_of_the_best_known_are_tried():
+    """One parameter of the nearest stored configuration is changed, by one step at first."""
+    outset = prepare(PROBLEM, KERNEL, H200)
+    base = FITTING[70]
+    first = outset.first([record(base, 1000)], 40)
+    others = [c for c in first[1:] if c not in outset.promising]
+    changes = [
+        {name for name, value in config.parameters if value != base.as_dict()[name]}
+        for config in others
+    ]
+    assert sum(len(change) == 1 for change in changes) >= 4
+    assert base in first
+
+
+def test_what_is_stored_for_another_shape_is_not_tried_where_it_cannot_fit():
+    """Tiles of a square product for a single row of blocks: most of each would be idle."""
+    skinny = Problem(8192, 16, 8192)
+    outset = prepare(skinny, KERNEL, H200)
+    wide = max(outset.valid, key=lambda c: predicted_seconds(c, skinny, H200))
+    assert predicted_seconds(wide, skinny, H200) > 2 * predicted_seconds(
+        outset.default, skinny, H200
+    )
+    assert wide not in outset.first([record(wide, 8192)])
+
+
+def test_same_type_and_layout_come_first():
+    other, turned, same = FITTING[60:63]
+    stored = [record(other, 1000, dtype="f64"), record(turned, 1000, trans_a=True)]
+    stored.append(record(same, 4000))
+    first = prepare(PROBLEM, KERNEL, H200).first(stored)
+    places = [first.index(config) for config in (same, turned, other)]
+    assert places == sorted(places)
+
+
+def test_bfloat16_begins_with_what_float16_takes():
+    kernel, problem = find_kernel("wgmma"), Problem(1024, 1024, 1024, "bf16")
+    outset = prepare(problem, kernel, H200)
+    ordered = sorted(outset.valid, key=lambda config: predicted_seconds(config, problem, H200))
+    near, far, single = ordered[60:63]
+    stored = [record(single, 1024, dtype="f16_f32"), record(far, 2048, dtype="bf16")]
+    first = outset.first([*stored, record(near, 1024, dtype="f16")])
+    assert first[1] == near and first.index(far) < first.index(single)
+
+
+def test_a_default_outside_the_space_is_valid_all_the_same(monkeypatch):
+    monkeypatch.setitem(KERNEL.__dict__, "space", {**KERNEL.space, "KB": (8,)})
+    outset = prepare(PROBLEM, KERNEL, H200)
+    assert outset.default in outset.valid and outset.default.KB == 16
+
+
+@pytest.mark.parametrize("kernel", ["blocked", "reordered"])
+def test_a_cpu_has_nothing_promising(kernel):
+    cpu = Device("cpu", "cpu", sms=2, vector_bytes=64, vector_registers=32)
+    outset = prepare(PROBLEM, find_kernel(kernel, "cpu"), cpu)
+    assert outset.promising == () and outset.first(()) == [outset.default]
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_searches_are_prepared_while_others_measure(quick):
+    """Texts of the next problems are at the compiler; the one with the fewest to come is next."""
+    compiler = NoCompiler()
+    tasks = [(Problem(n, n, n), KERNEL) for n in (100, 200, 300)]
+    with Prefetcher(H200, compiler, quick) as lookout:
+        assert lookout.next(tasks) in tasks
+        outset, builds = lookout.take(tasks[1])
+        assert outset.default == KERNEL.default_config and len(outset.promising) == PROMISING
+        assert len(builds) >= len(outset.first(()))
+        assert {build.done() for build in builds} == {True}
+        for task in tasks:
+            lookout.take(task)
+        assert lookout.next(tasks[1:]) == tasks[1], "all are ready"
+    assert len(prepared(PROBLEM, "register_tile", H200, 50)[0]) == 51, "and the default"
