@@ -20,7 +20,7 @@ def significant(value: float, digits: int = 4) -> str:
 
 
 def duration(seconds: float, digits: int = 4) -> str:
-    """A time with a unit that suits it: "1.234 ms", "56.7 us"; "-" for none."""
+    """A time with a suitable unit: "1.234 ms", "56.7 us"; "-" for none."""
     if not seconds > 0:
         return "-"
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
@@ -37,7 +37,7 @@ def show_table(
     file: TextIO | None = None,
 ) -> None:
     """Print `rows` under `columns`, those named in `numbers` set flush right. Drawn by rich on a
-    terminal; else columns two blanks apart, no line wrapped or cut.
+    terminal; else columns separated by two blanks, no line wrapped or cut.
     """
     file = file or sys.stdout
     texts = [[str(cell) for cell in row] for row in rows]
@@ -77,8 +77,8 @@ def _draw(
 
 @contextmanager
 def spared() -> Iterator[None]:
-    """Processes that are started in a `with` never see Ctrl-C, from their first moment on: the
-    parent decides what an interrupt ends. One that comes meanwhile reaches the parent afterwards.
+    """Processes that are started in a `with` never receive Ctrl-C: the parent decides what an
+    interrupt ends. One that arrives meanwhile reaches the parent afterwards.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -92,7 +92,7 @@ def spared() -> Iterator[None]:
 
 
 class Stop:
-    """Ctrl-C as a wish: the first makes `asked` true, the second raises `KeyboardInterrupt`."""
+    """Ctrl-C as a request: the first sets `asked`, the second raises `KeyboardInterrupt`."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -108,7 +108,7 @@ class Stop:
 
     @contextmanager
     def listening(self) -> Iterator[Stop]:
-        """Take interrupts and polite kills as wishes for the time of a `with`."""
+        """Handle SIGINT and SIGTERM as requests within a `with`."""
         if threading.current_thread() is not threading.main_thread():
             yield self
             return

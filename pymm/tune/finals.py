@@ -1,5 +1,5 @@
-"""Which of the last few is saved: the fastest, but the default where that may be noise; and which
-time is no evidence.
+"""Which finalist is saved: the fastest, or the default where the difference may be noise; and which
+times are not accepted.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from pymm.measure.libraries import HALF
 from pymm.measure.workbench import Trial
 from pymm.selection.records import Record
 
-#: A configuration replaces the default only if it is faster by more than this part and by more
-#: than so many standard errors of the two medians: below it the two are the same, and the default
-#: is known to fit every size.
+#: A configuration replaces the default only if it is faster by more than this fraction and by more
+#: than so many standard errors of the two medians. Otherwise the two are equal, and the default
+#: suits neighbouring sizes.
 TIE, NOISE = 0.005, 2.0
 
-#: Standard error of the median of n normal numbers, by their interquartile range over root n:
+#: Standard error of the median of n normally distributed values / (interquartile range / sqrt(n)):
 #: sqrt(pi / 2) / 1.349.
 MEDIAN_ERROR = 0.93
 
-#: A time of more spread than this is not saved.
+#: A time with more spread (interquartile range / median) is not saved.
 MOST_SPREAD = 0.15
 
-#: How far above its peak a device may seem to be: that of a GPU follows from its clock, the most
-#: seen on an H200 is 0.96 of it; that of a CPU was measured once, perhaps while others were busy.
+#: A rate above so many times the device's peak is impossible. The peak of a GPU follows from its
+#: clock (0.96 of it was reached on an H200); that of a CPU was measured once, perhaps under load.
 TOLERANCE, CPU_TOLERANCE = 1.05, 1.25
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What a session comes to: the trial to save, the default's seconds in the same run, the
-    fastest other library, and the right trials of what is saved for other kernels.
+    """The result of a session: the trial to save, the default's seconds in the same run, the
+    fastest baseline library, and the trials of other kernels' stored configurations.
     """
 
     winner: Trial
@@ -48,14 +48,14 @@ class Decision:
 
 
 def impossible(trial: Trial, device: Device) -> str:
-    """Why no device of this kind can have been so fast, in words. "" if it can, or if there is no
-    time, or if the device's limits are not known.
+    """Why a time is physically impossible on the device; "" if it is not, if there is no time, or
+    if the device's limits are unknown.
     """
     problem, most = trial.problem, CPU_TOLERANCE if device.kind == "cpu" else TOLERANCE
     if not trial.seconds > 0:
         return ""
-    numbers = problem.m * problem.k + (0 if problem.symmetric else problem.k * problem.n)
-    read = numbers * problem.numpy_dtype.itemsize * problem.batch
+    elements = problem.m * problem.k + (0 if problem.symmetric else problem.k * problem.n)
+    read = elements * problem.numpy_dtype.itemsize * problem.batch
     for done, limit, unit in (
         (problem.flops, device.peak_flops.get(problem.dtype, 0.0), "FLOP/s"),
         (read, device.bandwidth, "B/s"),
@@ -70,7 +70,7 @@ def impossible(trial: Trial, device: Device) -> str:
 
 
 def doubtful(trial: Trial) -> str:
-    """Why a time is not to be saved, in words; "" if it may be."""
+    """Why a time must not be saved; "" if it may be."""
     if trial.spread > MOST_SPREAD:
         return f"its times spread by {trial.spread:.0%}, more than {MOST_SPREAD:.0%}"
     reasons = str(trial.telemetry.get("throttle", "")).split("+")
@@ -80,8 +80,8 @@ def doubtful(trial: Trial) -> str:
 
 
 def saved_for(problem: Problem, kernel: Kernel, records: Iterable[Record]) -> list[Config]:
-    """What is saved for a problem and a kernel: one's own and as shipped, by this and other drivers
-    and compilers, be it for an older text of the kernel; each configuration once.
+    """The stored configurations of a problem and kernel: the user's and the shipped ones, of any
+    driver, compiler and version of the kernel; each once.
     """
     task = (problem, kernel)
     same = [r.config for r in records if (r.problem, r.config.kernel) == task]
@@ -89,7 +89,7 @@ def saved_for(problem: Problem, kernel: Kernel, records: Iterable[Record]) -> li
 
 
 def rivals_of(problem: Problem, kernel: Kernel, records: Iterable[Record]) -> list[Config]:
-    """The fastest that is saved for the problem of each other kernel of the same backend."""
+    """The fastest stored configuration of each other kernel of the same backend."""
     best: dict[Kernel, Record] = {}
     for record in records:
         other = record.config.kernel
@@ -103,8 +103,8 @@ def rivals_of(problem: Problem, kernel: Kernel, records: Iterable[Record]) -> li
 def choose(
     default: Config, trials: Sequence[Trial], times: dict[str, list[float]]
 ) -> Decision | None:
-    """The fastest right one of the default's kernel, the default where it is as fast but for `TIE`
-    or noise.
+    """The fastest correct configuration of the default's kernel; the default if it is as fast
+    within `TIE` or the noise. None if none is correct.
     """
     every = [trial for trial in trials if trial.outcome == "ok"]
     right = [trial for trial in every if trial.config.kernel == default.kernel]

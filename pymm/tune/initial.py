@@ -1,6 +1,6 @@
-"""What a search begins with, made ready while others measure: the valid configurations, and of them
-the first to be tried: the default, those stored for the nearest problems, and those that the cost
-model expects most of.
+"""What a search begins with, prepared while others measure: the valid configurations, and the first
+of them to be tried: the default, stored ones of the nearest problems, and those that the cost model
+predicts to be fastest.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from pymm.tune.finals import rivals_of
 
 Task = tuple[Problem, Kernel]
 
-#: Stored configurations of the nearest problems that are tried, of the cost model's, and of those
-#: that differ from the best known one in a single parameter; and how many of all of them where no
-#: budget says how many can be compiled.
+#: How many stored configurations of the nearest problems are tried, how many of the cost model's,
+#: and how many that differ from the best known one in a single parameter; and how many of all of
+#: them if there is no budget.
 PORTFOLIO, PROMISING, NEAR = 6, 24, 8
 FIRST = 24
 
-#: A stored configuration that the model expects to take so many times as long as the default is
-#: for another shape: tiles of 64 x 64 took 4 times as long as the default for 16 columns. Of those
-#: near the best known one less is enough to leave them out.
+#: A stored configuration is left out if the model predicts so many times the default's time: tiles
+#: of 64 x 64 took 4 times as long as the default for 16 columns. Those near the best known
+#: configuration are left out earlier.
 UNFIT, UNFIT_NEAR = 2.0, 1.25
 
-#: Problems whose first texts are compiled while others are measured: a text takes seconds.
+#: Problems whose first sources are compiled while others are measured: a source takes seconds.
 LOOK_AHEAD = 8
 
 #: Processes that prepare quick searches, and configurations that such a search keeps.
@@ -45,8 +45,8 @@ PREPARERS, MOST_KEPT = 4, 4000
 
 @dataclass(frozen=True)
 class InitialConfigs:
-    """One search before it begins: what may be tried, and what is tried first. Without a `device`
-    nothing is known of how long a configuration should take.
+    """The valid configurations of one search, and those to try first. Without a `device` no times
+    are predicted.
     """
 
     problem: Problem
@@ -57,14 +57,14 @@ class InitialConfigs:
     device: Device | None = None
 
     def first(self, stored: Iterable[Record], count: int = FIRST) -> list[Config]:
-        """Up to `count` configurations, each once: the default, then by turns one of the nearest
-        stored problems, one of the cost model's and one near the first of all these: the model
-        does not know what some parameters do.
+        """Up to `count` configurations, each once: the default, then in turn one of the nearest
+        stored problems, one of the cost model's and one near the best known: the model ignores
+        some parameters.
         """
         alike = [r for r in stored if r.config.kernel == self.kernel and self._alike(r.problem)]
         alike.sort(key=lambda record: self._distance(record.problem))
         configs = dict.fromkeys(record.config for record in alike)
-        # What was found for this very problem needs no model to speak for it.
+        # A record of this very problem is tried whatever the model predicts.
         own = {record.config for record in alike if record.problem == self.problem}
         fitting = (config for config in configs if config in own or self._fits(config))
         portfolio = list(itertools.islice(fitting, PORTFOLIO))
@@ -79,7 +79,7 @@ class InitialConfigs:
         return predicted_seconds(config, self.problem, self.device)
 
     def _fits(self, config: Config) -> bool:
-        """Whether a configuration stored for another problem is worth a trial for this one."""
+        """Whether a configuration of another problem is worth a trial."""
         return self._seconds(config) <= UNFIT * self._seconds(self.default)
 
     def _near(self, base: Config) -> list[Config]:
@@ -96,31 +96,31 @@ class InitialConfigs:
         return [config for *_, config in found[:NEAR]]
 
     def _alike(self, other: Problem) -> bool:
-        """Same precision, and nothing of a symmetric C for another: a good tile serves other
-        layouts and types, too.
+        """Whether a record of `other` may help: the same precision, and not half of a symmetric C
+        for a whole one. A good tile suits other layouts and dtypes, too.
         """
         if other.symmetric and not self.problem.symmetric:
             return False
         return other.precision == self.problem.precision
 
     def _distance(self, other: Problem) -> float:
-        """Same operation, size of type and layout first, then by the logarithms of the extents:
-        float16 and bfloat16 take the same time of the same tiles.
+        """Same element size, layout and operation first, then by the logarithms of the extents.
+        float16 and bfloat16 count as close: the same tiles take the same time.
         """
         p = self.problem
         pairs = ((other.m, p.m), (other.n, p.n), (other.k, p.k))
-        apart = sum(abs(math.log2(max(x, 1) / max(y, 1))) for x, y in pairs)
+        distance = sum(abs(math.log2(max(x, 1) / max(y, 1))) for x, y in pairs)
         sizes = [(x.numpy_dtype.itemsize, x.out_dtype.itemsize) for x in (other, p)]
-        apart += 100 * (sizes[0] != sizes[1]) + 0.1 * (other.dtype != p.dtype)
-        apart += 10 * (other.layout != p.layout)
-        return apart + 5 * (other.op != p.op)
+        distance += 100 * (sizes[0] != sizes[1]) + 0.1 * (other.dtype != p.dtype)
+        distance += 10 * (other.layout != p.layout)
+        return distance + 5 * (other.op != p.op)
 
 
 def prepare(
     problem: Problem, kernel: str | Kernel, device: Device, most: int | None = None
 ) -> tuple[tuple[Config, ...], Config, tuple[Config, ...]]:
-    """What of a search needs no measurement, and takes up to seconds: the valid configurations (the
-    `most` that the cost model expects most of), the default, and the promising ones.
+    """The part of a search that needs no measurement, and up to seconds: the valid configurations
+    (the `most` best ones by the cost model), the default, and the promising ones.
     """
     if isinstance(kernel, str):
         kernel = find_kernel(kernel, "cpu" if device.kind == "cpu" else "cuda")
@@ -135,11 +135,11 @@ def prepare(
 
 
 class Prefetcher:
-    """Prepares the searches to come, and has their first texts compiled, while others measure.
+    """Prepares the next searches, and compiles their first sources, while others are measured.
 
-    A `quick` one keeps few configurations of each and works in processes of its own: a large space
-    takes seconds of Python, which the process that measures has not. `stored` says which records
-    there are by now, `count` how many configurations of each search are to be compiled.
+    With `quick` it keeps few configurations of each and works in processes of its own: a large
+    space takes seconds of Python, which would delay the measuring process. `stored` gives the
+    records so far; `count` configurations of each search are compiled.
     """
 
     def __init__(
@@ -168,19 +168,19 @@ class Prefetcher:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def next(self, waiting: Sequence[Task]) -> Task:
-        """Of the first few tasks the one that waits for the fewest texts."""
+        """The one of the first few tasks that waits for the fewest sources."""
         for task in waiting[:LOOK_AHEAD]:
             if task not in self._prepared:
                 self._prepared[task] = self._prepare(*task)
         return min(waiting[:LOOK_AHEAD], key=self._to_wait_for)
 
     def take(self, task: Task) -> tuple[InitialConfigs, list[Future]]:
-        """What the task begins with, and its texts at the compiler; waits for both to be known."""
+        """The initial configurations of a task and their sources at the compiler."""
         problem, kernel = task
-        outset = InitialConfigs(problem, kernel, *self._prepared[task].result(), self.device)
+        initial = InitialConfigs(problem, kernel, *self._prepared[task].result(), self.device)
         if task not in self._builds:
-            self._compile(task, outset)
-        return outset, self._builds[task]
+            self._compile(task, initial)
+        return initial, self._builds[task]
 
     def _prepare(self, problem: Problem, kernel: Kernel) -> Future:
         processes = isinstance(self._pool, ProcessPoolExecutor)
@@ -190,7 +190,7 @@ class Prefetcher:
             return self._pool.submit(prepare, problem, name, self.device, most)
 
     def _to_wait_for(self, task: Task) -> float:
-        """Texts that a task would wait for. On a CPU all are compiled between measurements."""
+        """Sources that a task would wait for. On a CPU all are compiled between measurements."""
         if self.device.kind == "cpu":
             return 0
         if not self._prepared[task].done():
@@ -199,14 +199,14 @@ class Prefetcher:
             self._compile(task, InitialConfigs(*task, *self._prepared[task].result(), self.device))
         return sum(not build.done() for build in self._builds[task])
 
-    def _compile(self, task: Task, outset: InitialConfigs) -> None:
+    def _compile(self, task: Task, initial: InitialConfigs) -> None:
         self._builds[task] = []
         if self.device.kind != "cpu":
             stored = list(self.stored())
-            configs = [*outset.first(stored, self.count), *rivals_of(*task, stored)]
-            texts = (
-                text
+            configs = [*initial.first(stored, self.count), *rivals_of(*task, stored)]
+            rendered = (
+                source
                 for config in configs
-                for text in sources(config, task[0])[: 1 if self.quick else None]
+                for source in sources(config, task[0])[: 1 if self.quick else None]
             )
-            self._builds[task] = [self.compiler.submit(text) for text in texts]
+            self._builds[task] = [self.compiler.submit(source) for source in rendered]

@@ -1,4 +1,4 @@
-"""What a person sees while a tuner works: a live display, or plain lines where no terminal is."""
+"""What is shown while a tuner works: a live display on a terminal, else plain lines."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ TABLE_WIDTH = 160
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds: `3:07`; for a time that never ends `any time`."""
+    """Minutes and seconds, `3:07`; `any time` for infinity."""
     if math.isinf(seconds):
         return "any time"
-    whole = max(0, int(seconds))
-    return f"{whole // 60}:{whole % 60:02d}"
+    full = max(0, int(seconds))
+    return f"{full // 60}:{full % 60:02d}"
 
 
 @dataclass
 class State:
-    """What is known about the problem that is being tuned."""
+    """The problem that is being tuned, so far."""
 
     title: str = ""
     space: int = 0
@@ -52,7 +52,7 @@ class Progress:
         self.state = State()
         self._live = Live(console=self.console, auto_refresh=False, transient=True)
         self._terminal = self.console.is_terminal
-        self._said = 0.0
+        self._printed_at = 0.0
 
     def __enter__(self) -> Progress:
         if self._terminal:
@@ -63,7 +63,7 @@ class Progress:
         self._live.stop()
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def begin(self, problem: Problem, kernel: str, space: int, ends: float, of: str) -> None:
@@ -71,12 +71,12 @@ class Progress:
         monotonic clock) and which of how many it is (`3/12`).
         """
         self.state = State(f"{problem.slug} {kernel}", space, ends=ends, of=of)
-        self._said = time.monotonic()
+        self._printed_at = time.monotonic()
         if not self._terminal:
             self.say(f"[{of}] {self.state.title}: {space} valid configurations")
 
     def trial(self, trial: Trial) -> None:
-        """A trial is over."""
+        """Show that a trial is over."""
         state = self.state
         state.outcomes[trial.outcome] += 1
         better = trial.outcome == "ok" and (
@@ -84,13 +84,13 @@ class Progress:
         )
         if better:
             state.best = trial
-        if not self._terminal and (better or time.monotonic() - self._said > PLAIN_EVERY):
-            self._said = time.monotonic()
+        if not self._terminal and (better or time.monotonic() - self._printed_at > PLAIN_EVERY):
+            self._printed_at = time.monotonic()
             self.say("  " + self._line())
         self.tick(state.compiling)
 
     def tick(self, compiling: int) -> None:
-        """Time has passed; so many sources wait for the compiler."""
+        """Update the display; `compiling` sources wait for the compiler."""
         self.state.compiling = compiling
         if self._terminal:
             self._live.update(self._display(), refresh=True)
@@ -134,7 +134,7 @@ class Line:
 
 
 def show_lines(lines: list[Line], console: Console) -> None:
-    """The table: GFLOP/s of default, tuned and reference, and what was chosen."""
+    """Print the table: GFLOP/s of default, tuned and baseline, and the chosen configuration."""
     library = next((line.library for line in lines if line.library), "reference")
     if not console.is_terminal:  # a file or a pipe has no width of its own
         console = Console(file=console.file, width=TABLE_WIDTH)

@@ -32,7 +32,7 @@ from pymm.tune.finals import Decision, rivals_of, saved_for
 from pymm.tune.initial import FIRST, InitialConfigs, Prefetcher, Task
 from pymm.tune.options import Options, parse
 from pymm.tune.progress import Line, Progress, show_lines
-from pymm.tune.session import FEWEST_TRIALS, Broken, Session, Streak
+from pymm.tune.session import FEWEST_TRIALS, Broken, Session, Setup, Streak
 from pymm.tune.study import Search, open_storage, open_study
 from pymm.tune.trial_log import Busy, ForeignFile, TrialLog
 
@@ -40,9 +40,9 @@ from pymm.tune.trial_log import Busy, ForeignFile, TrialLog
 def tasks_of(
     options: Options, device: Device, stored: Callable[[], Iterable[tuple[Record, str]]]
 ) -> list[Task]:
-    """What the options name, or with `stale` what of `stored` does not describe the present any
-    more: records of kernels of this pymm, each with why it is stale ("" if it is not). `ValueError`
-    if a kernel or a shape does not fit.
+    """The problems and kernels that the options name; with `stale` those of the stale records among
+    `stored`: records and why each is stale ("" if it is not). `ValueError` if a kernel or a shape
+    does not fit.
     """
     return _stale(device, stored()) if options.stale else _named(options, device)
 
@@ -54,7 +54,7 @@ def _named(options: Options, device: Device) -> list[Task]:
     for problem in options.problems(standard):
         known = kernels_for(problem, device)
         if not known and options.dtypes == tuple(DTYPES):
-            continue  # "all" are those that the device has kernels for
+            continue  # "all" means the dtypes that the device has kernels for
         if not known:
             raise ValueError(f"no kernel computes {problem.slug} on {device.name}")
         chosen = known[-1:]
@@ -64,7 +64,7 @@ def _named(options: Options, device: Device) -> list[Task]:
             chosen = [find_kernel(name, known[0].backend) for name in options.kernels]
         if 3 * problem.bytes > device.memory_bytes > 0:
             raise ValueError(
-                f"{problem.slug} and what checks it take {3 * problem.bytes / 2**30:.1f} GiB, "
+                f"{problem.slug} and its verification take {3 * problem.bytes / 2**30:.1f} GiB, "
                 f"{device.name} has {device.memory_bytes / 2**30:.1f}: tune a smaller shape"
             )
         tasks += [(problem, kernel) for kernel in chosen]
@@ -72,7 +72,7 @@ def _named(options: Options, device: Device) -> list[Task]:
 
 
 def _stale(device: Device, stored: Iterable[tuple[Record, str]]) -> list[Task]:
-    """Of several records of a problem and kernel (one's own, the shipped) one may be current."""
+    """Problems and kernels of which every record (the user's, the shipped one) is stale."""
     found: dict[Task, bool] = {}
     for record, stale in stored:
         task = record.problem, record.config.kernel
@@ -83,22 +83,23 @@ def _stale(device: Device, stored: Iterable[tuple[Record, str]]) -> list[Task]:
 
 TUNED, NOT_ALL, BAD_OPTIONS, NO_DEVICE, INTERRUPTED = 0, 1, 2, 3, 130
 
-#: Part of a problem's time that is kept for the comparison at its end, and at most that long.
+#: Fraction of a problem's time that is kept for the comparison at its end; its longest and shortest
+#: duration in seconds.
 FINAL_PART, FINAL_MOST, LEAST_FINAL = 0.3, 15.0, 1.0
 
-#: Shares of the time that a problem may take until enough of its first texts are compiled.
+#: How many shares of the time a problem may take until enough of its first sources are compiled.
 PATIENCE = 4
 
-#: Seconds that one process needs for a text (1564 texts in 293 s by 15 on an H200's host), and how
-#: many configurations a search begins with at least and at most where the time is limited.
-SECONDS_PER_TEXT, FEWEST_FIRST, MOST_FIRST = 2.8, 16, 39
+#: Seconds to compile one source (1564 sources in 293 s by 15 processes on an H200's host), and how
+#: many configurations a search begins with, at least and at most, where the time is limited.
+SECONDS_PER_SOURCE, FEWEST_FIRST, MOST_FIRST = 2.8, 16, 39
 
-#: The same where something is tuned again because it is stale.
+#: The same for a stale record that is tuned again.
 FIRST_IF_STALE = 4
 
-#: Seconds between two looks whether another tuner has let go of the device, and for which this one
-#: lets go of it between two problems, so that the other has its turn.
-LOOK, TURN = 0.05, 0.15
+#: Seconds between two attempts to lock the device, and for which the lock is free between two
+#: problems, so that another tuner can take it.
+POLL, YIELD = 0.05, 0.15
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -110,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 @dataclass
 class Tuner:
     """One run of the command. `hire` makes a worker from a site, `open_compiler` a pool of
-    compilers from a worker's compiler and their number; tests put others in their place.
+    compilers from a worker's compiler and their number; tests replace both.
     """
 
     options: Options
@@ -119,16 +120,16 @@ class Tuner:
     open_compiler: Callable[[Any, int], Any] = Precompiler
     console: Console = field(default_factory=Console)
     stop: Stop = field(default_factory=Stop)
+    lines: list[Line] = field(default_factory=list, init=False)
+    records: list[Record] = field(default_factory=list, init=False)
+    failed: int = field(default=0, init=False)
+    streak: Streak = field(default_factory=Streak, init=False)
+    short: list[str] = field(default_factory=list, init=False)
+    _said: set[str] = field(default_factory=set, init=False)
 
     def run(self) -> int:
         """Tune everything that the options name."""
         self.started = time.monotonic()
-        self.lines: list[Line] = []
-        self.records: list[Record] = []
-        self.failed = 0
-        self.streak = Streak()
-        self._said: set[str] = set()
-        self.short: list[str] = []
         try:
             with ExitStack() as held:
                 held.enter_context(self.stop.listening())
@@ -206,7 +207,7 @@ class Tuner:
             name = f"{problem.slug} {kernel.number:02d}_{kernel.name}"
             self._say(f"{name}: {len(valid)} of {total} configurations are valid")
             for reason, count in rejected.most_common():
-                self._say(f"  {count:6d} turned down: {reason}")
+                self._say(f"  {count:6d} rejected: {reason}")
         return TUNED
 
     def _say(self, text: str) -> None:
@@ -228,25 +229,37 @@ class Tuner:
         log = TrialLog(self.options.csv or self.folder / "trials.csv", self._say)
         held.callback(log.close)
         progress = held.enter_context(Progress(self.console))
-        quick = self.options.checks == "quick"
+        options, quick = self.options, self.options.checks == "quick"
+        setup = Setup(
+            self.workers,
+            compiler,
+            log,
+            progress,
+            self.stop,
+            self.ahead,
+            options.seed,
+            options.limit,
+            quick,
+            self.streak,
+        )
         self.count = self._first(len(tasks))
-        lookout = held.enter_context(
+        prefetcher = held.enter_context(
             Prefetcher(self.device, compiler, quick, self._known, self.count)
         )
         waiting: list[Task] = list(tasks)
         busy: list[Task] = []
         while (waiting or busy) and not self.stop():
-            if not waiting:  # what another tuner works on comes at the end, again until it is free
+            if not waiting:  # problems that another tuner works on come last, until they are free
                 waiting, busy = busy, []
-                time.sleep(LOOK)
-            task = lookout.next(waiting)
-            outset, builds = lookout.take(task)
+                time.sleep(POLL)
+            task = prefetcher.next(waiting)
+            initial, builds = prefetcher.take(task)
             waiting.remove(task)
             left = len(waiting) + len(busy)
             of = f"{len(tasks) - left}/{len(tasks)}"
             try:
                 with self._device_alone():
-                    self._one(outset, builds, self._share(left + 1), of, compiler, log, progress)
+                    self._one(initial, builds, self._share(left + 1), of, setup)
             except Busy as other:
                 if time.monotonic() >= self._over:
                     self._leave_out(task, f"{other} until the time was over")
@@ -254,7 +267,7 @@ class Tuner:
                     self._once(f"{other}: {task[0].slug} is tuned at the end of this run")
                     busy.append(task)
             if left:
-                time.sleep(TURN)
+                time.sleep(YIELD)
 
     def _leave_out(self, task: Task, why: str) -> None:
         problem, kernel = task
@@ -262,7 +275,7 @@ class Tuner:
         self._say(f"{problem.slug} {kernel.name}: not tuned, {why}")
 
     def _check_output(self) -> None:
-        """Learn now, not at the end, that the file of records is damaged or cannot be written."""
+        """Raise now, not at the end, if the file of records is damaged or cannot be written."""
         if self.device.kind == "simulator":
             return
         try:
@@ -275,8 +288,8 @@ class Tuner:
 
     @contextmanager
     def _device_alone(self) -> Iterator[None]:
-        """Hold every device that is tuned against other tuners of this user, waiting for them.
-        Raises `Busy` if the time is over before they let go, or the run is to stop.
+        """Lock every device that is tuned against other tuners of this user, waiting for them.
+        Raises `Busy` if the time is over before that, or the run is to stop.
         """
         if self.device.kind == "simulator":
             yield
@@ -290,12 +303,12 @@ class Tuner:
                 self._once("Another tuner measures on this device: waiting for it.")
                 if self.stop() or time.monotonic() >= self._over:
                     raise Busy("another tuner measured on this device")
-                time.sleep(LOOK)
+                time.sleep(POLL)
             yield
 
     @staticmethod
     def _taken(held: ExitStack, locks: Sequence[Path]) -> bool:
-        """Enter all `locks` into `held`, or none if one of them is somebody else's."""
+        """Take all `locks` into `held`, or none if one of them is taken."""
         with ExitStack() as taken:
             try:
                 for lock in locks:
@@ -314,8 +327,8 @@ class Tuner:
         return [*self.records, *(record for record, _ in self._stored())]
 
     def _stored(self) -> list[tuple[Record, str]]:
-        """What is tuned for the device and why it is stale. Records of kernels that this pymm does
-        not have, or has with other parameters, stay in their file; each is named once.
+        """Records of the device, each with why it is stale. Records of kernels that this pymm does
+        not have, or has with other parameters, stay in their file and are reported once.
         """
         found = []
         for record, file, stale in configs(self.device, self.output, self._environment):
@@ -327,15 +340,15 @@ class Tuner:
         return found
 
     def _first(self, tasks: int) -> int:
-        """With how many configurations a search begins: those that can be compiled in its share of
-        the time, for that is what a quick search waits for. Of what is stale few beside the old.
+        """How many configurations a search begins with: as many as can be compiled in its share of
+        the time, since a quick search waits for them; few where a stale record is tuned again.
         """
         if self.options.stale:
             return FIRST_IF_STALE
         if self.options.budget is None:
             return FIRST
         share = self.options.budget / max(tasks, 1)
-        return max(FEWEST_FIRST, min(MOST_FIRST, int(share * self.ahead / SECONDS_PER_TEXT)))
+        return max(FEWEST_FIRST, min(MOST_FIRST, int(share * self.ahead / SECONDS_PER_SOURCE)))
 
     def _share(self, left: int) -> float:
         """When the next of `left` tasks is over, by the monotonic clock."""
@@ -345,50 +358,33 @@ class Tuner:
         return now + max(0.0, self.started + self.options.budget - now) / left
 
     def _latest(self, ends: float) -> float:
-        """How long a task may wait for its first texts: some shares more, taken from the others."""
+        """How long a task may wait for its first sources: some shares more than its own."""
         now = time.monotonic()
         return min(now + PATIENCE * (ends - now), self._over)
 
     def _one(
         self,
-        outset: InitialConfigs,
+        initial: InitialConfigs,
         builds: Sequence[Future],
         ends: float,
         of: str,
-        compiler: Any,
-        log: TrialLog,
-        progress: Progress,
+        setup: Setup,
     ) -> None:
-        problem, kernel = outset.problem, outset.kernel
-        if not outset.valid:
+        problem, kernel, options = initial.problem, initial.kernel, self.options
+        if not initial.valid:
             self.failed += 1
-            return progress.say(f"{problem.slug} {kernel.name}: no configuration is valid here")
-        options = self.options
-        progress.begin(problem, kernel.name, len(outset.valid), ends, of)
+            return self._say(f"{problem.slug} {kernel.name}: no configuration is valid here")
+        setup.progress.begin(problem, kernel.name, len(initial.valid), ends, of)
         with open_storage(self.folder / f"{problem.slug}.journal", self._say) as storage:
             study = open_study(storage, kernel.name, self._facts(kernel), options.resume)
-            search = Search(study, outset.valid, options.sampler, options.seed)
-            search.enqueue(outset.first(self._known(), self.count))
-            session = Session(
-                problem,
-                kernel,
-                search,
-                self.workers,
-                compiler,
-                log,
-                progress,
-                self.stop,
-                self.ahead,
-                options.seed,
-                options.limit,
-                options.checks == "quick",
-                self.streak,
-            )
+            search = Search(study, initial.valid, options.sampler, options.seed)
+            search.enqueue(initial.first(self._known(), self.count))
+            session = Session(problem, kernel, search, setup)
             reserve = max(0.0, min(FINAL_MOST, FINAL_PART * (ends - time.monotonic())))
             session.run(ends, options.trials, self._latest(ends), reserve)
             for build in builds:
                 build.cancel()
-            if self.device.kind == "cpu":  # the search took of it for its first few trials
+            if self.device.kind == "cpu":  # its first few trials took some of the reserve
                 reserve = max(LEAST_FINAL, min(reserve, ends - time.monotonic()))
             until = min(max(ends, time.monotonic() + reserve), self._over)
             if self._conclude(session, until) and not self.stop():
@@ -396,8 +392,8 @@ class Tuner:
         return None
 
     def _conclude(self, session: Session, ends: float) -> bool:
-        """Decide until `ends` what a search comes to, save it and say what it lacks. Returns
-        whether something was saved.
+        """Compare the best of a search until `ends`, save the winner and report what the search
+        lacks. Returns whether something was saved.
         """
         problem, kernel, search = session.problem, session.kernel, session.search
         task = problem, kernel
@@ -423,7 +419,7 @@ class Tuner:
         return True
 
     def _note_if_short(self, session: Session) -> None:
-        """Keep a line for the end about a problem that the time did not suffice for."""
+        """Note a problem with fewer than `FEWEST_TRIALS` trials, for the end of the run."""
         tried, valid = len(session.search), len(session.search.configs)
         most = self.options.trials or math.inf
         if tried < min(FEWEST_TRIALS, valid, most) and not self.stop():
@@ -438,7 +434,7 @@ class Tuner:
         return Environment.of(self.device, self.workers[0].compiler.toolchain)
 
     def _facts(self, kernel: Kernel) -> dict[str, str]:
-        """What must be the same for an earlier run's times to count."""
+        """What must be unchanged for the times of an earlier run to count."""
         return {
             "device": self.device.name,
             "driver": self._environment.driver,

@@ -29,6 +29,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SUPPORT = ROOT / "tests" / "support"
 
 
+#: Where a script finds what this test and its helpers are.
+PATHS = f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(SUPPORT)!r}]\n"
+
+
 def start(script: str, folder: Path, **more) -> subprocess.Popen:
     """A process with a folder of its own for temporary files and binaries; first line: "begun"."""
     environment = dict(os.environ, TMPDIR=str(folder), PYMM_CACHE_DIR=str(folder / "cache"))
@@ -217,7 +221,7 @@ import os, signal, time
 from pathlib import Path
 from pymm.measure.precompile import Precompiler
 from sources import source
-from tests.test_leftovers import Endless
+from test_leftovers import Endless
 if __name__ == "__main__":
     words = Path({str(tmp_path / "pid")!r})
     pool = Precompiler(Endless(words), workers=1)
@@ -227,6 +231,6 @@ if __name__ == "__main__":
     print("begun", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
-    with start(script, tmp_path):
+    with start(PATHS + script, tmp_path):
         pass
     assert ended(int((tmp_path / "pid").read_text()))

@@ -242,8 +242,9 @@ def test_a_pool_ends_and_cleans_up(cpu, tmp_path, monkeypatch):
 def test_a_pool_ends_with_its_parent():
     script = (
         "import os, sys\n"
+        f"sys.path.insert(0, {str(ROOT / 'tests' / 'support')!r})\n"
         "from pymm.measure.precompile import Precompiler\n"
-        "from tests.test_cache import source\n"
+        "from sources import source\n"
         "pool = Precompiler('cpu:1', workers=1)\n"
         "pool.submit(source('cpu')).result()\n"
         "print(*pool._pool._processes, flush=True)\n"

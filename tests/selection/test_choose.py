@@ -220,7 +220,7 @@ def test_a_frozen_process_keeps_its_configurations(device, thawed, monkeypatch):
 
 @pytest.mark.parametrize(("setting", "frozen"), [("1", True), ("0", False), ("", False)])
 def test_the_environment_freezes_a_process_from_its_start(setting, frozen):
-    code = "from pymm import choose; print(choose._watch.frozen)"
+    code = "from pymm.selection import choose; print(choose._watch.frozen)"
     environment = dict(os.environ, PYMM_FREEZE=setting)
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
