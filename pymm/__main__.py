@@ -16,7 +16,7 @@ examples:
   pymm tune                               tune a standard set of shapes on this machine
   pymm tune --shapes 4096,8192x8192x128   tune two shapes
   pymm report                             pages of all that was measured, under reports/
-  pymm doctor                             what is missing here, and the line that mends it
+  pymm doctor                             what is missing here, and the command that fixes it
   pymm configs                            which devices are tuned, here or as shipped
   pymm configs nvidia-h200                what is tuned for one of them
   pymm explain 4096 --dtype f64           what a product would run with, and why

@@ -33,8 +33,8 @@ OK, LACKS, BROKEN = "ok", "lacks", "broken"
 
 @dataclass(frozen=True)
 class Finding:
-    """What was looked at, its state (`ok`, `lacks` something that pymm can do without, `broken`),
-    what was found, and what mends it.
+    """One result: what was checked, its state (`ok`, `lacks` something optional, `broken`), what
+    was found, and how to fix it.
     """
 
     topic: str
@@ -43,23 +43,23 @@ class Finding:
     remedy: str = ""
 
 
-def python() -> Iterator[Finding]:
-    """Python and pymm themselves."""
+def _python() -> Iterator[Finding]:
+    """Python and pymm."""
     state = OK if sys.version_info >= (3, 11) else BROKEN
     found = f"{platform.python_version()}, {sys.executable}"
     yield Finding("Python", state, found, "install Python 3.11 or newer")
     yield Finding("pymm", OK, f"{version('pymm')}, {Path(__file__).parent}")
 
 
-def numpy() -> Iterator[Finding]:
-    """NumPy and the BLAS that it multiplies with."""
+def _numpy() -> Iterator[Finding]:
+    """NumPy and its BLAS."""
     blas = np.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})
     words = f"{blas.get('name', 'unknown BLAS')} {blas.get('version', '')}".strip()
     yield Finding("NumPy", OK, f"{np.__version__}, {words}")
 
 
-def packages() -> Iterator[Finding]:
-    """What pip installs with pymm, and what it is compared with where it is there."""
+def _packages() -> Iterator[Finding]:
+    """Packages that pymm needs, and libraries that it is compared with."""
     needed = {"optuna": "tune", "yaml": "stored configurations", "rich": "live display"}
     needed |= {"ml_dtypes": "bfloat16"}
     needed |= {"platformdirs": "user's directories", "pynvml": "clock and power while tuning"}
@@ -72,10 +72,10 @@ def packages() -> Iterator[Finding]:
             yield Finding(
                 name, BROKEN, f"missing ({use})", f"{sys.executable} -m pip install {name}"
             )
-    opponents = [name for name in ("torch", "cupy") if importlib.util.find_spec(name)]
-    found = ", ".join(opponents) or "neither torch nor cupy: no column for cuBLAS in tables"
+    baselines = [name for name in ("torch", "cupy") if importlib.util.find_spec(name)]
+    found = ", ".join(baselines) or "neither torch nor cupy: no column for cuBLAS in tables"
     hint = "pip install torch, where you want to compare with cuBLAS"
-    yield Finding("cuBLAS through", OK if opponents else LACKS, found, hint)
+    yield Finding("cuBLAS through", OK if baselines else LACKS, found, hint)
 
 
 def version(name: str) -> str:
@@ -111,10 +111,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def examine() -> list[Finding]:
-    """Everything that the doctor looks at. A check that itself fails is a finding, too."""
+    """All findings. A check that itself fails is a finding, too."""
     findings: list[Finding] = []
-    checks = (python, numpy, packages)
-    for check in (*checks, _compiler, _driver, _nvcc, _pycuda, _directories):
+    checks = (_python, _numpy, _packages, _compiler, _driver, _nvcc, _pycuda, _directories)
+    for check in checks:
         findings += _guarded(check)
     devices: list[tuple[Device, str]] = []
     findings += _guarded(_devices, devices)
@@ -137,7 +137,7 @@ def _print(findings: list[Finding], works: bool) -> None:
     show_table(("", "", "found"), rows)
     remedies = [f for f in findings if f.remedy and f.state != OK]
     if remedies:
-        print("\nWhat mends it:")
+        print("\nHow to fix it:")
     for finding in remedies:
         print(f"  {finding.topic}: {finding.remedy}")
     print("\nThis machine can multiply." if works else "\nNo device here can multiply.")
@@ -255,7 +255,7 @@ def _stored(devices: list[tuple[Device, str]]) -> Iterator[Finding]:
 
 
 def _devices(found: list[tuple[Device, str]]) -> Iterator[Finding]:
-    """Puts the devices at hand and their toolchains into `found`."""
+    """The devices of this machine; appends them and their toolchains to `found`."""
     for device in backends.available_devices():
         toolchain = backends.open_device(_spec(device), precompile.cache_directory()).toolchain
         found.append((device, toolchain))

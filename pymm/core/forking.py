@@ -1,5 +1,5 @@
-"""What lets a process fork while its threads are at work: a child has none of these threads, and
-waits for ever for a lock that one of them held.
+"""Forking while threads work: the child has none of the parent's threads, and a lock that one of
+them held is never released there. This module avoids such locks.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class cached_property:
         return value
 
 
-#: Held where a product imports a module at its first use, and by the thread that forks: Python's
-#: own lock of a module that another thread is importing stays locked in a child.
+#: Held while a product imports a module at its first use, and by the thread that forks. Otherwise
+#: Python's lock of a module that another thread is importing would stay locked in the child.
 importing = threading.RLock()
 
 if hasattr(os, "register_at_fork"):
