@@ -9,7 +9,7 @@ import argparse
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -21,64 +21,16 @@ from rich.console import Console
 from pymm.console import duration
 from pymm.core.device import Device
 from pymm.core.errors import CompileFailed
-from pymm.core.files import append, begun, commit
+from pymm.core.files import commit
 from pymm.core.inputs import rows_of
 from pymm.core.problem import Problem
 from pymm.kernels.source import kernel_digest, render
-from pymm.measure.libraries import HALF, WHOLE
+from pymm.measure.libraries import BASELINES, COMPARED, HALF, MIRRORED, ON_REQUEST
 from pymm.measure.precompile import Precompiler, compilers_beside, config_directory
+from pymm.measure.results import CLASSES, SEEN, one_line
 from pymm.measure.worker import UNKNOWN_PEAK, Reply, Request, Worker, begin, time_limit
 from pymm.selection.records import Environment
 from pymm.selection.select import Choice, select
-from pymm.tune.trial_log import SEEN
-
-SCHEMA = 3
-
-#: Units: us (median, microseconds), spread (interquartile range / median), void (samples of all
-#: contestants that were taken again because the host was late), gflops (10^9 operations
-#: per second), peak (part of the device's peak rate), ratio (time of the faster of the two cuBLAS /
-#: this time), triton_ratio (the same of Triton), error (largest deviation / its bound), rms (root
-#: mean square of C - C64 beside that of C64) and that of the first opponent, clocks as telemetry
-#: has them.
-COLUMNS = (
-    "schema",
-    "time",
-    "device",
-    "driver",
-    "compiler",
-    "pymm",
-    "commit",
-    "class",
-    "dtype",
-    "layout",
-    "m",
-    "n",
-    "k",
-    "kernel",
-    "config",
-    "source",
-    "reason",
-    "outcome",
-    "us",
-    "spread",
-    "rounds",
-    "void",
-    "gflops",
-    "peak",
-    "cublas_us",
-    "cublaslt_us",
-    "triton_us",
-    "ratio",
-    "triton_ratio",
-    "error",
-    "rms",
-    "opponent_rms",
-    "registers",
-    "spills",
-    "shared",
-    *SEEN,
-    "detail",
-)
 
 #: Rounds at most, and seconds for one product's rounds: the largest take 5.
 ROUNDS, SECONDS_PER_PRODUCT = 31, 0.2
@@ -87,9 +39,6 @@ ROUNDS, SECONDS_PER_PRODUCT = 31, 0.2
 #: stray by 2 % from run to run, and behind long ones, which heat the device to its power limit,
 #: they ran at 1455 to 1725 MHz instead of 1980 (one H200).
 SHORT, SHORT_ROUNDS = 5e-5, 101
-
-#: The libraries that count as the opponent.
-RIVALS = ("cublas", "cublaslt", "numpy", WHOLE)
 
 
 @dataclass(frozen=True)
@@ -119,7 +68,7 @@ class ClassBenchmark:
     directory: Path | None
     csv: Path | None = None
     deadline: float = math.inf
-    triton: tuple[str, ...] = ()  # layouts in which it is measured, too
+    requested: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rounds: int = 0
     meanwhile: bool = False
     commit: str = ""
@@ -177,7 +126,7 @@ class ClassBenchmark:
                 row = self._row(entry, build)
                 failures += row["outcome"] != "ok"
                 if self.csv:
-                    append(self.csv, COLUMNS, [row])
+                    CLASSES.append(self.csv, [row])
                 self._show(entry, row)
             for build in builds:
                 build.cancel()
@@ -194,7 +143,10 @@ class ClassBenchmark:
         try:
             build.result()
         except CompileFailed as failure:
-            return self._named(entry) | {"outcome": "compile_failed", "detail": _line(str(failure))}
+            return self._named(entry) | {
+                "outcome": "compile_failed",
+                "detail": one_line(str(failure)),
+            }
         request = Request(
             "compare",
             entry.problem,
@@ -203,19 +155,18 @@ class ClassBenchmark:
             against_others=True,
             quick=True,
             budget=SECONDS_PER_PRODUCT,
-            triton=entry.problem.layout in self.triton,
+            requested=tuple(n for n, at in self.requested.items() if entry.problem.layout in at),
         )
         begin(self.worker, request, time_limit(entry.problem, self.device, quick=True))
         while (reply := self.worker.result(timeout=1.0)) is None:
             pass
         if reply.outcome != "ok":
-            return self._named(entry) | {"outcome": reply.outcome, "detail": _line(reply.detail)}
+            return self._named(entry) | {"outcome": reply.outcome, "detail": one_line(reply.detail)}
         return self._named(entry) | self._measured(entry, reply)
 
     def _named(self, entry: Entry) -> dict[str, object]:
         problem, config = entry.problem, entry.choice.config
         return {
-            "schema": SCHEMA,
             "time": datetime.now().astimezone().isoformat(timespec="seconds"),
             "device": self.device.slug,
             "driver": self.environment.driver,
@@ -240,7 +191,7 @@ class ClassBenchmark:
             "registers": trial.resources.registers,
             "spills": trial.resources.spilled_bytes,
             "shared": trial.resources.shared_bytes,
-            "detail": _line(trial.detail),
+            "detail": one_line(trial.detail),
             **{name: seen.get(name, "") for name in SEEN},
         }
         disturbed = [name for name, times in reply.times.items() if not times]
@@ -249,12 +200,12 @@ class ClassBenchmark:
             row |= {"outcome": "disturbed", "detail": f"the host was late for {disturbed[0]}"}
             return row
         others = {name: statistics.median(times) for name, times in reply.times.items()}
-        row |= {f"{name}_us": _us(s) for name, s in others.items() if f"{name}_us" in COLUMNS}
+        row |= {f"{name}_us": _us(s) for name, s in others.items() if BASELINES[name].column}
         if not trial.seconds > 0:
             return row
-        rivals = {name: others[name] for name in RIVALS if name in others}
-        if WHOLE in others:
-            half, whole = duration(others[HALF]), duration(others[WHOLE])
+        rivals = {name: others[name] for name in COMPARED if name in others}
+        if MIRRORED in others:
+            half, whole = duration(others[HALF]), duration(others[MIRRORED])
             row["detail"] = f"cublas?syrk {half}, mirrored {whole}"
         rival = min(rivals, key=rivals.__getitem__, default="")
         rate, peak = entry.problem.flops / trial.seconds, self.device.peak_flops
@@ -270,8 +221,9 @@ class ClassBenchmark:
             "rms": f"{reply.deviations.get(trial.config.slug, math.nan):.3g}",
             "opponent_rms": f"{reply.deviations[rival]:.3g}" if rival else "",
         }
-        if "triton" in others:
-            row["triton_ratio"] = f"{others['triton'] / trial.seconds:.4g}"
+        for name in ON_REQUEST:
+            if name in others:
+                row[f"{name}_ratio"] = f"{others[name] / trial.seconds:.4g}"
         return row
 
     def _show(self, entry: Entry, row: dict[str, object]) -> None:
@@ -299,7 +251,7 @@ def run_classes(
         options.records or config_directory(),
         options.csv,
         started + options.time_limit,
-        options.triton,
+        {name: getattr(options, name) for name in ON_REQUEST},
         options.rounds or 0,
         options.compile_meanwhile,
         options.commit or commit(),
@@ -317,7 +269,7 @@ def run_classes(
 
 def measured(path: Path) -> set[tuple[str, ...]]:
     """The keys of the products that a CSV has a sound row of."""
-    if not begun(path, COLUMNS):
+    if not CLASSES.begun(path):
         return set()
     names = ("class", "dtype", "layout", "m", "n", "k", "config", "source")
     return {tuple(row[name] for name in names) for row in rows_of(path) if row["outcome"] == "ok"}
@@ -325,7 +277,3 @@ def measured(path: Path) -> set[tuple[str, ...]]:
 
 def _us(seconds: float) -> str:
     return f"{seconds * 1e6:.6g}"
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())[:500]

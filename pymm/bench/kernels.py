@@ -23,59 +23,19 @@ from pymm.bench.experiments.command import Order, execute
 from pymm.bench.options import parser
 from pymm.console import duration
 from pymm.core.device import Device
-from pymm.core.files import append, commit
-from pymm.core.problem import DTYPES, Problem
+from pymm.core.dtypes import DTYPES
+from pymm.core.files import commit
+from pymm.core.problem import Problem
 from pymm.core.shapes import LAYOUTS, class_problems, parse_shapes
 from pymm.kernels import Config, Kernel, find_kernel, kernels_for
 from pymm.kernels.source import Source, kernel_digest, render
 from pymm.measure.precompile import Precompiler, compilers_beside, config_directory
+from pymm.measure.results import KERNELS, SEEN, one_line
 from pymm.measure.verify import sources
 from pymm.measure.workbench import Trial, median_and_spread
 from pymm.measure.worker import Reply, Request, Site, Worker, WorkerFailed, time_limit
 from pymm.selection.records import Environment, Record, StoreError, stale_because
 from pymm.selection.store import load
-from pymm.tune.trial_log import SEEN
-
-SCHEMA = 3
-
-#: Units: seconds (median), spread (interquartile range / median), gflops (10^9 operations per
-#: second), peak (part of the device's peak rate), ratio (time of the fastest opponent in the same
-#: run / this time), void (samples taken again because the host was late), error (largest
-#: deviation / its bound), spills (bytes of a thread), shared (bytes of a block), and what
-#: `Backend.telemetry` tells.
-COLUMNS = (
-    "schema",
-    "time",
-    "device",
-    "driver",
-    "compiler",
-    "pymm",
-    "commit",
-    "op",
-    "dtype",
-    "layout",
-    "m",
-    "n",
-    "k",
-    "name",
-    "variant",
-    "config",
-    "source",
-    "outcome",
-    "seconds",
-    "spread",
-    "rounds",
-    "void",
-    "gflops",
-    "peak",
-    "ratio",
-    "error",
-    "registers",
-    "spills",
-    "shared",
-    *SEEN,
-    "detail",
-)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -174,7 +134,7 @@ def _run(
             rows = list(_rows(problem, device, environment, variants, reply, named))
             failures += sum(row["outcome"] != "ok" for row in rows)
             if options.csv:
-                append(options.csv, COLUMNS, rows)
+                KERNELS.append(options.csv, rows)
             _show(console, problem, rows)
     return 1 if failures else 0
 
@@ -231,7 +191,6 @@ def _rows(
     named: str = "",
 ) -> Iterator[dict[str, object]]:
     shared = {
-        "schema": SCHEMA,
         "time": datetime.now().astimezone().isoformat(timespec="seconds"),
         "device": device.slug,
         "driver": environment.driver,
@@ -271,7 +230,7 @@ def _measured(trial: Trial, device: Device, best: float) -> dict[str, object]:
         "registers": trial.resources.registers,
         "spills": trial.resources.spilled_bytes,
         "shared": trial.resources.shared_bytes,
-        "detail": " ".join(trial.detail.split())[:500],
+        "detail": one_line(trial.detail),
         **{name: seen.get(name, "") for name in SEEN},
     }
     if trial.seconds > 0:

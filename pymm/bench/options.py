@@ -8,8 +8,10 @@ from pathlib import Path
 
 from pymm.bench.classes import ROUNDS, SHORT_ROUNDS
 from pymm.bench.experiments.sequential import LARGEST
-from pymm.core.problem import DTYPES, FILLS
+from pymm.core.dtypes import DTYPES
+from pymm.core.problem import FILLS
 from pymm.core.shapes import LAYOUTS
+from pymm.measure.libraries import BASELINES, ON_REQUEST
 
 EXAMPLES = """\
 examples:
@@ -136,16 +138,18 @@ def _add_measuring(read: argparse.ArgumentParser) -> None:
         help="of suites: largest square for the CPU's sequential kernel (default: %(default)s)",
     )
     add("--commit", metavar="ID", help="what rows say of pymm's commit (default: the checkout's)")
-    add(
-        "--triton",
-        nargs="?",
-        const=LAYOUTS,
-        default=(),
-        type=_layouts,
-        metavar="LAYOUTS",
-        help="of classes: a Triton kernel as a third opponent, in these layouts (NN,TT; without "
-        "any in all four); it compiles for half a minute and more",
-    )
+    for name in ON_REQUEST:
+        baseline = BASELINES[name]
+        add(
+            f"--{name}",
+            nargs="?",
+            const=LAYOUTS,
+            default=(),
+            type=_layouts,
+            metavar="LAYOUTS",
+            help=f"of classes: compare with {baseline.title} too, in these layouts (NN,TT; without "
+            f"any in all four); {baseline.on_request}",
+        )
     add(
         "--compile-meanwhile",
         action="store_true",

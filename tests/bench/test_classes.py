@@ -13,6 +13,7 @@ from pymm.core import shapes
 from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.core.shapes import class_problems
+from pymm.measure import results
 from pymm.measure.workbench import Trial
 from pymm.measure.worker_process import Reply
 
@@ -38,7 +39,7 @@ def test_one_row_for_each_product_and_nothing_twice(tmp_path, capsys):
     path = tmp_path / "classes.csv"
     assert run(path, "--classes", "small,odd", "--transposes", "NN,TT") == 0
     rows = rows_of(path)
-    assert tuple(rows[0]) == classes.COLUMNS
+    assert tuple(rows[0]) == results.CLASSES.columns
     named = [(r["class"], r["layout"], r["m"], r["n"], r["k"]) for r in rows]
     assert named[:3] == [
         ("small", "NN", "8", "8", "8"),
@@ -165,13 +166,15 @@ def test_triton_is_measured_in_the_layouts_asked_for(tmp_path, monkeypatch, caps
         patient,
         "begin",
         lambda request, limit: (
-            asked.append((request.problem.layout, request.triton)),
+            asked.append((request.problem.layout, request.requested)),
             Disturbed.begin(patient, request, limit),
         ),
     )
-    held = classes.ClassBenchmark(patient, None, triton=("NN",), open_compiler=NoCompiler)
+    held = classes.ClassBenchmark(
+        patient, None, requested={"triton": ("NN",)}, open_compiler=NoCompiler
+    )
     held.run(held.entries(class_problems(["large"], ["f32"], ["NN", "TT"])))
-    assert asked == [("NN", True), ("TT", False)]
+    assert asked == [("NN", ("triton",)), ("TT", ())]
     with pytest.raises(SystemExit):
         kernels.main(["--classes", "all", "--triton", "XX"])
     assert "'XX' is no list of NN, NT, TN, TT" in capsys.readouterr().err

@@ -7,12 +7,12 @@ import pytest
 
 from pymm.bench import kernels
 from pymm.bench.experiments.catalog import EXPERIMENTS, suites_named
-from pymm.bench.experiments.declaration import COLUMNS, SCHEMA
 from pymm.bench.experiments.lines import RowWriter
 from pymm.bench.experiments.run import Run, completed_steps
 from pymm.bench.experiments.steps import RuntimeEstimate, steps_of
 from pymm.console import Stop
 from pymm.core.shapes import parse_shapes
+from pymm.measure import results
 from pymm.measure.workbench import Trial
 from pymm.measure.worker_process import Reply
 from pymm.selection.records import Environment
@@ -44,7 +44,7 @@ def test_rows_on_a_cpu_and_what_it_cannot_have(tmp_path, capsys):
     more = ["--suite", "o1,o2-transfers,o2-kernels,o4-square", "--sequential-to", "25"]
     assert run(path, "--shapes", "20,33", *more) == 0
     rows = rows_of(path)
-    assert tuple(rows[0]) == COLUMNS
+    assert tuple(rows[0]) == results.EXPERIMENTS.columns
     absent = [row["suite"] for row in rows if row["outcome"] == "not_applicable"]
     assert absent == ["o2-transfers", "o2-kernels"]
     simple = [r["name"] for r in rows if (r["suite"], r["m"]) == ("o1", "33")]
@@ -83,7 +83,7 @@ def test_a_run_goes_on_where_it_was(tmp_path, capsys):
     before = path.read_text()
     assert run(path, "--suite", "o1", "--shapes", "20,33") == 0
     assert path.read_text() == before
-    path.write_text(before.replace(f"\n{SCHEMA},", "\n0,"))
+    path.write_text(before.replace(f"\n{results.EXPERIMENTS.number},", "\n0,"))
     assert completed_steps(path) == {}, "rows of another schema are none of ours"
 
 

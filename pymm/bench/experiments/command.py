@@ -12,16 +12,18 @@ from rich.console import Console
 
 from pymm.bench.classes import run_classes
 from pymm.bench.experiments.catalog import EXPERIMENTS, GOALS, suites_named
-from pymm.bench.experiments.declaration import COLUMNS, Experiment
+from pymm.bench.experiments.declaration import Experiment
 from pymm.bench.experiments.lines import RowWriter, Verdict
 from pymm.bench.experiments.run import Run, describe
 from pymm.bench.experiments.steps import Step, steps_of
 from pymm.console import Stop
-from pymm.core.files import begun, commit
-from pymm.core.problem import DTYPES, Problem
+from pymm.core.dtypes import DTYPES
+from pymm.core.files import commit
+from pymm.core.problem import Problem
 from pymm.core.shapes import LAYOUTS, SYMMETRIC, class_problems, parse_shapes
 from pymm.kernels import Config
 from pymm.measure.precompile import config_directory
+from pymm.measure.results import EXPERIMENTS as SCHEMA
 from pymm.measure.worker import Site, Worker, WorkerFailed
 from pymm.selection.records import Environment
 from pymm.selection.select import select
@@ -59,7 +61,7 @@ class Order:
                 raise ValueError(f"{name!r} is none of {', '.join(DTYPES)}")
         shapes = parse_shapes(options.shapes) if options.shapes else None
         if options.csv:
-            begun(options.csv, COLUMNS)
+            SCHEMA.begun(options.csv)
         return cls(suites_named(options.suite), shapes, dtypes)
 
 

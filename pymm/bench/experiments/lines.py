@@ -13,15 +13,14 @@ from datetime import datetime
 
 from pymm.backends.base import Resources
 from pymm.bench.experiments.counts import formula, occupancy, shared_of
-from pymm.bench.experiments.declaration import SCHEMA
 from pymm.bench.experiments.steps import Contestant, Step
 from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.measure.libraries import HALF
+from pymm.measure.results import EXPERIMENTS, SEEN, one_line
 from pymm.measure.workbench import Trial, median_and_spread
 from pymm.measure.worker_process import Reply
 from pymm.selection.records import Environment
-from pymm.tune.trial_log import SEEN
 
 Row = dict[str, object]
 
@@ -90,13 +89,12 @@ class RowWriter:
 
     def absence(self, suite: str, why: str) -> Row:
         """The row of a part of an experiment that this device cannot have."""
-        step = hashlib.sha256(repr((SCHEMA, suite, why)).encode()).hexdigest()[:12]
+        step = hashlib.sha256(repr((EXPERIMENTS.number, suite, why)).encode()).hexdigest()[:12]
         return self.head(suite, step) | {"outcome": "not_applicable", "detail": one_line(why)}
 
     def head(self, suite: str, step: str) -> Row:
         """What all rows of a step share, but the product."""
         return {
-            "schema": SCHEMA,
             "suite": suite,
             "step": step,
             "time": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -224,11 +222,6 @@ def resources_of(trial: Trial, problem: Problem) -> Row:
         return {}
     shared = shared_of(trial.config, problem, given)
     return {"registers": given.registers, "spills": given.spilled_bytes, "shared": shared}
-
-
-def one_line(text: str) -> str:
-    """A text as a field: no line breaks, at most 500 characters."""
-    return " ".join(text.split())[:500]
 
 
 def _journeys(step: Step, reply: Reply) -> Iterator[Row]:

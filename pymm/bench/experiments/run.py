@@ -17,16 +17,17 @@ from rich.progress import Progress
 
 from pymm.backends.telemetry import ProfileFailed, profile
 from pymm.bench.experiments import profiled, sequential
-from pymm.bench.experiments.declaration import COLUMNS, SCHEMA, Experiment
+from pymm.bench.experiments.declaration import Experiment
 from pymm.bench.experiments.lines import SOUND, Row, RowWriter, Verdict, library_times, named
 from pymm.bench.experiments.steps import RuntimeEstimate, Step
 from pymm.console import Stop, duration
 from pymm.core.errors import NoDevice
-from pymm.core.files import append, begun, mend
+from pymm.core.files import mend
 from pymm.core.inputs import rows_of, shown
 from pymm.core.problem import Problem
 from pymm.kernels.source import render
 from pymm.measure.precompile import Precompiler, compilers_beside
+from pymm.measure.results import EXPERIMENTS
 from pymm.measure.workbench import Trial
 from pymm.measure.worker import Reply, Request, Worker, WorkerFailed, time_limit
 
@@ -72,7 +73,7 @@ class Run:
             row = self.scribe.absence(suite, sentence) | {"of": 1}
             self.verdict.take([row])
             if self.csv and row["step"] not in known:
-                append(self.csv, COLUMNS, [row])
+                EXPERIMENTS.append(self.csv, [row])
 
     def run(self, steps: Sequence[Step], stop: Stop) -> None:
         """Measure the steps that the file does not have yet."""
@@ -144,7 +145,7 @@ class Run:
         rows = [{**row, "of": len(rows)} for row in rows]
         self.verdict.take(rows)
         if self.csv:
-            append(self.csv, COLUMNS, rows)
+            EXPERIMENTS.append(self.csv, rows)
 
     def _compile(self, steps: Sequence[Step], stop: Stop) -> None:
         """Everything, before anything is measured: compilers take cores from what is. What fails
@@ -271,12 +272,12 @@ def completed_steps(path: Path) -> dict[str, list[Row]]:
     """The steps of which a file has all rows, and none that failed. A half-written last line, as a
     killed run leaves it, is cut off. `BadInput` for another file, or a damaged one.
     """
-    if not begun(path, COLUMNS):
+    if not EXPERIMENTS.begun(path):
         return {}
     mend(path)
     found: dict[str, list[Row]] = {}
     for row in rows_of(path, check=_countless):
-        if row["schema"] == str(SCHEMA):
+        if row["schema"] == str(EXPERIMENTS.number):
             found.setdefault(row["step"], []).append(row)
     kept = {}
     for step, rows in found.items():
