@@ -35,7 +35,7 @@ def test_rows_hold_kernels_and_the_opponent_in_one_run(tmp_path):
 
 def test_a_dry_run_measures_nothing(tmp_path, capsys, monkeypatch):
     """It says what would be run: every product and kernel; no file is made, nothing compiled."""
-    monkeypatch.setattr("pymm.bench.kernels.Precompiler", None)
+    monkeypatch.setattr("pymm.measure.precompile.Precompiler.__init__", None)
     monkeypatch.setattr("pymm.measure.worker.Worker.begin", None)
     path = tmp_path / "bench.csv"
     where = ["--device", "cpu:1", "--csv", str(path), "--dry-run"]

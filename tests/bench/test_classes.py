@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from recorded import NoCompiler
 
-from pymm.bench import classes, kernels
+from pymm.bench import classes, kernels, runner
 from pymm.core import shapes
 from pymm.core.device import Device
 from pymm.core.problem import Problem
@@ -57,6 +57,11 @@ def test_one_row_for_each_product_and_nothing_twice(tmp_path, capsys):
     assert len(rows_of(path)) == 12, "only what was not there"
 
 
+def benchmark(worker, path=None, requested=None, open_compiler=NoCompiler, **more):
+    one = runner.Runner(worker, results.CLASSES, path, open_compiler=open_compiler, **more)
+    return classes.ClassBenchmark(one, None, requested or {})
+
+
 class Unlucky:
     """A worker whose first request hangs; the others are answered."""
 
@@ -79,7 +84,7 @@ class Unlucky:
 
 def test_a_kernel_that_hangs_costs_its_row_and_is_tried_again(tmp_path):
     worker, path = Unlucky(), tmp_path / "classes.csv"
-    held = classes.ClassBenchmark(worker, None, path, open_compiler=NoCompiler)
+    held = benchmark(worker, path)
     entries = held.entries(class_problems(["small", "large"], ["f32"], ["NN"]))
     assert held.run(entries) == 1
     first, second = rows_of(path)
@@ -105,7 +110,7 @@ class Disturbed(Unlucky):
 
 def test_rows_say_how_many_samples_were_void(tmp_path):
     path = tmp_path / "classes.csv"
-    held = classes.ClassBenchmark(Disturbed(), None, path, open_compiler=NoCompiler)
+    held = benchmark(Disturbed(), path)
     assert held.run(held.entries(class_problems(["small", "large"], ["f32"], ["NN"]))) == 1
     large, small = rows_of(path)
     assert (large["outcome"], large["void"], large["ratio"]) == ("ok", "7", "1.5")
@@ -124,9 +129,14 @@ class Compiling(NoCompiler):
 @pytest.mark.parametrize("meanwhile", [False, True])
 def test_all_is_compiled_before_anything_is_measured(meanwhile, monkeypatch):
     waited = []
-    monkeypatch.setattr(classes, "wait", lambda builds: waited.append(len(builds)))
+
+    def all_done(builds, timeout):
+        waited.append(len(builds))
+        return SimpleNamespace(not_done=())
+
+    monkeypatch.setattr(runner, "wait", all_done)
     monkeypatch.setattr(Compiling, "said", [], raising=False)
-    held = classes.ClassBenchmark(Disturbed(), None, meanwhile=meanwhile, open_compiler=Compiling)
+    held = benchmark(Disturbed(), meanwhile=meanwhile, open_compiler=Compiling)
     held.run(held.entries(class_problems(["odd", "large"], ["f32"], ["NN"])))
     assert Compiling.said == ["text"] * 3 and waited == ([] if meanwhile else [3])
 
@@ -143,7 +153,7 @@ def test_short_products_come_before_those_that_heat_the_device(tmp_path, monkeyp
             Disturbed.begin(patient, request, limit),
         ),
     )
-    held = classes.ClassBenchmark(patient, None, path, open_compiler=NoCompiler)
+    held = benchmark(patient, path)
     problems = class_problems(["large", "small", "odd"], ["f32"], ["NN"])
     held.run(held.entries(problems))
     short = [p.m for _, p in problems if p.flops < 1e5]
@@ -170,9 +180,7 @@ def test_triton_is_measured_in_the_layouts_asked_for(tmp_path, monkeypatch, caps
             Disturbed.begin(patient, request, limit),
         ),
     )
-    held = classes.ClassBenchmark(
-        patient, None, requested={"triton": ("NN",)}, open_compiler=NoCompiler
-    )
+    held = benchmark(patient, requested={"triton": ("NN",)})
     held.run(held.entries(class_problems(["large"], ["f32"], ["NN", "TT"])))
     assert asked == [("NN", ("triton",)), ("TT", ())]
     with pytest.raises(SystemExit):
