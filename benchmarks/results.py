@@ -22,10 +22,9 @@ sys.path.insert(0, str(ROOT))  # a checkout need not be installed
 
 from symmetric import beside_gemm, transposes  # noqa: E402
 
-from pymm.bench.classes import COLUMNS  # noqa: E402
-from pymm.bench.experiments.declaration import COLUMNS as SUITE_COLUMNS  # noqa: E402
 from pymm.core import inputs  # noqa: E402
 from pymm.core.shapes import SYMMETRIC, class_problems  # noqa: E402
+from pymm.measure import results as schemas  # noqa: E402
 
 TABLE = ROOT / "benchmarks" / "RESULTS.md"
 FOLDER = ROOT / "benchmarks" / "results" / "nvidia-h200"
@@ -44,7 +43,7 @@ COMMAND = (
 Row = dict[str, str]
 
 #: Columns of numbers of each file; ratios and times of libraries are above 0 where there are any.
-RATIOS = ("ratio", "triton_ratio", "cublas_us", "cublaslt_us", "triton_us")
+RATIOS = tuple(name for name in schemas.CLASSES.columns if re.search(r"_us$|ratio$", name))
 CLASS_NUMBERS = ("us", "gflops", "peak", "spread", "m", "n", "k", *RATIOS)
 UNSEEN_NUMBERS = ("of_fastest", "of_default")
 CALL_NUMBERS = ("us", "quartile_1", "quartile_3")
@@ -142,7 +141,7 @@ def page() -> str:
 
 def class_rows(path: Path) -> list[Row]:
     """The rows of the classes, each of a class, a type and a layout that there is."""
-    return inputs.rows_of(path, COLUMNS, CLASS_NUMBERS, _no_class)
+    return inputs.rows_of(path, schemas.CLASSES.columns, CLASS_NUMBERS, _no_class)
 
 
 def unseen_rows(path: Path) -> list[Row]:
@@ -156,7 +155,7 @@ def unseen_rows(path: Path) -> list[Row]:
 
 def suite_rows(path: Path) -> list[Row]:
     """The rows of a file of suites."""
-    return inputs.rows_of(path, SUITE_COLUMNS, SUITE_NUMBERS, _no_kernel)
+    return inputs.rows_of(path, schemas.EXPERIMENTS.columns, SUITE_NUMBERS, _no_kernel)
 
 
 def _lacking(row: Row, names: Sequence[str]) -> str:

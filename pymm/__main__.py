@@ -78,8 +78,9 @@ def _usage(commands: dict) -> str:
 
 def explain(arguments: list[str]) -> int:
     """`pymm explain SHAPE`."""
+    from pymm.core.dtypes import DTYPES
     from pymm.core.errors import CompileFailed, LaunchFailed, NoDevice
-    from pymm.core.problem import DTYPES, Problem
+    from pymm.core.problem import Problem
     from pymm.core.shapes import parse_shapes
     from pymm.runtime.explain import explain
 

@@ -25,6 +25,7 @@ from pymm.core.device import Device
 from pymm.core.errors import NoDevice
 from pymm.core.problem import Problem
 from pymm.measure import precompile
+from pymm.measure.libraries import PROVIDERS
 from pymm.selection.records import Environment, StoreError, stale_because
 from pymm.selection.store import files, load_file, read
 
@@ -72,8 +73,10 @@ def _packages() -> Iterator[Finding]:
             yield Finding(
                 name, BROKEN, f"missing ({use})", f"{sys.executable} -m pip install {name}"
             )
-    baselines = [name for name in ("torch", "cupy") if importlib.util.find_spec(name)]
-    found = ", ".join(baselines) or "neither torch nor cupy: no column for cuBLAS in tables"
+    baselines = [name for name in PROVIDERS if importlib.util.find_spec(name)]
+    found = (
+        ", ".join(baselines) or f"neither {' nor '.join(PROVIDERS)}: no column for cuBLAS in tables"
+    )
     hint = "pip install torch, where you want to compare with cuBLAS"
     yield Finding("cuBLAS through", OK if baselines else LACKS, found, hint)
 

@@ -12,7 +12,7 @@ import pytest
 import pymm
 from pymm import __main__ as door
 from pymm.console import duration, show_table
-from pymm.core.problem import DTYPES
+from pymm.core.dtypes import FLOAT32
 from pymm.runtime import explain
 
 
@@ -65,9 +65,9 @@ def test_explain_is_the_librarys(monkeypatch, capsys):
         "trans_b": False,
         "kernel": "1",
         "device": None,
-        "dtype": DTYPES["f32"],
+        "dtype": FLOAT32,
         "precision": "ieee",
-        "out_dtype": DTYPES["f32"],
+        "out_dtype": FLOAT32,
     }
     assert asked == [(((4, 4), (4, 4)), more), (((5, 2), (5, 3)), more)]
 

@@ -7,75 +7,33 @@ be imported, verified, then timed in turn (A B A B) with cold caches.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import wait
-from contextlib import ExitStack
-from datetime import datetime
-from itertools import chain
 
 from rich.console import Console
-from rich.progress import Progress
 
 from pymm.bench.classes import run_classes
 from pymm.bench.experiments.command import Order, execute
 from pymm.bench.options import parser
+from pymm.bench.runner import INTERRUPTED, Row, Runner, opened, origin, product, say
 from pymm.console import duration
 from pymm.core.device import Device
-from pymm.core.files import append, commit
-from pymm.core.problem import DTYPES, Problem
+from pymm.core.dtypes import DTYPES
+from pymm.core.files import commit
+from pymm.core.problem import Problem
 from pymm.core.shapes import LAYOUTS, class_problems, parse_shapes
 from pymm.kernels import Config, Kernel, find_kernel, kernels_for
 from pymm.kernels.source import Source, kernel_digest, render
-from pymm.measure.precompile import Precompiler, compilers_beside, config_directory
+from pymm.measure.precompile import config_directory
+from pymm.measure.results import CLASSES, EXPERIMENTS, KERNELS, SEEN, one_line
 from pymm.measure.verify import sources
 from pymm.measure.workbench import Trial, median_and_spread
-from pymm.measure.worker import Reply, Request, Site, Worker, WorkerFailed, time_limit
-from pymm.selection.records import Environment, Record, StoreError, stale_because
+from pymm.measure.worker import Reply, Request, WorkerFailed, time_limit
+from pymm.selection.records import Record, StoreError, stale_because
 from pymm.selection.store import load
-from pymm.tune.trial_log import SEEN
-
-SCHEMA = 3
-
-#: Units: seconds (median), spread (interquartile range / median), gflops (10^9 operations per
-#: second), peak (part of the device's peak rate), ratio (time of the fastest opponent in the same
-#: run / this time), void (samples taken again because the host was late), error (largest
-#: deviation / its bound), spills (bytes of a thread), shared (bytes of a block), and what
-#: `Backend.telemetry` tells.
-COLUMNS = (
-    "schema",
-    "time",
-    "device",
-    "driver",
-    "compiler",
-    "pymm",
-    "commit",
-    "op",
-    "dtype",
-    "layout",
-    "m",
-    "n",
-    "k",
-    "name",
-    "variant",
-    "config",
-    "source",
-    "outcome",
-    "seconds",
-    "spread",
-    "rounds",
-    "void",
-    "gflops",
-    "peak",
-    "ratio",
-    "error",
-    "registers",
-    "spills",
-    "shared",
-    *SEEN,
-    "detail",
-)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,27 +45,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.op == "syrk" and not (options.shapes or options.classes or options.suite):
             options.suite, options.dtypes = "o3", options.dtypes or "f64,f32"
-        if options.suite:
-            return execute(options, Order.of(options), console)
-        products = _products(options)
-        worker = Worker(Site(options.device))
-        worker.start()
-    except WorkerFailed as failure:
-        console.print(str(failure), markup=False, highlight=False, soft_wrap=True)
-        return 3
+        order = Order.of(options) if options.suite else None
+        products = [] if order else _products(options)
     except (ValueError, NotImplementedError, OSError) as failure:
         reader.error(str(failure))
     try:
-        if options.classes:
-            return run_classes(worker, products, options, console, started)
-        return _run(worker, [problem for _, problem in products], options, console)
-    except WorkerFailed as failure:  # a child was lost, and no other could be started
-        console.print(str(failure), markup=False, highlight=False, soft_wrap=True)
+        with opened(options.device, console) as (worker, stop):
+            schema = EXPERIMENTS if order else CLASSES if options.classes else KERNELS
+            runner = Runner(
+                worker,
+                schema,
+                options.csv,
+                started + options.time_limit if order or options.classes else math.inf,
+                stop,
+                options.compile_meanwhile and not order,
+                options.commit or commit(),
+                console,
+            )
+            if order:
+                status = execute(runner, order, options)
+            elif options.classes:
+                status = run_classes(runner, products, options)
+            else:
+                status = _run(runner, [problem for _, problem in products], options)
+            return INTERRUPTED if stop() else status
+    except KeyboardInterrupt:  # the second: at once
+        say(console, "interrupted; the same command goes on")
+        return INTERRUPTED
+    except WorkerFailed as failure:  # no device, or a child was lost and no other could be started
+        say(console, str(failure))
         return 3
-    except (StoreError, ValueError) as failure:
+    except (StoreError, ValueError, NotImplementedError, OSError) as failure:
         reader.error(str(failure))
-    finally:
-        worker.stop()
 
 
 def _products(options: argparse.Namespace) -> list[tuple[str, Problem]]:
@@ -132,32 +101,25 @@ def _products(options: argparse.Namespace) -> list[tuple[str, Problem]]:
     ]
 
 
-def _run(
-    worker: Worker, problems: Sequence[Problem], options: argparse.Namespace, console: Console
-) -> int:
-    device, directory = worker.device, options.records or config_directory()
-    environment = Environment.of(device, worker.compiler.toolchain)
-    records = [r for r in load(device, directory) if not stale_because(r, device, environment)]
+def _run(runner: Runner, problems: Sequence[Problem], options: argparse.Namespace) -> int:
+    device, directory = runner.device, options.records or config_directory()
+    records = [
+        r for r in load(device, directory) if not stale_because(r, device, runner.environment)
+    ]
     if options.dtypes == "all":
         problems = [problem for problem in problems if kernels_for(problem, device)]
-    named = options.commit or commit()
     quick, failures = options.checks == "quick", 0
     tasks = [(p, _variants(p, device, options.kernels, records)) for p in problems]
     if options.dry_run:
-        return _describe(tasks, quick, console)
-    with ExitStack() as held:
-        pool = held.enter_context(Precompiler(worker.compiler, compilers_beside(device)))
-        builds = [
-            [pool.submit(t) for config in set(variants.values()) for t in _texts(config, p, quick)]
-            for p, variants in tasks
-        ]
-        if device.kind == "cpu" or not options.compile_meanwhile:
-            wait(list(chain(*builds)))  # compilers take cores from what is measured
-        progress = held.enter_context(Progress(console=console, disable=not console.is_terminal))
-        for place, (problem, variants) in enumerate(progress.track(tasks, description=device.name)):
-            wait(builds[place])  # what failed fails again, and is told, where it is measured
+        return _describe(tasks, quick, runner.console)
+    if options.csv:
+        KERNELS.begun(options.csv)  # learn now that it has other columns
+    sources_of = [[t for c in set(v.values()) for t in _texts(c, p, quick)] for p, v in tasks]
+    with runner.compiling(sources_of) as builds:
+        numbered = list(zip(tasks, builds, strict=True))
+        for (problem, variants), build in runner.each(numbered, lambda task: task[0][0].slug):
+            wait(build)  # what failed fails again, and is told, where it is measured
             configs = tuple(dict.fromkeys(variants.values()))
-            limit = len(configs) * time_limit(problem, device) + 60.0
             request = Request(
                 "compare",
                 problem,
@@ -166,16 +128,15 @@ def _run(
                 against_others=True,
                 quick=quick,
             )
-            reply = worker.ask(request, limit)
+            reply = runner.ask(request, len(configs) * time_limit(problem, device) + 60.0)
             if reply.outcome != "ok":
-                console.print(f"{problem.slug}: {reply.outcome}, {reply.detail}", markup=False)
+                runner.say(f"{problem.slug}: {reply.outcome}, {reply.detail}")
                 failures += 1
                 continue
-            rows = list(_rows(problem, device, environment, variants, reply, named))
+            rows = list(_rows(problem, runner, variants, reply))
             failures += sum(row["outcome"] != "ok" for row in rows)
-            if options.csv:
-                append(options.csv, COLUMNS, rows)
-            _show(console, problem, rows)
+            runner.keep(rows)
+            _show(runner.console, problem, rows)
     return 1 if failures else 0
 
 
@@ -223,25 +184,13 @@ def _variants(
 
 
 def _rows(
-    problem: Problem,
-    device: Device,
-    environment: Environment,
-    variants: dict[tuple[str, str], Config],
-    reply: Reply,
-    named: str = "",
-) -> Iterator[dict[str, object]]:
+    problem: Problem, runner: Runner, variants: dict[tuple[str, str], Config], reply: Reply
+) -> Iterator[Row]:
+    device = runner.device
     shared = {
-        "schema": SCHEMA,
-        "time": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "device": device.slug,
-        "driver": environment.driver,
-        "compiler": environment.compiler,
-        "pymm": environment.pymm,
-        "commit": named,
+        **origin(device, runner.environment, runner.commit),
         "op": problem.op,
-        "dtype": problem.dtype,
-        "layout": problem.layout,
-        **{axis: getattr(problem, axis) for axis in "mnk"},
+        **product(problem),
     }
     others = {name: statistics.median(times) for name, times in reply.times.items() if times}
     best = min(others.values(), default=float("nan"))
@@ -271,7 +220,7 @@ def _measured(trial: Trial, device: Device, best: float) -> dict[str, object]:
         "registers": trial.resources.registers,
         "spills": trial.resources.spilled_bytes,
         "shared": trial.resources.shared_bytes,
-        "detail": " ".join(trial.detail.split())[:500],
+        "detail": one_line(trial.detail),
         **{name: seen.get(name, "") for name in SEEN},
     }
     if trial.seconds > 0:

@@ -8,21 +8,24 @@ from pathlib import Path
 
 from pymm.bench.classes import ROUNDS, SHORT_ROUNDS
 from pymm.bench.experiments.sequential import LARGEST
-from pymm.core.problem import DTYPES, FILLS
+from pymm.core.dtypes import DTYPES
+from pymm.core.problem import FILLS
 from pymm.core.shapes import LAYOUTS
+from pymm.measure.libraries import BASELINES, ON_REQUEST
 
 EXAMPLES = """\
 examples:
   python -m pymm.bench --shapes ladder --kernels all
-      every rung, default and tuned, beside cuBLAS
+      every rung, default and tuned, compared with cuBLAS
   python -m pymm.bench --shapes 4096 --dtypes f32 --rounds 31 --csv ladder.csv
   python -m pymm.bench --classes all --csv classes.csv --time-limit 250
-      every class, type and layout beside both cuBLAS, one row each; started again it goes on
+      every class, type and layout compared with cuBLAS and cuBLASLt, one row each; started
+      again it goes on
   python -m pymm.bench --classes large,odd --dtypes f32 --transposes NN --dry-run
   python -m pymm.bench --suite all --dry-run
       what every experiment would measure here, and how long that takes
   python -m pymm.bench --suite o2-remainders --csv suites.csv
-      every N from 1000 to 1100; broken off and started again it goes on
+      every N from 1000 to 1100; interrupted and started again it goes on
   python -m pymm.bench --suite o4-square --shapes 250:2001:250 --sequential-to 1000 --device cpu
 
 exit status: 0 everything measured is right, 1 something failed, is wrong or was left out for want
@@ -47,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_products(read)
     _add_measuring(read)
+    _add_limits(read)
     return read
 
 
@@ -107,6 +111,33 @@ def _add_measuring(read: argparse.ArgumentParser) -> None:
         choices=["thorough", "quick"],
         help="as for pymm.tune (default: thorough; of classes quick)",
     )
+    add("--commit", metavar="ID", help="what rows say of pymm's commit (default: the checkout's)")
+    for name in ON_REQUEST:
+        baseline = BASELINES[name]
+        add(
+            f"--{name}",
+            nargs="?",
+            const=LAYOUTS,
+            default=(),
+            type=_layouts,
+            metavar="LAYOUTS",
+            help=f"of classes: compare with {baseline.title} too, in these layouts (NN,TT; without "
+            f"any in all four); {baseline.on_request}",
+        )
+    add(
+        "--compile-meanwhile",
+        action="store_true",
+        help="measure while other sources are compiled (default: compile all first)",
+    )
+    add(
+        "--dry-run",
+        action="store_true",
+        help="only say what would be measured (of classes and suites also how long it takes)",
+    )
+
+
+def _add_limits(read: argparse.ArgumentParser) -> None:
+    add = read.add_argument_group("how much of classes and suites").add_argument
     add(
         "--time-limit",
         type=float,
@@ -134,25 +165,4 @@ def _add_measuring(read: argparse.ArgumentParser) -> None:
         default=LARGEST,
         metavar="N",
         help="of suites: largest square for the CPU's sequential kernel (default: %(default)s)",
-    )
-    add("--commit", metavar="ID", help="what rows say of pymm's commit (default: the checkout's)")
-    add(
-        "--triton",
-        nargs="?",
-        const=LAYOUTS,
-        default=(),
-        type=_layouts,
-        metavar="LAYOUTS",
-        help="of classes: a Triton kernel as a third opponent, in these layouts (NN,TT; without "
-        "any in all four); it compiles for half a minute and more",
-    )
-    add(
-        "--compile-meanwhile",
-        action="store_true",
-        help="measure while other texts are compiled (default: compile all first)",
-    )
-    add(
-        "--dry-run",
-        action="store_true",
-        help="only say what would be measured (of classes and suites also how long it takes)",
     )

@@ -1,5 +1,5 @@
-"""What it is computed on: one frozen `Device` of limits and peak rates, as data. Also describes
-devices not present.
+"""The device that a problem is computed on: one frozen `Device` with its limits and peak rates. It
+may describe a device that is not present.
 """
 
 from __future__ import annotations
@@ -9,20 +9,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-#: Floating-point operations of one multiprocessor and clock, two for a fused multiply-add:
-#: NVIDIA, CUDA C++ Programming Guide, table "Throughput of Native Arithmetic Instructions"
-#: (results per clock and multiprocessor, times two). f64, tf32 and 16 bits of 8.0 and 9.0 are the
-#: tensor cores' rates (A100 and H100 whitepapers, dense), the most that a kernel can reach there.
+from pymm.core.dtypes import DTYPES
+
+#: Floating-point operations of one multiprocessor and clock by arithmetic unit, two for a fused
+#: multiply-add: NVIDIA, CUDA C++ Programming Guide, table "Throughput of Native Arithmetic
+#: Instructions" (results per clock and multiprocessor, times two). fp64 of 8.0 and 9.0 is the
+#: tensor cores' rate (A100 and H100 whitepapers, dense), the most that a kernel can reach there.
 CUDA_FLOPS_PER_CLOCK = {
-    (7, 0): {"f32": 128, "f64": 64},
-    (7, 5): {"f32": 128, "f64": 4},
-    (8, 0): {"f32": 128, "f64": 128, "f16": 2048, "bf16": 2048, "tf32": 1024},
-    (8, 6): {"f32": 256, "f64": 4},
-    (8, 7): {"f32": 256, "f64": 4},
-    (8, 9): {"f32": 256, "f64": 4},
-    (9, 0): {"f32": 256, "f64": 256, "f16": 4096, "bf16": 4096, "tf32": 2048},
-    (10, 0): {"f32": 256, "f64": 128},
-    (12, 0): {"f32": 256, "f64": 4},
+    (7, 0): {"fp32": 128, "fp64": 64},
+    (7, 5): {"fp32": 128, "fp64": 4},
+    (8, 0): {"fp32": 128, "fp64": 128, "tensor 16 bits": 2048, "tensor tf32": 1024},
+    (8, 6): {"fp32": 256, "fp64": 4},
+    (8, 7): {"fp32": 256, "fp64": 4},
+    (8, 9): {"fp32": 256, "fp64": 4},
+    (9, 0): {"fp32": 256, "fp64": 256, "tensor 16 bits": 4096, "tensor tf32": 2048},
+    (10, 0): {"fp32": 256, "fp64": 128},
+    (12, 0): {"fp32": 256, "fp64": 4},
 }
 
 
@@ -86,10 +88,12 @@ def _rebuild(fields: dict) -> Device:
 
 
 def cuda_peaks(capability: tuple[int, int], sms: int, clock_hz: float) -> dict[str, float]:
-    """Peak operations per second by dtype; for `tf32x3` a third of tf32's, for `f16x3` a third of
-    f16's, for they multiply three times. Empty for a capability that the table above does not know.
+    """Peak operations per second by dtype: the rate of its unit, divided by the passes that it
+    makes. Empty for a capability that the table above does not have.
     """
-    rates = dict(CUDA_FLOPS_PER_CLOCK.get(capability, {}))
-    rates |= {f"{part}x3": rates[part] / 3 for part in ("tf32", "f16") if part in rates}
-    rates |= {f"{half}_f32": rates[half] for half in ("f16", "bf16") if half in rates}
-    return {dtype: rate * sms * clock_hz for dtype, rate in rates.items()}
+    rates = CUDA_FLOPS_PER_CLOCK.get(capability, {})
+    return {
+        name: rates[row.unit] / row.passes * sms * clock_hz
+        for name, row in DTYPES.items()
+        if row.unit in rates
+    }

@@ -10,7 +10,8 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from pymm.core.problem import HALVES, Problem, dtype_name
+from pymm.core.dtypes import DTYPES, FLOAT64, BlockScaling, dtype_name
+from pymm.core.problem import Problem
 
 #: Rows and columns of the squares in which halves are compared: two of them stay in a cache.
 SQUARE = 256
@@ -69,54 +70,8 @@ def _bits(values: np.ndarray) -> np.ndarray:
     return values.view(f"u{values.itemsize}")
 
 
-#: Unit roundoff of a sum: for round-to-nearest half the distance from 1 to the next number.
-#:
-#: Products of 16-bit numbers are exact in float32, but a tensor core adds 16 of them at a time with
-#: the sum so far, aligned to the largest and cut off with two bits more than float32 has (M. Fasi,
-#: N. J. Higham, M. Mikaitis, S. Pranesh, Numerical behavior of NVIDIA tensor cores, PeerJ Computer
-#: Science 7:e330, 2021). Each instruction then loses at most 17 times 2^-25 and the result's last
-#: bit, 2^-23, of the sum of absolute values: less than 16 times 2^-24, and 2^-23 for each term
-#: leaves room for cores that keep one bit less. Of tf32 it adds 8: 9 times 2^-25 and the last bit
-#: are less than 7 times 2^-24. With three products for each term that makes 20, and two more where
-#: the sums so far are put by every 8: 24 times 2^-24 for 8 terms.
-ROUNDOFF = {
-    "f32": 2.0**-24,
-    "f64": 2.0**-53,
-    "f16": 2.0**-23,
-    "bf16": 2.0**-23,
-    "tf32": 2.0**-23,
-    "tf32x3": 3 * 2.0**-24,
-    "f16x3": 3 * 2.0**-24,
-    "f16_f32": 2.0**-23,
-    "bf16_f32": 2.0**-23,
-}
-
-#: Unit roundoff of storing a result in 16 bits: 11 and 8 significant bits.
-STORING = {"f16": 2.0**-11, "bf16": 2.0**-8}
-
-#: What becomes of the product of two float32 numbers before it is added, as a part of it. Rounding
-#: both to tf32's 11 significant bits: 2^-11 each, and the product of these. As sums of two such
-#: numbers they have 22 bits: 2^-22 each is left, and as much is the product of both low terms,
-#: which is left out; 2^-30 covers the products of all these.
-ROUNDING = {
-    "tf32": 2.0**-10 + 2.0**-22,
-    "tf32x3": 3 * 2.0**-22 + 2.0**-30,
-    "f16x3": 3 * 2.0**-22 + 2.0**-30,
-}
-
-#: What is lost of a float32 number that comes as two float16, as a part of the largest of the
-#: `SCALED` numbers along k that share a power of two: that is 2^6 there at least (2^14, but for
-#: powers that are alike: common/scaled.cuh), and half the smallest subnormal number is 2^-25. And
-#: what is lost of a product at most, as a part of it: the terms of a number are at most twice it.
-LOST, SCALED, LOST_PRODUCT = 2.0**-31, 64, 3.0
-
-#: The smallest normal number of float32 and of tf32: what lies below it has fewer bits, or none.
+#: The smallest normal number of float32 and of tf32: smaller ones have fewer bits, or none.
 SMALLEST_NORMAL = 2.0**-126
-
-#: The same of float16. Tensor cores align products by the exponents of their factors as they are
-#: stored: a subnormal number counts as a normal one there, and sums lose the bits below it
-#: (measured on an H200: cuBLAS, wgmma and mma.sync have the same errors, up to 8e-5 of |A| |B|).
-SMALLEST_NORMAL_F16 = 2.0**-14
 
 #: Integers up to 2^24 are exact in float32 (24 significant bits) and more so in float64.
 EXACT_INTEGER = 2**24
@@ -131,7 +86,7 @@ def gamma(k: int, dtype: str | np.dtype | type) -> float:
     """
     if k < 0:
         raise ValueError(f"gamma of k={k}: a sum has at least 0 terms")
-    relative = k * ROUNDOFF[dtype_name(dtype)]
+    relative = k * DTYPES[dtype_name(dtype)].roundoff
     return relative / (1 - relative) if relative < 0.5 else relative
 
 
@@ -162,13 +117,13 @@ def product(
     return result
 
 
-def largest_of_scaled(rows: np.ndarray) -> np.ndarray:
-    """In the place of each number the largest of the `SCALED` along k that it is one of."""
-    firsts = np.arange(0, rows.shape[-1], SCALED)
+def largest_of_block(rows: np.ndarray, scaling: BlockScaling) -> np.ndarray:
+    """For each element the largest of its block: those along k that share a scale."""
+    firsts = np.arange(0, rows.shape[-1], scaling.elements)
     if not len(firsts):
         return rows
     most = np.maximum.reduceat(rows, firsts, axis=-1)
-    return most.repeat(SCALED, axis=-1)[..., : rows.shape[-1]]
+    return most.repeat(scaling.elements, axis=-1)[..., : rows.shape[-1]]
 
 
 def error_bound(
@@ -185,10 +140,8 @@ def error_bound(
     additions, its own product and that with alpha, in whatever order a kernel adds (beta C may
     come first, and gather the sums of every step along k). In float64 the reference errs as much
     as the kernel, hence twice the bound. Results below the smallest normal number add at most one
-    smallest subnormal for each operation. Types of 16 bits: sums in float32, and then the rounding
-    of the result. tf32: the rounding of the operands, `ROUNDING`, then sums of what has become of
-    them. f16x3: also what `LOST` says. float16: subnormal operands count as the smallest normal
-    number (`SMALLEST_NORMAL_F16`).
+    smallest subnormal for each operation. What else a type loses is in its row (`DType`): when
+    operands are rounded or scaled, when a result of 16 bits is stored, and with subnormal operands.
     """
     left, right = oriented(problem, np.abs(a.astype(np.float64)), np.abs(b.astype(np.float64)))
     factors = [float(problem.scalar_dtype.type(x)) for x in (alpha, beta)]
@@ -196,27 +149,28 @@ def error_bound(
     terms = alpha * (left @ right)
     given = mirrored(np.asarray(c, np.float64), problem) if beta != 0 else np.zeros(())
     sums = beta * np.abs(given)
-    rounding, lost = ROUNDING.get(problem.dtype, 0.0), np.zeros(())
-    if problem.dtype == "f16x3":
-        columns = largest_of_scaled(right.swapaxes(-1, -2)).swapaxes(-1, -2)
-        lost = largest_of_scaled(left) @ right + left @ columns
-        lost = np.minimum(LOST * alpha * lost, LOST_PRODUCT * terms)
+    row, lost = problem.type, np.zeros(())
+    rounding, scaling = row.product_error, row.scaling
+    if scaling:
+        columns = largest_of_block(right.swapaxes(-1, -2), scaling).swapaxes(-1, -2)
+        lost = largest_of_block(left, scaling) @ right + left @ columns
+        lost = np.minimum(scaling.lost * alpha * lost, scaling.lost_product * terms)
     summed = terms * (1 + rounding)
-    if problem.numpy_dtype == np.float16:
-        normal = [np.where(x > 0, np.maximum(x, SMALLEST_NORMAL_F16), 0.0) for x in (left, right)]
+    if row.smallest_normal:
+        normal = [np.where(x > 0, np.maximum(x, row.smallest_normal), 0.0) for x in (left, right)]
         summed = alpha * (normal[0] @ normal[1])
     bound = (summed + sums + lost) * gamma(problem.k + 2, problem.dtype) + lost
     if rounding:
         bound += terms * rounding
         few = left.sum(axis=-1, keepdims=True) + right.sum(axis=-2, keepdims=True)
         bound += alpha * few * SMALLEST_NORMAL
-    tiny = np.finfo(problem.scalar_dtype).smallest_subnormal
+    tiny = np.finfo(row.scalar).smallest_subnormal
     bound += (problem.k + 2) * float(tiny)
-    if problem.dtype in HALVES:
+    if row.out_roundoff:
         result = np.abs(product(problem, a, b, c, *factors))
-        tiny = ml_dtypes.finfo(problem.numpy_dtype).smallest_subnormal
-        bound += STORING[problem.dtype] * (result + bound) + float(tiny)
-    return 2 * bound if problem.dtype == "f64" else bound
+        tiny = ml_dtypes.finfo(row.out).smallest_subnormal
+        bound += row.out_roundoff * (result + bound) + float(tiny)
+    return 2 * bound if row.scalar == FLOAT64 else bound
 
 
 def exact_integers(k: int) -> int:
@@ -236,11 +190,11 @@ def exact_operands(
     k d^2 variance for a share d. Elements on the diagonal of A A^T count what is not 0 in a row,
     k d, which is to be half of that integer.
     """
-    real = problem.numpy_dtype
-    if problem.dtype not in HALVES:
+    real, roundoff = problem.numpy_dtype, problem.type.out_roundoff
+    if not roundoff:
         r = exact_integers(problem.k)
         return [generator.integers(-r, r + 1, shape).astype(real) for shape in shapes]
-    largest, k = 1 / STORING[problem.dtype], max(problem.k, 1)
+    largest, k = 1 / roundoff, max(problem.k, 1)
     share = min(1.0, largest / 2 / k if problem.symmetric else largest / 8 / k**0.5)
 
     def draw(shape: tuple[int, ...]) -> np.ndarray:

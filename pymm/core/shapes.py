@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from pymm.core.dtypes import DTYPES, EMULATED
 from pymm.core.inputs import BadInput, read_table, shown
-from pymm.core.problem import DTYPES, MAX_EXTENT, Problem
+from pymm.core.problem import MAX_EXTENT, Problem
 
 Shape = tuple[int, int, int]
 
@@ -157,9 +158,7 @@ SYMMETRIC = {
     "syrk-small": "500,640,1000,1024,1500,2048",
 }
 
-#: Types that are compared with float32's products, and their classes: shapes as `parse_shapes`
-#: reads.
-EMULATED = ("tf32x3", "f16x3")
+#: Classes of the types in `EMULATED`: shapes as `parse_shapes` reads them.
 ACCURATE = {
     "2048": "2048",
     "4096": "4096",

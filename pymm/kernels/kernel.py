@@ -287,7 +287,7 @@ PARTS_HAVE_STEPS = Rule(
 
 TILES_ALIKE = Rule(
     "a symmetric C that is computed whole has all tiles alike: SPLIT is 1",
-    lambda c, p, d: c.SPLIT == 1 or not p.whole,
+    lambda c, p, d: c.SPLIT == 1 or not p.in_full,
 )
 
 THREADS_FIT = Rule(

@@ -12,8 +12,9 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
+from pymm.core.dtypes import ELEMENTS
 from pymm.core.forking import cached_property
-from pymm.core.problem import ELEMENTS, Problem
+from pymm.core.problem import Problem
 from pymm.kernels import Config, Feed
 
 #: Headers that a kernel may still include because nothing else gives what they declare. None so

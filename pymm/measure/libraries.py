@@ -1,59 +1,27 @@
-"""The libraries that pymm is measured against, on the very operands that its own kernels get."""
+"""The libraries that pymm is compared with, on the same operands as its own kernels. A new one is
+one more `Baseline` here.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from pymm.backends.base import Backend, Matrix
-from pymm.core.problem import DTYPES, Problem
+from pymm.core.dtypes import BFLOAT16
+from pymm.core.problem import Problem
 from pymm.measure.cublas import syrk
-
-BFLOAT16 = DTYPES["bf16"]
 
 Call = Callable[[], Any]
 
-#: Names of the opponents of a symmetric product: one half of C, and that half with its image.
-HALF, WHOLE = "cublas_syrk", "cublas_syrk_mirror"
-
-
-def opponents(
-    backend: Backend, problem: Problem, a: Matrix, b: Matrix, c: Matrix, triton: bool = False
-) -> dict[str, Call]:
-    """By name, calls that compute C = op(A) op(B) with the libraries importable here.
-
-    One with an attribute `prepare` wants that called before it: PyTorch's switch of back ends takes
-    longer than a small product. On a CPU NumPy's BLAS, which is held to the device's threads in
-    this process from then on. On a GPU cuBLAS, through PyTorch (once with each of its two BLAS back
-    ends), else CuPy. Empty where no library is, and in the simulator. With `triton` also a kernel
-    written in Triton, if that is here, its configuration the fastest of a handful. The calls write
-    C and must be made in the process that owns the memory. Beside a symmetric product they are the
-    whole product, cuBLAS's own routine for one half of it (`HALF`), and that one and a mirror made
-    of two of PyTorch's launches (`WHOLE`).
-    """
-    if backend.device.kind == "cpu":
-        return {"numpy": _numpy(problem, a, b, c, backend.device.sms)}
-    if backend.device.kind == "cuda":
-        for module, calls in (("torch", _torch), ("cupy", _cupy)):
-            try:
-                library = importlib.import_module(module)
-            except ImportError:
-                continue
-            found = calls(library, problem, a, b, c)
-            if module == "torch" and (half := syrk(problem, a, c)):
-                found |= {HALF: half, WHOLE: _with_mirror(library, problem, a, b, c, half)}
-            if triton and module == "torch":
-                found |= _triton(library, problem, a, b, c)
-            return found
-    return {}
-
 
 class Prepared:
-    """A call, and what has to be done before it and is no part of it."""
+    """A call, and what has to be done before each run of it and is not timed."""
 
     def __init__(self, prepare: Call, call: Call) -> None:
         self.prepare, self._call = prepare, call
@@ -62,9 +30,49 @@ class Prepared:
         return self._call()
 
 
+@dataclass(frozen=True)
+class Operands:
+    """The matrices of a problem in a device's memory, for a library to compute C = op(A) op(B), on
+    a CPU with so many `threads`.
+    """
+
+    problem: Problem
+    a: Matrix
+    b: Matrix
+    c: Matrix
+    threads: int = 1
+
+    def strided(self) -> list[_Strided]:
+        """The stored matrices, for whatever reads one of the two array protocols."""
+        p = self.problem
+        return [
+            _Strided(self.a, *((p.k, p.m) if p.trans_a else (p.m, p.k)), p.numpy_dtype, p.batch),
+            _Strided(self.b, *((p.n, p.k) if p.trans_b else (p.k, p.n)), p.numpy_dtype, p.batch),
+            _Strided(self.c, p.m, p.n, p.out_dtype, p.batch),
+        ]
+
+    def tensors(self, torch: Any) -> list[Any]:
+        """The stored matrices as tensors of PyTorch on the same memory."""
+        p = self.problem
+        return [
+            tensor.view(torch.bfloat16) if dtype == BFLOAT16 else tensor
+            for tensor, dtype in zip(
+                [torch.as_tensor(x, device="cuda") for x in self.strided()],
+                (p.numpy_dtype, p.numpy_dtype, p.out_dtype),
+                strict=True,
+            )
+        ]
+
+    def oriented(self, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
+        """op(A), op(B) and C as views of the stored matrices."""
+        left = a.swapaxes(-1, -2) if self.problem.trans_a else a
+        right = b.swapaxes(-1, -2) if self.problem.trans_b else b
+        return left, right, c
+
+
 class _Strided:
-    """Memory that somebody else owns, described by the two array protocols. Neither has a name for
-    bfloat16: it goes as int16, to be viewed as what it is.
+    """Memory of another owner, described by the two array protocols. Neither has a name for
+    bfloat16: it is described as int16, to be viewed as bfloat16.
     """
 
     def __init__(
@@ -83,98 +91,218 @@ class _Strided:
         self.__cuda_array_interface__ = description
 
 
-def _operands(problem: Problem, a: Matrix, b: Matrix, c: Matrix) -> list[_Strided]:
-    m, n, k = problem.m, problem.n, problem.k
-    real, batch = problem.numpy_dtype, problem.batch
-    return [
-        _Strided(a, *((k, m) if problem.trans_a else (m, k)), real, batch),
-        _Strided(b, *((n, k) if problem.trans_b else (k, n)), real, batch),
-        _Strided(c, m, n, problem.out_dtype, batch),
-    ]
+# How each library multiplies. Every function is given the module that was found, and returns None
+# where that does not have the type, the layout or the operation.
 
 
-def _oriented(problem: Problem, a: Any, b: Any) -> tuple[Any, Any]:
-    """op(A) and op(B) as views of the stored matrices."""
-    if problem.trans_a:
-        a = a.swapaxes(-1, -2)
-    if problem.trans_b:
-        b = b.swapaxes(-1, -2)
-    return a, b
-
-
-def _numpy(problem: Problem, a: Matrix, b: Matrix, c: Matrix, threads: int) -> Call:
+def _numpy(numpy: Any, given: Operands) -> Call:
+    """NumPy's BLAS, limited to the device's threads in this process from then on."""
     from threadpoolctl import threadpool_limits
 
-    left, right, out = (np.asarray(x) for x in _operands(problem, a, b, c))
-    left, right = _oriented(problem, left, right)
-    threadpool_limits(limits=threads, user_api="blas")  # once: within the call it would be timed
-    call = functools.partial(np.matmul, left, right, out=out)
+    left, right, out = given.oriented(*(numpy.asarray(x) for x in given.strided()))
+    # once, here: within the call it would be timed
+    threadpool_limits(limits=given.threads, user_api="blas")
+    call = functools.partial(numpy.matmul, left, right, out=out)
     call.library = "numpy"
     return call
 
 
-def lent_to(torch: Any, problem: Problem, a: Matrix, b: Matrix, c: Matrix) -> list[Any]:
-    """The stored matrices as tensors of PyTorch on the same memory."""
-    dtypes = (problem.numpy_dtype, problem.numpy_dtype, problem.out_dtype)
-    tensors = [torch.as_tensor(x, device="cuda") for x in _operands(problem, a, b, c)]
-    return [
-        tensor.view(torch.bfloat16) if dtype == BFLOAT16 else tensor
-        for tensor, dtype in zip(tensors, dtypes, strict=True)
-    ]
+def _torch_product(torch: Any, given: Operands) -> Call | None:
+    """PyTorch's product, by whichever of its two BLAS libraries it prefers."""
+    problem = given.problem
+    left, right, out = given.oriented(*given.tensors(torch))
+    torch.backends.cuda.matmul.allow_tf32 = problem.type.tf32
+    if problem.out_dtype == problem.numpy_dtype:
+        return functools.partial(torch.matmul, left, right, out=out)
+    multiply = torch.mm if problem.batch == 1 else torch.bmm
+    call = functools.partial(multiply, left, right, out_dtype=torch.float32, out=out)
+    try:
+        call()
+    except (TypeError, RuntimeError):  # before PyTorch 2.8
+        return None
+    return call
 
 
-def _torch(torch: Any, problem: Problem, a: Matrix, b: Matrix, c: Matrix) -> dict[str, Call]:
-    """tf32 only for `tf32`: the opponent of `tf32x3` and `f16x3` is the product in float32."""
-    left, right, out = lent_to(torch, problem, a, b, c)
-    left, right = _oriented(problem, left, right)
-    torch.backends.cuda.matmul.allow_tf32 = problem.dtype == "tf32"
-    multiply = functools.partial(torch.matmul, left, right, out=out)
-    if problem.out_dtype != problem.numpy_dtype:
-        single = torch.mm if problem.batch == 1 else torch.bmm
-        multiply = functools.partial(single, left, right, out_dtype=torch.float32, out=out)
-        try:
-            multiply()
-        except (TypeError, RuntimeError):  # before PyTorch 2.8
-            return {}
-    choose = getattr(torch.backends.cuda, "preferred_blas_library", None)
-
-    if choose is None:
-        return {"cublas": multiply}
-    return {
-        library: Prepared(functools.partial(choose, library), multiply)
-        for library in ("cublas", "cublaslt")
-    }
+def _torch_cublas(torch: Any, given: Operands) -> Call | None:
+    call, choose = _torch_product(torch, given), _preferred(torch)
+    return call and (Prepared(functools.partial(choose, "cublas"), call) if choose else call)
 
 
-def _with_mirror(torch: Any, problem: Problem, a: Matrix, b: Matrix, c: Matrix, half: Call) -> Call:
-    """One half of C by `half`, then its image in the other."""
-    out = lent_to(torch, problem, a, b, c)[2]
+def _torch_cublaslt(torch: Any, given: Operands) -> Call | None:
+    """None where PyTorch cannot be told which of the two to use."""
+    call, choose = _torch_product(torch, given), _preferred(torch)
+    return Prepared(functools.partial(choose, "cublaslt"), call) if call and choose else None
+
+
+def _preferred(torch: Any) -> Callable[[str], Any] | None:
+    """What selects PyTorch's BLAS library; it takes longer than a small product."""
+    return getattr(torch.backends.cuda, "preferred_blas_library", None)
+
+
+def _cupy_cublas(cupy: Any, given: Operands) -> Call | None:
+    problem = given.problem
+    if problem.type.tf32 or problem.out_dtype != problem.numpy_dtype:
+        return None
+    stored = (cupy.asarray(x).view(problem.numpy_dtype) for x in given.strided())
+    left, right, out = given.oriented(*stored)
+    return lambda: cupy.matmul(left, right, out=out)
+
+
+def _syrk(torch: Any, given: Operands) -> Call | None:
+    """cuBLAS's own routine for one half of a symmetric C."""
+    return syrk(given.problem, given.a, given.c)
+
+
+def _syrk_mirrored(torch: Any, given: Operands) -> Call | None:
+    """That half, then its mirror image in the other half by two of PyTorch's launches."""
+    half = _syrk(torch, given)
+    if half is None:
+        return None
+    out = given.tensors(torch)[2]
     lower = torch.ones(out.shape, dtype=torch.bool, device="cuda").tril()
-    room = torch.empty_like(out)
+    scratch = torch.empty_like(out)
 
     def call() -> None:
         half()
-        torch.where(lower, out, out.mT, out=room)
-        out.copy_(room)
+        torch.where(lower, out, out.mT, out=scratch)
+        out.copy_(scratch)
 
     return call
 
 
-def _cupy(cupy: Any, problem: Problem, a: Matrix, b: Matrix, c: Matrix) -> dict[str, Call]:
-    if problem.dtype == "tf32" or problem.out_dtype != problem.numpy_dtype:
-        return {}
-    given = (cupy.asarray(x) for x in _operands(problem, a, b, c))
-    left, right, out = (x.view(problem.numpy_dtype) for x in given)
-    left, right = _oriented(problem, left, right)
-    return {"cublas": lambda: cupy.matmul(left, right, out=out)}
-
-
-def _triton(torch: Any, problem: Problem, a: Matrix, b: Matrix, c: Matrix) -> dict[str, Call]:
+def _triton(torch: Any, given: Operands) -> Call | None:
+    """A kernel written in Triton, the fastest of a handful of configurations."""
     try:
         kernel = importlib.import_module("pymm.measure.triton_gemm")
     except ImportError:
-        return {}
-    left, right, out = lent_to(torch, problem, a, b, c)
-    left, right = _oriented(problem, left, right)
-    call = kernel.quickest(torch, left, right, out, tf32=problem.dtype == "tf32")
-    return {} if call is None else {"triton": call}
+        return None
+    return kernel.fastest(
+        torch, *given.oriented(*given.tensors(torch)), tf32=given.problem.type.tf32
+    )
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A library, or one routine of a library, as something to compare with.
+
+    `name` is its name in CSV files, `title` its makers' name for it, `family` what it is a part of.
+    It is measured on devices of `kind`. `providers` are the modules that it may be called through,
+    each with the function that makes the call; the first that can be imported is taken. Types and
+    layouts that it lacks are known to that function. One that is `symmetric` computes only a
+    symmetric C. Ratios are formed with the fastest of those that are `compared`. `on_request` says
+    why one is measured only if it is asked for. With a `column` its times have one in the CSV of
+    `pymm.bench --classes` (a new column is a new schema: `pymm.measure.results`).
+    """
+
+    name: str
+    title: str
+    kind: str
+    providers: Mapping[str, Callable[[Any, Operands], Call | None]]
+    family: str = ""
+    symmetric: bool = False
+    compared: bool = True
+    on_request: str = ""
+    column: bool = False
+
+    def call(self, given: Operands) -> Call | None:
+        """What computes C; None where the library is not installed or does not have the product."""
+        if self.symmetric and not given.problem.symmetric:
+            return None
+        for module, make in self.providers.items():
+            try:
+                library = importlib.import_module(module)
+            except ImportError:
+                continue
+            return make(library, given)
+        return None
+
+
+#: cuBLAS's routine for one half of a symmetric C, and the same followed by a mirror launch.
+HALF, MIRRORED = "cublas_syrk", "cublas_syrk_mirror"
+
+#: Everything that pymm is compared with.
+BASELINES = {
+    baseline.name: baseline
+    for baseline in (
+        Baseline(
+            "cublas",
+            "cuBLAS",
+            "cuda",
+            {"torch": _torch_cublas, "cupy": _cupy_cublas},
+            family="cuBLAS",
+            column=True,
+        ),
+        Baseline(
+            "cublaslt",
+            "cuBLASLt",
+            "cuda",
+            {"torch": _torch_cublaslt},
+            family="cuBLAS",
+            column=True,
+        ),
+        Baseline(
+            HALF,
+            "cuBLAS syrk, half",
+            "cuda",
+            {"torch": _syrk},
+            family="cuBLAS",
+            symmetric=True,
+            compared=False,
+        ),
+        Baseline(
+            MIRRORED,
+            "cuBLAS syrk, mirrored",
+            "cuda",
+            {"torch": _syrk_mirrored},
+            family="cuBLAS",
+            symmetric=True,
+        ),
+        Baseline("numpy", "NumPy", "cpu", {"numpy": _numpy}, family="NumPy"),
+        Baseline(
+            "triton",
+            "Triton",
+            "cuda",
+            {"torch": _triton},
+            family="Triton",
+            compared=False,
+            on_request="it compiles for half a minute and more",
+            column=True,
+        ),
+    )
+}
+
+#: Names of those that ratios are formed with, and of these the ones that have every operation.
+COMPARED = tuple(name for name, b in BASELINES.items() if b.compared)
+GENERAL = tuple(name for name in COMPARED if not BASELINES[name].symmetric)
+
+#: Names of those that are measured only if asked for.
+ON_REQUEST = tuple(name for name, b in BASELINES.items() if b.on_request)
+
+#: Modules through which the libraries of a GPU are called.
+PROVIDERS = tuple(
+    dict.fromkeys(m for b in BASELINES.values() if b.kind == "cuda" for m in b.providers)
+)
+
+
+def baseline_calls(
+    backend: Backend,
+    problem: Problem,
+    a: Matrix,
+    b: Matrix,
+    c: Matrix,
+    requested: Iterable[str] = (),
+) -> dict[str, Call]:
+    """By name, calls that compute C = op(A) op(B) with the baselines that are installed here and
+    have the product; `requested` names those of `ON_REQUEST` that are wanted. Empty in the
+    simulator.
+
+    One with an attribute `prepare` wants that called before each run. The calls write C and must be
+    made in the process that owns the memory.
+    """
+    given = Operands(problem, a, b, c, backend.device.sms)
+    found = {
+        name: baseline.call(given)
+        for name, baseline in BASELINES.items()
+        if baseline.kind == backend.device.kind and (not baseline.on_request or name in requested)
+    }
+    return {name: call for name, call in found.items() if call is not None}

@@ -16,7 +16,7 @@ from pymm.backends.base import Backend, Buffer, Executable, Matrix
 from pymm.core import reference
 from pymm.core.problem import Problem, stored_shapes
 from pymm.core.reference import mirrored, other_half
-from pymm.measure.libraries import lent_to
+from pymm.measure.libraries import Operands
 from pymm.measure.verify import POISON, Finding, compare, guard_bytes
 
 
@@ -289,7 +289,7 @@ class QuickVerifier:
             return ""
         torch = self.arena.torch
         if torch and not self._halved:
-            c = lent_to(torch, self.problem, *self._operands(kind))[2]
+            c = Operands(self.problem, *self._operands(kind)).tensors(torch)[2]
             if torch.equal(c, c.mT):
                 return ""
         poison = np.full(self._result_dtype.itemsize, POISON, np.uint8).view(self._result_dtype)
@@ -386,7 +386,7 @@ class QuickVerifier:
             wrong = (got != expected).any(axis=(0, 2))  # true for NaN as well
         else:
             signs = torch.as_tensor(x, device="cuda")
-            a, b, c = lent_to(torch, p, *self._operands("integers"))
+            a, b, c = Operands(p, *self._operands("integers")).tensors(torch)
             left, right = reference.oriented(p, a, b)
             expected = left.double() @ (right.double() @ signs)
             wrong = (c.double() @ signs != expected).any(dim=-1).reshape(-1, p.m).any(dim=0)

@@ -11,10 +11,11 @@ import ml_dtypes
 import numpy as np
 
 from pymm.core import reference
+from pymm.core.dtypes import DTYPES, product_type
 from pymm.core.problem import Problem
 
-#: Types of products whose operands do not stay what they are, or are not those of their result.
-REDUCED = ("tf32", "tf32x3", "f16x3", "bf16_f32", "f16_f32")
+#: Types that change their operands before they multiply, or whose result has another type.
+REDUCED = tuple(name for name, row in DTYPES.items() if row.reduced)
 
 #: What is put at a few random places of A and B.
 SPECIALS = {
@@ -28,10 +29,6 @@ SPECIALS = {
 #: A sum may overflow on its way, in one order or another, where |A| |B| is at least an eighth of
 #: what float32 holds. There an element of C may be anything.
 OVERFLOW = 2.0**125
-
-#: From here on tf32 rounds to infinity, as the tensor memory accelerator does it; 2^-137 is half
-#: its smallest number.
-TF32_MOST, TF32_LEAST = 2.0**128 - 2.0**116, 2.0**-137
 
 #: Errors are parts of |A| |B| where that is at least this: below it numbers have fewer bits.
 ORDINARY = 2.0**-100
@@ -160,20 +157,13 @@ def draw(
     return a, b
 
 
-def _of_block(sizes: np.ndarray) -> np.ndarray:
-    """In the place of each number the largest finite of those along k that share a power of two."""
-    return reference.largest_of_scaled(np.where(np.isfinite(sizes), sizes, 0.0))
-
-
 def _vanishing(problem: Problem, sizes: np.ndarray) -> np.ndarray:
-    """Whether a number may be rounded to zero: of tf32 those up to 2^-137, of f16x3 those up to
-    2^-30 of the largest of their 64. Rows along k, absolute values.
-    """
-    if problem.dtype == "tf32":
-        return (sizes > 0) & (sizes <= TF32_LEAST)
-    if problem.dtype == "f16x3":
-        return (sizes > 0) & (sizes <= 2.0**-30 * _of_block(sizes))
-    return np.zeros(sizes.shape, bool)
+    """Whether an element may be rounded to zero. `sizes`: absolute values, rows along k."""
+    row, limit = problem.type, problem.type.zero_up_to
+    if row.scaling:
+        finite = np.where(np.isfinite(sizes), sizes, 0.0)
+        limit = row.scaling.zero_up_to * reference.largest_of_block(finite, row.scaling)
+    return (sizes > 0) & (sizes <= limit)
 
 
 def _excused(
@@ -184,9 +174,8 @@ def _excused(
     """
     finite = [np.where(np.isfinite(x), x, 0.0) for x in (left, right)]
     anything = finite[0] @ finite[1] >= OVERFLOW
-    if problem.dtype == "tf32":
-        rounded = [(x >= TF32_MOST) & np.isfinite(x) for x in (left, right)]
-        anything |= rounded[0].any(axis=-1, keepdims=True) | rounded[1].any(axis=-2, keepdims=True)
+    rounded = [(x >= problem.type.infinite_from) & np.isfinite(x) for x in (left, right)]
+    anything |= rounded[0].any(axis=-1, keepdims=True) | rounded[1].any(axis=-2, keepdims=True)
     infinite = [np.isinf(x).astype(float) for x in (left, right)]
     lost = _vanishing(problem, left), _vanishing(problem, right.swapaxes(-1, -2)).swapaxes(-1, -2)
     either = infinite[0] @ lost[1] + lost[0] @ infinite[1] > 0
@@ -226,4 +215,4 @@ def judge(problem: Problem, a: np.ndarray, b: np.ndarray, got: np.ndarray) -> Ju
 
 def in_float32(problem: Problem) -> Problem:
     """The product of the same float32 matrices by plain multiply-adds."""
-    return replace(problem, dtype="f32")
+    return replace(problem, dtype=product_type(problem.out_dtype))

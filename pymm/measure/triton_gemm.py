@@ -1,5 +1,6 @@
-"""The opponent in Triton: a blocked product in the language's plain style, the fastest of a handful
-of configurations. Imports Triton, which pymm never asks for: only `opponents` imports this module.
+"""The baseline in Triton: a blocked product in the language's plain style, the fastest of a handful
+of configurations. Imports Triton, which pymm does not require: only `pymm.measure.libraries`
+imports this module, where it is asked for.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ def _multiply(
     tl.store(to, total.to(c.dtype.element_ty), mask=inside)
 
 
-def quickest(torch: Any, a: Any, b: Any, c: Any, tf32: bool) -> Callable[[], Any] | None:
-    """The call that computes C = A B (op(A) and op(B), two-dimensional) quickest. None where the
-    language does not compute in this type, or for stacks.
+def fastest(torch: Any, a: Any, b: Any, c: Any, tf32: bool) -> Callable[[], Any] | None:
+    """The call that computes C = A B fastest (op(A) and op(B), two-dimensional). None where the
+    language does not compute in this type, or for a batch.
     """
     if a.dim() != 2 or a.dtype == torch.float64:
         return None

@@ -18,7 +18,7 @@ from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.kernels import Config
 from pymm.measure.channel import Channel
-from pymm.measure.libraries import opponents
+from pymm.measure.libraries import baseline_calls
 from pymm.measure.quick_check import OperandPool
 from pymm.measure.workbench import Trial, Workbench
 
@@ -49,11 +49,11 @@ class Site:
 @dataclass(frozen=True)
 class Request:
     """What a child is asked: to `measure` one configuration or to `compare` several, in turn with
-    the other libraries if `against_others`; `triton` is one of them if asked for. Any other action
-    is the name of a function, `module:name`, that is called with the bench and the request, and
-    finds more in `arguments`.
+    the baselines if `against_others` (those on request only if `requested`). Any other action is
+    the name of a function, `module:name`, that is called with the bench and the request, and finds
+    more in `arguments`.
 
-    `quick` takes operands and checks of an arena, which cost milliseconds however large the
+    `quick` takes operands and checks of an `OperandPool`, which cost milliseconds however large the
     product is. A comparison has `rounds` rounds, fewer where `budget` seconds do not suffice, and
     fewer configurations where `checking` seconds do not suffice for the checks before it.
     """
@@ -67,7 +67,7 @@ class Request:
     against_others: bool = False
     quick: bool = False
     budget: float = math.inf
-    triton: bool = False
+    requested: tuple[str, ...] = ()
     arguments: tuple = ()
     checking: float = math.inf
 
@@ -162,7 +162,7 @@ def compared(bench: Workbench, request: Request) -> Reply:
     """The configurations of a request in turn, with the other libraries if it wants them."""
     if request.against_others:
         operands = (request.problem, bench.a, bench.b, bench.c)
-        bench.calls = opponents(bench.backend, *operands, triton=request.triton)
+        bench.calls = baseline_calls(bench.backend, *operands, request.requested)
     trials = bench.compare(request.configs, request.rounds, request.budget, request.checking)
     times = {name: bench.times[name] for name in bench.calls if name in bench.times}
     deviations = bench.deviations if request.quick else {}

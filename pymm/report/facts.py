@@ -8,25 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pymm.core.problem import Problem
+from pymm.measure.libraries import BASELINES, GENERAL
 from pymm.report.reading import Findings, Row
 
 #: What one of ours is called beside a library.
 OWN = "pymm"
-
-#: Libraries that count as the opponent where several were measured: the fastest of these.
-RIVALS = ("cublas", "cublaslt", "numpy")
-
-#: Their names as their makers write them.
-WRITTEN = {
-    "cublas": "cuBLAS",
-    "cublaslt": "cuBLASLt",
-    "cublas_syrk": "cuBLAS syrk, half",
-    "cublas_syrk_mirror": "cuBLAS syrk, mirrored",
-    "numpy": "NumPy",
-    "triton": "Triton",
-    "torch": "PyTorch",
-    "cupy": "CuPy",
-}
 
 
 @dataclass(frozen=True)
@@ -85,7 +71,7 @@ PRODUCT = ("op", "dtype", "layout", "m", "n", "k")
 
 def written(name: str) -> str:
     """A contestant's name for people."""
-    return WRITTEN.get(name, name)
+    return BASELINES[name].title if name in BASELINES else name
 
 
 def latest(rows: Iterable[Row], names: Sequence[str]) -> list[Row]:
@@ -153,7 +139,7 @@ def duels(findings: Findings) -> list[Duel]:
     """Every product of the classes, failed ones too."""
     found = []
     for row in class_rows(findings):
-        times = {name: row.number(f"{name}_us") * 1e-6 for name in RIVALS}
+        times = {name: row.number(f"{name}_us") * 1e-6 for name in GENERAL}
         times = {name: seconds for name, seconds in times.items() if seconds > 0}
         rival = min(times, key=times.__getitem__, default="")
         own = row.seconds if row.sound else math.nan
@@ -170,7 +156,7 @@ def bench_duels(findings: Findings) -> list[Duel]:
     for problem in dict.fromkeys(t.problem for t in everything):
         at = [t for t in everything if t.problem == problem]
         own = [t for t in at if t.who == OWN]
-        others = [t for t in at if t.who in RIVALS]
+        others = [t for t in at if t.who in GENERAL]
         if not own:
             continue
         best = min(own, key=lambda t: t.seconds)
@@ -208,7 +194,7 @@ def extremes(findings: Findings) -> list[Extreme]:
     for dtype in dict.fromkeys(t.problem.dtype for t in everything):
         at = [t for t in everything if t.problem.dtype == dtype]
         own = max((t for t in at if t.who == OWN), key=lambda t: t.gflops, default=None)
-        rival = max((t for t in at if t.who in RIVALS), key=lambda t: t.gflops, default=None)
+        rival = max((t for t in at if t.who in GENERAL), key=lambda t: t.gflops, default=None)
         if own and dtype in limits:
             found.append(Extreme(dtype, own, rival, limits[dtype]))
     return found
@@ -235,6 +221,5 @@ def device_name(findings: Findings) -> str:
 def opponent_name(findings: Findings) -> str:
     """What the page calls the opponent: the libraries that were measured."""
     seen = {t.who for t in timed(findings)}
-    family = {"cublas": "cuBLAS", "cublaslt": "cuBLAS", "numpy": "NumPy"}
-    names = dict.fromkeys(family[name] for name in RIVALS if name in seen)
+    names = dict.fromkeys(BASELINES[name].family for name in GENERAL if name in seen)
     return " or ".join(names) or "a library"

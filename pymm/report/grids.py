@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from pymm.core.problem import Problem
+from pymm.measure.libraries import GENERAL
 from pymm.report.content import Cell, Table, cell
 from pymm.report.facts import Duel, mean
 
@@ -111,7 +112,7 @@ def beside_whole(duels: Sequence[Duel]) -> Table:
 
 
 def _whole(duel: Duel) -> float:
-    times = [duel.row.number(name) for name in ("cublas_us", "cublaslt_us", "numpy_us")]
+    times = [duel.row.number(f"{name}_us") for name in GENERAL]
     known = [seconds * 1e-6 for seconds in times if seconds > 0]
     return min(known) / duel.seconds if known and duel.seconds > 0 else math.nan
 

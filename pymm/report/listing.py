@@ -5,27 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from pymm.core.dtypes import DTYPES
 from pymm.core.problem import Problem
 from pymm.kernels import KERNELS
+from pymm.measure.libraries import BASELINES
 from pymm.report.content import Cell, Table, cell, duration, rate
 from pymm.report.facts import OWN, Duel, Extreme, Timed, mean, written
 from pymm.report.grids import extents, kind_of, ratio_cell
 from pymm.report.reading import Row
 from pymm.report.searches import Search
 from pymm.selection.records import Record
-
-#: Types in words.
-TYPES = {
-    "f32": "numbers of 32 bits",
-    "f64": "of 64 bits",
-    "f16": "of 16 bits, summed in 32",
-    "bf16": "of 16 bits with the range of f32, summed in 32",
-    "tf32": "f32 rounded to 11 bits",
-    "tf32x3": "f32 in three products of tf32, compared with f32",
-    "f16x3": "f32 in three products of f16, block-scaled, compared with f32",
-    "f16_f32": "f16 with a result in f32",
-    "bf16_f32": "bf16 with a result in f32",
-}
 
 
 def of_problem(problem: Problem) -> dict[str, Cell]:
@@ -69,7 +58,7 @@ def extremes(found: Sequence[Extreme], duels: Sequence[Duel]) -> Table:
                 "highest at": Cell(e.own.problem.slug),
             }
         )
-    told = [f"{e.dtype} {TYPES[e.dtype]}" for e in found if e.dtype in TYPES]
+    told = [f"{e.dtype} {DTYPES[e.dtype].words}" for e in found if e.dtype in DTYPES]
     words = (
         "Ratio: geometric mean of the library's time / pymm's over so many products; highest rates "
         "are those of any product measured. The limit is what all units of the device can do at "
@@ -80,8 +69,7 @@ def extremes(found: Sequence[Extreme], duels: Sequence[Duel]) -> Table:
 
 def products(duels: Sequence[Duel]) -> Table:
     """Every product with times, configuration and the reason for it."""
-    names = ("cublas", "cublaslt", "numpy", "triton")
-    libraries = [name for name in names if any(d.row.text(f"{name}_us") for d in duels)]
+    libraries = [name for name in BASELINES if any(d.row.text(f"{name}_us") for d in duels)]
     rows = []
     for d in duels:
         row = d.row

@@ -6,7 +6,9 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
+from pymm.measure.libraries import GENERAL
 from pymm.report.content import Cell, Table, cell, significant
+from pymm.report.facts import written
 from pymm.report.grids import extents, ratio_cell
 from pymm.report.listing import of_problem, outcome, parameters_of, percent, span
 from pymm.report.reading import Row
@@ -87,7 +89,7 @@ def rates(study: Study) -> Table:
 
 def _whole(by: Mapping[str, Row], own: Row | None) -> float:
     """Time of the library's whole product, of a symmetric C too, / ours."""
-    times = [by[name].seconds for name in ("cuBLAS", "cuBLASLt", "NumPy") if name in by]
+    times = [by[name].seconds for name in map(written, GENERAL) if name in by]
     return min(times) / own.seconds if times and own else math.nan
 
 

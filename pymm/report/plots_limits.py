@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from pymm.measure.libraries import GENERAL
 from pymm.report.content import rate
 from pymm.report.drawing import Figure, colour, decades, draw, series
-from pymm.report.facts import OWN, RIVALS, Timed
+from pymm.report.facts import OWN, Timed
 from pymm.report.reading import Row
 
 #: Shortest product whose power is told: that of a shorter one is the flush's as much as its own.
@@ -49,7 +50,7 @@ def _roofline(at: Sequence[Timed], dtype: str, peak: float, bandwidth: float) ->
     left, right = min(p[0] for p in points) / 2, max(p[0] for p in points) * 2
 
     def plot(figure: Any, axes: Any) -> None:
-        rival = [p for p in points if p[2] in RIVALS]
+        rival = [p for p in points if p[2] in GENERAL]
         own = [p for p in points if p[2] == OWN]
         axes.plot(
             [p[0] for p in rival],

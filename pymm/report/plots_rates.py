@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from pymm.measure.libraries import BASELINES, GENERAL
 from pymm.report.content import rate
 from pymm.report.curves import Axes, figure, scaled
 from pymm.report.drawing import Figure, colour, draw
-from pymm.report.facts import OWN, RIVALS, Duel, Extreme, Timed, mean, written
+from pymm.report.facts import OWN, Duel, Extreme, Timed, mean, written
 from pymm.report.grids import kind_of
 from pymm.report.studies import CHOICE, Curves, ordered
 
@@ -109,7 +110,7 @@ def beside(duels: Sequence[Duel], opponent: str) -> list[Figure]:
 
 def _family(library: str) -> str:
     """cuBLASLt is a part of cuBLAS: at a glance the faster of the two counts."""
-    return "cuBLAS" if library.startswith("cublas") else written(library)
+    return BASELINES[library].family if library in BASELINES else library
 
 
 def ladder(everything: Sequence[Timed], peaks: dict[str, float]) -> list[Figure]:
@@ -131,7 +132,7 @@ def ladder(everything: Sequence[Timed], peaks: dict[str, float]) -> list[Figure]
 
 def _ladder(at: Sequence[Timed], n: int, dtype: str, peak: float | None) -> Figure:
     rungs = sorted({t.rung for t in at if t.who == OWN})
-    rivals = {t.who: t.gflops for t in at if t.who in RIVALS}
+    rivals = {t.who: t.gflops for t in at if t.who in GENERAL}
     top = max([t.gflops for t in at])
     scale, unit = (1e3, "TFLOP/s") if top >= 1e3 else (1.0, "GFLOP/s")
 
@@ -174,7 +175,7 @@ def curves(everything: Sequence[Timed], peaks: dict[str, float]) -> list[Figure]
     for dtype in dict.fromkeys(t.problem.dtype for t in squares):
         lines = _lines([t for t in squares if t.problem.dtype == dtype])
         lines = {name: line for name, line in lines.items() if len(line) >= CURVE}
-        if not any(name not in map(written, RIVALS) for name in lines):
+        if not any(name not in map(written, GENERAL) for name in lines):
             continue
         lines, unit, scale = scaled(lines)
         limit = peaks[dtype] / scale if dtype in peaks else None

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from pymm.bench import classes, kernels
-from pymm.bench.experiments import declaration
 from pymm.core.device import Device
+from pymm.core.dtypes import DTYPES
 from pymm.core.inputs import (
     BadInput,
     Json,
@@ -27,11 +26,11 @@ from pymm.core.inputs import (
     shown,
     text_field,
 )
-from pymm.core.problem import DTYPES, Problem
+from pymm.core.problem import Problem
+from pymm.measure import results
 from pymm.report.describing import NAME
 from pymm.selection import store
 from pymm.selection.records import Record, StoreError
-from pymm.tune import trial_log
 
 #: What a CSV holds, by columns that no other kind has together; the first that fits counts.
 KINDS: dict[str, frozenset[str]] = {
@@ -45,10 +44,10 @@ KINDS: dict[str, frozenset[str]] = {
 
 #: Newest schema of each kind that this module knows.
 SCHEMAS = {
-    "suites": declaration.SCHEMA,
-    "trials": trial_log.SCHEMA,
-    "classes": classes.SCHEMA,
-    "bench": kernels.SCHEMA,
+    "suites": results.EXPERIMENTS.number,
+    "trials": results.TRIALS.number,
+    "classes": results.CLASSES.number,
+    "bench": results.KERNELS.number,
 }
 
 #: What a report shows of each kind; a file without one of these is told to be older.

@@ -6,7 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from pymm.core.shapes import EMULATED
+from pymm.core.dtypes import EMULATED
 from pymm.report.content import Tile, rate
 from pymm.report.facts import OWN, Duel, Extreme, mean, opponent_name, timed
 from pymm.report.reading import Findings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
+from pymm.measure.libraries import GENERAL
 from pymm.report.content import duration, rate, significant
 from pymm.report.facts import mean
 from pymm.report.reading import Row
@@ -52,8 +53,7 @@ def _ours(rows: Sequence[Row]) -> tuple[str, list[Row]]:
 
 def _library(rows: Sequence[Row]) -> Row | None:
     """The fastest library among the rows."""
-    names = ("cublas", "cublaslt", "numpy")
-    of = [row for row in rows if row.text("name") in names]
+    of = [row for row in rows if row.text("name") in GENERAL]
     return min(of, key=lambda row: row.seconds, default=None)
 
 

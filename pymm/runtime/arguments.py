@@ -14,8 +14,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from pymm.core.dtypes import DTYPES, ELEMENTS, FLOAT32, product_type
 from pymm.core.forking import cached_property
-from pymm.core.problem import DTYPES, ELEMENTS, MAX_EXTENT, product_type
+from pymm.core.problem import MAX_EXTENT
 from pymm.runtime.arrays import Operand, adopt
 from pymm.runtime.layout import result_shape
 
@@ -195,7 +196,7 @@ def _scalar(value: Any, name: str, dtype: np.dtype) -> float:
 
 
 def _scalar_dtype(dtype: np.dtype) -> np.dtype:
-    return ELEMENTS["f32"] if dtype.itemsize < 4 else dtype
+    return FLOAT32 if dtype.itemsize < 4 else dtype
 
 
 def _beta(beta: Any, c: Operand | None, dtype: np.dtype) -> float:
@@ -223,7 +224,7 @@ def _types(
     is asked for by `out_dtype`, or by an `out` of that type; c is then a part of the result, and
     has no say in the type of the factors.
     """
-    factors, single = ((a.name, a.form.dtype), (b.name, b.form.dtype)), ELEMENTS["f32"]
+    factors, single = ((a.name, a.form.dtype), (b.name, b.form.dtype)), FLOAT32
     wanted = None if out_dtype is None else element_type(out_dtype, "out_dtype")
     if wanted is None and out is not None and out.form.dtype == single:
         if dtype is not None or c is None or c.form.dtype == single:

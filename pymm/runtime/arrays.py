@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pymm.core.problem import DTYPES
+from pymm.core.dtypes import BFLOAT16
 
 #: Work that NumPy may spend on finding out whether two interleaved arrays really share an element
 #: (candidates tried); beyond it they count as sharing, which costs a copy and nothing else.
@@ -287,7 +287,7 @@ def _dtype(array: Any, typestr: str) -> np.dtype:
     """The protocol has no name for bfloat16: PyTorch, CuPy and PyCUDA say "two bytes"."""
     if typestr == "<V2":
         if str(getattr(array, "dtype", "")).removeprefix("torch.") == "bfloat16":
-            return DTYPES["bf16"]
+            return BFLOAT16
     return np.dtype(typestr)
 
 

@@ -74,7 +74,7 @@ class Explanation:
         words = str(self.launches)
         words += ", some tiles partial (guarded)" if self.guarded else ", whole tiles only"
         if self.problem.fill == "full":
-            whole = self.problem.whole and self.device.kind != "cpu"
+            whole = self.problem.in_full and self.device.kind != "cpu"
             words += "; both halves are computed" if whole else _MIRRORED
         if self.swapped:
             words += "; C lies by columns, so C^T = op(B)^T op(A)^T is computed"

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymm.core.problem import MAX_EXTENT, RESULTS, Problem, dtype_name
+from pymm.core.dtypes import DTYPES, dtype_name
+from pymm.core.problem import MAX_EXTENT, Problem
 from pymm.runtime.arrays import Form
 
 
@@ -100,7 +101,7 @@ def arrange(
     """
     shape = result_shape(a.shape, b.shape, trans_a, trans_b)
     kind = dtype_name(a.dtype) if kind is None else kind
-    out = Form.packed(shape, RESULTS.get(kind, a.dtype)) if out is None else out
+    out = Form.packed(shape, DTYPES[kind].out) if out is None else out
     left, right = _matrix(a, trans_a, -2), _matrix(b, trans_b, -1)
     if len(b.shape) == 1:
         out = out.with_axis(-1)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from pymm.core.device import Device
+from pymm.core.dtypes import dtypes_share_tiles
 from pymm.core.problem import Problem
 from pymm.kernels import Config, Kernel
 from pymm.selection.cost_model import predicted_seconds
@@ -19,9 +20,6 @@ from pymm.selection.records import Record
 #: and for each factor of two between the alignments of rows; a factor of e in one extent is 1. And
 #: for another part of C.
 TURNED, OTHER_TYPE, MISALIGNED, OTHER_FILL = 0.4, 0.2, 0.1, 0.1
-
-#: Types whose products take the same tiles: what is tuned for one serves the others.
-ALIKE = ({"f16", "bf16", "f16_f32", "bf16_f32"},)
 
 #: Neighbours that are looked at.
 LOOKED_AT = 12
@@ -45,11 +43,6 @@ WORTH_ANOTHER_RUNG, WORTH = 0.8, 0.75
 MOST_CORRECTION = 1.6
 
 
-def dtypes_share_tiles(dtype: str, tuned: str) -> bool:
-    """Whether what is tuned for one type may serve the other."""
-    return dtype == tuned or any({dtype, tuned} <= types for types in ALIKE)
-
-
 def competitive_records(
     highest: Kernel, found: list[tuple[Record, str]]
 ) -> list[tuple[Record, str]]:
@@ -70,7 +63,7 @@ def transferable(problem: Problem, tuned: Problem, backend: str = "cuda") -> boo
     same = dtypes_share_tiles(problem.dtype, tuned.dtype)
     if problem.symmetric == tuned.symmetric:
         return same
-    return same and problem.symmetric and (problem.whole or backend == "cpu")
+    return same and problem.symmetric and (problem.in_full or backend == "cpu")
 
 
 def distance(problem: Problem, tuned: Problem) -> float:

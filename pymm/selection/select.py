@@ -11,7 +11,8 @@ from pathlib import Path
 
 from pymm.console import duration
 from pymm.core.device import Device
-from pymm.core.problem import DTYPES, Problem
+from pymm.core.dtypes import DTYPES
+from pymm.core.problem import Problem
 from pymm.kernels import Config, Kernel, find_kernel, kernels_for
 from pymm.selection.cost_model import predicted_seconds
 from pymm.selection.nearest import (

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pymm.core.problem import DTYPES, FILLS, Problem
+from pymm.core.dtypes import DTYPES
+from pymm.core.problem import FILLS, Problem
 from pymm.core.shapes import parse_shapes
 from pymm.tune.study import SAMPLERS
 

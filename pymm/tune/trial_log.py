@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import json
 import os
@@ -16,40 +14,8 @@ from typing import Any
 from pymm.core.device import Device
 from pymm.core.files import locked, named
 from pymm.core.inputs import rows_of
+from pymm.measure.results import SEEN, TRIALS, one_line
 from pymm.measure.workbench import Trial
-
-SCHEMA = 2
-
-#: Units: seconds (median), spread (interquartile range / median), gflops (10^9 operations per
-#: second), void (samples taken again because the host was late), error (largest deviation / its
-#: bound), spills (bytes of a thread), shared (bytes of a block), and what `Backend.telemetry` has
-#: seen.
-SEEN = ("sm_mhz", "memory_mhz", "power_w", "temperature_c", "throttle")
-COLUMNS = (
-    "schema",
-    "time",
-    "device",
-    "problem",
-    "kernel",
-    "config",
-    "role",
-    "outcome",
-    "seconds",
-    "spread",
-    "repeats",
-    "void",
-    "gflops",
-    "error",
-    "registers",
-    "spills",
-    "shared",
-    *SEEN,
-    "detail",
-)
-
-#: Longest text of a field; a compiler's complaint can be pages.
-MAX_DETAIL = 500
-
 
 #: How the first line of every such file begins, whatever columns it has.
 _OURS = "schema,time,device,problem,"
@@ -79,7 +45,7 @@ class TrialLog:
     def __init__(self, path: Path, say: Callable[[str], object] = warnings.warn) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        header = ",".join(COLUMNS)
+        header = TRIALS.header
         begun = path.exists() and path.stat().st_size > 0
         if begun:
             with open(path, "rb") as file:
@@ -103,9 +69,7 @@ class TrialLog:
 
     def write(self, trial: Trial, device: Device, role: str = "search") -> None:
         """Append a trial; `role` is `search`, or `final` in the interleaved comparison."""
-        line = io.StringIO()
-        csv.writer(line, lineterminator="\n").writerow(_fields(trial, device, role))
-        self._append(line.getvalue())
+        self._append(TRIALS.line(_row(trial, device, role)))
 
     def close(self) -> None:
         """Close the file."""
@@ -119,30 +83,29 @@ class TrialLog:
             os.fsync(self._file.fileno())
 
 
-def _fields(trial: Trial, device: Device, role: str) -> list[object]:
+def _row(trial: Trial, device: Device, role: str) -> dict[str, object]:
     seen, resources = trial.telemetry, trial.resources
     timed = trial.seconds > 0
-    return [
-        SCHEMA,
-        datetime.now().astimezone().isoformat(timespec="seconds"),
-        device.slug,
-        trial.problem.slug,
-        trial.config.kernel_name,
-        trial.config.slug,
-        role,
-        trial.outcome,
-        f"{trial.seconds:.9g}" if timed else "",
-        f"{trial.spread:.4g}" if timed else "",
-        len(trial.times),
-        trial.void,
-        f"{trial.gflops:.6g}" if timed else "",
-        f"{trial.error:.3g}" if trial.error >= 0 else "",
-        resources.registers,
-        resources.spilled_bytes,
-        resources.shared_bytes,
-        *(seen.get(name, "") for name in SEEN),
-        " ".join(trial.detail[:MAX_DETAIL].split()),
-    ]
+    return {
+        "time": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "device": device.slug,
+        "problem": trial.problem.slug,
+        "kernel": trial.config.kernel_name,
+        "config": trial.config.slug,
+        "role": role,
+        "outcome": trial.outcome,
+        "seconds": f"{trial.seconds:.9g}" if timed else "",
+        "spread": f"{trial.spread:.4g}" if timed else "",
+        "repeats": len(trial.times),
+        "void": trial.void,
+        "gflops": f"{trial.gflops:.6g}" if timed else "",
+        "error": f"{trial.error:.3g}" if trial.error >= 0 else "",
+        "registers": resources.registers,
+        "spills": resources.spilled_bytes,
+        "shared": resources.shared_bytes,
+        **{name: seen.get(name, "") for name in SEEN},
+        "detail": one_line(trial.detail),
+    }
 
 
 def read_trials(path: Path) -> Iterator[dict[str, str]]:

@@ -18,8 +18,9 @@ from rich.console import Console
 
 from pymm.console import Stop
 from pymm.core.device import Device
+from pymm.core.dtypes import DTYPES
 from pymm.core.files import locked
-from pymm.core.problem import DTYPES, Problem
+from pymm.core.problem import Problem
 from pymm.core.shapes import parse_shapes
 from pymm.kernels import Kernel, find_kernel, kernels_for
 from pymm.kernels.source import kernel_digest

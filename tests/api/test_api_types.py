@@ -9,13 +9,14 @@ from host_device import CudaArray, HostDevice
 from products import integers
 
 import pymm
-from pymm.core.problem import DTYPES, Problem, product_type
+from pymm.core.dtypes import DTYPES, product_type
+from pymm.core.dtypes import ELEMENTS as TYPES
+from pymm.core.problem import Problem
 from pymm.runtime.arguments import check
 from pymm.runtime.arrays import Form
 from pymm.runtime.layout import arrange
 
 HOPPER = dict(capability=(9, 0), sms=132, shared_per_block=232448, shared_per_sm=233472)
-TYPES = {name: DTYPES[name] for name in ("f16", "bf16", "f32", "f64")}
 X, Y = integers((5, 7), np.float32, seed=1), integers((7, 6), np.float32, seed=2)
 
 

@@ -4,8 +4,9 @@ import csv
 
 import pytest
 
-from pymm.bench.kernels import COLUMNS, main
+from pymm.bench.kernels import main
 from pymm.core import files
+from pymm.measure import results
 
 
 def rows_of(path):
@@ -19,7 +20,7 @@ def test_rows_hold_kernels_and_the_opponent_in_one_run(tmp_path):
     arguments = ["--shapes", "33x17x5", "--dtypes", "f64", "--device", "cpu:1", "--rounds", "4"]
     assert main([*arguments, "--csv", str(path)]) == 0
     rows = rows_of(path)
-    assert tuple(rows[0]) == COLUMNS
+    assert tuple(rows[0]) == results.KERNELS.columns
     assert [row["name"] for row in rows] == ["numpy", "00_reordered", "01_blocked"]
     for row in rows:
         assert row["outcome"] == "ok"
@@ -34,7 +35,7 @@ def test_rows_hold_kernels_and_the_opponent_in_one_run(tmp_path):
 
 def test_a_dry_run_measures_nothing(tmp_path, capsys, monkeypatch):
     """It says what would be run: every product and kernel; no file is made, nothing compiled."""
-    monkeypatch.setattr("pymm.bench.kernels.Precompiler", None)
+    monkeypatch.setattr("pymm.measure.precompile.Precompiler.__init__", None)
     monkeypatch.setattr("pymm.measure.worker.Worker.begin", None)
     path = tmp_path / "bench.csv"
     where = ["--device", "cpu:1", "--csv", str(path), "--dry-run"]

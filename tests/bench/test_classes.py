@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import pytest
 from recorded import NoCompiler
 
-from pymm.bench import classes, kernels
+from pymm.bench import classes, kernels, runner
 from pymm.core import shapes
 from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.core.shapes import class_problems
+from pymm.measure import results
 from pymm.measure.workbench import Trial
 from pymm.measure.worker_process import Reply
 
@@ -38,7 +39,7 @@ def test_one_row_for_each_product_and_nothing_twice(tmp_path, capsys):
     path = tmp_path / "classes.csv"
     assert run(path, "--classes", "small,odd", "--transposes", "NN,TT") == 0
     rows = rows_of(path)
-    assert tuple(rows[0]) == classes.COLUMNS
+    assert tuple(rows[0]) == results.CLASSES.columns
     named = [(r["class"], r["layout"], r["m"], r["n"], r["k"]) for r in rows]
     assert named[:3] == [
         ("small", "NN", "8", "8", "8"),
@@ -54,6 +55,11 @@ def test_one_row_for_each_product_and_nothing_twice(tmp_path, capsys):
         assert float(row["gflops"]) == pytest.approx(flops / float(row["us"]) / 1e3, rel=1e-4)
     assert run(path, "--classes", "all", "--transposes", "NN,TT") == 0
     assert len(rows_of(path)) == 12, "only what was not there"
+
+
+def benchmark(worker, path=None, requested=None, open_compiler=NoCompiler, **more):
+    one = runner.Runner(worker, results.CLASSES, path, open_compiler=open_compiler, **more)
+    return classes.ClassBenchmark(one, None, requested or {})
 
 
 class Unlucky:
@@ -78,7 +84,7 @@ class Unlucky:
 
 def test_a_kernel_that_hangs_costs_its_row_and_is_tried_again(tmp_path):
     worker, path = Unlucky(), tmp_path / "classes.csv"
-    held = classes.ClassBenchmark(worker, None, path, open_compiler=NoCompiler)
+    held = benchmark(worker, path)
     entries = held.entries(class_problems(["small", "large"], ["f32"], ["NN"]))
     assert held.run(entries) == 1
     first, second = rows_of(path)
@@ -104,7 +110,7 @@ class Disturbed(Unlucky):
 
 def test_rows_say_how_many_samples_were_void(tmp_path):
     path = tmp_path / "classes.csv"
-    held = classes.ClassBenchmark(Disturbed(), None, path, open_compiler=NoCompiler)
+    held = benchmark(Disturbed(), path)
     assert held.run(held.entries(class_problems(["small", "large"], ["f32"], ["NN"]))) == 1
     large, small = rows_of(path)
     assert (large["outcome"], large["void"], large["ratio"]) == ("ok", "7", "1.5")
@@ -123,9 +129,14 @@ class Compiling(NoCompiler):
 @pytest.mark.parametrize("meanwhile", [False, True])
 def test_all_is_compiled_before_anything_is_measured(meanwhile, monkeypatch):
     waited = []
-    monkeypatch.setattr(classes, "wait", lambda builds: waited.append(len(builds)))
+
+    def all_done(builds, timeout):
+        waited.append(len(builds))
+        return SimpleNamespace(not_done=())
+
+    monkeypatch.setattr(runner, "wait", all_done)
     monkeypatch.setattr(Compiling, "said", [], raising=False)
-    held = classes.ClassBenchmark(Disturbed(), None, meanwhile=meanwhile, open_compiler=Compiling)
+    held = benchmark(Disturbed(), meanwhile=meanwhile, open_compiler=Compiling)
     held.run(held.entries(class_problems(["odd", "large"], ["f32"], ["NN"])))
     assert Compiling.said == ["text"] * 3 and waited == ([] if meanwhile else [3])
 
@@ -142,7 +153,7 @@ def test_short_products_come_before_those_that_heat_the_device(tmp_path, monkeyp
             Disturbed.begin(patient, request, limit),
         ),
     )
-    held = classes.ClassBenchmark(patient, None, path, open_compiler=NoCompiler)
+    held = benchmark(patient, path)
     problems = class_problems(["large", "small", "odd"], ["f32"], ["NN"])
     held.run(held.entries(problems))
     short = [p.m for _, p in problems if p.flops < 1e5]
@@ -165,13 +176,13 @@ def test_triton_is_measured_in_the_layouts_asked_for(tmp_path, monkeypatch, caps
         patient,
         "begin",
         lambda request, limit: (
-            asked.append((request.problem.layout, request.triton)),
+            asked.append((request.problem.layout, request.requested)),
             Disturbed.begin(patient, request, limit),
         ),
     )
-    held = classes.ClassBenchmark(patient, None, triton=("NN",), open_compiler=NoCompiler)
+    held = benchmark(patient, requested={"triton": ("NN",)})
     held.run(held.entries(class_problems(["large"], ["f32"], ["NN", "TT"])))
-    assert asked == [("NN", True), ("TT", False)]
+    assert asked == [("NN", ("triton",)), ("TT", ())]
     with pytest.raises(SystemExit):
         kernels.main(["--classes", "all", "--triton", "XX"])
     assert "'XX' is no list of NN, NT, TN, TT" in capsys.readouterr().err

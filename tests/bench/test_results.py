@@ -6,17 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from pymm.bench.classes import COLUMNS
-
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import results  # noqa: E402
 import symmetric  # noqa: E402
 
-from pymm.bench.experiments.declaration import COLUMNS as SUITE_COLUMNS  # noqa: E402
 from pymm.core.problem import Problem  # noqa: E402
 from pymm.core.shapes import class_problems  # noqa: E402
+from pymm.measure import results as schemas  # noqa: E402
 
 
 def row(ratio, dtype="f32", layout="NN", name="large", extent="2048", **more):
@@ -40,7 +38,7 @@ def row(ratio, dtype="f32", layout="NN", name="large", extent="2048", **more):
         "spread": "0.01",
         "rms": "1e-7",
     }
-    return dict.fromkeys(COLUMNS, "") | values | more
+    return dict.fromkeys(schemas.CLASSES.columns, "") | values | more
 
 
 def test_the_page_is_what_the_csv_says():
@@ -154,7 +152,7 @@ def transposed(dtype, n, k, name, milliseconds, variant="", outcome="ok"):
     if milliseconds:
         timed = {"seconds": f"{milliseconds * 1e-3:.9g}", "gflops": f"{rate / milliseconds:.6g}"}
     return (
-        dict.fromkeys(SUITE_COLUMNS, "")
+        dict.fromkeys(schemas.EXPERIMENTS.columns, "")
         | {
             "schema": "1",
             "suite": "o3",

@@ -4,15 +4,16 @@ import csv
 from types import SimpleNamespace
 
 import pytest
+from recorded import NoCompiler
 
 from pymm.bench import kernels
 from pymm.bench.experiments.catalog import EXPERIMENTS, suites_named
-from pymm.bench.experiments.declaration import COLUMNS, SCHEMA
 from pymm.bench.experiments.lines import RowWriter
 from pymm.bench.experiments.run import Run, completed_steps
 from pymm.bench.experiments.steps import RuntimeEstimate, steps_of
-from pymm.console import Stop
+from pymm.bench.runner import Runner
 from pymm.core.shapes import parse_shapes
+from pymm.measure import results
 from pymm.measure.workbench import Trial
 from pymm.measure.worker_process import Reply
 from pymm.selection.records import Environment
@@ -44,7 +45,7 @@ def test_rows_on_a_cpu_and_what_it_cannot_have(tmp_path, capsys):
     more = ["--suite", "o1,o2-transfers,o2-kernels,o4-square", "--sequential-to", "25"]
     assert run(path, "--shapes", "20,33", *more) == 0
     rows = rows_of(path)
-    assert tuple(rows[0]) == COLUMNS
+    assert tuple(rows[0]) == results.EXPERIMENTS.columns
     absent = [row["suite"] for row in rows if row["outcome"] == "not_applicable"]
     assert absent == ["o2-transfers", "o2-kernels"]
     simple = [r["name"] for r in rows if (r["suite"], r["m"]) == ("o1", "33")]
@@ -83,7 +84,7 @@ def test_a_run_goes_on_where_it_was(tmp_path, capsys):
     before = path.read_text()
     assert run(path, "--suite", "o1", "--shapes", "20,33") == 0
     assert path.read_text() == before
-    path.write_text(before.replace(f"\n{SCHEMA},", "\n0,"))
+    path.write_text(before.replace(f"\n{results.EXPERIMENTS.number},", "\n0,"))
     assert completed_steps(path) == {}, "rows of another schema are none of ours"
 
 
@@ -137,8 +138,12 @@ class Unlucky:
     compiler = SimpleNamespace(toolchain="recorder 1.0")
     asked = 0
 
-    def ask(self, request, limit):
+    def begin(self, request, limit):
+        self.request = request
         self.asked += 1
+
+    def result(self, timeout):
+        request = self.request
         if self.asked == 1:
             return Reply(outcome="timed_out", detail="exceeded its time limit", lost=True)
         wrong = "C[3, 5] is 2.0 instead of 4.0 (Freivalds' check on integers)"
@@ -151,18 +156,19 @@ class Unlucky:
         return Reply(tuple(trials), {"cublas": [2e-3] * 3})
 
 
-def test_a_failure_is_told_with_the_first_wrong_element_and_tried_again(tmp_path, cpu, monkeypatch):
-    monkeypatch.setattr(Run, "_compile", lambda self, steps, stop: None)
+def test_a_failure_is_told_with_the_first_wrong_element_and_tried_again(tmp_path, cpu):
     worker, path = Unlucky(), tmp_path / "suites.csv"
-    scribe = RowWriter(cpu.device, Environment("", "recorder 1.0"))
+    worker.device = cpu.device
+    runner = Runner(worker, results.EXPERIMENTS, path, open_compiler=NoCompiler)
+    writer = RowWriter(cpu.device, Environment("", "recorder 1.0"))
     steps, _ = steps_of(EXPERIMENTS["o1"], cpu.device, None, [(8, 8, 8), (9, 9, 9)])
-    held = Run(worker, scribe, path)
-    held.run(steps, Stop())
+    held = Run(runner, writer)
+    held.run(steps)
     assert held.verdict.status == 1
     told = list(held.verdict.lines())
     assert told[0].startswith("o1: FAIL") and "timed_out: exceeded" in told[-1]
-    again = Run(worker, scribe, path)
-    again.run(steps, Stop())
+    again = Run(runner, writer)
+    again.run(steps)
     assert worker.asked == 4 and again.verdict.status == 0
     rows = rows_of(path)
     assert {row["detail"] for row in rows if row["outcome"] == "wrong"} == {
@@ -172,10 +178,10 @@ def test_a_failure_is_told_with_the_first_wrong_element_and_tried_again(tmp_path
     assert {row["ratio"] for row in timed} == {"2"}
 
 
-def test_the_pace_is_learnt(cpu):
-    pace = RuntimeEstimate(cpu.device)
+def test_rates_are_learnt(cpu):
+    estimate = RuntimeEstimate(cpu.device)
     step = steps_of(EXPERIMENTS["o1"], cpu.device, None, [(100, 100, 100)])[0][0]
     who = step.contestants[0]
-    pace.learn(who.config, step.problem, 0.5)
-    assert pace.seconds(who, step.problem) == pytest.approx(0.5)
-    assert pace.of_step(step) > 3
+    estimate.learn(who.config, step.problem, 0.5)
+    assert estimate.seconds(who, step.problem) == pytest.approx(0.5)
+    assert estimate.of_step(step) > 3

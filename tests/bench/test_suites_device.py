@@ -18,9 +18,11 @@ from pymm.bench.experiments.lines import RowWriter
 from pymm.bench.experiments.profiled import METRICS
 from pymm.bench.experiments.run import Run
 from pymm.bench.experiments.steps import steps_of
+from pymm.bench.runner import Runner
 from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.kernels import parse_slug
+from pymm.measure import results
 from pymm.measure.worker import Request, Site, Worker
 from pymm.selection.records import Environment
 
@@ -131,7 +133,9 @@ def profile_with(script, tmp_path, monkeypatch):
     problem = Problem(64, 64, 64)
     steps, _ = steps_of(EXPERIMENTS["o2-blocks"], HOPPER, None, [(problem.m, problem.n, problem.k)])
     few = steps[0].__class__(EXPERIMENTS["o2-kernels"], problem, steps[0].contestants[:2])
-    held = Run(SimpleNamespace(), RowWriter(HOPPER, Environment("", "nvcc")), path)
+    worker = SimpleNamespace(device=HOPPER, compiler=SimpleNamespace(toolchain="nvcc"))
+    runner = Runner(worker, results.EXPERIMENTS, path)
+    held = Run(runner, RowWriter(HOPPER, Environment("", "nvcc")))
     held.profile([few])
     return rows_of(path), held
 

@@ -23,10 +23,11 @@ from hypothesis import strategies as st
 from report_fixtures import without_plots  # noqa: F401
 from tuned import GOOD
 
-from pymm.bench import classes, kernels
+from pymm.bench import classes
 from pymm.bench.experiments.run import completed_steps
 from pymm.core import files, shapes
 from pymm.core.inputs import BadInput
+from pymm.measure import results as schemas
 from pymm.report import again, chapters, comparing, kept, page, reading, text
 from pymm.report.record import data_of
 from pymm.selection import store
@@ -140,7 +141,7 @@ def facts(path: Path) -> None:
 
 def report_file(path: Path) -> None:
     folder = path.parent / measured.SLUG
-    measured.write(folder / "ladder.csv", kernels.COLUMNS, measured.ladder())
+    measured.write(folder / "ladder.csv", schemas.KERNELS.columns, measured.ladder())
     path.write_text(json.dumps(data_of(reading.read_device(folder)), indent=1))
 
 
@@ -155,7 +156,7 @@ def a_study(path: Path) -> None:
 def whole_report(path: Path) -> None:
     """Everything that is written of a folder, without drawings."""
     if path.suffix != ".csv":
-        measured.write(path.parent / "ladder.csv", kernels.COLUMNS, measured.ladder()[:9])
+        measured.write(path.parent / "ladder.csv", schemas.KERNELS.columns, measured.ladder()[:9])
     made = chapters.report(reading.read_device(path.parent), figures=False)
     page.html(made)
     text.markdown(made, "report.html")
@@ -191,54 +192,62 @@ def unseen_page(path: Path) -> None:
 
 READERS = {
     "yaml": Reader("test-gpu-9.yaml", lambda path: path.write_text(GOOD), store.read),
-    "classes": Reader("classes.csv", csv_of(classes.COLUMNS, measured.class_rows), whole_report),
-    "ladder": Reader("ladder.csv", csv_of(kernels.COLUMNS, measured.ladder), whole_report),
-    "trials": Reader("trials.csv", csv_of(trial_log.COLUMNS, measured.trials, 44), whole_report),
+    "classes": Reader(
+        "classes.csv", csv_of(schemas.CLASSES.columns, measured.class_rows), whole_report
+    ),
+    "ladder": Reader("ladder.csv", csv_of(schemas.KERNELS.columns, measured.ladder), whole_report),
+    "trials": Reader(
+        "trials.csv", csv_of(schemas.TRIALS.columns, measured.trials, 44), whole_report
+    ),
     "unseen": Reader("unseen.csv", csv_of(measured.UNSEEN, measured.unseen), whole_report),
     "calls": Reader("calls.csv", csv_of(measured.CALLS, measured.calls), whole_report),
     "suites": Reader(
         "suites.csv",
-        csv_of(measured.SUITE_COLUMNS, lambda: measured.suites(sparse=48), 60),
+        csv_of(schemas.EXPERIMENTS.columns, lambda: measured.suites(sparse=48), 60),
         whole_report,
     ),
     "facts": Reader("device.json", facts, whole_report),
     "report": Reader("report.json", report_file, compared),
     "resumed classes": Reader(
-        "c.csv", csv_of(classes.COLUMNS, measured.class_rows), classes.measured
+        "c.csv", csv_of(schemas.CLASSES.columns, measured.class_rows), classes.measured
     ),
     "resumed suites": Reader(
-        "s.csv", csv_of(measured.SUITE_COLUMNS, lambda: measured.suites(sparse=48)), completed_steps
+        "s.csv",
+        csv_of(schemas.EXPERIMENTS.columns, lambda: measured.suites(sparse=48)),
+        completed_steps,
     ),
     "header": Reader(
         "h.csv",
-        csv_of(kernels.COLUMNS, measured.ladder),
-        lambda path: files.begun(path, kernels.COLUMNS),
+        csv_of(schemas.KERNELS.columns, measured.ladder),
+        lambda path: files.begun(path, schemas.KERNELS.columns),
     ),
     "shapes": Reader(
         "shapes.csv",
-        csv_of(kernels.COLUMNS, measured.ladder),
+        csv_of(schemas.KERNELS.columns, measured.ladder),
         lambda path: shapes.parse_shapes(str(path)),
         (ValueError,),
     ),
     "trial log": Reader(
         "trials.csv",
-        csv_of(trial_log.COLUMNS, measured.trials),
+        csv_of(schemas.TRIALS.columns, measured.trials),
         lambda path: list(trial_log.read_trials(path)),
     ),
     "journal": Reader("studies.log", a_study, resumed, (trial_log.ForeignFile,)),
-    "results": Reader("classes.csv", csv_of(classes.COLUMNS, measured.class_rows), classes_page),
+    "results": Reader(
+        "classes.csv", csv_of(schemas.CLASSES.columns, measured.class_rows), classes_page
+    ),
     "results unseen": Reader("u.csv", csv_of(measured.UNSEEN, measured.unseen), unseen_page),
     "results suites": Reader(
         "s.csv",
         csv_of(
-            measured.SUITE_COLUMNS,
+            schemas.EXPERIMENTS.columns,
             lambda: [row for row in measured.suites(sparse=48) if row["suite"] == "o3"],
         ),
         lambda path: results.transposes(results.suite_rows(path)),
     ),
     "tables": Reader(
         "l.csv",
-        csv_of(kernels.COLUMNS, measured.ladder),
+        csv_of(schemas.KERNELS.columns, measured.ladder),
         lambda path: [of(tables.rows_of(path)) for of in (tables.ladder, tables.cpu)],
     ),
 }

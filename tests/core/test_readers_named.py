@@ -13,15 +13,16 @@ from report_fixtures import ENTRY, data, folder, without_plots  # noqa: F401
 from pymm import __main__ as door
 from pymm.bench import classes
 from pymm.core import shapes
+from pymm.measure import results
 from pymm.report import main
-from pymm.tune import study, trial_log
+from pymm.tune import study
 
 DEEP = "[" * 100_000
 DIGITS = "9" * 400
 
-CLASSES = ("classes.csv", classes.COLUMNS, measured.class_rows)
-TRIALS = ("tuning.csv", trial_log.COLUMNS, measured.trials)
-SUITES = ("suites.csv", measured.SUITE_COLUMNS, measured.suites)
+CLASSES = ("classes.csv", results.CLASSES.columns, measured.class_rows)
+TRIALS = ("tuning.csv", results.TRIALS.columns, measured.trials)
+SUITES = ("suites.csv", results.EXPERIMENTS.columns, measured.suites)
 
 
 def report_of(folder, tmp_path, capsys):
@@ -61,7 +62,7 @@ def test_a_formula_in_a_name_is_drawn_as_text(folder, tmp_path, capsys):
         if path.name != "tuning.csv":
             path.unlink()
     rows = [row | {"kernel": "$\\frac{$"} for row in measured.trials()]
-    measured.write(folder / "tuning.csv", trial_log.COLUMNS, rows)
+    measured.write(folder / "tuning.csv", results.TRIALS.columns, rows)
     report_of(folder, tmp_path, capsys)
     assert "$\\frac{$, f32-NN" in (tmp_path / "out" / folder.name / "report.html").read_text()
 
@@ -169,7 +170,7 @@ def test_shapes_are_named_with_their_line(tmp_path, content, words):
 
 def test_rows_that_are_gone_on_with_are_named(tmp_path):
     path = tmp_path / "classes.csv"
-    measured.write(path, classes.COLUMNS, measured.class_rows())
+    measured.write(path, results.CLASSES.columns, measured.class_rows())
     whole = classes.measured(path)
     path.write_text(path.read_text() + "1,2\n")
     with pytest.raises(ValueError, match=rf"{path}, line 26: 2 fields under .* columns"):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from pymm.backends import open_device
-from pymm.core.problem import DTYPES, Problem
+from pymm.core.dtypes import DTYPES
+from pymm.core.problem import Problem
 from pymm.kernels import kernels_for
 from pymm.measure.quick_check import OperandPool
 from pymm.measure.verify import GuardedMatrix, hard_problem, normal

@@ -14,7 +14,8 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 from pymm.backends.base import Backend, Executable, Matrix
-from pymm.core.problem import DTYPES, Problem
+from pymm.core.dtypes import DTYPES
+from pymm.core.problem import Problem
 from pymm.core.reference import error_bound, product
 from pymm.kernels import MAX_GRID_YZ, parse_slug
 from pymm.kernels.source import render
@@ -221,7 +222,7 @@ ALIGNED = (
 def test_rows_at_multiples_of_16_bytes(runner, slug, dtype, layout):
     """Pieces of 8 and 16 bytes, with and without guards; partial tiles end in whole pieces."""
     tile, trans = parse_slug(slug).as_dict(), [letter == "T" for letter in layout]
-    vector = 16 // DTYPES[dtype].itemsize
+    vector = 16 // DTYPES[dtype].element.itemsize
     shapes = [(tile["MB"] + 4, tile["NB"] - 4, 2 * tile["KB"] + 4), (4, 8, 4), (12, 96, 52)]
     for guarded, shape in [*((True, s) for s in shapes), (False, whole(tile)[1])]:
         problem = Problem(*shape, dtype, *trans)

@@ -11,7 +11,8 @@ from fed_products import check_refused
 from syrk_products import check, check_many
 
 from pymm.backends import open_device
-from pymm.core.problem import WHOLE_SHALLOW, WHOLE_UP_TO, Problem
+from pymm.core.dtypes import DTYPES
+from pymm.core.problem import Problem
 from pymm.kernels import kernels_for, parse_slug
 
 #: Configurations of small tiles, oblong and square, with k in parts and without, and their types.
@@ -47,15 +48,14 @@ CASES = [
 
 
 @pytest.fixture
-def never_whole(monkeypatch):
+def never_in_full(monkeypatch):
     """Halves of the smallest C, too."""
-    monkeypatch.setattr("pymm.core.problem.WHOLE_UP_TO", {})
-    monkeypatch.setattr("pymm.core.problem.WHOLE_SHALLOW", {})
+    monkeypatch.setattr(Problem, "in_full", False)
 
 
 @pytest.mark.simulator
 @pytest.mark.parametrize("slug, dtype", CASES)
-def test_a_half_and_what_mirrors_it(slug, dtype, never_whole):
+def test_a_half_and_what_mirrors_it(slug, dtype, never_in_full):
     backend, config = open_device("cuda"), parse_slug(slug)
     deep = getattr(config, "SPLIT", 1) * getattr(config, "KB", 16) + 5
     for seed, (op, layout, n, k, batch) in enumerate(
@@ -70,26 +70,26 @@ def test_a_half_and_what_mirrors_it(slug, dtype, never_whole):
 
 
 @pytest.mark.simulator
-def test_random_halves_in_the_simulator(never_whole):
+def test_random_halves_in_the_simulator(never_in_full):
     check_many(open_device("cuda"), "shared_tile-MB8-NB8-KB8", ("f32",), most=90, deepest=40)
 
 
 @pytest.mark.simulator
 @pytest.mark.parametrize("slug, dtype", [CASES[4], CASES[5], CASES[9]])
-def test_a_small_one_is_computed_whole(slug, dtype):
+def test_a_small_one_is_computed_in_full(slug, dtype):
     backend, config = open_device("cuda"), parse_slug(slug)
     for seed, layout in enumerate(("NT", "TN")):
         problem = Problem(131, 131, 140, dtype, layout == "TN", layout == "NT", 1, "syrk")
-        assert problem.whole
+        assert problem.in_full
         check(backend, config, problem, seed)
 
 
-@pytest.mark.parametrize("dtype", WHOLE_SHALLOW)
-def test_a_shallow_one_is_computed_whole(dtype):
-    most = WHOLE_SHALLOW[dtype]
+@pytest.mark.parametrize("dtype", [d.name for d in DTYPES.values() if d.syrk_full_depth])
+def test_a_shallow_one_is_computed_in_full(dtype):
+    most = DTYPES[dtype].syrk_full_depth
     of = partial(Problem, 9999, 9999, dtype=dtype, trans_b=True)
-    assert of(most, op="syrk").whole and not of(most + 1, op="syrk").whole
-    assert not of(most, op="syrk_lower").whole
+    assert of(most, op="syrk").in_full and not of(most + 1, op="syrk").in_full
+    assert not of(most, op="syrk_lower").in_full
 
 
 #: What runs on a Hopper GPU, or on any since Ampere.
@@ -102,7 +102,7 @@ ON_GPU = [
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("slug, dtype", ON_GPU)
-def test_random_halves(slug, dtype, never_whole):
+def test_random_halves(slug, dtype, never_in_full):
     backend = open_device("cuda")
     if parse_slug(slug).kernel.runs_on(backend.device):
         check_many(backend, slug, (dtype,))
@@ -111,7 +111,7 @@ def test_random_halves(slug, dtype, never_whole):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", (*WHOLE_UP_TO, "f64"))
+@pytest.mark.parametrize("dtype", [*(d.name for d in DTYPES.values() if d.syrk_full_rows), "f64"])
 def test_small_ones_by_any_kernel_are_symmetric(dtype):
     backend = open_device("cuda")
     for kernel in kernels_for(Problem(1, 1, 1, dtype), backend.device):

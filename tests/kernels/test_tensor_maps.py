@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from pymm.backends.cuda.driver import Driver
-from pymm.core.problem import DTYPES, Problem, stored_shapes
+from pymm.core.dtypes import DTYPES
+from pymm.core.problem import Problem, stored_shapes
 from pymm.core.reference import oriented
 from pymm.kernels import Box, Config, Feed, Kernel
 from pymm.kernels.source import render

@@ -10,9 +10,9 @@ import pytest
 from fed_products import HOPPER, Placed, check_many, check_on_gpu
 
 from pymm.backends import open_device
-from pymm.core import reference
+from pymm.core import dtypes, reference
 from pymm.core.device import Device
-from pymm.core.problem import HALVES, Problem
+from pymm.core.problem import Problem
 from pymm.core.reference import mirrored, other_half
 from pymm.kernels import find_kernel, kernels_for, parse_slug
 from pymm.kernels.source import render
@@ -49,6 +49,7 @@ SIMULATED = (
     ("wgmma-MB64-NB64-KB64-TA64-TB64-STAGES2-CLUSTER1-GROUP1-SPLIT1-SLOTS1", "bf16"),
 )
 DTYPES = ("f16", "bf16", "f16_f32", "bf16_f32")
+HALVES = [row.name for row in dtypes.DTYPES.values() if row.out_roundoff]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -170,7 +171,7 @@ def test_bound_holds_for_sums_that_are_cut_off(dtype, k, positive):
     bound = reference.error_bound(problem, a, b, c, 0.75, -1.0)
     off = np.abs(result.astype(float) - expected)
     assert (off <= bound).all()
-    wrong = np.abs(expected) * 4 * reference.STORING[dtype]
+    wrong = np.abs(expected) * 4 * problem.type.out_roundoff
     assert (wrong > bound).mean() > 0.8 or k > 37 or k == 0
 
 

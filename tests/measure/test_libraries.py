@@ -6,15 +6,15 @@ import pytest
 from pymm.core import reference
 from pymm.core.problem import Problem
 from pymm.measure.cublas import syrk
-from pymm.measure.libraries import HALF, opponents
+from pymm.measure.libraries import HALF, baseline_calls
 from pymm.measure.quick_check import OperandPool
 from pymm.measure.verify import compare
 
 
 def calls_of(backend, problem):
-    """A place, and the opponents on its matrices."""
+    """A place, and the baselines on its matrices."""
     place = OperandPool(backend).place(problem)
-    return place, opponents(backend, problem, *place.operands)
+    return place, baseline_calls(backend, problem, *place.operands)
 
 
 def judged(place, call, backend):

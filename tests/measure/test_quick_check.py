@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from recorded import NumpyBackend, view
 
-from pymm.core.problem import DTYPES, Problem, stored_shapes
+from pymm.core.dtypes import DTYPES
+from pymm.core.problem import Problem, stored_shapes
 from pymm.kernels import find_kernel
 from pymm.measure import quick_check as arenas
 from pymm.measure.quick_check import OperandPool

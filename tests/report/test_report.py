@@ -17,12 +17,11 @@ import numpy as np
 import pytest
 from report_fixtures import folder, without_plots  # noqa: F401
 
-from pymm.bench import classes, kernels
 from pymm.core.problem import Problem
+from pymm.measure import results
 from pymm.report import facts, grids, main, reading, searches, studies
 from pymm.report.chapters import report
 from pymm.report.text import markdown
-from pymm.tune import trial_log
 
 ROOT = Path(__file__).resolve().parents[2]
 SLUG = measured.SLUG
@@ -86,7 +85,7 @@ def test_means_are_those_of_the_rows(folder):
 def test_the_last_row_of_a_product_counts(folder):
     rows = measured.class_rows()
     again = [rows[0] | {"us": 1e6, "outcome": "ok"}]
-    measured.write(folder / "classes.csv", classes.COLUMNS, rows + again)
+    measured.write(folder / "classes.csv", results.CLASSES.columns, rows + again)
     duels = facts.duels(read(folder))
     assert len(duels) == len(rows)
     assert (
@@ -161,7 +160,7 @@ def test_check_sees_what_changed(folder, tmp_path, capsys, without_plots):
     out = ["--out", str(tmp_path / "out")]
     assert main([str(folder), *out]) == 0
     assert main([str(folder), *out, "--check"]) == 0
-    measured.write(folder / "ladder.csv", kernels.COLUMNS, measured.ladder()[:-2])
+    measured.write(folder / "ladder.csv", results.KERNELS.columns, measured.ladder()[:-2])
     assert main([str(folder), *out, "--check"]) == 1
     assert "is not what the measurements say" in capsys.readouterr().out
 
@@ -169,8 +168,8 @@ def test_check_sees_what_changed(folder, tmp_path, capsys, without_plots):
 def test_the_same_rows_give_the_same_bytes(tmp_path):
     """In another process, too, whatever the order of its sets."""
     folder = tmp_path / "results" / SLUG
-    measured.write(folder / "ladder.csv", kernels.COLUMNS, measured.ladder())
-    measured.write(folder / "tuning.csv", trial_log.COLUMNS, measured.trials())
+    measured.write(folder / "ladder.csv", results.KERNELS.columns, measured.ladder())
+    measured.write(folder / "tuning.csv", results.TRIALS.columns, measured.trials())
     assert main([str(folder), "--out", str(tmp_path / "one")]) == 0
     command = [sys.executable, "-m", "pymm.report", str(folder), "--out", str(tmp_path / "two")]
     subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": "7"}, check=True)

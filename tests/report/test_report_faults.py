@@ -10,7 +10,7 @@ import measured
 import pytest
 from report_fixtures import folder, without_plots  # noqa: F401
 
-from pymm.bench import classes, kernels
+from pymm.measure import results
 from pymm.report import main, reading, studies
 from pymm.report.chapters import report
 from pymm.report.markup import plain
@@ -29,7 +29,7 @@ def corrupt(folder, name):
         (folder / "classes.csv").write_text("")
         return "classes.csv: has no row, left out"
     if name == "header only":
-        (folder / "ladder.csv").write_text(",".join(kernels.COLUMNS) + "\n")
+        (folder / "ladder.csv").write_text(",".join(results.KERNELS.columns) + "\n")
         return "ladder.csv: has no row, left out"
     if name == "foreign columns":
         (folder / "more.csv").write_text("a,b\n1,2\n")
@@ -39,20 +39,20 @@ def corrupt(folder, name):
         return "unseen.csv, line 1: cannot be read"
     if name == "other device":
         rows = measured.ladder() + measured.ladder("other-gpu")
-        measured.write(folder / "ladder.csv", kernels.COLUMNS, rows)
+        measured.write(folder / "ladder.csv", results.KERNELS.columns, rows)
         return "ladder.csv: rows of another device, other-gpu, left out"
     if name == "older schema":
-        columns = tuple(c for c in classes.COLUMNS if c not in ("void", "rms", "reason"))
+        columns = tuple(c for c in results.CLASSES.columns if c not in ("void", "rms", "reason"))
         rows = [row | {"schema": 0} for row in measured.class_rows()]
         measured.write(folder / "classes.csv", columns, rows)
         return "classes.csv is older, of schema 0: it has no reason, rms"
     if name == "newer schema":
         rows = [row | {"schema": 99, "aura": 3} for row in measured.class_rows()]
-        measured.write(folder / "classes.csv", (*classes.COLUMNS, "aura"), rows)
+        measured.write(folder / "classes.csv", (*results.CLASSES.columns, "aura"), rows)
         return "classes.csv: schema 99 is newer than"
     if name == "no product":
         rows = [row | {"m": m} for row, m in zip(measured.ladder(), ("-1", "x", ""), strict=False)]
-        measured.write(folder / "ladder.csv", kernels.COLUMNS, rows + measured.ladder())
+        measured.write(folder / "ladder.csv", results.KERNELS.columns, rows + measured.ladder())
         return "ladder.csv: 3 rows spell no product (first line 2), left out"
     if name == "facts of another device":
         (folder / "device.json").write_text('{"slug": "other-gpu"}')
@@ -100,7 +100,7 @@ def test_counts_of_the_simulator_hold_for_every_device(folder):
         row | ({"device": "pymm-simulator"} if row["suite"] == "o2-counts" else {})
         for row in measured.suites(sparse=16)
     ]
-    measured.write(folder / "suites.csv", measured.SUITE_COLUMNS, rows)
+    measured.write(folder / "suites.csv", results.EXPERIMENTS.columns, rows)
     found = read(folder)
     assert "o2-counts" in studies.studies(found) and not found.notices
 
@@ -135,7 +135,7 @@ def test_a_missing_opponent_leaves_the_rest(folder, without_plots):
         {k: v for k, v in row.items() if not k.startswith("cublas") and k != "ratio"}
         for row in measured.class_rows()
     ]
-    measured.write(folder / "classes.csv", classes.COLUMNS, rows)
+    measured.write(folder / "classes.csv", results.CLASSES.columns, rows)
     for name in ("ladder.csv", "suites.csv"):
         (folder / name).unlink()
     made = report(read(folder))
@@ -158,7 +158,7 @@ def test_what_a_file_says_cannot_become_markup(folder, without_plots):
         for row in measured.class_rows()
     ]
     rows[0]["outcome"] = "ok"
-    measured.write(folder / "classes.csv", classes.COLUMNS, rows)
+    measured.write(folder / "classes.csv", results.CLASSES.columns, rows)
     from pymm.report.page import html
 
     page = html(report(read(folder)))

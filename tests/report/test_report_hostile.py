@@ -15,9 +15,8 @@ from conftest import BROWSER
 from report_fixtures import without_plots  # noqa: F401
 from test_report_browser import browser, open_in  # noqa: F401
 
-from pymm.bench import classes, kernels
+from pymm.measure import results
 from pymm.report import content, drawing, main, markup, page
-from pymm.tune import trial_log
 
 #: Each ends what it stands in: an element, an attribute, a style, a formula, a cell, code.
 HURTS = (
@@ -35,12 +34,12 @@ HURTS = (
 STRUCTURE = ("m", "n", "k", "schema", "time")
 
 FILES = {
-    "classes.csv": (classes.COLUMNS, measured.class_rows),
-    "ladder.csv": (kernels.COLUMNS, measured.ladder),
-    "tuning.csv": (trial_log.COLUMNS, measured.trials),
+    "classes.csv": (results.CLASSES.columns, measured.class_rows),
+    "ladder.csv": (results.KERNELS.columns, measured.ladder),
+    "tuning.csv": (results.TRIALS.columns, measured.trials),
     "unseen.csv": (measured.UNSEEN, measured.unseen),
     "calls.csv": (measured.CALLS, measured.calls),
-    "suites.csv": (measured.SUITE_COLUMNS, lambda: measured.suites(sparse=48)),
+    "suites.csv": (results.EXPERIMENTS.columns, lambda: measured.suites(sparse=48)),
 }
 
 
@@ -85,7 +84,7 @@ def hostile(root):
             worse += [row | {"kernel": f"k{hurt}"} for hurt in HURTS for row in rows]
         measured.write(folder / name, columns, rows + worse)
         (folder / f"{name[:-4]}-note.txt").write_text("\n".join(HURTS))
-    measured.write(folder / f"{HURTS[1]}.csv", kernels.COLUMNS, measured.ladder())
+    measured.write(folder / f"{HURTS[1]}.csv", results.KERNELS.columns, measured.ladder())
     facts = json.loads((folder / "device.json").read_text())
     (folder / "device.json").write_text(json.dumps(facts | {"name": f"GPU {''.join(HURTS[:3])}"}))
     return folder
@@ -166,7 +165,7 @@ def test_the_picture_is_one_whole_drawing(written):
 @pytest.mark.parametrize("name", ["../../evil", "a/b", "..", "A", "-a", "a" * 65, "<b>", "a\u00b2"])
 def test_no_file_is_written_elsewhere(tmp_path, capsys, without_plots, name):
     folder = tmp_path / "results" / "some-gpu"
-    measured.write(folder / "ladder.csv", kernels.COLUMNS, measured.ladder(name))
+    measured.write(folder / "ladder.csv", results.KERNELS.columns, measured.ladder(name))
     before = set(tmp_path.rglob("*"))
     assert main([str(folder), "--out", str(tmp_path / "a" / "out")]) == 1
     told = capsys.readouterr().err
@@ -182,7 +181,7 @@ def test_no_file_is_written_elsewhere(tmp_path, capsys, without_plots, name):
 
 def test_a_folder_that_names_no_device_is_refused(tmp_path, capsys, without_plots):
     rows = [row | {"device": ""} for row in measured.ladder()]
-    measured.write(tmp_path / "My <GPU>" / "ladder.csv", kernels.COLUMNS, rows)
+    measured.write(tmp_path / "My <GPU>" / "ladder.csv", results.KERNELS.columns, rows)
     with pytest.raises(SystemExit) as stop:
         main([str(tmp_path / "My <GPU>"), "--out", str(tmp_path / "out")])
     assert stop.value.code == 2 and "rename the folder" in capsys.readouterr().err

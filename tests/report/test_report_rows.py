@@ -10,6 +10,7 @@ from pathlib import Path
 
 import measured
 
+from pymm.measure import results
 from pymm.report import listing_studies, reading, studies
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,7 +85,7 @@ def rows_of(suite, *quantities):
 def shown(tmp_path, suite, rows, maker):
     """The numbers in a table that `maker` makes of rows."""
     folder = tmp_path / measured.SLUG
-    measured.write(folder / "suites.csv", measured.SUITE_COLUMNS, rows)
+    measured.write(folder / "suites.csv", results.EXPERIMENTS.columns, rows)
     table = maker(studies.studies(reading.read_device(folder))[suite])
     return {cell.value for row in table.rows for cell in row.values()}
 

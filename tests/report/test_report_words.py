@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from report_fixtures import folder, without_plots  # noqa: F401
 
-from pymm.bench import classes
-from pymm.bench.experiments.declaration import COLUMNS as SUITE_COLUMNS
+from pymm.measure import results
 from pymm.report import (
     content,
     curves,
@@ -26,14 +25,13 @@ from pymm.report import (
 )
 from pymm.report.chapters import report
 from pymm.report.telling import told
-from pymm.tune import trial_log
 
 
 def rewrite(folder, keep):
     """The rows of the suites that `keep` wants, and those it makes of them."""
     with open(folder / "suites.csv", newline="") as file:
         rows = [new for row in csv.DictReader(file) if (new := keep(row))]
-    measured.write(folder / "suites.csv", SUITE_COLUMNS, rows)
+    measured.write(folder / "suites.csv", results.EXPERIMENTS.columns, rows)
     return rows
 
 
@@ -79,7 +77,7 @@ def test_what_was_measured_again_counts_once(folder):
 
     chosen = [dict(row.cells) for row in before.rows if row.text("variant") == "chosen"]
     rows = rewrite(folder, lambda row: row) + [again(row) for row in chosen]
-    measured.write(folder / "suites.csv", SUITE_COLUMNS, rows)
+    measured.write(folder / "suites.csv", results.EXPERIMENTS.columns, rows)
     after = studies.studies(reading.read_device(folder))["o2-sizes"]
     assert {row.text("name") for row in after.rows} == {"05_pipelined"}
     assert len(after.of("kernel")) == len({row.problem for row in before.of("kernel")})
@@ -100,7 +98,7 @@ def test_failures_are_counted_in_words(folder, without_plots):
     rows = measured.class_rows()
     for row, outcome in zip(rows, ("wrong", "wrong", "crashed"), strict=False):
         row |= {"outcome": outcome, "us": "", "ratio": ""}
-    measured.write(folder / "classes.csv", classes.COLUMNS, rows)
+    measured.write(folder / "classes.csv", results.CLASSES.columns, rows)
     said = f"3 of {len(rows)} products have no time: f32 large wrong (2), f32 small crashed (1)."
     assert chapters(folder)["glance"].remarks == [said]
 
@@ -143,7 +141,7 @@ def test_symmetric_products_stand_beside_the_whole_product(folder, without_plots
         "cublaslt_us": 200,
         "ratio": 1.1,
     }
-    measured.write(folder / "classes.csv", classes.COLUMNS, [*measured.class_rows(), row])
+    measured.write(folder / "classes.csv", results.CLASSES.columns, [*measured.class_rows(), row])
     table = grids.beside_whole(facts.duels(reading.read_device(folder)))
     assert [cell.text for cell in table.rows[0].values()] == ["syrk-large", "1.90", ""]
 
@@ -172,7 +170,7 @@ def test_what_may_be_noise_is_no_gain(folder):
     """As the search itself decides: the default stays unless it is beaten beyond noise."""
     rows = measured.trials()
     rows[-1] |= {"spread": 4.0, "repeats": 9}
-    measured.write(folder / "tuning.csv", trial_log.COLUMNS, rows)
+    measured.write(folder / "tuning.csv", results.TRIALS.columns, rows)
     (search,) = searches.searches(reading.read_device(folder))
     assert search.gain == 1.0 and search.best.text("config") == "pipelined-MB32-NB32"
 
@@ -181,7 +179,7 @@ def test_a_break_is_no_part_of_a_search(folder):
     rows = measured.trials()
     for row in rows[20:]:
         row["time"] = row["time"].replace("T17:", "T18:")
-    measured.write(folder / "tuning.csv", trial_log.COLUMNS, rows)
+    measured.write(folder / "tuning.csv", results.TRIALS.columns, rows)
     (search,) = searches.searches(reading.read_device(folder))
     assert search.progress[-1][:2] == (41, 39.0)
 

@@ -8,12 +8,10 @@ import csv
 import json
 from pathlib import Path
 
-from pymm.bench import classes, kernels
 from pymm.bench.experiments.catalog import EXPERIMENTS
-from pymm.bench.experiments.declaration import COLUMNS as SUITE_COLUMNS
 from pymm.core.problem import Problem
 from pymm.core.shapes import parse_shapes
-from pymm.tune import trial_log
+from pymm.measure import results
 
 SLUG = "test-gpu-9"
 PEAK = {"f32": 60e12, "f64": 30e12, "tf32x3": 150e12}
@@ -119,7 +117,7 @@ def class_rows(slug: str = SLUG, faster: float = 1.0) -> list[dict[str, object]]
                 rows.append(
                     common(problem, slug)
                     | {
-                        "schema": classes.SCHEMA,
+                        "schema": results.CLASSES.number,
                         "class": name,
                         "kernel": "08_tma_f32",
                         "config": config,
@@ -156,7 +154,7 @@ def ladder(slug: str = SLUG) -> list[dict[str, object]]:
                 rows.append(
                     common(problem, slug)
                     | {
-                        "schema": kernels.SCHEMA,
+                        "schema": results.KERNELS.number,
                         "name": name,
                         "variant": variant,
                         "outcome": "ok",
@@ -180,7 +178,7 @@ def trials(slug: str = SLUG) -> list[dict[str, object]]:
         slow = mb == 32 and count > 0
         rows.append(
             {
-                "schema": trial_log.SCHEMA,
+                "schema": results.TRIALS.number,
                 "time": f"2026-11-21T17:00:{count:02d}+00:00",
                 "device": slug,
                 "problem": "f32-NN-4096x4096x4096",
@@ -314,12 +312,12 @@ def _contestants(suite: str) -> list[tuple[str, str, str]]:
 def folder(root: Path, slug: str = SLUG, sparse: int = 8, faster: float = 1.0) -> Path:
     """A whole folder of measurements, with the device's facts beside them."""
     at = root / slug
-    write(at / "classes.csv", classes.COLUMNS, class_rows(slug, faster))
-    write(at / "ladder.csv", kernels.COLUMNS, ladder(slug))
-    write(at / "tuning.csv", trial_log.COLUMNS, trials(slug))
+    write(at / "classes.csv", results.CLASSES.columns, class_rows(slug, faster))
+    write(at / "ladder.csv", results.KERNELS.columns, ladder(slug))
+    write(at / "tuning.csv", results.TRIALS.columns, trials(slug))
     write(at / "unseen.csv", UNSEEN, unseen(slug))
     write(at / "calls.csv", CALLS, calls(slug))
-    write(at / "suites.csv", SUITE_COLUMNS, suites(slug, sparse))
+    write(at / "suites.csv", results.EXPERIMENTS.columns, suites(slug, sparse))
     facts = {
         "slug": slug,
         "name": "Test GPU 9",

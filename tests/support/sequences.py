@@ -38,7 +38,8 @@ from pycuda.gpuarray import GPUArray  # noqa: E402
 import pymm  # noqa: E402
 from pymm.backends.cuda.driver import Driver  # noqa: E402
 from pymm.core.device import Device  # noqa: E402
-from pymm.core.problem import Problem, product_type  # noqa: E402
+from pymm.core.dtypes import product_type  # noqa: E402
+from pymm.core.problem import Problem  # noqa: E402
 from pymm.kernels import Config, Kernel, find_kernel  # noqa: E402
 from pymm.runtime import launch_cache  # noqa: E402
 

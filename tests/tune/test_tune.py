@@ -12,10 +12,11 @@ from recorded_run import BEST, GPU, KERNEL, Run, smooth
 from pymm import kernels
 from pymm.core.device import Device
 from pymm.core.problem import Problem
+from pymm.measure import results
 from pymm.selection import store
 from pymm.tune import session, tuner
 from pymm.tune.initial import PROMISING
-from pymm.tune.trial_log import COLUMNS, TrialLog
+from pymm.tune.trial_log import TrialLog
 from pymm.tune.tuner import INTERRUPTED, NOT_ALL, TUNED
 
 
@@ -31,7 +32,7 @@ def test_finds_saves_and_shows(tmp_path):
     assert len({row["config"] for row in searched}) == 90, "nothing twice"
     valid = {c.slug for c in KERNEL.configs(record.problem, GPU)[0]}
     assert {row["config"] for row in searched} <= valid, "nothing invalid"
-    assert tuple(run.rows[0]) == COLUMNS
+    assert tuple(run.rows[0]) == results.TRIALS.columns
     assert record.config.slug in run.output and "tuned / library" in run.output
     final = [row for row in run.rows if row["role"] == "final"]
     assert KERNEL.default_config.slug in {row["config"] for row in final}

@@ -15,9 +15,9 @@ from tuned import record
 
 from pymm.core.files import locked
 from pymm.core.paths import state_directory
+from pymm.measure import results
 from pymm.selection import store
 from pymm.tune import session, tuner
-from pymm.tune.trial_log import COLUMNS
 from pymm.tune.tuner import BAD_OPTIONS, NOT_ALL, TUNED
 
 
@@ -112,7 +112,7 @@ def test_trials_of_another_pymm_are_kept_beside_the_new(tmp_path):
     for name in ("trials.csv.older", "trials.csv.older-1"):
         path.write_text(older)
         run = Run(tmp_path, "--trials 2 --resume never")
-        assert run.status == TUNED and tuple(run.rows[0]) == COLUMNS
+        assert run.status == TUNED and tuple(run.rows[0]) == results.TRIALS.columns
         assert (tmp_path / name).read_text() == older
         assert f"kept as {tmp_path / name}, a new one is begun" in run.output
     path.write_text("mine,not yours\n")

@@ -285,7 +285,7 @@ class MappedExecutable(CudaExecutable):
         maps = []
         for matrix, copy, lies, box in zip(factors, copies, stored, boxes, strict=False):
             kind = KINDS["float16" if self._feed.scaled else problem.numpy_dtype.name]
-            if problem.dtype == "tf32" and copy is None:
+            if problem.type.tf32 and copy is None:
                 kind = ROUNDED_KIND
             size = copy.size if copy else problem.numpy_dtype.itemsize
             described = kind, size, matrix, copy.shape if copy else lies, box

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-
-from rich.console import Console
+from dataclasses import dataclass, replace
 
 from pymm.bench.classes import run_classes
 from pymm.bench.experiments.catalog import EXPERIMENTS, GOALS, suites_named
-from pymm.bench.experiments.declaration import COLUMNS, Experiment
+from pymm.bench.experiments.declaration import Experiment
 from pymm.bench.experiments.lines import RowWriter, Verdict
 from pymm.bench.experiments.run import Run, describe
 from pymm.bench.experiments.steps import Step, steps_of
-from pymm.console import Stop
-from pymm.core.files import begun, commit
-from pymm.core.problem import DTYPES, Problem
+from pymm.bench.runner import Runner
+from pymm.core.dtypes import DTYPES
+from pymm.core.problem import Problem
 from pymm.core.shapes import LAYOUTS, SYMMETRIC, class_problems, parse_shapes
 from pymm.kernels import Config
 from pymm.measure.precompile import config_directory
+from pymm.measure.results import CLASSES
+from pymm.measure.results import EXPERIMENTS as SCHEMA
 from pymm.measure.worker import Site, Worker, WorkerFailed
-from pymm.selection.records import Environment
 from pymm.selection.select import select
-
-#: Exit status after an interrupt, as shells have it.
-INTERRUPTED = 130
 
 #: File of the goals, beside that of the other suites: its columns are those of the classes.
 GOALS_FILE = "classes.csv"
@@ -59,112 +54,91 @@ class Order:
                 raise ValueError(f"{name!r} is none of {', '.join(DTYPES)}")
         shapes = parse_shapes(options.shapes) if options.shapes else None
         if options.csv:
-            begun(options.csv, COLUMNS)
+            SCHEMA.begun(options.csv)
         return cls(suites_named(options.suite), shapes, dtypes)
 
 
-def execute(options: argparse.Namespace, order: Order, console: Console) -> int:
-    """The command with the options of `pymm.bench`. Returns its exit status. Raises `WorkerFailed`
-    without a device, and what `store` raises for a bad file.
+def execute(runner: Runner, order: Order, options: argparse.Namespace) -> int:
+    """The command with the options of `pymm.bench`. Returns its exit status. Raises what `store`
+    raises for a bad file.
     """
-    worker = Worker(Site(options.device))
-    worker.start()
-    try:
-        return _Command(worker, options, order, console).execute()
-    except KeyboardInterrupt:  # the second: at once
-        console.print("interrupted; the same command goes on")
-        return INTERRUPTED
-    finally:
-        worker.stop()
+    return _Command(runner, order, options).execute()
 
 
 class _Command:
-    def __init__(
-        self, worker: Worker, options: argparse.Namespace, order: Order, console: Console
-    ) -> None:
-        self.worker, self.options, self.order, self.console = worker, options, order, console
-        self.started = time.monotonic()
+    def __init__(self, runner: Runner, order: Order, options: argparse.Namespace) -> None:
+        self.runner, self.order, self.options = runner, order, options
         self.verdict = Verdict()
         self.directory = options.records or config_directory()
 
     def execute(self) -> int:
         """All suites in turn, and the verdict."""
-        stop, seconds, goals = Stop(), 0.0, 0
+        seconds, goals = 0.0, 0
         if not self.options.csv and not self.options.dry_run:
-            self.say("without --csv nothing is kept, and a run that is broken off begins anew")
-        with stop.listening():
-            for name in self.order.suites:
-                if name == GOALS:
-                    goals = self._goals()
-                elif self.options.dry_run:
-                    seconds += self._describe(EXPERIMENTS[name])
-                else:
-                    self._run(EXPERIMENTS[name], stop)
+            self.runner.say("without --csv nothing is kept; a run that is interrupted begins anew")
+        for name in self.order.suites:
+            if name == GOALS:
+                goals = self._goals()
+            elif self.options.dry_run:
+                seconds += self._describe(EXPERIMENTS[name])
+            else:
+                self._run(EXPERIMENTS[name])
         if self.options.dry_run:
-            self.say(f"{len(self.order.suites)} suites, about {seconds:.0f} s without compiling")
+            count = len(self.order.suites)
+            self.runner.say(f"{count} suites, about {seconds:.0f} s without compiling")
             return 0
         for line in self.verdict.lines():
-            self.say(line)
-        return INTERRUPTED if stop() else max(self.verdict.status, goals)
+            self.runner.say(line)
+        return max(self.verdict.status, goals)
 
-    def _run(self, experiment: Experiment, stop: Stop) -> None:
-        self.say(f"{experiment.name}: {experiment.title}")
-        with self._place(experiment) as run:
+    def _run(self, experiment: Experiment) -> None:
+        self.runner.say(f"{experiment.name}: {experiment.title}")
+        with self._run_on(experiment) as run:
             if run is None:
                 return
             steps, missing = self._steps(experiment, run)
             run.absences(experiment.name, missing)
-            run.run(steps, stop)
-            if experiment.figures == "resources" and not stop():
+            run.run(steps)
+            if experiment.figures == "resources" and not self.runner.stop():
                 run.profile(steps)
 
     def _describe(self, experiment: Experiment) -> float:
-        with self._place(experiment) as run:
+        with self._run_on(experiment) as run:
             if run is None:
                 return 0.0
             steps, missing = self._steps(experiment, run)
             for sentence in missing:
-                self.say(f"  left out: {sentence}")
-            return describe(run, experiment, steps, self.say) if steps else 0.0
+                self.runner.say(f"  left out: {sentence}")
+            return describe(run, experiment, steps, self.runner.say) if steps else 0.0
 
     @contextmanager
-    def _place(self, experiment: Experiment) -> Iterator[Run | None]:
+    def _run_on(self, experiment: Experiment) -> Iterator[Run | None]:
         """Where an experiment runs: on the device, or what is counted in the simulator. None, and a
         sentence about it, where that cannot be had.
         """
-        if experiment.figures != "counts" or self.worker.device.kind == "simulator":
-            yield self._new_run(self.worker)
+        if experiment.figures != "counts" or self.runner.device.kind == "simulator":
+            yield self._new_run(self.runner)
             return
         simulated = Worker(Site("simulator"))
         try:
             simulated.start()
         except WorkerFailed as failure:
-            run = self._new_run(self.worker)
+            run = self._new_run(self.runner)
             if not self.options.dry_run:
                 run.absences(experiment.name, [f"{experiment.name}: no simulator: {failure}"])
             yield None
             return
         try:
-            yield self._new_run(simulated)
+            yield self._new_run(replace(self.runner, worker=simulated))
         finally:
             simulated.stop()
 
-    def _new_run(self, worker: Worker) -> Run:
-        options, device = self.options, worker.device
-        environment = Environment.of(device, worker.compiler.toolchain)
-        scribe = RowWriter(device, environment, options.commit or commit())
-        return Run(
-            worker,
-            scribe,
-            options.csv,
-            options.slowest,
-            self.started + options.time_limit,
-            self.console,
-            self.verdict,
-        )
+    def _new_run(self, runner: Runner) -> Run:
+        writer = RowWriter(runner.device, runner.environment, runner.commit)
+        return Run(runner, writer, self.options.slowest, self.verdict)
 
     def _steps(self, experiment: Experiment, run: Run) -> tuple[list[Step], list[str]]:
-        device, environment = run.device, run.scribe.environment
+        device, environment = run.device, run.runner.environment
 
         def choose(problem: Problem) -> Config:
             return select(problem, device, self.directory, environment).config
@@ -189,14 +163,11 @@ class _Command:
         options, dtypes = self.options, self.order.dtypes or tuple(DTYPES)
         products = class_problems(["all", *SYMMETRIC], dtypes, LAYOUTS)
         if options.dry_run:
-            self.say(
+            self.runner.say(
                 f"{GOALS}: {len(products)} products of all classes; --classes ... --dry-run "
                 "says more"
             )
             return 0
         where = options.csv.with_name(GOALS_FILE) if options.csv else None
-        own = argparse.Namespace(**{**vars(options), "csv": where})
-        return run_classes(self.worker, products, own, self.console, self.started)
-
-    def say(self, text: str) -> None:
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        own = replace(self.runner, csv=where, schema=CLASSES, meanwhile=options.compile_meanwhile)
+        return run_classes(own, products, options)

@@ -8,54 +8,6 @@ from dataclasses import dataclass
 from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.kernels import Config, find_kernel
-from pymm.tune.trial_log import SEEN
-
-SCHEMA = 1
-
-#: See the package's docstring.
-COLUMNS = (
-    "schema",
-    "suite",
-    "step",
-    "of",
-    "time",
-    "commit",
-    "device",
-    "driver",
-    "compiler",
-    "pymm",
-    "op",
-    "dtype",
-    "layout",
-    "m",
-    "n",
-    "k",
-    "name",
-    "variant",
-    "config",
-    "source",
-    "quantity",
-    "transfer",
-    "outcome",
-    "seconds",
-    "mean",
-    "spread",
-    "rounds",
-    "void",
-    "gflops",
-    "peak",
-    "ratio",
-    "speedup",
-    "error",
-    "error_inf",
-    "value",
-    "unit",
-    "registers",
-    "spills",
-    "shared",
-    *SEEN,
-    "detail",
-)
 
 #: A way of transfer besides the backend's own: arrays whose pages are locked for good, as a program
 #: would have them that allocates them so.

@@ -9,21 +9,18 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 
 from pymm.backends.base import Resources
 from pymm.bench.experiments.counts import formula, occupancy, shared_of
-from pymm.bench.experiments.declaration import SCHEMA
 from pymm.bench.experiments.steps import Contestant, Step
+from pymm.bench.runner import Row, origin, product
 from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.measure.libraries import HALF
+from pymm.measure.results import EXPERIMENTS, SEEN, one_line
 from pymm.measure.workbench import Trial, median_and_spread
 from pymm.measure.worker_process import Reply
 from pymm.selection.records import Environment
-from pymm.tune.trial_log import SEEN
-
-Row = dict[str, object]
 
 #: Names of contestants that are neither kernels nor libraries.
 COPIES, SEQUENTIAL = "copies", "sequential"
@@ -53,7 +50,7 @@ class RowWriter:
 
     def rows(self, step: Step, reply: Reply, sequential: float | None = None) -> list[Row]:
         """All rows of a step. `sequential` is the time of that product."""
-        shared = self.head(step.experiment.name, step.digest) | product(step.problem)
+        shared = self._of_step(step, step.digest)
         figures = [*self._libraries(step, reply), *self._kernels(step, reply)]
         figures += _journeys(step, reply)
         figures += self._resources(step, reply) if step.experiment.figures == "resources" else []
@@ -76,7 +73,7 @@ class RowWriter:
 
     def without(self, step: Step, who: Contestant, why: str) -> Row:
         """The row of a contestant that was left out."""
-        head = self.head(step.experiment.name, step.digest) | product(step.problem)
+        head = self._of_step(step, step.digest)
         figure = {"quantity": "kernel", "outcome": "left_out", "detail": one_line(why)}
         return head | named(who) | figure
 
@@ -84,27 +81,25 @@ class RowWriter:
         self, step: Step, who: Contestant, digest: str, metric: str, value: str, unit: str
     ) -> Row:
         """The row of a figure of Nsight Compute's."""
-        head = self.head(step.experiment.name, digest) | product(step.problem) | named(who)
+        head = self._of_step(step, digest) | named(who)
         figure = {"quantity": f"ncu:{metric}", "outcome": "ok", "value": value, "unit": unit}
         return head | figure
 
     def absence(self, suite: str, why: str) -> Row:
         """The row of a part of an experiment that this device cannot have."""
-        step = hashlib.sha256(repr((SCHEMA, suite, why)).encode()).hexdigest()[:12]
+        step = hashlib.sha256(repr((EXPERIMENTS.number, suite, why)).encode()).hexdigest()[:12]
         return self.head(suite, step) | {"outcome": "not_applicable", "detail": one_line(why)}
+
+    def _of_step(self, step: Step, digest: str) -> Row:
+        head = self.head(step.experiment.name, digest)
+        return head | {"op": step.problem.op, **product(step.problem)}
 
     def head(self, suite: str, step: str) -> Row:
         """What all rows of a step share, but the product."""
         return {
-            "schema": SCHEMA,
             "suite": suite,
             "step": step,
-            "time": datetime.now().astimezone().isoformat(timespec="seconds"),
-            "commit": self.commit,
-            "device": self.device.slug,
-            "driver": self.environment.driver,
-            "compiler": self.environment.compiler,
-            "pymm": self.environment.pymm,
+            **origin(self.device, self.environment, self.commit),
         }
 
     def _libraries(self, step: Step, reply: Reply) -> Iterator[Row]:
@@ -174,12 +169,6 @@ class RowWriter:
         }
 
 
-def product(problem: Problem) -> Row:
-    """The columns that name a product."""
-    extents = {axis: getattr(problem, axis) for axis in "mnk"}
-    return {"op": problem.op, "dtype": problem.dtype, "layout": problem.layout, **extents}
-
-
 def named(contestant: Contestant) -> Row:
     """The columns that name a contestant."""
     return {
@@ -224,11 +213,6 @@ def resources_of(trial: Trial, problem: Problem) -> Row:
         return {}
     shared = shared_of(trial.config, problem, given)
     return {"registers": given.registers, "spills": given.spilled_bytes, "shared": shared}
-
-
-def one_line(text: str) -> str:
-    """A text as a field: no line breaks, at most 500 characters."""
-    return " ".join(text.split())[:500]
 
 
 def _journeys(step: Step, reply: Reply) -> Iterator[Row]:

@@ -6,29 +6,26 @@ import hashlib
 import math
 import re
 import tempfile
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import Progress
-
 from pymm.backends.telemetry import ProfileFailed, profile
 from pymm.bench.experiments import profiled, sequential
-from pymm.bench.experiments.declaration import COLUMNS, SCHEMA, Experiment
+from pymm.bench.experiments.declaration import Experiment
 from pymm.bench.experiments.lines import SOUND, Row, RowWriter, Verdict, library_times, named
 from pymm.bench.experiments.steps import RuntimeEstimate, Step
-from pymm.console import Stop, duration
+from pymm.bench.runner import Runner
+from pymm.console import duration
 from pymm.core.errors import NoDevice
-from pymm.core.files import append, begun, mend
+from pymm.core.files import mend
 from pymm.core.inputs import rows_of, shown
 from pymm.core.problem import Problem
 from pymm.kernels.source import render
-from pymm.measure.precompile import Precompiler, compilers_beside
+from pymm.measure.results import EXPERIMENTS
 from pymm.measure.workbench import Trial
-from pymm.measure.worker import Reply, Request, Worker, WorkerFailed, time_limit
+from pymm.measure.worker import Reply, Request, WorkerFailed, time_limit
 
 #: Functions of the child that measure, by what an experiment's figures are; else `compare`.
 ACTIONS = {
@@ -48,33 +45,28 @@ REQUEST_SECONDS = 60.0
 
 @dataclass
 class Run:
-    """Steps of one device. `slowest` is how long a single run of a contestant may take, `deadline`
-    the monotonic time after which no step is begun.
-    """
+    """Steps of one device. `slowest` is how long a single run of a contestant may take."""
 
-    worker: Worker
-    scribe: RowWriter
-    csv: Path | None = None
+    runner: Runner
+    writer: RowWriter
     slowest: float = 1.0
-    deadline: float = math.inf
-    console: Console = field(default_factory=Console)
     verdict: Verdict = field(default_factory=Verdict)
 
     def __post_init__(self) -> None:
-        self.device = self.scribe.device
-        self.pace, self.told_alone = RuntimeEstimate(self.device), False
+        self.device, self.csv = self.writer.device, self.runner.csv
+        self.estimate, self.told_alone = RuntimeEstimate(self.device), False
 
     def absences(self, suite: str, sentences: Sequence[str]) -> None:
         """Say and write what the device cannot have."""
         known = completed_steps(self.csv) if self.csv else {}
         for sentence in sentences:
             self.say(f"left out: {sentence}")
-            row = self.scribe.absence(suite, sentence) | {"of": 1}
+            row = self.writer.absence(suite, sentence) | {"of": 1}
             self.verdict.take([row])
             if self.csv and row["step"] not in known:
-                append(self.csv, COLUMNS, [row])
+                self.runner.keep([row])
 
-    def run(self, steps: Sequence[Step], stop: Stop) -> None:
+    def run(self, steps: Sequence[Step]) -> None:
         """Measure the steps that the file does not have yet."""
         known = completed_steps(self.csv) if self.csv else {}
         for step in steps:
@@ -82,18 +74,14 @@ class Run:
         waiting = [step for step in steps if step.digest not in known]
         if len(waiting) < len(steps):
             self.say(f"{len(steps) - len(waiting)} of {len(steps)} steps are in {self.csv} already")
-        self._compile(waiting, stop)
-        with tempfile.TemporaryDirectory(prefix="pymm-sequential-") as folder:
-            standards = self._standards(waiting, Path(folder), stop)
-            with Progress(console=self.console, disable=not self.console.is_terminal) as progress:
-                bar = progress.add_task(self.device.name, total=len(waiting))
-                for step in waiting:
-                    if stop() or time.monotonic() > self.deadline:
-                        self.verdict.left += 1
-                        continue
-                    progress.update(bar, description=f"{step.experiment.name} {step.problem.slug}")
-                    self._step(step, standards.get(step.problem))
-                    progress.advance(bar)
+        left = self.runner.left
+        with self._compiled(waiting), tempfile.TemporaryDirectory(prefix="pymm-sequential-") as at:
+            standards = self._standards(waiting, Path(at))
+            for step in self.runner.each(
+                waiting, lambda step: f"{step.experiment.name} {step.problem.slug}"
+            ):
+                self._step(step, standards.get(step.problem))
+        self.verdict.left += self.runner.left - left
 
     def profile(self, steps: Sequence[Step]) -> None:
         """What Nsight Compute says of each configuration, one launch each, in one process."""
@@ -101,7 +89,7 @@ class Run:
             (step, c)
             for step in steps
             for c in step.contestants
-            if self.pace.seconds(c, step.problem) <= self.slowest
+            if self.estimate.seconds(c, step.problem) <= self.slowest
         ]
         launches = list({(s.problem, c.config): (s, c) for s, c in launches}.values())
         if not launches or self.device.kind != "cuda":
@@ -127,7 +115,7 @@ class Run:
             self.absences(suite, [f"{suite}: no throughputs: {len(found)} of {len(launches)} seen"])
             return
         rows = [
-            self.scribe.seen(step, who, digest, metric, value, unit)
+            self.writer.seen(step, who, digest, metric, value, unit)
             for (step, who), figures in zip(launches, found, strict=True)
             for metric, (value, unit) in figures.items()
         ]
@@ -143,32 +131,23 @@ class Run:
         """Count the rows of a step and write them."""
         rows = [{**row, "of": len(rows)} for row in rows]
         self.verdict.take(rows)
-        if self.csv:
-            append(self.csv, COLUMNS, rows)
+        self.runner.keep(rows)
 
-    def _compile(self, steps: Sequence[Step], stop: Stop) -> None:
-        """Everything, before anything is measured: compilers take cores from what is. What fails
-        fails again, and is told, where it is measured.
-        """
-        texts = [
+    def _compiled(self, steps: Sequence[Step]) -> AbstractContextManager:
+        """Everything that is measured, compiled before."""
+        sources = [
             render(config, step.problem)
             for step in steps
             if step.experiment.figures != "counts"
             for config in step.configs
             if self._fits(step, config)
         ]
-        if texts:
-            with Precompiler(self.worker.compiler, compilers_beside(self.device)) as pool:
-                builds = [pool.submit(text) for text in texts]
-                while not stop() and wait(builds, timeout=0.5).not_done:
-                    pass
+        return self.runner.compiling([sources]) if sources else nullcontext()
 
-    def _standards(
-        self, steps: Sequence[Step], folder: Path, stop: Stop
-    ) -> dict[Problem, tuple[Path, float]]:
+    def _standards(self, steps: Sequence[Step], folder: Path) -> dict[Problem, tuple[Path, float]]:
         """Results and times of the sequential products that are wanted and affordable."""
         wanted = {step.problem for step in steps if step.beside_sequential}
-        if not wanted or stop():
+        if not wanted or self.runner.stop():
             return {}
         self.say(f"{len(wanted)} sequential products, on one thread each")
         try:
@@ -179,7 +158,7 @@ class Run:
 
     def _fits(self, step: Step, config: object) -> bool:
         return any(
-            self.pace.seconds(contestant, step.problem) <= self.slowest
+            self.estimate.seconds(contestant, step.problem) <= self.slowest
             for contestant in step.contestants
             if contestant.config == config
         )
@@ -188,12 +167,12 @@ class Run:
         slow = {
             c: s
             for c in step.contestants
-            if (s := self.pace.seconds(c, step.problem)) > self.slowest
+            if (s := self.estimate.seconds(c, step.problem)) > self.slowest
         }
         if step.experiment.figures == "counts":
             slow = {}
         rows = [
-            self.scribe.without(
+            self.writer.without(
                 step,
                 who,
                 f"one run would take {duration(seconds)}, {duration(self.slowest)} are allowed",
@@ -207,8 +186,8 @@ class Run:
             if few.experiment.libraries and not library_times(reply):
                 self._alone()
             for trial in reply.trials:
-                self.pace.learn(trial.config, step.problem, trial.seconds)
-            found = self.scribe.rows(few, reply, standard[1] if standard else None)
+                self.estimate.learn(trial.config, step.problem, trial.seconds)
+            found = self.writer.rows(few, reply, standard[1] if standard else None)
             rows += [{**row, "step": step.digest} for row in found]
             if few.experiment.figures != "counts":
                 self._show(few, found)
@@ -233,7 +212,7 @@ class Run:
             arguments=arguments,
         )
         each = time_limit(step.problem, self.device, quick=True)
-        reply = self.worker.ask(request, len(step.configs) * each + REQUEST_SECONDS)
+        reply = self.runner.ask(request, len(step.configs) * each + REQUEST_SECONDS)
         if reply.outcome == "ok" and reply.trials:
             return reply
         detail = reply.detail or "no answer"
@@ -252,7 +231,7 @@ class Run:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.runner.say(text)
 
 
 def short(row: Row) -> str:
@@ -271,12 +250,12 @@ def completed_steps(path: Path) -> dict[str, list[Row]]:
     """The steps of which a file has all rows, and none that failed. A half-written last line, as a
     killed run leaves it, is cut off. `BadInput` for another file, or a damaged one.
     """
-    if not begun(path, COLUMNS):
+    if not EXPERIMENTS.begun(path):
         return {}
     mend(path)
     found: dict[str, list[Row]] = {}
     for row in rows_of(path, check=_countless):
-        if row["schema"] == str(SCHEMA):
+        if row["schema"] == str(EXPERIMENTS.number):
             found.setdefault(row["step"], []).append(row)
     kept = {}
     for step, rows in found.items():
@@ -300,12 +279,12 @@ def describe(
     seconds = 0.0
     for step in steps:
         rest = tuple(
-            c for c in step.contestants if run.pace.seconds(c, step.problem) <= run.slowest
+            c for c in step.contestants if run.estimate.seconds(c, step.problem) <= run.slowest
         )
         few = replace(
             step, contestants=rest if experiment.figures != "counts" else step.contestants
         )
-        seconds += run.pace.of_step(few)
+        seconds += run.estimate.of_step(few)
     names = ", ".join(dict.fromkeys(short(named(c)) for s in steps for c in s.contestants))
     say(f"{experiment.name}: {experiment.title}")
     say(f"  {len(steps)} products, contestants {names}; about {seconds:.0f} s")

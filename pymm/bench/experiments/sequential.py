@@ -19,7 +19,7 @@ import numpy as np
 
 from pymm.core.problem import Problem
 from pymm.kernels import Config, find_kernel
-from pymm.measure.libraries import lent_to
+from pymm.measure.libraries import Operands
 from pymm.measure.workbench import Workbench
 from pymm.measure.worker import Site, Worker, time_limit
 from pymm.measure.worker_process import Reply, Request, compared
@@ -89,7 +89,7 @@ class _Distance:
         if bench.backend.device.kind == "cuda":
             with suppress(ImportError):
                 torch = importlib.import_module("torch")
-                c = lent_to(torch, bench.problem, bench.a, bench.b, bench.c)[2]
+                c = Operands(bench.problem, bench.a, bench.b, bench.c).tensors(torch)[2]
                 self._result = c.double
                 self._expected = torch.as_tensor(expected[0]).double().cuda()
         self._size = self._norm(self._expected)

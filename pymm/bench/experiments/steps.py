@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from pymm.bench.experiments.declaration import CHOSEN, EVERY, NO_JOURNEY, SCHEMA, Experiment, fixed
+from pymm.bench.experiments.declaration import CHOSEN, EVERY, NO_JOURNEY, Experiment, fixed
 from pymm.bench.experiments.sequential import LARGEST, affordable
 from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.core.shapes import Shape, parse_shapes
 from pymm.kernels import Config, kernels_for
 from pymm.kernels.source import kernel_digest
+from pymm.measure.results import EXPERIMENTS
 from pymm.measure.worker import UNKNOWN_PEAK
 
 #: Part of the peak rate that a rung's default is expected to reach before it was measured here
@@ -63,7 +64,7 @@ class Step:
         e = self.experiment
         who = [(c.variant, c.config.slug, c.digest) for c in self.contestants]
         how = (e.name, e.figures, e.transfers, e.runs, e.libraries, self.beside_sequential)
-        what = (SCHEMA, *how, self.problem.slug, who)
+        what = (EXPERIMENTS.number, *how, self.problem.slug, who)
         return hashlib.sha256(repr(what).encode()).hexdigest()[:12]
 
     @property

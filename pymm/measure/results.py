@@ -1,0 +1,127 @@
+"""Every CSV file that pymm writes: its columns, its schema number and its units."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pymm.core.files import append, begun
+from pymm.measure.libraries import BASELINES, ON_REQUEST
+
+#: Most characters of a `detail`; a compiler's message can be pages.
+MAX_DETAIL = 500
+
+#: What `Backend.telemetry` has seen: clocks in MHz, power in watts, degrees Celsius, why the device
+#: lowered its clock.
+SEEN = ("sm_mhz", "memory_mhz", "power_w", "temperature_c", "throttle")
+
+_ORIGIN = ("driver", "compiler", "pymm", "commit")
+_PRODUCT = ("dtype", "layout", "m", "n", "k")
+_RESOURCES = ("registers", "spills", "shared")
+_COLUMN = tuple(f"{name}_us" for name, baseline in BASELINES.items() if baseline.column)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """One kind of file. Its first column says the number, which changes with the columns or with
+    what one of them means.
+    """
+
+    number: int
+    columns: tuple[str, ...]
+
+    @property
+    def header(self) -> str:
+        """The first line of a file."""
+        return ",".join(self.columns)
+
+    def begun(self, path: Path) -> bool:
+        """Whether the file has a header. `BadInput` if that is another one, or it cannot be
+        read.
+        """
+        return begun(path, self.columns)
+
+    def append(self, path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+        """Append rows, after the header if the file is new. `BadInput`, and nothing written, if the
+        file has other columns.
+        """
+        append(path, self.columns, [{"schema": self.number, **row} for row in rows])
+
+    def line(self, row: Mapping[str, object]) -> str:
+        """One row as a line of the file; what it lacks is left empty."""
+        line = io.StringIO()
+        writer = csv.DictWriter(line, self.columns, lineterminator="\n")
+        writer.writerow({"schema": self.number, **row})
+        return line.getvalue()
+
+
+# Units that the files share: seconds (median), us (the same in microseconds), spread (interquartile
+# range / median), void (samples taken again because of host launch delay), gflops (10^9 operations
+# per second), peak (part of the device's peak rate), error (largest deviation / its bound), spills
+# (bytes of a thread), shared (bytes of a block), and `SEEN`.
+
+#: Trials of `python -m pymm.tune`.
+TRIALS = Schema(
+    2,
+    (
+        *("schema", "time", "device", "problem", "kernel", "config", "role", "outcome"),
+        *("seconds", "spread", "repeats", "void", "gflops", "error"),
+        *_RESOURCES,
+        *SEEN,
+        "detail",
+    ),
+)
+
+#: `python -m pymm.bench --shapes`: one row for each kernel, variant and baseline. ratio: time of
+#: the fastest baseline in the same run / this time.
+KERNELS = Schema(
+    3,
+    (
+        *("schema", "time", "device", *_ORIGIN, "op", *_PRODUCT),
+        *("name", "variant", "config", "source", "outcome", "seconds", "spread", "rounds", "void"),
+        *("gflops", "peak", "ratio", "error"),
+        *_RESOURCES,
+        *SEEN,
+        "detail",
+    ),
+)
+
+#: `python -m pymm.bench --classes`: one row for each product. ratio: time of the fastest baseline /
+#: this time; void: of all that were timed; rms: root mean square of C - C64 relative to that of
+#: C64, opponent_rms: the same of the fastest baseline. A baseline on request has its own ratio.
+CLASSES = Schema(
+    3,
+    (
+        *("schema", "time", "device", *_ORIGIN, "class", *_PRODUCT),
+        *("kernel", "config", "source", "reason", "outcome", "us", "spread", "rounds", "void"),
+        *("gflops", "peak", *_COLUMN, "ratio", *(f"{name}_ratio" for name in ON_REQUEST)),
+        *("error", "rms", "opponent_rms"),
+        *_RESOURCES,
+        *SEEN,
+        "detail",
+    ),
+)
+
+#: `python -m pymm.bench --suite`: one row for each figure of a step. The docstring of
+#: `pymm.bench.experiments` says what each column has.
+EXPERIMENTS = Schema(
+    1,
+    (
+        *("schema", "suite", "step", "of", "time", "commit"),
+        *("device", "driver", "compiler", "pymm", "op", *_PRODUCT),
+        *("name", "variant", "config", "source", "quantity", "transfer", "outcome"),
+        *("seconds", "mean", "spread", "rounds", "void", "gflops", "peak", "ratio", "speedup"),
+        *("error", "error_inf", "value", "unit"),
+        *_RESOURCES,
+        *SEEN,
+        "detail",
+    ),
+)
+
+
+def one_line(text: str) -> str:
+    """A `detail`: one line, shortened if need be."""
+    return " ".join(text.split())[:MAX_DETAIL]
