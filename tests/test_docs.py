@@ -35,8 +35,8 @@ def described(text: str) -> set[str]:
 
 
 def run(code: str) -> None:
-    """Run Python code in a process of its own, in the checkout."""
-    environment = dict(os.environ, PYTHONPATH=str(ROOT))
+    """Run Python code in a process of its own, as on a machine without a GPU."""
+    environment = dict(os.environ, PYTHONPATH=str(ROOT), PYMM_SIMULATOR="0")
     done = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", "-c", code],
         cwd=ROOT,
