@@ -3,14 +3,15 @@ PYTHON ?= python3
 VENV := .venv/bin/python
 ARGS ?=
 
-.PHONY: help setup tune report test test-gpu lint clean
+.PHONY: help setup tune report test test-gpu lint docs clean
 
 help:
 	@echo "make tune      find the device, tune a standard set of shapes, show the table"
 	@echo "make report    pages of all that was measured, under reports/"
 	@echo "make test      every test; the CUDA kernels run in the simulator"
 	@echo "make test-gpu  the tests on this machine's GPU"
-	@echo "make lint      ruff and the rules of the house"
+	@echo "make lint      ruff and the rules of the code base"
+	@echo "make docs      the documentation as a site, docs/_build/index.html"
 	@echo "make clean     remove .venv and everything that was built"
 
 setup:
@@ -33,6 +34,10 @@ lint: setup
 	$(VENV) -m ruff format --check .
 	$(VENV) -m pytest -q tests/test_house.py
 
+docs:
+	@$(PYTHON) tools/set_up.py docs
+	$(VENV) -m sphinx -W --keep-going -q -b html docs docs/_build $(ARGS)
+
 clean:
-	rm -rf .venv .setup build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .setup docs/_build build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE = sysconfig.get_path("purelib")
-BESIDE = (".ci", "benchmarks", "docs", "reports", "tests", "tools")
+BESIDE = (".ci", "benchmarks", "docs", "examples", "reports", "tests", "tools")
 FILES = (".gitignore", "LICENSE", "MANIFEST.in", "Makefile")
 SOURCES = ("pymm", "cpu_src", "cuda_src", "tuning_configs")
 EXTRA = {"build", "PKG-INFO", "setup.cfg", "pymm.egg-info", "__pycache__"}

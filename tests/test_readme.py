@@ -1,5 +1,6 @@
 """The README shows what was measured, and its lines of Python run."""
 
+import os
 import re
 import subprocess
 import sys
@@ -23,9 +24,25 @@ def test_the_ladder_has_every_rung():
     assert [name for name in names if f"| {name} |" not in text] == []
 
 
+def test_the_layout_names_every_package():
+    """And every folder of sources and documents."""
+    text = (ROOT / "README.md").read_text()
+    layout = text.partition("## Repository layout")[2].partition("\n## ")[0]
+    packages = [path.parent.name for path in (ROOT / "pymm").glob("*/__init__.py")]
+    folders = ("cuda_src", "cpu_src", "tuning_configs", "docs", "examples", "benchmarks", "reports")
+    wanted = [*(f"pymm/{name}/" for name in packages), *(f"{name}/" for name in folders)]
+    assert [name for name in wanted if f"`{name}`" not in layout] == []
+
+
 def test_the_lines_of_use_run():
-    """The Python block, as somebody would paste it."""
+    """The Python block, as somebody would paste it on a machine without a GPU."""
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    done = subprocess.run([sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", block],
+        cwd=ROOT,
+        env=dict(os.environ, PYMM_SIMULATOR="0"),
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert "1000 x 700" in done.stdout

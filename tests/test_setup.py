@@ -63,6 +63,24 @@ def test_second_run_does_nothing(script, made, tmp_path):
     assert made == [tmp_path / "venv"]
 
 
+def test_an_extra_is_installed_once(script, made, tmp_path, monkeypatch):
+    """`make docs` brings what it alone needs, and `make tune` does without."""
+    venv, installed, run = tmp_path / "venv", [], script.run
+
+    def record(*command, **options):
+        if "install" not in command:
+            return run(*command, **options)
+        installed.append(command[command.index("install") + 1 :])
+
+    monkeypatch.setattr(script, "run", record)
+    script.set_up(venv)
+    assert installed == []
+    script.add_extra("docs", venv)
+    script.add_extra("docs", venv)
+    assert [{"furo", "sphinx"} <= {n.partition(">")[0] for n in one} for one in installed] == [True]
+    assert script.ready(venv, script.environment_key(), "docs")
+
+
 def test_interrupted_set_up_is_made_anew(script, made, tmp_path, monkeypatch):
     venv = tmp_path / "venv"
     with monkeypatch.context() as interrupted:

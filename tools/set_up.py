@@ -355,10 +355,29 @@ def set_up(venv=ROOT / ".venv"):
         say("done")
 
 
-def main():
-    """Exit status 1 with the reason when the machine or the index lacks something."""
+def add_extra(extra, venv=ROOT / ".venv"):
+    """Install the requirements of one extra that only some targets need, unless they are there."""
+    set_up(venv)
+    key = environment_key()
+    if ready(venv, key, extra):
+        return
+    with locked(ROOT):
+        if ready(venv, key, extra):
+            return
+        say(f"installing the packages of [{extra}]")
+        install = [venv / "bin/python", "-m", "pip", "install", "--disable-pip-version-check"]
+        run(*install, *requirements(extra))
+        write_stamp(venv, key, extra)
+
+
+def main(extras=()):
+    """Make .venv and add `extras`. Exit status 1 with the reason when the machine or the index
+    lacks something.
+    """
     try:
         set_up()
+        for extra in extras:
+            add_extra(extra)
     except SetUpError as error:
         sys.exit(f"set-up: {error}")
     except OSError as error:
@@ -368,4 +387,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""What docs/determinism.md promises: on one configuration the same product has the same bits."""
+"""What docs/explanation/determinism.md promises: one configuration gives the same bits."""
 
 from __future__ import annotations
 

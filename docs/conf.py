@@ -1,0 +1,33 @@
+"""Sphinx settings of the documentation: `make docs` builds it into docs/_build."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "_ext")]
+
+from pymm import __version__  # noqa: E402
+
+project = "pymm"
+copyright = "pymm contributors"
+version = release = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "pymm_docs"]
+exclude_patterns = ["_build", "_ext"]
+nitpicky = False
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+# Docstrings name arguments and functions in single backticks.
+default_role = "literal"
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+autodoc_preserve_defaults = True
+
+html_theme = "furo"
+html_title = f"pymm {version}"
+html_copy_source = False
+html_show_sphinx = False
+html_static_path = ["_static"]
+html_css_files = ["pymm.css"]

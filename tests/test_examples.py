@@ -1,0 +1,40 @@
+"""The example scripts run, without a GPU, and print what they are about."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+#: What each script prints, and the arguments and settings that keep it short here.
+EXAMPLES = {
+    "first_product": ("2.5 times the product: True", [], "0"),
+    "plan_in_a_loop": ("largest eigenvalue: 3.0000", [], "0"),
+    "tune_two_shapes": ("256 x 192 x 64: blocked-", ["--trials", "1", "--devices", "cpu"], "0"),
+    "gram_matrix": ("lower triangle alone: True", [], "0"),
+    "reduced_precision": ("tf32 ", [], "1"),
+}
+
+
+def test_every_example_is_tested():
+    assert sorted(EXAMPLES) == sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example_runs(name):
+    said, arguments, simulator = EXAMPLES[name]
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / f"{name}.py", *arguments],
+        env=dict(os.environ, PYTHONPATH=str(ROOT), PYMM_SIMULATOR=simulator),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout
