@@ -243,7 +243,8 @@ def test_a_pool_ends_with_its_parent():
     script = (
         "import os, sys\n"
         "from pymm.measure.precompile import Precompiler\n"
-        "from tests.test_cache import source\n"
+        "sys.path[:0] = ['tests/support']\n"
+        "from sources import source\n"
         "pool = Precompiler('cpu:1', workers=1)\n"
         "pool.submit(source('cpu')).result()\n"
         "print(*pool._pool._processes, flush=True)\n"
