@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pymm.core.shapes import SYMMETRIC, class_problems
+from pymm.measure.libraries import HALF, MIRRORED, general_on
 
 Row = dict[str, str]
 
@@ -18,9 +19,9 @@ FLOORS = {"syrk-large": {"f32": 1.8, "f64": 1.7, "bf16": 1.5}}
 #: Columns: a head, and by which names or variants its rows are known; of several the fastest.
 CONTESTANTS: dict[str, tuple[str, ...]] = {
     "pymm.syrk": ("chosen",),
-    "cuBLAS gemm": ("cublas", "cublaslt"),
-    "cuBLAS syrk, one half": ("cublas_syrk",),
-    "with its mirror": ("cublas_syrk_mirror",),
+    "cuBLAS gemm": general_on("cuda"),
+    "cuBLAS syrk, one half": (HALF,),
+    "with its mirror": (MIRRORED,),
     "48 x 48 tile": ("fixed",),
     "00_naive": ("00_naive",),
 }
@@ -67,7 +68,7 @@ def _judged(rows: Sequence[Row], name: str, dtype: str) -> str:
 
 def gemm_ratio(row: Row) -> float:
     """Time of the faster of cuBLAS's two whole products / pymm's; NaN if one is missing."""
-    times = [float(row[name]) for name in ("cublas_us", "cublaslt_us") if row[name]]
+    times = [float(row[f"{name}_us"]) for name in general_on("cuda") if row[f"{name}_us"]]
     return min(times) / float(row["us"]) if times and row["us"] else math.nan
 
 

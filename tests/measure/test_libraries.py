@@ -1,4 +1,8 @@
-"""The libraries that pymm is measured against compute the same product, on the same memory."""
+"""The libraries that pymm is compared with: one declaration each, on the same memory."""
+
+import ast
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -6,7 +10,15 @@ import pytest
 from pymm.core import reference
 from pymm.core.problem import Problem
 from pymm.measure.cublas import syrk
-from pymm.measure.libraries import HALF, baseline_calls
+from pymm.measure.libraries import (
+    BASELINES,
+    COMPARED,
+    GENERAL,
+    HALF,
+    ON_REQUEST,
+    Operands,
+    baseline_calls,
+)
 from pymm.measure.quick_check import OperandPool
 from pymm.measure.verify import compare
 
@@ -65,3 +77,63 @@ def test_no_routine_for_what_is_no_symmetric_product_in_float32_or_float64():
     assert syrk(Problem(4, 4, 4), *place) is None
     assert syrk(Problem(4, 4, 4, "f16", True, op="syrk"), *place) is None
     assert syrk(Problem(4, 4, 4, "f64", True, batch=3, op="syrk"), *place) is None
+
+
+PACKAGE = Path(__file__).resolve().parents[2] / "pymm"
+
+#: Where a library is named for another reason: its arrays are arguments of a call, it is required.
+OTHER_REASONS = {"doctor.py", "runtime/arrays.py", "runtime/bind.py", "runtime/explain.py"}
+
+
+def test_a_new_baseline_is_one_declaration():
+    """No other module spells the name, the title or a column of one."""
+    names = set(BASELINES) | {baseline.title for baseline in BASELINES.values()}
+    names |= {f"{name}_{what}" for name in BASELINES for what in ("us", "ratio")}
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        strings = (
+            node.value
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        )
+        if names & set(strings):
+            found.add(path.relative_to(PACKAGE).as_posix())
+    assert found - OTHER_REASONS == {"measure/libraries.py"}
+
+
+def test_baselines_by_what_they_are_for():
+    assert COMPARED == ("cublas", "cublaslt", "cublas_syrk_mirror", "numpy")
+    assert GENERAL == ("cublas", "cublaslt", "numpy") and ON_REQUEST == ("triton",)
+
+
+class FakeTorch:
+    """A PyTorch without a switch between BLAS libraries."""
+
+    float32, bfloat16 = "float32", "bfloat16"
+
+    class backends:
+        class cuda:
+            class matmul:
+                allow_tf32 = None
+
+    @staticmethod
+    def as_tensor(array, device):
+        return np.asarray(array)
+
+    @staticmethod
+    def matmul(left, right, out):
+        return np.matmul(left, right, out=out)
+
+
+@pytest.mark.parametrize("dtype, tf32", [("f32", False), ("tf32", True), ("tf32x3", False)])
+def test_which_mode_a_library_is_compared_in(dtype, tf32, cpu, monkeypatch):
+    """Emulated float32 is compared with plain float32, tf32 with the library's own."""
+    place = OperandPool(cpu).place(Problem(5, 4, 3))
+    monkeypatch.setitem(sys.modules, "torch", FakeTorch)
+    given = Operands(Problem(5, 4, 3, dtype), *place.operands)
+    BASELINES["cublas"].call(given)()
+    assert FakeTorch.backends.cuda.matmul.allow_tf32 is tf32
+    assert BASELINES["cublaslt"].call(given) is None, "this PyTorch has no switch"
+    assert BASELINES[HALF].call(given) is None, "the product is not symmetric"
+    expected = reference.product(place.problem, *place.sources())
+    assert np.allclose(place.result(), expected, atol=1e-5)
