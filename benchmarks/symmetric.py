@@ -105,18 +105,18 @@ def transposes(rows: Iterable[Row]) -> list[str]:
 def _table(at: Mapping[int, Sequence[Row]]) -> Iterator[str]:
     found = {n: _timed(rows) for n, rows in at.items()}
     heads = [head for head in CONTESTANTS if any(head in by for by in found.values())]
-    rivals = [head for head in heads if head != OWN]
-    against = [f"{head} / pymm" for head in rivals]
+    others = [head for head in heads if head != OWN]
+    against = [f"{head} / pymm" for head in others]
     yield "| N | ms | " + " | ".join([*heads, *against, "error"]) + " |"
     yield "|--:" * (len(heads) + len(against) + 3) + "|"
     for n, by in found.items():
         own = by.get(OWN)
         rates = [_rate(float(by[head]["gflops"])) if head in by else "" for head in heads]
-        parts = [_ratio(by.get(head), own) for head in rivals]
+        parts = [_ratio(by.get(head), own) for head in others]
         ms = f"{float(own['seconds']) * 1e3:.4g}" if own else _failure(at[n])
         cells = [str(n), ms, *rates, *map(_number, parts), own["error"] if own else ""]
         yield "| " + " | ".join(cells) + " |"
-    means = [_mean(_ratio(by.get(head), by.get(OWN)) for by in found.values()) for head in rivals]
+    means = [_mean(_ratio(by.get(head), by.get(OWN)) for by in found.values()) for head in others]
     empty = [""] * (len(heads) + 1)
     yield "| mean | " + " | ".join([*empty, *map(_number, means), ""]) + " |"
 
@@ -141,8 +141,8 @@ def _failure(rows: Sequence[Row]) -> str:
     return next((row["outcome"] for row in rows if row["variant"] == "chosen"), "")
 
 
-def _ratio(rival: Row | None, own: Row | None) -> float:
-    return float(rival["seconds"]) / float(own["seconds"]) if rival and own else math.nan
+def _ratio(other: Row | None, own: Row | None) -> float:
+    return float(other["seconds"]) / float(own["seconds"]) if other and own else math.nan
 
 
 def _mean(ratios: Iterable[float]) -> float:

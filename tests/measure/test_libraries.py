@@ -24,19 +24,19 @@ from pymm.measure.verify import compare
 
 
 def calls_of(backend, problem):
-    """A place, and the baselines on its matrices."""
-    place = OperandPool(backend).place(problem)
-    return place, baseline_calls(backend, problem, *place.operands)
+    """A verifier, and the baselines on its matrices."""
+    quick = OperandPool(backend).verifier(problem)
+    return quick, baseline_calls(backend, problem, *quick.operands)
 
 
-def judged(place, call, backend):
+def judged(quick, call, backend):
     """What a call leaves in C, element by element beside float64."""
     getattr(call, "prepare", lambda: None)()
     call()
     backend.synchronize()
-    a, b = place.sources()
-    whole = reference.product(place.problem, a, b)
-    return place.result(), whole, reference.error_bound(place.problem, a, b)
+    a, b = quick.sources()
+    whole = reference.product(quick.problem, a, b)
+    return quick.result(), whole, reference.error_bound(quick.problem, a, b)
 
 
 PROBLEMS = [
@@ -49,34 +49,34 @@ PROBLEMS = [
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.slug)
 def test_numpy(problem, cpu):
-    place, calls = calls_of(cpu, problem)
+    quick, calls = calls_of(cpu, problem)
     assert list(calls) == ["numpy"]
-    assert compare(*judged(place, calls["numpy"], cpu)).right
+    assert compare(*judged(quick, calls["numpy"], cpu)).right
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.slug)
 def test_cublas(problem, cuda):
     """All of them right; cublas?syrk in the lower half, and it leaves the other one alone."""
-    place, calls = calls_of(cuda, problem)
+    quick, calls = calls_of(cuda, problem)
     assert "cublas" in calls and (HALF in calls) == problem.symmetric
     for name, call in calls.items():
         if name == HALF:
             cuda.synchronize()
-            before = place.result()
-            got, expected, bound = judged(place, call, cuda)
+            before = quick.result()
+            got, expected, bound = judged(quick, call, cuda)
             lower = np.tril(np.ones((problem.m, problem.n), bool))
             assert (got[:, ~lower] == before[:, ~lower]).all()
             assert compare(got[:, lower], expected[:, lower], bound[:, lower]).right
         else:
-            assert compare(*judged(place, call, cuda)).right, name
+            assert compare(*judged(quick, call, cuda)).right, name
 
 
 def test_no_routine_for_what_is_no_symmetric_product_in_float32_or_float64():
-    place = ((), ())
-    assert syrk(Problem(4, 4, 4), *place) is None
-    assert syrk(Problem(4, 4, 4, "f16", True, op="syrk"), *place) is None
-    assert syrk(Problem(4, 4, 4, "f64", True, batch=3, op="syrk"), *place) is None
+    quick = ((), ())
+    assert syrk(Problem(4, 4, 4), *quick) is None
+    assert syrk(Problem(4, 4, 4, "f16", True, op="syrk"), *quick) is None
+    assert syrk(Problem(4, 4, 4, "f64", True, batch=3, op="syrk"), *quick) is None
 
 
 PACKAGE = Path(__file__).resolve().parents[2] / "pymm"
@@ -128,12 +128,12 @@ class FakeTorch:
 @pytest.mark.parametrize("dtype, tf32", [("f32", False), ("tf32", True), ("tf32x3", False)])
 def test_which_mode_a_library_is_compared_in(dtype, tf32, cpu, monkeypatch):
     """Emulated float32 is compared with plain float32, tf32 with the library's own."""
-    place = OperandPool(cpu).place(Problem(5, 4, 3))
+    quick = OperandPool(cpu).verifier(Problem(5, 4, 3))
     monkeypatch.setitem(sys.modules, "torch", FakeTorch)
-    given = Operands(Problem(5, 4, 3, dtype), *place.operands)
+    given = Operands(Problem(5, 4, 3, dtype), *quick.operands)
     BASELINES["cublas"].call(given)()
     assert FakeTorch.backends.cuda.matmul.allow_tf32 is tf32
     assert BASELINES["cublaslt"].call(given) is None, "this PyTorch has no switch"
     assert BASELINES[HALF].call(given) is None, "the product is not symmetric"
-    expected = reference.product(place.problem, *place.sources())
-    assert np.allclose(place.result(), expected, atol=1e-5)
+    expected = reference.product(quick.problem, *quick.sources())
+    assert np.allclose(quick.result(), expected, atol=1e-5)
