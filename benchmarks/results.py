@@ -3,7 +3,7 @@
 wrote, that about the host from `benchmarks/calls.py`'s, that about A^T A from the rows of
 `python -m pymm.bench --suite o3`.
 
-The goals are geometric means of a class: opponent's time / pymm's time, the opponent the faster of
+The goals are geometric means of a class: baseline's time / pymm's time, the baseline the faster of
 cuBLAS's two libraries. With `--check` nothing is written and the status is 1 if the file is not
 what the CSV says.
 """
@@ -100,7 +100,7 @@ TRANSPOSED = 0.9
 LAYOUTS = ("NN", "NT", "TN", "TT")
 
 #: What a type is compared with.
-OPPONENTS = {
+COMPARED_WITH = {
     "tf32": "cuBLAS with TF32 allowed",
     "tf32x3": "cuBLAS SGEMM, IEEE",
     "f16x3": "cuBLAS SGEMM, IEEE",
@@ -213,7 +213,7 @@ def document(rows: Sequence[Row]) -> list[str]:
         f"{len(rows)} products, {wrong} of them failed.",
         *(["", *NOTE.read_text(encoding="utf-8").splitlines()] if NOTE.exists() else []),
         "",
-        "A ratio is the opponent's time / pymm's time, above 1 where pymm is faster; the opponent",
+        "A ratio is the baseline's time / pymm's time, above 1 where pymm is faster; the baseline",
         "is the faster of cuBLAS and cuBLASLt on the same operands in the same run, measured in",
         "turn with cold caches. pymm runs what `pymm.matmul` chooses; copies ahead of the product",
         "count. Every result was checked.",
@@ -264,8 +264,8 @@ def classes(rows: Sequence[Row]) -> list[str]:
                 f"| {dtype} | {name} | {number(floor)} | {number(goal)} | {' | '.join(cells)} "
                 f"| {verdicts[0]} | {worst(verdicts[1:])} |"
             )
-    named = [f"{dtype}: {words}" for dtype, words in OPPONENTS.items()]
-    lines += ["", "Opponents: " + "; ".join(named) + "; else cuBLAS in the same type."]
+    named = [f"{dtype}: {words}" for dtype, words in COMPARED_WITH.items()]
+    lines += ["", "Baselines: " + "; ".join(named) + "; else cuBLAS in the same type."]
     if any(row["class"] in SYMMETRIC for row in rows):
         lines.append(
             "syrk: C = A A^T and A^T A, all of C written, against the faster of cuBLAS's "
@@ -322,10 +322,10 @@ def products(rows: Sequence[Row]) -> list[str]:
     """Every row: times, ratio, error, configuration."""
     lines = [
         "Times in microseconds, medians. Error: root mean square of C - C64 beside that of C64, of",
-        "pymm and of the opponent.",
+        "pymm and of the baseline.",
         "",
         "| type | layout | class | m x n x k | pymm | cuBLAS | cuBLASLt | Triton | ratio | TFLOP/s "
-        "| of peak | spread | error | opponent's | configuration |",
+        "| of peak | spread | error | baseline's | configuration |",
         "|---|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
     ]
     for row in rows:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pymm.core.shapes import SYMMETRIC, class_problems
+from pymm.measure.libraries import HALF, MIRRORED, general_on
 
 Row = dict[str, str]
 
@@ -18,9 +19,9 @@ FLOORS = {"syrk-large": {"f32": 1.8, "f64": 1.7, "bf16": 1.5}}
 #: Columns: a head, and by which names or variants its rows are known; of several the fastest.
 CONTESTANTS: dict[str, tuple[str, ...]] = {
     "pymm.syrk": ("chosen",),
-    "cuBLAS gemm": ("cublas", "cublaslt"),
-    "cuBLAS syrk, one half": ("cublas_syrk",),
-    "with its mirror": ("cublas_syrk_mirror",),
+    "cuBLAS gemm": general_on("cuda"),
+    "cuBLAS syrk, one half": (HALF,),
+    "with its mirror": (MIRRORED,),
     "48 x 48 tile": ("fixed",),
     "00_naive": ("00_naive",),
 }
@@ -67,7 +68,7 @@ def _judged(rows: Sequence[Row], name: str, dtype: str) -> str:
 
 def gemm_ratio(row: Row) -> float:
     """Time of the faster of cuBLAS's two whole products / pymm's; NaN if one is missing."""
-    times = [float(row[name]) for name in ("cublas_us", "cublaslt_us") if row[name]]
+    times = [float(row[f"{name}_us"]) for name in general_on("cuda") if row[f"{name}_us"]]
     return min(times) / float(row["us"]) if times and row["us"] else math.nan
 
 
@@ -104,18 +105,18 @@ def transposes(rows: Iterable[Row]) -> list[str]:
 def _table(at: Mapping[int, Sequence[Row]]) -> Iterator[str]:
     found = {n: _timed(rows) for n, rows in at.items()}
     heads = [head for head in CONTESTANTS if any(head in by for by in found.values())]
-    rivals = [head for head in heads if head != OWN]
-    against = [f"{head} / pymm" for head in rivals]
+    others = [head for head in heads if head != OWN]
+    against = [f"{head} / pymm" for head in others]
     yield "| N | ms | " + " | ".join([*heads, *against, "error"]) + " |"
     yield "|--:" * (len(heads) + len(against) + 3) + "|"
     for n, by in found.items():
         own = by.get(OWN)
         rates = [_rate(float(by[head]["gflops"])) if head in by else "" for head in heads]
-        parts = [_ratio(by.get(head), own) for head in rivals]
+        parts = [_ratio(by.get(head), own) for head in others]
         ms = f"{float(own['seconds']) * 1e3:.4g}" if own else _failure(at[n])
         cells = [str(n), ms, *rates, *map(_number, parts), own["error"] if own else ""]
         yield "| " + " | ".join(cells) + " |"
-    means = [_mean(_ratio(by.get(head), by.get(OWN)) for by in found.values()) for head in rivals]
+    means = [_mean(_ratio(by.get(head), by.get(OWN)) for by in found.values()) for head in others]
     empty = [""] * (len(heads) + 1)
     yield "| mean | " + " | ".join([*empty, *map(_number, means), ""]) + " |"
 
@@ -140,8 +141,8 @@ def _failure(rows: Sequence[Row]) -> str:
     return next((row["outcome"] for row in rows if row["variant"] == "chosen"), "")
 
 
-def _ratio(rival: Row | None, own: Row | None) -> float:
-    return float(rival["seconds"]) / float(own["seconds"]) if rival and own else math.nan
+def _ratio(other: Row | None, own: Row | None) -> float:
+    return float(other["seconds"]) / float(own["seconds"]) if other and own else math.nan
 
 
 def _mean(ratios: Iterable[float]) -> float:

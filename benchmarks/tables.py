@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT))  # a checkout need not be installed
 
 from pymm.core import inputs  # noqa: E402
 from pymm.kernels import KERNELS  # noqa: E402
+from pymm.measure.libraries import general_on  # noqa: E402
 
 MARKED = re.compile(r"<!-- (ladder|cpu): (\S+) -->\n.*?<!-- end \1 -->", re.DOTALL)
 
@@ -90,7 +91,7 @@ def ladder(rows: Iterable[Row]) -> list[str]:
         if start.endswith(f"{kernel.title} "):
             lines.append(f"{start}| {', '.join(kernel.dtypes)} | not measured | | | | |")
     for dtype in dict.fromkeys(row["dtype"] for row in at):
-        for library in ("cublas", "cublaslt"):
+        for library in general_on("cuda"):
             row = _find(at, library, dtype, "")
             if row:
                 lines.append(f"| | {library} | {dtype} | | {_time(row)} | {_rates(row)} |")

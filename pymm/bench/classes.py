@@ -1,6 +1,6 @@
-"""Every class of products next to other libraries in one run: what `matmul` would choose, checked,
-timed in turn with its opponents, one row of a CSV for each product. `python -m pymm.bench
---classes` is the command.
+"""Every class of products compared with other libraries in one run: what `matmul` would choose is
+checked and timed in turn with the baselines, one row of a CSV for each product. The command is
+`python -m pymm.bench --classes`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ClassBenchmark:
 
     def describe(self, entries: Sequence[Entry]) -> None:
         """Say what would be run."""
-        texts = {render(e.choice.config, e.problem).key for e in entries}
+        sources = {render(e.choice.config, e.problem).key for e in entries}
         for entry in entries:
             self.runner.say(
                 f"{entry.name}: {entry.problem.slug} {entry.choice.config.slug} "
@@ -87,7 +87,7 @@ class ClassBenchmark:
         peaks = self.device.peak_flops
         run = sum(3 * e.problem.flops / peaks.get(e.problem.dtype, UNKNOWN_PEAK) for e in entries)
         self.runner.say(
-            f"{len(entries)} products, {len(texts)} texts to compile, about "
+            f"{len(entries)} products, {len(sources)} sources to compile, about "
             f"{len(entries) * SECONDS_PER_PRODUCT + 6 * run:.0f} s of measuring"
         )
 
@@ -170,11 +170,11 @@ class ClassBenchmark:
         row |= {f"{name}_us": _us(s) for name, s in others.items() if BASELINES[name].column}
         if not trial.seconds > 0:
             return row
-        rivals = {name: others[name] for name in COMPARED if name in others}
+        compared = {name: others[name] for name in COMPARED if name in others}
         if MIRRORED in others:
             half, whole = duration(others[HALF]), duration(others[MIRRORED])
             row["detail"] = f"cublas?syrk {half}, mirrored {whole}"
-        rival = min(rivals, key=rivals.__getitem__, default="")
+        fastest = min(compared, key=compared.__getitem__, default="")
         rate, peak = entry.problem.flops / trial.seconds, self.device.peak_flops
         own = peak.get(entry.problem.dtype)
         row |= {
@@ -183,10 +183,10 @@ class ClassBenchmark:
             "rounds": len(trial.times),
             "gflops": f"{rate / 1e9:.6g}",
             "peak": f"{rate / own:.4g}" if own else "",
-            "ratio": f"{rivals[rival] / trial.seconds:.4g}" if rival else "",
+            "ratio": f"{compared[fastest] / trial.seconds:.4g}" if fastest else "",
             "error": f"{trial.error:.3g}",
             "rms": f"{reply.deviations.get(trial.config.slug, math.nan):.3g}",
-            "opponent_rms": f"{reply.deviations[rival]:.3g}" if rival else "",
+            "opponent_rms": f"{reply.deviations[fastest]:.3g}" if fastest else "",
         }
         for name in ON_REQUEST:
             if name in others:
@@ -195,7 +195,7 @@ class ClassBenchmark:
 
     def _show(self, entry: Entry, row: dict[str, object]) -> None:
         if row.get("us"):
-            ratio = f", {row['ratio']} of the opponent" if row.get("ratio") else ""
+            ratio = f", {row['ratio']} of the baseline" if row.get("ratio") else ""
             words = f"{duration(float(row['us']) / 1e6)}, {float(row['gflops']):.0f} GFLOP/s{ratio}"
         else:
             words = f"{row['outcome']}: {row['detail']}"

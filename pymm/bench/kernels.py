@@ -1,6 +1,6 @@
-"""`python -m pymm.bench`: kernels side by side with other libraries, every row in a CSV at once.
+"""`python -m pymm.bench`: kernels compared with other libraries, every row in a CSV at once.
 
-Each problem is one run: every kernel's default and tuned configuration and every opponent that can
+Each problem is one run: every kernel's default and tuned configuration and every baseline that can
 be imported, verified, then timed in turn (A B A B) with cold caches.
 """
 
@@ -114,7 +114,7 @@ def _run(runner: Runner, problems: Sequence[Problem], options: argparse.Namespac
         return _describe(tasks, quick, runner.console)
     if options.csv:
         KERNELS.begun(options.csv)  # learn now that it has other columns
-    sources_of = [[t for c in set(v.values()) for t in _texts(c, p, quick)] for p, v in tasks]
+    sources_of = [[t for c in set(v.values()) for t in _sources(c, p, quick)] for p, v in tasks]
     with runner.compiling(sources_of) as builds:
         numbered = list(zip(tasks, builds, strict=True))
         for (problem, variants), build in runner.each(numbered, lambda task: task[0][0].slug):
@@ -147,15 +147,17 @@ def _describe(
     keys: set[str] = set()
     for problem, variants in tasks:
         for (name, variant), config in variants.items():
-            keys.update(text.key for text in _texts(config, problem, quick))
+            keys.update(text.key for text in _sources(config, problem, quick))
             line = f"{problem.slug} {name} {variant} {config.slug}"
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     measured = sum(len(set(variants.values())) for _, variants in tasks)
-    console.print(f"{len(tasks)} products, {measured} configurations, {len(keys)} texts to compile")
+    console.print(
+        f"{len(tasks)} products, {measured} configurations, {len(keys)} sources to compile"
+    )
     return 0
 
 
-def _texts(config: Config, problem: Problem, quick: bool) -> list[Source]:
+def _sources(config: Config, problem: Problem, quick: bool) -> list[Source]:
     return [render(config, problem)] if quick else sources(config, problem)
 
 
@@ -253,7 +255,7 @@ def _show(console: Console, problem: Problem, rows: Sequence[dict[str, object]])
             if (seconds)
             else f"{row['outcome']}: {row['detail']}"
         )
-        ratio = f"  {float(row['ratio']):6.3f} of the opponent" if row.get("ratio") else ""
+        ratio = f"  {float(row['ratio']):6.3f} of the baseline" if row.get("ratio") else ""
         what = f"{row['name']} {row.get('variant', '')}"
         line = f"  {what:26s}{time}{ratio}  {row.get('config', '')}"
         console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)

@@ -77,9 +77,9 @@ class Runner:
         """The tasks in turn, shown as progress, until the run is to end."""
         with Progress(console=self.console, disable=not self.console.is_terminal) as progress:
             bar = progress.add_task(self.device.name, total=len(tasks))
-            for place, task in enumerate(tasks):
+            for count, task in enumerate(tasks):
                 if self.stop() or time.monotonic() > self.deadline:
-                    self.left += len(tasks) - place
+                    self.left += len(tasks) - count
                     return
                 progress.update(bar, description=title(task))
                 yield task

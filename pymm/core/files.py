@@ -209,8 +209,8 @@ def append(path: Path, columns: Sequence[str], rows: Sequence[dict[str, object]]
         writer.writerows(rows)
 
 
-def mend(path: Path) -> None:
-    """Cut off what stands behind the last line break, as a killed run leaves it."""
+def drop_partial_line(path: Path) -> None:
+    """Cut off what comes after the last line break, as a killed run leaves it."""
     with open(path, "r+b") as file:
         content = file.read()
         file.truncate(content.rfind(b"\n") + 1)

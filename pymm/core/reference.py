@@ -52,8 +52,8 @@ def other_half(values: np.ndarray, before: np.ndarray, problem: Problem) -> str:
     for i in range(0, problem.n, SQUARE):
         for j in range(0, i + 1, SQUARE):
             rows, columns = (j, i) if not upper else (i, j)  # of a square of the other half
-            place = (slice(None), slice(rows, rows + SQUARE), slice(columns, columns + SQUARE))
-            wrong = values[place] != wanted[place]
+            square = (slice(None), slice(rows, rows + SQUARE), slice(columns, columns + SQUARE))
+            wrong = values[square] != wanted[square]
             if i == j:
                 side = np.arange(wrong.shape[-1])
                 wrong &= (np.greater if upper else np.less).outer(side, side)

@@ -275,6 +275,12 @@ BASELINES = {
 COMPARED = tuple(name for name, b in BASELINES.items() if b.compared)
 GENERAL = tuple(name for name in COMPARED if not BASELINES[name].symmetric)
 
+
+def general_on(kind: str) -> tuple[str, ...]:
+    """Of `GENERAL` those on devices of a kind."""
+    return tuple(name for name in GENERAL if BASELINES[name].kind == kind)
+
+
 #: Names of those that are measured only if asked for.
 ON_REQUEST = tuple(name for name, b in BASELINES.items() if b.on_request)
 

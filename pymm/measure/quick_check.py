@@ -21,10 +21,10 @@ from pymm.measure.verify import POISON, Finding, compare, guard_bytes
 
 
 class PeriodicBuffer:
-    """A long row of numbers on the device, `pattern` again and again.
+    """A long array of elements on the device, `pattern` repeated.
 
-    Matrices begin `guard` bytes after its start and end as many before its end: the numbers around
-    them are guard zones, since all of the row is known and `intact` looks at all of it.
+    Matrices begin `guard` bytes after its start and end as many before its end: the elements around
+    them are guard zones, since the whole array is known and `intact` checks all of it.
     """
 
     def __init__(self, backend: Backend, pattern: np.ndarray, count: int, guard: int = 0) -> None:
@@ -37,11 +37,11 @@ class PeriodicBuffer:
 
     @property
     def _head(self) -> np.ndarray:
-        """What the row begins with: the matrices' first element is the pattern's."""
+        """What the array begins with: the matrices' first element is the pattern's."""
         return np.roll(self.pattern, self._lead)
 
     def fill(self) -> None:
-        """Write all numbers."""
+        """Write all elements."""
         size = self.pattern.itemsize
         self.buffer.write(self._head.view(np.uint8))  # bfloat16 has no buffer of its own
         address, done = self.buffer.address, self.pattern.size
@@ -52,8 +52,8 @@ class PeriodicBuffer:
         self.backend.synchronize()
 
     def intact(self, torch: Any = None) -> bool:
-        """Whether every number is as it was written. With PyTorch only the first period comes to
-        the host: on the device the row is compared with itself, a period apart.
+        """Whether every element is as it was written. With PyTorch only the first period comes to
+        the host: on the device the array is compared with itself, a period apart.
         """
         size, period = self.pattern.itemsize, self.pattern.size
         head, piece = self._head.view(np.uint8), np.empty(period * size, np.uint8)
@@ -100,8 +100,8 @@ def lent_bytes(torch: Any, buffer: Any, offset: int, nbytes: int) -> Any:
     return torch.as_tensor(_Bytes(buffer.address + offset, nbytes, buffer), device="cuda")
 
 
-#: Numbers after which a stretch repeats itself: a prime, so that no two rows of a matrix are alike
-#: and no kernel that confuses them gets away with it.
+#: Elements after which a buffer repeats itself: a prime, so that no two rows of a matrix are
+#: equal and a kernel that confuses them is found.
 PERIOD = 4_194_301
 
 #: Random vectors of Freivalds' check: a wrong product passes with a probability of at most 2^-8,
@@ -111,7 +111,7 @@ VECTORS = 8
 #: Rows and columns of the normal product at whose crossings elements are compared with float64.
 ROWS, COLUMNS = 12, 24
 
-#: Least depth that the integers of the check are made for: few stretches serve all problems.
+#: Least depth that the integers of the check are made for: few buffers serve all problems.
 LEAST_DEPTH = 2**14
 
 #: The same for symmetric products, whose integers are the rarer, the deeper a product may be.
@@ -119,39 +119,39 @@ LEAST_DEPTH_HALF = 2**8
 
 
 class OperandPool:
-    """The operands of all problems on one device. Keeps the numbers of one type at a time there,
+    """The operands of all problems on one device. It keeps the elements of one type at a time there,
     those of all types on the host.
     """
 
     def __init__(self, backend: Backend, seed: int = 0) -> None:
         self.backend, self.seed = backend, seed
         self._dtype = ""
-        self._stretches: dict[tuple, PeriodicBuffer] = {}
+        self._buffers: dict[tuple, PeriodicBuffer] = {}
         self._patterns: dict[tuple, np.ndarray] = {}
         self._result: Buffer | None = None
 
-    def place(self, problem: Problem) -> QuickVerifier:
+    def verifier(self, problem: Problem) -> QuickVerifier:
         """The matrices of `problem`. Raises `MemoryError`; `ValueError` for an empty problem."""
         if problem.empty:
             raise ValueError(f"{problem.slug} has no element to compute or to verify")
         if problem.dtype != self._dtype:
-            self._stretches.clear()
+            self._buffers.clear()
             self._dtype = problem.dtype
-        if not all(stretch.intact(self.torch) for stretch in self._stretches.values()):
+        if not all(buffer.intact(self.torch) for buffer in self._buffers.values()):
             self.refresh()  # a store of another problem's kernel went further than its guards
         return QuickVerifier(self, problem)
 
     def refresh(self) -> None:
         """Write all operands anew. Raises `LaunchFailed`, `MemoryError`."""
-        for stretch in self._stretches.values():
-            stretch.fill()
+        for buffer in self._buffers.values():
+            buffer.fill()
 
     @cached_property
     def torch(self) -> Any:
         """PyTorch, if it is here and the device a GPU."""
         return _torch() if self.backend.device.kind == "cuda" else None
 
-    def stretch(self, kind: str, operand: int, problem: Problem) -> PeriodicBuffer:
+    def buffer(self, kind: str, operand: int, problem: Problem) -> PeriodicBuffer:
         """Numbers for `operand` (0 or 1): "normal" ones or "integers" exact at the problem's
         depth.
         """
@@ -160,14 +160,14 @@ class OperandPool:
         least = LEAST_DEPTH_HALF if problem.symmetric else LEAST_DEPTH
         depth = max(least, 1 << max(problem.k - 1, 0).bit_length())
         key = (kind, operand, *((depth, problem.symmetric) if kind == "integers" else ()))
-        found = self._stretches.get(key)
+        found = self._buffers.get(key)
         if found is None or found.count < count or found.guard < guard:
-            self._stretches.pop(key, None)
+            self._buffers.pop(key, None)
             of_type = (problem.dtype, *key)
             if of_type not in self._patterns:
                 self._patterns[of_type] = self._pattern(kind, operand, depth, problem)
             pattern = self._patterns[of_type]
-            found = self._stretches[key] = PeriodicBuffer(self.backend, pattern, count, guard)
+            found = self._buffers[key] = PeriodicBuffer(self.backend, pattern, count, guard)
         return found
 
     def _pattern(self, kind: str, operand: int, depth: int, problem: Problem) -> np.ndarray:
@@ -188,39 +188,39 @@ class OperandPool:
 
 
 class QuickVerifier:
-    """One problem's matrices in an arena: what a `Workbench` verifies and times on.
+    """One problem's matrices from a pool, on which a `Workbench` verifies and times.
 
     A result is right if Freivalds' check finds nothing on integers, which every element takes part
     in, if some hundred elements of a product of normal numbers are within the bound of the
     arithmetic, and if nothing is written around C, into A and B or around them.
     """
 
-    def __init__(self, arena: OperandPool, problem: Problem) -> None:
-        self.arena, self.problem, self.backend = arena, problem, arena.backend
+    def __init__(self, pool: OperandPool, problem: Problem) -> None:
+        self.pool, self.problem, self.backend = pool, problem, pool.backend
         self._shapes = stored_shapes(problem)
         self._result_dtype = problem.out_dtype
         self._nbytes = int(np.prod(self._shapes[2])) * self._result_dtype.itemsize
         _, rows, columns = self._shapes[2]
         self._guard = guard_bytes(columns * self._result_dtype.itemsize)
-        self._buffer = arena.result(self._nbytes, self._guard)
+        self._buffer = pool.result(self._nbytes, self._guard)
         address = self._buffer.address + self._guard
         self.c = Matrix(address, columns, rows * columns, owner=self._buffer)
 
-    def _stretches(self, kind: str) -> tuple[PeriodicBuffer, PeriodicBuffer]:
+    def _factors(self, kind: str) -> tuple[PeriodicBuffer, PeriodicBuffer]:
         """What A and B are cut from; of a symmetric product they are one."""
-        a = self.arena.stretch(kind, 0, self.problem)
-        return a, a if self.problem.symmetric else self.arena.stretch(kind, 1, self.problem)
+        a = self.pool.buffer(kind, 0, self.problem)
+        return a, a if self.problem.symmetric else self.pool.buffer(kind, 1, self.problem)
 
     def _operands(self, kind: str) -> tuple[Matrix, Matrix, Matrix]:
         a, b = (
-            s.matrix(shape) for s, shape in zip(self._stretches(kind), self._shapes, strict=False)
+            s.matrix(shape) for s, shape in zip(self._factors(kind), self._shapes, strict=False)
         )
         return a, b, self.c
 
     def _values(self, kind: str, picks: Any = ((), ())) -> tuple[np.ndarray, np.ndarray]:
         """A and B on the host, or the rows and columns of each that are picked."""
-        three = zip(self._stretches(kind), self._shapes, picks, strict=False)
-        return tuple(stretch.values(shape, *pick) for stretch, shape, pick in three)
+        three = zip(self._factors(kind), self._shapes, picks, strict=False)
+        return tuple(buffer.values(shape, *pick) for buffer, shape, pick in three)
 
     @property
     def operands(self) -> tuple[Matrix, Matrix, Matrix]:
@@ -253,19 +253,19 @@ class QuickVerifier:
 
     def refresh(self) -> None:
         """Write all operands anew. Raises `LaunchFailed`, `MemoryError`."""
-        self.arena.refresh()
+        self.pool.refresh()
 
     def _written_into(self, kind: str) -> Finding | None:
-        for name, stretch in zip("AB", dict.fromkeys(self._stretches(kind)), strict=False):
-            if not stretch.intact(self.arena.torch):
+        for name, buffer in zip("AB", dict.fromkeys(self._factors(kind)), strict=False):
+            if not buffer.intact(self.pool.torch):
                 return Finding(np.inf, f"writes into or around operand {name}", stray=True)
         return None
 
     def _around(self) -> Finding | None:
         zone = np.empty(self._guard, np.uint8)
         for offset, name in ((0, "before"), (self._guard + self._nbytes, "behind")):
-            if self.arena.torch:
-                lent = lent_bytes(self.arena.torch, self._buffer, offset, self._guard)
+            if self.pool.torch:
+                lent = lent_bytes(self.pool.torch, self._buffer, offset, self._guard)
                 touched = bool((lent != POISON).any())
             else:
                 self._buffer.read(zone, offset)
@@ -287,7 +287,7 @@ class QuickVerifier:
         """What is wrong, to the bit, with the half of a symmetric C that is not computed."""
         if not self.problem.symmetric:
             return ""
-        torch = self.arena.torch
+        torch = self.pool.torch
         if torch and not self._halved:
             c = Operands(self.problem, *self._operands(kind)).tensors(torch)[2]
             if torch.equal(c, c.mT):
@@ -331,7 +331,7 @@ class QuickVerifier:
 
     @cached_property
     def _crossings(self) -> tuple[np.ndarray, np.ndarray]:
-        generator = np.random.default_rng(self.arena.seed)
+        generator = np.random.default_rng(self.pool.seed)
         p = self.problem
         rows = np.unique(np.r_[0, p.m - 1, generator.integers(0, p.m, ROWS - 2)])
         return rows, np.unique(np.r_[0, p.n - 1, generator.integers(0, p.n, COLUMNS - 2)])
@@ -376,8 +376,8 @@ class QuickVerifier:
 
     def _wrong_row(self) -> int | None:
         p = self.problem
-        x = reference.signs(p.n, VECTORS, self.arena.seed + 3)
-        torch = None if self._halved else self.arena.torch
+        x = reference.signs(p.n, VECTORS, self.pool.seed + 3)
+        torch = None if self._halved else self.pool.torch
         if torch is None:
             values = mirrored(self.result(), p)
             a, b = self._values("integers")

@@ -31,10 +31,10 @@ class Stopwatch:
         waiting = list(range(len(calls)))
         for attempt in range(TRIES):
             taken = self.backend.time([calls[i] for i in waiting], ahead=self._ahead)
-            for place, seconds in zip(waiting, taken, strict=True):
-                times[place] = seconds
-            waiting = [place for place in waiting if math.isnan(times[place])]
-            self.void.update(calls[place] for place in waiting)
+            for index, seconds in zip(waiting, taken, strict=True):
+                times[index] = seconds
+            waiting = [index for index in waiting if math.isnan(times[index])]
+            self.void.update(calls[index] for index in waiting)
             if not waiting:
                 self._ahead = max(1, self._ahead // 2) if attempt == 0 else self._ahead
                 break

@@ -101,13 +101,13 @@ class Workbench:
     CPU when a kernel wrote where it must not: that memory is the process's own. After any other
     failure operands and scratch memory are made anew, so that no kernel pays for another's fault.
     `calls` holds further calls by name, which `compare` runs in turn with the configurations;
-    `times` has what its last run measured, by name, without what the host was late for, and `void`
-    how often that was. With a `place` in an arena the operands are the arena's, the check is its
-    quick one, and `deviations` has how far each call's result is from float64.
+    `times` has what its last run measured, by name, without samples with host launch delay, and
+    `void` how many those were. With a `quick` verifier the operands and the checks are its own, and
+    `deviations` has how far each call's result is from float64.
     """
 
     def __init__(
-        self, backend: Backend, problem: Problem, seed: int = 0, place: QuickVerifier | None = None
+        self, backend: Backend, problem: Problem, seed: int = 0, quick: QuickVerifier | None = None
     ) -> None:
         self.backend, self.problem = backend, problem
         self.seed, self.lost = seed, False
@@ -116,8 +116,8 @@ class Workbench:
         self.void: dict[str, int] = {}
         self.stopwatch = Stopwatch(backend, seed)
         self.deviations: dict[str, float] = {}
-        self.place = place
-        self._verifier = place or Verifier(backend, problem, seed)
+        self.quick = quick
+        self._verifier = quick or Verifier(backend, problem, seed)
         self.a, self.b, self.c = self._verifier.operands
 
     def load(self, config: Config) -> Executable:
@@ -168,9 +168,9 @@ class Workbench:
         """
         begun = time.monotonic()
         trials: dict[Config, Trial] = {}
-        for place, config in enumerate(configs):
+        for count, config in enumerate(configs):
             spent = time.monotonic() - begun
-            if place >= FEWEST_COMPARED and spent > checking:
+            if count >= FEWEST_COMPARED and spent > checking:
                 break
             trials[config] = self.verify(config)
             if self.lost:
@@ -187,7 +187,7 @@ class Workbench:
                 found["telemetry"] = telemetry
                 trials[config] = Trial(**{**trial.__dict__, **found})
         self._look_again(trials)
-        if self.place is not None and not self.lost:
+        if self.quick is not None and not self.lost:
             right = [config for config in right if trials[config].outcome == "ok"]
             bound = {config.slug: self.call(self.load(config)) for config in right}
             self._deviate({**bound, **self.calls})
@@ -206,7 +206,7 @@ class Workbench:
             getattr(call, "prepare", lambda: None)()
             call()
             self.backend.synchronize()
-            self.deviations[name] = self.place.deviation()
+            self.deviations[name] = self.quick.deviation()
 
     def interleave(
         self, calls: Mapping[str, Call], rounds: int, ends: float = math.inf

@@ -116,7 +116,7 @@ def serve(connection: Connection, site: Site, words: str) -> None:
         _limit_memory()  # a CUDA context reserves more addresses than any such limit
     channel.send(Hello(backend.device, backend.compiler))
     bench: Workbench | None = None
-    arena = OperandPool(backend)
+    pool = OperandPool(backend)
     while True:
         try:
             request, limit = channel.receive()
@@ -125,23 +125,23 @@ def serve(connection: Connection, site: Site, words: str) -> None:
         _end_after(2 * limit + 5)
         if bench is not None and _differs(bench, request):
             bench = None  # its memory goes before the next one's is taken
-        reply, bench = _answer(backend, bench, request, arena)
+        reply, bench = _answer(backend, bench, request, pool)
         _end_after(0)
         channel.send(reply)
 
 
 def _differs(bench: Workbench, request: Request) -> bool:
-    known = (bench.problem, bench.seed, bench.place is not None)
+    known = (bench.problem, bench.seed, bench.quick is not None)
     return known != (request.problem, request.seed, request.quick)
 
 
 def _answer(
-    backend: Backend, bench: Workbench | None, request: Request, arena: OperandPool
+    backend: Backend, bench: Workbench | None, request: Request, pool: OperandPool
 ) -> tuple[Reply, Workbench | None]:
     try:
         if bench is None:
-            place = arena.place(request.problem) if request.quick else None
-            bench = Workbench(backend, request.problem, request.seed, place)
+            quick = pool.verifier(request.problem) if request.quick else None
+            bench = Workbench(backend, request.problem, request.seed, quick)
     except MemoryError as failure:
         detail = str(failure) or "out of memory"
         failed = [

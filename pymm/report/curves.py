@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pymm.measure.libraries import BASELINES, GENERAL
+from pymm.measure.libraries import BASELINES, general_on
 from pymm.report.drawing import HEIGHT, Figure, colour, decades, draw, series
 from pymm.report.studies import CHOICE, Curves
 
@@ -14,11 +14,10 @@ from pymm.report.studies import CHOICE, Curves
 DENSE = 25
 
 #: Series that are kept for a curve.
-_OF_KIND = {b.kind: [n for n in GENERAL if BASELINES[n].kind == b.kind] for b in BASELINES.values()}
 SERIES = {CHOICE: 0} | {
     BASELINES[name].title: number
-    for names in _OF_KIND.values()
-    for number, name in enumerate(names, 1)
+    for kind in ("cuda", "cpu")
+    for number, name in enumerate(general_on(kind), 1)
 }
 
 #: A size that is no multiple of it leaves partial tiles: it stands beside a curve, not on it.

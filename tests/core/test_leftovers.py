@@ -217,7 +217,8 @@ def test_a_pool_that_is_left_breaks_off_what_it_compiles(tmp_path):
 
 def test_compilers_end_with_a_killed_run(tmp_path):
     script = f"""
-import os, signal, time
+import os, signal, sys, time
+sys.path[:0] = ["tests/core", "tests/support"]
 from pathlib import Path
 from pymm.measure.precompile import Precompiler
 from sources import source

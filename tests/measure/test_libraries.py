@@ -1,4 +1,8 @@
-"""The libraries that pymm is measured against compute the same product, on the same memory."""
+"""The libraries that pymm is compared with: one declaration each, on the same memory."""
+
+import ast
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -6,25 +10,33 @@ import pytest
 from pymm.core import reference
 from pymm.core.problem import Problem
 from pymm.measure.cublas import syrk
-from pymm.measure.libraries import HALF, baseline_calls
+from pymm.measure.libraries import (
+    BASELINES,
+    COMPARED,
+    GENERAL,
+    HALF,
+    ON_REQUEST,
+    Operands,
+    baseline_calls,
+)
 from pymm.measure.quick_check import OperandPool
 from pymm.measure.verify import compare
 
 
 def calls_of(backend, problem):
-    """A place, and the baselines on its matrices."""
-    place = OperandPool(backend).place(problem)
-    return place, baseline_calls(backend, problem, *place.operands)
+    """A verifier, and the baselines on its matrices."""
+    quick = OperandPool(backend).verifier(problem)
+    return quick, baseline_calls(backend, problem, *quick.operands)
 
 
-def judged(place, call, backend):
+def judged(quick, call, backend):
     """What a call leaves in C, element by element beside float64."""
     getattr(call, "prepare", lambda: None)()
     call()
     backend.synchronize()
-    a, b = place.sources()
-    whole = reference.product(place.problem, a, b)
-    return place.result(), whole, reference.error_bound(place.problem, a, b)
+    a, b = quick.sources()
+    whole = reference.product(quick.problem, a, b)
+    return quick.result(), whole, reference.error_bound(quick.problem, a, b)
 
 
 PROBLEMS = [
@@ -37,31 +49,91 @@ PROBLEMS = [
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.slug)
 def test_numpy(problem, cpu):
-    place, calls = calls_of(cpu, problem)
+    quick, calls = calls_of(cpu, problem)
     assert list(calls) == ["numpy"]
-    assert compare(*judged(place, calls["numpy"], cpu)).right
+    assert compare(*judged(quick, calls["numpy"], cpu)).right
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.slug)
 def test_cublas(problem, cuda):
     """All of them right; cublas?syrk in the lower half, and it leaves the other one alone."""
-    place, calls = calls_of(cuda, problem)
+    quick, calls = calls_of(cuda, problem)
     assert "cublas" in calls and (HALF in calls) == problem.symmetric
     for name, call in calls.items():
         if name == HALF:
             cuda.synchronize()
-            before = place.result()
-            got, expected, bound = judged(place, call, cuda)
+            before = quick.result()
+            got, expected, bound = judged(quick, call, cuda)
             lower = np.tril(np.ones((problem.m, problem.n), bool))
             assert (got[:, ~lower] == before[:, ~lower]).all()
             assert compare(got[:, lower], expected[:, lower], bound[:, lower]).right
         else:
-            assert compare(*judged(place, call, cuda)).right, name
+            assert compare(*judged(quick, call, cuda)).right, name
 
 
 def test_no_routine_for_what_is_no_symmetric_product_in_float32_or_float64():
-    place = ((), ())
-    assert syrk(Problem(4, 4, 4), *place) is None
-    assert syrk(Problem(4, 4, 4, "f16", True, op="syrk"), *place) is None
-    assert syrk(Problem(4, 4, 4, "f64", True, batch=3, op="syrk"), *place) is None
+    quick = ((), ())
+    assert syrk(Problem(4, 4, 4), *quick) is None
+    assert syrk(Problem(4, 4, 4, "f16", True, op="syrk"), *quick) is None
+    assert syrk(Problem(4, 4, 4, "f64", True, batch=3, op="syrk"), *quick) is None
+
+
+PACKAGE = Path(__file__).resolve().parents[2] / "pymm"
+
+#: Where a library is named for another reason: its arrays are arguments of a call, it is required.
+OTHER_REASONS = {"doctor.py", "runtime/arrays.py", "runtime/bind.py", "runtime/explain.py"}
+
+
+def test_a_new_baseline_is_one_declaration():
+    """No other module spells the name, the title or a column of one."""
+    names = set(BASELINES) | {baseline.title for baseline in BASELINES.values()}
+    names |= {f"{name}_{what}" for name in BASELINES for what in ("us", "ratio")}
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        strings = (
+            node.value
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        )
+        if names & set(strings):
+            found.add(path.relative_to(PACKAGE).as_posix())
+    assert found - OTHER_REASONS == {"measure/libraries.py"}
+
+
+def test_baselines_by_what_they_are_for():
+    assert COMPARED == ("cublas", "cublaslt", "cublas_syrk_mirror", "numpy")
+    assert GENERAL == ("cublas", "cublaslt", "numpy") and ON_REQUEST == ("triton",)
+
+
+class FakeTorch:
+    """A PyTorch without a switch between BLAS libraries."""
+
+    float32, bfloat16 = "float32", "bfloat16"
+
+    class backends:
+        class cuda:
+            class matmul:
+                allow_tf32 = None
+
+    @staticmethod
+    def as_tensor(array, device):
+        return np.asarray(array)
+
+    @staticmethod
+    def matmul(left, right, out):
+        return np.matmul(left, right, out=out)
+
+
+@pytest.mark.parametrize("dtype, tf32", [("f32", False), ("tf32", True), ("tf32x3", False)])
+def test_which_mode_a_library_is_compared_in(dtype, tf32, cpu, monkeypatch):
+    """Emulated float32 is compared with plain float32, tf32 with the library's own."""
+    quick = OperandPool(cpu).verifier(Problem(5, 4, 3))
+    monkeypatch.setitem(sys.modules, "torch", FakeTorch)
+    given = Operands(Problem(5, 4, 3, dtype), *quick.operands)
+    BASELINES["cublas"].call(given)()
+    assert FakeTorch.backends.cuda.matmul.allow_tf32 is tf32
+    assert BASELINES["cublaslt"].call(given) is None, "this PyTorch has no switch"
+    assert BASELINES[HALF].call(given) is None, "the product is not symmetric"
+    expected = reference.product(quick.problem, *quick.sources())
+    assert np.allclose(quick.result(), expected, atol=1e-5)

@@ -34,7 +34,7 @@ def short(monkeypatch):
 
 def quick(problem, spoil=None):
     machine = Machine(spoil)
-    return Workbench(machine, problem, place=OperandPool(machine).place(problem))
+    return Workbench(machine, problem, quick=OperandPool(machine).verifier(problem))
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES))
@@ -52,18 +52,18 @@ def test_a_right_stack_passes():
 
 
 def test_what_the_host_believes_is_what_the_device_has():
-    """Whole matrices, rows and columns of them, after the stretch has grown."""
+    """Whole matrices, rows and columns of them, after the buffer has grown."""
     machine = Machine()
-    arena = OperandPool(machine)
-    assert arena.place(Problem(3, 4, 5)).operands
+    pool = OperandPool(machine)
+    assert pool.verifier(Problem(3, 4, 5)).operands
     problem = Problem(23, 29, 31, batch=2)
-    matrix = arena.place(problem).operands[0]
-    stretch, shape = arena.stretch("normal", 0, problem), stored_shapes(problem)[0]
-    values = stretch.values(shape)
+    matrix = pool.verifier(problem).operands[0]
+    buffer, shape = pool.buffer("normal", 0, problem), stored_shapes(problem)[0]
+    values = buffer.values(shape)
     assert (view(matrix, problem.numpy_dtype, 23, 31, 2) == values).all()
     rows, columns = np.array([0, 22]), np.array([1, 30])
-    assert (stretch.values(shape, rows) == values[:, rows]).all()
-    assert (stretch.values(shape, None, columns) == values[:, :, columns]).all()
+    assert (buffer.values(shape, rows) == values[:, rows]).all()
+    assert (buffer.values(shape, None, columns) == values[:, :, columns]).all()
 
 
 def last_element(c, problem, matrix, beta):
@@ -150,7 +150,7 @@ def test_what_goes_wrong_now_and_then_is_looked_at_twice():
 
 def test_empty_problems_are_refused():
     with pytest.raises(ValueError, match="no element"):
-        OperandPool(Machine()).place(Problem(0, 4, 4))
+        OperandPool(Machine()).verifier(Problem(0, 4, 4))
 
 
 def poisoned(upper):

@@ -63,8 +63,8 @@ def bench_of(request, monkeypatch):
         monkeypatch.setattr(verify, "FULL_CHECK_FLOPS", -1)
 
     def bench(machine, problem=PROBLEM):
-        place = OperandPool(machine).place(problem) if request.param == "quick" else None
-        return Workbench(machine, problem, place=place)
+        quick = OperandPool(machine).verifier(problem) if request.param == "quick" else None
+        return Workbench(machine, problem, quick=quick)
 
     return bench
 
@@ -207,27 +207,27 @@ def test_operands_of_other_problems_are_made_anew(monkeypatch):
     """What a kernel hit far away is put right before the next problem begins."""
     monkeypatch.setattr(arenas, "PERIOD", 97)
     machine = Machine(lambda *_: None)
-    arena = OperandPool(machine)
-    large = arena.place(Problem(80, 80, 80)).operands[0]
-    arena.place(PROBLEM)
+    pool = OperandPool(machine)
+    large = pool.verifier(Problem(80, 80, 80)).operands[0]
+    pool.verifier(PROBLEM)
     view(moved(large, 6399, 4), REAL, 1, 1)[...] = 7
-    bench = Workbench(machine, Problem(80, 80, 80), place=arena.place(Problem(80, 80, 80)))
+    bench = Workbench(machine, Problem(80, 80, 80), quick=pool.verifier(Problem(80, 80, 80)))
     assert bench.verify(RIGHT).outcome == "ok"
 
 
 def test_stretches_know_every_number(monkeypatch):
     machine = Machine(lambda *_: None)
     pattern = np.arange(97, dtype=np.float32)
-    stretch = PeriodicBuffer(machine, pattern, 1000, guard=256)
-    assert stretch.intact()
-    matrix = stretch.matrix((1, 10, 100))
+    buffer = PeriodicBuffer(machine, pattern, 1000, guard=256)
+    assert buffer.intact()
+    matrix = buffer.matrix((1, 10, 100))
     assert (view(matrix, REAL, 10, 100).ravel() == np.resize(pattern, 1000)).all()
     for offset in (-64, -1, 0, 96, 97, 999, 1000, 1063):
         cell = view(moved(matrix, offset, 4), REAL, 1, 1)
         cell[...] += 1
-        assert not stretch.intact(), offset
-        stretch.fill()
-        assert stretch.intact()
+        assert not buffer.intact(), offset
+        buffer.fill()
+        assert buffer.intact()
 
 
 def test_guards_hold_the_highest_tile():

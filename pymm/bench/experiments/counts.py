@@ -112,7 +112,7 @@ def measure(bench: Workbench, request: Request) -> Reply:
     trials, times = [], {}
     for config in request.configs:
         found = count(bench.backend, counting(render(config, p)), p, matrices)
-        finding = bench.place.compare()
+        finding = bench.quick.compare()
         outcome = "ok" if finding.right else "wrong"
         trials.append(Trial(p, config, outcome, error=finding.error, detail=finding.detail))
         found["global_accesses"] = found["global_loads"] + found["global_stores"]

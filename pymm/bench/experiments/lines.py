@@ -134,13 +134,13 @@ class RowWriter:
         own = self.device.peak_flops.get(problem.dtype)
         if own:
             row["peak"] = f"{problem.flops / float(row['seconds']) / own:.4g}"
-        rivals = [
+        baselines = [
             statistics.median(taken)
             for name, taken in library_times(reply).items()
             if taken and (name != HALF or problem.fill != "full")
         ]
-        if rivals:
-            row["ratio"] = f"{min(rivals) / float(row['seconds']):.4g}"
+        if baselines:
+            row["ratio"] = f"{min(baselines) / float(row['seconds']):.4g}"
         return row
 
     def _resources(self, step: Step, reply: Reply) -> Iterator[Row]:

@@ -53,12 +53,12 @@ def main(arguments: Sequence[str]) -> int:
     """Launch everything once. Returns the exit status."""
     device, *named = arguments
     backend = open_device(int(device) if device.isdigit() else device)
-    arena = OperandPool(backend)
+    pool = OperandPool(backend)
     for text, slug in zip(named[::2], named[1::2], strict=True):
         problem = _problem(text)
-        place = arena.place(problem)
+        quick = pool.verifier(problem)
         executable = backend.load(render(parse_slug(slug), problem))
-        a, b, c = place.operands
+        a, b, c = quick.operands
         executable.bind(problem, 1.0, a, b, 0.0, c)()
         backend.synchronize()
     return 0

@@ -19,7 +19,7 @@ from pymm.bench.experiments.steps import RuntimeEstimate, Step
 from pymm.bench.runner import Runner
 from pymm.console import duration
 from pymm.core.errors import NoDevice
-from pymm.core.files import mend
+from pymm.core.files import drop_partial_line
 from pymm.core.inputs import rows_of, shown
 from pymm.core.problem import Problem
 from pymm.kernels.source import render
@@ -252,7 +252,7 @@ def completed_steps(path: Path) -> dict[str, list[Row]]:
     """
     if not EXPERIMENTS.begun(path):
         return {}
-    mend(path)
+    drop_partial_line(path)
     found: dict[str, list[Row]] = {}
     for row in rows_of(path, check=_countless):
         if row["schema"] == str(EXPERIMENTS.number):

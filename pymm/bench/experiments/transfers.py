@@ -34,7 +34,7 @@ def measure(bench: Workbench, request: Request) -> Reply:
     right = [trial.config for trial in reply.trials if trial.outcome == "ok"]
     if not right or bench.lost:
         return reply
-    arrays = [_rows(array) for array in (*bench.place.sources(), bench.place.result())]
+    arrays = [_rows(array) for array in (*bench.quick.sources(), bench.quick.result())]
     ways = [way for way in request.arguments if way != LOCKED]
     times = timed(bench.backend, _actions(bench, right, arrays, ways), bench.seed)
     if LOCKED in request.arguments:
