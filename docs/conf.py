@@ -21,6 +21,7 @@ myst_heading_anchors = 3
 
 # Docstrings name arguments and functions in single backticks.
 default_role = "literal"
+highlight_language = "none"
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autodoc_preserve_defaults = True

@@ -20,7 +20,7 @@ SITE = sysconfig.get_path("purelib")
 BESIDE = (".ci", "benchmarks", "docs", "examples", "reports", "tests", "tools")
 FILES = (".gitignore", "LICENSE", "MANIFEST.in", "Makefile")
 SOURCES = ("pymm", "cpu_src", "cuda_src", "tuning_configs")
-EXTRA = {"build", "PKG-INFO", "setup.cfg", "pymm.egg-info", "__pycache__"}
+EXTRA = {"_build", "build", "PKG-INFO", "setup.cfg", "pymm.egg-info", "__pycache__"}
 KINDS = {".js", ".py", ".css", ".cu", ".cuh", ".cpp", ".hpp", ".md", ".yaml"}
 
 pytestmark = pytest.mark.xdist_group("package")  # one process builds for all of them
@@ -158,10 +158,10 @@ def test_tests_of_an_sdist_run(unpacked):
     """All of them are found, and those that read the files beside the package pass."""
     pytest_ = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
     assert "tests/bench/test_results.py::" in run(*pytest_, "--collect-only", cwd=unpacked)
-    quick = ("results", "shapes", "source")
+    quick = ("bench/test_results", "core/test_shapes", "kernels/test_source")
     where = "import pymm; print(pymm.__file__)"
     assert Path(run(sys.executable, "-c", where, cwd=unpacked)).is_relative_to(unpacked)
-    told = run(*pytest_, *(f"tests/test_{name}.py" for name in quick), cwd=unpacked)
+    told = run(*pytest_, *(f"tests/{name}.py" for name in quick), cwd=unpacked)
     assert " passed" in told and "failed" not in told
 
 
