@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pymm.report.drawing import Figure
+from pymm.report.svg import Figure
 
 
 @dataclass(frozen=True)

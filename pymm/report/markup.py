@@ -1,5 +1,5 @@
-"""HTML, SVG and Markdown in which text stays text: elements are built by `tag`, which escapes all
-that is not `Markup`, and Markdown by `plain` and `spoken`.
+"""HTML and SVG in which text stays text: elements are built by `tag`, which escapes all that is not
+`Markup`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,6 @@ from pymm.core.inputs import one_line
 VOID, CLOSED = frozenset({"input", "meta"}), frozenset({"path", "rect", "use"})
 
 _IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,79}")
-
-#: What means something in Markdown wherever it stands; an underscore only beside a blank.
-_MEANT = re.compile(r"[\\`*\[\]|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-_FIRST = re.compile(r"^([#+=-]|[0-9]{1,9}(?=[.)](?:\s|$)))")
 
 
 class Markup(str):
@@ -90,36 +86,3 @@ def words(text: str) -> Markup:
     """A sentence as HTML, `code` in backquotes as such."""
     pieces = enumerate(text.split("`"))
     return joined(tag("code", piece) if place % 2 else piece for place, piece in pieces)
-
-
-# Markdown
-
-
-def plain(text: str) -> str:
-    """A text as Markdown that shows it, on one line: nothing in it is markup, HTML or a link."""
-    return _FIRST.sub(_not_first, _escaped(one_line(text).strip()))
-
-
-def spoken(text: str) -> str:
-    """A sentence as Markdown, `code` in backquotes as such."""
-    pieces = enumerate(one_line(text).strip().split("`"))
-    said = (f"`{piece}`" if place % 2 else _escaped(piece) for place, piece in pieces)
-    return _FIRST.sub(_not_first, "".join(said).replace("``", ""))
-
-
-def _escaped(text: str) -> str:
-    safe = _MEANT.sub(r"\\\g<0>", text)
-    return safe.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def _not_first(mark: re.Match[str]) -> str:
-    """A list, a title or a line would begin here."""
-    return f"{mark[0]}\\" if mark[0].isdigit() else f"\\{mark[0]}"
-
-
-def fenced(lines: Iterable[str]) -> list[str]:
-    """Lines of code as a block that none of them can end."""
-    lines = list(map(one_line, lines))
-    longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return [fence, *lines, fence]

@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import cached_property
 
 from pymm.core.problem import Problem
-from pymm.report.reading import Findings, Row
+from pymm.report.load import Findings, Row
 from pymm.tune.finals import MEDIAN_ERROR, NOISE, TIE
 
 #: A parameter's part of the variance is told from so many trials on.

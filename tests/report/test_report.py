@@ -19,9 +19,9 @@ from report_fixtures import folder, without_plots  # noqa: F401
 
 from pymm.bench import classes, kernels
 from pymm.core.problem import Problem
-from pymm.report import facts, grids, main, reading, searches, studies
+from pymm.report import load, main, searches, stats, tables
 from pymm.report.chapters import report
-from pymm.report.text import markdown
+from pymm.report.markdown import markdown
 from pymm.tune import trial_log
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +29,7 @@ SLUG = measured.SLUG
 
 
 def read(folder):
-    return reading.read_device(folder)
+    return load.read_device(folder)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def read(folder):
     ["f32-NN-1x2x3", "tf32x3-TT-4097x4097x4097", "bf16_f32-NT-8x8x8-b7", "syrk-f64-TN-5x5x2"],
 )
 def test_problems_are_read_back(slug):
-    assert reading.parse_problem(slug).slug == slug
+    assert load.parse_problem(slug).slug == slug
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_problems_are_read_back(slug):
 )
 def test_what_spells_no_problem_is_refused(slug):
     with pytest.raises(ValueError):
-        reading.parse_problem(slug)
+        load.parse_problem(slug)
 
 
 def test_every_kind_of_file_is_known(folder):
@@ -78,16 +78,16 @@ def test_means_are_those_of_the_rows(folder):
         rows = list(csv.DictReader(file))
     of = [float(r["cublas_us"]) / float(r["us"]) for r in rows if r["dtype"] == "f32"]
     expected = np.exp(np.mean(np.log(of)))
-    ratios = [d.ratio for d in facts.duels(found) if d.problem.dtype == "f32"]
-    assert facts.mean(ratios) == pytest.approx(expected, rel=1e-9)
-    assert math.isnan(facts.mean([])) and math.isnan(facts.mean([math.nan]))
+    ratios = [d.ratio for d in stats.duels(found) if d.problem.dtype == "f32"]
+    assert stats.mean(ratios) == pytest.approx(expected, rel=1e-9)
+    assert math.isnan(stats.mean([])) and math.isnan(stats.mean([math.nan]))
 
 
 def test_the_last_row_of_a_product_counts(folder):
     rows = measured.class_rows()
     again = [rows[0] | {"us": 1e6, "outcome": "ok"}]
     measured.write(folder / "classes.csv", classes.COLUMNS, rows + again)
-    duels = facts.duels(read(folder))
+    duels = stats.duels(read(folder))
     assert len(duels) == len(rows)
     assert (
         duels[-1].seconds == pytest.approx(1.0)
@@ -96,9 +96,9 @@ def test_the_last_row_of_a_product_counts(folder):
 
 
 def test_limits_come_from_the_device_or_from_the_rows(folder):
-    assert facts.peaks(read(folder))["f32"] == pytest.approx(60e3)
+    assert stats.peaks(read(folder))["f32"] == pytest.approx(60e3)
     (folder / "device.json").unlink()
-    assert facts.peaks(read(folder))["f64"] == pytest.approx(30e3, rel=1e-3)
+    assert stats.peaks(read(folder))["f64"] == pytest.approx(30e3, rel=1e-3)
 
 
 def test_a_search_is_told_as_it_went(folder):
@@ -125,24 +125,24 @@ def test_standard_error_is_that_of_medians():
     samples = generator.normal(1.0, 0.01, size=(4000, 31))
     observed = np.median(samples, axis=1).std()
     quarters = np.quantile(samples, [0.25, 0.75], axis=1)
-    told = np.mean([facts.standard_error(s, 31) for s in quarters[1] - quarters[0]])
+    told = np.mean([stats.standard_error(s, 31) for s in quarters[1] - quarters[0]])
     assert told == pytest.approx(observed, rel=0.1)
 
 
 def test_suites_are_sorted_into_their_experiments(folder):
-    found = studies.studies(read(folder))
-    assert list(found) == list(studies.EXPERIMENTS)
-    lines = studies.curves(found["o2-sizes"].of("kernel"), studies.gflops)
+    found = stats.experiments(read(folder))
+    assert list(found) == list(stats.EXPERIMENTS)
+    lines = stats.curves(found["o2-sizes"].of("kernel"), stats.gflops)
     assert list(lines)[:3] == ["pymm's choice", "cuBLAS", "cuBLASLt"]
     n, rate = max(lines["02_shared_tile"].items())
     problem = Problem(n, n, n)
     assert rate == pytest.approx(problem.flops / measured.seconds("02_shared_tile", problem) / 1e9)
-    assert "01_coalesced 8x8" in studies.curves(found["o2-blocks"].of("kernel"), studies.gflops)
+    assert "01_coalesced 8x8" in stats.curves(found["o2-blocks"].of("kernel"), stats.gflops)
 
 
 def test_shades_follow_the_ratio():
-    assert grids.shade(1.0) == 0 and grids.shade(2.0) == 1 and grids.shade(0.1) == -1
-    assert grids.shade(math.nan) is None and -1 < grids.shade(0.9) < 0
+    assert tables.shade(1.0) == 0 and tables.shade(2.0) == 1 and tables.shade(0.1) == -1
+    assert tables.shade(math.nan) is None and -1 < tables.shade(0.9) < 0
 
 
 def test_text_and_data_are_whole(folder, tmp_path, without_plots):
@@ -153,7 +153,7 @@ def test_text_and_data_are_whole(folder, tmp_path, without_plots):
         widths = {line.replace("\\|", "").count("|") for line in table.splitlines()}
         assert len(widths) == 1, table.splitlines()[0]
     data = json.loads(json.dumps(made.data, allow_nan=False))
-    assert len(data["measurements"]) == len(facts.timed(read(folder)))
+    assert len(data["measurements"]) == len(stats.timed(read(folder)))
     assert data["summary"]["types"]["f32"]["products"] == 8
 
 

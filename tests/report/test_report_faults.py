@@ -11,16 +11,15 @@ import pytest
 from report_fixtures import folder, without_plots  # noqa: F401
 
 from pymm.bench import classes, kernels
-from pymm.report import main, reading, studies
+from pymm.report import load, main, stats
 from pymm.report.chapters import report
-from pymm.report.markup import plain
-from pymm.report.text import markdown
+from pymm.report.markdown import markdown, plain
 
 SLUG = measured.SLUG
 
 
 def read(folder):
-    return reading.read_device(folder)
+    return load.read_device(folder)
 
 
 def corrupt(folder, name):
@@ -102,7 +101,7 @@ def test_counts_of_the_simulator_hold_for_every_device(folder):
     ]
     measured.write(folder / "suites.csv", measured.SUITE_COLUMNS, rows)
     found = read(folder)
-    assert "o2-counts" in studies.studies(found) and not found.notices
+    assert "o2-counts" in stats.experiments(found) and not found.notices
 
 
 def test_what_was_noted_beside_a_file_is_shown_first(folder, without_plots):
@@ -159,7 +158,7 @@ def test_what_a_file_says_cannot_become_markup(folder, without_plots):
     ]
     rows[0]["outcome"] = "ok"
     measured.write(folder / "classes.csv", classes.COLUMNS, rows)
-    from pymm.report.page import html
+    from pymm.report.html import html
 
     page = html(report(read(folder)))
     assert "<script>alert" not in page and "&lt;script&gt;alert(1)" in page

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-import html
+import html as entities
 import json
 import re
 
@@ -16,7 +16,7 @@ from report_fixtures import without_plots  # noqa: F401
 from test_report_browser import browser, open_in  # noqa: F401
 
 from pymm.bench import classes, kernels
-from pymm.report import content, drawing, main, markup, page
+from pymm.report import content, html, main, markup, svg
 from pymm.tune import trial_log
 
 #: Each ends what it stands in: an element, an attribute, a style, a formula, a cell, code.
@@ -152,7 +152,7 @@ def test_markdown_of_data_is_text(written):
     assert "head" not in heads
     shown = "".join(token.content for token in everything if token.type in ("text", "code_inline"))
     for hurt in HURTS:
-        assert f"plan(){' '.join(hurt.split())}" in html.unescape(shown)
+        assert f"plan(){' '.join(hurt.split())}" in entities.unescape(shown)
 
 
 def test_the_picture_is_one_whole_drawing(written):
@@ -197,7 +197,7 @@ def test_markup_escapes_what_is_not_markup():
     assert markup.joined([piece, "&\x00\x1b"]) == f"{piece}&amp;\ufffd\ufffd"
     with pytest.raises(ValueError):
         markup.sheet("style", "a</style>")
-    cell = page._cell(content.Cell('<i>"', 1.0, 1.0), True)
+    cell = html._cell(content.Cell('<i>"', 1.0, 1.0), True)
     assert cell == '<td class="n" data-v="1" data-s="4">&lt;i&gt;&quot;</td>'
 
 
@@ -218,7 +218,7 @@ def test_drawings_keep_what_names_say():
         axes.set_yticks(range(len(names)), names)
         figure.legend(loc="outside lower center")
 
-    figure = drawing.draw('a "name"', "T", "W", plot)
+    figure = svg.draw('a "name"', "T", "W", plot)
     tags = "".join(re.findall("<[^>]*>", figure.svg))
     assert tags.count("<text") > len(names) and " style=" not in tags
     for name in names:

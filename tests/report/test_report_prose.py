@@ -13,19 +13,9 @@ from report_fixtures import folder, without_plots  # noqa: F401
 
 from pymm.bench import classes
 from pymm.bench.experiments.declaration import COLUMNS as SUITE_COLUMNS
-from pymm.report import (
-    content,
-    curves,
-    drawing,
-    facts,
-    grids,
-    listing_studies,
-    reading,
-    searches,
-    studies,
-)
+from pymm.report import content, load, searches, stats, svg, tables, tables_experiments
 from pymm.report.chapters import report
-from pymm.report.telling import told
+from pymm.report.prose import told
 from pymm.tune import trial_log
 
 
@@ -38,13 +28,13 @@ def rewrite(folder, keep):
 
 
 def chapters(folder):
-    return {chapter.name: chapter for chapter in report(reading.read_device(folder)).chapters}
+    return {chapter.name: chapter for chapter in report(load.read_device(folder)).chapters}
 
 
 def test_every_experiment_is_told(folder):
-    found = reading.read_device(folder)
-    for name, study in studies.studies(found).items():
-        assert told(study, facts.peaks(found)).endswith("."), name
+    found = load.read_device(folder)
+    for name, experiment in stats.experiments(found).items():
+        assert told(experiment).endswith("."), name
 
 
 def test_what_is_told_is_what_the_rows_say(folder):
@@ -60,8 +50,8 @@ def test_what_is_told_is_what_the_rows_say(folder):
         if (r["suite"], r["variant"], r["quantity"]) == ("o2-sizes", "chosen", "kernel")
     ]
     ratios = np.array([float(r["ratio"]) for r in own])
-    found = reading.read_device(folder)
-    said = told(studies.studies(found)["o2-sizes"], facts.peaks(found))
+    found = load.read_device(folder)
+    said = told(stats.experiments(found)["o2-sizes"])
     best = max(own, key=lambda r: float(r["gflops"]))
     part = float(best["gflops"]) / 60e3
     assert f"{content.rate(float(best['gflops']))} at N = {best['n']}, {part:.0%} of" in said
@@ -72,7 +62,7 @@ def test_what_is_told_is_what_the_rows_say(folder):
 
 def test_what_was_measured_again_counts_once(folder):
     """With another kernel chosen the step is another: the old one's rows are history."""
-    before = studies.studies(reading.read_device(folder))["o2-sizes"]
+    before = stats.experiments(load.read_device(folder))["o2-sizes"]
 
     def again(row):
         return row | {"step": row["step"] + "-again", "name": "05_pipelined"}
@@ -80,7 +70,7 @@ def test_what_was_measured_again_counts_once(folder):
     chosen = [dict(row.cells) for row in before.rows if row.text("variant") == "chosen"]
     rows = rewrite(folder, lambda row: row) + [again(row) for row in chosen]
     measured.write(folder / "suites.csv", SUITE_COLUMNS, rows)
-    after = studies.studies(reading.read_device(folder))["o2-sizes"]
+    after = stats.experiments(load.read_device(folder))["o2-sizes"]
     assert {row.text("name") for row in after.rows} == {"05_pipelined"}
     assert len(after.of("kernel")) == len({row.problem for row in before.of("kernel")})
 
@@ -144,7 +134,7 @@ def test_symmetric_products_stand_beside_the_whole_product(folder, without_plots
         "ratio": 1.1,
     }
     measured.write(folder / "classes.csv", classes.COLUMNS, [*measured.class_rows(), row])
-    table = grids.beside_whole(facts.duels(reading.read_device(folder)))
+    table = tables.beside_whole(stats.duels(load.read_device(folder)))
     assert [cell.text for cell in table.rows[0].values()] == ["syrk-large", "1.90", ""]
 
 
@@ -152,7 +142,7 @@ def test_curves_keep_their_series():
     names = [
         "04_transposed_a",
         "cuBLASLt",
-        studies.CHOICE,
+        stats.CHOICE,
         "00_naive",
         "cuBLAS",
         "sequential",
@@ -161,11 +151,11 @@ def test_curves_keep_their_series():
         "02_shared_tile",
         "03_register_tile",
     ]
-    places = curves.slots(names)
-    assert [places[name] for name in (studies.CHOICE, "cuBLAS", "cuBLASLt")] == [0, 1, 2]
-    looks = {tuple(map(str, drawing.series(place).values())) for place in places.values()}
+    places = svg.slots(names)
+    assert [places[name] for name in (stats.CHOICE, "cuBLAS", "cuBLASLt")] == [0, 1, 2]
+    looks = {tuple(map(str, svg.series(place).values())) for place in places.values()}
     assert len(looks) == len(names)
-    assert all(places[name] == curves.slots(names)[name] for name in names[3:])
+    assert all(places[name] == svg.slots(names)[name] for name in names[3:])
 
 
 def test_what_may_be_noise_is_no_gain(folder):
@@ -173,7 +163,7 @@ def test_what_may_be_noise_is_no_gain(folder):
     rows = measured.trials()
     rows[-1] |= {"spread": 4.0, "repeats": 9}
     measured.write(folder / "tuning.csv", trial_log.COLUMNS, rows)
-    (search,) = searches.searches(reading.read_device(folder))
+    (search,) = searches.searches(load.read_device(folder))
     assert search.gain == 1.0 and search.best.text("config") == "pipelined-MB32-NB32"
 
 
@@ -182,7 +172,7 @@ def test_a_break_is_no_part_of_a_search(folder):
     for row in rows[20:]:
         row["time"] = row["time"].replace("T17:", "T18:")
     measured.write(folder / "tuning.csv", trial_log.COLUMNS, rows)
-    (search,) = searches.searches(reading.read_device(folder))
+    (search,) = searches.searches(load.read_device(folder))
     assert search.progress[-1][:2] == (41, 39.0)
 
 
@@ -198,5 +188,5 @@ def test_a_break_is_no_part_of_a_search(folder):
     ],
 )
 def test_quantities_are_told_in_one_unit(quantity, value, unit, text):
-    row = reading.Row("suites", "f", {"quantity": quantity, "value": value, "unit": unit})
-    assert listing_studies._number(row).text == text
+    row = load.Row("suites", "f", {"quantity": quantity, "value": value, "unit": unit})
+    assert tables_experiments._number(row).text == text

@@ -19,8 +19,8 @@ from pymm.measure.precompile import Precompiler, compilers_beside
 from pymm.measure.workbench import Trial
 from pymm.measure.worker import Request, Site, Worker, WorkerFailed, time_limit
 from pymm.report.content import duration
-from pymm.report.facts import OWN, standard_error
-from pymm.report.kept import Figures, Kept, label, load
+from pymm.report.export import Figures, Kept, label, load
+from pymm.report.stats import OWN, standard_error
 
 #: By how much a run may differ from another of the same program, besides the noise within each.
 TOLERANCE = 0.05

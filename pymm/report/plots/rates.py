@@ -7,29 +7,44 @@ from collections.abc import Sequence
 from typing import Any
 
 from pymm.report.content import rate
-from pymm.report.curves import Axes, figure, scaled
-from pymm.report.drawing import Figure, colour, draw
-from pymm.report.facts import OWN, RIVALS, Duel, Extreme, Timed, mean, written
-from pymm.report.grids import kind_of
-from pymm.report.studies import CHOICE, Curves, ordered
+from pymm.report.load import Findings
+from pymm.report.stats import (
+    CHOICE,
+    OWN,
+    RIVALS,
+    Curves,
+    Timed,
+    comparisons,
+    device_name,
+    extremes,
+    kind_of,
+    mean,
+    opponent_name,
+    ordered,
+    peaks,
+    timed,
+    written,
+)
+from pymm.report.svg import Axes, Figure, colour, draw, figure, scaled
 
 #: Fewer sizes than this make no curve.
 CURVE = 3
 
 
-def glance(extremes: Sequence[Extreme], device: str) -> list[Figure]:
+def highest(findings: Findings) -> list[Figure]:
     """The highest rate of each type as a part of what the device can do at most."""
-    if not extremes:
+    found = extremes(findings)
+    if not found:
         return []
 
     def plot(figure: Any, axes: Any) -> None:
-        places = range(len(extremes))
-        parts = [100 * e.own.gflops / e.peak for e in extremes]
+        places = range(len(found))
+        parts = [100 * e.own.gflops / e.peak for e in found]
         axes.barh(places, parts, height=0.62, color=colour("series-0"), label=OWN)
-        rivals = [(i, e.rival) for i, e in enumerate(extremes) if e.rival]
+        rivals = [(i, e.rival) for i, e in enumerate(found) if e.rival]
         for name in dict.fromkeys(_family(rival.who) for _, rival in rivals):
             at = [(i, r) for i, r in rivals if _family(r.who) == name]
-            rates = [100 * r.gflops / extremes[i].peak for i, r in at]
+            rates = [100 * r.gflops / found[i].peak for i, r in at]
             axes.plot(
                 rates,
                 [i for i, _ in at],
@@ -40,36 +55,37 @@ def glance(extremes: Sequence[Extreme], device: str) -> list[Figure]:
                 markeredgecolor=colour("paper"),
                 label=name,
             )
-        for place, e in zip(places, extremes, strict=True):
+        for place, e in zip(places, found, strict=True):
             axes.text(2, place, rate(e.own.gflops), va="center", color=colour("paper"), fontsize=9)
         axes.axvline(100, color=colour("ink"), linestyle="--", linewidth=1.2)
-        axes.set_yticks(places, [e.dtype for e in extremes])
-        axes.set(xlim=(0, 104), xlabel="% of the device's limit", ylim=(len(extremes) - 0.5, -0.5))
+        axes.set_yticks(places, [e.dtype for e in found])
+        axes.set(xlim=(0, 104), xlabel="% of the device's limit", ylim=(len(found) - 0.5, -0.5))
         axes.grid(axis="y", visible=False)
         figure.legend(loc="outside lower center", ncols=3)
 
     words = (
-        f"The highest rate of each type on {device}, in FLOP/s, as a part of the device's "
-        "limit (dashed)."
+        f"The highest rate of each type on {device_name(findings)}, in FLOP/s, as a part of the "
+        "device's limit (dashed)."
     )
-    return [draw("glance", "How close to the limit", words, plot, 110 + 26 * len(extremes))]
+    return [draw("glance", "How close to the limit", words, plot, 110 + 26 * len(found))]
 
 
-def beside(duels: Sequence[Duel], opponent: str) -> list[Figure]:
+def ratios(findings: Findings) -> list[Figure]:
     """The ratio of every product, type by type, and their geometric means."""
+    opponent = opponent_name(findings)
     kinds: dict[str, list[float]] = {}
-    for duel in duels:
+    for duel in (duel for duel in comparisons(findings) if duel.ratio > 0):
         kinds.setdefault(kind_of(duel.problem), []).append(duel.ratio)
     if not kinds:
         return []
-    everything = [ratio for ratios in kinds.values() for ratio in ratios]
+    everything = [ratio for values in kinds.values() for ratio in values]
 
     def plot(figure: Any, axes: Any) -> None:
-        for place, ratios in enumerate(kinds.values()):
-            ratios = sorted(ratios)
-            heights = [place + 0.26 * ((7 * i % 11) / 5 - 1) for i in range(len(ratios))]
+        for place, values in enumerate(kinds.values()):
+            values = sorted(values)
+            heights = [place + 0.26 * ((7 * i % 11) / 5 - 1) for i in range(len(values))]
             axes.plot(
-                ratios,
+                values,
                 heights,
                 linestyle="",
                 marker="o",
@@ -79,7 +95,7 @@ def beside(duels: Sequence[Duel], opponent: str) -> list[Figure]:
                 label="a product" if not place else None,
             )
         axes.plot(
-            [mean(ratios) for ratios in kinds.values()],
+            [mean(values) for values in kinds.values()],
             range(len(kinds)),
             linestyle="",
             marker="D",
@@ -112,11 +128,12 @@ def _family(library: str) -> str:
     return "cuBLAS" if library.startswith("cublas") else written(library)
 
 
-def ladder(everything: Sequence[Timed], peaks: dict[str, float]) -> list[Figure]:
+def ladder(findings: Findings) -> list[Figure]:
     """Every rung on the largest square on which most rungs were measured, type by type."""
-    found = []
+    everything = [t for t in timed(findings) if t.row.kind == "bench"]
+    limits, found = peaks(findings), []
     for dtype in dict.fromkeys(t.problem.dtype for t in everything):
-        at = [t for t in everything if t.problem.dtype == dtype and t.row.kind == "bench"]
+        at = [t for t in everything if t.problem.dtype == dtype]
         rungs: dict[object, set[str]] = {}
         for t in at:
             if t.who == OWN and t.square and t.problem.layout == "NN":
@@ -125,7 +142,7 @@ def ladder(everything: Sequence[Timed], peaks: dict[str, float]) -> list[Figure]
             problem = max(rungs, key=lambda p: (len(rungs[p]), p.n))
             if len(rungs[problem]) >= 2:
                 at = [t for t in at if t.problem == problem]
-                found.append(_ladder(at, problem.n, dtype, peaks.get(dtype)))
+                found.append(_ladder(at, problem.n, dtype, limits.get(dtype)))
     return found
 
 
@@ -165,11 +182,13 @@ def _ladder(at: Sequence[Timed], n: int, dtype: str, peak: float | None) -> Figu
     return draw(f"ladder-{dtype}", f"The ladder, {dtype}", words, plot, 130 + 18 * len(rungs))
 
 
-def curves(everything: Sequence[Timed], peaks: dict[str, float]) -> list[Figure]:
+def against_size(findings: Findings) -> list[Figure]:
     """Rate of squares against N, type by type: what `matmul` chooses, each rung's best, the
     libraries, the limit.
     """
     found = []
+    limits, measured = peaks(findings), timed(findings)
+    everything = [t for t in measured if t.row.kind in ("classes", "bench")]
     squares = [t for t in everything if t.square and t.problem.layout == "NN"]
     for dtype in dict.fromkeys(t.problem.dtype for t in squares):
         lines = _lines([t for t in squares if t.problem.dtype == dtype])
@@ -177,7 +196,7 @@ def curves(everything: Sequence[Timed], peaks: dict[str, float]) -> list[Figure]
         if not any(name not in map(written, RIVALS) for name in lines):
             continue
         lines, unit, scale = scaled(lines)
-        limit = peaks[dtype] / scale if dtype in peaks else None
+        limit = limits[dtype] / scale if dtype in limits else None
         axes = Axes(f"m = n = k, {dtype}", unit, "binary", limit=limit)
         words = f"Rate of square products, {dtype}; marks beside a curve are sizes with remainders."
         found.append(figure(f"curve-{dtype}", f"Rate against size, {dtype}", words, lines, axes))

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pymm.report.content import rate
-from pymm.report.drawing import Figure, colour, decades, draw, series
-from pymm.report.facts import OWN, RIVALS, Timed
-from pymm.report.reading import Row
+from pymm.report.load import Findings, Row
+from pymm.report.stats import OWN, RIVALS, Timed, class_rows, peaks, timed
+from pymm.report.svg import Figure, colour, decades, draw, series
 
 #: Shortest product whose power is told: that of a shorter one is the flush's as much as its own.
 SECONDS = 0.2e-3
@@ -27,17 +27,14 @@ def tidy(axes: Any) -> None:
     decades(axes.yaxis)
 
 
-def rooflines(
-    everything: Sequence[Timed], peaks: dict[str, float], bandwidth: float
-) -> list[Figure]:
-    """Rate against operations for each byte that must be moved, type by type. `bandwidth` in
-    bytes per second, 0 if it is not known.
-    """
-    found = []
+def rooflines(findings: Findings) -> list[Figure]:
+    """Rate against operations for each byte that must be moved, type by type."""
+    everything, limits, found = timed(findings), peaks(findings), []
+    bandwidth = float(findings.device.get("bandwidth") or 0)  # 0: not known
     for dtype in dict.fromkeys(t.problem.dtype for t in everything):
         at = [t for t in everything if t.problem.dtype == dtype and t.problem.bytes]
-        if dtype in peaks and len({t.problem for t in at}) >= 2:
-            found.append(_roofline(at, dtype, peaks[dtype], bandwidth))
+        if dtype in limits and len({t.problem for t in at}) >= 2:
+            found.append(_roofline(at, dtype, limits[dtype], bandwidth))
     return found
 
 
@@ -102,9 +99,10 @@ def apart(points: Iterable[Point]) -> list[Point]:
     return list(places.values())
 
 
-def energy(rows: Sequence[Row]) -> list[Figure]:
+def energy(findings: Findings) -> list[Figure]:
     """Power while a product runs over and over, and operations for each joule, by type."""
-    at = [r for r in rows if r.sound and r.seconds >= SECONDS and r.number("power_w") > 0]
+    rows = [row for row in class_rows(findings) if row.sound and row.seconds >= SECONDS]
+    at = [row for row in rows if row.number("power_w") > 0]
     names = list(dict.fromkeys(r.problem.dtype for r in at))
     if not names:
         return []
@@ -140,9 +138,10 @@ def energy(rows: Sequence[Row]) -> list[Figure]:
     ]
 
 
-def errors(rows: Sequence[Row]) -> list[Figure]:
+def errors(findings: Findings) -> list[Figure]:
     """Largest deviation from float64 as a part of its bound, against k; and its typical size."""
-    at = [r for r in rows if r.sound and r.number("error") > 0 and r.problem.k > 0]
+    rows = [row for row in class_rows(findings) if row.sound]
+    at = [row for row in rows if row.number("error") > 0 and row.problem.k > 0]
     if not at:
         return []
     names = list(dict.fromkeys(r.problem.dtype for r in at))

@@ -15,7 +15,7 @@ from pymm.core.problem import Problem
 from pymm.kernels import find_kernel
 from pymm.kernels.source import kernel_digest
 from pymm.measure.workbench import Trial
-from pymm.report import again, comparing, kept, main
+from pymm.report import compare, export, main, verify
 
 
 @pytest.fixture
@@ -25,8 +25,8 @@ def without_plots(monkeypatch):
 
 def pair(first, second, **more):
     """The pair of two measurements of the same contestant."""
-    return comparing.pairs(
-        kept.kept(data(ENTRY | first), "a"), kept.kept(data(ENTRY | second, **more), "b")
+    return compare.pairs(
+        export.kept(data(ENTRY | first), "a"), export.kept(data(ENTRY | second, **more), "b")
     )[0][0]
 
 
@@ -51,12 +51,12 @@ def test_noise_between_runs_is_read_off_the_libraries():
             {"problem": f"f32-NN-{n}x8x8", "who": "cublas", "seconds": 1e-4 * factor}
             for n, factor in enumerate(factors, 1)
         ]
-        return kept.kept(data(ENTRY, *rows), "run")
+        return export.kept(data(ENTRY, *rows), "run")
 
     still, shaky = [1.0] * 10, [1.0, 1.05] * 5
-    assert comparing.pairs(run(still), run(still))[1] == 0.01
-    assert 0.05 < comparing.pairs(run(still), run(shaky))[1] < 0.08
-    assert comparing.pairs(run(still[:3]), run(shaky[:3]))[1] == comparing.BETWEEN
+    assert compare.pairs(run(still), run(still))[1] == 0.01
+    assert 0.05 < compare.pairs(run(still), run(shaky))[1] < 0.08
+    assert compare.pairs(run(still[:3]), run(shaky[:3]))[1] == compare.BETWEEN
 
 
 def test_what_matmul_chooses_is_compared_whichever_kernel_it_is():
@@ -102,19 +102,19 @@ def test_what_is_no_report_is_refused(tmp_path, capsys, text, words):
     path = tmp_path / "report.json"
     path.write_text(text)
     with pytest.raises(ValueError, match="report"):
-        kept.load(path)
+        export.load(path)
     with pytest.raises(SystemExit) as stop:
         door.main(["verify", str(path)])
     assert stop.value.code == 2 and words in capsys.readouterr().err
 
 
 def finding(seconds, spread=0.0, outcome="ok", tolerance=0.05):
-    then = kept.kept(data(ENTRY), "then").figures[0]
+    then = export.kept(data(ENTRY), "then").figures[0]
     kernel = find_kernel("reordered", "cpu")
     config = kernel.config(dict(kernel.default))
     times = (seconds,) * 25 if seconds else ()
     trial = Trial(Problem(64, 64, 64), config, outcome, seconds=seconds, spread=spread, times=times)
-    return again.Finding(then, trial, tolerance)
+    return verify.Finding(then, trial, tolerance)
 
 
 def test_a_finding_agrees_within_tolerance_and_noise():
@@ -136,7 +136,7 @@ def test_measurements_of_changed_texts_are_left_out():
         ENTRY | {"config": "gone-MB1", "variant": "other"},
         {"problem": "f32-NN-64x64x64", "who": "numpy", "seconds": 1},
     ]
-    found, changed = again.eligible(kept.kept(data(*entries), "report"), "cpu")
+    found, changed = verify.eligible(export.kept(data(*entries), "report"), "cpu")
     assert len(found) == 1 and changed == 2
 
 

@@ -5,26 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from pymm.report.chapters_studies import ORIGINS
 from pymm.report.content import rate
-from pymm.report.facts import OWN, device_name, opponent_name, peaks, timed, written
-from pymm.report.reading import ANYWHERE, Findings, Row
-from pymm.report.studies import studies
-
-
-def measurable(findings: Findings) -> dict[str, bool]:
-    """What a report can have, and whether this one does, by its rows."""
-    found = studies(findings)
-    of_gpus = {"what a call costs": bool(findings.of("calls"))}
-    origin = {title: any(name in found for name in names) for _, title, _, names in ORIGINS}
-    return {
-        f"products beside {opponent_name(findings)}": bool(findings.of("classes")),
-        "the ladder": bool(findings.of("bench")),
-        "searches": bool(findings.of("trials")),
-        **origin,
-        "shapes never tuned": bool(findings.of("unseen")),
-        **({} if findings.device.get("cores") else of_gpus),
-    }
+from pymm.report.load import ANYWHERE, Findings, Row
+from pymm.report.stats import OWN, device_name, peaks, timed, written
 
 
 def environment(findings: Findings) -> list[tuple[str, str]]:
@@ -73,6 +56,13 @@ def class_commands(findings: Findings) -> list[str]:
     csv = f"{_device(findings)} --csv {findings.place}/classes.csv"
     symmetric = "syrk-large,syrk-small"
     return [f"python -m pymm.bench --classes {name}{csv}" for name in ("all", symmetric)]
+
+
+def suite_command(findings: Findings, name: str) -> str:
+    """The line that measures an experiment into the files that this page is made of."""
+    types = " --dtypes f64,f32" if name == "o3" else ""
+    csv = f"{_device(findings)} --csv {findings.place}/suites.csv"
+    return f"python -m pymm.bench --suite {name}{types}{csv}"
 
 
 def lacking(commands: Sequence[str], what: str = "Not measured here yet") -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
@@ -28,7 +29,6 @@ from pymm.core.inputs import (
     text_field,
 )
 from pymm.core.problem import DTYPES, Problem
-from pymm.report.describing import NAME
 from pymm.selection import store
 from pymm.selection.records import Record, StoreError
 from pymm.tune import trial_log
@@ -379,3 +379,29 @@ def _peaks_field(value: object) -> dict[str, float]:
     if not isinstance(value, dict) or not set(value) <= set(DTYPES):
         raise ValueError(f"peak_flops is {shown(value)}, not rates by type ({', '.join(DTYPES)})")
     return {name: number_field(rate, f"peak_flops of {name}") for name, rate in value.items()}
+
+
+NAME = "device.json"
+
+
+def facts_of(device: Device) -> dict[str, object]:
+    """Name, size and limits: rates in operations and bytes per second, sizes in bytes."""
+    facts: dict[str, object] = {"name": device.name, "slug": device.slug, "kind": device.kind}
+    if device.kind == "cpu":
+        facts |= {"cores": device.sms, "vector_bytes": device.vector_bytes}
+    else:
+        major, minor = device.capability
+        facts |= {"capability": f"{major}.{minor}", "sms": device.sms}
+    limits = {name: getattr(device, name) for name in ("clock_hz", "bandwidth", "l2_bytes")}
+    facts |= {name: value for name, value in limits.items() if value}
+    return facts | {
+        "peak_flops": {name: float(f"{v:.6g}") for name, v in device.peak_flops.items()}
+    }
+
+
+def describe(device: Device, results: Path) -> Path:
+    """Write the facts of `device` into its folder of `results`, and return the file's path."""
+    path = results / device.slug / NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(facts_of(device), indent=1) + "\n", encoding="utf-8")
+    return path

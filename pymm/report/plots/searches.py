@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from pymm.kernels import KERNELS
-from pymm.report.drawing import HEIGHT, Figure, colour, decades, draw, series
-from pymm.report.searches import Search, longest, parameters
+from pymm.report.load import Findings
+from pymm.report.searches import Search, longest, parameters, searches
+from pymm.report.svg import HEIGHT, Figure, colour, decades, draw, series
 
 #: Searches whose progress is drawn, and of these how many in detail.
 DRAWN, DETAILED = 6, 3
@@ -40,9 +40,9 @@ STEPS = (
 )
 
 
-def gains(found: Sequence[Search]) -> list[Figure]:
+def gains(findings: Findings) -> list[Figure]:
     """How many searches gained how much: default's time / winner's."""
-    ratios = [search.gain for search in found if search.gain == search.gain]
+    ratios = [search.gain for search in searches(findings) if search.gain == search.gain]
     if len(ratios) < 2:
         return []
     ends = [0.0, *(end for end, _ in STEPS)]
@@ -74,9 +74,9 @@ def gains(found: Sequence[Search]) -> list[Figure]:
     return [draw("gains", "What tuning gained", words, plot, 220)]
 
 
-def progress(found: Sequence[Search]) -> list[Figure]:
+def progress(findings: Findings) -> list[Figure]:
     """Best time so far as a part of the search's best, against evaluations and seconds."""
-    shown = longest(found, DRAWN)
+    shown = longest(searches(findings), DRAWN)
     if not shown:
         return []
 
@@ -116,10 +116,10 @@ def progress(found: Sequence[Search]) -> list[Figure]:
     ]
 
 
-def outcomes(found: Sequence[Search]) -> list[Figure]:
+def outcomes(findings: Findings) -> list[Figure]:
     """How trials ended, kernel by kernel."""
     counts: dict[str, dict[str, int]] = {}
-    for search in found:
+    for search in searches(findings):
         of = counts.setdefault(search.kernel, {})
         for name, count in search.outcomes.items():
             of[name] = of.get(name, 0) + count
@@ -154,9 +154,14 @@ def outcomes(found: Sequence[Search]) -> list[Figure]:
     return [draw("outcomes", "How trials ended", words, plot, height)]
 
 
-def importances(found: Sequence[Search]) -> list[Figure]:
+def importances(findings: Findings) -> list[Figure]:
     """Which parameters explain how long trials took, in the longest searches."""
-    return [_importance(search) for search in longest(found, DETAILED) if search.importance]
+    return [_importance(search) for search in _detailed(findings)]
+
+
+def _detailed(findings: Findings) -> list[Search]:
+    """The longest searches of enough trials to tell which parameters count."""
+    return [search for search in longest(searches(findings), DETAILED) if search.importance]
 
 
 def _importance(search: Search) -> Figure:
@@ -185,9 +190,9 @@ def _importance(search: Search) -> Figure:
     )
 
 
-def slices(found: Sequence[Search]) -> list[Figure]:
+def slices(findings: Findings) -> list[Figure]:
     """Every trial of the longest searches over each parameter that counts most."""
-    return [_slices(search) for search in longest(found, DETAILED) if search.importance]
+    return [_slices(search) for search in _detailed(findings)]
 
 
 def _slices(search: Search) -> Figure:

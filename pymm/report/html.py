@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from importlib.resources import files
 
 from pymm.report.content import Cell, Chapter, Report, Table
-from pymm.report.drawing import STROKES, Figure, rules_of, style_sheet
 from pymm.report.markup import Markup, digest, element, identifier, joined, sheet, tag, words
+from pymm.report.svg import STROKES, Figure, rules_of, style_sheet
 
 #: Steps of the colours of a grid on either side of 0.
 STEPS = 4

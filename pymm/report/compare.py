@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pymm.report.content import Cell, Chapter, Report, Table, Tile, duration, rate
-from pymm.report.drawing import HEIGHT, Figure, NoPlots, colour, draw
-from pymm.report.facts import OWN, mean
-from pymm.report.grids import ratio_cell
-from pymm.report.kept import Figures, Kept, label
-from pymm.report.listing import of_problem, span
+from pymm.report.export import Figures, Kept, label
+from pymm.report.stats import OWN, mean
+from pymm.report.svg import HEIGHT, Figure, NoPlots, colour, draw
+from pymm.report.tables import of_problem, ratio_cell, span
 
 #: By how much two runs of the same program on the same device may differ besides the noise within
 #: each, unless more libraries than `ENOUGH`, which stay the same, tell it from these two runs.

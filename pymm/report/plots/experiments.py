@@ -6,17 +6,16 @@ import math
 from typing import Any
 
 from pymm.report.content import significant
-from pymm.report.curves import Axes, figure, scaled
-from pymm.report.drawing import Figure, colour, draw, plain
-from pymm.report.studies import TRANSFERS, Curves, Study, contestant, curves, gflops, ordered
+from pymm.report.stats import TRANSFERS, Curves, Experiment, contestant, curves, gflops, ordered
+from pymm.report.svg import Axes, Figure, colour, draw, figure, plain, scaled
 
 #: The parts of a journey, in turn, with the role of each colour.
 PARTS = {"to_device": "series-2", "kernel": "series-0", "to_host": "series-4"}
 
 
-def simple_and_tiled(study: Study) -> list[Figure]:
+def simple_and_tiled(experiment: Experiment) -> list[Figure]:
     """O1: time against the size."""
-    lines = curves(study.of("kernel"), lambda row: row.seconds * 1e3)
+    lines = curves(experiment.of("kernel"), lambda row: row.seconds * 1e3)
     if not lines:
         return []
     words = "Time of one product on the device: each thread reads all it needs, or by way of tiles."
@@ -42,12 +41,12 @@ def _gains(lines: Curves) -> Curves:
     }
 
 
-def totals(study: Study) -> list[Figure]:
+def totals(experiment: Experiment) -> list[Figure]:
     """O2 a: the time with transfers, of which the kernel takes its part."""
     found = []
-    for name in dict.fromkeys(contestant(row) for row in study.of("total")):
-        totals = [row for row in study.of("total") if contestant(row) == name]
-        kernels = {r.problem: r.seconds for r in study.of("kernel") if contestant(r) == name}
+    for name in dict.fromkeys(contestant(row) for row in experiment.of("total")):
+        totals = [row for row in experiment.of("total") if contestant(row) == name]
+        kernels = {r.problem: r.seconds for r in experiment.of("kernel") if contestant(r) == name}
         sizes = sorted({row.problem.n for row in totals})
         bars = [
             (n, way, row.seconds, kernels.get(row.problem, 0.0))
@@ -92,17 +91,17 @@ def _totals(name: str, bars: list[tuple[int, str, float, float]]) -> Figure:
     return draw(f"total-{name}", f"With transfers: {name}", words, plot, 100 + 17 * len(bars))
 
 
-def splits(study: Study) -> list[Figure]:
+def splits(experiment: Experiment) -> list[Figure]:
     """O2 b: to the device, kernel, to the host, stacked, for each contestant."""
     copies = {
         (r.problem, r.text("transfer"), r.text("quantity")): r.seconds
         for quantity in ("to_device", "to_host")
-        for r in study.of(quantity)
+        for r in experiment.of(quantity)
     }
     found = []
-    for name in dict.fromkeys(contestant(row) for row in study.of("kernel")):
+    for name in dict.fromkeys(contestant(row) for row in experiment.of("kernel")):
         bars = []
-        for row in sorted(study.of("kernel"), key=lambda r: r.problem.n):
+        for row in sorted(experiment.of("kernel"), key=lambda r: r.problem.n):
             for way in TRANSFERS:
                 parts = [
                     copies.get((row.problem, way, "to_device")),
@@ -139,19 +138,19 @@ def _split(name: str, bars: list[tuple[str, list[float]]]) -> Figure:
     return draw(f"split-{name}", f"Where the time goes: {name}", words, plot, 100 + 17 * len(bars))
 
 
-def sizes(study: Study, peaks: dict[str, float]) -> list[Figure]:
+def sizes(experiment: Experiment) -> list[Figure]:
     """O2 c: rate against N, of the kernel alone and with its transfers."""
     found = []
-    for dtype in study.dtypes:
-        alone = curves(study.of("kernel", dtype), gflops)
+    for dtype in experiment.dtypes:
+        alone = curves(experiment.of("kernel", dtype), gflops)
         if alone:
             lines, unit, scale = scaled(alone)
-            limit = peaks[dtype] / scale if dtype in peaks else None
+            limit = experiment.peaks[dtype] / scale if dtype in experiment.peaks else None
             axes = Axes(f"m = n = k, {dtype}", unit, limit=limit)
             words = "Rate of the kernels alone, at multiples of 32."
             found.append(figure(f"sizes-{dtype}", "Rate against size", words, lines, axes))
         for way in TRANSFERS:
-            total = curves(study.of("total", dtype, way), gflops)
+            total = curves(experiment.of("total", dtype, way), gflops)
             if total:
                 words = (
                     f"Rate of the whole, transfers of A, B and C included, {TRANSFERS[way]}: they "
@@ -163,11 +162,11 @@ def sizes(study: Study, peaks: dict[str, float]) -> list[Figure]:
     return found
 
 
-def remainders(study: Study) -> list[Figure]:
+def remainders(experiment: Experiment) -> list[Figure]:
     """O2 d: every N from 1000 to 1100."""
     found = []
-    for dtype in study.dtypes:
-        lines = curves(study.of("kernel", dtype), gflops)
+    for dtype in experiment.dtypes:
+        lines = curves(experiment.of("kernel", dtype), gflops)
         rungs = {name: line for name, line in lines.items() if name[:1].isdigit()}
         shown = [("teeth", "Remainders", lines)] if lines else []
         if 1 < len(rungs) < len(lines):
@@ -180,9 +179,9 @@ def remainders(study: Study) -> list[Figure]:
     return found
 
 
-def blocks(study: Study) -> list[Figure]:
+def blocks(experiment: Experiment) -> list[Figure]:
     """O2 e: blocks of 8 x 8, 16 x 16 and 32 x 32 threads."""
-    lines = curves(study.of("kernel"), gflops)
+    lines = curves(experiment.of("kernel"), gflops)
     if not lines:
         return []
     lines, unit, _ = scaled(lines)
@@ -191,17 +190,17 @@ def blocks(study: Study) -> list[Figure]:
     return [figure("blocks", "Block sizes", words, lines, axes)]
 
 
-def transposed(study: Study, peaks: dict[str, float]) -> list[Figure]:
+def transposed(experiment: Experiment) -> list[Figure]:
     """O3: A^T A, of square A and of flat A."""
     found = []
     kinds = {"of N x N": lambda p: p.k == p.n, "of N/2 x N": lambda p: p.k != p.n}
-    shown = [(dtype, *kind) for dtype in study.dtypes for kind in enumerate(kinds.items())]
+    shown = [(dtype, *kind) for dtype in experiment.dtypes for kind in enumerate(kinds.items())]
     for dtype, place, (what, holds) in shown:
-        rows = [row for row in study.of("kernel", dtype) if holds(row.problem)]
+        rows = [row for row in experiment.of("kernel", dtype) if holds(row.problem)]
         lines = curves(rows, gflops)
         if lines:
             lines, unit, scale = scaled(lines)
-            limit = peaks[dtype] / scale if dtype in peaks else None
+            limit = experiment.peaks[dtype] / scale if dtype in experiment.peaks else None
             words = (
                 f"Rate of A^T A, A {what}: of every contestant the N (N + 1) k operations are "
                 "counted that one half of C needs."
@@ -212,22 +211,22 @@ def transposed(study: Study, peaks: dict[str, float]) -> list[Figure]:
     return found
 
 
-def squares(study: Study, peaks: dict[str, float]) -> list[Figure]:
+def squares(experiment: Experiment) -> list[Figure]:
     """O4: rate, speed-up over the sequential product, and error, against N."""
-    lines = without_sequential(curves(study.of("kernel"), gflops))
+    lines = without_sequential(curves(experiment.of("kernel"), gflops))
     if not lines:
         return []
     lines, unit, scale = scaled(lines)
-    limit = peaks["f32"] / scale if "f32" in peaks else None
+    limit = experiment.peaks["f32"] / scale if "f32" in experiment.peaks else None
     words = "Rate of every rung, what pymm chooses and the libraries; median of three runs."
     axes = Axes("m = n = k, f32", unit, limit=limit)
     found = [figure("o4-rates", "The ladder against N", words, lines, axes)]
-    return found + _beside_sequential(study, lines, "")
+    return found + _beside_sequential(experiment, lines, "")
 
 
-def _beside_sequential(study: Study, among: Curves, k: str) -> list[Figure]:
+def _beside_sequential(experiment: Experiment, among: Curves, k: str) -> list[Figure]:
     """Speed-up over the sequential product and distance from it; `k` names products apart."""
-    rows = [row for row in study.of("kernel") if not k or str(row.problem.k) == k]
+    rows = [row for row in experiment.of("kernel") if not k or str(row.problem.k) == k]
     what, name = (f"m = n, k = {k}, f32", f"-k{k}") if k else ("m = n = k, f32", "")
     where = f", k = {k}" if k else ""
     found = []
@@ -263,13 +262,13 @@ def without_sequential(lines: Curves) -> Curves:
     }
 
 
-def rectangles(study: Study) -> list[Figure]:
+def rectangles(experiment: Experiment) -> list[Figure]:
     """O4: m = n against small k."""
-    found, ks = [], sorted({row.problem.k for row in study.of("kernel")})
+    found, ks = [], sorted({row.problem.k for row in experiment.of("kernel")})
     for k in ks:
-        rows = [row for row in study.of("kernel") if row.problem.k == k]
+        rows = [row for row in experiment.of("kernel") if row.problem.k == k]
         lines, unit, _ = scaled(without_sequential(ordered(curves(rows, gflops))))
         words = f"Rate of m = n against k = {k}."
         axes = Axes("m = n, f32", unit)
         found.append(figure(f"o4-k{k}", f"Rectangles, k = {k}", words, lines, axes))
-    return found + (_beside_sequential(study, lines, str(ks[-1])) if ks else [])
+    return found + (_beside_sequential(experiment, lines, str(ks[-1])) if ks else [])

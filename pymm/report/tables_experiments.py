@@ -7,10 +7,17 @@ import re
 from collections.abc import Mapping, Sequence
 
 from pymm.report.content import Cell, Table, cell, significant
-from pymm.report.grids import extents, ratio_cell
-from pymm.report.listing import of_problem, outcome, parameters_of, percent, span
-from pymm.report.reading import Row
-from pymm.report.studies import CHOICE, TIMES, TRANSFERS, Study, contestant, gflops, pivot
+from pymm.report.load import Row
+from pymm.report.stats import CHOICE, TIMES, TRANSFERS, Experiment, contestant, gflops, pivot
+from pymm.report.tables import (
+    extents,
+    of_problem,
+    outcome,
+    parameters_of,
+    percent,
+    ratio_cell,
+    span,
+)
 
 #: What is compared with the sequential product: name, title and words of a table, its column.
 COMPARED = (
@@ -61,9 +68,9 @@ FACTS = {
 }
 
 
-def rates(study: Study) -> Table:
+def rates(experiment: Experiment) -> Table:
     """GFLOP/s of every contestant, one row a product."""
-    rows = sorted(study.of("kernel"), key=in_order)
+    rows = sorted(experiment.of("kernel"), key=in_order)
     names, lines = pivot(rows, gflops)
     found = []
     for line in lines:
@@ -82,7 +89,7 @@ def rates(study: Study) -> Table:
     words = "GFLOP/s of the kernels alone."
     if CHOICE in names:
         words += " Ratio: the time of the fastest library that writes all of C / pymm's choice's."
-    return Table(f"rates-{study.name}", f"{study.name}: {study.title}", found, words)
+    return Table(f"rates-{experiment.name}", f"{experiment.name}: {experiment.title}", found, words)
 
 
 def _whole(by: Mapping[str, Row], own: Row | None) -> float:
@@ -98,11 +105,11 @@ def in_order(row: Row) -> tuple[object, ...]:
     return (p.dtype, kind, p.n)
 
 
-def beside_sequential(study: Study) -> list[Table]:
+def beside_sequential(experiment: Experiment) -> list[Table]:
     """Speed-up over the sequential product and relative error, of an experiment that has them."""
     tables = []
     for name, title, words, column in COMPARED:
-        rows = [row for row in sorted(study.of("kernel"), key=in_order) if row.text(column)]
+        rows = [row for row in sorted(experiment.of("kernel"), key=in_order) if row.text(column)]
         names, lines = pivot(rows, lambda row, column=column: row.number(column))
         found = [
             of_problem(line.first.problem)
@@ -113,19 +120,21 @@ def beside_sequential(study: Study) -> list[Table]:
             }
             for line in lines
         ]
-        tables.append(Table(f"{name}-{study.name}", f"{study.name}: {title}", found, words))
+        tables.append(
+            Table(f"{name}-{experiment.name}", f"{experiment.name}: {title}", found, words)
+        )
     return tables
 
 
-def journeys(study: Study) -> Table:
+def journeys(experiment: Experiment) -> Table:
     """Copies, kernel and the whole of each contestant, one row a product and way of transfer."""
     at = {
         (r.problem, r.text("transfer"), r.text("quantity"), *_who(r)[1:]): r.seconds
         for quantity in TIMES
-        for r in study.of(quantity)
+        for r in experiment.of(quantity)
     }
     rows = []
-    for row in sorted(study.of("kernel"), key=in_order):
+    for row in sorted(experiment.of("kernel"), key=in_order):
         p = row.problem
         for way, words in TRANSFERS.items():
             copies = [at.get((p, way, part, "", "")) for part in ("to_device", "to_host")]
@@ -148,7 +157,7 @@ def journeys(study: Study) -> Table:
         "Copies and the whole by the host's clock, the whole in one go; the kernel's part of the "
         "three."
     )
-    return Table(f"times-{study.name}", f"{study.name}: {study.title}", rows, words)
+    return Table(f"times-{experiment.name}", f"{experiment.name}: {experiment.title}", rows, words)
 
 
 def _who(row: Row) -> tuple[str, str, str]:
@@ -156,10 +165,10 @@ def _who(row: Row) -> tuple[str, str, str]:
     return row.text("name"), row.text("variant"), row.text("config")
 
 
-def kernel_facts(study: Study) -> Table:
+def kernel_facts(experiment: Experiment) -> Table:
     """The table of the kernels: grid, block, registers, occupancy, and what a profiler saw."""
     lines: dict[tuple[object, ...], dict[str, Row]] = {}
-    for row in study.rows:
+    for row in experiment.rows:
         if row.text("outcome") in ("ok", ""):
             lines.setdefault((row.problem, *_who(row)), {})[row.text("quantity")] = row
     seen = {name for by in lines.values() for name in by}
@@ -188,7 +197,7 @@ def kernel_facts(study: Study) -> Table:
     )
     if seen & {*PROFILED, *others}:
         words += " The columns after that are Nsight Compute's, of one launch."
-    return Table("facts-o2-kernels", f"{study.name}: {study.title}", rows, words)
+    return Table("facts-o2-kernels", f"{experiment.name}: {experiment.title}", rows, words)
 
 
 def _number(row: Row | None) -> Cell:
@@ -208,11 +217,11 @@ def _number(row: Row | None) -> Cell:
     return cell(value)
 
 
-def counts(study: Study) -> Table:
+def counts(experiment: Experiment) -> Table:
     """Operations and accesses of a thread, counted and by formula."""
-    quantities = list(dict.fromkeys(row.text("quantity") for row in study.rows))
+    quantities = list(dict.fromkeys(row.text("quantity") for row in experiment.rows))
     lines: dict[tuple[object, ...], dict[str, Row]] = {}
-    for row in study.rows:
+    for row in experiment.rows:
         if row.text("outcome") in ("ok", "") and row.text("value"):
             lines.setdefault((row.problem, *_who(row)), {})[row.text("quantity")] = row
     rows = []
@@ -229,12 +238,12 @@ def counts(study: Study) -> Table:
             }
         )
     words = "Averages over all threads, counted in the simulator, beside the formula for a thread."
-    return Table("counts-o2", f"{study.name}: {study.title}", rows, words)
+    return Table("counts-o2", f"{experiment.name}: {experiment.title}", rows, words)
 
 
-def left_out(study: Study) -> Table:
+def left_out(experiment: Experiment) -> Table:
     """What was not measured, and what failed, with the reason."""
-    rows: Sequence[Row] = [row for row in study.rows if row.text("outcome") not in ("ok", "")]
+    rows: Sequence[Row] = [row for row in experiment.rows if row.text("outcome") not in ("ok", "")]
     lines = [
         {
             **of_problem(row.problem),
@@ -243,4 +252,4 @@ def left_out(study: Study) -> Table:
         }
         for row in rows
     ]
-    return Table(f"left-{study.name}", f"{study.name}: not measured", lines)
+    return Table(f"left-{experiment.name}", f"{experiment.name}: not measured", lines)

@@ -10,14 +10,13 @@ from pathlib import Path
 
 from pymm.core.inputs import BadInput
 from pymm.report.chapters import report as report_of
-from pymm.report.comparing import comparison
+from pymm.report.compare import comparison
 from pymm.report.content import Report
-from pymm.report.describing import describe
-from pymm.report.drawing import Figure, alone
-from pymm.report.kept import load
-from pymm.report.page import html
-from pymm.report.reading import read_device
-from pymm.report.text import markdown
+from pymm.report.export import load
+from pymm.report.html import html
+from pymm.report.load import describe, read_device
+from pymm.report.markdown import markdown
+from pymm.report.svg import Figure, alone
 
 PAGE, TEXT, DATA, PICTURE = "report.html", "report.md", "report.json", "glance.svg"
 
