@@ -6,7 +6,7 @@ says; `plots`, `tables` and `prose` show it; `chapters` puts all in order as `co
 again.
 
 To add a plot, write a function in the module of its subject in `plots/`, and name it in
-`plots/__init__.py`, in the line of its chapter or experiment. The function takes the `Findings` (or
+`plots/__init__.py`, in the line of its chapter or experiment. The function takes the `Results` (or
 the `Experiment`) and returns figures, which `svg.draw` and `svg.figure` make.
 """
 

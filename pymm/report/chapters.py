@@ -1,4 +1,4 @@
-"""A device's report, chapter by chapter: what is asked first stands first."""
+"""The chapters of a device's report, in the order in which readers ask."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pymm.bench.experiments.catalog import EXPERIMENTS
 from pymm.report import tables, tables_experiments
 from pymm.report.content import Chapter, Report, Table, Tile
 from pymm.report.export import data_of
-from pymm.report.load import Findings
+from pymm.report.load import Results
 from pymm.report.plots import chapter_figures, experiment_figures
-from pymm.report.prose import at_a_glance, failures, tiles_of, told
+from pymm.report.prose import failures, observation, summary_sentences, tiles_of
 from pymm.report.provenance import (
     bench_commands,
     class_commands,
     environment,
-    lacking,
+    not_measured,
     page_commands,
     suite_command,
     tune_commands,
@@ -24,22 +24,22 @@ from pymm.report.provenance import (
 from pymm.report.searches import searches
 from pymm.report.stats import (
     Experiment,
+    baseline_name,
+    class_comparisons,
     class_rows,
     comparisons,
     device_name,
-    duels,
     experiments,
-    extremes,
+    highest_rates,
     mean,
-    opponent_name,
-    timed,
+    timings,
 )
 from pymm.report.svg import NoPlots
 
-#: Said where no row has a power.
+#: Written where no row has a power.
 POWERLESS = (
-    "Power and energy are not known: rows of `python -m pymm.bench --classes` have them on a "
-    "device that tells its power."
+    "Power and energy were not measured: `python -m pymm.bench --classes` records them on a device "
+    "that reports its power."
 )
 
 UNSEEN = "python benchmarks/unseen.py --csv unseen.csv"
@@ -48,11 +48,11 @@ CALLS = "python benchmarks/calls.py --csv calls.csv"
 
 @dataclass(frozen=True)
 class Origin:
-    """A project that pymm comes from, and its experiments: one chapter."""
+    """One chapter: a project that pymm began as, and its experiments."""
 
     name: str
     title: str
-    words: str
+    intro: str
     experiments: tuple[str, ...]
 
 
@@ -61,14 +61,15 @@ ORIGINS = (
     Origin(
         "o1",
         "Simple and tiled",
-        "One thread for each element of C that reads all it needs, against tiles in shared memory.",
+        "One thread per element of C that reads its operands from global memory, compared with "
+        "tiles in shared memory.",
         ("o1",),
     ),
     Origin(
         "o2",
-        "Transfers, sizes, remainders, blocks",
-        "Element by element against blocked: what transfers take, how rates grow, what "
-        "remainders of tiles and sizes of blocks cost, and what a thread does.",
+        "Transfers, sizes, partial tiles, blocks",
+        "The naive and the blocked kernel: the cost of transfers, the rate against the size, the "
+        "cost of partial tiles, the best block size, and the operations of one thread.",
         (
             "o2-transfers",
             "o2-split",
@@ -82,48 +83,48 @@ ORIGINS = (
     Origin(
         "o3",
         "A^T A",
-        "C = A^T A beside the library and a plain kernel.",
+        "C = A^T A compared with the library and with a plain kernel.",
         ("o3",),
     ),
     Origin(
         "o4",
         "The five kernels",
-        "The ladder's first five kernels beside the sequential product.",
+        "The ladder's first five kernels compared with a sequential product on the host.",
         ("o4-square", "o4-rectangular"),
     ),
 )
 
 
-def report(findings: Findings, figures: bool = True) -> Report:
-    """Everything about one device, perhaps without figures. A chapter that has nothing to show is
-    left out, and said.
+def report(results: Results, figures: bool = True) -> Report:
+    """The report of one device, with or without figures. A chapter without content is left out, and
+    the report says so.
     """
-    made = [maker(findings) for maker in FIRST]
-    made += origins(findings)
-    made += [maker(findings) for maker in LAST]
-    reason = _draw(findings, made) if figures else ""
+    made = [maker(results) for maker in FIRST]
+    made += origins(results)
+    made += [maker(results) for maker in LAST]
+    reason = _draw(results, made) if figures else ""
     measured = any(not chapter.empty for chapter in made)
-    chapters = [c for c in made if not c.empty or (measured and c.lacking)]
-    left = [title for title, measured in measurable(findings).items() if not measured]
-    missing = [f"Nothing was measured for: {', '.join(left)}"] if left else []
+    chapters = [c for c in made if not c.empty or (measured and c.not_measured)]
+    left = [title for title, measured in measurable(results).items() if not measured]
+    missing = [f"Not measured: {', '.join(left)}"] if left else []
     return Report(
-        device_name(findings),
-        "How fast pymm multiplies matrices on it",
+        device_name(results),
+        "Matrix multiplication with pymm: performance and accuracy",
         chapters,
-        [*dict.fromkeys(findings.notices), *missing],
-        environment(findings),
-        data_of(findings),
+        [*dict.fromkeys(results.notices), *missing],
+        environment(results),
+        data_of(results),
         reason,
     )
 
 
-def _draw(findings: Findings, chapters: list[Chapter]) -> str:
-    """Give every chapter its figures. Returns why there are none, if Matplotlib is missing."""
-    found = experiments(findings)
+def _draw(results: Results, chapters: list[Chapter]) -> str:
+    """Give every chapter its figures. Without Matplotlib: returns why there are none."""
+    found = experiments(results)
     asked = {origin.name: origin.experiments for origin in ORIGINS}
     try:
         for chapter in chapters:
-            chapter.figures = chapter_figures(chapter.name, findings)
+            chapter.figures = chapter_figures(chapter.name, results)
             for name in asked.get(chapter.name, ()):
                 if name in found:
                     chapter.figures += experiment_figures(found[name])
@@ -132,18 +133,18 @@ def _draw(findings: Findings, chapters: list[Chapter]) -> str:
     return ""
 
 
-def measurable(findings: Findings) -> dict[str, bool]:
-    """What a report can have, and whether this one does, by its rows."""
-    found = experiments(findings)
-    of_gpus = {"what a call costs": bool(findings.of("calls"))}
+def measurable(results: Results) -> dict[str, bool]:
+    """What a report can show, and whether this one has the rows for it."""
+    found = experiments(results)
+    of_gpus = {"host time of a call": bool(results.of("calls"))}
     origins = {origin.title: any(n in found for n in origin.experiments) for origin in ORIGINS}
     return {
-        f"products beside {opponent_name(findings)}": bool(findings.of("classes")),
-        "the ladder": bool(findings.of("bench")),
-        "searches": bool(findings.of("trials")),
+        f"products compared with {baseline_name(results)}": bool(results.of("classes")),
+        "the ladder": bool(results.of("bench")),
+        "searches": bool(results.of("trials")),
         **origins,
-        "shapes never tuned": bool(findings.of("unseen")),
-        **({} if findings.device.get("cores") else of_gpus),
+        "untuned shapes": bool(results.of("unseen")),
+        **({} if results.device.get("cores") else of_gpus),
     }
 
 
@@ -152,179 +153,182 @@ def filled(*tables: Table) -> list[Table]:
     return [table for table in tables if table.rows]
 
 
-def glance(findings: Findings) -> Chapter:
+def glance(results: Results) -> Chapter:
     """The first screen: tiles and two figures."""
-    found, held = extremes(findings), comparisons(findings)
-    opponent = opponent_name(findings)
-    words = (
-        "How fast products of matrices are on this device, beside what it can do at most and "
-        f"beside {opponent}. A ratio is the opponent's time / pymm's: at 1.25 pymm does in 8 ms "
-        "what the opponent does in 10. Both were measured in turn on the same operands, caches "
-        "cold, and every result was checked."
+    found, compared = highest_rates(results), comparisons(results)
+    baseline = baseline_name(results)
+    intro = (
+        "The rate of matrix products on this device, compared with its peak and with "
+        f"{baseline}. A ratio is the baseline's time / pymm's time: above 1 pymm is faster. Both "
+        "were measured in alternation on the same operands, with cold caches, and every result was "
+        "verified."
     )
-    shown = filled(tables.extremes(found, held))
+    shown = filled(tables.highest_rates(found, compared))
     return Chapter(
         "glance",
         "At a glance",
-        words,
+        intro,
         tables=shown,
-        commands=page_commands(findings),
-        tiles=tiles_of(findings, found, held),
-        remarks=[*failures(duels(findings)), *findings.remarks],
-        seen=at_a_glance(found, held, searches(findings), opponent),
+        commands=page_commands(results),
+        tiles=tiles_of(results, found, compared),
+        remarks=[*failures(class_comparisons(results)), *results.remarks],
+        observations=summary_sentences(found, compared, searches(results), baseline),
     )
 
 
-def beside(findings: Findings) -> Chapter:
-    """Heat maps and the table of every product."""
-    held = duels(findings)
+def baseline(results: Results) -> Chapter:
+    """Every product compared with the baseline: grids of ratios, and a table."""
+    compared = class_comparisons(results)
     shown = []
-    if held:
+    if compared:
         shown = filled(
-            *tables.class_means(held),
-            tables.beside_whole(held),
-            *tables.shape_maps(held),
-            tables.products(held),
+            *tables.class_means(compared),
+            tables.against_whole_product(compared),
+            *tables.shape_maps(compared),
+            tables.products(compared),
         )
-    opponent = opponent_name(findings)
-    words = (
-        f"What `pymm.matmul` runs for every product of the classes beside {opponent}, on the "
-        "same operands, measured in turn with cold caches; every result was checked. Copies "
-        "ahead of a product count."
+    library = baseline_name(results)
+    intro = (
+        f"`pymm.matmul`'s choice for every product of the classes, compared with {library} on the "
+        "same operands, in alternation, with cold caches; every result was verified. Times include "
+        "the copies that prepare operands."
     )
     return Chapter(
-        "beside",
-        f"Beside {opponent}",
-        words,
+        "baseline",
+        f"Compared with {library}",
+        intro,
         tables=shown,
-        commands=class_commands(findings),
-        lacking=[] if shown else lacking(class_commands(findings)),
+        commands=class_commands(results),
+        not_measured=[] if shown else not_measured(class_commands(results)),
     )
 
 
-def ladder(findings: Findings) -> Chapter:
-    """The rungs."""
-    everything = [t for t in timed(findings) if t.row.kind == "bench"]
+def ladder(results: Results) -> Chapter:
+    """Every kernel of the ladder."""
+    everything = [t for t in timings(results) if t.row.kind == "bench"]
     shown = filled(tables.kernels(everything))
-    words = (
-        "Every kernel with its default and, where that very problem was tuned, its tuned "
-        "configuration."
+    intro = (
+        "Every kernel with its default configuration and, where this problem was tuned, with its "
+        "tuned one."
     )
     return Chapter(
         "ladder",
         "The ladder",
-        words,
+        intro,
         tables=shown,
-        commands=bench_commands(findings),
-        lacking=[] if shown else lacking(bench_commands(findings)),
+        commands=bench_commands(results),
+        not_measured=[] if shown else not_measured(bench_commands(results)),
     )
 
 
-def sizes(findings: Findings) -> Chapter:
-    """Rates against size."""
-    words = "Square products, row-major operands, of every file that was read."
-    return Chapter("sizes", "Rate against size", words)
+def sizes(results: Results) -> Chapter:
+    """The rate against the size."""
+    intro = "Square products of row-major operands, from every file."
+    return Chapter("sizes", "Rate against size", intro)
 
 
-def limits(findings: Findings) -> Chapter:
+def limits(results: Results) -> Chapter:
     """Roofline, power, energy."""
-    powered = any(row.number("power_w") > 0 for row in class_rows(findings))
-    words = (
-        "A product is limited by arithmetic, or, where it does few operations for each byte, "
-        "by memory."
+    powered = any(row.number("power_w") > 0 for row in class_rows(results))
+    intro = (
+        "A product is bound by arithmetic or, where it does few operations per byte, by memory "
+        "bandwidth."
     )
     absent = [] if powered else [POWERLESS]
-    return Chapter("limits", "Physical limits", words, lacking=absent)
+    return Chapter("limits", "Roofline, power, energy", intro, not_measured=absent)
 
 
-def tuning(findings: Findings) -> Chapter:
-    """How the searches went."""
-    found = searches(findings)
-    shown = filled(tables.gains(found), tables.records(findings.records))
-    words = (
-        "Each search tries the default first, then what is stored for neighbours and what the "
-        "cost model expects most of; the best few are measured again in turn with the "
-        "default, which stays unless it is beaten beyond noise."
+def tuning(results: Results) -> Chapter:
+    """The searches for fast configurations."""
+    found = searches(results)
+    shown = filled(tables.gains(found), tables.records(results.records))
+    intro = (
+        "Each search tries the default first, then stored configurations of similar problems and "
+        "those that the cost model ranks highest. The best few are measured again in alternation "
+        "with the default, which is kept unless another is faster beyond the noise."
     )
-    commands = tune_commands(findings)
-    absent = [] if found else lacking(commands, "No trials of a search are here")
-    return Chapter("tuning", "Tuning", words, tables=shown, commands=commands, lacking=absent)
+    commands = tune_commands(results)
+    absent = [] if found else not_measured(commands, "No search was recorded here")
+    return Chapter("tuning", "Tuning", intro, tables=shown, commands=commands, not_measured=absent)
 
 
-def accuracy(findings: Findings) -> Chapter:
-    """Errors beside their bound."""
-    words = (
-        "No element may deviate from the product in float64 by more than rounding can cause "
-        "in any order of adding; a result beyond that bound is wrong and is not timed."
+def accuracy(results: Results) -> Chapter:
+    """Errors relative to their bound."""
+    intro = (
+        "No element may differ from the product in float64 by more than rounding can cause in any "
+        "order of summation; a result beyond that bound counts as wrong and is not timed."
     )
-    absent = [] if class_rows(findings) else lacking(class_commands(findings))
-    return Chapter("accuracy", "Accuracy", words, lacking=absent)
+    absent = [] if class_rows(results) else not_measured(class_commands(results))
+    return Chapter("accuracy", "Accuracy", intro, not_measured=absent)
 
 
-def unseen(findings: Findings) -> Chapter:
-    """Shapes never tuned."""
-    rows = findings.of("unseen")
+def unseen(results: Results) -> Chapter:
+    """Shapes for which nothing was tuned."""
+    rows = results.of("unseen")
     tiles = []
     if rows:
         parts = [row.number("of_fastest") for row in rows]
         tiles = [
             Tile(
-                "chosen / fastest",
+                "selected / fastest",
                 f"{mean(parts):.3f}",
-                f"geometric mean over {len(parts)} random shapes; least {min(parts):.2f}",
+                f"geometric mean over {len(parts)} random shapes; minimum {min(parts):.2f}",
             )
         ]
-    words = "How good the choice is where nothing was tuned: random extents between 64 and 8192."
+    intro = (
+        "How good the selected configuration is where nothing was tuned: random extents between 64 "
+        "and 8192."
+    )
     return Chapter(
         "unseen",
-        "Shapes never tuned",
-        words,
+        "Untuned shapes",
+        intro,
         tables=filled(tables.unseen(rows)),
         commands=[UNSEEN] if rows else (),
         tiles=tiles,
-        lacking=() if rows or findings.device.get("cores") else lacking([UNSEEN]),
+        not_measured=() if rows or results.device.get("cores") else not_measured([UNSEEN]),
     )
 
 
-def calls(findings: Findings) -> Chapter:
-    """What a call costs the host."""
-    rows = findings.of("calls")
-    words = (
-        "Before a product can begin, the host has to find out what is asked and to launch it: "
-        "products of 64 x 64 in float32, whose operands lie on the device."
+def calls(results: Results) -> Chapter:
+    """The host's time for a call."""
+    rows = results.of("calls")
+    intro = (
+        "Before a kernel starts, the host checks the arguments, selects a configuration and "
+        "launches it. Measured with float32 products of 64 x 64 whose operands are on the device."
     )
-    absent = () if rows or findings.device.get("cores") else lacking([CALLS])
+    absent = () if rows or results.device.get("cores") else not_measured([CALLS])
     return Chapter(
         "calls",
-        "What a call costs the host",
-        words,
+        "Host time of a call",
+        intro,
         tables=filled(tables.calls(rows)),
         commands=[CALLS] if rows else (),
-        lacking=absent,
+        not_measured=absent,
     )
 
 
-def origins(findings: Findings) -> list[Chapter]:
+def origins(results: Results) -> list[Chapter]:
     """A chapter for each of `ORIGINS`."""
-    found = experiments(findings)
-    return [_origin(findings, origin, found) for origin in ORIGINS]
+    found = experiments(results)
+    return [_origin(results, origin, found) for origin in ORIGINS]
 
 
-def _origin(findings: Findings, origin: Origin, found: dict[str, Experiment]) -> Chapter:
+def _origin(results: Results, origin: Origin, found: dict[str, Experiment]) -> Chapter:
     at = [found[name] for name in origin.experiments if name in found]
-    sentences = [(experiment.name, told(experiment)) for experiment in at]
+    sentences = [(experiment.name, observation(experiment)) for experiment in at]
     return Chapter(
         origin.name,
         origin.title,
-        origin.words,
+        origin.intro,
         tables=filled(*(table for experiment in at for table in _tables(experiment))),
-        commands=[suite_command(findings, experiment.name) for experiment in at],
-        seen=[(name, words) for name, words in sentences if words],
-        lacking=[
-            f"Not measured here: {name}, {EXPERIMENTS[name].title}. The command is "
-            f"`{suite_command(findings, name)}`."
+        commands=[suite_command(results, experiment.name) for experiment in at],
+        observations=[(name, sentence) for name, sentence in sentences if sentence],
+        not_measured=[
+            f"Not measured: {name}, {EXPERIMENTS[name].title}. Command: "
+            f"`{suite_command(results, name)}`."
             for name in origin.experiments
-            if name not in found and name not in findings.absent
+            if name not in found and name not in results.absent
         ],
     )
 
@@ -335,13 +339,13 @@ def _tables(experiment: Experiment) -> list[Table]:
     elif experiment.name == "o2-counts":
         found = [tables_experiments.counts(experiment)]
     elif experiment.name in ("o2-transfers", "o2-split"):
-        found = [tables_experiments.journeys(experiment)]
+        found = [tables_experiments.transfer_times(experiment)]
     else:
         rates = tables_experiments.rates(experiment)
-        found = [rates, *tables_experiments.beside_sequential(experiment)]
+        found = [rates, *tables_experiments.against_sequential(experiment)]
     return [*found, tables_experiments.left_out(experiment)]
 
 
 #: The chapters before those of `ORIGINS`, and those after them.
-FIRST: tuple[Callable[[Findings], Chapter], ...] = (glance, beside, ladder, sizes, limits, tuning)
-LAST: tuple[Callable[[Findings], Chapter], ...] = (accuracy, unseen, calls)
+FIRST: tuple[Callable[[Results], Chapter], ...] = (glance, baseline, ladder, sizes, limits, tuning)
+LAST: tuple[Callable[[Results], Chapter], ...] = (accuracy, unseen, calls)

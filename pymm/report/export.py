@@ -1,4 +1,6 @@
-"""A report as data: what `pymm report --compare` and `pymm verify` read."""
+"""Reports as data: `report.json` written, and read back by `pymm report --compare` and `pymm
+verify`.
+"""
 
 from __future__ import annotations
 
@@ -10,36 +12,37 @@ from typing import Any
 
 from pymm.core.inputs import BadInput, is_slug, number_field, one_line, read_json, shown, text_field
 from pymm.core.problem import Problem
-from pymm.report.load import Findings, parse_problem, read_device
+from pymm.report.load import Results, parse_problem, read_device
 from pymm.report.searches import searches
 from pymm.report.stats import (
+    CHOICE,
     OWN,
-    Timed,
+    Timing,
     comparisons,
     device_name,
-    extremes,
+    display_name,
+    highest_rates,
     kind_of,
     mean,
     peaks,
     standard_error,
-    timed,
-    written,
+    timings,
 )
 
 SCHEMA = 1
 
 
-def data_of(findings: Findings) -> dict[str, object]:
-    """The JSON of a report: the device, what its rows come to, every kernel's time, every library's
-    time. Times in seconds, rates in GFLOP/s.
+def data_of(results: Results) -> dict[str, object]:
+    """The JSON of a report: the device, a summary, and the time of every kernel and library. Times
+    in seconds, rates in GFLOP/s.
     """
-    everything = timed(findings)
+    everything = timings(results)
     return {
         "schema": SCHEMA,
-        "device": {"slug": findings.slug, "name": device_name(findings)}
-        | {k: v for k, v in findings.device.items() if k not in ("slug", "name")},
-        "limits_gflops": {name: rounded(value) for name, value in peaks(findings).items()},
-        "summary": summary(findings),
+        "device": {"slug": results.slug, "name": device_name(results)}
+        | {k: v for k, v in results.device.items() if k not in ("slug", "name")},
+        "limits_gflops": {name: rounded(value) for name, value in peaks(results).items()},
+        "summary": summary(results),
         "measurements": [_measurement(t) for t in everything],
         "searches": [
             {
@@ -51,19 +54,19 @@ def data_of(findings: Findings) -> dict[str, object]:
                 "config": s.best.text("config") if s.best else "",
                 "file": s.file,
             }
-            for s in searches(findings)
+            for s in searches(results)
         ],
-        "files": list(findings.files),
+        "files": list(results.files),
     }
 
 
-def summary(findings: Findings) -> dict[str, object]:
+def summary(results: Results) -> dict[str, object]:
     """Means and highest rates by type."""
-    held = comparisons(findings)
-    gains = [search.gain for search in searches(findings)]
+    compared = comparisons(results)
+    gains = [search.gain for search in searches(results)]
     types = {}
-    for e in extremes(findings):
-        ratios = [d.ratio for d in held if kind_of(d.problem) == e.dtype]
+    for e in highest_rates(results):
+        ratios = [d.ratio for d in compared if kind_of(d.problem) == e.dtype]
         types[e.dtype] = {
             "gflops": rounded(e.own.gflops),
             "problem": e.own.problem.slug,
@@ -74,20 +77,20 @@ def summary(findings: Findings) -> dict[str, object]:
     return {"types": types, "tuning_gain": number(mean(gains))}
 
 
-def _measurement(t: Timed) -> dict[str, object]:
+def _measurement(t: Timing) -> dict[str, object]:
     row = t.row
     fields: dict[str, object] = {
         "problem": t.problem.slug,
-        "who": t.who,
-        "kernel": t.rung,
+        "who": t.library,
+        "kernel": t.kernel,
         "variant": t.variant,
-        "config": row.text("config") if t.who == OWN else "",
+        "config": row.text("config") if t.library == OWN else "",
         "seconds": rounded(t.seconds),
         "spread": number(t.spread),
         "rounds": number(t.rounds),
         "file": t.run,
     }
-    if t.who == OWN:
+    if t.library == OWN:
         fields |= {
             "ratio": number(row.number("ratio")),
             "reason": row.text("reason"),
@@ -101,23 +104,23 @@ def _known(fields: dict[str, object]) -> Iterator[tuple[str, object]]:
 
 
 def number(value: float) -> float | None:
-    """A number as JSON has it: none for NaN."""
+    """A number for JSON: None for NaN."""
     return None if value != value else rounded(value)
 
 
 def rounded(value: float) -> float:
-    """Six digits: no time is known better."""
+    """Rounded to six digits, more than any time is accurate to."""
     return float(f"{value:.6g}")
 
 
 @dataclass(frozen=True)
-class Figures:
-    """The time of one contestant on one problem, as a report has it. `kernel`, `variant`, `config`
-    and `source` are of ours alone.
+class SavedTiming:
+    """The time of one kernel or library on one problem, as a report stores it. Only pymm has
+    `kernel`, `variant`, `config` and `source`.
     """
 
     problem: Problem
-    who: str
+    library: str
     seconds: float
     spread: float = math.nan
     rounds: float = math.nan
@@ -128,27 +131,27 @@ class Figures:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What the same contestant has in another report: what `matmul` chooses is one of them,
-        whichever kernel that is.
+        """What identifies the same timing in another report. What `matmul` selects counts as one,
+        whichever kernel it is.
         """
         kernel = "" if self.variant == "chosen" else self.kernel
-        return (self.problem, self.who, kernel, self.variant)
+        return (self.problem, self.library, kernel, self.variant)
 
     @property
     def error(self) -> float:
-        """Standard error of the time, as a part of it; NaN if the report does not tell."""
+        """Relative standard error of the time; NaN if the report does not have it."""
         return standard_error(self.spread, self.rounds)
 
 
 @dataclass(frozen=True)
-class Kept:
-    """One report: where it is from, its device, and its figures; of several with the same key that
-    of the most rounds.
+class SavedReport:
+    """One report: its path, its device and its timings; of several with the same key that of the
+    most rounds.
     """
 
     name: str
     device: dict[str, Any]
-    figures: tuple[Figures, ...]
+    timings: tuple[SavedTiming, ...]
 
     @property
     def slug(self) -> str:
@@ -156,58 +159,58 @@ class Kept:
         return str(self.device["slug"])
 
 
-def load(place: Path) -> Kept:
-    """A report of a JSON file, of the folder of one, or of a folder of CSV files. `BadInput` that
-    says what it is not.
+def read_report(place: Path) -> SavedReport:
+    """Read a report from a JSON file, from its folder, or from a folder of CSV files. `BadInput` if
+    it is none.
     """
     if place.is_dir() and not (place / "report.json").exists():
-        return kept(data_of(read_device(place)), str(place))
+        return parse_report(data_of(read_device(place)), str(place))
     path = place / "report.json" if place.is_dir() else place
     name = one_line(str(path))
     try:
         data = read_json(path).data
     except FileNotFoundError:
-        raise BadInput(f"{name} is no report: there is no such file") from None
+        raise BadInput(f"{name} is not a report: no such file") from None
     except BadInput as failure:
-        raise BadInput(f"{name} is no report: {str(failure).removeprefix(name)[2:]}") from None
-    return kept(data, name)
+        raise BadInput(f"{name} is not a report: {str(failure).removeprefix(name)[2:]}") from None
+    return parse_report(data, name)
 
 
-def kept(data: Any, name: str) -> Kept:
-    """A report's data, checked."""
+def parse_report(data: Any, name: str) -> SavedReport:
+    """A report from its data, validated."""
     if not isinstance(data, dict) or not isinstance(data.get("measurements"), list):
-        raise BadInput(f"{name} is no report: it has no measurements")
+        raise BadInput(f"{name} is not a report: it has no measurements")
     if data.get("schema") != SCHEMA:
         what = f"{name} has schema {shown(data.get('schema'))}; this pymm reads {SCHEMA}"
-        raise BadInput(f"{what}: make it anew from its CSV files by `pymm report`")
+        raise BadInput(f"{what}: make it again from its CSV files with `pymm report`")
     device = data.get("device")
     if not isinstance(device, dict) or "slug" not in device:
-        raise BadInput(f"{name} is no report: it names no device")
+        raise BadInput(f"{name} is not a report: it names no device")
     if not is_slug(device["slug"]):
-        what = f"{name}: device.slug is {shown(device['slug'])}, no name of a device"
+        what = f"{name}: device.slug is {shown(device['slug'])}, not a name of a device"
         raise BadInput(f"{what} (a-z, 0-9 and -, at most 64)")
-    found: dict[tuple[object, ...], Figures] = {}
+    found: dict[tuple[object, ...], SavedTiming] = {}
     for place, fields in enumerate(data["measurements"]):
         try:
-            figures = _figures(fields)
+            timing = _timing(fields)
         except (ValueError, NotImplementedError) as failure:
-            raise BadInput(f"{name}: measurement {place} is none: {failure}") from None
-        old = found.get(figures.key)
-        if old is None or not old.rounds >= figures.rounds:
-            found[figures.key] = figures
+            raise BadInput(f"{name}: measurement {place} is invalid: {failure}") from None
+        old = found.get(timing.key)
+        if old is None or not old.rounds >= timing.rounds:
+            found[timing.key] = timing
     try:
         named = text_field(device.get("name", ""), "device.name")
     except ValueError as failure:
         raise BadInput(f"{name}: {failure}") from None
-    return Kept(
+    return SavedReport(
         name, {"slug": device["slug"]} | ({"name": named} if named else {}), tuple(found.values())
     )
 
 
-def _figures(fields: Any) -> Figures:
-    """The figures of one measurement. `ValueError` or `NotImplementedError` if it is none."""
+def _timing(fields: Any) -> SavedTiming:
+    """The timing of one measurement. `ValueError` or `NotImplementedError` if it is invalid."""
     if not isinstance(fields, dict):
-        raise ValueError(f"{shown(fields)} is no object")
+        raise ValueError(f"{shown(fields)} is not an object")
     numbers = {
         name: number_field(fields[name], name, 0.0)
         for name in ("spread", "rounds")
@@ -218,17 +221,15 @@ def _figures(fields: Any) -> Figures:
         for name in ("kernel", "variant", "config", "source")
     }
     seconds = number_field(fields.get("seconds"), "seconds")
-    who = text_field(fields.get("who"), "who")
+    library = text_field(fields.get("who"), "who")
     problem = parse_problem(text_field(fields.get("problem"), "problem"))
-    return Figures(problem, who, seconds, **numbers, **words)
+    return SavedTiming(problem, library, seconds, **numbers, **words)
 
 
-def label(figures: Figures) -> str:
-    """A contestant's name for people."""
-    if figures.who != OWN:
-        return written(figures.who)
-    return (
-        "pymm's choice"
-        if figures.variant == "chosen"
-        else (f"{figures.kernel} {figures.variant}".strip())
-    )
+def label(timing: SavedTiming) -> str:
+    """The name of a kernel or library as reports show it."""
+    if timing.library != OWN:
+        return display_name(timing.library)
+    if timing.variant == "chosen":
+        return CHOICE
+    return f"{timing.kernel} {timing.variant}".strip()

@@ -1,4 +1,4 @@
-"""What one sees in an experiment, in a sentence that its rows give."""
+"""Sentences computed from rows: what an experiment shows, and the summary of a report."""
 
 from __future__ import annotations
 
@@ -7,37 +7,38 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from pymm.console import duration, significant
 from pymm.core.shapes import EMULATED
-from pymm.report.content import Tile, duration, rate, significant
-from pymm.report.load import Findings, Row
+from pymm.report.content import Tile, rate
+from pymm.report.load import Results, Row
 from pymm.report.searches import Search, searches
 from pymm.report.stats import (
     CHOICE,
     OWN,
     TRANSFERS,
-    Duel,
+    Comparison,
     Experiment,
-    Extreme,
-    contestant,
+    HighestRate,
+    baseline_name,
     curves,
     gflops,
+    implementation,
     mean,
-    opponent_name,
-    timed,
+    timings,
 )
 
-#: A size that all tiles of the experiments divide.
+#: Sizes that are multiples of it have no partial tiles in any experiment.
 TILE = 32
 
 
-def told(experiment: Experiment) -> str:
-    """The sentence of an experiment; empty where its rows do not suffice for one."""
+def observation(experiment: Experiment) -> str:
+    """What an experiment shows, in a sentence; empty if it lacks the rows."""
     sentence = SENTENCES.get(experiment.name)
     return sentence(experiment) if sentence else ""
 
 
 def _largest(rows: Sequence[Row]) -> list[Row]:
-    """The rows of the largest product among them that several have."""
+    """The rows of the largest product that several rows share."""
     problems = {row.problem for row in rows}
     shared = [p for p in problems if sum(row.problem == p for row in rows) > 1] or problems
     top = max(shared, key=lambda p: (p.flops, p.n), default=None)
@@ -45,10 +46,10 @@ def _largest(rows: Sequence[Row]) -> list[Row]:
 
 
 def _ours(rows: Sequence[Row]) -> tuple[str, list[Row]]:
-    """What pymm chose, or where a suite did not ask for that its highest rung: name and rows."""
-    names = [contestant(row) for row in rows if row.text("config")]
+    """The column of pymm's choice, else of its kernel with the highest number: name and rows."""
+    names = [implementation(row) for row in rows if row.text("config")]
     name = CHOICE if CHOICE in names else max(names, default="")
-    return name, [row for row in rows if contestant(row) == name]
+    return name, [row for row in rows if implementation(row) == name]
 
 
 def _library(rows: Sequence[Row]) -> Row | None:
@@ -70,7 +71,7 @@ def _tiles(experiment: Experiment) -> str:
         for name in (names[0], names[-1])
     )
     said = (
-        f"At N = {n} {names[-1]} takes {duration(last)} and {names[0]} {duration(first)}, "
+        f"At N = {n}, {names[-1]} takes {duration(last)} and {names[0]} {duration(first)}, "
         f"{first / last:.1f} times as long"
     )
     library = _library([row for row in experiment.of("kernel") if row.problem.n == n])
@@ -82,9 +83,11 @@ def _transfers(experiment: Experiment) -> str:
     at = _largest(experiment.of("total"))
     if not at:
         return ""
-    n, name = at[0].problem.n, contestant(at[-1])
+    n, name = at[0].problem.n, implementation(at[-1])
     kernel = [
-        r for r in experiment.of("kernel") if (r.problem, contestant(r)) == (at[0].problem, name)
+        r
+        for r in experiment.of("kernel")
+        if (r.problem, implementation(r)) == (at[0].problem, name)
     ]
     if not kernel:
         return ""
@@ -92,14 +95,14 @@ def _transfers(experiment: Experiment) -> str:
         f"{TRANSFERS.get(row.text('transfer'), '')}: {kernel[0].seconds / row.seconds:.0%} of "
         f"{duration(row.seconds)}"
         for row in at
-        if contestant(row) == name
+        if implementation(row) == name
     ]
-    return f"What the kernel of {name} takes of the whole at N = {n}, {'; '.join(parts)}."
+    return f"Share of the kernel {name} in the total time at N = {n}: {'; '.join(parts)}."
 
 
 def _split(experiment: Experiment) -> str:
     kernels = experiment.of("kernel")
-    rows = [row for row in kernels if contestant(row) == CHOICE] or kernels
+    rows = [row for row in kernels if implementation(row) == CHOICE] or kernels
     if not rows:
         return ""
     row = max(rows, key=lambda r: r.problem.n)
@@ -115,8 +118,8 @@ def _split(experiment: Experiment) -> str:
     if not said:
         return ""
     return (
-        f"At N = {row.problem.n} the kernel of {contestant(row)} takes {' or '.join(said)} of "
-        "the time; the rest goes to the journeys of A, B and C."
+        f"At N = {row.problem.n} the kernel of {implementation(row)} takes {' or '.join(said)} of "
+        "the time; the rest is the transfers of A, B and C."
     )
 
 
@@ -126,16 +129,16 @@ def _sizes(experiment: Experiment) -> str:
         return ""
     best = max(rows, key=gflops)
     limit = experiment.peaks.get(best.problem.dtype)
-    part = f", {gflops(best) / limit:.0%} of the limit" if limit else ""
+    part = f", {gflops(best) / limit:.0%} of peak" if limit else ""
     reached = f"{rate(gflops(best))} at N = {best.problem.n}{part}"
     return f"{name} reaches {reached}; it is {_against_libraries(rows)}"
 
 
 def _against_libraries(rows: Sequence[Row]) -> str:
-    """How products stand beside the fastest library, the worst one named."""
+    """A comparison with the fastest library, with the lowest ratio."""
     known = [row for row in rows if row.number("ratio") > 0]
     if not known:
-        return "beside no library."
+        return "not compared with a library."
     ahead = sum(row.number("ratio") >= 1 for row in known)
     worst = min(known, key=lambda row: row.number("ratio"))
     p = worst.problem
@@ -148,7 +151,7 @@ def _against_libraries(rows: Sequence[Row]) -> str:
 
 
 def _remainders(experiment: Experiment) -> str:
-    """The step at which the first contestant loses most, and what the others lose there."""
+    """The step in size at which the first curve drops most, with the other curves there."""
     lines = curves(experiment.of("kernel"), gflops)
     if not lines:
         return ""
@@ -162,7 +165,7 @@ def _remainders(experiment: Experiment) -> str:
         for name, line in lines.items()
         if {low, high} <= set(line)
     ]
-    return f"The largest step is from N = {low:.0f} to {high:.0f}: {'; '.join(parts)}."
+    return f"The largest drop is from N = {low:.0f} to {high:.0f}: {'; '.join(parts)}."
 
 
 def _blocks(experiment: Experiment) -> str:
@@ -172,9 +175,9 @@ def _blocks(experiment: Experiment) -> str:
     said = []
     for name in dict.fromkeys(row.text("name") for row in at):
         rows = sorted((r for r in at if r.text("name") == name), key=gflops, reverse=True)
-        sides = [f"{contestant(r).rpartition(' ')[2]} ({rate(gflops(r))})" for r in rows]
+        sides = [f"{implementation(r).rpartition(' ')[2]} ({rate(gflops(r))})" for r in rows]
         said.append(f"{name}: {', '.join(sides)}")
-    return f"At N = {at[0].problem.n}, the fastest block first: {'; '.join(said)}."
+    return f"At N = {at[0].problem.n}, from the fastest block size: {'; '.join(said)}."
 
 
 def _resources(experiment: Experiment) -> str:
@@ -185,10 +188,10 @@ def _resources(experiment: Experiment) -> str:
     said = []
     if numbers["registers"]:
         least, most = min(numbers["registers"]), max(numbers["registers"])
-        said.append(f"{least:.0f} to {most:.0f} registers a thread")
+        said.append(f"{least:.0f} to {most:.0f} registers per thread")
     if numbers["occupancy"]:
         least, most = min(numbers["occupancy"]), max(numbers["occupancy"])
-        said.append(f"blocks that fill {least:.0%} to {most:.0%} of a multiprocessor's threads")
+        said.append(f"an occupancy of {least:.0%} to {most:.0%}")
     count = len({(row.problem.dtype, row.text("config")) for row in experiment.rows})
     return f"{count} kernels have {' and '.join(said)}." if said else ""
 
@@ -209,16 +212,16 @@ def _counts(experiment: Experiment) -> str:
         if (p, c, f"{q}_formula") in values
     ]
     others = [n for n, a, b in pairs if abs(a - b) > 1e-6 * max(abs(a), abs(b))]
-    said = f"Numbers that a thread loads from global memory at N = {at[0].problem.n}: "
-    beside = f" {len(pairs) - len(others)} of {len(pairs)} counts are what the formula says"
+    said = f"Elements that a thread loads from global memory at N = {at[0].problem.n}: "
+    beside = f" {len(pairs) - len(others)} of {len(pairs)} counts equal the formula"
     if others:
         sizes = ", ".join(map(str, sorted(set(others))))
-        beside += f"; the others are at N = {sizes}, where tiles reach beyond the matrix"
+        beside += f"; the others are at N = {sizes}, where tiles extend beyond the matrix"
     return f"{said}{', '.join(loads)}.{beside + '.' if pairs else ''}"
 
 
 def _side(row: Row) -> str:
-    name = contestant(row)
+    name = implementation(row)
     return f"{name.rpartition(' ')[2]}: " if " " in name else ""
 
 
@@ -231,17 +234,16 @@ def _transposed(experiment: Experiment) -> str:
             own, library = next(iter(_ours(at)[1]), None), _library(at)
             if own and library:
                 said.append(
-                    f"A of {words}, {dtype}, N = {own.problem.n}: {contestant(own)} "
+                    f"A of {words}, {dtype}, N = {own.problem.n}: {implementation(own)} "
                     f"{rate(gflops(own))}, "
-                    f"{library.seconds / own.seconds:.2f} times as fast as the library's "
-                    "whole product"
+                    f"{library.seconds / own.seconds:.2f} times as fast as the library's gemm"
                 )
     return "; ".join(said) + "." if said else ""
 
 
 def _ladder(experiment: Experiment) -> str:
     rows = experiment.of("kernel")
-    own = [row for row in rows if contestant(row) == CHOICE]
+    own = [row for row in rows if implementation(row) == CHOICE]
     gained = [row for row in own if row.number("speedup") > 0]
     errors = [row.number("error_inf") for row in own if row.number("error_inf") >= 0]
     said = [f"{CHOICE} is {_against_libraries(own)}"] if own else []
@@ -257,7 +259,7 @@ def _ladder(experiment: Experiment) -> str:
 
 
 def _rectangles(experiment: Experiment) -> str:
-    own = [row for row in experiment.of("kernel") if contestant(row) == CHOICE]
+    own = [row for row in experiment.of("kernel") if implementation(row) == CHOICE]
     said = []
     for k in sorted({row.problem.k for row in own if row.number("ratio") > 0}):
         row = max(
@@ -289,65 +291,68 @@ SENTENCES: dict[str, Callable[[Experiment], str]] = {
 FEW = 2
 
 
-def at_a_glance(
-    extremes: Sequence[Extreme], duels: Sequence[Duel], found: Sequence[Search], opponent: str
+def summary_sentences(
+    highest_rates: Sequence[HighestRate],
+    comparisons: Sequence[Comparison],
+    found: Sequence[Search],
+    baseline: str,
 ) -> list[tuple[str, str]]:
-    """Each a question and its answer in words."""
+    """Questions and their answers."""
     answers = (
-        ("How fast?", _rates(extremes)),
-        (f"Beside {opponent}?", _beside([d for d in duels if d.ratio > 0])),
-        ("What did tuning gain?", _gained([s.gain for s in found if s.gain > 0])),
+        ("How fast?", _rates(highest_rates)),
+        (f"Compared with {baseline}?", _beside([d for d in comparisons if d.ratio > 0])),
+        ("What does tuning gain?", _gained([s.gain for s in found if s.gain > 0])),
     )
     return [(question, answer) for question, answer in answers if answer]
 
 
-def failures(duels: Sequence[Duel]) -> list[str]:
-    """The sentence about products that have no right result's time; none if all have one."""
-    of = [d for d in duels if not d.row.sound]
+def failures(comparisons: Sequence[Comparison]) -> list[str]:
+    """A sentence about the products without a valid time; none if all have one."""
+    of = [d for d in comparisons if not d.row.valid]
     if not of:
         return []
     counts = Counter((f"{d.problem.dtype} {d.name}".strip(), d.row.text("outcome")) for d in of)
     parts = [f"{what} {outcome} ({count})" for (what, outcome), count in counts.items()]
-    return [f"{len(of)} of {len(duels)} products have no time: {', '.join(parts)}."]
+    return [f"{len(of)} of {len(comparisons)} products have no valid time: {', '.join(parts)}."]
 
 
-def _rates(extremes: Sequence[Extreme]) -> str:
+def _rates(highest_rates: Sequence[HighestRate]) -> str:
     parts = [
         f"{e.dtype} {rate(e.own.gflops)}, {e.own.gflops / e.peak:.0%}"
-        for e in sorted(extremes, key=lambda e: -e.own.gflops / e.peak)
+        for e in sorted(highest_rates, key=lambda e: -e.own.gflops / e.peak)
     ]
-    return f"Highest rate of each type, and its part of the limit: {'; '.join(parts)}." * bool(
-        parts
-    )
+    return f"Highest rate of each type, and its fraction of peak: {'; '.join(parts)}." * bool(parts)
 
 
-def _beside(duels: Sequence[Duel]) -> str:
-    duels = [d for d in duels if d.problem.dtype not in EMULATED and d.problem.op == "gemm"]
-    if not duels:
+def _beside(comparisons: Sequence[Comparison]) -> str:
+    comparisons = [
+        d for d in comparisons if d.problem.dtype not in EMULATED and d.problem.op == "gemm"
+    ]
+    if not comparisons:
         return ""
-    ratios = [d.ratio for d in duels]
+    ratios = [d.ratio for d in comparisons]
     ahead = sum(ratio >= 1 for ratio in ratios)
     average = mean(ratios)
     said = (
-        f"Over {len(ratios)} products of all shapes in the same arithmetic pymm is "
+        f"Over {len(ratios)} products of all shapes with the same arithmetic, pymm is "
         f"{average:.2f} times as fast (geometric mean), and at least as fast in {ahead} of them."
     )
-    classes = list(_classes(duels))
+    classes = list(_classes(comparisons))
     if len(classes) < FEW:
         return said
     best, worst = max(classes), min(classes)
     behind = sum(ratio < 1 for ratio, _ in classes)
     return (
-        f"{said} Most is gained in {best[1]} ({best[0]:.2f} times), least in {worst[1]} "
-        f"({worst[0]:.2f}); {behind or 'none'} of {len(classes)} classes of products "
+        f"{said} The best class is {best[1]} ({best[0]:.2f} times), the worst {worst[1]} "
+        f"({worst[0]:.2f}); {behind or 'none'} of {len(classes)} classes "
         f"{'is' if behind == 1 else 'are'} slower on average."
     )
 
 
-def _classes(duels: Sequence[Duel]) -> Iterator[tuple[float, str]]:
+def _classes(comparisons: Sequence[Comparison]) -> Iterator[tuple[float, str]]:
     """Geometric mean and name of each class and type."""
     groups: dict[tuple[str, str], list[float]] = {}
-    for d in duels:
+    for d in comparisons:
         if d.name:
             groups.setdefault((d.problem.dtype, d.name), []).append(d.ratio)
     for (dtype, name), ratios in groups.items():
@@ -359,18 +364,20 @@ def _gained(gains: Sequence[float]) -> str:
     if not gains:
         return ""
     if max(gains) == 1.0:
-        return f"{len(gains)} searches found nothing faster than the defaults beyond noise."
+        return f"{len(gains)} searches found nothing faster than the defaults beyond the noise."
     return (
         f"{len(gains)} search{'es' * (len(gains) > 1)} made kernels {mean(gains):.2f} times as "
-        f"fast as their defaults (geometric mean), half of them at most "
-        f"{statistics.median(gains):.2f} times, one {max(gains):.3g} times."
+        f"fast as their defaults (geometric mean; median {statistics.median(gains):.2f}, maximum "
+        f"{max(gains):.3g})."
     )
 
 
-def tiles_of(findings: Findings, found: Sequence[Extreme], held: Sequence[Duel]) -> list[Tile]:
-    """The numbers of the first screen."""
-    opponent, tiles = opponent_name(findings), []
-    for label, words, ratios in _kinds(held, opponent):
+def tiles_of(
+    results: Results, found: Sequence[HighestRate], compared: Sequence[Comparison]
+) -> list[Tile]:
+    """The highlighted numbers of the first chapter."""
+    baseline, tiles = baseline_name(results), []
+    for label, words, ratios in _kinds(compared, baseline):
         ahead = sum(ratio >= 1 for ratio in ratios)
         said = f"geometric mean over {len(ratios)} {words}; at least as fast in {ahead} of them"
         tiles.append(Tile(label, f"{mean(ratios):.2f}x", said))
@@ -378,47 +385,51 @@ def tiles_of(findings: Findings, found: Sequence[Extreme], held: Sequence[Duel])
         best = max(found, key=lambda e: e.own.gflops / e.peak)
         tiles.append(
             Tile(
-                "closest to the limit",
+                "highest fraction of peak",
                 f"{best.own.gflops / best.peak:.0%}",
                 f"of {rate(best.peak)}: {best.dtype}, {best.own.problem.slug}",
             )
         )
-    tiles += _tuned(findings)
+    tiles += _tuned(results)
     return tiles
 
 
-def _kinds(held: list[Duel], opponent: str) -> Iterable[tuple[str, str, list[float]]]:
-    """Comparisons that are counted apart: a label, words and the ratios of each that was made."""
-    plain = [d for d in held if d.ratio > 0 and d.problem.op == "gemm"]
+def _kinds(compared: list[Comparison], baseline: str) -> Iterable[tuple[str, str, list[float]]]:
+    """The kinds of comparisons that have ratios: a label, a description and the ratios of each."""
+    plain = [d for d in compared if d.ratio > 0 and d.problem.op == "gemm"]
     other = [d.ratio for d in plain if d.problem.dtype in EMULATED]
     same = [d.ratio for d in plain if d.problem.dtype not in EMULATED]
-    half = [d.ratio for d in held if d.ratio > 0 and d.problem.op != "gemm"]
+    half = [d.ratio for d in compared if d.ratio > 0 and d.problem.op != "gemm"]
     kinds = (
-        (f"beside {opponent}", "products in the same arithmetic", same),
-        ("three products beside float32", "products, nearly as exact as float32", other),
-        (f"A^T A beside {opponent}", "symmetric products", half),
+        (f"compared with {baseline}", "products with the same arithmetic", same),
+        (
+            "emulated float32",
+            "products from three tensor-core products each, compared with float32",
+            other,
+        ),
+        (f"A^T A compared with {baseline}", "symmetric products", half),
     )
     return (kind for kind in kinds if kind[2])
 
 
-def _tuned(findings: Findings) -> Iterable[Tile]:
-    gains = [search.gain for search in searches(findings) if search.gain > 0]
+def _tuned(results: Results) -> Iterable[Tile]:
+    gains = [search.gain for search in searches(results) if search.gain > 0]
     if gains:
         yield Tile(
-            "tuning gained",
+            "speed-up by tuning",
             f"{mean(gains):.2f}x",
             f"geometric mean over {len(gains)} "
-            f"searches beside the kernels' defaults; at most {max(gains):.1f}x",
+            f"searches, compared with the kernels' defaults; at most {max(gains):.1f}x",
         )
         return
-    rows = [t for t in timed(findings) if t.row.kind == "bench" and t.who == OWN]
+    rows = [t for t in timings(results) if t.row.kind == "bench" and t.library == OWN]
     pairs = {}
     for t in rows:
-        pairs.setdefault((t.problem, t.rung), {})[t.variant] = t.seconds
+        pairs.setdefault((t.problem, t.kernel), {})[t.variant] = t.seconds
     both = [at["default"] / at["tuned"] for at in pairs.values() if {"default", "tuned"} <= set(at)]
     if both:
         yield Tile(
-            "tuning gained",
+            "speed-up by tuning",
             f"{mean(both):.2f}x",
-            f"geometric mean over {len(both)} products beside the kernels' defaults",
+            f"geometric mean over {len(both)} products, compared with the kernels' defaults",
         )

@@ -1,4 +1,6 @@
-"""What the rows of a device come to: who took how long on which product, and means of that."""
+"""What the rows of a device say: the time of every kernel and library on every product, their
+ratios, highest rates and means, and the rows of each experiment.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,16 @@ from dataclasses import dataclass, field
 
 from pymm.bench.experiments.catalog import EXPERIMENTS
 from pymm.core.problem import Problem
-from pymm.report.load import Findings, Row
+from pymm.report.load import Results, Row
 
-#: What one of ours is called beside a library.
+#: The name of pymm among the libraries.
 OWN = "pymm"
 
-#: Libraries that count as the opponent where several were measured: the fastest of these.
-RIVALS = ("cublas", "cublaslt", "numpy")
+#: The libraries that pymm is compared with: the fastest of those that were measured.
+BASELINES = ("cublas", "cublaslt", "numpy")
 
-#: Their names as their makers write them.
-WRITTEN = {
+#: The names of libraries as their makers write them.
+DISPLAY_NAMES = {
     "cublas": "cuBLAS",
     "cublaslt": "cuBLASLt",
     "cublas_syrk": "cuBLAS syrk, half",
@@ -32,14 +34,15 @@ WRITTEN = {
 
 
 @dataclass(frozen=True)
-class Timed:
-    """One contestant on one product. `who` is `OWN` or a library, `rung` ours, `run` the file that
-    it comes from; `spread` is the interquartile range / median, of `rounds` samples.
+class Timing:
+    """The time of one kernel or library on one product. `library` is `OWN` or another; only pymm
+    has a `kernel` and a `variant`. `run` is the file; `spread` is the interquartile range / the
+    median of `rounds` samples.
     """
 
     problem: Problem
-    who: str
-    rung: str
+    library: str
+    kernel: str
     variant: str
     seconds: float
     spread: float
@@ -59,39 +62,41 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class Duel:
-    """What `matmul` would run for one product beside the faster of the libraries there."""
+class Comparison:
+    """The kernel that `matmul` selects for one product, compared with the fastest baseline."""
 
     name: str  # of the class
     problem: Problem
-    ratio: float  # library's time / ours; NaN if one of the two is missing
+    ratio: float  # baseline's time / pymm's; NaN if one is missing
     seconds: float
-    rival: str
-    rival_seconds: float
+    baseline: str
+    baseline_seconds: float
     row: Row
 
 
 @dataclass(frozen=True)
-class Extreme:
-    """The highest rates of a type, ours and the libraries', and the device's limit (GFLOP/s)."""
+class HighestRate:
+    """The highest rates of a type, pymm's and the baseline's, and the device's peak in GFLOP/s."""
 
     dtype: str
-    own: Timed
-    rival: Timed | None
+    own: Timing
+    baseline: Timing | None
     peak: float
 
 
-#: Columns that name a product.
+#: The columns that identify a product.
 PRODUCT = ("op", "dtype", "layout", "m", "n", "k")
 
 
-def written(name: str) -> str:
-    """A contestant's name for people."""
-    return WRITTEN.get(name, name)
+def display_name(name: str) -> str:
+    """The name of a kernel or library as reports show it."""
+    return DISPLAY_NAMES.get(name, name)
 
 
 def latest(rows: Iterable[Row], names: Sequence[str]) -> list[Row]:
-    """The last row of each key, in the order of the files: a row measured again counts anew."""
+    """The last row of each key, in the order of the files: a later measurement replaces an
+    earlier.
+    """
     found: dict[tuple[str, ...], Row] = {}
     for row in rows:
         key = tuple(row.text(name) for name in names)
@@ -100,180 +105,186 @@ def latest(rows: Iterable[Row], names: Sequence[str]) -> list[Row]:
     return list(found.values())
 
 
-def class_rows(findings: Findings) -> list[Row]:
-    """Rows of every class, the last of each product."""
-    return latest(findings.of("classes"), ("class", "dtype", "layout", "m", "n", "k"))
+def class_rows(results: Results) -> list[Row]:
+    """The rows of all classes, the last of each product."""
+    return latest(results.of("classes"), ("class", "dtype", "layout", "m", "n", "k"))
 
 
-def bench_rows(findings: Findings) -> list[Row]:
-    """Rows of `python -m pymm.bench --shapes`, the last of each kernel and variant."""
-    return latest(findings.of("bench"), (*PRODUCT, "name", "variant"))
+def bench_rows(results: Results) -> list[Row]:
+    """The rows of `python -m pymm.bench --shapes`, the last of each kernel and variant."""
+    return latest(results.of("bench"), (*PRODUCT, "name", "variant"))
 
 
-def suite_rows(findings: Findings) -> list[Row]:
-    """Rows of every suite, the last of each figure, of a product that was measured again (with
-    other kernels, or another text of theirs) those of the last time alone.
+def suite_rows(results: Results) -> list[Row]:
+    """The rows of all experiments, the last of each quantity. Of a product that was measured again,
+    with other kernels or other source, only the rows of the last step.
     """
     names = ("suite", "step", "name", "variant", "config", "quantity", "transfer")
-    rows = latest(findings.of("suites"), (*names, *PRODUCT))  # a profiler's step has many products
+    rows = latest(results.of("suites"), (*names, *PRODUCT))
     last = {_measured(row): row.text("step") for row in rows}
     return [row for row in rows if row.text("step") == last[_measured(row)]]
 
 
 def _measured(row: Row) -> tuple[object, ...]:
-    """What one step of a suite measures, or a profiler of all of them."""
+    """What the rows of one step have in common."""
     return (row.text("suite"), row.problem, row.text("quantity").startswith("ncu:"))
 
 
-def timed(findings: Findings) -> list[Timed]:
-    """Everything that has a right result's time: kernels of ours and libraries."""
+def timings(results: Results) -> list[Timing]:
+    """Every valid time, of pymm's kernels and of libraries."""
     found = []
-    for row in class_rows(findings):
-        if row.sound:
-            found.append(_timed(row, OWN, row.text("kernel"), "chosen", row.seconds))
+    for row in class_rows(results):
+        if row.valid:
+            found.append(_timing(row, OWN, row.text("kernel"), "chosen", row.seconds))
         for column, value in row.cells.items():
             if column and column.endswith("_us") and value and row.number(column) > 0:
                 seconds = row.number(column) * 1e-6
-                found.append(_timed(row, column.removesuffix("_us"), "", "", seconds))
-    kernels = [row for row in suite_rows(findings) if row.text("quantity") == "kernel"]
-    for row in (*bench_rows(findings), *kernels):
+                found.append(_timing(row, column.removesuffix("_us"), "", "", seconds))
+    kernels = [row for row in suite_rows(results) if row.text("quantity") == "kernel"]
+    for row in (*bench_rows(results), *kernels):
         name = row.text("name")
-        if row.sound and name != "sequential":
-            who = OWN if name[:1].isdigit() else name
-            found.append(_timed(row, who, name, row.text("variant"), row.seconds))
+        if row.valid and name != "sequential":
+            library = OWN if name[:1].isdigit() else name
+            found.append(_timing(row, library, name, row.text("variant"), row.seconds))
     return found
 
 
-def _timed(row: Row, who: str, rung: str, variant: str, seconds: float) -> Timed:
+def _timing(row: Row, library: str, kernel: str, variant: str, seconds: float) -> Timing:
     spread, rounds = row.number("spread"), row.number("rounds")
-    if row.kind == "classes" and who != OWN:
-        spread = math.nan  # the row has that of our own samples
-    return Timed(row.problem, who, rung, variant, seconds, spread, rounds, row.file, row)
+    if row.kind == "classes" and library != OWN:
+        spread = math.nan  # the row's spread is of pymm's samples
+    return Timing(row.problem, library, kernel, variant, seconds, spread, rounds, row.file, row)
 
 
-def duels(findings: Findings) -> list[Duel]:
-    """Every product of the classes, failed ones too."""
+def class_comparisons(results: Results) -> list[Comparison]:
+    """Every product of the classes, including failed ones."""
     found = []
-    for row in class_rows(findings):
-        times = {name: row.number(f"{name}_us") * 1e-6 for name in RIVALS}
+    for row in class_rows(results):
+        times = {name: row.number(f"{name}_us") * 1e-6 for name in BASELINES}
         times = {name: seconds for name, seconds in times.items() if seconds > 0}
-        rival = min(times, key=times.__getitem__, default="")
-        own = row.seconds if row.sound else math.nan
-        ratio = row.number("ratio") if row.sound else math.nan  # beside any library of the run
-        if ratio != ratio and rival and own > 0:
-            ratio = times[rival] / own
-        found.append(Duel(row.text("class"), row.problem, ratio, own, rival, ratio * own, row))
+        baseline = min(times, key=times.__getitem__, default="")
+        own = row.seconds if row.valid else math.nan
+        ratio = (
+            row.number("ratio") if row.valid else math.nan
+        )  # may be of another library of that run
+        if ratio != ratio and baseline and own > 0:
+            ratio = times[baseline] / own
+        found.append(
+            Comparison(row.text("class"), row.problem, ratio, own, baseline, ratio * own, row)
+        )
     return found
 
 
-def bench_duels(findings: Findings) -> list[Duel]:
-    """The fastest kernel of each product of `python -m pymm.bench` beside the fastest library."""
-    found, everything = [], [t for t in timed(findings) if t.row.kind == "bench"]
+def bench_comparisons(results: Results) -> list[Comparison]:
+    """For each product of `python -m pymm.bench`, its fastest kernel compared with the baseline."""
+    found, everything = [], [t for t in timings(results) if t.row.kind == "bench"]
     for problem in dict.fromkeys(t.problem for t in everything):
         at = [t for t in everything if t.problem == problem]
-        own = [t for t in at if t.who == OWN]
-        others = [t for t in at if t.who in RIVALS]
+        own = [t for t in at if t.library == OWN]
+        others = [t for t in at if t.library in BASELINES]
         if not own:
             continue
         best = min(own, key=lambda t: t.seconds)
-        rival = min(others, key=lambda t: t.seconds, default=None)
-        ratio = rival.seconds / best.seconds if rival else math.nan
+        baseline = min(others, key=lambda t: t.seconds, default=None)
+        ratio = baseline.seconds / best.seconds if baseline else math.nan
         found.append(
-            Duel(
+            Comparison(
                 "",
                 problem,
                 ratio,
                 best.seconds,
-                rival.who if rival else "",
-                rival.seconds if rival else math.nan,
+                baseline.library if baseline else "",
+                baseline.seconds if baseline else math.nan,
                 best.row,
             )
         )
     return found
 
 
-def peaks(findings: Findings) -> dict[str, float]:
-    """GFLOP/s at most by type: the device's own word, else what the rows' parts of it imply."""
-    told = findings.device.get("peak_flops")
-    found = {name: float(v) / 1e9 for name, v in told.items()} if isinstance(told, dict) else {}
+def peaks(results: Results) -> dict[str, float]:
+    """Peak GFLOP/s by type: from `device.json`, else as implied by the rows' parts of peak."""
+    known = results.device.get("peak_flops")
+    found = {name: float(v) / 1e9 for name, v in known.items()} if isinstance(known, dict) else {}
     implied: dict[str, list[float]] = {}
-    for row in (*findings.of("classes"), *findings.of("bench")):
+    for row in (*results.of("classes"), *results.of("bench")):
         part = row.number("peak")
-        if row.sound and part > 0 and row.number("gflops") > 0:
+        if row.valid and part > 0 and row.number("gflops") > 0:
             implied.setdefault(row.problem.dtype, []).append(row.number("gflops") / part)
     return {name: statistics.median(rates) for name, rates in implied.items()} | found
 
 
-def extremes(findings: Findings) -> list[Extreme]:
-    """The highest rates of each type that has a limit, in the order of the rows."""
-    limits, everything, found = peaks(findings), timed(findings), []
+def highest_rates(results: Results) -> list[HighestRate]:
+    """The highest rates of each type with a known peak, in the order of the rows."""
+    limits, everything, found = peaks(results), timings(results), []
     for dtype in dict.fromkeys(t.problem.dtype for t in everything):
         at = [t for t in everything if t.problem.dtype == dtype]
-        own = max((t for t in at if t.who == OWN), key=lambda t: t.gflops, default=None)
-        rival = max((t for t in at if t.who in RIVALS), key=lambda t: t.gflops, default=None)
+        own = [t for t in at if t.library == OWN]
+        others = [t for t in at if t.library in BASELINES]
         if own and dtype in limits:
-            found.append(Extreme(dtype, own, rival, limits[dtype]))
+            best = max(own, key=lambda t: t.gflops)
+            baseline = max(others, key=lambda t: t.gflops, default=None)
+            found.append(HighestRate(dtype, best, baseline, limits[dtype]))
     return found
 
 
-def comparisons(findings: Findings) -> list[Duel]:
-    """One comparison a product: of the classes, else of `python -m pymm.bench`."""
-    return duels(findings) or bench_duels(findings)
+def comparisons(results: Results) -> list[Comparison]:
+    """One comparison per product: of the classes, else of `python -m pymm.bench`."""
+    return class_comparisons(results) or bench_comparisons(results)
 
 
 def kind_of(problem: Problem) -> str:
-    """The type, and the operation unless that is a plain product: "f32", "f64 syrk"."""
+    """The type, and the operation unless it is gemm: "f32", "f64 syrk"."""
     return problem.dtype if problem.op == "gemm" else f"{problem.dtype} {problem.op}"
 
 
 def mean(ratios: Iterable[float]) -> float:
-    """Geometric mean of those that are numbers; NaN if none is."""
+    """The geometric mean of those that are not NaN; NaN if all are."""
     logs = [math.log(ratio) for ratio in ratios if ratio > 0]
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
 def standard_error(spread: float, rounds: float) -> float:
-    """Of a median, as a part of it: 1.2533 s / sqrt(n) for n samples of a normal distribution, of
-    which s is the interquartile range / 1.349. NaN where a row does not tell.
+    """The relative standard error of a median: 1.2533 s / sqrt(n) for n samples of a normal
+    distribution, where s is the interquartile range / 1.349. NaN for unknown rounds.
     """
     return 1.2533 * spread / 1.349 / math.sqrt(rounds) if rounds > 0 else math.nan
 
 
-def device_name(findings: Findings) -> str:
-    """The device's name for people."""
-    return str(findings.device.get("name") or findings.slug)
+def device_name(results: Results) -> str:
+    """The name of the device as reports show it."""
+    return str(results.device.get("name") or results.slug)
 
 
-def opponent_name(findings: Findings) -> str:
-    """What the page calls the opponent: the libraries that were measured."""
-    seen = {t.who for t in timed(findings)}
+def baseline_name(results: Results) -> str:
+    """The baseline as reports call it: the libraries that were measured."""
+    seen = {t.library for t in timings(results)}
     family = {"cublas": "cuBLAS", "cublaslt": "cuBLAS", "numpy": "NumPy"}
-    names = dict.fromkeys(family[name] for name in RIVALS if name in seen)
+    names = dict.fromkeys(family[name] for name in BASELINES if name in seen)
     return " or ".join(names) or "a library"
 
 
 #: Quantities that are times.
 TIMES = ("kernel", "total", "to_device", "to_host")
 
-#: What `matmul` runs, as a curve and a column are called.
+#: What curves and columns call the kernel that `matmul` selects.
 CHOICE = "pymm's choice"
 
-#: How operands travel, as the suites call it, with words for it.
+#: How operands are transferred: the names in the rows, and as reports show them.
 TRANSFERS = {
     "pageable": "pageable",
-    "pinned": "by a pinned area",
-    "registered": "pinned each time",
-    "locked": "pinned for good",
+    "pinned": "pinned staging",
+    "registered": "pinned per call",
+    "locked": "pinned once",
 }
 
-#: Points of a curve by its name: x and y.
+#: Curves by name: y by x.
 Curves = dict[str, dict[float, float]]
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """The rows of one experiment, the last of each figure, and the device's peak rates by type, in
-    GFLOP/s.
+    """The rows of one experiment, the last of each quantity, and the device's peak rates by type,
+    in GFLOP/s.
     """
 
     name: str
@@ -282,54 +293,48 @@ class Experiment:
 
     @property
     def title(self) -> str:
-        """What it asks."""
+        """The question that it answers."""
         known = EXPERIMENTS.get(self.name)
         return known.title if known else self.name
 
     def of(self, quantity: str, dtype: str = "", transfer: str | None = None) -> list[Row]:
-        """The rows of a figure that have a value, perhaps of one type and way of transfer alone."""
+        """The rows of a quantity that have a value, of one type or transfer if given."""
         return [
             row
             for row in self.rows
             if row.text("quantity") == quantity
             and dtype in ("", row.problem.dtype)
             and transfer in (None, row.text("transfer"))
-            and (row.sound if quantity in TIMES else row.text("value"))
+            and (row.valid if quantity in TIMES else row.text("value"))
         ]
 
     @property
     def dtypes(self) -> list[str]:
-        """The types that occur."""
+        """The types in its rows."""
         return list(dict.fromkeys(row.problem.dtype for row in self.rows))
 
-    @property
-    def failures(self) -> list[Row]:
-        """Rows of what went wrong; what was left out or does not apply is none."""
-        fine = ("ok", "", "left_out", "not_applicable")
-        return [row for row in self.rows if row.text("outcome") not in fine]
 
-
-def experiments(findings: Findings) -> dict[str, Experiment]:
-    """Every experiment that has rows, in the order of the catalog."""
+def experiments(results: Results) -> dict[str, Experiment]:
+    """All experiments with rows, in the order of the catalog."""
     groups: dict[str, list[Row]] = {}
-    for row in suite_rows(findings):
+    for row in suite_rows(results):
         groups.setdefault(row.text("suite"), []).append(row)
     known = [name for name in EXPERIMENTS if name in groups]
     others = [name for name in groups if name not in EXPERIMENTS]
-    limits = peaks(findings)
+    limits = peaks(results)
     return {name: Experiment(name, tuple(groups[name]), limits) for name in (*known, *others)}
 
 
-def contestant(row: Row) -> str:
-    """What a curve or a column is called: the rung (with its tile, where the suite sets it), a
-    library, or what `matmul` chose.
+def implementation(row: Row) -> str:
+    """The name of a row's curve or column: a kernel (with its tile where the experiment varies it),
+    a library, or `CHOICE`.
     """
     if row.text("variant") == "chosen":
         return CHOICE
     if row.text("variant") == "fixed":
         tile = re.search(r"-MB(\d+)-NB(\d+)", row.text("config"))
         return f"{row.text('name')} {tile[1]}x{tile[2]}" if tile else row.text("name")
-    return written(row.text("name"))
+    return display_name(row.text("name"))
 
 
 def curves(
@@ -337,17 +342,17 @@ def curves(
     height: Callable[[Row], float],
     along: Callable[[Row], float] = lambda row: row.problem.n,
 ) -> Curves:
-    """A curve for each contestant: ours, the libraries, the rungs."""
+    """One curve for each kernel and library."""
     found: Curves = {}
     for row in rows:
         y = height(row)
         if y == y:
-            found.setdefault(contestant(row), {})[along(row)] = y
+            found.setdefault(implementation(row), {})[along(row)] = y
     return ordered(found)
 
 
 def ordered(found: Curves) -> Curves:
-    """What `matmul` runs first, then libraries, then rungs by their number."""
+    """`CHOICE` first, then libraries, then kernels by number."""
 
     def place(item: tuple[str, object]) -> tuple[object, ...]:
         name = item[0]
@@ -358,20 +363,20 @@ def ordered(found: Curves) -> Curves:
 
 
 def gflops(row: Row) -> float:
-    """The rate of a row."""
-    told = row.number("gflops")
-    return told if told == told else row.problem.flops / row.seconds / 1e9
+    """The rate of a row in GFLOP/s."""
+    known = row.number("gflops")
+    return known if known == known else row.problem.flops / row.seconds / 1e9
 
 
 def pivot(rows: Sequence[Row], value: Callable[[Row], float]) -> tuple[list[str], list[Pivot]]:
-    """One line for each product and way of transfer, with a value for each contestant. The names
-    of the contestants, and the lines.
+    """The rows as lines, one for each product and transfer, with a column for each kernel and
+    library. Returns the names of the columns, and the lines.
     """
     names: Curves = {}
     lines: dict[tuple[object, str], dict[str, Row]] = {}
     for row in rows:
         by = lines.setdefault((row.problem, row.text("transfer")), {})
-        name = contestant(row)
+        name = implementation(row)
         if name in by:  # another configuration of the same kernel
             name = " ".join([name, *row.text("config").split("-")[1:]])
         by[name] = row
@@ -382,11 +387,11 @@ def pivot(rows: Sequence[Row], value: Callable[[Row], float]) -> tuple[list[str]
 
 @dataclass(frozen=True)
 class Pivot:
-    """The rows of one product by contestant."""
+    """The rows of one product by the name of their column."""
 
     by: dict[str, Row]
 
     @property
     def first(self) -> Row:
-        """Any of them, for what they share."""
+        """Any of them, for what they have in common."""
         return next(iter(self.by.values()))

@@ -1,8 +1,8 @@
-"""Figures as SVG text whose colours are CSS variables, so that one drawing serves light, dark and
-print. The only module that knows Matplotlib.
+"""Figures as SVG whose colours are CSS variables, so that one drawing serves light, dark and print.
+The only module that uses Matplotlib.
 
-A figure is 360 units wide with letters of 9 and 10: at about that size it stands on a phone and,
-three in a row, on a laptop.
+A figure is 360 units wide with text of size 9 and 10: about its size on a phone and, three in a
+row, on a laptop.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from pymm.report.stats import CHOICE, Curves
 #: Width and usual height of a figure, in CSS pixels at its natural size.
 WIDTH, HEIGHT = 360, 270
 
-#: Colours by role: what Matplotlib is given, the variable that takes its place, and its values on
-#: a light and a dark page. The series follow the palette of M. Okabe and K. Ito (Color universal
-#: design, 2008), darker or lighter where the page's background wants it; every series has a shape
-#: or a dash of its own besides.
+#: Colours by role: the placeholder that Matplotlib draws with, and the values of the CSS variable
+#: that replaces it on a light and on a dark page. The series follow the palette of M. Okabe and K.
+#: Ito (Color universal design, 2008), darker or lighter for contrast with the background; every
+#: series also has its own marker and dash.
 ROLES: dict[str, tuple[str, str, str]] = {
     "ink": ("#010101", "#1d1d1f", "#f0f0f2"),
     "muted": ("#020202", "#5c5c66", "#a5a5b0"),
@@ -42,17 +42,17 @@ ROLES: dict[str, tuple[str, str, str]] = {
     "series-7": ("#050508", "#55555d", "#c4c4cc"),
 }
 
-#: Shapes and dashes that go with the series.
+#: Markers and dashes of the series.
 MARKERS = "osD^vP*X"
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
 
-#: What Matplotlib remarks of names that are long, begin with an underscore, or have letters that
-#: its own font lacks: the browser has others.
+#: Warnings of Matplotlib about names that are long, begin with an underscore, or have letters that
+#: its font lacks (browsers use another font).
 QUIET = ("constrained_layout not applied", "No artists with labels", "Glyph .* missing from font")
 
 _STYLE = {
-    "svg.fonttype": "none",  # text stays text: it can be searched and read aloud
-    "text.parse_math": False,  # names may have a $ in them
+    "svg.fonttype": "none",  # text stays text: searchable and accessible
+    "text.parse_math": False,  # names may contain $
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 10,
@@ -74,31 +74,30 @@ _STYLE = {
 
 
 class NoPlots(ImportError):
-    """Matplotlib is not there; the message says how to get it."""
+    """Matplotlib is missing; the message says how to install it."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One drawing: its short name, a title, what it shows, and its SVG. `words` is also what is
-    read aloud. `rules` are the style of each class of its elements: a page without inline styles
-    has them in its sheet.
+    """One drawing: name, title, caption (also its accessible description) and SVG. `rules` maps the
+    classes of its elements to CSS, for the style sheet of a page without inline styles.
     """
 
     name: str
     title: str
-    words: str
+    caption: str
     svg: Markup
     rules: Mapping[str, str] = field(default_factory=dict)
 
 
 def colour(role: str) -> str:
-    """What Matplotlib is to draw a role with."""
+    """The placeholder colour of a role."""
     return ROLES[role][0]
 
 
 def series(number: int) -> dict[str, Any]:
-    """Colour, marker and dash of a series; from the ninth on another mark and dash go with a
-    colour.
+    """Colour, marker and dash of a series; colours repeat from the ninth on, with another marker
+    and dash.
     """
     place = number % 8
     other = (place + 3 * (number // 8)) % 8
@@ -109,8 +108,8 @@ def series(number: int) -> dict[str, Any]:
     }
 
 
-def decades(axis: Any) -> None:
-    """Powers of ten along an axis in plain figures: raised exponents are too small for a phone."""
+def label_decades(axis: Any) -> None:
+    """Label an axis by powers of ten without superscripts, which are too small on a phone."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     axis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
@@ -126,7 +125,7 @@ def plain(value: float) -> str:
 
 
 def style_sheet() -> str:
-    """The variables of every role, for light and for dark; `data-theme` decides over the system."""
+    """The CSS variables of every role, for light and dark; `data-theme` overrides the system."""
     light = "".join(f"--{role}:{values[1]};" for role, values in ROLES.items())
     dark = "".join(f"--{role}:{values[2]};" for role, values in ROLES.items())
     return (
@@ -140,13 +139,13 @@ def style_sheet() -> str:
 def draw(
     name: str,
     title: str,
-    words: str,
+    caption: str,
     plot: Callable[[Any, Any], None],
     height: int = HEIGHT,
     panels: int = 0,
 ) -> Figure:
-    """A figure, whose name is made an id: `plot` gets Matplotlib's figure and its axes (a list if
-    a number of `panels` is given, one below the other). Raises `NoPlots` without Matplotlib.
+    """Draw a figure. `plot` gets Matplotlib's figure and its axes, or with `panels` a list of so
+    many axes, one below the other. Raises `NoPlots` without Matplotlib.
     """
     name = identifier(name)
     with _matplotlib(name) as figure_class:
@@ -157,8 +156,8 @@ def draw(
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(text, format="svg", metadata=nothing, transparent=True)
     rules: dict[str, str] = {}
-    svg = _inline(text.getvalue(), name, f"{title}. {words}", rules)
-    return Figure(name, title, words, svg, rules)
+    svg = _inline(text.getvalue(), name, f"{title}. {caption}", rules)
+    return Figure(name, title, caption, svg, rules)
 
 
 @contextmanager
@@ -169,7 +168,7 @@ def _matplotlib(name: str) -> Iterator[Any]:
     except ImportError:
         raise NoPlots("plots need Matplotlib: pip install matplotlib") from None
     drawn = {
-        "svg.hashsalt": name,  # names in the text are the same at every run
+        "svg.hashsalt": name,  # the same ids in every run
         "text.color": colour("ink"),
         "axes.labelcolor": colour("ink"),
         "axes.edgecolor": colour("muted"),
@@ -180,20 +179,20 @@ def _matplotlib(name: str) -> Iterator[Any]:
     with matplotlib.rc_context(), warnings.catch_warnings():
         for message in QUIET:
             warnings.filterwarnings("ignore", message, UserWarning)
-        matplotlib.rcdefaults()  # whatever a user's own style says
+        matplotlib.rcdefaults()  # not the user's own style
         matplotlib.rcParams.update(_STYLE | drawn)
         yield Drawn
 
 
 _SVG, _XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
 
-#: How lines end and meet in Matplotlib's drawings, unless an element says otherwise.
+#: The ends and joins of lines in Matplotlib's drawings, unless an element sets others.
 STROKES = "stroke-linejoin:round;stroke-linecap:butt"
 
 
 def _inline(svg: str, name: str, words: str, rules: dict[str, str]) -> Markup:
-    """Matplotlib's file as an element of a page: no head, ids of its own, variable colours, and a
-    class in place of every style, whose rule goes into `rules`.
+    """Matplotlib's file as an element of a page: no header, unique ids, variables for colours, and
+    classes for styles, whose rules are added to `rules`.
     """
     root = ElementTree.fromstring(svg)
     attributes = [text for node in root.iter() for text in node.attrib.values()]
@@ -222,7 +221,7 @@ def _inline(svg: str, name: str, words: str, rules: dict[str, str]) -> Markup:
 def _attributes(
     node: ElementTree.Element, name: str, wanted: set[str], rules: dict[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """The attributes of an element of a page. Hundredths suffice for a place."""
+    """The attributes of an element, with coordinates rounded to hundredths."""
     for key, value in node.attrib.items():
         if key == "style":
             rule = _rule(value)
@@ -242,23 +241,23 @@ def _attributes(
 
 
 def _rule(style: str) -> str:
-    """A style of Matplotlib's, with the variables of the page."""
+    """A style of Matplotlib's with the variables of the page."""
     for role, values in ROLES.items():
         style = style.replace(values[0], f"var(--{role})")
     style = re.sub(r"(font-family: |font: [\d.]+px )'DejaVu Sans'", r"\1var(--letters)", style)
     if not re.fullmatch(r"[\w\s:;.,#()%-]*", style):
-        raise ValueError(f"{style!r} is no style of a drawing")
+        raise ValueError(f"{style!r} is not a style of a drawing")
     return style
 
 
 def rules_of(figures: Iterable[Figure]) -> str:
-    """The rules of figures as a style sheet; the same drawings give the same text."""
+    """The rules of figures as a style sheet, the same for the same drawings."""
     rules = {name: rule for figure in figures for name, rule in figure.rules.items()}
     return "".join(f".{name}{{{rule}}}" for name, rule in sorted(rules.items()))
 
 
-def alone(figure: Figure) -> str:
-    """The drawing as a file of its own, which follows the reader's light or dark."""
+def standalone(figure: Figure) -> str:
+    """The drawing as a file, which follows the reader's light or dark theme."""
     letters = ':root{--letters:"DejaVu Sans",Verdana,sans-serif}'
     css = f"{style_sheet()}{letters}*{{{STROKES}}}{rules_of([figure])}"
     head, rest = figure.svg.split(">", 1)
@@ -268,39 +267,41 @@ def alone(figure: Figure) -> str:
     return f'{head} width="{width}" height="{height}">{css}{back}{rest}\n'
 
 
-#: Of more points than this a curve is drawn without marks.
+#: Curves of more points are drawn without markers.
 DENSE = 25
 
-#: Series that are kept for a curve.
+#: The series of curves that are the same in all figures.
 SERIES = {CHOICE: 0, "cuBLAS": 1, "NumPy": 1, "cuBLASLt": 2}
 
-#: A size that is no multiple of it leaves partial tiles: it stands beside a curve, not on it.
+#: Sizes that are no multiples of it have partial tiles, and open markers apart from the curve.
 TILE = 32
 
 
 @dataclass(frozen=True)
 class Axes:
-    """What stands along the axes, and how: scales are `linear`, `log` or, of x, `binary`."""
+    """The labels and scales of axes: `linear`, `log` or, for x, `binary`. `limit` is a dashed
+    line.
+    """
 
     x: str
     y: str
     x_scale: str = "linear"
     y_scale: str = "linear"
     limit: float | None = None
-    limit_name: str = "limit"
+    limit_name: str = "peak"
 
 
 def figure(
     name: str,
     title: str,
-    words: str,
+    caption: str,
     lines: Curves,
     axes: Axes,
     columns: int = 2,
     among: Iterable[str] = (),
 ) -> Figure:
-    """The curves, each with a colour, a mark and a dash of its own, the same as in a figure of the
-    curves `among`; `limit` is a dashed line.
+    """A figure of curves, each with its own colour, marker and dash: the same as in a figure of the
+    curves `among`.
     """
     places = slots(dict.fromkeys((*among, *lines)))
 
@@ -323,11 +324,11 @@ def figure(
         drawn.legend(loc="outside lower center", ncols=columns)
 
     height = HEIGHT + 15 * max(0, -(-len(lines) // columns) - 1)
-    return draw(name, title, words, plot, height)
+    return draw(name, title, caption, plot, height)
 
 
 def slots(names: Iterable[str]) -> dict[str, int]:
-    """The number of each curve's series: the same for ours and the libraries in every figure."""
+    """The series of each curve, the same for pymm's choice and the libraries in every figure."""
     found = {name: SERIES[name] for name in names if name in SERIES}
     free = (number for number in (3, 4, 5, 6, 7, 0, 1, 2, *range(8, 99)))
     for name in names:
@@ -354,14 +355,14 @@ def _scales(own: Any, lines: Curves, axes: Axes) -> None:
     if axes.y_scale == "log":
         own.set_yscale("log")
         own.minorticks_off()
-        decades(own.yaxis)
+        label_decades(own.yaxis)
         _fine(own.yaxis, [y for line in lines.values() for y in line.values()])
     else:
         top = max(y for line in lines.values() for y in line.values())
         own.set_ylim(0, 1.05 * max(top, axes.limit or 0.0) or 1.0)
     if axes.x_scale == "log":
         own.set_xscale("log")
-        decades(own.xaxis)
+        label_decades(own.xaxis)
     elif axes.x_scale == "binary":
         places = sorted({x for line in lines.values() for x in line})
         own.set_xscale("log", base=2)
@@ -371,7 +372,7 @@ def _scales(own: Any, lines: Curves, axes: Axes) -> None:
 
 
 def _fine(axis: Any, values: Sequence[float]) -> None:
-    """Within less than two decades 2 and 5 are marked, too."""
+    """Label 2 and 5, too, on an axis of less than two decades."""
     from matplotlib.ticker import LogLocator
 
     if max(values) < 100 * min(values):
@@ -382,8 +383,8 @@ def _labels(ticks: Sequence[int]) -> list[str]:
     return [str(tick) for tick in ticks]
 
 
-def scaled(lines: Curves) -> tuple[Curves, str, float]:
-    """GFLOP/s as they are or as TFLOP/s, the unit's name, and what was divided by."""
+def with_unit(lines: Curves) -> tuple[Curves, str, float]:
+    """The curves in GFLOP/s or TFLOP/s, the unit, and its size in GFLOP/s."""
     top = max((y for line in lines.values() for y in line.values()), default=0.0)
     if top < 2e3:
         return lines, "GFLOP/s", 1.0

@@ -1,48 +1,49 @@
-"""Ratios as coloured grids: classes by type, shapes by type and layout."""
+"""Tables of products, searches and calls; ratios also as coloured grids, by class and by shape."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+from pymm.console import duration
 from pymm.core.problem import Problem
 from pymm.kernels import KERNELS
-from pymm.report.content import Cell, Table, cell, duration, rate
+from pymm.report.content import Cell, Table, cell, rate
 from pymm.report.load import Row
 from pymm.report.searches import Search
-from pymm.report.stats import OWN, Duel, Extreme, Timed, kind_of, mean, written
+from pymm.report.stats import OWN, Comparison, HighestRate, Timing, display_name, kind_of, mean
 from pymm.selection.records import Record
 
 LAYOUTS = ("NN", "NT", "TN", "TT")
 
-#: A ratio of so much is coloured fully: twice as fast, or half.
+#: Ratios of 2 and 1/2 have the full colour.
 FULL = math.log(2.0)
 
 
 def shade(ratio: float) -> float | None:
-    """A ratio on a scale from -1 to 1, 0 where both are as fast; None if there is none."""
+    """The colour of a ratio, from -1 to 1; 0 for equal times, None for NaN."""
     return max(-1.0, min(1.0, math.log(ratio) / FULL)) if ratio > 0 else None
 
 
 def ratio_cell(ratio: float) -> Cell:
-    """A ratio as a coloured field."""
+    """A ratio as a coloured cell."""
     return cell(ratio, "{:.2f}", shade(ratio))
 
 
 def extents(problem: Problem) -> Cell:
-    """The shape as a field that sorts by the number of operations; a square as its one extent."""
+    """The shape as a cell that sorts by the number of operations; a square as one number."""
     m, n, k = problem.m, problem.n, problem.k
     text = f"{n}" if m == n == k else f"{m} x {n} x {k}"
     return Cell(text, problem.flops)
 
 
-def class_means(duels: Sequence[Duel]) -> list[Table]:
-    """Geometric mean of every class and type, row-major operands and transposed ones; one table
-    for the types that have the same classes.
+def class_means(comparisons: Sequence[Comparison]) -> list[Table]:
+    """Geometric means by class and type, of row-major and of transposed operands; one table for the
+    types with the same classes.
     """
     classes: dict[str, dict[str, None]] = {}
-    for duel in duels:
-        classes.setdefault(kind_of(duel.problem), {})[duel.name] = None
+    for comparison in comparisons:
+        classes.setdefault(kind_of(comparison.problem), {})[comparison.name] = None
     groups: list[tuple[list[str], list[str]]] = []
     for dtype, names in classes.items():
         for dtypes, of in groups:
@@ -52,32 +53,38 @@ def class_means(duels: Sequence[Duel]) -> list[Table]:
                 break
         else:
             groups.append(([dtype], list(names)))
-    return [_means(duels, *group, place) for place, group in enumerate(groups)]
+    return [_means(comparisons, *group, place) for place, group in enumerate(groups)]
 
 
-def _means(duels: Sequence[Duel], dtypes: list[str], classes: list[str], place: int) -> Table:
+def _means(
+    comparisons: Sequence[Comparison], dtypes: list[str], classes: list[str], place: int
+) -> Table:
     rows = [{"class": Cell(name)} for name in classes]
     for dtype in dtypes:
         for title, layouts in _columns(dtype):
-            of = [d for d in duels if kind_of(d.problem) == dtype and d.problem.layout in layouts]
+            of = [
+                d
+                for d in comparisons
+                if kind_of(d.problem) == dtype and d.problem.layout in layouts
+            ]
             if not any(d.ratio > 0 for d in of):
                 continue
             for row, name in zip(rows, classes, strict=True):
                 row[title] = _mean_cell([d for d in of if d.name == name])
-    words = "Geometric means of the library's time / pymm's: above 1 pymm is faster. " + (
-        "The library is the faster of the whole product and one half with its mirror. "
+    note = "Geometric means of the baseline's time / pymm's: above 1 pymm is faster. " + (
+        "The baseline is the faster of gemm and of syrk followed by mirroring. "
         if any(" " in dtype for dtype in dtypes)
-        else "NN: both operands row-major; trans.: A, B or both transposed. "
+        else "NN: both operands row-major; transposed: A, B or both. "
     )
-    words += "Empty: not measured."
+    note += "Empty: not measured."
     title = f"Classes of shapes, {', '.join(dtypes)}"
-    return Table(f"classes-{place}", title, rows, words, grid=True)
+    return Table(f"classes-{place}", title, rows, note, grid=True)
 
 
-def _mean_cell(duels: Sequence[Duel]) -> Cell:
-    """The mean of a class as a coloured field; how many of its products failed, if any did."""
-    average = mean(d.ratio for d in duels)
-    failed = sum(not d.row.sound for d in duels)
+def _mean_cell(comparisons: Sequence[Comparison]) -> Cell:
+    """The mean of a class as a coloured cell, with the number of its products that failed."""
+    average = mean(d.ratio for d in comparisons)
+    failed = sum(not d.row.valid for d in comparisons)
     if not failed:
         return ratio_cell(average)
     text = f"{average:.2f}, " if average > 0 else ""
@@ -85,16 +92,16 @@ def _mean_cell(duels: Sequence[Duel]) -> Cell:
 
 
 def _columns(kind: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Heads of a kind's columns, with the layouts that each counts."""
+    """The columns of a type and operation, with the layouts that each covers."""
     dtype, _, op = kind.partition(" ")
     if op:
         return ((f"{dtype} A A^T", ("NT",)), (f"{dtype} A^T A", ("TN",)))
-    return ((f"{dtype} NN", LAYOUTS[:1]), (f"{dtype} trans.", LAYOUTS[1:]))
+    return ((f"{dtype} NN", LAYOUTS[:1]), (f"{dtype} transposed", LAYOUTS[1:]))
 
 
-def beside_whole(duels: Sequence[Duel]) -> Table:
-    """Symmetric products beside the library's whole product alone, class by class."""
-    of = [d for d in duels if d.problem.op != "gemm"]
+def against_whole_product(comparisons: Sequence[Comparison]) -> Table:
+    """Symmetric products compared with the library's gemm, class by class."""
+    of = [d for d in comparisons if d.problem.op != "gemm"]
     rows = [{"class": Cell(name)} for name in dict.fromkeys(d.name for d in of)]
     for kind in dict.fromkeys(kind_of(d.problem) for d in of):
         for title, layouts in _columns(kind):
@@ -102,32 +109,32 @@ def beside_whole(duels: Sequence[Duel]) -> Table:
             for row in rows:
                 named = [_whole(d) for d in at if d.name == row["class"].text]
                 row[title] = ratio_cell(mean(named))
-    words = (
-        "Geometric means of the time of the library's whole product, which multiplies twice as "
-        "much, / pymm.syrk's."
+    note = (
+        "Geometric means of the time of the library's gemm, which computes twice as many elements, "
+        "/ the time of `pymm.syrk`."
     )
-    return Table("whole", "Symmetric products beside the whole product", rows, words, grid=True)
+    return Table("whole", "Symmetric products compared with gemm", rows, note, grid=True)
 
 
-def _whole(duel: Duel) -> float:
-    times = [duel.row.number(name) for name in ("cublas_us", "cublaslt_us", "numpy_us")]
+def _whole(comparison: Comparison) -> float:
+    times = [comparison.row.number(name) for name in ("cublas_us", "cublaslt_us", "numpy_us")]
     known = [seconds * 1e-6 for seconds in times if seconds > 0]
-    return min(known) / duel.seconds if known and duel.seconds > 0 else math.nan
+    return min(known) / comparison.seconds if known and comparison.seconds > 0 else math.nan
 
 
-def shape_maps(duels: Sequence[Duel]) -> list[Table]:
-    """Every shape against every type and layout, operation by operation."""
-    ops = dict.fromkeys(d.problem.op for d in duels)
-    return [shape_map([d for d in duels if d.problem.op == op]) for op in ops]
+def shape_maps(comparisons: Sequence[Comparison]) -> list[Table]:
+    """Every shape by type and layout, one table per operation."""
+    ops = dict.fromkeys(d.problem.op for d in comparisons)
+    return [shape_map([d for d in comparisons if d.problem.op == op]) for op in ops]
 
 
-def shape_map(duels: Sequence[Duel]) -> Table:
-    """Every shape against every type and layout."""
-    kinds = list(dict.fromkeys((kind_of(d.problem), d.problem.layout) for d in duels))
+def shape_map(comparisons: Sequence[Comparison]) -> Table:
+    """Every shape by type and layout."""
+    kinds = list(dict.fromkeys((kind_of(d.problem), d.problem.layout) for d in comparisons))
     dtypes = list(dict.fromkeys(dtype for dtype, _ in kinds))
     kinds.sort(key=lambda kind: (dtypes.index(kind[0]), kind[1]))
     shapes: dict[tuple[int, int, int], dict[tuple[str, str], float]] = {}
-    for d in duels:
+    for d in comparisons:
         at = shapes.setdefault((d.problem.m, d.problem.n, d.problem.k), {})
         at[kind_of(d.problem), d.problem.layout] = d.ratio
     rows = [
@@ -135,84 +142,86 @@ def shape_map(duels: Sequence[Duel]) -> Table:
         | {" ".join(kind): ratio_cell(at.get(kind, math.nan)) for kind in kinds}
         for shape, at in sorted(shapes.items(), key=lambda item: (len(set(item[0])), item[0]))
     ]
-    words = "The library's time / pymm's for every product; above 1 pymm is faster."
-    op = duels[0].problem.op
+    note = "The baseline's time / pymm's for every product; above 1 pymm is faster."
+    op = comparisons[0].problem.op
     name, what = ("shapes", "shape") if op == "gemm" else (f"shapes-{op}", f"{op} shape")
-    return Table(name, f"Every {what} by type and layout", rows, words, grid=True)
+    return Table(name, f"Every {what} by type and layout", rows, note, grid=True)
 
 
-#: Types in words.
+#: Descriptions of the types.
 TYPES = {
-    "f32": "numbers of 32 bits",
-    "f64": "of 64 bits",
-    "f16": "of 16 bits, summed in 32",
-    "bf16": "of 16 bits with the range of f32, summed in 32",
-    "tf32": "f32 rounded to 11 bits",
-    "tf32x3": "f32 in three products of tf32, compared with f32",
-    "f16x3": "f32 in three products of f16, block-scaled, compared with f32",
-    "f16_f32": "f16 with a result in f32",
-    "bf16_f32": "bf16 with a result in f32",
+    "f32": "32-bit floating point",
+    "f64": "64-bit",
+    "f16": "16-bit, accumulated in f32",
+    "bf16": "bfloat16, accumulated in f32",
+    "tf32": "f32 operands rounded to TF32 (11 significant bits)",
+    "tf32x3": "f32 emulated by three tf32 products, compared with f32",
+    "f16x3": "f32 emulated by three block-scaled f16 products, compared with f32",
+    "f16_f32": "f16 with f32 results",
+    "bf16_f32": "bf16 with f32 results",
 }
 
 
 def of_problem(problem: Problem) -> dict[str, Cell]:
-    """The columns that name a product."""
+    """The columns that identify a product."""
     named = {"type": Cell(kind_of(problem)), "layout": Cell(problem.layout)}
     return named | {"m x n x k": extents(problem)}
 
 
-def percent(part: float, form: str = "{:.0f}%") -> Cell:
-    """A part of 1 as a field."""
+def percent_cell(part: float, form: str = "{:.0f}%") -> Cell:
+    """A fraction as a cell in percent."""
     return cell(100 * part, form)
 
 
-def span(seconds: float) -> Cell:
-    """A time as a field."""
-    return Cell(duration(seconds), None if seconds != seconds else seconds)
+def time_cell(seconds: float) -> Cell:
+    """A time as a cell."""
+    return Cell(duration(seconds), seconds) if seconds > 0 else Cell("")
 
 
 def parameters_of(row: Row) -> Cell:
-    """A configuration without its kernel's name, which stands beside it: "MB128 NB256"."""
+    """A configuration without its kernel's name: "MB128 NB256"."""
     return Cell(" ".join(row.text("config").split("-")[1:]))
 
 
-def extremes(found: Sequence[Extreme], duels: Sequence[Duel]) -> Table:
-    """The highest rate of each type beside the limit and the libraries'."""
+def highest_rates(found: Sequence[HighestRate], comparisons: Sequence[Comparison]) -> Table:
+    """The highest rate of each type, compared with the peak and with the baseline's."""
     rows = []
     for e in found:
-        ratios = [d.ratio for d in duels if kind_of(d.problem) == e.dtype and d.ratio > 0]
-        rival = Cell("")
-        if e.rival:
-            rival = Cell(f"{rate(e.rival.gflops)} ({written(e.rival.who)})", e.rival.gflops)
+        ratios = [d.ratio for d in comparisons if kind_of(d.problem) == e.dtype and d.ratio > 0]
+        baseline = Cell("")
+        if e.baseline:
+            baseline = Cell(
+                f"{rate(e.baseline.gflops)} ({display_name(e.baseline.library)})", e.baseline.gflops
+            )
         rows.append(
             {
                 "type": Cell(e.dtype),
                 "highest rate": Cell(rate(e.own.gflops), e.own.gflops),
-                "of the limit": percent(e.own.gflops / e.peak),
-                "limit": Cell(rate(e.peak), e.peak),
-                "library's highest": rival,
+                "of peak": percent_cell(e.own.gflops / e.peak),
+                "peak": Cell(rate(e.peak), e.peak),
+                "baseline's highest": baseline,
                 "ratio": ratio_cell(mean(ratios)),
                 "products": Cell(str(len(ratios)), len(ratios)),
                 "highest at": Cell(e.own.problem.slug),
             }
         )
-    told = [f"{e.dtype} {TYPES[e.dtype]}" for e in found if e.dtype in TYPES]
-    words = (
-        "Ratio: geometric mean of the library's time / pymm's over so many products; highest rates "
-        "are those of any product measured. The limit is what all units of the device can do at "
-        f"its highest clock. Types: {'; '.join(told)}."
+    types = [f"{e.dtype} {TYPES[e.dtype]}" for e in found if e.dtype in TYPES]
+    note = (
+        "Ratio: geometric mean of the baseline's time / pymm's over that many products. Highest "
+        "rates are over all products measured. Peak: all units of the device at its highest clock. "
+        f"Types: {'; '.join(types)}."
     )
-    return Table("extremes", "Highest rates by type", rows, words)
+    return Table("extremes", "Highest rates by type", rows, note)
 
 
-def products(duels: Sequence[Duel]) -> Table:
-    """Every product with times, configuration and the reason for it."""
+def products(comparisons: Sequence[Comparison]) -> Table:
+    """Every product with its times, and the configuration with the reason for its selection."""
     names = ("cublas", "cublaslt", "numpy", "triton")
-    libraries = [name for name in names if any(d.row.text(f"{name}_us") for d in duels)]
+    libraries = [name for name in names if any(d.row.text(f"{name}_us") for d in comparisons)]
     rows = []
-    for d in duels:
+    for d in comparisons:
         row = d.row
-        times = {written(name): cell(row.number(f"{name}_us")) for name in libraries}
+        times = {display_name(name): cell(row.number(f"{name}_us")) for name in libraries}
         rows.append(
             {
                 **of_problem(d.problem),
@@ -221,50 +230,53 @@ def products(duels: Sequence[Duel]) -> Table:
                 **times,
                 "ratio": ratio_cell(d.ratio),
                 "GFLOP/s": cell(row.number("gflops")),
-                "of limit": percent(row.number("peak")),
-                "spread": percent(row.number("spread"), "{:.1f}%"),
+                "of peak": percent_cell(row.number("peak")),
+                "spread": percent_cell(row.number("spread"), "{:.1f}%"),
                 "kernel": Cell(row.text("kernel")),
                 "configuration": parameters_of(row),
-                "why": Cell(row.text("reason")),
+                "selected because": Cell(row.text("reason")),
                 "outcome": Cell(outcome(row)),
             }
         )
-    words = "Times are medians in microseconds, spread is interquartile range / median."
-    return Table("products", "Every product", rows, words)
+    note = "Times are medians in microseconds; spread is the interquartile range / the median."
+    return Table("products", "Every product", rows, note)
 
 
 def outcome(row: Row) -> str:
-    """How a measurement ended, with the reason if it failed."""
+    """The outcome of a measurement, with the reason if it failed."""
     detail = row.text("detail")
     return row.text("outcome") + (f": {detail}" if detail and row.text("outcome") != "ok" else "")
 
 
-def kernels(everything: Sequence[Timed]) -> Table:
+def kernels(everything: Sequence[Timing]) -> Table:
     """Every kernel and library of `python -m pymm.bench` on every product."""
     titles = {f"{kernel.number:02d}_{kernel.name}": kernel.title for kernel in KERNELS}
     rows = [
         {
             **of_problem(t.problem),
-            "kernel": Cell(t.rung if t.who == OWN else written(t.who)),
+            "kernel": Cell(t.kernel if t.library == OWN else display_name(t.library)),
             "variant": Cell(t.variant),
-            "time": span(t.seconds),
+            "time": time_cell(t.seconds),
             "GFLOP/s": cell(t.gflops),
-            "of limit": percent(t.row.number("peak"), "{:.1f}%"),
+            "of peak": percent_cell(t.row.number("peak"), "{:.1f}%"),
             "ratio": ratio_cell(t.row.number("ratio")),
-            "spread": percent(t.spread, "{:.1f}%"),
+            "spread": percent_cell(t.spread, "{:.1f}%"),
             "registers": cell(t.row.number("registers")),
             "shared": cell(t.row.number("shared")),
             "configuration": parameters_of(t.row),
-            "what it adds": Cell(titles.get(t.rung, "")),
+            "what it adds": Cell(titles.get(t.kernel, "")),
         }
         for t in everything
     ]
-    words = "Ratio: time of the fastest library in the same run / this time. Shared: bytes a block."
-    return Table("kernels", "Every kernel", rows, words)
+    note = (
+        "Ratio: time of the fastest library in the same run / this time. Registers per thread; "
+        "shared memory per block in bytes."
+    )
+    return Table("kernels", "Every kernel", rows, note)
 
 
 def gains(found: Sequence[Search]) -> Table:
-    """Every search: how long, what it gained, what won."""
+    """Every search: its length, its gain and its winner."""
     rows = []
     for search in found:
         best, first = search.best, search.final[0] if search.final else None
@@ -278,44 +290,44 @@ def gains(found: Sequence[Search]) -> Table:
                 "kernel": Cell(search.kernel),
                 "trials": Cell(str(len(search.tried)), len(search.tried)),
                 "seconds": cell(length, "{:.0f}"),
-                "default": span(first.seconds if known else math.nan),
-                "best": span(best.seconds),
+                "default": time_cell(first.seconds if known else math.nan),
+                "best": time_cell(best.seconds),
                 "gain": ratio_cell(search.gain),
                 "configuration": parameters_of(best),
                 "file": Cell(search.file),
             }
         )
-    words = (
-        "Gain: default's time / winner's, both measured in turn at the search's end; empty where "
-        "the default was not among the last."
+    note = (
+        "Gain: the default's time / the winner's, measured in alternation at the end of the "
+        "search; empty if the default was not measured there."
     )
-    return Table("gains", "Every search", rows, words)
+    return Table("gains", "Every search", rows, note)
 
 
 def unseen(found: Sequence[Row]) -> Table:
-    """Shapes that nothing was tuned for: what is chosen beside what a search of their own finds."""
+    """Untuned shapes: the selected configuration compared with the result of a search."""
     rows = [
         {
             **of_problem(row.problem),
-            "chosen": cell(row.number("chosen_us")),
+            "selected": cell(row.number("chosen_us")),
             "default": cell(row.number("default_us")),
-            "found by a search": cell(row.number("found_us")),
-            "chosen / fastest": ratio_cell(row.number("of_fastest")),
-            "default / chosen": ratio_cell(row.number("of_default")),
+            "found by search": cell(row.number("found_us")),
+            "selected / fastest": ratio_cell(row.number("of_fastest")),
+            "default / selected": ratio_cell(row.number("of_default")),
             "configuration": Cell(row.text("chosen").replace("-", " ")),
-            "why": Cell(row.text("reason")),
+            "selected because": Cell(row.text("reason")),
         }
         for row in found
     ]
-    words = (
-        "Times in microseconds. Each random shape got a search of its own, whose result was thrown "
-        "away; then the three were measured in turn. Ratios of rates."
+    note = (
+        "Times in microseconds. Each random shape was searched without storing the result; then "
+        "the three were measured in alternation. Ratios are of rates."
     )
-    return Table("unseen", "Shapes never tuned", rows, words)
+    return Table("unseen", "Shapes never tuned", rows, note)
 
 
 def calls(found: Sequence[Row]) -> Table:
-    """What a call costs the host; of what was measured again the last."""
+    """The host's time for a call, the last measurement of each."""
     latest = {(row.problem, row.text("arrays"), row.text("call")): row for row in found}
     several = len({problem for problem, _, _ in latest}) > 1
     rows = [
@@ -329,23 +341,23 @@ def calls(found: Sequence[Row]) -> Table:
         }
         for (problem, arrays, call), row in latest.items()
     ]
-    words = "Microseconds of the host until a call returns, medians; the device is not waited for."
-    return Table("calls", "Calls", rows, words)
+    note = "Median microseconds until the call returns, without waiting for the device."
+    return Table("calls", "Calls", rows, note)
 
 
 def records(found: Sequence[Record]) -> Table:
-    """The tuned configurations as they are stored."""
+    """The stored configurations."""
     rows = [
         {
             **of_problem(record.problem),
             "kernel": Cell(record.config.kernel_name),
-            "time": span(record.seconds),
+            "time": time_cell(record.seconds),
             "GFLOP/s": cell(record.problem.flops / record.seconds / 1e9),
-            "spread": percent(record.spread, "{:.1f}%"),
+            "spread": percent_cell(record.spread, "{:.1f}%"),
             "date": Cell(record.date),
             "configuration": Cell(" ".join(record.config.slug.split("-")[1:])),
         }
         for record in found
     ]
-    words = "What `pymm.matmul` finds for this device: the file of tuning_configs/."
-    return Table("records", "Tuned configurations", rows, words)
+    note = "The configurations stored for this device in tuning_configs/."
+    return Table("records", "Tuned configurations", rows, note)

@@ -1,4 +1,4 @@
-"""Tables of the suites."""
+"""Tables of the experiments (`python -m pymm.bench --suite`)."""
 
 from __future__ import annotations
 
@@ -6,43 +6,44 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from pymm.report.content import Cell, Table, cell, significant
+from pymm.console import significant
+from pymm.report.content import Cell, Table, cell
 from pymm.report.load import Row
-from pymm.report.stats import CHOICE, TIMES, TRANSFERS, Experiment, contestant, gflops, pivot
+from pymm.report.stats import CHOICE, TIMES, TRANSFERS, Experiment, gflops, implementation, pivot
 from pymm.report.tables import (
     extents,
     of_problem,
     outcome,
     parameters_of,
-    percent,
+    percent_cell,
     ratio_cell,
-    span,
+    time_cell,
 )
 
-#: What is compared with the sequential product: name, title and words of a table, its column.
+#: Comparisons with the sequential product: name, title and note of a table, and its column.
 COMPARED = (
     (
         "gains",
         "speed-up over sequential",
-        "Time of the sequential product, one thread of the host, / that of each; only of products "
-        "whose sequential one was made: that of a large one takes minutes.",
+        "Time of the sequential product on one thread of the host / this time, for the products "
+        "whose sequential time was measured (large ones take minutes).",
         "speedup",
     ),
     (
         "errors",
         "relative error",
-        "Infinity norm of C - S / that of S, S the sequential product: 0 where each element is the "
-        "same to the bit.",
+        "Infinity norm of C - S / that of S, where S is the sequential product; 0: identical bit "
+        "for bit.",
         "error_inf",
     ),
 )
 
-#: What Nsight Compute saw, with the names of the original's table.
+#: Metrics of Nsight Compute, with their columns.
 PROFILED = {
     "ncu:smsp__cycles_active.avg.pct_of_peak_sustained_elapsed": "SM efficiency",
     "ncu:sm__throughput.avg.pct_of_peak_sustained_elapsed": "SM throughput",
     "ncu:sm__warps_active.avg.pct_of_peak_sustained_active": "achieved occupancy",
-    "ncu:dram__throughput.avg.pct_of_peak_sustained_elapsed": "DRAM use",
+    "ncu:dram__throughput.avg.pct_of_peak_sustained_elapsed": "DRAM throughput",
     "ncu:dram__bytes_read.sum.per_second": "DRAM read, GB/s",
     "ncu:dram__bytes_write.sum.per_second": "DRAM written, GB/s",
     "ncu:lts__t_sector_hit_rate.pct": "L2 hits",
@@ -51,10 +52,10 @@ PROFILED = {
     "ncu:l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum.per_second": "shared loads",
 }
 
-#: How a profiler's units begin.
+#: Prefixes of the profiler's units.
 PREFIXES = {"T": 1e12, "G": 1e9, "M": 1e6, "K": 1e3, "": 1.0}
 
-#: Quantities of a kernel that stand in its table, with their heads.
+#: Quantities of a kernel, with their columns.
 FACTS = {
     "grid": "grid",
     "block": "block",
@@ -64,12 +65,12 @@ FACTS = {
     "blocks_per_sm": "blocks / SM",
     "occupancy": "occupancy",
     "limited_by": "limited by",
-    "minimal_traffic": "GB/s at least",
+    "minimal_traffic": "minimal GB/s",
 }
 
 
 def rates(experiment: Experiment) -> Table:
-    """GFLOP/s of every contestant, one row a product."""
+    """GFLOP/s of every kernel and library, one row per product."""
     rows = sorted(experiment.of("kernel"), key=in_order)
     names, lines = pivot(rows, gflops)
     found = []
@@ -83,51 +84,53 @@ def rates(experiment: Experiment) -> Table:
             own = line.by.get(CHOICE)
             shown["ratio"] = ratio_cell(own.number("ratio") if own else math.nan)
             if first.problem.symmetric:
-                shown["whole / pymm"] = ratio_cell(_whole(line.by, own))
+                shown["gemm / pymm"] = ratio_cell(_whole(line.by, own))
             shown["configuration"] = Cell(own.text("config").replace("-", " ") if own else "")
         found.append(shown)
-    words = "GFLOP/s of the kernels alone."
+    note = "GFLOP/s of the kernels alone."
     if CHOICE in names:
-        words += " Ratio: the time of the fastest library that writes all of C / pymm's choice's."
-    return Table(f"rates-{experiment.name}", f"{experiment.name}: {experiment.title}", found, words)
+        note += " Ratio: time of the fastest library that writes all of C / time of pymm's choice."
+    return Table(f"rates-{experiment.name}", f"{experiment.name}: {experiment.title}", found, note)
 
 
 def _whole(by: Mapping[str, Row], own: Row | None) -> float:
-    """Time of the library's whole product, of a symmetric C too, / ours."""
+    """The time of the library's gemm / pymm's."""
     times = [by[name].seconds for name in ("cuBLAS", "cuBLASLt", "NumPy") if name in by]
     return min(times) / own.seconds if times and own else math.nan
 
 
 def in_order(row: Row) -> tuple[object, ...]:
-    """Type by type; squares by their size, then rectangles of the same k or part of n."""
+    """The order of rows: by type, squares by size, then rectangles by k or k / n."""
     p = row.problem
     kind = 0.0 if p.k == p.n else p.k / p.n if p.symmetric else p.k
     return (p.dtype, kind, p.n)
 
 
-def beside_sequential(experiment: Experiment) -> list[Table]:
-    """Speed-up over the sequential product and relative error, of an experiment that has them."""
+def against_sequential(experiment: Experiment) -> list[Table]:
+    """Speed-up over the sequential product and relative error, if the experiment has them."""
     tables = []
-    for name, title, words, column in COMPARED:
+    for name, title, note, column in COMPARED:
         rows = [row for row in sorted(experiment.of("kernel"), key=in_order) if row.text(column)]
         names, lines = pivot(rows, lambda row, column=column: row.number(column))
         found = [
             of_problem(line.first.problem)
             | {
-                who: cell(line.by[who].number(column)) if who in line.by else Cell("")
-                for who in names
-                if who != "sequential"
+                other: cell(line.by[other].number(column)) if other in line.by else Cell("")
+                for other in names
+                if other != "sequential"
             }
             for line in lines
         ]
         tables.append(
-            Table(f"{name}-{experiment.name}", f"{experiment.name}: {title}", found, words)
+            Table(f"{name}-{experiment.name}", f"{experiment.name}: {title}", found, note)
         )
     return tables
 
 
-def journeys(experiment: Experiment) -> Table:
-    """Copies, kernel and the whole of each contestant, one row a product and way of transfer."""
+def transfer_times(experiment: Experiment) -> Table:
+    """Times of copies, kernel and total for each kernel and library, one row per product and
+    transfer.
+    """
     at = {
         (r.problem, r.text("transfer"), r.text("quantity"), *_who(r)[1:]): r.seconds
         for quantity in TIMES
@@ -136,28 +139,28 @@ def journeys(experiment: Experiment) -> Table:
     rows = []
     for row in sorted(experiment.of("kernel"), key=in_order):
         p = row.problem
-        for way, words in TRANSFERS.items():
+        for way, described in TRANSFERS.items():
             copies = [at.get((p, way, part, "", "")) for part in ("to_device", "to_host")]
             if None in copies:
                 continue
             rows.append(
                 {
                     **of_problem(p),
-                    "transfers": Cell(words),
-                    "contestant": Cell(contestant(row)),
-                    "to the device": span(copies[0]),
-                    "kernel": span(row.seconds),
-                    "to the host": span(copies[1]),
-                    "whole": span(at.get((p, way, "total", *_who(row)[1:]), math.nan)),
-                    "kernel's part": percent(row.seconds / (sum(copies) + row.seconds)),
+                    "transfers": Cell(described),
+                    "implementation": Cell(implementation(row)),
+                    "to the device": time_cell(copies[0]),
+                    "kernel": time_cell(row.seconds),
+                    "to the host": time_cell(copies[1]),
+                    "total": time_cell(at.get((p, way, "total", *_who(row)[1:]), math.nan)),
+                    "kernel's share": percent_cell(row.seconds / (sum(copies) + row.seconds)),
                     "configuration": parameters_of(row),
                 }
             )
-    words = (
+    note = (
         "Copies and the whole by the host's clock, the whole in one go; the kernel's part of the "
         "three."
     )
-    return Table(f"times-{experiment.name}", f"{experiment.name}: {experiment.title}", rows, words)
+    return Table(f"times-{experiment.name}", f"{experiment.name}: {experiment.title}", rows, note)
 
 
 def _who(row: Row) -> tuple[str, str, str]:
@@ -184,41 +187,45 @@ def kernel_facts(experiment: Experiment) -> Table:
                 **of_problem(first.problem),
                 "kernel": Cell(first.text("name")),
                 "variant": Cell(first.text("variant")),
-                "time": span(time.seconds if time else math.nan),
+                "time": time_cell(time.seconds if time else math.nan),
                 "GFLOP/s": cell(gflops(time) if time else math.nan),
                 **numbers,
                 "configuration": parameters_of(first),
             }
         )
-    words = (
-        "Registers of a thread, shared memory of a block in bytes; occupancy: the part of a "
-        "multiprocessor's threads that its blocks fill, as the compiler's registers and shared "
-        "memory allow it. GB/s at least: A, B and C once, over the time."
+    note = (
+        "Registers per thread; shared memory per block in bytes. Occupancy: resident threads / "
+        "maximal threads of a multiprocessor, as registers and shared memory allow. Minimal GB/s: "
+        "A and B read once and C written once, / the time."
     )
     if seen & {*PROFILED, *others}:
-        words += " The columns after that are Nsight Compute's, of one launch."
-    return Table("facts-o2-kernels", f"{experiment.name}: {experiment.title}", rows, words)
+        note += " The columns after that are from Nsight Compute, of one launch."
+    return Table("facts-o2-kernels", f"{experiment.name}: {experiment.title}", rows, note)
 
 
 def _number(row: Row | None) -> Cell:
-    """A quantity as a field: a rate that a profiler tells with its unit, parts in percent."""
+    """A quantity as a cell: rates of the profiler in GB/s, fractions in percent."""
     if row is None:
         return Cell("")
     value, unit = row.number("value"), row.text("unit")
     if value != value:
         return Cell(row.text("value"))
     if row.text("quantity") == "occupancy":
-        return percent(value)
+        return percent_cell(value)
     if row.text("quantity").startswith("ncu:"):
         bytes_a_second = re.fullmatch(r"([TGMK]?)byte/s(?:econd)?", unit)
         if bytes_a_second:
             return cell(value * PREFIXES[bytes_a_second[1]] / 1e9)
-        return percent(value / 100) if unit == "%" else Cell(f"{significant(value)} {unit}", value)
+        return (
+            percent_cell(value / 100)
+            if unit == "%"
+            else Cell(f"{significant(value)} {unit}", value)
+        )
     return cell(value)
 
 
 def counts(experiment: Experiment) -> Table:
-    """Operations and accesses of a thread, counted and by formula."""
+    """Operations and memory accesses per thread, counted and by formula."""
     quantities = list(dict.fromkeys(row.text("quantity") for row in experiment.rows))
     lines: dict[tuple[object, ...], dict[str, Row]] = {}
     for row in experiment.rows:
@@ -237,17 +244,17 @@ def counts(experiment: Experiment) -> Table:
                 **numbers,
             }
         )
-    words = "Averages over all threads, counted in the simulator, beside the formula for a thread."
-    return Table("counts-o2", f"{experiment.name}: {experiment.title}", rows, words)
+    note = "Averages over all threads, counted in the simulator, and the formula for one thread."
+    return Table("counts-o2", f"{experiment.name}: {experiment.title}", rows, note)
 
 
 def left_out(experiment: Experiment) -> Table:
-    """What was not measured, and what failed, with the reason."""
+    """What was left out and what failed, with the reason."""
     rows: Sequence[Row] = [row for row in experiment.rows if row.text("outcome") not in ("ok", "")]
     lines = [
         {
             **of_problem(row.problem),
-            "contestant": Cell(contestant(row)),
+            "implementation": Cell(implementation(row)),
             "outcome": Cell(outcome(row).replace("_", " ", 1)),
         }
         for row in rows

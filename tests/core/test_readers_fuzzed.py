@@ -166,7 +166,7 @@ def whole_report(path: Path) -> None:
 
 def compared(path: Path) -> None:
     """What `pymm report --compare` and `pymm verify` do with a report."""
-    first = export.load(path)
+    first = export.read_report(path)
     verify.eligible(first, "cuda")
     html.html(compare.comparison(first, first))
 

@@ -196,7 +196,7 @@ def test_markup_escapes_what_is_not_markup():
     )
     assert markup.joined([piece, "&\x00\x1b"]) == f"{piece}&amp;\ufffd\ufffd"
     with pytest.raises(ValueError):
-        markup.sheet("style", "a</style>")
+        markup.raw_element("style", "a</style>")
     cell = html._cell(content.Cell('<i>"', 1.0, 1.0), True)
     assert cell == '<td class="n" data-v="1" data-s="4">&lt;i&gt;&quot;</td>'
 

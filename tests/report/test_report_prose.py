@@ -1,4 +1,4 @@
-"""What a report says in words and shows by colours: computed, and the same everywhere."""
+"""The sentences and the series of a report: computed from the rows, the same everywhere."""
 
 # ruff: noqa: F811  (fixtures are imported by their names)
 
@@ -15,7 +15,7 @@ from pymm.bench import classes
 from pymm.bench.experiments.declaration import COLUMNS as SUITE_COLUMNS
 from pymm.report import content, load, searches, stats, svg, tables, tables_experiments
 from pymm.report.chapters import report
-from pymm.report.prose import told
+from pymm.report.prose import observation
 from pymm.tune import trial_log
 
 
@@ -31,13 +31,13 @@ def chapters(folder):
     return {chapter.name: chapter for chapter in report(load.read_device(folder)).chapters}
 
 
-def test_every_experiment_is_told(folder):
+def test_every_experiment_has_a_sentence(folder):
     found = load.read_device(folder)
     for name, experiment in stats.experiments(found).items():
-        assert told(experiment).endswith("."), name
+        assert observation(experiment).endswith("."), name
 
 
-def test_what_is_told_is_what_the_rows_say(folder):
+def test_sentences_agree_with_the_rows(folder):
     def slower(row):
         if (row["suite"], row["variant"], row["n"]) == ("o2-sizes", "chosen", "1664"):
             row["ratio"] = "0.25"
@@ -51,7 +51,7 @@ def test_what_is_told_is_what_the_rows_say(folder):
     ]
     ratios = np.array([float(r["ratio"]) for r in own])
     found = load.read_device(folder)
-    said = told(stats.experiments(found)["o2-sizes"])
+    said = observation(stats.experiments(found)["o2-sizes"])
     best = max(own, key=lambda r: float(r["gflops"]))
     part = float(best["gflops"]) / 60e3
     assert f"{content.rate(float(best['gflops']))} at N = {best['n']}, {part:.0%} of" in said
@@ -75,15 +75,15 @@ def test_what_was_measured_again_counts_once(folder):
     assert len(after.of("kernel")) == len({row.problem for row in before.of("kernel")})
 
 
-def test_the_first_words_are_the_means_of_the_classes(folder, without_plots):
+def test_the_summary_has_the_means_of_the_classes(folder, without_plots):
     with open(folder / "classes.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["dtype"] != "tf32x3"]
     ratios = np.array([float(row["ratio"]) for row in rows])
-    words = dict(chapters(folder)["glance"].seen)
-    said = words["Beside cuBLAS?"]
+    words = dict(chapters(folder)["glance"].observations)
+    said = words["Compared with cuBLAS?"]
     assert f"Over {len(rows)} products" in said
     assert f"{np.exp(np.log(ratios).mean()):.2f} times as fast" in said
-    assert "1 search made kernels 2.50 times" in words["What did tuning gain?"]
+    assert "1 search made kernels 2.50 times" in words["What does tuning gain?"]
 
 
 def test_failures_are_counted_in_words(folder, without_plots):
@@ -91,7 +91,9 @@ def test_failures_are_counted_in_words(folder, without_plots):
     for row, outcome in zip(rows, ("wrong", "wrong", "crashed"), strict=False):
         row |= {"outcome": outcome, "us": "", "ratio": ""}
     measured.write(folder / "classes.csv", classes.COLUMNS, rows)
-    said = f"3 of {len(rows)} products have no time: f32 large wrong (2), f32 small crashed (1)."
+    said = (
+        f"3 of {len(rows)} products have no valid time: f32 large wrong (2), f32 small crashed (1)."
+    )
     assert chapters(folder)["glance"].remarks == [said]
 
 
@@ -100,11 +102,11 @@ def test_what_is_not_measured_names_its_command(folder, without_plots):
     (folder / "tuning.csv").unlink()
     (folder / "classes.csv").unlink()
     made = chapters(folder)
-    (o3,), (o2,) = made["o3"].lacking, made["o2"].lacking
+    (o3,), (o2,) = made["o3"].not_measured, made["o2"].not_measured
     assert "python -m pymm.bench --suite o3 --dtypes f64,f32 --csv benchmarks/results/test" in o3
     assert "o2-kernels" in o2 and "--suite o2-kernels" in o2
-    assert "python -m pymm.tune" in made["tuning"].lacking[0]
-    assert "python -m pymm.bench --classes all" in made["beside"].lacking[0]
+    assert "python -m pymm.tune" in made["tuning"].not_measured[0]
+    assert "python -m pymm.bench --classes all" in made["baseline"].not_measured[0]
 
 
 def test_what_a_device_cannot_have_is_not_asked_for(folder, without_plots):
@@ -121,10 +123,10 @@ def test_what_a_device_cannot_have_is_not_asked_for(folder, without_plots):
         }
 
     rewrite(folder, absent)
-    assert chapters(folder)["o2"].lacking == []
+    assert chapters(folder)["o2"].not_measured == []
 
 
-def test_symmetric_products_stand_beside_the_whole_product(folder, without_plots):
+def test_symmetric_products_are_compared_with_gemm(folder, without_plots):
     row = measured.class_rows()[0] | {
         "class": "syrk-large",
         "layout": "NT",
@@ -134,7 +136,7 @@ def test_symmetric_products_stand_beside_the_whole_product(folder, without_plots
         "ratio": 1.1,
     }
     measured.write(folder / "classes.csv", classes.COLUMNS, [*measured.class_rows(), row])
-    table = tables.beside_whole(stats.duels(load.read_device(folder)))
+    table = tables.against_whole_product(stats.class_comparisons(load.read_device(folder)))
     assert [cell.text for cell in table.rows[0].values()] == ["syrk-large", "1.90", ""]
 
 
@@ -187,6 +189,6 @@ def test_a_break_is_no_part_of_a_search(folder):
         ("registers", "128", "of a thread", "128"),
     ],
 )
-def test_quantities_are_told_in_one_unit(quantity, value, unit, text):
+def test_quantities_have_one_unit(quantity, value, unit, text):
     row = load.Row("suites", "f", {"quantity": quantity, "value": value, "unit": unit})
     assert tables_experiments._number(row).text == text

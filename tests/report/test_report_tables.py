@@ -1,6 +1,4 @@
-"""Every row of the suites reaches its table: what tells two measurements apart tells two lines
-apart.
-"""
+"""Every row of the experiments reaches its table: different measurements have different lines."""
 
 from __future__ import annotations
 
@@ -82,14 +80,14 @@ def rows_of(suite, *quantities):
 
 
 def shown(tmp_path, suite, rows, maker):
-    """The numbers in a table that `maker` makes of rows."""
+    """The values in a table that `maker` makes of rows."""
     folder = tmp_path / measured.SLUG
     measured.write(folder / "suites.csv", measured.SUITE_COLUMNS, rows)
     table = maker(stats.experiments(load.read_device(folder))[suite])
     return {cell.value for row in table.rows for cell in row.values()}
 
 
-def test_every_count_and_every_figure_reaches_its_table(tmp_path):
+def test_every_count_and_every_quantity_reaches_its_table(tmp_path):
     quantities = (("operations", ""), ("global_loads", ""), ("ncu:what.ever", ""))
     for suite, maker in (
         ("o2-kernels", tables_experiments.kernel_facts),
@@ -112,7 +110,7 @@ def test_every_rate_reaches_its_table(tmp_path):
     )
 
 
-def test_every_journey_reaches_its_table(tmp_path):
+def test_every_transfer_reaches_its_table(tmp_path):
     rows = rows_of("o2-transfers", ("kernel", ""), ("total", "pinned"))
     copies = [
         row
@@ -120,5 +118,5 @@ def test_every_journey_reaches_its_table(tmp_path):
         for row in rows
         for part in ("to_device", "to_host")
     ]
-    found = shown(tmp_path, "o2-transfers", rows + copies, tables_experiments.journeys)
+    found = shown(tmp_path, "o2-transfers", rows + copies, tables_experiments.transfer_times)
     assert {row["seconds"] for row in rows} <= found

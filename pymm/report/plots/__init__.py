@@ -6,14 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pymm.report.load import Findings
+from pymm.report.load import Results
 from pymm.report.plots import experiments, limits, rates, searches
 from pymm.report.stats import Experiment
 from pymm.report.svg import Figure
 
-#: The plots of each chapter, in the order of the page. A plot returns no figure where the rows that
-#: it needs are missing.
-CHAPTERS: dict[str, tuple[Callable[[Findings], list[Figure]], ...]] = {
+#: The plots of each chapter, in the order of the page. A plot returns no figures if it lacks rows.
+CHAPTERS: dict[str, tuple[Callable[[Results], list[Figure]], ...]] = {
     "glance": (rates.highest, rates.ratios, searches.gains),
     "ladder": (rates.ladder,),
     "sizes": (rates.against_size,),
@@ -36,9 +35,9 @@ EXPERIMENTS: dict[str, tuple[Callable[[Experiment], list[Figure]], ...]] = {
 }
 
 
-def chapter_figures(chapter: str, findings: Findings) -> list[Figure]:
+def chapter_figures(chapter: str, results: Results) -> list[Figure]:
     """The figures of a chapter. Raises `NoPlots` without Matplotlib."""
-    return [figure for plot in CHAPTERS.get(chapter, ()) for figure in plot(findings)]
+    return [figure for plot in CHAPTERS.get(chapter, ()) for figure in plot(results)]
 
 
 def experiment_figures(experiment: Experiment) -> list[Figure]:

@@ -1,35 +1,37 @@
-"""Figures of the suites: what the courses and projects that pymm comes from measured, again."""
+"""Plots of the experiments (`python -m pymm.bench --suite`)."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from pymm.report.content import significant
-from pymm.report.stats import TRANSFERS, Curves, Experiment, contestant, curves, gflops, ordered
-from pymm.report.svg import Axes, Figure, colour, draw, figure, plain, scaled
+from pymm.console import significant
+from pymm.report.stats import TRANSFERS, Curves, Experiment, curves, gflops, implementation, ordered
+from pymm.report.svg import Axes, Figure, colour, draw, figure, plain, with_unit
 
-#: The parts of a journey, in turn, with the role of each colour.
+#: The parts of a total time, in order, with their colours.
 PARTS = {"to_device": "series-2", "kernel": "series-0", "to_host": "series-4"}
 
 
 def simple_and_tiled(experiment: Experiment) -> list[Figure]:
-    """O1: time against the size."""
+    """O1: time against size, of the naive and the tiled kernel."""
     lines = curves(experiment.of("kernel"), lambda row: row.seconds * 1e3)
     if not lines:
         return []
-    words = "Time of one product on the device: each thread reads all it needs, or by way of tiles."
+    caption = (
+        "Time of one product on the device: operands read from global memory, or by way of tiles."
+    )
     axes = Axes("m = n = k, f32", "ms", "binary", "log")
-    found = [figure("o1", "Simple against tiled", words, lines, axes)]
+    found = [figure("o1", "Simple and tiled", caption, lines, axes)]
     if gains := _gains(lines):
-        words = "Time of the simple kernel / that of the tiled one, by the width of their blocks."
-        axes = Axes("m = n = k, f32", "times", "binary")
-        found.append(figure("o1-gain", "What tiles gain", words, gains, axes))
+        caption = "Time of the simple kernel / the tiled one's, by the width of their blocks."
+        axes = Axes("m = n = k, f32", "speed-up", "binary")
+        found.append(figure("o1-gain", "Speed-up by tiling", caption, gains, axes))
     return found
 
 
 def _gains(lines: Curves) -> Curves:
-    """Of rungs with tiles of the same width: the lower one's values / the higher one's."""
+    """The ratio of two kernels with tiles of the same width: the first's values / the second's."""
     widths: dict[str, list[dict[float, float]]] = {}
     for name, line in lines.items():
         if " " in name and name[:1].isdigit():
@@ -42,11 +44,13 @@ def _gains(lines: Curves) -> Curves:
 
 
 def totals(experiment: Experiment) -> list[Figure]:
-    """O2 a: the time with transfers, of which the kernel takes its part."""
+    """O2 a: the total time with transfers, and the kernel's share."""
     found = []
-    for name in dict.fromkeys(contestant(row) for row in experiment.of("total")):
-        totals = [row for row in experiment.of("total") if contestant(row) == name]
-        kernels = {r.problem: r.seconds for r in experiment.of("kernel") if contestant(r) == name}
+    for name in dict.fromkeys(implementation(row) for row in experiment.of("total")):
+        totals = [row for row in experiment.of("total") if implementation(row) == name]
+        kernels = {
+            r.problem: r.seconds for r in experiment.of("kernel") if implementation(r) == name
+        }
         sizes = sorted({row.problem.n for row in totals})
         bars = [
             (n, way, row.seconds, kernels.get(row.problem, 0.0))
@@ -87,19 +91,21 @@ def _totals(name: str, bars: list[tuple[int, str, float, float]]) -> Figure:
         own.grid(axis="y", visible=False)
         drawn.legend(loc="outside lower center", ncols=2)
 
-    words = f"Total time of one product, {name}: what the kernel takes, and what its transfers."
-    return draw(f"total-{name}", f"With transfers: {name}", words, plot, 100 + 17 * len(bars))
+    caption = f"Total time of one product, {name}: the shares of kernel and transfers."
+    return draw(
+        f"total-{name}", f"Time with transfers: {name}", caption, plot, 100 + 17 * len(bars)
+    )
 
 
 def splits(experiment: Experiment) -> list[Figure]:
-    """O2 b: to the device, kernel, to the host, stacked, for each contestant."""
+    """O2 b: copies to the device, kernel and copies to the host, for each kernel and library."""
     copies = {
         (r.problem, r.text("transfer"), r.text("quantity")): r.seconds
         for quantity in ("to_device", "to_host")
         for r in experiment.of(quantity)
     }
     found = []
-    for name in dict.fromkeys(contestant(row) for row in experiment.of("kernel")):
+    for name in dict.fromkeys(implementation(row) for row in experiment.of("kernel")):
         bars = []
         for row in sorted(experiment.of("kernel"), key=lambda r: r.problem.n):
             for way in TRANSFERS:
@@ -108,7 +114,7 @@ def splits(experiment: Experiment) -> list[Figure]:
                     row.seconds,
                     copies.get((row.problem, way, "to_host")),
                 ]
-                if contestant(row) == name and None not in parts:
+                if implementation(row) == name and None not in parts:
                     bars.append((f"{row.problem.n} {TRANSFERS[way]}", parts))
         if bars:
             found.append(_split(name, bars))
@@ -134,48 +140,48 @@ def _split(name: str, bars: list[tuple[str, list[float]]]) -> Figure:
         own.grid(axis="y", visible=False)
         drawn.legend(loc="outside lower center", ncols=3)
 
-    words = f"Where the time of one product goes, {name}."
-    return draw(f"split-{name}", f"Where the time goes: {name}", words, plot, 100 + 17 * len(bars))
+    caption = f"Shares of copies and kernel in the time of one product, {name}."
+    return draw(f"split-{name}", f"Shares of the time: {name}", caption, plot, 100 + 17 * len(bars))
 
 
 def sizes(experiment: Experiment) -> list[Figure]:
-    """O2 c: rate against N, of the kernel alone and with its transfers."""
+    """O2 c: rate against N, of the kernel alone and with transfers."""
     found = []
     for dtype in experiment.dtypes:
         alone = curves(experiment.of("kernel", dtype), gflops)
         if alone:
-            lines, unit, scale = scaled(alone)
+            lines, unit, scale = with_unit(alone)
             limit = experiment.peaks[dtype] / scale if dtype in experiment.peaks else None
             axes = Axes(f"m = n = k, {dtype}", unit, limit=limit)
-            words = "Rate of the kernels alone, at multiples of 32."
-            found.append(figure(f"sizes-{dtype}", "Rate against size", words, lines, axes))
+            caption = "Rate of the kernels alone, at multiples of 32."
+            found.append(figure(f"sizes-{dtype}", "Rate against size", caption, lines, axes))
         for way in TRANSFERS:
             total = curves(experiment.of("total", dtype, way), gflops)
             if total:
-                words = (
-                    f"Rate of the whole, transfers of A, B and C included, {TRANSFERS[way]}: they "
-                    "fade as N grows."
+                caption = (
+                    f"Rate including the transfers of A, B and C, {TRANSFERS[way]}: their share "
+                    "falls as N grows."
                 )
                 axes = Axes(f"m = n = k, {dtype}", "GFLOP/s")
                 name, title = f"sizes-total-{way}-{dtype}", "Rate with transfers"
-                found.append(figure(name, title, words, total, axes, among=alone))
+                found.append(figure(name, title, caption, total, axes, among=alone))
     return found
 
 
 def remainders(experiment: Experiment) -> list[Figure]:
-    """O2 d: every N from 1000 to 1100."""
+    """O2 d: every N from 1000 to 1100, the cost of partial tiles."""
     found = []
     for dtype in experiment.dtypes:
         lines = curves(experiment.of("kernel", dtype), gflops)
         rungs = {name: line for name, line in lines.items() if name[:1].isdigit()}
-        shown = [("teeth", "Remainders", lines)] if lines else []
+        shown = [("teeth", "Partial tiles", lines)] if lines else []
         if 1 < len(rungs) < len(lines):
-            shown.append(("teeth-rungs", "Remainders, the lower rungs", rungs))
+            shown.append(("teeth-rungs", "Partial tiles, pymm's first kernels", rungs))
         for name, title, curves_of in shown:
-            at, unit, _ = scaled(curves_of)
-            words = "Rate at every size from 1000 to 1100: what the remainder of a tile costs."
+            at, unit, _ = with_unit(curves_of)
+            caption = "Rate at every size from 1000 to 1100: the cost of partial tiles."
             axes = Axes(f"m = n = k, {dtype}", unit)
-            found.append(figure(f"{name}-{dtype}", title, words, at, axes, among=lines))
+            found.append(figure(f"{name}-{dtype}", title, caption, at, axes, among=lines))
     return found
 
 
@@ -184,14 +190,14 @@ def blocks(experiment: Experiment) -> list[Figure]:
     lines = curves(experiment.of("kernel"), gflops)
     if not lines:
         return []
-    lines, unit, _ = scaled(lines)
-    words = "Rate by the number of threads of a block."
+    lines, unit, _ = with_unit(lines)
+    caption = "Rate by the number of threads per block."
     axes = Axes("m = n = k, f32", unit)
-    return [figure("blocks", "Block sizes", words, lines, axes)]
+    return [figure("blocks", "Block sizes", caption, lines, axes)]
 
 
 def transposed(experiment: Experiment) -> list[Figure]:
-    """O3: A^T A, of square A and of flat A."""
+    """O3: A^T A, of square and of rectangular A."""
     found = []
     kinds = {"of N x N": lambda p: p.k == p.n, "of N/2 x N": lambda p: p.k != p.n}
     shown = [(dtype, *kind) for dtype in experiment.dtypes for kind in enumerate(kinds.items())]
@@ -199,33 +205,38 @@ def transposed(experiment: Experiment) -> list[Figure]:
         rows = [row for row in experiment.of("kernel", dtype) if holds(row.problem)]
         lines = curves(rows, gflops)
         if lines:
-            lines, unit, scale = scaled(lines)
+            lines, unit, scale = with_unit(lines)
             limit = experiment.peaks[dtype] / scale if dtype in experiment.peaks else None
-            words = (
-                f"Rate of A^T A, A {what}: of every contestant the N (N + 1) k operations are "
-                "counted that one half of C needs."
+            caption = (
+                f"Rate of A^T A, A {what}, counted as N (N + 1) k operations, those that one "
+                "triangle of C needs."
             )
             axes = Axes(f"N, {dtype}", unit, limit=limit)
             title = f"A^T A, A {what}, {dtype}"
-            found.append(figure(f"o3-{place}-{dtype}", title, words, lines, axes))
+            found.append(figure(f"o3-{place}-{dtype}", title, caption, lines, axes))
     return found
 
 
 def squares(experiment: Experiment) -> list[Figure]:
-    """O4: rate, speed-up over the sequential product, and error, against N."""
+    """O4: rate, speed-up over the sequential product and error, against N."""
     lines = without_sequential(curves(experiment.of("kernel"), gflops))
     if not lines:
         return []
-    lines, unit, scale = scaled(lines)
+    lines, unit, scale = with_unit(lines)
     limit = experiment.peaks["f32"] / scale if "f32" in experiment.peaks else None
-    words = "Rate of every rung, what pymm chooses and the libraries; median of three runs."
+    caption = (
+        "Rate of the first five kernels, of pymm's choice and of the libraries; medians of three "
+        "runs."
+    )
     axes = Axes("m = n = k, f32", unit, limit=limit)
-    found = [figure("o4-rates", "The ladder against N", words, lines, axes)]
-    return found + _beside_sequential(experiment, lines, "")
+    found = [figure("o4-rates", "The ladder against N", caption, lines, axes)]
+    return found + _against_sequential(experiment, lines, "")
 
 
-def _beside_sequential(experiment: Experiment, among: Curves, k: str) -> list[Figure]:
-    """Speed-up over the sequential product and distance from it; `k` names products apart."""
+def _against_sequential(experiment: Experiment, among: Curves, k: str) -> list[Figure]:
+    """Speed-up over the sequential product and relative error, of products with this `k` if
+    given.
+    """
     rows = [row for row in experiment.of("kernel") if not k or str(row.problem.k) == k]
     what, name = (f"m = n, k = {k}, f32", f"-k{k}") if k else ("m = n = k, f32", "")
     where = f", k = {k}" if k else ""
@@ -233,27 +244,27 @@ def _beside_sequential(experiment: Experiment, among: Curves, k: str) -> list[Fi
     gains = curves(rows, lambda row: row.number("speedup"))
     gains.pop("sequential", None)  # 1 by definition
     if gains:
-        words = "Times as fast as the sequential product, one thread of the host."
-        axes = Axes(what, "times", y_scale="log")
+        caption = "Speed-up over the sequential product on one thread of the host."
+        axes = Axes(what, "speed-up", y_scale="log")
         title = f"Speed-up over sequential{where}"
-        found.append(figure(f"o4-gains{name}", title, words, gains, axes, among=among))
+        found.append(figure(f"o4-gains{name}", title, caption, gains, axes, among=among))
     errors = curves(rows, lambda row: row.number("error_inf"))
     same = [label for label, line in errors.items() if not any(line.values())]
     apart = {label: line for label, line in errors.items() if label not in same}
     if apart:
         unit = 10.0 ** math.floor(math.log10(max(max(line.values()) for line in apart.values())))
         apart = {label: {n: e / unit for n, e in line.items()} for label, line in apart.items()}
-        words = "Infinity norm of the difference from the sequential result beside that result's."
+        caption = "Infinity norm of the difference from the sequential result / that of the result."
         if same:
-            words += f" To the bit the same: {', '.join(same)}."
+            caption += f" To the bit the same: {', '.join(same)}."
         axes = Axes(what, f"error in {plain(unit)}")
         title = f"Relative error{where}"
-        found.append(figure(f"o4-errors{name}", title, words, apart, axes, among=among))
+        found.append(figure(f"o4-errors{name}", title, caption, apart, axes, among=among))
     return found
 
 
 def without_sequential(lines: Curves) -> Curves:
-    """Curves that can be told from 0 beside the others: on a GPU one thread's cannot."""
+    """The curves without that of the sequential product if it would coincide with 0."""
     top = max((y for line in lines.values() for y in line.values()), default=0.0)
     return {
         name: line
@@ -263,12 +274,12 @@ def without_sequential(lines: Curves) -> Curves:
 
 
 def rectangles(experiment: Experiment) -> list[Figure]:
-    """O4: m = n against small k."""
+    """O4: m = n, and small k."""
     found, ks = [], sorted({row.problem.k for row in experiment.of("kernel")})
     for k in ks:
         rows = [row for row in experiment.of("kernel") if row.problem.k == k]
-        lines, unit, _ = scaled(without_sequential(ordered(curves(rows, gflops))))
-        words = f"Rate of m = n against k = {k}."
+        lines, unit, _ = with_unit(without_sequential(ordered(curves(rows, gflops))))
+        caption = f"Rate of products with m = n and k = {k}."
         axes = Axes("m = n, f32", unit)
-        found.append(figure(f"o4-k{k}", f"Rectangles, k = {k}", words, lines, axes))
-    return found + (_beside_sequential(experiment, lines, str(ks[-1])) if ks else [])
+        found.append(figure(f"o4-k{k}", f"Rectangles, k = {k}", caption, lines, axes))
+    return found + (_against_sequential(experiment, lines, str(ks[-1])) if ks else [])

@@ -1,4 +1,4 @@
-"""Figures of rates: at a glance, the rungs of the ladder, and rates against the size."""
+"""Plots of rates: highest rates, ratios to the baseline, the ladder, and rates against the size."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from collections.abc import Sequence
 from typing import Any
 
 from pymm.report.content import rate
-from pymm.report.load import Findings
+from pymm.report.load import Results
 from pymm.report.stats import (
+    BASELINES,
     CHOICE,
     OWN,
-    RIVALS,
     Curves,
-    Timed,
+    Timing,
+    baseline_name,
     comparisons,
     device_name,
-    extremes,
+    display_name,
+    highest_rates,
     kind_of,
     mean,
-    opponent_name,
     ordered,
     peaks,
-    timed,
-    written,
+    timings,
 )
-from pymm.report.svg import Axes, Figure, colour, draw, figure, scaled
+from pymm.report.svg import Axes, Figure, colour, draw, figure, with_unit
 
-#: Fewer sizes than this make no curve.
+#: A curve has at least so many sizes.
 CURVE = 3
 
 
-def highest(findings: Findings) -> list[Figure]:
-    """The highest rate of each type as a part of what the device can do at most."""
-    found = extremes(findings)
+def highest(results: Results) -> list[Figure]:
+    """The highest rate of each type as a fraction of the device's peak."""
+    found = highest_rates(results)
     if not found:
         return []
 
@@ -41,9 +41,9 @@ def highest(findings: Findings) -> list[Figure]:
         places = range(len(found))
         parts = [100 * e.own.gflops / e.peak for e in found]
         axes.barh(places, parts, height=0.62, color=colour("series-0"), label=OWN)
-        rivals = [(i, e.rival) for i, e in enumerate(found) if e.rival]
-        for name in dict.fromkeys(_family(rival.who) for _, rival in rivals):
-            at = [(i, r) for i, r in rivals if _family(r.who) == name]
+        baselines = [(i, e.baseline) for i, e in enumerate(found) if e.baseline]
+        for name in dict.fromkeys(_family(baseline.library) for _, baseline in baselines):
+            at = [(i, r) for i, r in baselines if _family(r.library) == name]
             rates = [100 * r.gflops / found[i].peak for i, r in at]
             axes.plot(
                 rates,
@@ -59,23 +59,23 @@ def highest(findings: Findings) -> list[Figure]:
             axes.text(2, place, rate(e.own.gflops), va="center", color=colour("paper"), fontsize=9)
         axes.axvline(100, color=colour("ink"), linestyle="--", linewidth=1.2)
         axes.set_yticks(places, [e.dtype for e in found])
-        axes.set(xlim=(0, 104), xlabel="% of the device's limit", ylim=(len(found) - 0.5, -0.5))
+        axes.set(xlim=(0, 104), xlabel="% of the device's peak", ylim=(len(found) - 0.5, -0.5))
         axes.grid(axis="y", visible=False)
         figure.legend(loc="outside lower center", ncols=3)
 
-    words = (
-        f"The highest rate of each type on {device_name(findings)}, in FLOP/s, as a part of the "
-        "device's limit (dashed)."
+    caption = (
+        f"The highest rate of each type on {device_name(results)}, as a fraction of the device's "
+        "peak (dashed)."
     )
-    return [draw("glance", "How close to the limit", words, plot, 110 + 26 * len(found))]
+    return [draw("glance", "Fraction of peak", caption, plot, 110 + 26 * len(found))]
 
 
-def ratios(findings: Findings) -> list[Figure]:
-    """The ratio of every product, type by type, and their geometric means."""
-    opponent = opponent_name(findings)
+def ratios(results: Results) -> list[Figure]:
+    """The ratio of every product, and the geometric means, by type."""
+    baseline = baseline_name(results)
     kinds: dict[str, list[float]] = {}
-    for duel in (duel for duel in comparisons(findings) if duel.ratio > 0):
-        kinds.setdefault(kind_of(duel.problem), []).append(duel.ratio)
+    for comparison in (comparison for comparison in comparisons(results) if comparison.ratio > 0):
+        kinds.setdefault(kind_of(comparison.problem), []).append(comparison.ratio)
     if not kinds:
         return []
     everything = [ratio for values in kinds.values() for ratio in values]
@@ -92,7 +92,7 @@ def ratios(findings: Findings) -> list[Figure]:
                 markersize=2.6,
                 color=colour("series-0"),
                 alpha=0.6,
-                label="a product" if not place else None,
+                label="one product" if not place else None,
             )
         axes.plot(
             [mean(values) for values in kinds.values()],
@@ -111,33 +111,35 @@ def ratios(findings: Findings) -> list[Figure]:
         axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
         axes.minorticks_off()
         axes.set_yticks(range(len(kinds)), list(kinds))
-        axes.set(xlabel="pymm is so many times as fast", ylim=(len(kinds) - 0.5, -0.5))
+        axes.set(xlabel="baseline's time / pymm's", ylim=(len(kinds) - 0.5, -0.5))
         axes.grid(axis="y", visible=False)
         figure.legend(loc="outside lower center", ncols=2)
 
-    words = (
-        f"Time of {opponent} / pymm's for every product that was compared, type by type: right of "
-        "the dashed line pymm is faster."
+    caption = (
+        f"Time of {baseline} / pymm's time for every product, by type: right of the dashed line "
+        "pymm is faster."
     )
-    title = f"Every product beside {opponent}"
-    return [draw("ratios", title, words, plot, 110 + 26 * len(kinds))]
+    title = f"Ratio to {baseline}, every product"
+    return [draw("ratios", title, caption, plot, 110 + 26 * len(kinds))]
 
 
 def _family(library: str) -> str:
-    """cuBLASLt is a part of cuBLAS: at a glance the faster of the two counts."""
-    return "cuBLAS" if library.startswith("cublas") else written(library)
+    """cuBLAS and cuBLASLt count as one library here."""
+    return "cuBLAS" if library.startswith("cublas") else display_name(library)
 
 
-def ladder(findings: Findings) -> list[Figure]:
-    """Every rung on the largest square on which most rungs were measured, type by type."""
-    everything = [t for t in timed(findings) if t.row.kind == "bench"]
-    limits, found = peaks(findings), []
+def ladder(results: Results) -> list[Figure]:
+    """The rate of every kernel on the largest square that most kernels were measured on, by
+    type.
+    """
+    everything = [t for t in timings(results) if t.row.kind == "bench"]
+    limits, found = peaks(results), []
     for dtype in dict.fromkeys(t.problem.dtype for t in everything):
         at = [t for t in everything if t.problem.dtype == dtype]
         rungs: dict[object, set[str]] = {}
         for t in at:
-            if t.who == OWN and t.square and t.problem.layout == "NN":
-                rungs.setdefault(t.problem, set()).add(t.rung)
+            if t.library == OWN and t.square and t.problem.layout == "NN":
+                rungs.setdefault(t.problem, set()).add(t.kernel)
         if rungs:
             problem = max(rungs, key=lambda p: (len(rungs[p]), p.n))
             if len(rungs[problem]) >= 2:
@@ -146,14 +148,14 @@ def ladder(findings: Findings) -> list[Figure]:
     return found
 
 
-def _ladder(at: Sequence[Timed], n: int, dtype: str, peak: float | None) -> Figure:
-    rungs = sorted({t.rung for t in at if t.who == OWN})
-    rivals = {t.who: t.gflops for t in at if t.who in RIVALS}
+def _ladder(at: Sequence[Timing], n: int, dtype: str, peak: float | None) -> Figure:
+    rungs = sorted({t.kernel for t in at if t.library == OWN})
+    baselines = {t.library: t.gflops for t in at if t.library in BASELINES}
     top = max([t.gflops for t in at])
     scale, unit = (1e3, "TFLOP/s") if top >= 1e3 else (1.0, "GFLOP/s")
 
     def best(rung: str, variant: str) -> float:
-        rates = [t.gflops for t in at if t.rung == rung and t.variant == variant]
+        rates = [t.gflops for t in at if t.kernel == rung and t.variant == variant]
         return max(rates, default=0.0) / scale
 
     def plot(figure: Any, axes: Any) -> None:
@@ -167,46 +169,49 @@ def _ladder(at: Sequence[Timed], n: int, dtype: str, peak: float | None) -> Figu
             color=colour("series-0"),
             label="default",
         )
-        for name, dash in zip(sorted(rivals), ("-", ":", "-."), strict=False):
+        for name, dash in zip(sorted(baselines), ("-", ":", "-."), strict=False):
             axes.axvline(
-                rivals[name] / scale, color=colour("series-1"), linestyle=dash, label=written(name)
+                baselines[name] / scale,
+                color=colour("series-1"),
+                linestyle=dash,
+                label=display_name(name),
             )
         if peak:
-            axes.axvline(peak / scale, color=colour("ink"), linestyle="--", label="limit")
+            axes.axvline(peak / scale, color=colour("ink"), linestyle="--", label="peak")
         axes.set_yticks(places, rungs)
         axes.set(xlabel=f"{unit}, {dtype}, m = n = k = {n}", ylim=(len(rungs) - 0.5, -0.5))
         axes.grid(axis="y", visible=False)
         figure.legend(loc="outside lower center", ncols=3)
 
-    words = f"Rate of every rung of the ladder, {dtype}, m = n = k = {n}."
-    return draw(f"ladder-{dtype}", f"The ladder, {dtype}", words, plot, 130 + 18 * len(rungs))
+    caption = f"Rate of every kernel of the ladder, {dtype}, m = n = k = {n}."
+    return draw(f"ladder-{dtype}", f"The ladder, {dtype}", caption, plot, 130 + 18 * len(rungs))
 
 
-def against_size(findings: Findings) -> list[Figure]:
-    """Rate of squares against N, type by type: what `matmul` chooses, each rung's best, the
-    libraries, the limit.
+def against_size(results: Results) -> list[Figure]:
+    """The rate of squares against N, by type: `matmul`'s choice, each kernel's best, the libraries,
+    the peak.
     """
     found = []
-    limits, measured = peaks(findings), timed(findings)
+    limits, measured = peaks(results), timings(results)
     everything = [t for t in measured if t.row.kind in ("classes", "bench")]
     squares = [t for t in everything if t.square and t.problem.layout == "NN"]
     for dtype in dict.fromkeys(t.problem.dtype for t in squares):
         lines = _lines([t for t in squares if t.problem.dtype == dtype])
         lines = {name: line for name, line in lines.items() if len(line) >= CURVE}
-        if not any(name not in map(written, RIVALS) for name in lines):
+        if not any(name not in map(display_name, BASELINES) for name in lines):
             continue
-        lines, unit, scale = scaled(lines)
+        lines, unit, scale = with_unit(lines)
         limit = limits[dtype] / scale if dtype in limits else None
         axes = Axes(f"m = n = k, {dtype}", unit, "binary", limit=limit)
-        words = f"Rate of square products, {dtype}; marks beside a curve are sizes with remainders."
-        found.append(figure(f"curve-{dtype}", f"Rate against size, {dtype}", words, lines, axes))
+        caption = f"Rate of square products, {dtype}; open markers: sizes with partial tiles."
+        found.append(figure(f"curve-{dtype}", f"Rate against size, {dtype}", caption, lines, axes))
     return found
 
 
-def _lines(squares: Sequence[Timed]) -> Curves:
+def _lines(squares: Sequence[Timing]) -> Curves:
     lines: Curves = {}
     for t in squares:
-        own = CHOICE if t.row.kind == "classes" else t.rung
-        line = lines.setdefault(own if t.who == OWN else written(t.who), {})
+        own = CHOICE if t.row.kind == "classes" else t.kernel
+        line = lines.setdefault(own if t.library == OWN else display_name(t.library), {})
         line[t.problem.n] = max(line.get(t.problem.n, 0.0), t.gflops)
     return ordered(lines)
