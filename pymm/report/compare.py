@@ -22,7 +22,7 @@ BETWEEN, ENOUGH = 0.02, 8
 #: Times within so many standard errors are equal.
 ERRORS = 2.0
 
-FASTER, SLOWER, SAME = "faster", "slower", "equal"
+FASTER, SLOWER, SAME = "faster", "slower", "as fast"
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ def comparison(first: SavedReport, second: SavedReport) -> Report:
     notices = []
     for one, other in ((first, second), (second, first)):
         keys = {timing.key for timing in other.timings}
-        alone = sum(timing.key not in keys for timing in one.timings)
-        if alone:
-            notices.append(f"{alone} measurements are only in {one.name}")
+        unpaired = sum(timing.key not in keys for timing in one.timings)
+        if unpaired:
+            notices.append(f"{unpaired} measurements are only in {one.name}")
     figures, bare = [], ""
     try:
         figures = [_figure(own)] if own else []

@@ -74,10 +74,10 @@ def html(report: Report) -> str:
 def _chapter(chapter: Chapter) -> Markup:
     parts = [tag("h2", chapter.title), tag("p", with_code(chapter.intro))]
     if chapter.observations:
-        told = [
+        items = [
             tag("li", tag("b", name), " ", with_code(said)) for name, said in chapter.observations
         ]
-        parts.append(tag("ul", *told, class_="seen"))
+        parts.append(tag("ul", *items, class_="observations"))
     if chapter.tiles:
         tiles = [
             tag(
@@ -94,9 +94,7 @@ def _chapter(chapter: Chapter) -> Markup:
     if chapter.figures:
         parts.append(tag("div", *map(_figure, chapter.figures), class_="figures"))
     parts += [_table(table) for table in chapter.tables]
-    parts += [
-        tag("p", with_code(not_measured), class_="remark") for not_measured in chapter.not_measured
-    ]
+    parts += [tag("p", with_code(missing), class_="remark") for missing in chapter.not_measured]
     if chapter.commands:
         parts += [tag("h3", "Reproduce"), tag("pre", "\n".join(chapter.commands))]
     return tag("section", joined(parts, "\n"), id=identifier(chapter.name))
@@ -132,9 +130,9 @@ def _table(table: Table) -> Markup:
     heads = (_head(table, *column) for column in zip(table.columns, right, strict=True))
     kind = "grid" if table.grid else "sorts"
     rows = tag("tbody", "\n", joined(_rows(table, right), "\n"))
-    whole = tag("table", tag("thead", tag("tr", *heads)), rows, class_=kind, id=name)
+    body = tag("table", tag("thead", tag("tr", *heads)), rows, class_=kind, id=name)
     around = {"tabindex": 0, "role": "region", "aria-label": table.title, "class": "wide"}
-    return joined([*parts, element("div", around, whole)], "\n")
+    return joined([*parts, element("div", around, body)], "\n")
 
 
 def _head(table: Table, name: str, right: bool) -> Markup:
@@ -165,9 +163,9 @@ def _scale() -> Markup:
 def _environment(report: Report) -> Markup:
     facts = [tag("tr", tag("td", name), tag("td", value)) for name, value in report.environment]
     parts = [tag("h2", "Environment"), tag("table", tag("tbody", *facts), class_="facts")]
-    told = [*report.notices, *([report.no_figures] if report.no_figures else [])]
-    if told:
-        notices = [tag("li", notice) for notice in told]
+    notices = [*report.notices, *([report.no_figures] if report.no_figures else [])]
+    if notices:
+        items = [tag("li", notice) for notice in notices]
         parts.append(tag("h3", "Missing or left out"))
-        parts.append(tag("ul", *notices, class_="notices"))
+        parts.append(tag("ul", *items, class_="notices"))
     return tag("section", *parts, id="environment")

@@ -169,10 +169,10 @@ def parse_problem(slug: str) -> Problem:
     """The inverse of `Problem.slug`, for products that are not empty. `ValueError` or
     `NotImplementedError` for invalid ones.
     """
-    spelled = _PROBLEM.fullmatch(slug)
-    if not spelled:
+    match = _PROBLEM.fullmatch(slug)
+    if not match:
         raise ValueError(f"{shown(slug)} is not a problem such as f32-NN-1024x1024x64")
-    op, dtype, a, b, *extents = spelled.groups()
+    op, dtype, a, b, *extents = match.groups()
     m, n, k, batch = (int(extent or 1) for extent in extents)
     found = Problem(m, n, k, dtype, a == "T", b == "T", batch, op or "gemm")
     if not found.flops:
@@ -252,15 +252,15 @@ def _read(path: Path, notices: list[str]) -> Iterator[Row]:
     notices += _schema_notices(name, kind, table.columns, cells)
     for line, row in table.rows:
         wrong = list(_wrong(row))
-        faults += [f"{name}, line {line}: {words}" for words, _ in wrong]
+        faults += [f"{name}, line {line}: {message}" for message, _ in wrong]
         if not any(fatal for _, fatal in wrong):
             yield Row(kind, name, row, line)
     notices += few(faults)
 
 
-def _here(words: str, path: Path) -> str:
+def _here(message: str, path: Path) -> str:
     """A message about a file without its folder, which is the same for all files of a report."""
-    return words.replace(one_line(str(path)), one_line(path.name), 1)
+    return message.replace(one_line(str(path)), one_line(path.name), 1)
 
 
 def _wrong(row: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
@@ -287,8 +287,10 @@ def _usable(name: str, rows: Sequence[Row], slug: str, notices: list[str]) -> It
     notices += dict.fromkeys(f"does not apply: {row.text('detail')}" for row in absent)
     own = [row for row in own if row.text("outcome") != "not_applicable"]
     others = {r.text("device") for r in rows if r.text("suite") not in ON_EVERY_DEVICE} - {slug, ""}
-    told = [f"{name}: rows of another device, {other}, left out" for other in sorted(others)]
-    notices += few(told)
+    others_notices = [
+        f"{name}: rows of another device, {other}, left out" for other in sorted(others)
+    ]
+    notices += few(others_notices)
     right = [row for row in own if row.problem is not None]
     if len(right) < len(own):
         first = next(row.line for row in own if row.problem is None)

@@ -13,8 +13,8 @@ ROWS = 40
 
 #: Special characters of Markdown anywhere in a line (an underscore only at a word boundary), and
 #: at its start.
-_MEANT = re.compile(r"[\\`*\[\]|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-_FIRST = re.compile(r"^([#+=-]|[0-9]{1,9}(?=[.)](?:\s|$)))")
+_SPECIAL = re.compile(r"[\\`*\[\]|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+_SPECIAL_FIRST = re.compile(r"^([#+=-]|[0-9]{1,9}(?=[.)](?:\s|$)))")
 
 
 def markdown(report: Report, page: str, picture: str = "") -> str:
@@ -76,22 +76,22 @@ def _table(table: Table) -> Iterator[str]:
 
 def plain(text: str) -> str:
     """A text escaped as one line of Markdown: nothing in it is markup, HTML or a link."""
-    return _FIRST.sub(_not_first, _escaped(one_line(text).strip()))
+    return _SPECIAL_FIRST.sub(_escape_first, _escaped(one_line(text).strip()))
 
 
 def inline(text: str) -> str:
     """A sentence as Markdown, with its `code` in backquotes."""
     pieces = enumerate(one_line(text).strip().split("`"))
     said = (f"`{piece}`" if place % 2 else _escaped(piece) for place, piece in pieces)
-    return _FIRST.sub(_not_first, "".join(said).replace("``", ""))
+    return _SPECIAL_FIRST.sub(_escape_first, "".join(said).replace("``", ""))
 
 
 def _escaped(text: str) -> str:
-    safe = _MEANT.sub(r"\\\g<0>", text)
+    safe = _SPECIAL.sub(r"\\\g<0>", text)
     return safe.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _not_first(mark: re.Match[str]) -> str:
+def _escape_first(mark: re.Match[str]) -> str:
     """Escape what would begin a list, a heading or a rule."""
     return f"{mark[0]}\\" if mark[0].isdigit() else f"\\{mark[0]}"
 

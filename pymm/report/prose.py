@@ -75,8 +75,8 @@ def _tiles(experiment: Experiment) -> str:
         f"{first / last:.1f} times as long"
     )
     library = _library([row for row in experiment.of("kernel") if row.problem.n == n])
-    beside = f"; the fastest library takes {duration(library.seconds)}" if library else ""
-    return f"{said}{beside}."
+    rest = f"; the fastest library takes {duration(library.seconds)}" if library else ""
+    return f"{said}{rest}."
 
 
 def _transfers(experiment: Experiment) -> str:
@@ -128,8 +128,8 @@ def _sizes(experiment: Experiment) -> str:
     if not rows:
         return ""
     best = max(rows, key=gflops)
-    limit = experiment.peaks.get(best.problem.dtype)
-    part = f", {gflops(best) / limit:.0%} of peak" if limit else ""
+    peak = experiment.peaks.get(best.problem.dtype)
+    part = f", {gflops(best) / peak:.0%} of peak" if peak else ""
     reached = f"{rate(gflops(best))} at N = {best.problem.n}{part}"
     return f"{name} reaches {reached}; it is {_against_libraries(rows)}"
 
@@ -213,11 +213,11 @@ def _counts(experiment: Experiment) -> str:
     ]
     others = [n for n, a, b in pairs if abs(a - b) > 1e-6 * max(abs(a), abs(b))]
     said = f"Elements that a thread loads from global memory at N = {at[0].problem.n}: "
-    beside = f" {len(pairs) - len(others)} of {len(pairs)} counts equal the formula"
+    rest = f" {len(pairs) - len(others)} of {len(pairs)} counts equal the formula"
     if others:
         sizes = ", ".join(map(str, sorted(set(others))))
-        beside += f"; the others are at N = {sizes}, where tiles extend beyond the matrix"
-    return f"{said}{', '.join(loads)}.{beside + '.' if pairs else ''}"
+        rest += f"; the others are at N = {sizes}, where tiles extend beyond the matrix"
+    return f"{said}{', '.join(loads)}.{rest + '.' if pairs else ''}"
 
 
 def _side(row: Row) -> str:
@@ -227,14 +227,14 @@ def _side(row: Row) -> str:
 
 def _transposed(experiment: Experiment) -> str:
     said = []
-    for words, whole in (("N x N", True), ("N/2 x N", False)):
-        rows = [r for r in experiment.of("kernel") if (r.problem.k == r.problem.n) is whole]
+    for shape, square in (("N x N", True), ("N/2 x N", False)):
+        rows = [r for r in experiment.of("kernel") if (r.problem.k == r.problem.n) is square]
         for dtype in dict.fromkeys(row.problem.dtype for row in rows):
             at = _largest([row for row in rows if row.problem.dtype == dtype])
             own, library = next(iter(_ours(at)[1]), None), _library(at)
             if own and library:
                 said.append(
-                    f"A of {words}, {dtype}, N = {own.problem.n}: {implementation(own)} "
+                    f"A of {shape}, {dtype}, N = {own.problem.n}: {implementation(own)} "
                     f"{rate(gflops(own))}, "
                     f"{library.seconds / own.seconds:.2f} times as fast as the library's gemm"
                 )
@@ -300,7 +300,7 @@ def summary_sentences(
     """Questions and their answers."""
     answers = (
         ("How fast?", _rates(highest_rates)),
-        (f"Compared with {baseline}?", _beside([d for d in comparisons if d.ratio > 0])),
+        (f"Compared with {baseline}?", _against_baseline([d for d in comparisons if d.ratio > 0])),
         ("What does tuning gain?", _gained([s.gain for s in found if s.gain > 0])),
     )
     return [(question, answer) for question, answer in answers if answer]
@@ -324,7 +324,7 @@ def _rates(highest_rates: Sequence[HighestRate]) -> str:
     return f"Highest rate of each type, and its fraction of peak: {'; '.join(parts)}." * bool(parts)
 
 
-def _beside(comparisons: Sequence[Comparison]) -> str:
+def _against_baseline(comparisons: Sequence[Comparison]) -> str:
     comparisons = [
         d for d in comparisons if d.problem.dtype not in EMULATED and d.problem.op == "gemm"
     ]
@@ -377,9 +377,9 @@ def tiles_of(
 ) -> list[Tile]:
     """The highlighted numbers of the first chapter."""
     baseline, tiles = baseline_name(results), []
-    for label, words, ratios in _kinds(compared, baseline):
+    for label, what, ratios in _kinds(compared, baseline):
         ahead = sum(ratio >= 1 for ratio in ratios)
-        said = f"geometric mean over {len(ratios)} {words}; at least as fast in {ahead} of them"
+        said = f"geometric mean over {len(ratios)} {what}; at least as fast in {ahead} of them"
         tiles.append(Tile(label, f"{mean(ratios):.2f}x", said))
     if found:
         best = max(found, key=lambda e: e.own.gflops / e.peak)

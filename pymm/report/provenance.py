@@ -18,9 +18,9 @@ def environment(results: Results) -> list[tuple[str, str]]:
     for name in ("kind", "capability", "sms", "cores", "vector_bytes"):
         if results.device.get(name):
             facts.append((name.replace("_", " "), str(results.device[name])))
-    limit = peaks(results)
-    if limit:
-        facts.append(("peak rates", ", ".join(f"{name} {rate(v)}" for name, v in limit.items())))
+    limits = peaks(results)
+    if limits:
+        facts.append(("peak rates", ", ".join(f"{name} {rate(v)}" for name, v in limits.items())))
     if results.device.get("bandwidth"):
         facts.append(("memory", f"{float(results.device['bandwidth']) / 1e12:.3g} TB/s"))
     for name in ("driver", "compiler", "pymm", "commit"):
@@ -91,11 +91,11 @@ def tune_commands(results: Results) -> list[str]:
 def _products(rows: list[Row], results: Results) -> str:
     """The options that name the products of rows."""
     shapes = dict.fromkeys((row.problem.m, row.problem.n, row.problem.k) for row in rows)
-    words = (str(n) if m == n == k else f"{m}x{n}x{k}" for m, n, k in shapes)
+    names = (str(n) if m == n == k else f"{m}x{n}x{k}" for m, n, k in shapes)
     dtypes = dict.fromkeys(row.problem.dtype for row in rows)
     layouts = dict.fromkeys(row.problem.layout for row in rows)
     transposes = "" if list(layouts) == ["NN"] else f" --transposes {','.join(layouts)}"
-    named = f"--shapes {','.join(words)} --dtypes {','.join(dtypes)}{transposes}"
+    named = f"--shapes {','.join(names)} --dtypes {','.join(dtypes)}{transposes}"
     return f"{named}{_device(results)}"
 
 

@@ -112,11 +112,11 @@ def label_decades(axis: Any) -> None:
     """Label an axis by powers of ten without superscripts, which are too small on a phone."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    axis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: short_number(value)))
     axis.set_minor_formatter(NullFormatter())
 
 
-def plain(value: float) -> str:
+def short_number(value: float) -> str:
     """1000 as "1k", 0.00001 as "1e-5"."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
@@ -190,7 +190,7 @@ _SVG, _XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
 STROKES = "stroke-linejoin:round;stroke-linecap:butt"
 
 
-def _inline(svg: str, name: str, words: str, rules: dict[str, str]) -> Markup:
+def _inline(svg: str, name: str, caption: str, rules: dict[str, str]) -> Markup:
     """Matplotlib's file as an element of a page: no header, unique ids, variables for colours, and
     classes for styles, whose rules are added to `rules`.
     """
@@ -213,7 +213,7 @@ def _inline(svg: str, name: str, words: str, rules: dict[str, str]) -> Markup:
         "xmlns:xlink": _XLINK[1:-1],
         "viewBox": root.attrib["viewBox"],
         "role": "img",
-        "aria-label": words,
+        "aria-label": caption,
     }
     return element("svg", head, *children(root))
 
@@ -342,13 +342,13 @@ def _curve(own: Any, number: int, label: str, line: dict[float, float]) -> None:
     if len(points) > DENSE:
         own.plot(*zip(*points, strict=True), label=label, **(style | {"marker": ""}))
         return
-    whole = [point for point in points if point[0] % TILE == 0]
-    apart = [point for point in points if point[0] % TILE]
-    if len(whole) < len(apart):
-        whole, apart = points, []
-    own.plot(*zip(*whole, strict=True), label=label, **style)
-    if apart:
-        own.plot(*zip(*apart, strict=True), **(style | {"linestyle": ""}), fillstyle="none")
+    on = [point for point in points if point[0] % TILE == 0]
+    off = [point for point in points if point[0] % TILE]
+    if len(on) < len(off):
+        on, off = points, []
+    own.plot(*zip(*on, strict=True), label=label, **style)
+    if off:
+        own.plot(*zip(*off, strict=True), **(style | {"linestyle": ""}), fillstyle="none")
 
 
 def _scales(own: Any, lines: Curves, axes: Axes) -> None:

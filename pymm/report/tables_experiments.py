@@ -157,14 +157,14 @@ def transfer_times(experiment: Experiment) -> Table:
                 }
             )
     note = (
-        "Copies and the whole by the host's clock, the whole in one go; the kernel's part of the "
-        "three."
+        "Copies and the total by the host's clock, the total measured as one; the kernel's share of "
+        "their sum."
     )
     return Table(f"times-{experiment.name}", f"{experiment.name}: {experiment.title}", rows, note)
 
 
 def _who(row: Row) -> tuple[str, str, str]:
-    """What tells a contestant of a product from all others."""
+    """What identifies a kernel or library on a product."""
     return row.text("name"), row.text("variant"), row.text("config")
 
 

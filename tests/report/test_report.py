@@ -120,13 +120,13 @@ def test_importance_of_noise_is_zero():
 
 
 def test_standard_error_is_that_of_medians():
-    """Against medians of samples drawn anew, 4000 times."""
+    """Against medians of samples drawn again, 4000 times."""
     generator = np.random.default_rng(5)
     samples = generator.normal(1.0, 0.01, size=(4000, 31))
     observed = np.median(samples, axis=1).std()
     quarters = np.quantile(samples, [0.25, 0.75], axis=1)
-    told = np.mean([stats.standard_error(s, 31) for s in quarters[1] - quarters[0]])
-    assert told == pytest.approx(observed, rel=0.1)
+    computed = np.mean([stats.standard_error(s, 31) for s in quarters[1] - quarters[0]])
+    assert computed == pytest.approx(observed, rel=0.1)
 
 
 def test_rows_are_sorted_into_their_experiments(folder):

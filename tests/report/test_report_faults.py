@@ -85,8 +85,8 @@ def test_a_fault_is_reported_and_the_rest_is_shown(folder, tmp_path, capsys, wit
     page = (tmp_path / "out" / SLUG / "report.html").read_text()
     text = (tmp_path / "out" / SLUG / "report.md").read_text()
     assert escape(words) in page and plain(words) in text and words in capsys.readouterr().out
-    whole = ["At a glance", "Tuning", "The five kernels"]
-    assert all(f"<h2>{title}</h2>" in page for title in whole)
+    titles = ["At a glance", "Tuning", "The five kernels"]
+    assert all(f"<h2>{title}</h2>" in page for title in titles)
 
 
 def test_a_folder_of_another_name_is_of_the_device_of_its_rows(folder, tmp_path, without_plots):

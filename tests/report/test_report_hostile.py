@@ -19,7 +19,7 @@ from pymm.bench import classes, kernels
 from pymm.report import content, html, main, markup, svg
 from pymm.tune import trial_log
 
-#: Each ends what it stands in: an element, an attribute, a style, a formula, a cell, code.
+#: Each ends what contains it: an element, an attribute, a style, a formula, a cell, code.
 HURTS = (
     "<script>window.hurt=1</script>",
     '"><img src=x onerror="window.hurt=1">',
@@ -60,7 +60,7 @@ def texts_of(columns, rows):
 
 
 def shown():
-    """What has to stand on the page."""
+    """What the page has to show."""
     for hurt in HURTS:
         words = markup.one_line(hurt)
         yield f"k{words}"
@@ -169,8 +169,8 @@ def test_no_file_is_written_elsewhere(tmp_path, capsys, without_plots, name):
     measured.write(folder / "ladder.csv", kernels.COLUMNS, measured.ladder(name))
     before = set(tmp_path.rglob("*"))
     assert main([str(folder), "--out", str(tmp_path / "a" / "out")]) == 1
-    told = capsys.readouterr().err
-    assert "ladder.csv, line 2: device " in told and "left out" in told
+    said = capsys.readouterr().err
+    assert "ladder.csv, line 2: device " in said and "left out" in said
     report = {"schema": 1, "device": {"slug": name}, "measurements": []}
     (tmp_path / "report.json").write_text(json.dumps(report))
     with pytest.raises(SystemExit) as stop:

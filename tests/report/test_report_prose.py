@@ -119,7 +119,7 @@ def test_what_a_device_cannot_have_is_not_asked_for(folder, without_plots):
             "device": row["device"],
             "step": "x",
             "outcome": "not_applicable",
-            "detail": "no journey",
+            "detail": "no transfer",
         }
 
     rewrite(folder, absent)

@@ -29,7 +29,7 @@ def test_every_row_of_the_profiler_reaches_the_table():
         for line in table.rows
     }
     assert len(lines) == len(table.rows)
-    heads, told = tables_experiments.FACTS | tables_experiments.PROFILED, Counter()
+    heads, seen = tables_experiments.FACTS | tables_experiments.PROFILED, Counter()
     for cells in rows:
         row = load.Row("suites", "suites.csv", cells)
         parameters = " ".join(cells["config"].split("-")[1:])
@@ -38,8 +38,8 @@ def test_every_row_of_the_profiler_reaches_the_table():
             assert lines[key]["time"].value == row.seconds
         else:
             assert lines[key][heads[cells["quantity"]]] == tables_experiments._number(row)
-        told[cells["quantity"].startswith("ncu:")] += 1
-    assert told == {True: 250, False: 300}
+        seen[cells["quantity"].startswith("ncu:")] += 1
+    assert seen == {True: 250, False: 300}
 
 
 def rows_of(suite, *quantities):
@@ -102,7 +102,7 @@ def test_every_count_and_every_quantity_reaches_its_table(tmp_path):
 
 def test_every_rate_reaches_its_table(tmp_path):
     """What was chosen is one column of each product, whichever kernel that was: of two the last
-    measured stands there.
+    measured counts.
     """
     rows = [row for row in rows_of("o2-sizes", ("kernel", "")) if row["variant"] == "default"]
     assert {row["gflops"] for row in rows} <= shown(

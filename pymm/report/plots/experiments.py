@@ -7,7 +7,7 @@ from typing import Any
 
 from pymm.console import significant
 from pymm.report.stats import TRANSFERS, Curves, Experiment, curves, gflops, implementation, ordered
-from pymm.report.svg import Axes, Figure, colour, draw, figure, plain, with_unit
+from pymm.report.svg import Axes, Figure, colour, draw, figure, short_number, with_unit
 
 #: The parts of a total time, in order, with their colours.
 PARTS = {"to_device": "series-2", "kernel": "series-0", "to_host": "series-4"}
@@ -173,10 +173,10 @@ def remainders(experiment: Experiment) -> list[Figure]:
     found = []
     for dtype in experiment.dtypes:
         lines = curves(experiment.of("kernel", dtype), gflops)
-        rungs = {name: line for name, line in lines.items() if name[:1].isdigit()}
-        shown = [("teeth", "Partial tiles", lines)] if lines else []
-        if 1 < len(rungs) < len(lines):
-            shown.append(("teeth-rungs", "Partial tiles, pymm's first kernels", rungs))
+        kernels = {name: line for name, line in lines.items() if name[:1].isdigit()}
+        shown = [("partial-tiles", "Partial tiles", lines)] if lines else []
+        if 1 < len(kernels) < len(lines):
+            shown.append(("partial-tiles-kernels", "Partial tiles, pymm's first kernels", kernels))
         for name, title, curves_of in shown:
             at, unit, _ = with_unit(curves_of)
             caption = "Rate at every size from 1000 to 1100: the cost of partial tiles."
@@ -250,16 +250,20 @@ def _against_sequential(experiment: Experiment, among: Curves, k: str) -> list[F
         found.append(figure(f"o4-gains{name}", title, caption, gains, axes, among=among))
     errors = curves(rows, lambda row: row.number("error_inf"))
     same = [label for label, line in errors.items() if not any(line.values())]
-    apart = {label: line for label, line in errors.items() if label not in same}
-    if apart:
-        unit = 10.0 ** math.floor(math.log10(max(max(line.values()) for line in apart.values())))
-        apart = {label: {n: e / unit for n, e in line.items()} for label, line in apart.items()}
+    different = {label: line for label, line in errors.items() if label not in same}
+    if different:
+        unit = 10.0 ** math.floor(
+            math.log10(max(max(line.values()) for line in different.values()))
+        )
+        different = {
+            label: {n: e / unit for n, e in line.items()} for label, line in different.items()
+        }
         caption = "Infinity norm of the difference from the sequential result / that of the result."
         if same:
             caption += f" To the bit the same: {', '.join(same)}."
-        axes = Axes(what, f"error in {plain(unit)}")
+        axes = Axes(what, f"error in {short_number(unit)}")
         title = f"Relative error{where}"
-        found.append(figure(f"o4-errors{name}", title, caption, apart, axes, among=among))
+        found.append(figure(f"o4-errors{name}", title, caption, different, axes, among=among))
     return found
 
 

@@ -43,7 +43,7 @@ def _roofline(at: Sequence[Timing], dtype: str, peak: float, bandwidth: float) -
     """Two roofs: the peak, and intensity times bandwidth (S. Williams, A. Waterman, D. Patterson,
     Roofline: an insightful visual performance model, CACM 52(4), 2009).
     """
-    points = apart([(t.problem.flops / t.problem.bytes, t.gflops, t.library) for t in at])
+    points = thinned([(t.problem.flops / t.problem.bytes, t.gflops, t.library) for t in at])
     left, right = min(p[0] for p in points) / 2, max(p[0] for p in points) * 2
 
     def plot(figure: Any, axes: Any) -> None:
@@ -92,7 +92,7 @@ def _roofline(at: Sequence[Timing], dtype: str, peak: float, bandwidth: float) -
     return draw(f"roofline-{dtype}", f"Roofline, {dtype}", caption, plot)
 
 
-def apart(points: Iterable[Point]) -> list[Point]:
+def thinned(points: Iterable[Point]) -> list[Point]:
     """One of all points that are drawn at the same place."""
     places = {}
     for x, y, library in points:
