@@ -183,7 +183,7 @@ def baseline(results: Results) -> Chapter:
     if compared:
         shown = filled(
             *tables.class_means(compared),
-            tables.against_whole_product(compared),
+            tables.against_gemm(compared),
             *tables.shape_maps(compared),
             tables.products(compared),
         )
@@ -316,7 +316,7 @@ def origins(results: Results) -> list[Chapter]:
 
 def _origin(results: Results, origin: Origin, found: dict[str, Experiment]) -> Chapter:
     at = [found[name] for name in origin.experiments if name in found]
-    sentences = [(experiment.name, observation(experiment)) for experiment in at]
+    sentences = [(f"{experiment.name}:", observation(experiment)) for experiment in at]
     return Chapter(
         origin.name,
         origin.title,

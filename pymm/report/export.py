@@ -66,7 +66,7 @@ def summary(results: Results) -> dict[str, object]:
     gains = [search.gain for search in searches(results)]
     types = {}
     for e in highest_rates(results):
-        ratios = [d.ratio for d in compared if kind_of(d.problem) == e.dtype]
+        ratios = [c.ratio for c in compared if kind_of(c.problem) == e.dtype]
         types[e.dtype] = {
             "gflops": rounded(e.own.gflops),
             "problem": e.own.problem.slug,

@@ -84,15 +84,12 @@ def _transfers(experiment: Experiment) -> str:
     if not at:
         return ""
     n, name = at[0].problem.n, implementation(at[-1])
-    kernel = [
-        r
-        for r in experiment.of("kernel")
-        if (r.problem, implementation(r)) == (at[0].problem, name)
-    ]
+    own = [row for row in experiment.of("kernel") if implementation(row) == name]
+    kernel = [row for row in own if row.problem == at[0].problem]
     if not kernel:
         return ""
     parts = [
-        f"{TRANSFERS.get(row.text('transfer'), '')}: {kernel[0].seconds / row.seconds:.0%} of "
+        f"{TRANSFERS.get(row.text('transfer'), '')} {kernel[0].seconds / row.seconds:.0%} of "
         f"{duration(row.seconds)}"
         for row in at
         if implementation(row) == name
@@ -300,7 +297,7 @@ def summary_sentences(
     """Questions and their answers."""
     answers = (
         ("How fast?", _rates(highest_rates)),
-        (f"Compared with {baseline}?", _against_baseline([d for d in comparisons if d.ratio > 0])),
+        (f"Compared with {baseline}?", _against_baseline([c for c in comparisons if c.ratio > 0])),
         ("What does tuning gain?", _gained([s.gain for s in found if s.gain > 0])),
     )
     return [(question, answer) for question, answer in answers if answer]
@@ -308,10 +305,10 @@ def summary_sentences(
 
 def failures(comparisons: Sequence[Comparison]) -> list[str]:
     """A sentence about the products without a valid time; none if all have one."""
-    of = [d for d in comparisons if not d.row.valid]
+    of = [c for c in comparisons if not c.row.valid]
     if not of:
         return []
-    counts = Counter((f"{d.problem.dtype} {d.name}".strip(), d.row.text("outcome")) for d in of)
+    counts = Counter((f"{c.problem.dtype} {c.name}".strip(), c.row.text("outcome")) for c in of)
     parts = [f"{what} {outcome} ({count})" for (what, outcome), count in counts.items()]
     return [f"{len(of)} of {len(comparisons)} products have no valid time: {', '.join(parts)}."]
 
@@ -326,11 +323,11 @@ def _rates(highest_rates: Sequence[HighestRate]) -> str:
 
 def _against_baseline(comparisons: Sequence[Comparison]) -> str:
     comparisons = [
-        d for d in comparisons if d.problem.dtype not in EMULATED and d.problem.op == "gemm"
+        c for c in comparisons if c.problem.dtype not in EMULATED and c.problem.op == "gemm"
     ]
     if not comparisons:
         return ""
-    ratios = [d.ratio for d in comparisons]
+    ratios = [c.ratio for c in comparisons]
     ahead = sum(ratio >= 1 for ratio in ratios)
     average = mean(ratios)
     said = (
@@ -352,9 +349,9 @@ def _against_baseline(comparisons: Sequence[Comparison]) -> str:
 def _classes(comparisons: Sequence[Comparison]) -> Iterator[tuple[float, str]]:
     """Geometric mean and name of each class and type."""
     groups: dict[tuple[str, str], list[float]] = {}
-    for d in comparisons:
-        if d.name:
-            groups.setdefault((d.problem.dtype, d.name), []).append(d.ratio)
+    for c in comparisons:
+        if c.name:
+            groups.setdefault((c.problem.dtype, c.name), []).append(c.ratio)
     for (dtype, name), ratios in groups.items():
         if len(ratios) >= FEW:
             yield mean(ratios), f"{dtype} {name}"
@@ -396,10 +393,10 @@ def tiles_of(
 
 def _kinds(compared: list[Comparison], baseline: str) -> Iterable[tuple[str, str, list[float]]]:
     """The kinds of comparisons that have ratios: a label, a description and the ratios of each."""
-    plain = [d for d in compared if d.ratio > 0 and d.problem.op == "gemm"]
-    other = [d.ratio for d in plain if d.problem.dtype in EMULATED]
-    same = [d.ratio for d in plain if d.problem.dtype not in EMULATED]
-    half = [d.ratio for d in compared if d.ratio > 0 and d.problem.op != "gemm"]
+    plain = [c for c in compared if c.ratio > 0 and c.problem.op == "gemm"]
+    other = [c.ratio for c in plain if c.problem.dtype in EMULATED]
+    same = [c.ratio for c in plain if c.problem.dtype not in EMULATED]
+    half = [c.ratio for c in compared if c.ratio > 0 and c.problem.op != "gemm"]
     kinds = (
         (f"compared with {baseline}", "products with the same arithmetic", same),
         (

@@ -9,15 +9,26 @@ from pymm.report.content import rate
 from pymm.report.load import ON_EVERY_DEVICE, Results, Row
 from pymm.report.stats import OWN, device_name, display_name, peaks, timings
 
+#: Fields of `device.json`, as reports show them.
+DEVICE_FACTS = {
+    "kind": "backend",
+    "capability": "compute capability",
+    "sms": "multiprocessors",
+    "cores": "cores",
+    "vector_bytes": "bytes per vector",
+}
+
 
 def environment(results: Results) -> list[tuple[str, str]]:
     """Device, software and files; every value that occurs."""
     rows = [row for kind in results.rows.values() for row in kind]
     rows = [row for row in rows if row.text("suite") not in ON_EVERY_DEVICE]  # of the simulator
     facts = [("device", device_name(results))]
-    for name in ("kind", "capability", "sms", "cores", "vector_bytes"):
-        if results.device.get(name):
-            facts.append((name.replace("_", " "), str(results.device[name])))
+    facts += [
+        (title, str(results.device[name]))
+        for name, title in DEVICE_FACTS.items()
+        if results.device.get(name)
+    ]
     limits = peaks(results)
     if limits:
         facts.append(("peak rates", ", ".join(f"{name} {rate(v)}" for name, v in limits.items())))

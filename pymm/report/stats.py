@@ -164,9 +164,8 @@ def class_comparisons(results: Results) -> list[Comparison]:
         times = {name: seconds for name, seconds in times.items() if seconds > 0}
         baseline = min(times, key=times.__getitem__, default="")
         own = row.seconds if row.valid else math.nan
-        ratio = (
-            row.number("ratio") if row.valid else math.nan
-        )  # may be of another library of that run
+        # the row's ratio may be of a library that is no baseline
+        ratio = row.number("ratio") if row.valid else math.nan
         if ratio != ratio and baseline and own > 0:
             ratio = times[baseline] / own
         found.append(

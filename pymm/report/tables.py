@@ -63,14 +63,14 @@ def _means(
     for dtype in dtypes:
         for title, layouts in _columns(dtype):
             of = [
-                d
-                for d in comparisons
-                if kind_of(d.problem) == dtype and d.problem.layout in layouts
+                c
+                for c in comparisons
+                if kind_of(c.problem) == dtype and c.problem.layout in layouts
             ]
-            if not any(d.ratio > 0 for d in of):
+            if not any(c.ratio > 0 for c in of):
                 continue
             for row, name in zip(rows, classes, strict=True):
-                row[title] = _mean_cell([d for d in of if d.name == name])
+                row[title] = _mean_cell([c for c in of if c.name == name])
     note = "Geometric means of the baseline's time / pymm's: above 1 pymm is faster. " + (
         "The baseline is the faster of gemm and of syrk followed by mirroring. "
         if any(" " in dtype for dtype in dtypes)
@@ -83,8 +83,8 @@ def _means(
 
 def _mean_cell(comparisons: Sequence[Comparison]) -> Cell:
     """The mean of a class as a coloured cell, with the number of its products that failed."""
-    average = mean(d.ratio for d in comparisons)
-    failed = sum(not d.row.valid for d in comparisons)
+    average = mean(c.ratio for c in comparisons)
+    failed = sum(not c.row.valid for c in comparisons)
     if not failed:
         return ratio_cell(average)
     text = f"{average:.2f}, " if average > 0 else ""
@@ -99,24 +99,24 @@ def _columns(kind: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
     return ((f"{dtype} NN", LAYOUTS[:1]), (f"{dtype} transposed", LAYOUTS[1:]))
 
 
-def against_whole_product(comparisons: Sequence[Comparison]) -> Table:
+def against_gemm(comparisons: Sequence[Comparison]) -> Table:
     """Symmetric products compared with the library's gemm, class by class."""
-    of = [d for d in comparisons if d.problem.op != "gemm"]
-    rows = [{"class": Cell(name)} for name in dict.fromkeys(d.name for d in of)]
-    for kind in dict.fromkeys(kind_of(d.problem) for d in of):
+    of = [c for c in comparisons if c.problem.op != "gemm"]
+    rows = [{"class": Cell(name)} for name in dict.fromkeys(c.name for c in of)]
+    for kind in dict.fromkeys(kind_of(c.problem) for c in of):
         for title, layouts in _columns(kind):
-            at = [d for d in of if kind_of(d.problem) == kind and d.problem.layout in layouts]
+            at = [c for c in of if kind_of(c.problem) == kind and c.problem.layout in layouts]
             for row in rows:
-                named = [_whole(d) for d in at if d.name == row["class"].text]
+                named = [_gemm_ratio(c) for c in at if c.name == row["class"].text]
                 row[title] = ratio_cell(mean(named))
     note = (
         "Geometric means of the time of the library's gemm, which computes twice as many elements, "
         "/ the time of `pymm.syrk`."
     )
-    return Table("whole", "Symmetric products compared with gemm", rows, note, grid=True)
+    return Table("against-gemm", "Symmetric products compared with gemm", rows, note, grid=True)
 
 
-def _whole(comparison: Comparison) -> float:
+def _gemm_ratio(comparison: Comparison) -> float:
     times = [comparison.row.number(name) for name in ("cublas_us", "cublaslt_us", "numpy_us")]
     known = [seconds * 1e-6 for seconds in times if seconds > 0]
     return min(known) / comparison.seconds if known and comparison.seconds > 0 else math.nan
@@ -124,19 +124,19 @@ def _whole(comparison: Comparison) -> float:
 
 def shape_maps(comparisons: Sequence[Comparison]) -> list[Table]:
     """Every shape by type and layout, one table per operation."""
-    ops = dict.fromkeys(d.problem.op for d in comparisons)
-    return [shape_map([d for d in comparisons if d.problem.op == op]) for op in ops]
+    ops = dict.fromkeys(c.problem.op for c in comparisons)
+    return [shape_map([c for c in comparisons if c.problem.op == op]) for op in ops]
 
 
 def shape_map(comparisons: Sequence[Comparison]) -> Table:
     """Every shape by type and layout."""
-    kinds = list(dict.fromkeys((kind_of(d.problem), d.problem.layout) for d in comparisons))
+    kinds = list(dict.fromkeys((kind_of(c.problem), c.problem.layout) for c in comparisons))
     dtypes = list(dict.fromkeys(dtype for dtype, _ in kinds))
     kinds.sort(key=lambda kind: (dtypes.index(kind[0]), kind[1]))
     shapes: dict[tuple[int, int, int], dict[tuple[str, str], float]] = {}
-    for d in comparisons:
-        at = shapes.setdefault((d.problem.m, d.problem.n, d.problem.k), {})
-        at[kind_of(d.problem), d.problem.layout] = d.ratio
+    for c in comparisons:
+        at = shapes.setdefault((c.problem.m, c.problem.n, c.problem.k), {})
+        at[kind_of(c.problem), c.problem.layout] = c.ratio
     rows = [
         {"m x n x k": extents(Problem(*shape))}
         | {" ".join(kind): ratio_cell(at.get(kind, math.nan)) for kind in kinds}
@@ -187,7 +187,7 @@ def highest_rates(found: Sequence[HighestRate], comparisons: Sequence[Comparison
     """The highest rate of each type, compared with the peak and with the baseline's."""
     rows = []
     for e in found:
-        ratios = [d.ratio for d in comparisons if kind_of(d.problem) == e.dtype and d.ratio > 0]
+        ratios = [c.ratio for c in comparisons if kind_of(c.problem) == e.dtype and c.ratio > 0]
         baseline = Cell("")
         if e.baseline:
             baseline = Cell(
@@ -205,7 +205,7 @@ def highest_rates(found: Sequence[HighestRate], comparisons: Sequence[Comparison
                 "highest at": Cell(e.own.problem.slug),
             }
         )
-    types = [f"{e.dtype} {TYPES[e.dtype]}" for e in found if e.dtype in TYPES]
+    types = [f"{e.dtype}: {TYPES[e.dtype]}" for e in found if e.dtype in TYPES]
     note = (
         "Ratio: geometric mean of the baseline's time / pymm's over that many products. Highest "
         "rates are over all products measured. Peak: all units of the device at its highest clock. "
@@ -217,18 +217,18 @@ def highest_rates(found: Sequence[HighestRate], comparisons: Sequence[Comparison
 def products(comparisons: Sequence[Comparison]) -> Table:
     """Every product with its times, and the configuration with the reason for its selection."""
     names = ("cublas", "cublaslt", "numpy", "triton")
-    libraries = [name for name in names if any(d.row.text(f"{name}_us") for d in comparisons)]
+    libraries = [name for name in names if any(c.row.text(f"{name}_us") for c in comparisons)]
     rows = []
-    for d in comparisons:
-        row = d.row
+    for c in comparisons:
+        row = c.row
         times = {display_name(name): cell(row.number(f"{name}_us")) for name in libraries}
         rows.append(
             {
-                **of_problem(d.problem),
-                "class": Cell(d.name),
-                OWN: cell(d.seconds * 1e6),
+                **of_problem(c.problem),
+                "class": Cell(c.name),
+                OWN: cell(c.seconds * 1e6),
                 **times,
-                "ratio": ratio_cell(d.ratio),
+                "ratio": ratio_cell(c.ratio),
                 "GFLOP/s": cell(row.number("gflops")),
                 "of peak": percent_cell(row.number("peak")),
                 "spread": percent_cell(row.number("spread"), "{:.1f}%"),
@@ -323,7 +323,7 @@ def unseen(found: Sequence[Row]) -> Table:
         "Times in microseconds. Each random shape was searched without storing the result; then "
         "the three were measured in alternation. Ratios are of rates."
     )
-    return Table("unseen", "Shapes never tuned", rows, note)
+    return Table("unseen", "Random shapes", rows, note)
 
 
 def calls(found: Sequence[Row]) -> Table:

@@ -84,7 +84,7 @@ def rates(experiment: Experiment) -> Table:
             own = line.by.get(CHOICE)
             shown["ratio"] = ratio_cell(own.number("ratio") if own else math.nan)
             if first.problem.symmetric:
-                shown["gemm / pymm"] = ratio_cell(_whole(line.by, own))
+                shown["gemm / pymm"] = ratio_cell(_gemm_ratio(line.by, own))
             shown["configuration"] = Cell(own.text("config").replace("-", " ") if own else "")
         found.append(shown)
     note = "GFLOP/s of the kernels alone."
@@ -93,7 +93,7 @@ def rates(experiment: Experiment) -> Table:
     return Table(f"rates-{experiment.name}", f"{experiment.name}: {experiment.title}", found, note)
 
 
-def _whole(by: Mapping[str, Row], own: Row | None) -> float:
+def _gemm_ratio(by: Mapping[str, Row], own: Row | None) -> float:
     """The time of the library's gemm / pymm's."""
     times = [by[name].seconds for name in ("cuBLAS", "cuBLASLt", "NumPy") if name in by]
     return min(times) / own.seconds if times and own else math.nan
@@ -157,8 +157,8 @@ def transfer_times(experiment: Experiment) -> Table:
                 }
             )
     note = (
-        "Copies and the total by the host's clock, the total measured as one; the kernel's share of "
-        "their sum."
+        "Copies and the total by the host's clock, the total measured as one. The kernel's share "
+        "is of the kernel and the copies."
     )
     return Table(f"times-{experiment.name}", f"{experiment.name}: {experiment.title}", rows, note)
 

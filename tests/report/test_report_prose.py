@@ -136,7 +136,7 @@ def test_symmetric_products_are_compared_with_gemm(folder, without_plots):
         "ratio": 1.1,
     }
     measured.write(folder / "classes.csv", classes.COLUMNS, [*measured.class_rows(), row])
-    table = tables.against_whole_product(stats.class_comparisons(load.read_device(folder)))
+    table = tables.against_gemm(stats.class_comparisons(load.read_device(folder)))
     assert [cell.text for cell in table.rows[0].values()] == ["syrk-large", "1.90", ""]
 
 

@@ -16,9 +16,9 @@ CHAPTERS: dict[str, tuple[Callable[[Results], list[Figure]], ...]] = {
     "glance": (rates.highest, rates.ratios, searches.gains),
     "ladder": (rates.ladder,),
     "sizes": (rates.against_size,),
-    "limits": (limits.rooflines, limits.energy),
+    "limits": (limits.rooflines, limits.power, limits.energy),
     "tuning": (searches.progress, searches.outcomes, searches.importances, searches.slices),
-    "accuracy": (limits.errors,),
+    "accuracy": (limits.errors, limits.deviations),
 }
 
 #: The plots of each experiment.

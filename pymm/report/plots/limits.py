@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from pymm.core.problem import DTYPES
 from pymm.report.content import rate
 from pymm.report.load import Results, Row
 from pymm.report.stats import BASELINES, OWN, Timing, class_rows, peaks, timings
@@ -19,6 +20,9 @@ SECONDS = 0.2e-3
 GRAIN = 60
 
 Point = tuple[float, float, str]
+
+#: What is plotted of a row along an axis.
+Value = Callable[[Row], float]
 
 
 def log_axes(axes: Any) -> None:
@@ -100,99 +104,94 @@ def thinned(points: Iterable[Point]) -> list[Point]:
     return list(places.values())
 
 
-def energy(results: Results) -> list[Figure]:
-    """Power while a product runs repeatedly, and the energy of one product, by type."""
+def _by_type(axes: Any, rows: Sequence[Row], x: Value, y: Value) -> None:
+    """One series of points for each type; a type has the same series in every figure."""
+    for dtype in dict.fromkeys(row.problem.dtype for row in rows):
+        of = [row for row in rows if row.problem.dtype == dtype]
+        style = series(list(DTYPES).index(dtype)) | {"linestyle": "", "markersize": 4}
+        axes.plot([x(row) for row in of], [y(row) for row in of], label=dtype, **style)
+    axes.set(xscale="log")
+    label_decades(axes.xaxis)
+    axes.figure.legend(loc="outside lower center", ncols=4)
+
+
+def _with_power(results: Results) -> list[Row]:
     rows = [row for row in class_rows(results) if row.valid and row.seconds >= SECONDS]
-    at = [row for row in rows if row.number("power_w") > 0]
-    names = list(dict.fromkeys(r.problem.dtype for r in at))
-    if not names:
-        return []
+    return [row for row in rows if row.number("power_w") > 0]
 
-    def scatter(axes: Any, height: Any) -> None:
-        for number, name in enumerate(names):
-            of = [r for r in at if r.problem.dtype == name]
-            style = series(number) | {"linestyle": "", "markersize": 4}
-            axes.plot([r.seconds * 1e3 for r in of], [height(r) for r in of], label=name, **style)
-        axes.set(xscale="log", xlabel="ms per product")
-        label_decades(axes.xaxis)
 
-    def power(figure: Any, axes: Any) -> None:
-        scatter(axes, lambda r: r.number("power_w"))
-        axes.set(ylabel="W", ylim=(0, None))
-        figure.legend(loc="outside lower center", ncols=4)
+def power(results: Results) -> list[Figure]:
+    """Power while a product runs repeatedly, by type."""
+    rows = _with_power(results)
 
-    def joules(figure: Any, axes: Any) -> None:
-        scatter(axes, lambda r: r.number("power_w") * r.seconds)
-        axes.set(ylabel="J per product", yscale="log")
+    def plot(figure: Any, axes: Any) -> None:
+        _by_type(axes, rows, lambda row: row.seconds * 1e3, lambda row: row.number("power_w"))
+        axes.set(xlabel="ms per product", ylabel="W", ylim=(0, None))
+
+    caption = (
+        "Power reported by the device while products of each type are timed, including the cache "
+        "flushes between them."
+    )
+    return [draw("power", "Power", caption, plot)] if rows else []
+
+
+def _joules(row: Row) -> float:
+    return row.number("power_w") * row.seconds
+
+
+def energy(results: Results) -> list[Figure]:
+    """The energy of one product, by type."""
+    rows = _with_power(results)
+
+    def plot(figure: Any, axes: Any) -> None:
+        _by_type(axes, rows, lambda row: row.seconds * 1e3, _joules)
+        axes.set(xlabel="ms per product", ylabel="J per product", yscale="log")
         label_decades(axes.yaxis)
-        figure.legend(loc="outside lower center", ncols=4)
 
-    return [
-        draw(
-            "power",
-            "Power",
-            "Power reported by the device while products of each type are timed, including the "
-            "cache flushes between them.",
-            power,
-        ),
-        draw("energy", "Energy per product", "That power times the time of one product.", joules),
-    ]
+    caption = "The reported power times the time of one product."
+    return [draw("energy", "Energy per product", caption, plot)] if rows else []
+
+
+def _with_errors(results: Results) -> list[Row]:
+    rows = [row for row in class_rows(results) if row.valid and row.problem.k > 0]
+    return [row for row in rows if row.number("error") > 0]
 
 
 def errors(results: Results) -> list[Figure]:
-    """The largest deviation from float64 as a fraction of its bound, against k, and the typical
-    one.
-    """
-    rows = [row for row in class_rows(results) if row.valid]
-    at = [row for row in rows if row.number("error") > 0 and row.problem.k > 0]
-    if not at:
-        return []
-    names = list(dict.fromkeys(r.problem.dtype for r in at))
-
-    def parts(figure: Any, axes: Any) -> None:
-        for number, name in enumerate(names):
-            of = [r for r in at if r.problem.dtype == name]
-            style = series(number) | {"linestyle": "", "markersize": 4}
-            axes.plot(
-                [r.problem.k for r in of], [r.number("error") for r in of], label=name, **style
-            )
-        axes.axhline(1, color=colour("ink"), linestyle="--", linewidth=1.2)
-        axes.set(xscale="log", yscale="log", xlabel="k", ylabel="largest error / its bound")
-        log_axes(axes)
-        figure.legend(loc="outside lower center", ncols=4)
-
-    found = [
-        draw(
-            "errors",
-            "Error relative to its bound",
-            "Largest deviation of an element from the product in float64, as a fraction of the "
-            "bound on rounding errors (dashed), against k.",
-            parts,
-        )
-    ]
-    both = [r for r in at if r.number("rms") > 0 and r.number("opponent_rms") > 0]
-    return found + ([_beside(both)] if both else [])
-
-
-def _beside(rows: Sequence[Row]) -> Figure:
-    names = list(dict.fromkeys(r.problem.dtype for r in rows))
+    """The largest deviation from float64 as a fraction of its bound, against k."""
+    rows = _with_errors(results)
 
     def plot(figure: Any, axes: Any) -> None:
+        _by_type(axes, rows, lambda row: row.problem.k, lambda row: row.number("error"))
         axes.axhline(1, color=colour("ink"), linestyle="--", linewidth=1.2)
-        for number, name in enumerate(names):
-            of = [r for r in rows if r.problem.dtype == name]
-            style = series(number) | {"linestyle": "", "markersize": 4}
-            parts = [r.number("rms") / r.number("opponent_rms") for r in of]
-            axes.plot([r.problem.k for r in of], parts, label=name, **style)
-        axes.set(xscale="log", xlabel="k", ylabel="pymm's error / the baseline's", ylim=(0, None))
-        axes.minorticks_off()
-        label_decades(axes.xaxis)
-        figure.legend(loc="outside lower center", ncols=4)
+        axes.set(yscale="log", xlabel="k", ylabel="largest error / its bound")
+        log_axes(axes)
 
-    return draw(
-        "deviations",
-        "Typical error relative to the baseline's",
-        "Root mean square of pymm's deviation from float64 / the baseline's, against k; below the "
-        "dashed line pymm's is smaller.",
-        plot,
+    caption = (
+        "Largest deviation of an element from the product in float64, as a fraction of the bound "
+        "on rounding errors (dashed), against k."
     )
+    return [draw("errors", "Error relative to its bound", caption, plot)] if rows else []
+
+
+def _relative_rms(row: Row) -> float:
+    return row.number("rms") / row.number("opponent_rms")
+
+
+def deviations(results: Results) -> list[Figure]:
+    """The root mean square of pymm's deviation from float64 / the baseline's, against k."""
+    rows = [row for row in _with_errors(results) if row.number("rms") > 0]
+    rows = [row for row in rows if row.number("opponent_rms") > 0]
+
+    def plot(figure: Any, axes: Any) -> None:
+        _by_type(axes, rows, lambda row: row.problem.k, _relative_rms)
+        axes.axhline(1, color=colour("ink"), linestyle="--", linewidth=1.2)
+        axes.set(xlabel="k", ylabel="pymm's error / the baseline's", ylim=(0, None))
+        axes.minorticks_off()
+
+    caption = (
+        "Root mean square of pymm's deviation from float64 / the baseline's, against k; below the "
+        "dashed line pymm's is smaller."
+    )
+    title = "Typical error relative to the baseline's"
+    return [draw("deviations", title, caption, plot)] if rows else []

@@ -30,6 +30,9 @@ from pymm.report.svg import Axes, Figure, colour, draw, figure, with_unit
 #: A curve has at least so many sizes.
 CURVE = 3
 
+#: Percent of the peak that the label of a bar covers.
+LABEL = 30
+
 
 def highest(results: Results) -> list[Figure]:
     """The highest rate of each type as a fraction of the device's peak."""
@@ -56,7 +59,11 @@ def highest(results: Results) -> list[Figure]:
                 label=name,
             )
         for place, e in zip(places, found, strict=True):
-            axes.text(2, place, rate(e.own.gflops), va="center", color=colour("paper"), fontsize=9)
+            start = 2.0  # or beyond the marker that would cover the text
+            if e.baseline and e.baseline.gflops / e.peak < LABEL / 100:
+                start = 100 * e.baseline.gflops / e.peak + 4
+            style = {"va": "center", "color": colour("paper"), "fontsize": 9}
+            axes.text(start, place, rate(e.own.gflops), **style)
         axes.axvline(100, color=colour("ink"), linestyle="--", linewidth=1.2)
         axes.set_yticks(places, [e.dtype for e in found])
         axes.set(xlim=(0, 104), xlabel="% of the device's peak", ylim=(len(found) - 0.5, -0.5))
