@@ -106,10 +106,10 @@ def thinned(points: Iterable[Point]) -> list[Point]:
 
 def _by_type(axes: Any, rows: Sequence[Row], x: Value, y: Value) -> None:
     """One series of points for each type; a type has the same series in every figure."""
-    for dtype in dict.fromkeys(row.problem.dtype for row in rows):
-        of = [row for row in rows if row.problem.dtype == dtype]
-        style = series(list(DTYPES).index(dtype)) | {"linestyle": "", "markersize": 4}
-        axes.plot([x(row) for row in of], [y(row) for row in of], label=dtype, **style)
+    for number, dtype in enumerate(DTYPES):
+        style = series(number) | {"linestyle": "", "markersize": 4}
+        if of := [row for row in rows if row.problem.dtype == dtype]:
+            axes.plot([x(row) for row in of], [y(row) for row in of], label=dtype, **style)
     axes.set(xscale="log")
     label_decades(axes.xaxis)
     axes.figure.legend(loc="outside lower center", ncols=4)
