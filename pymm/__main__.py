@@ -28,11 +28,11 @@ MODULES = {
     "tune": ("pymm.tune.tuner", "find and store the best configurations of this machine's device"),
     "bench": ("pymm.bench.kernels", "measure shapes into a CSV file"),
     "report": (
-        "pymm.report.command",
+        "pymm.report.cli",
         "make a page of what was measured of a device, or compare two",
     ),
     "doctor": ("pymm.doctor", "say what this machine has and lacks, and what fixes it"),
-    "verify": ("pymm.report.again", "measure a sample of a report again: does it agree?"),
+    "verify": ("pymm.report.verify", "measure a sample of a report again: does it agree?"),
     "configs": ("pymm.show_configs", "list the devices that are tuned, or what is tuned for one"),
 }
 

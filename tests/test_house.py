@@ -148,7 +148,7 @@ def loaded_by(module: str, names: tuple[str, ...]) -> str:
 def test_importing_is_light():
     heavy = ("optuna", "pycuda", "rich", "sqlalchemy", "yaml")
     assert loaded_by("pymm", heavy).strip() == "[]"
-    for command in ("pymm.bench.kernels", "pymm.report.command"):
+    for command in ("pymm.bench.kernels", "pymm.report.cli"):
         assert loaded_by(command, ("optuna", "sqlalchemy", "pycuda")).strip() == "[]", command
 
 

@@ -133,7 +133,7 @@ DTYPES = {
     for row in (
         DType(
             "f32",
-            "numbers of 32 bits",
+            "32-bit floating point",
             **_SINGLE,
             roundoff=2.0**-24,
             unit="fp32",
@@ -141,7 +141,7 @@ DTYPES = {
         ),
         DType(
             "f64",
-            "of 64 bits",
+            "64-bit",
             element=FLOAT64,
             out=FLOAT64,
             scalar=FLOAT64,
@@ -150,7 +150,7 @@ DTYPES = {
         ),
         DType(
             "f16",
-            "of 16 bits, summed in 32",
+            "16-bit, accumulated in f32",
             out=FLOAT16,
             out_roundoff=2.0**-11,
             syrk_full_depth=384,
@@ -158,7 +158,7 @@ DTYPES = {
         ),
         DType(
             "bf16",
-            "of 16 bits with the range of f32, summed in 32",
+            "bfloat16, accumulated in f32",
             out=BFLOAT16,
             out_roundoff=2.0**-8,
             syrk_full_depth=384,
@@ -167,7 +167,7 @@ DTYPES = {
         # TMA rounds to infinity from 2^128 - 2^116 on; 2^-137 is half the smallest number of tf32.
         DType(
             "tf32",
-            "f32 rounded to 11 bits",
+            "f32 operands rounded to TF32 (11 significant bits)",
             **_SINGLE,
             roundoff=TENSOR_CORE,
             unit="tensor tf32",
@@ -179,7 +179,7 @@ DTYPES = {
         ),
         DType(
             "tf32x3",
-            "f32 in three products of tf32, compared with f32",
+            "f32 emulated by three tf32 products, compared with f32",
             **_SINGLE,
             roundoff=THREE_PRODUCTS,
             unit="tensor tf32",
@@ -190,7 +190,7 @@ DTYPES = {
         ),
         DType(
             "f16x3",
-            "f32 in three products of f16, block-scaled, compared with f32",
+            "f32 emulated by three block-scaled f16 products, compared with f32",
             **_SINGLE,
             roundoff=THREE_PRODUCTS,
             unit="tensor 16 bits",
@@ -200,8 +200,8 @@ DTYPES = {
             product_error=SPLIT,
             scaling=BlockScaling(),
         ),
-        DType("f16_f32", "f16 with a result in f32", out=FLOAT32, **_F16),
-        DType("bf16_f32", "bf16 with a result in f32", out=FLOAT32, **_BF16),
+        DType("f16_f32", "f16 with f32 results", out=FLOAT32, **_F16),
+        DType("bf16_f32", "bf16 with f32 results", out=FLOAT32, **_BF16),
     )
 }
 

@@ -119,8 +119,8 @@ LEAST_DEPTH_HALF = 2**8
 
 
 class OperandPool:
-    """The operands of all problems on one device. It keeps the elements of one type at a time there,
-    those of all types on the host.
+    """The operands of all problems on one device. It keeps the elements of one type at a time
+    there, those of all types on the host.
     """
 
     def __init__(self, backend: Backend, seed: int = 0) -> None:

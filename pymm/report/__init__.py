@@ -1,9 +1,13 @@
-"""`python -m pymm.report`: what was measured of a device as one page, with text and data beside it.
+"""`python -m pymm.report`: what was measured of a device as one page, with text and data.
 
-`reading` takes files apart; `facts`, `searches` and `studies` say what they come to; the `plots_*`
-draw that and `listing` and `grids` set it in tables; `chapters` puts all in order as `content`, and
-`page`, `text` and `record` write it down. `comparing` sets two reports side by side, `again`
-measures a sample of one again.
+`load` reads the files of a device; `stats` and `searches` compute from their rows what a report
+says; `plots`, `tables` and `prose` show it; `chapters` puts all in order as `content`, and `html`,
+`markdown` and `export` write it. `compare` compares two reports, `verify` measures a sample of one
+again.
+
+To add a plot, write a function in the module of its subject in `plots/`, and name it in
+`plots/__init__.py`, in the line of its chapter or experiment. The function takes the `Results` (or
+the `Experiment`) and returns figures, which `svg.draw` and `svg.figure` make.
 """
 
 from __future__ import annotations
@@ -13,6 +17,6 @@ from collections.abc import Sequence
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command. Returns the exit status that `--help` describes."""
-    from pymm.report.command import main as command
+    from pymm.report.cli import main as command
 
     return command(argv)

@@ -1,6 +1,4 @@
-"""HTML, SVG and Markdown in which text stays text: elements are built by `tag`, which escapes all
-that is not `Markup`, and Markdown by `plain` and `spoken`.
-"""
+"""HTML and SVG elements, built by `tag`, which escapes all strings that are not `Markup`."""
 
 from __future__ import annotations
 
@@ -12,37 +10,33 @@ from html import escape
 
 from pymm.core.inputs import one_line
 
-#: Elements of HTML that have no end, and of SVG that close themselves.
+#: Elements of HTML without an end tag, and elements of SVG that may be self-closing.
 VOID, CLOSED = frozenset({"input", "meta"}), frozenset({"path", "rect", "use"})
 
 _IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,79}")
 
-#: What means something in Markdown wherever it stands; an underscore only beside a blank.
-_MEANT = re.compile(r"[\\`*\[\]|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-_FIRST = re.compile(r"^([#+=-]|[0-9]{1,9}(?=[.)](?:\s|$)))")
-
 
 class Markup(str):
-    """A piece of HTML or SVG. Only what this module made, or a file of the package, is one."""
+    """A piece of HTML or SVG that needs no escaping. Only this module creates it."""
 
     __slots__ = ()
 
 
 def markup(text: str) -> Markup:
-    """A text as HTML that shows it, control characters replaced; markup as it is."""
+    """A text escaped as HTML, control characters replaced; markup unchanged."""
     if isinstance(text, Markup):
         return text
     return Markup(escape("\n".join(map(one_line, text.split("\n")))))
 
 
 def joined(pieces: Iterable[str], between: str = "") -> Markup:
-    """Pieces one behind the other, those that are no markup escaped."""
+    """Pieces joined, those that are no markup escaped."""
     return Markup(markup(between).join(map(markup, pieces)))
 
 
 def element(name: str, attributes: Mapping[str, object], *children: str) -> Markup:
-    """An element. Children and values of attributes that are no markup are escaped; an attribute of
-    None or False is left out, one of True stands without a value.
+    """An element. Children and attribute values that are no markup are escaped; an attribute that
+    is None or False is left out, one that is True has no value.
     """
     parts = [name]
     for key, value in attributes.items():
@@ -59,26 +53,26 @@ def element(name: str, attributes: Mapping[str, object], *children: str) -> Mark
 
 
 def tag(_name: str, *children: str, **attributes: object) -> Markup:
-    """An element whose attributes are named as arguments: `class_` is class, `data_v` data-v."""
+    """An element with its attributes as arguments: `class_` is class, `data_v` is data-v."""
     named = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items()}
     return element(_name, named, *children)
 
 
-def sheet(element: str, text: str) -> Markup:
-    """A `style` or `script` element of text from the package, which is not escaped."""
+def raw_element(element: str, text: str) -> Markup:
+    """A `style` or `script` element with text of this package, which is not escaped."""
     if "</" in text or "<!--" in text or "\r" in text:
         raise ValueError(f"the text of a {element} element would end it")
     return Markup(f"<{element}>{text}</{element}>")
 
 
 def digest(text: str) -> str:
-    """How a Content-Security-Policy names the text of a script or of a style sheet."""
+    """The hash by which a Content-Security-Policy allows a script or a style sheet."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def identifier(text: str) -> str:
-    """A text as an id and as the name of a figure: itself if it may be one, else its letters and
-    digits with a digest, so that two texts never have the same.
+    """An id made from a text: the text itself if it is a valid id, else its letters and digits with
+    a digest, so that different texts have different ids.
     """
     if _IDENTIFIER.fullmatch(text):
         return text
@@ -86,40 +80,7 @@ def identifier(text: str) -> str:
     return f"i-{letters}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:8]}"
 
 
-def words(text: str) -> Markup:
-    """A sentence as HTML, `code` in backquotes as such."""
+def with_code(text: str) -> Markup:
+    """A sentence as HTML, with `code` elements for what is in backquotes."""
     pieces = enumerate(text.split("`"))
     return joined(tag("code", piece) if place % 2 else piece for place, piece in pieces)
-
-
-# Markdown
-
-
-def plain(text: str) -> str:
-    """A text as Markdown that shows it, on one line: nothing in it is markup, HTML or a link."""
-    return _FIRST.sub(_not_first, _escaped(one_line(text).strip()))
-
-
-def spoken(text: str) -> str:
-    """A sentence as Markdown, `code` in backquotes as such."""
-    pieces = enumerate(one_line(text).strip().split("`"))
-    said = (f"`{piece}`" if place % 2 else _escaped(piece) for place, piece in pieces)
-    return _FIRST.sub(_not_first, "".join(said).replace("``", ""))
-
-
-def _escaped(text: str) -> str:
-    safe = _MEANT.sub(r"\\\g<0>", text)
-    return safe.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def _not_first(mark: re.Match[str]) -> str:
-    """A list, a title or a line would begin here."""
-    return f"{mark[0]}\\" if mark[0].isdigit() else f"\\{mark[0]}"
-
-
-def fenced(lines: Iterable[str]) -> list[str]:
-    """Lines of code as a block that none of them can end."""
-    lines = list(map(one_line, lines))
-    longest = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return [fence, *lines, fence]

@@ -1,6 +1,6 @@
 "use strict";
-// Tables sort by a click on a column's head and show the rows that hold the words of their filter;
-// the theme goes from the system's to the other one and back. Without scripts all stays readable.
+// A click on the head of a column sorts its table; a filter shows the rows that contain its words;
+// a button switches between light and dark. Without scripts the page is readable as it is.
 (() => {
   const fieldOf = (row, place) => {
     const cell = row.cells[place];

@@ -1,4 +1,4 @@
-"""What the trials of the searches tell: how they went, what they gained, which parameters count."""
+"""Statistics of searches: progress, gain, and the importance of parameters."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from datetime import datetime
 from functools import cached_property
 
 from pymm.core.problem import Problem
-from pymm.report.reading import Findings, Row
+from pymm.report.load import Results, Row
 from pymm.tune.finals import MEDIAN_ERROR, NOISE, TIE
 
-#: A parameter's part of the variance is told from so many trials on.
+#: Fewest trials from which the importance of parameters is computed.
 ENOUGH = 12
 
-#: Seconds between two trials of a file from which on the run was broken off and begun again.
+#: A gap of so many seconds between two trials of a file means that the search was interrupted.
 BREAK = 120.0
 
 
 @dataclass(frozen=True)
 class Search:
-    """The trials of one kernel on one problem in one file, in the order they were made. `spent` are
-    the seconds that each took, what was done for it before included.
+    """The trials of one kernel on one problem in one file, in their order. `spent` are the seconds
+    that each took, compilation included.
     """
 
     problem: Problem
@@ -36,13 +36,13 @@ class Search:
 
     @cached_property
     def tried(self) -> list[Row]:
-        """What the search itself tried, without its final."""
+        """The trials of the search, without its final comparison."""
         return [row for row in self.rows if row.text("role") != "final"]
 
     @cached_property
     def final(self) -> list[Row]:
-        """The last comparison, measured in turn: the default first, then the best few. Of several
-        (the search was begun again) the last.
+        """The final comparison, measured in alternation: the default first, then the best few. The
+        last one if the search was repeated.
         """
         last: list[Row] = []
         for row in self.rows:
@@ -54,12 +54,14 @@ class Search:
 
     @property
     def outcomes(self) -> Counter[str]:
-        """How many trials of the search ended how."""
+        """The number of trials by outcome."""
         return Counter(row.text("outcome") for row in self.tried)
 
     @cached_property
     def progress(self) -> list[tuple[int, float, float]]:
-        """After each trial: how many there were, seconds that they took, best time so far (s)."""
+        """After each trial: the number of trials, their seconds in total, the best time so
+        far (s).
+        """
         best, found, taken = math.inf, [], 0.0
         spent = dict(zip(map(id, self.rows), self.spent, strict=True))
         for count, row in enumerate(self.tried, 1):
@@ -72,18 +74,18 @@ class Search:
 
     @cached_property
     def default(self) -> Row | None:
-        """The default in the final: a search begins with it, and so does its final."""
+        """The default in the final comparison: both the search and its final begin with it."""
         first, final = next(iter(self.tried), None), self.final
-        if first is None or not final or not final[0].sound:
+        if first is None or not final or not final[0].valid:
             return None
         return final[0] if final[0].text("config") == first.text("config") else None
 
     @cached_property
     def best(self) -> Row | None:
-        """The winner: the fastest of the final, else of the search; the default where that may be
-        noise, as `pymm.tune.finals` has it.
+        """The winner: the fastest of the final, else of the search; the default where the
+        difference may be noise, by the rule of `pymm.tune.finals`.
         """
-        right = [row for row in self.final or self.tried if row.sound]
+        right = [row for row in self.final or self.tried if row.valid]
         fastest = min(right, key=lambda row: row.seconds, default=None)
         if self.default is None or fastest is None:
             return fastest
@@ -93,19 +95,19 @@ class Search:
 
     @property
     def gain(self) -> float:
-        """Default's time / winner's in the final; NaN where the default was not in it."""
+        """The default's time / the winner's in the final; NaN if the default was not in it."""
         if self.default is None:
             return math.nan
         return self.default.seconds / self.best.seconds
 
     @cached_property
     def importance(self) -> dict[str, float]:
-        """Each parameter's part of the variance of log(time) of what ran right, largest first.
+        """Each parameter's share of the variance of log(time) over valid trials, largest first.
 
         Omega squared of a one-way analysis: (SB - (levels - 1) MW) / (ST + MW), SB the sum of
         squares between the parameter's levels, MW the mean square within them, ST the total (W. L.
-        Hays, Statistics, 1963). A search tries good regions more often, and parameters that go
-        together share what they explain: it ranks, it does not prove. Empty for too few trials.
+        Hays, Statistics, 1963). A search samples good regions more often, and correlated parameters
+        share what they explain, so this is a ranking, not a proof. Empty for too few trials.
         """
         timed = [row for row in self.tried if row.text("outcome") in ("ok", "too_slow")]
         points = [
@@ -119,7 +121,7 @@ class Search:
 
 
 def _median_error(row: Row) -> float:
-    """Standard error of a row's median as a part of it."""
+    """The relative standard error of a row's median."""
     spread, repeats = row.number("spread"), row.number("repeats")
     return (
         MEDIAN_ERROR * (spread if spread > 0 else 0.0) / math.sqrt(repeats if repeats >= 1 else 1.0)
@@ -127,7 +129,9 @@ def _median_error(row: Row) -> float:
 
 
 def parameters(slug: str) -> dict[str, int]:
-    """The parameters of a configuration's slug, `tile-MB64-NB32`; empty if it is none."""
+    """The parameters of a configuration's slug, such as `tile-MB64-NB32`; empty if it is
+    invalid.
+    """
     found = (re.fullmatch("([A-Z_]+)([0-9]{1,9})", field) for field in slug.split("-")[1:])
     return {of[1]: int(of[2]) for of in found if of}
 
@@ -149,15 +153,15 @@ def _omega(points: Sequence[tuple[int, float]]) -> float:
 def _moment(text: str) -> float:
     try:
         return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError, OSError):  # a year that the clock does not have
+    except (ValueError, OverflowError, OSError):  # a year out of range
         return math.nan
 
 
-def searches(findings: Findings) -> list[Search]:
-    """Every search, in the order of the files; those of most trials are the most telling."""
+def searches(results: Results) -> list[Search]:
+    """Every search, in the order of the files."""
     groups: dict[tuple[str, str, str], list[tuple[Row, float]]] = {}
     before: dict[str, float] = {}
-    for row in findings.of("trials"):
+    for row in results.of("trials"):
         now = _moment(row.text("time"))
         gap = now - before.get(row.file, now)
         before[row.file] = now
@@ -170,7 +174,7 @@ def searches(findings: Findings) -> list[Search]:
 
 
 def longest(found: Sequence[Search], count: int) -> list[Search]:
-    """The searches of most trials, one of each kernel, at most `count`."""
+    """The searches with most trials, one of each kernel, at most `count`."""
     best: dict[str, Search] = {}
     for search in sorted(found, key=lambda s: -len(s.progress)):
         if search.progress:

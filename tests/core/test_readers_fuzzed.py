@@ -28,8 +28,8 @@ from pymm.bench.experiments.run import completed_steps
 from pymm.core import files, shapes
 from pymm.core.inputs import BadInput
 from pymm.measure import results as schemas
-from pymm.report import again, chapters, comparing, kept, page, reading, text
-from pymm.report.record import data_of
+from pymm.report import chapters, compare, export, html, load, markdown, verify
+from pymm.report.export import data_of
 from pymm.selection import store
 from pymm.tune import study, trial_log
 
@@ -142,7 +142,7 @@ def facts(path: Path) -> None:
 def report_file(path: Path) -> None:
     folder = path.parent / measured.SLUG
     measured.write(folder / "ladder.csv", schemas.KERNELS.columns, measured.ladder())
-    path.write_text(json.dumps(data_of(reading.read_device(folder)), indent=1))
+    path.write_text(json.dumps(data_of(load.read_device(folder)), indent=1))
 
 
 def a_study(path: Path) -> None:
@@ -157,9 +157,9 @@ def whole_report(path: Path) -> None:
     """Everything that is written of a folder, without drawings."""
     if path.suffix != ".csv":
         measured.write(path.parent / "ladder.csv", schemas.KERNELS.columns, measured.ladder()[:9])
-    made = chapters.report(reading.read_device(path.parent), figures=False)
-    page.html(made)
-    text.markdown(made, "report.html")
+    made = chapters.report(load.read_device(path.parent), figures=False)
+    html.html(made)
+    markdown.markdown(made, "report.html")
     json.dumps(made.data, allow_nan=False).encode()
     for notice in made.notices:
         assert "\n" not in notice and len(notice) < 2000
@@ -167,9 +167,9 @@ def whole_report(path: Path) -> None:
 
 def compared(path: Path) -> None:
     """What `pymm report --compare` and `pymm verify` do with a report."""
-    first = kept.load(path)
-    again.eligible(first, "cuda")
-    page.html(comparing.comparison(first, first))
+    first = export.read_report(path)
+    verify.eligible(first, "cuda")
+    html.html(compare.comparison(first, first))
 
 
 def resumed(path: Path) -> None:
@@ -302,7 +302,7 @@ def test_a_damaged_file_is_drawn(tmp_path, name):
     @given(EDITS)
     def damaged(edits):
         path.write_bytes(edited(good, edits, [good]))
-        page.html(chapters.report(reading.read_device(path.parent)))
+        html.html(chapters.report(load.read_device(path.parent)))
 
     damaged()
 

@@ -1,4 +1,4 @@
-"""What a report says: read with distrust, counted right, written the same every time."""
+"""What a report says: validated when read, computed correctly, written the same every time."""
 
 # ruff: noqa: F811  (fixtures are imported by their names)
 
@@ -19,16 +19,16 @@ from report_fixtures import folder, without_plots  # noqa: F401
 
 from pymm.core.problem import Problem
 from pymm.measure import results
-from pymm.report import facts, grids, main, reading, searches, studies
+from pymm.report import load, main, searches, stats, tables
 from pymm.report.chapters import report
-from pymm.report.text import markdown
+from pymm.report.markdown import markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 SLUG = measured.SLUG
 
 
 def read(folder):
-    return reading.read_device(folder)
+    return load.read_device(folder)
 
 
 @pytest.mark.parametrize(
@@ -36,15 +36,15 @@ def read(folder):
     ["f32-NN-1x2x3", "tf32x3-TT-4097x4097x4097", "bf16_f32-NT-8x8x8-b7", "syrk-f64-TN-5x5x2"],
 )
 def test_problems_are_read_back(slug):
-    assert reading.parse_problem(slug).slug == slug
+    assert load.parse_problem(slug).slug == slug
 
 
 @pytest.mark.parametrize(
     "slug", ["", "f32", "f32-NN", "f32-XX-1x1x1", "f32-NN-1x1", "f32-NN-1x1xk"]
 )
-def test_what_spells_no_problem_is_refused(slug):
+def test_what_is_no_problem_is_refused(slug):
     with pytest.raises(ValueError):
-        reading.parse_problem(slug)
+        load.parse_problem(slug)
 
 
 def test_every_kind_of_file_is_known(folder):
@@ -62,7 +62,7 @@ def test_every_kind_of_file_is_known(folder):
     ]
 
 
-def test_calls_stand_in_a_chapter_of_their_own(folder):
+def test_calls_have_a_chapter_of_their_own(folder):
     measured.write(
         folder / "calls.csv", measured.CALLS, [measured.calls()[0] | {"us": 9.5}, *measured.calls()]
     )
@@ -77,16 +77,16 @@ def test_means_are_those_of_the_rows(folder):
         rows = list(csv.DictReader(file))
     of = [float(r["cublas_us"]) / float(r["us"]) for r in rows if r["dtype"] == "f32"]
     expected = np.exp(np.mean(np.log(of)))
-    ratios = [d.ratio for d in facts.duels(found) if d.problem.dtype == "f32"]
-    assert facts.mean(ratios) == pytest.approx(expected, rel=1e-9)
-    assert math.isnan(facts.mean([])) and math.isnan(facts.mean([math.nan]))
+    ratios = [d.ratio for d in stats.class_comparisons(found) if d.problem.dtype == "f32"]
+    assert stats.mean(ratios) == pytest.approx(expected, rel=1e-9)
+    assert math.isnan(stats.mean([])) and math.isnan(stats.mean([math.nan]))
 
 
 def test_the_last_row_of_a_product_counts(folder):
     rows = measured.class_rows()
     again = [rows[0] | {"us": 1e6, "outcome": "ok"}]
     measured.write(folder / "classes.csv", results.CLASSES.columns, rows + again)
-    duels = facts.duels(read(folder))
+    duels = stats.class_comparisons(read(folder))
     assert len(duels) == len(rows)
     assert (
         duels[-1].seconds == pytest.approx(1.0)
@@ -94,13 +94,13 @@ def test_the_last_row_of_a_product_counts(folder):
     )
 
 
-def test_limits_come_from_the_device_or_from_the_rows(folder):
-    assert facts.peaks(read(folder))["f32"] == pytest.approx(60e3)
+def test_peaks_come_from_the_device_or_from_the_rows(folder):
+    assert stats.peaks(read(folder))["f32"] == pytest.approx(60e3)
     (folder / "device.json").unlink()
-    assert facts.peaks(read(folder))["f64"] == pytest.approx(30e3, rel=1e-3)
+    assert stats.peaks(read(folder))["f64"] == pytest.approx(30e3, rel=1e-3)
 
 
-def test_a_search_is_told_as_it_went(folder):
+def test_statistics_of_a_search(folder):
     (search,) = searches.searches(read(folder))
     assert search.gain == pytest.approx(4e-3 / 1.6e-3)
     assert search.outcomes == {"ok": 27, "too_slow": 13, "wrong": 1}
@@ -110,7 +110,7 @@ def test_a_search_is_told_as_it_went(folder):
     assert list(parts) == ["MB", "NB"] and parts["MB"] > 0.99 and parts["NB"] < 0.05
 
 
-def test_importance_of_noise_is_none():
+def test_importance_of_noise_is_zero():
     generator = np.random.default_rng(3)
     levels, values = generator.integers(0, 4, 400), generator.normal(size=400)
     points = [(int(x), float(y)) for x, y in zip(levels, values, strict=True)]
@@ -119,32 +119,32 @@ def test_importance_of_noise_is_none():
 
 
 def test_standard_error_is_that_of_medians():
-    """Against medians of samples drawn anew, 4000 times."""
+    """Against medians of samples drawn again, 4000 times."""
     generator = np.random.default_rng(5)
     samples = generator.normal(1.0, 0.01, size=(4000, 31))
     observed = np.median(samples, axis=1).std()
     quarters = np.quantile(samples, [0.25, 0.75], axis=1)
-    told = np.mean([facts.standard_error(s, 31) for s in quarters[1] - quarters[0]])
-    assert told == pytest.approx(observed, rel=0.1)
+    computed = np.mean([stats.standard_error(s, 31) for s in quarters[1] - quarters[0]])
+    assert computed == pytest.approx(observed, rel=0.1)
 
 
-def test_suites_are_sorted_into_their_experiments(folder):
-    found = studies.studies(read(folder))
-    assert list(found) == list(studies.EXPERIMENTS)
-    lines = studies.curves(found["o2-sizes"].of("kernel"), studies.gflops)
+def test_rows_are_sorted_into_their_experiments(folder):
+    found = stats.experiments(read(folder))
+    assert list(found) == list(stats.EXPERIMENTS)
+    lines = stats.curves(found["o2-sizes"].of("kernel"), stats.gflops)
     assert list(lines)[:3] == ["pymm's choice", "cuBLAS", "cuBLASLt"]
     n, rate = max(lines["02_shared_tile"].items())
     problem = Problem(n, n, n)
     assert rate == pytest.approx(problem.flops / measured.seconds("02_shared_tile", problem) / 1e9)
-    assert "01_coalesced 8x8" in studies.curves(found["o2-blocks"].of("kernel"), studies.gflops)
+    assert "01_coalesced 8x8" in stats.curves(found["o2-blocks"].of("kernel"), stats.gflops)
 
 
 def test_shades_follow_the_ratio():
-    assert grids.shade(1.0) == 0 and grids.shade(2.0) == 1 and grids.shade(0.1) == -1
-    assert grids.shade(math.nan) is None and -1 < grids.shade(0.9) < 0
+    assert tables.shade(1.0) == 0 and tables.shade(2.0) == 1 and tables.shade(0.1) == -1
+    assert tables.shade(math.nan) is None and -1 < tables.shade(0.9) < 0
 
 
-def test_text_and_data_are_whole(folder, tmp_path, without_plots):
+def test_markdown_and_json_are_complete(folder, tmp_path, without_plots):
     made = report(read(folder))
     text = markdown(made, "report.html")
     tables = [block for block in text.split("\n\n") if block.startswith("|")]
@@ -152,7 +152,7 @@ def test_text_and_data_are_whole(folder, tmp_path, without_plots):
         widths = {line.replace("\\|", "").count("|") for line in table.splitlines()}
         assert len(widths) == 1, table.splitlines()[0]
     data = json.loads(json.dumps(made.data, allow_nan=False))
-    assert len(data["measurements"]) == len(facts.timed(read(folder)))
+    assert len(data["measurements"]) == len(stats.timings(read(folder)))
     assert data["summary"]["types"]["f32"]["products"] == 8
 
 
@@ -162,7 +162,7 @@ def test_check_sees_what_changed(folder, tmp_path, capsys, without_plots):
     assert main([str(folder), *out, "--check"]) == 0
     measured.write(folder / "ladder.csv", results.KERNELS.columns, measured.ladder()[:-2])
     assert main([str(folder), *out, "--check"]) == 1
-    assert "is not what the measurements say" in capsys.readouterr().out
+    assert "is out of date" in capsys.readouterr().out
 
 
 def test_the_same_rows_give_the_same_bytes(tmp_path):

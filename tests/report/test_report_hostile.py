@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-import html
+import html as entities
 import json
 import re
 
@@ -16,9 +16,9 @@ from report_fixtures import without_plots  # noqa: F401
 from test_report_browser import browser, open_in  # noqa: F401
 
 from pymm.measure import results
-from pymm.report import content, drawing, main, markup, page
+from pymm.report import content, html, main, markup, svg
 
-#: Each ends what it stands in: an element, an attribute, a style, a formula, a cell, code.
+#: Each ends what contains it: an element, an attribute, a style, a formula, a cell, code.
 HURTS = (
     "<script>window.hurt=1</script>",
     '"><img src=x onerror="window.hurt=1">',
@@ -59,7 +59,7 @@ def texts_of(columns, rows):
 
 
 def shown():
-    """What has to stand on the page."""
+    """What the page has to show."""
     for hurt in HURTS:
         words = markup.one_line(hurt)
         yield f"k{words}"
@@ -151,7 +151,7 @@ def test_markdown_of_data_is_text(written):
     assert "head" not in heads
     shown = "".join(token.content for token in everything if token.type in ("text", "code_inline"))
     for hurt in HURTS:
-        assert f"plan(){' '.join(hurt.split())}" in html.unescape(shown)
+        assert f"plan(){' '.join(hurt.split())}" in entities.unescape(shown)
 
 
 def test_the_picture_is_one_whole_drawing(written):
@@ -168,8 +168,8 @@ def test_no_file_is_written_elsewhere(tmp_path, capsys, without_plots, name):
     measured.write(folder / "ladder.csv", results.KERNELS.columns, measured.ladder(name))
     before = set(tmp_path.rglob("*"))
     assert main([str(folder), "--out", str(tmp_path / "a" / "out")]) == 1
-    told = capsys.readouterr().err
-    assert "ladder.csv, line 2: device " in told and "left out" in told
+    said = capsys.readouterr().err
+    assert "ladder.csv, line 2: device " in said and "left out" in said
     report = {"schema": 1, "device": {"slug": name}, "measurements": []}
     (tmp_path / "report.json").write_text(json.dumps(report))
     with pytest.raises(SystemExit) as stop:
@@ -195,8 +195,8 @@ def test_markup_escapes_what_is_not_markup():
     )
     assert markup.joined([piece, "&\x00\x1b"]) == f"{piece}&amp;\ufffd\ufffd"
     with pytest.raises(ValueError):
-        markup.sheet("style", "a</style>")
-    cell = page._cell(content.Cell('<i>"', 1.0, 1.0), True)
+        markup.raw_element("style", "a</style>")
+    cell = html._cell(content.Cell('<i>"', 1.0, 1.0), True)
     assert cell == '<td class="n" data-v="1" data-s="4">&lt;i&gt;&quot;</td>'
 
 
@@ -217,7 +217,7 @@ def test_drawings_keep_what_names_say():
         axes.set_yticks(range(len(names)), names)
         figure.legend(loc="outside lower center")
 
-    figure = drawing.draw('a "name"', "T", "W", plot)
+    figure = svg.draw('a "name"', "T", "W", plot)
     tags = "".join(re.findall("<[^>]*>", figure.svg))
     assert tags.count("<text") > len(names) and " style=" not in tags
     for name in names:

@@ -1,4 +1,4 @@
-"""Two reports side by side: what is faster or slower beyond the noise."""
+"""The comparison of two reports: what is faster or slower beyond the noise."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pymm.report.content import Cell, Chapter, Report, Table, Tile, duration, rate
-from pymm.report.drawing import HEIGHT, Figure, NoPlots, colour, draw
-from pymm.report.facts import OWN, mean
-from pymm.report.grids import ratio_cell
-from pymm.report.kept import Figures, Kept, label
-from pymm.report.listing import of_problem, span
+from pymm.console import duration
+from pymm.report.content import Cell, Chapter, Report, Table, Tile, rate
+from pymm.report.export import SavedReport, SavedTiming, label
+from pymm.report.stats import OWN, mean
+from pymm.report.svg import HEIGHT, Figure, NoPlots, colour, draw
+from pymm.report.tables import of_problem, ratio_cell, time_cell
 
-#: By how much two runs of the same program on the same device may differ besides the noise within
-#: each, unless more libraries than `ENOUGH`, which stay the same, tell it from these two runs.
+#: By how much two runs of the same program on the same device may differ, besides the noise within
+#: each run. From `ENOUGH` timings of libraries on, which do not change, it is estimated from these.
 BETWEEN, ENOUGH = 0.02, 8
 
-#: Standard errors within which two times are the same.
+#: Times within so many standard errors are equal.
 ERRORS = 2.0
 
 FASTER, SLOWER, SAME = "faster", "slower", "as fast"
@@ -27,31 +27,31 @@ FASTER, SLOWER, SAME = "faster", "slower", "as fast"
 
 @dataclass(frozen=True)
 class Pair:
-    """The same contestant in both reports. `ratio` is the first's time / the second's: above 1 the
-    second is faster; `noise` the part by which it may be off.
+    """The same kernel or library in both reports. `ratio` is the first's time / the second's: above
+    1 the second is faster. `noise` is the relative uncertainty.
     """
 
-    first: Figures
-    second: Figures
+    first: SavedTiming
+    second: SavedTiming
     noise: float
 
     @property
     def ratio(self) -> float:
-        """How many times as fast the second is."""
+        """The first's time / the second's."""
         return self.first.seconds / self.second.seconds
 
     @property
     def verdict(self) -> str:
-        """Of the second beside the first."""
+        """Whether the second is faster."""
         if abs(math.log(self.ratio)) <= self.noise:
             return SAME
         return FASTER if self.ratio > 1 else SLOWER
 
 
-def pairs(first: Kept, second: Kept) -> tuple[list[Pair], float]:
-    """What both have, and the noise between the two runs that was reckoned with."""
-    others = {figures.key: figures for figures in second.figures}
-    both = [(a, others[a.key]) for a in first.figures if a.key in others]
+def pairs(first: SavedReport, second: SavedReport) -> tuple[list[Pair], float]:
+    """What both reports have, and the assumed noise between the two runs."""
+    others = {timing.key: timing for timing in second.timings}
+    both = [(a, others[a.key]) for a in first.timings if a.key in others]
     between = _between(both) if first.slug == second.slug else BETWEEN
     found = []
     for a, b in both:
@@ -61,37 +61,40 @@ def pairs(first: Kept, second: Kept) -> tuple[list[Pair], float]:
     return found, between
 
 
-def _between(both: Sequence[tuple[Figures, Figures]]) -> float:
-    """Twice the standard deviation of the libraries' log ratios (from the median of what they are
-    off by, times 1.4826, which a few outliers do not move), at least 1 %.
+def _between(both: Sequence[tuple[SavedTiming, SavedTiming]]) -> float:
+    """Twice the standard deviation of the libraries' log ratios, at least 1 %. It is estimated as
+    1.4826 times the median of their absolute values, which is robust to outliers.
     """
-    logs = [math.log(a.seconds / b.seconds) for a, b in both if a.who != OWN]
+    logs = [math.log(a.seconds / b.seconds) for a, b in both if a.library != OWN]
     if len(logs) < ENOUGH:
         return BETWEEN
     return max(0.01, 2 * 1.4826 * statistics.median(map(abs, logs)))
 
 
-def comparison(first: Kept, second: Kept) -> Report:
-    """The report of two reports."""
+def comparison(first: SavedReport, second: SavedReport) -> Report:
+    """The report that compares two reports."""
     found, between = pairs(first, second)
-    own = [pair for pair in found if pair.first.who == OWN]
+    own = [pair for pair in found if pair.first.library == OWN]
     notices = []
     for one, other in ((first, second), (second, first)):
-        keys = {figures.key for figures in other.figures}
-        alone = sum(figures.key not in keys for figures in one.figures)
-        if alone:
-            notices.append(f"{alone} measurements are in {one.name} alone")
+        keys = {timing.key for timing in other.timings}
+        unpaired = sum(timing.key not in keys for timing in one.timings)
+        if unpaired:
+            notices.append(f"{unpaired} measurements are only in {one.name}")
     figures, bare = [], ""
     try:
         figures = [_figure(own)] if own else []
     except NoPlots as reason:
         bare = f"No figures: {reason}"
     chapters = [_glance(first, second, own, between, figures)] if own else []
-    libraries = [pair for pair in found if pair.first.who != OWN]
+    libraries = [pair for pair in found if pair.first.library != OWN]
     if libraries:
-        words = "The same of the libraries: what changed here is not pymm's doing."
-        chapters.append(Chapter("libraries", "Libraries", words, [], [_table(libraries)]))
-    a, b = _words(first), _words(second)
+        intro = (
+            "The same for the libraries, which are independent of pymm: changes here come from the "
+            "machine, its driver or the library."
+        )
+        chapters.append(Chapter("libraries", "Libraries", intro, [], [_table(libraries)]))
+    a, b = _name(first), _name(second)
     environment = [("first", a), ("second", b), ("read from", f"{first.name}, {second.name}")]
     data = {
         "schema": 1,
@@ -100,16 +103,20 @@ def comparison(first: Kept, second: Kept) -> Report:
         "between": between,
         "pairs": [_data(pair) for pair in found],
     }
-    title, what = f"{a} and {b}", "Two reports side by side"
+    title, what = f"{a} and {b}", "Comparison of two reports"
     return Report(title, what, chapters, notices, environment, data, bare)
 
 
-def _words(kept: Kept) -> str:
-    return str(kept.device.get("name") or kept.slug)
+def _name(report: SavedReport) -> str:
+    return str(report.device.get("name") or report.slug)
 
 
 def _glance(
-    first: Kept, second: Kept, own: Sequence[Pair], between: float, figures: list[Figure]
+    first: SavedReport,
+    second: SavedReport,
+    own: Sequence[Pair],
+    between: float,
+    figures: list[Figure],
 ) -> Chapter:
     counts = {name: sum(pair.verdict == name for pair in own) for name in (FASTER, SLOWER, SAME)}
     tiles = [
@@ -123,32 +130,32 @@ def _glance(
         Tile(f"the second is {name}", str(count), f"of {len(own)} measurements")
         for name, count in counts.items()
     ]
-    words = (
-        f"First {_words(first)} ({first.name}), second {_words(second)} ({second.name}). Two "
-        f"times are the same within {between:.1%} and {ERRORS:g} standard errors."
+    intro = (
+        f"First {_name(first)} ({first.name}), second {_name(second)} ({second.name}). Two times "
+        f"count as equal within {between:.1%} and {ERRORS:g} standard errors."
     )
-    return Chapter("glance", "At a glance", words, figures, [_table(own)], (), tiles)
+    return Chapter("glance", "At a glance", intro, figures, [_table(own)], (), tiles)
 
 
 def _table(found: Sequence[Pair]) -> Table:
-    """Every pair, those that differ most first."""
+    """Every pair, the largest differences first."""
     rows = []
     for pair in sorted(found, key=lambda pair: -abs(math.log(pair.ratio))):
         row = of_problem(pair.first.problem) | {
-            "contestant": Cell(label(pair.first)),
-            "first": span(pair.first.seconds),
-            "second": span(pair.second.seconds),
+            "implementation": Cell(label(pair.first)),
+            "first": time_cell(pair.first.seconds),
+            "second": time_cell(pair.second.seconds),
             "first / second": ratio_cell(pair.ratio),
             "noise": Cell(f"{pair.noise:.1%}", pair.noise),
             "the second is": Cell(pair.verdict),
         }
-        if pair.first.who == OWN:
+        if pair.first.library == OWN:
             one, other = pair.first.config, pair.second.config
             row["first's configuration"] = Cell(one.replace("-", " "))
             row["second's"] = Cell("the same" if one == other else other.replace("-", " "))
         rows.append(row)
-    name = "pairs" if found[0].first.who == OWN else "pairs-libraries"
-    return Table(name, "Every measurement that both have", rows)
+    name = "pairs" if found[0].first.library == OWN else "pairs-libraries"
+    return Table(name, "Every measurement in both reports", rows)
 
 
 def _figure(own: Sequence[Pair]) -> Figure:
@@ -176,9 +183,9 @@ def _figure(own: Sequence[Pair]) -> Figure:
 
     return draw(
         "pairs",
-        "Faster, slower or the same",
-        "The first's time / the second's of every "
-        "measurement of pymm that both have: above 1 the second is faster.",
+        "Faster, slower or equal",
+        "The first's time / the second's for every measurement of pymm in both reports: above 1 "
+        "the second is faster.",
         plot,
         HEIGHT,
     )

@@ -10,14 +10,13 @@ from pathlib import Path
 
 from pymm.core.inputs import BadInput
 from pymm.report.chapters import report as report_of
-from pymm.report.comparing import comparison
+from pymm.report.compare import comparison
 from pymm.report.content import Report
-from pymm.report.describing import describe
-from pymm.report.drawing import Figure, alone
-from pymm.report.kept import load
-from pymm.report.page import html
-from pymm.report.reading import read_device
-from pymm.report.text import markdown
+from pymm.report.export import read_report
+from pymm.report.html import html
+from pymm.report.load import describe, read_device
+from pymm.report.markdown import markdown
+from pymm.report.svg import Figure, standalone
 
 PAGE, TEXT, DATA, PICTURE = "report.html", "report.md", "report.json", "glance.svg"
 
@@ -27,11 +26,11 @@ examples:
   python -m pymm.report nvidia-h200         one device
   python -m pymm.report FOLDER --out pages  a folder of CSV files, named as its device
   python -m pymm.report --compare before.json reports/nvidia-h200
-                                            what got faster or slower beyond the noise
-  python -m pymm.report --check             whether text and data are what the CSV files say
+                                            what is faster or slower beyond the noise
+  python -m pymm.report --check             are Markdown and JSON up to date?
 
-exit status: 0 written (or, of --check, nothing has changed), 1 nothing to show (or something has
-changed), 2 bad options, 3 no such device
+exit status: 0 written (--check: up to date), 1 nothing to show (--check: out of date), 2 bad
+options, 3 no such device
 """
 
 
@@ -63,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             write(made, target)
             print(f"{target / PAGE}: {len(made.chapters)} chapters, {len(found.files)} files read")
-            for notice in filter(None, (*made.notices, made.bare)):
+            for notice in filter(None, (*made.notices, made.no_figures)):
                 print(f"  {notice}")
     return status
 
@@ -71,18 +70,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m pymm.report",
-        description="Make a page, a text and data of what was measured on a device.",
+        description="Make a report of a device's measurements: an HTML page, Markdown and JSON.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("devices", nargs="*", metavar="DEVICE", help="folders, or their names in --results")
+    add(
+        "devices",
+        nargs="*",
+        metavar="DEVICE",
+        help="folders of CSV files, or names of folders in --results",
+    )
     add(
         "--results",
         type=Path,
         default=Path("benchmarks/results"),
         metavar="DIR",
-        help="where each device has a folder of CSV files (default: benchmarks/results)",
+        help="folder with a folder of CSV files per device (default: benchmarks/results)",
     )
     add(
         "--records",
@@ -96,23 +100,27 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         default=Path("reports"),
         metavar="DIR",
-        help="where each device gets a folder (default: reports)",
+        help="output folder, with a folder per device (default: reports)",
     )
     add(
         "--compare",
         nargs=2,
         metavar=("A", "B"),
-        help="two reports (report.json or folders, of results too): what got faster or slower",
+        help="compare two reports (report.json, its folder, or a folder of results)",
     )
     add(
         "--describe",
         nargs="?",
         const="",
         metavar="DEVICE",
-        help="write the limits of this machine's device (0, cpu, cpu:1; default: the first GPU, "
-        "else the CPU) beside its measurements, for the pages to come",
+        help="write device.json, the peak rates and sizes of this machine's device (0, cpu, cpu:1; "
+        "default: the first GPU, else the CPU), into its folder of --results",
     )
-    add("--check", action="store_true", help="write nothing; compare text and data")
+    add(
+        "--check",
+        action="store_true",
+        help="write nothing; say whether Markdown and JSON are up to date",
+    )
     return parser
 
 
@@ -132,7 +140,7 @@ def _describe(options: argparse.Namespace) -> int:
 
 def _compare(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     try:
-        first, second = (load(_place(name, options)) for name in options.compare)
+        first, second = (read_report(_place(name, options)) for name in options.compare)
     except ValueError as failure:
         parser.error(str(failure))
     made = comparison(first, second)
@@ -142,7 +150,7 @@ def _compare(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
     target = options.out / f"{first.slug}-and-{second.slug}"
     write(made, target)
     for tile in made.chapters[0].tiles:
-        print(f"{tile.label}: {tile.value} ({tile.words})")
+        print(f"{tile.label}: {tile.value} ({tile.note})")
     print(target / PAGE)
     return 0
 
@@ -154,51 +162,53 @@ def _place(name: str, options: argparse.Namespace) -> Path:
 
 
 def _folders(options: argparse.Namespace) -> list[Path]:
-    """The folders to make reports of. `FileNotFoundError` that names one that is none."""
+    """The folders to make reports of. `FileNotFoundError` for one that does not exist."""
     if not options.devices:
         if not options.results.is_dir():
-            raise FileNotFoundError(f"{options.results} is no folder: name one by --results")
+            raise FileNotFoundError(f"{options.results} is not a folder: give one with --results")
         return sorted(path for path in options.results.iterdir() if path.is_dir())
     found = []
     for name in options.devices:
         places = [options.results / name, Path(name)]
         folder = next((path for path in places if path.is_dir()), None)
         if folder is None:
-            raise FileNotFoundError(f"{name} is no folder, nor is there one in {options.results}")
+            raise FileNotFoundError(f"{name} is not a folder, nor is it one in {options.results}")
         found.append(folder.resolve())
     return found
 
 
 def write(report: Report, folder: Path) -> None:
-    """The files of a report; the same rows give the same bytes."""
+    """Write the files of a report. The same rows give the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts(report, bool(picture_of(report))).items():
         (folder / name).write_text(text, encoding="utf-8")
     (folder / PAGE).write_text(html(report), encoding="utf-8")
     for figure in picture_of(report):
-        (folder / PICTURE).write_text(alone(figure), encoding="utf-8")
+        (folder / PICTURE).write_text(standalone(figure), encoding="utf-8")
 
 
 def picture_of(report: Report) -> list[Figure]:
-    """The drawing that stands for the whole, if there is one."""
+    """The figure that is also written as a file of its own, if there is one."""
     return [f for chapter in report.chapters if chapter.name == "glance" for f in chapter.figures][
         :1
     ]
 
 
 def texts(report: Report, pictured: bool) -> dict[str, str]:
-    """The files that do not depend on how Matplotlib draws; whether there is a picture, too."""
+    """The files that do not depend on Matplotlib's version. The Markdown links the picture if there
+    is one.
+    """
     picture = PICTURE if pictured else ""
     data = json.dumps(report.data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     return {TEXT: markdown(report, PAGE, picture), DATA: data}
 
 
 def check(report: Report, folder: Path) -> int:
-    """0 if the text and the data in `folder` are those of this report, else 1."""
+    """0 if the Markdown and the JSON in `folder` are those of this report, else 1."""
     status = 0
     for name, text in texts(report, (folder / PICTURE).exists()).items():
         path = folder / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
-            print(f"{path} is not what the measurements say: python -m pymm.report")
+            print(f"{path} is out of date: run python -m pymm.report")
             status = 1
     return status

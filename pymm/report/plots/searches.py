@@ -1,19 +1,21 @@
-"""Figures of searches: what tuning gained, how it went, what counted, slices, outcomes."""
+"""Plots of searches: speed-up, progress, outcomes, importance of parameters, trials by
+parameter.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from pymm.kernels import KERNELS
-from pymm.report.drawing import HEIGHT, Figure, colour, decades, draw, series
-from pymm.report.searches import Search, longest, parameters
+from pymm.report.load import Results
+from pymm.report.searches import Search, longest, parameters, searches
+from pymm.report.svg import HEIGHT, Figure, colour, draw, label_decades, series
 
-#: Searches whose progress is drawn, and of these how many in detail.
+#: Searches whose progress is plotted, and how many of these in detail.
 DRAWN, DETAILED = 6, 3
 
-#: Parameters of a search whose slices are drawn.
+#: Parameters of a search by which its trials are plotted.
 SLICES = 3
 
 OUTCOMES = (
@@ -29,7 +31,7 @@ OUTCOMES = (
 )
 
 
-#: By how much a winner beats the default: up to which ratio, in words.
+#: Classes of the gain of a search: the upper bound, and its label.
 STEPS = (
     (1.01, "up to 1 %"),
     (1.05, "1 to 5 %"),
@@ -40,9 +42,9 @@ STEPS = (
 )
 
 
-def gains(found: Sequence[Search]) -> list[Figure]:
-    """How many searches gained how much: default's time / winner's."""
-    ratios = [search.gain for search in found if search.gain == search.gain]
+def gains(results: Results) -> list[Figure]:
+    """The number of searches by gain, the default's time / the winner's."""
+    ratios = [search.gain for search in searches(results) if search.gain == search.gain]
     if len(ratios) < 2:
         return []
     ends = [0.0, *(end for end, _ in STEPS)]
@@ -63,20 +65,20 @@ def gains(found: Sequence[Search]) -> list[Figure]:
                 va="center",
                 fontsize=9,
             )
-        axes.set_yticks(places, [words for _, words in STEPS])
+        axes.set_yticks(places, [label for _, label in STEPS])
         axes.set(xlabel="searches", xlim=(0, 1.12 * max(counts)), ylim=(len(STEPS) - 0.5, -0.5))
         axes.grid(axis="y", visible=False)
 
-    words = (
-        f"{len(ratios)} searches by how much faster the winner is than the kernel's default, both "
-        "measured in turn at the search's end."
+    caption = (
+        f"{len(ratios)} searches by the winner's speed-up over the kernel's default, measured in "
+        "alternation at the end of each search."
     )
-    return [draw("gains", "What tuning gained", words, plot, 220)]
+    return [draw("gains", "Speed-up by tuning", caption, plot, 220)]
 
 
-def progress(found: Sequence[Search]) -> list[Figure]:
-    """Best time so far as a part of the search's best, against evaluations and seconds."""
-    shown = longest(found, DRAWN)
+def progress(results: Results) -> list[Figure]:
+    """The best rate so far as a fraction of the final best, against trials and seconds."""
+    shown = longest(searches(results), DRAWN)
     if not shown:
         return []
 
@@ -98,28 +100,31 @@ def progress(found: Sequence[Search]) -> list[Figure]:
         axes.set(xscale="log", xlabel=label, ylabel="% of the best found")
         axes.set_ylim(max(0.0, 10 * math.floor(min(lowest) / 10) - 5), 102)
         axes.minorticks_off()
-        decades(axes.xaxis)
+        label_decades(axes.xaxis)
 
     def evaluations(figure: Any, axes: Any) -> None:
-        lines(axes, 0, "evaluations")
+        lines(axes, 0, "trials")
         figure.legend(loc="outside lower center", ncols=1)
 
     def seconds(figure: Any, axes: Any) -> None:
-        lines(axes, 1, "seconds, and one")
+        lines(axes, 1, "seconds + 1")
         figure.legend(loc="outside lower center", ncols=1)
 
     height = HEIGHT + 14 * (len(shown) - 1)
-    what = "Best rate so far of the longest search of each kernel, as a part of its best, against "
+    what = (
+        "Best rate so far in the longest search of each kernel, as a fraction of its final best, "
+        "against "
+    )
     return [
-        draw("progress", "How searches went", what + "the number of trials.", evaluations, height),
-        draw("progress-s", "How long they took", what + "the time.", seconds, height),
+        draw("progress", "Progress by trials", what + "the number of trials.", evaluations, height),
+        draw("progress-s", "Progress by time", what + "the time.", seconds, height),
     ]
 
 
-def outcomes(found: Sequence[Search]) -> list[Figure]:
-    """How trials ended, kernel by kernel."""
+def outcomes(results: Results) -> list[Figure]:
+    """The outcomes of trials, by kernel."""
     counts: dict[str, dict[str, int]] = {}
-    for search in found:
+    for search in searches(results):
         of = counts.setdefault(search.kernel, {})
         for name, count in search.outcomes.items():
             of[name] = of.get(name, 0) + count
@@ -149,14 +154,19 @@ def outcomes(found: Sequence[Search]) -> list[Figure]:
         axes.grid(axis="y", visible=False)
         figure.legend(loc="outside lower center", ncols=3)
 
-    words = "Trials of each kernel by how they ended."
+    caption = "Trials of each kernel by outcome."
     height = 110 + 20 * len(kernels) + 14 * ((len(names) - 1) // 3)
-    return [draw("outcomes", "How trials ended", words, plot, height)]
+    return [draw("outcomes", "Outcomes of trials", caption, plot, height)]
 
 
-def importances(found: Sequence[Search]) -> list[Figure]:
-    """Which parameters explain how long trials took, in the longest searches."""
-    return [_importance(search) for search in longest(found, DETAILED) if search.importance]
+def importances(results: Results) -> list[Figure]:
+    """The importance of parameters in the longest searches."""
+    return [_importance(search) for search in _detailed(results)]
+
+
+def _detailed(results: Results) -> list[Search]:
+    """The longest searches of enough trials to tell which parameters count."""
+    return [search for search in longest(searches(results), DETAILED) if search.importance]
 
 
 def _importance(search: Search) -> Figure:
@@ -173,21 +183,22 @@ def _importance(search: Search) -> Figure:
         axes.grid(axis="y", visible=False)
 
     what = f"{search.kernel}, {search.problem.slug}"
-    words = (
-        f"What each parameter alone explains of the times of {len(search.tried)} trials of {what}."
+    caption = (
+        "Share of the variance of log(time) that each parameter explains alone, over "
+        f"{len(search.tried)} trials of {what}."
     )
     return draw(
         f"counts-{search.kernel}",
-        f"What counts: {search.kernel}",
-        words,
+        f"Importance of parameters: {search.kernel}",
+        caption,
         plot,
         90 + 18 * len(names),
     )
 
 
-def slices(found: Sequence[Search]) -> list[Figure]:
-    """Every trial of the longest searches over each parameter that counts most."""
-    return [_slices(search) for search in longest(found, DETAILED) if search.importance]
+def slices(results: Results) -> list[Figure]:
+    """Every trial of the longest searches by the value of the most important parameters."""
+    return [_slices(search) for search in _detailed(results)]
 
 
 def _slices(search: Search) -> Figure:
@@ -214,14 +225,14 @@ def _slices(search: Search) -> Figure:
             own.set(xlabel=name, ylim=(0, 106), xlim=(-0.5, len(levels) - 0.5))
         axes[len(axes) // 2].set_ylabel("% of the best rate")
 
-    words = (
+    caption = (
         f"{search.kernel}, {search.problem.slug}: the rate of every trial by the value of one "
-        "parameter; crosses were given up after one run."
+        "parameter; crosses: too slow, stopped after one run."
     )
     return draw(
         f"slices-{search.kernel}",
-        f"Slices: {search.kernel}",
-        words,
+        f"Trials by parameter: {search.kernel}",
+        caption,
         plot,
         90 + 110 * len(names),
         len(names),

@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else: figures, styles and script stand in it."""
+"""A report as one self-contained HTML page: figures, styles and script are inside."""
 
 from __future__ import annotations
 
@@ -6,20 +6,28 @@ from collections.abc import Iterator
 from importlib.resources import files
 
 from pymm.report.content import Cell, Chapter, Report, Table
-from pymm.report.drawing import STROKES, Figure, rules_of, style_sheet
-from pymm.report.markup import Markup, digest, element, identifier, joined, sheet, tag, words
+from pymm.report.markup import (
+    Markup,
+    digest,
+    element,
+    identifier,
+    joined,
+    raw_element,
+    tag,
+    with_code,
+)
+from pymm.report.svg import STROKES, Figure, rules_of, style_sheet
 
-#: Steps of the colours of a grid on either side of 0.
+#: Steps of colour in a grid on either side of 0.
 STEPS = 4
 
-#: Tables of more rows get a field to filter them by.
+#: Tables of more rows get a field that filters them.
 FILTERED = 12
 
-#: Of a column that stands to the right.
+#: The class of a column by whether it is aligned right.
 CLASS = {False: None, True: "n"}
 
-#: Nothing may be fetched, and nothing runs but the page's own script: the page says so to the
-#: browser, too.
+#: The Content-Security-Policy: nothing is fetched, and only the page's own script runs.
 POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; style-src {}; script-src {}"
 
 
@@ -41,7 +49,7 @@ def html(report: Report) -> str:
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", {"http-equiv": "Content-Security-Policy", "content": policy}),
         tag("title", f"{report.title}: pymm"),
-        sheet("style", css),
+        raw_element("style", css),
     )
     chapters = joined([*map(_chapter, report.chapters), _environment(report)], "\n")
     body = (
@@ -49,7 +57,7 @@ def html(report: Report) -> str:
         tag("p", report.subtitle, class_="quiet"),
         tag("nav", *nav, button),
         tag("main", "\n", chapters, "\n"),
-        sheet("script", js),
+        raw_element("script", js),
     )
     page = tag(
         "html",
@@ -64,34 +72,36 @@ def html(report: Report) -> str:
 
 
 def _chapter(chapter: Chapter) -> Markup:
-    parts = [tag("h2", chapter.title), tag("p", words(chapter.words))]
-    if chapter.seen:
-        told = [tag("li", tag("b", name), " ", words(said)) for name, said in chapter.seen]
-        parts.append(tag("ul", *told, class_="seen"))
+    parts = [tag("h2", chapter.title), tag("p", with_code(chapter.intro))]
+    if chapter.observations:
+        items = [
+            tag("li", tag("b", name), " ", with_code(said)) for name, said in chapter.observations
+        ]
+        parts.append(tag("ul", *items, class_="observations"))
     if chapter.tiles:
         tiles = [
             tag(
                 "div",
                 tag("span", tile.label),
                 tag("b", tile.value),
-                tag("span", tile.words),
+                tag("span", tile.note),
                 class_="tile",
             )
             for tile in chapter.tiles
         ]
         parts.append(tag("div", *tiles, class_="tiles"))
-    parts += [tag("p", words(remark), class_="remark") for remark in chapter.remarks]
+    parts += [tag("p", with_code(remark), class_="remark") for remark in chapter.remarks]
     if chapter.figures:
         parts.append(tag("div", *map(_figure, chapter.figures), class_="figures"))
     parts += [_table(table) for table in chapter.tables]
-    parts += [tag("p", words(lacking), class_="remark") for lacking in chapter.lacking]
+    parts += [tag("p", with_code(missing), class_="remark") for missing in chapter.not_measured]
     if chapter.commands:
-        parts += [tag("h3", "Repeat it"), tag("pre", "\n".join(chapter.commands))]
+        parts += [tag("h3", "Reproduce"), tag("pre", "\n".join(chapter.commands))]
     return tag("section", joined(parts, "\n"), id=identifier(chapter.name))
 
 
 def _figure(figure: Figure) -> Markup:
-    caption = tag("figcaption", figure.words)
+    caption = tag("figcaption", figure.caption)
     parts = (tag("h3", figure.title), figure.svg, caption)
     return tag("figure", *parts, id=identifier(f"figure-{figure.name}"))
 
@@ -99,8 +109,8 @@ def _figure(figure: Figure) -> Markup:
 def _table(table: Table) -> Markup:
     name = identifier(f"rows-{table.name}")
     parts = [tag("h3", table.title, id=identifier(f"table-{table.name}"))]
-    if table.words:
-        parts.append(tag("p", words(table.words)))
+    if table.note:
+        parts.append(tag("p", with_code(table.note)))
     if table.grid:
         parts.append(_scale())
     elif len(table.rows) > FILTERED:
@@ -120,9 +130,9 @@ def _table(table: Table) -> Markup:
     heads = (_head(table, *column) for column in zip(table.columns, right, strict=True))
     kind = "grid" if table.grid else "sorts"
     rows = tag("tbody", "\n", joined(_rows(table, right), "\n"))
-    whole = tag("table", tag("thead", tag("tr", *heads)), rows, class_=kind, id=name)
+    body = tag("table", tag("thead", tag("tr", *heads)), rows, class_=kind, id=name)
     around = {"tabindex": 0, "role": "region", "aria-label": table.title, "class": "wide"}
-    return joined([*parts, element("div", around, whole)], "\n")
+    return joined([*parts, element("div", around, body)], "\n")
 
 
 def _head(table: Table, name: str, right: bool) -> Markup:
@@ -143,7 +153,7 @@ def _cell(cell: Cell, right: bool) -> Markup:
 
 
 def _scale() -> Markup:
-    said = {-STEPS: "half as fast", 0: "as fast", STEPS: "twice as fast or more"}
+    said = {-STEPS: "half as fast or less", 0: "equal", STEPS: "twice as fast or more"}
     cells = (
         tag("span", said.get(step, "\u00a0"), data_s=str(step)) for step in range(-STEPS, STEPS + 1)
     )
@@ -153,9 +163,9 @@ def _scale() -> Markup:
 def _environment(report: Report) -> Markup:
     facts = [tag("tr", tag("td", name), tag("td", value)) for name, value in report.environment]
     parts = [tag("h2", "Environment"), tag("table", tag("tbody", *facts), class_="facts")]
-    told = [*report.notices, *([report.bare] if report.bare else [])]
-    if told:
-        notices = [tag("li", notice) for notice in told]
-        parts.append(tag("h3", "What is missing or was left out"))
-        parts.append(tag("ul", *notices, class_="notices"))
+    notices = [*report.notices, *([report.no_figures] if report.no_figures else [])]
+    if notices:
+        items = [tag("li", notice) for notice in notices]
+        parts.append(tag("h3", "Missing or left out"))
+        parts.append(tag("ul", *items, class_="notices"))
     return tag("section", *parts, id="environment")

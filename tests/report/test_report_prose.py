@@ -1,4 +1,4 @@
-"""What a report says in words and shows by colours: computed, and the same everywhere."""
+"""The sentences and the series of a report: computed from the rows, the same everywhere."""
 
 # ruff: noqa: F811  (fixtures are imported by their names)
 
@@ -12,19 +12,9 @@ import pytest
 from report_fixtures import folder, without_plots  # noqa: F401
 
 from pymm.measure import results
-from pymm.report import (
-    content,
-    curves,
-    drawing,
-    facts,
-    grids,
-    listing_studies,
-    reading,
-    searches,
-    studies,
-)
+from pymm.report import content, load, searches, stats, svg, tables, tables_experiments
 from pymm.report.chapters import report
-from pymm.report.telling import told
+from pymm.report.prose import observation
 
 
 def rewrite(folder, keep):
@@ -36,16 +26,16 @@ def rewrite(folder, keep):
 
 
 def chapters(folder):
-    return {chapter.name: chapter for chapter in report(reading.read_device(folder)).chapters}
+    return {chapter.name: chapter for chapter in report(load.read_device(folder)).chapters}
 
 
-def test_every_experiment_is_told(folder):
-    found = reading.read_device(folder)
-    for name, study in studies.studies(found).items():
-        assert told(study, facts.peaks(found)).endswith("."), name
+def test_every_experiment_has_a_sentence(folder):
+    found = load.read_device(folder)
+    for name, experiment in stats.experiments(found).items():
+        assert observation(experiment).endswith("."), name
 
 
-def test_what_is_told_is_what_the_rows_say(folder):
+def test_sentences_agree_with_the_rows(folder):
     def slower(row):
         if (row["suite"], row["variant"], row["n"]) == ("o2-sizes", "chosen", "1664"):
             row["ratio"] = "0.25"
@@ -58,8 +48,8 @@ def test_what_is_told_is_what_the_rows_say(folder):
         if (r["suite"], r["variant"], r["quantity"]) == ("o2-sizes", "chosen", "kernel")
     ]
     ratios = np.array([float(r["ratio"]) for r in own])
-    found = reading.read_device(folder)
-    said = told(studies.studies(found)["o2-sizes"], facts.peaks(found))
+    found = load.read_device(folder)
+    said = observation(stats.experiments(found)["o2-sizes"])
     best = max(own, key=lambda r: float(r["gflops"]))
     part = float(best["gflops"]) / 60e3
     assert f"{content.rate(float(best['gflops']))} at N = {best['n']}, {part:.0%} of" in said
@@ -70,7 +60,7 @@ def test_what_is_told_is_what_the_rows_say(folder):
 
 def test_what_was_measured_again_counts_once(folder):
     """With another kernel chosen the step is another: the old one's rows are history."""
-    before = studies.studies(reading.read_device(folder))["o2-sizes"]
+    before = stats.experiments(load.read_device(folder))["o2-sizes"]
 
     def again(row):
         return row | {"step": row["step"] + "-again", "name": "05_pipelined"}
@@ -78,20 +68,20 @@ def test_what_was_measured_again_counts_once(folder):
     chosen = [dict(row.cells) for row in before.rows if row.text("variant") == "chosen"]
     rows = rewrite(folder, lambda row: row) + [again(row) for row in chosen]
     measured.write(folder / "suites.csv", results.EXPERIMENTS.columns, rows)
-    after = studies.studies(reading.read_device(folder))["o2-sizes"]
+    after = stats.experiments(load.read_device(folder))["o2-sizes"]
     assert {row.text("name") for row in after.rows} == {"05_pipelined"}
     assert len(after.of("kernel")) == len({row.problem for row in before.of("kernel")})
 
 
-def test_the_first_words_are_the_means_of_the_classes(folder, without_plots):
+def test_the_summary_has_the_means_of_the_classes(folder, without_plots):
     with open(folder / "classes.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["dtype"] != "tf32x3"]
     ratios = np.array([float(row["ratio"]) for row in rows])
-    words = dict(chapters(folder)["glance"].seen)
-    said = words["Beside cuBLAS?"]
+    words = dict(chapters(folder)["glance"].observations)
+    said = words["Compared with cuBLAS?"]
     assert f"Over {len(rows)} products" in said
     assert f"{np.exp(np.log(ratios).mean()):.2f} times as fast" in said
-    assert "1 search made kernels 2.50 times" in words["What did tuning gain?"]
+    assert "1 search made kernels 2.50 times" in words["What does tuning gain?"]
 
 
 def test_failures_are_counted_in_words(folder, without_plots):
@@ -99,7 +89,9 @@ def test_failures_are_counted_in_words(folder, without_plots):
     for row, outcome in zip(rows, ("wrong", "wrong", "crashed"), strict=False):
         row |= {"outcome": outcome, "us": "", "ratio": ""}
     measured.write(folder / "classes.csv", results.CLASSES.columns, rows)
-    said = f"3 of {len(rows)} products have no time: f32 large wrong (2), f32 small crashed (1)."
+    said = (
+        f"3 of {len(rows)} products have no valid time: f32 large wrong (2), f32 small crashed (1)."
+    )
     assert chapters(folder)["glance"].remarks == [said]
 
 
@@ -108,11 +100,11 @@ def test_what_is_not_measured_names_its_command(folder, without_plots):
     (folder / "tuning.csv").unlink()
     (folder / "classes.csv").unlink()
     made = chapters(folder)
-    (o3,), (o2,) = made["o3"].lacking, made["o2"].lacking
+    (o3,), (o2,) = made["o3"].not_measured, made["o2"].not_measured
     assert "python -m pymm.bench --suite o3 --dtypes f64,f32 --csv benchmarks/results/test" in o3
     assert "o2-kernels" in o2 and "--suite o2-kernels" in o2
-    assert "python -m pymm.tune" in made["tuning"].lacking[0]
-    assert "python -m pymm.bench --classes all" in made["beside"].lacking[0]
+    assert "python -m pymm.tune" in made["tuning"].not_measured[0]
+    assert "python -m pymm.bench --classes all" in made["baseline"].not_measured[0]
 
 
 def test_what_a_device_cannot_have_is_not_asked_for(folder, without_plots):
@@ -125,14 +117,14 @@ def test_what_a_device_cannot_have_is_not_asked_for(folder, without_plots):
             "device": row["device"],
             "step": "x",
             "outcome": "not_applicable",
-            "detail": "no journey",
+            "detail": "no transfer",
         }
 
     rewrite(folder, absent)
-    assert chapters(folder)["o2"].lacking == []
+    assert chapters(folder)["o2"].not_measured == []
 
 
-def test_symmetric_products_stand_beside_the_whole_product(folder, without_plots):
+def test_symmetric_products_are_compared_with_gemm(folder, without_plots):
     row = measured.class_rows()[0] | {
         "class": "syrk-large",
         "layout": "NT",
@@ -142,7 +134,7 @@ def test_symmetric_products_stand_beside_the_whole_product(folder, without_plots
         "ratio": 1.1,
     }
     measured.write(folder / "classes.csv", results.CLASSES.columns, [*measured.class_rows(), row])
-    table = grids.beside_whole(facts.duels(reading.read_device(folder)))
+    table = tables.against_gemm(stats.class_comparisons(load.read_device(folder)))
     assert [cell.text for cell in table.rows[0].values()] == ["syrk-large", "1.90", ""]
 
 
@@ -150,7 +142,7 @@ def test_curves_keep_their_series():
     names = [
         "04_transposed_a",
         "cuBLASLt",
-        studies.CHOICE,
+        stats.CHOICE,
         "00_naive",
         "cuBLAS",
         "sequential",
@@ -159,11 +151,11 @@ def test_curves_keep_their_series():
         "02_shared_tile",
         "03_register_tile",
     ]
-    places = curves.slots(names)
-    assert [places[name] for name in (studies.CHOICE, "cuBLAS", "cuBLASLt")] == [0, 1, 2]
-    looks = {tuple(map(str, drawing.series(place).values())) for place in places.values()}
+    places = svg.slots(names)
+    assert [places[name] for name in (stats.CHOICE, "cuBLAS", "cuBLASLt")] == [0, 1, 2]
+    looks = {tuple(map(str, svg.series(place).values())) for place in places.values()}
     assert len(looks) == len(names)
-    assert all(places[name] == curves.slots(names)[name] for name in names[3:])
+    assert all(places[name] == svg.slots(names)[name] for name in names[3:])
 
 
 def test_what_may_be_noise_is_no_gain(folder):
@@ -171,7 +163,7 @@ def test_what_may_be_noise_is_no_gain(folder):
     rows = measured.trials()
     rows[-1] |= {"spread": 4.0, "repeats": 9}
     measured.write(folder / "tuning.csv", results.TRIALS.columns, rows)
-    (search,) = searches.searches(reading.read_device(folder))
+    (search,) = searches.searches(load.read_device(folder))
     assert search.gain == 1.0 and search.best.text("config") == "pipelined-MB32-NB32"
 
 
@@ -180,7 +172,7 @@ def test_a_break_is_no_part_of_a_search(folder):
     for row in rows[20:]:
         row["time"] = row["time"].replace("T17:", "T18:")
     measured.write(folder / "tuning.csv", results.TRIALS.columns, rows)
-    (search,) = searches.searches(reading.read_device(folder))
+    (search,) = searches.searches(load.read_device(folder))
     assert search.progress[-1][:2] == (41, 39.0)
 
 
@@ -195,6 +187,6 @@ def test_a_break_is_no_part_of_a_search(folder):
         ("registers", "128", "of a thread", "128"),
     ],
 )
-def test_quantities_are_told_in_one_unit(quantity, value, unit, text):
-    row = reading.Row("suites", "f", {"quantity": quantity, "value": value, "unit": unit})
-    assert listing_studies._number(row).text == text
+def test_quantities_have_one_unit(quantity, value, unit, text):
+    row = load.Row("suites", "f", {"quantity": quantity, "value": value, "unit": unit})
+    assert tables_experiments._number(row).text == text

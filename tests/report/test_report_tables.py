@@ -1,6 +1,4 @@
-"""Every row of the suites reaches its table: what tells two measurements apart tells two lines
-apart.
-"""
+"""Every row of the experiments reaches its table: different measurements have different lines."""
 
 from __future__ import annotations
 
@@ -10,8 +8,7 @@ from pathlib import Path
 
 import measured
 
-from pymm.measure import results
-from pymm.report import listing_studies, reading, studies
+from pymm.report import load, stats, tables_experiments
 
 ROOT = Path(__file__).resolve().parents[2]
 H200 = ROOT / "benchmarks" / "results" / "nvidia-h200"
@@ -23,8 +20,8 @@ def test_every_row_of_the_profiler_reaches_the_table():
     """
     with open(H200 / "suites.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["suite"] == "o2-kernels"]
-    study = studies.studies(reading.read_device(H200))["o2-kernels"]
-    table = listing_studies.kernel_facts(study)
+    experiment = stats.experiments(load.read_device(H200))["o2-kernels"]
+    table = tables_experiments.kernel_facts(experiment)
     lines = {
         tuple(
             line[name].text for name in ("type", "layout", "kernel", "variant", "configuration")
@@ -32,17 +29,17 @@ def test_every_row_of_the_profiler_reaches_the_table():
         for line in table.rows
     }
     assert len(lines) == len(table.rows)
-    heads, told = listing_studies.FACTS | listing_studies.PROFILED, Counter()
+    heads, seen = tables_experiments.FACTS | tables_experiments.PROFILED, Counter()
     for cells in rows:
-        row = reading.Row("suites", "suites.csv", cells)
+        row = load.Row("suites", "suites.csv", cells)
         parameters = " ".join(cells["config"].split("-")[1:])
         key = (cells["dtype"], cells["layout"], cells["name"], cells["variant"], parameters)
         if cells["quantity"] == "kernel":
             assert lines[key]["time"].value == row.seconds
         else:
-            assert lines[key][heads[cells["quantity"]]] == listing_studies._number(row)
-        told[cells["quantity"].startswith("ncu:")] += 1
-    assert told == {True: 250, False: 300}
+            assert lines[key][heads[cells["quantity"]]] == tables_experiments._number(row)
+        seen[cells["quantity"].startswith("ncu:")] += 1
+    assert seen == {True: 250, False: 300}
 
 
 def rows_of(suite, *quantities):
@@ -83,18 +80,18 @@ def rows_of(suite, *quantities):
 
 
 def shown(tmp_path, suite, rows, maker):
-    """The numbers in a table that `maker` makes of rows."""
+    """The values in a table that `maker` makes of rows."""
     folder = tmp_path / measured.SLUG
     measured.write(folder / "suites.csv", results.EXPERIMENTS.columns, rows)
-    table = maker(studies.studies(reading.read_device(folder))[suite])
+    table = maker(stats.experiments(load.read_device(folder))[suite])
     return {cell.value for row in table.rows for cell in row.values()}
 
 
-def test_every_count_and_every_figure_reaches_its_table(tmp_path):
+def test_every_count_and_every_quantity_reaches_its_table(tmp_path):
     quantities = (("operations", ""), ("global_loads", ""), ("ncu:what.ever", ""))
     for suite, maker in (
-        ("o2-kernels", listing_studies.kernel_facts),
-        ("o2-counts", listing_studies.counts),
+        ("o2-kernels", tables_experiments.kernel_facts),
+        ("o2-counts", tables_experiments.counts),
     ):
         rows = rows_of(suite, *quantities)
         heads = {"o2-kernels": ("ncu:what.ever",)}.get(suite, [name for name, _ in quantities])
@@ -105,15 +102,15 @@ def test_every_count_and_every_figure_reaches_its_table(tmp_path):
 
 def test_every_rate_reaches_its_table(tmp_path):
     """What was chosen is one column of each product, whichever kernel that was: of two the last
-    measured stands there.
+    measured counts.
     """
     rows = [row for row in rows_of("o2-sizes", ("kernel", "")) if row["variant"] == "default"]
     assert {row["gflops"] for row in rows} <= shown(
-        tmp_path, "o2-sizes", rows, listing_studies.rates
+        tmp_path, "o2-sizes", rows, tables_experiments.rates
     )
 
 
-def test_every_journey_reaches_its_table(tmp_path):
+def test_every_transfer_reaches_its_table(tmp_path):
     rows = rows_of("o2-transfers", ("kernel", ""), ("total", "pinned"))
     copies = [
         row
@@ -121,5 +118,5 @@ def test_every_journey_reaches_its_table(tmp_path):
         for row in rows
         for part in ("to_device", "to_host")
     ]
-    found = shown(tmp_path, "o2-transfers", rows + copies, listing_studies.journeys)
+    found = shown(tmp_path, "o2-transfers", rows + copies, tables_experiments.transfer_times)
     assert {row["seconds"] for row in rows} <= found

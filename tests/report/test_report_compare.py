@@ -1,4 +1,4 @@
-"""Two reports side by side, and a sample of one measured again."""
+"""Two reports compared, and a sample of one measured again."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import measured
 import pytest
 from report_fixtures import ENTRY, data
 
-from pymm import __main__ as door
+from pymm import __main__ as pymm_command
 from pymm.core.problem import Problem
 from pymm.kernels import find_kernel
 from pymm.kernels.source import kernel_digest
 from pymm.measure.workbench import Trial
-from pymm.report import again, comparing, kept, main
+from pymm.report import compare, export, main, verify
 
 
 @pytest.fixture
@@ -24,9 +24,10 @@ def without_plots(monkeypatch):
 
 
 def pair(first, second, **more):
-    """The pair of two measurements of the same contestant."""
-    return comparing.pairs(
-        kept.kept(data(ENTRY | first), "a"), kept.kept(data(ENTRY | second, **more), "b")
+    """The pair of two measurements of the same kernel or library."""
+    return compare.pairs(
+        export.parse_report(data(ENTRY | first), "a"),
+        export.parse_report(data(ENTRY | second, **more), "b"),
     )[0][0]
 
 
@@ -45,18 +46,18 @@ def test_only_what_is_beyond_the_noise_counts(first, second, verdict):
     assert pair(first, second).verdict == verdict
 
 
-def test_noise_between_runs_is_read_off_the_libraries():
+def test_noise_between_runs_is_estimated_from_the_libraries():
     def run(factors):
         rows = [
             {"problem": f"f32-NN-{n}x8x8", "who": "cublas", "seconds": 1e-4 * factor}
             for n, factor in enumerate(factors, 1)
         ]
-        return kept.kept(data(ENTRY, *rows), "run")
+        return export.parse_report(data(ENTRY, *rows), "run")
 
     still, shaky = [1.0] * 10, [1.0, 1.05] * 5
-    assert comparing.pairs(run(still), run(still))[1] == 0.01
-    assert 0.05 < comparing.pairs(run(still), run(shaky))[1] < 0.08
-    assert comparing.pairs(run(still[:3]), run(shaky[:3]))[1] == comparing.BETWEEN
+    assert compare.pairs(run(still), run(still))[1] == 0.01
+    assert 0.05 < compare.pairs(run(still), run(shaky))[1] < 0.08
+    assert compare.pairs(run(still[:3]), run(shaky[:3]))[1] == compare.BETWEEN
 
 
 def test_what_matmul_chooses_is_compared_whichever_kernel_it_is():
@@ -79,7 +80,7 @@ def test_two_folders_are_compared(tmp_path, capsys, without_plots):
     assert "1.25" in (target / "report.md").read_text()
 
 
-def test_nothing_in_common_is_told(tmp_path, capsys):
+def test_nothing_in_common_is_reported(tmp_path, capsys):
     for name, entry in (("a", ENTRY), ("b", ENTRY | {"problem": "f64-NN-8x8x8"})):
         (tmp_path / f"{name}.json").write_text(json.dumps(data(entry)))
     assert main(["--compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 1
@@ -89,46 +90,50 @@ def test_nothing_in_common_is_told(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "is no report"),
+        ("", "is not a report"),
         ("[]", "has no measurements"),
-        (json.dumps(data(schema=9)), "has schema 9; this pymm reads 1: make it anew"),
+        (json.dumps(data(schema=9)), "has schema 9; this pymm reads 1: make it again"),
         (json.dumps({"schema": 1, "measurements": []}), "names no device"),
-        (json.dumps(data(ENTRY | {"problem": "x"})), "measurement 0 is none"),
+        (json.dumps(data(ENTRY | {"problem": "x"})), "measurement 0 is invalid"),
         (json.dumps(data(ENTRY | {"seconds": 0})), "seconds is 0, not a number from"),
-        (json.dumps(data({"problem": "f32-NN-8x8x8"})), "measurement 0 is none"),
+        (json.dumps(data({"problem": "f32-NN-8x8x8"})), "measurement 0 is invalid"),
     ],
 )
 def test_what_is_no_report_is_refused(tmp_path, capsys, text, words):
     path = tmp_path / "report.json"
     path.write_text(text)
     with pytest.raises(ValueError, match="report"):
-        kept.load(path)
+        export.read_report(path)
     with pytest.raises(SystemExit) as stop:
-        door.main(["verify", str(path)])
+        pymm_command.main(["verify", str(path)])
     assert stop.value.code == 2 and words in capsys.readouterr().err
 
 
-def finding(seconds, spread=0.0, outcome="ok", tolerance=0.05):
-    then = kept.kept(data(ENTRY), "then").figures[0]
+def remeasurement(seconds, spread=0.0, outcome="ok", tolerance=0.05):
+    then = export.parse_report(data(ENTRY), "then").timings[0]
     kernel = find_kernel("reordered", "cpu")
     config = kernel.config(dict(kernel.default))
     times = (seconds,) * 25 if seconds else ()
     trial = Trial(Problem(64, 64, 64), config, outcome, seconds=seconds, spread=spread, times=times)
-    return again.Finding(then, trial, tolerance)
+    return verify.Remeasurement(then, trial, tolerance)
 
 
-def test_a_finding_agrees_within_tolerance_and_noise():
-    assert finding(1e-4).agrees and finding(1.04e-4).agrees and finding(0.96e-4).agrees
-    assert not finding(1.2e-4).agrees and not finding(0.8e-4).agrees
-    assert finding(1.2e-4, spread=0.5).agrees  # its own noise is larger
-    assert finding(1.2e-4, tolerance=0.3).agrees
-    assert not finding(0.0, outcome="wrong").agrees
-    low, high = finding(1e-4, spread=0.02).interval
+def test_a_remeasurement_agrees_within_tolerance_and_noise():
+    assert (
+        remeasurement(1e-4).agrees
+        and remeasurement(1.04e-4).agrees
+        and remeasurement(0.96e-4).agrees
+    )
+    assert not remeasurement(1.2e-4).agrees and not remeasurement(0.8e-4).agrees
+    assert remeasurement(1.2e-4, spread=0.5).agrees  # its own noise is larger
+    assert remeasurement(1.2e-4, tolerance=0.3).agrees
+    assert not remeasurement(0.0, outcome="wrong").agrees
+    low, high = remeasurement(1e-4, spread=0.02).interval
     error = 1.2533 / 1.349 / 5 * math.hypot(0.01, 0.02)
     assert (low, high) == pytest.approx((1 - 2 * error, 1 + 2 * error))
 
 
-def test_measurements_of_changed_texts_are_left_out():
+def test_measurements_of_changed_kernels_are_left_out():
     now = kernel_digest("cpu", find_kernel("reordered", "cpu").file)
     entries = [
         ENTRY | {"source": now},
@@ -136,7 +141,7 @@ def test_measurements_of_changed_texts_are_left_out():
         ENTRY | {"config": "gone-MB1", "variant": "other"},
         {"problem": "f32-NN-64x64x64", "who": "numpy", "seconds": 1},
     ]
-    found, changed = again.eligible(kept.kept(data(*entries), "report"), "cpu")
+    found, changed = verify.eligible(export.parse_report(data(*entries), "report"), "cpu")
     assert len(found) == 1 and changed == 2
 
 
@@ -145,10 +150,10 @@ def test_a_sample_is_measured_again(cpu, tmp_path, capsys):
     path = tmp_path / "report.json"
     path.write_text(json.dumps(data(ENTRY, slug=cpu.device.slug)))
     arguments = ["verify", str(path), "--device", "cpu:1", "--rounds", "3"]
-    assert door.main([*arguments, "--tolerance", "1e6"]) == 0
+    assert pymm_command.main([*arguments, "--tolerance", "1e6"]) == 0
     assert "AGREE: 1 of 1" in capsys.readouterr().out
     path.write_text(json.dumps(data(ENTRY | {"seconds": 1e-9}, slug=cpu.device.slug)))
-    assert door.main(arguments) == 1
+    assert pymm_command.main(arguments) == 1
     assert "DISAGREE: 0 of 1" in capsys.readouterr().out
 
 
@@ -158,23 +163,23 @@ def test_a_sample_stops_in_time(cpu, tmp_path, capsys):
     entries = [ENTRY | {"problem": f"f32-NN-64x64x{k}"} for k in (63, 64, 65)]
     path.write_text(json.dumps(data(*entries, slug=cpu.device.slug)))
     arguments = ["verify", str(path), "--device", "cpu:1", "--rounds", "3", "--tolerance", "1e6"]
-    assert door.main([*arguments, "--time-limit", "0"]) == 0
-    told = capsys.readouterr().out
-    assert "2 left out after 0 s" in told and "AGREE: 1 of 1" in told
+    assert pymm_command.main([*arguments, "--time-limit", "0"]) == 0
+    said = capsys.readouterr().out
+    assert "2 left out after 0 s" in said and "AGREE: 1 of 1" in said
 
 
-def test_another_device_and_no_device_are_told(tmp_path, capsys):
+def test_another_device_and_no_device_are_reported(tmp_path, capsys):
     path = tmp_path / "report.json"
     path.write_text(json.dumps(data(ENTRY, slug="nvidia-none")))
-    assert door.main(["verify", str(path), "--device", "cpu:1"]) == 3
+    assert pymm_command.main(["verify", str(path), "--device", "cpu:1"]) == 3
     assert "is of nvidia-none; this is " in capsys.readouterr().err
-    assert door.main(["verify", str(path), "--device", "abacus"]) == 3
+    assert pymm_command.main(["verify", str(path), "--device", "abacus"]) == 3
 
 
-def test_a_device_tells_its_limits(tmp_path, capsys):
+def test_a_device_is_described(tmp_path, capsys):
     assert main(["--describe", "cpu:1", "--results", str(tmp_path)]) == 0
     (path,) = tmp_path.glob("*/device.json")
-    told = json.loads(path.read_text())
-    assert told["slug"] == path.parent.name and told["kind"] == "cpu" and told["cores"] == 1
-    assert told["peak_flops"]["f32"] > told["peak_flops"]["f64"] > 1e9
+    said = json.loads(path.read_text())
+    assert said["slug"] == path.parent.name and said["kind"] == "cpu" and said["cores"] == 1
+    assert said["peak_flops"]["f32"] > said["peak_flops"]["f64"] > 1e9
     assert main(["--describe", "abacus", "--results", str(tmp_path)]) == 3

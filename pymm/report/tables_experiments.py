@@ -1,4 +1,4 @@
-"""Tables of the suites."""
+"""Tables of the experiments (`python -m pymm.bench --suite`)."""
 
 from __future__ import annotations
 
@@ -6,38 +6,54 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
+from pymm.console import significant
 from pymm.measure.libraries import GENERAL
-from pymm.report.content import Cell, Table, cell, significant
-from pymm.report.facts import written
-from pymm.report.grids import extents, ratio_cell
-from pymm.report.listing import of_problem, outcome, parameters_of, percent, span
-from pymm.report.reading import Row
-from pymm.report.studies import CHOICE, TIMES, TRANSFERS, Study, contestant, gflops, pivot
+from pymm.report.content import Cell, Table, cell
+from pymm.report.load import Row
+from pymm.report.stats import (
+    CHOICE,
+    TIMES,
+    TRANSFERS,
+    Experiment,
+    display_name,
+    gflops,
+    implementation,
+    pivot,
+)
+from pymm.report.tables import (
+    extents,
+    of_problem,
+    outcome,
+    parameters_of,
+    percent_cell,
+    ratio_cell,
+    time_cell,
+)
 
-#: What is compared with the sequential product: name, title and words of a table, its column.
+#: Comparisons with the sequential product: name, title and note of a table, and its column.
 COMPARED = (
     (
         "gains",
         "speed-up over sequential",
-        "Time of the sequential product, one thread of the host, / that of each; only of products "
-        "whose sequential one was made: that of a large one takes minutes.",
+        "Time of the sequential product on one thread of the host / this time, for the products "
+        "whose sequential time was measured (large ones take minutes).",
         "speedup",
     ),
     (
         "errors",
         "relative error",
-        "Infinity norm of C - S / that of S, S the sequential product: 0 where each element is the "
-        "same to the bit.",
+        "Infinity norm of C - S / that of S, where S is the sequential product; 0: identical bit "
+        "for bit.",
         "error_inf",
     ),
 )
 
-#: What Nsight Compute saw, with the names of the original's table.
+#: Metrics of Nsight Compute, with their columns.
 PROFILED = {
     "ncu:smsp__cycles_active.avg.pct_of_peak_sustained_elapsed": "SM efficiency",
     "ncu:sm__throughput.avg.pct_of_peak_sustained_elapsed": "SM throughput",
     "ncu:sm__warps_active.avg.pct_of_peak_sustained_active": "achieved occupancy",
-    "ncu:dram__throughput.avg.pct_of_peak_sustained_elapsed": "DRAM use",
+    "ncu:dram__throughput.avg.pct_of_peak_sustained_elapsed": "DRAM throughput",
     "ncu:dram__bytes_read.sum.per_second": "DRAM read, GB/s",
     "ncu:dram__bytes_write.sum.per_second": "DRAM written, GB/s",
     "ncu:lts__t_sector_hit_rate.pct": "L2 hits",
@@ -46,10 +62,10 @@ PROFILED = {
     "ncu:l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum.per_second": "shared loads",
 }
 
-#: How a profiler's units begin.
+#: Prefixes of the profiler's units.
 PREFIXES = {"T": 1e12, "G": 1e9, "M": 1e6, "K": 1e3, "": 1.0}
 
-#: Quantities of a kernel that stand in its table, with their heads.
+#: Quantities of a kernel, with their columns.
 FACTS = {
     "grid": "grid",
     "block": "block",
@@ -59,13 +75,13 @@ FACTS = {
     "blocks_per_sm": "blocks / SM",
     "occupancy": "occupancy",
     "limited_by": "limited by",
-    "minimal_traffic": "GB/s at least",
+    "minimal_traffic": "minimal GB/s",
 }
 
 
-def rates(study: Study) -> Table:
-    """GFLOP/s of every contestant, one row a product."""
-    rows = sorted(study.of("kernel"), key=in_order)
+def rates(experiment: Experiment) -> Table:
+    """GFLOP/s of every kernel and library, one row per product."""
+    rows = sorted(experiment.of("kernel"), key=in_order)
     names, lines = pivot(rows, gflops)
     found = []
     for line in lines:
@@ -78,90 +94,94 @@ def rates(study: Study) -> Table:
             own = line.by.get(CHOICE)
             shown["ratio"] = ratio_cell(own.number("ratio") if own else math.nan)
             if first.problem.symmetric:
-                shown["whole / pymm"] = ratio_cell(_whole(line.by, own))
+                shown["gemm / pymm"] = ratio_cell(_gemm_ratio(line.by, own))
             shown["configuration"] = Cell(own.text("config").replace("-", " ") if own else "")
         found.append(shown)
-    words = "GFLOP/s of the kernels alone."
+    note = "GFLOP/s of the kernels alone."
     if CHOICE in names:
-        words += " Ratio: the time of the fastest library that writes all of C / pymm's choice's."
-    return Table(f"rates-{study.name}", f"{study.name}: {study.title}", found, words)
+        note += " Ratio: time of the fastest library that writes all of C / time of pymm's choice."
+    return Table(f"rates-{experiment.name}", f"{experiment.name}: {experiment.title}", found, note)
 
 
-def _whole(by: Mapping[str, Row], own: Row | None) -> float:
-    """Time of the library's whole product, of a symmetric C too, / ours."""
-    times = [by[name].seconds for name in map(written, GENERAL) if name in by]
+def _gemm_ratio(by: Mapping[str, Row], own: Row | None) -> float:
+    """The time of the library's gemm / pymm's."""
+    times = [by[name].seconds for name in map(display_name, GENERAL) if name in by]
     return min(times) / own.seconds if times and own else math.nan
 
 
 def in_order(row: Row) -> tuple[object, ...]:
-    """Type by type; squares by their size, then rectangles of the same k or part of n."""
+    """The order of rows: by type, squares by size, then rectangles by k or k / n."""
     p = row.problem
     kind = 0.0 if p.k == p.n else p.k / p.n if p.symmetric else p.k
     return (p.dtype, kind, p.n)
 
 
-def beside_sequential(study: Study) -> list[Table]:
-    """Speed-up over the sequential product and relative error, of an experiment that has them."""
+def against_sequential(experiment: Experiment) -> list[Table]:
+    """Speed-up over the sequential product and relative error, if the experiment has them."""
     tables = []
-    for name, title, words, column in COMPARED:
-        rows = [row for row in sorted(study.of("kernel"), key=in_order) if row.text(column)]
+    for name, title, note, column in COMPARED:
+        rows = [row for row in sorted(experiment.of("kernel"), key=in_order) if row.text(column)]
         names, lines = pivot(rows, lambda row, column=column: row.number(column))
         found = [
             of_problem(line.first.problem)
             | {
-                who: cell(line.by[who].number(column)) if who in line.by else Cell("")
-                for who in names
-                if who != "sequential"
+                other: cell(line.by[other].number(column)) if other in line.by else Cell("")
+                for other in names
+                if other != "sequential"
             }
             for line in lines
         ]
-        tables.append(Table(f"{name}-{study.name}", f"{study.name}: {title}", found, words))
+        tables.append(
+            Table(f"{name}-{experiment.name}", f"{experiment.name}: {title}", found, note)
+        )
     return tables
 
 
-def journeys(study: Study) -> Table:
-    """Copies, kernel and the whole of each contestant, one row a product and way of transfer."""
+def transfer_times(experiment: Experiment) -> Table:
+    """Times of copies, kernel and total for each kernel and library, one row per product and
+    transfer.
+    """
     at = {
         (r.problem, r.text("transfer"), r.text("quantity"), *_who(r)[1:]): r.seconds
         for quantity in TIMES
-        for r in study.of(quantity)
+        for r in experiment.of(quantity)
     }
     rows = []
-    for row in sorted(study.of("kernel"), key=in_order):
+    for row in sorted(experiment.of("kernel"), key=in_order):
         p = row.problem
-        for way, words in TRANSFERS.items():
+        for way, described in TRANSFERS.items():
             copies = [at.get((p, way, part, "", "")) for part in ("to_device", "to_host")]
             if None in copies:
                 continue
             rows.append(
                 {
                     **of_problem(p),
-                    "transfers": Cell(words),
-                    "contestant": Cell(contestant(row)),
-                    "to the device": span(copies[0]),
-                    "kernel": span(row.seconds),
-                    "to the host": span(copies[1]),
-                    "whole": span(at.get((p, way, "total", *_who(row)[1:]), math.nan)),
-                    "kernel's part": percent(row.seconds / (sum(copies) + row.seconds)),
+                    "transfers": Cell(described),
+                    "implementation": Cell(implementation(row)),
+                    "to the device": time_cell(copies[0]),
+                    "kernel": time_cell(row.seconds),
+                    "to the host": time_cell(copies[1]),
+                    "total": time_cell(at.get((p, way, "total", *_who(row)[1:]), math.nan)),
+                    "kernel's share": percent_cell(row.seconds / (sum(copies) + row.seconds)),
                     "configuration": parameters_of(row),
                 }
             )
-    words = (
-        "Copies and the whole by the host's clock, the whole in one go; the kernel's part of the "
-        "three."
+    note = (
+        "Copies and the total by the host's clock, the total measured as one. The kernel's share "
+        "is of the kernel and the copies."
     )
-    return Table(f"times-{study.name}", f"{study.name}: {study.title}", rows, words)
+    return Table(f"times-{experiment.name}", f"{experiment.name}: {experiment.title}", rows, note)
 
 
 def _who(row: Row) -> tuple[str, str, str]:
-    """What tells a contestant of a product from all others."""
+    """What identifies a kernel or library on a product."""
     return row.text("name"), row.text("variant"), row.text("config")
 
 
-def kernel_facts(study: Study) -> Table:
+def kernel_facts(experiment: Experiment) -> Table:
     """The table of the kernels: grid, block, registers, occupancy, and what a profiler saw."""
     lines: dict[tuple[object, ...], dict[str, Row]] = {}
-    for row in study.rows:
+    for row in experiment.rows:
         if row.text("outcome") in ("ok", ""):
             lines.setdefault((row.problem, *_who(row)), {})[row.text("quantity")] = row
     seen = {name for by in lines.values() for name in by}
@@ -177,44 +197,48 @@ def kernel_facts(study: Study) -> Table:
                 **of_problem(first.problem),
                 "kernel": Cell(first.text("name")),
                 "variant": Cell(first.text("variant")),
-                "time": span(time.seconds if time else math.nan),
+                "time": time_cell(time.seconds if time else math.nan),
                 "GFLOP/s": cell(gflops(time) if time else math.nan),
                 **numbers,
                 "configuration": parameters_of(first),
             }
         )
-    words = (
-        "Registers of a thread, shared memory of a block in bytes; occupancy: the part of a "
-        "multiprocessor's threads that its blocks fill, as the compiler's registers and shared "
-        "memory allow it. GB/s at least: A, B and C once, over the time."
+    note = (
+        "Registers per thread; shared memory per block in bytes. Occupancy: resident threads / "
+        "maximal threads of a multiprocessor, as registers and shared memory allow. Minimal GB/s: "
+        "A and B read once and C written once, / the time."
     )
     if seen & {*PROFILED, *others}:
-        words += " The columns after that are Nsight Compute's, of one launch."
-    return Table("facts-o2-kernels", f"{study.name}: {study.title}", rows, words)
+        note += " The columns after that are from Nsight Compute, of one launch."
+    return Table("facts-o2-kernels", f"{experiment.name}: {experiment.title}", rows, note)
 
 
 def _number(row: Row | None) -> Cell:
-    """A quantity as a field: a rate that a profiler tells with its unit, parts in percent."""
+    """A quantity as a cell: rates of the profiler in GB/s, fractions in percent."""
     if row is None:
         return Cell("")
     value, unit = row.number("value"), row.text("unit")
     if value != value:
         return Cell(row.text("value"))
     if row.text("quantity") == "occupancy":
-        return percent(value)
+        return percent_cell(value)
     if row.text("quantity").startswith("ncu:"):
         bytes_a_second = re.fullmatch(r"([TGMK]?)byte/s(?:econd)?", unit)
         if bytes_a_second:
             return cell(value * PREFIXES[bytes_a_second[1]] / 1e9)
-        return percent(value / 100) if unit == "%" else Cell(f"{significant(value)} {unit}", value)
+        return (
+            percent_cell(value / 100)
+            if unit == "%"
+            else Cell(f"{significant(value)} {unit}", value)
+        )
     return cell(value)
 
 
-def counts(study: Study) -> Table:
-    """Operations and accesses of a thread, counted and by formula."""
-    quantities = list(dict.fromkeys(row.text("quantity") for row in study.rows))
+def counts(experiment: Experiment) -> Table:
+    """Operations and memory accesses per thread, counted and by formula."""
+    quantities = list(dict.fromkeys(row.text("quantity") for row in experiment.rows))
     lines: dict[tuple[object, ...], dict[str, Row]] = {}
-    for row in study.rows:
+    for row in experiment.rows:
         if row.text("outcome") in ("ok", "") and row.text("value"):
             lines.setdefault((row.problem, *_who(row)), {})[row.text("quantity")] = row
     rows = []
@@ -230,19 +254,19 @@ def counts(study: Study) -> Table:
                 **numbers,
             }
         )
-    words = "Averages over all threads, counted in the simulator, beside the formula for a thread."
-    return Table("counts-o2", f"{study.name}: {study.title}", rows, words)
+    note = "Averages over all threads, counted in the simulator, and the formula for one thread."
+    return Table("counts-o2", f"{experiment.name}: {experiment.title}", rows, note)
 
 
-def left_out(study: Study) -> Table:
-    """What was not measured, and what failed, with the reason."""
-    rows: Sequence[Row] = [row for row in study.rows if row.text("outcome") not in ("ok", "")]
+def left_out(experiment: Experiment) -> Table:
+    """What was left out and what failed, with the reason."""
+    rows: Sequence[Row] = [row for row in experiment.rows if row.text("outcome") not in ("ok", "")]
     lines = [
         {
             **of_problem(row.problem),
-            "contestant": Cell(contestant(row)),
+            "implementation": Cell(implementation(row)),
             "outcome": Cell(outcome(row).replace("_", " ", 1)),
         }
         for row in rows
     ]
-    return Table(f"left-{study.name}", f"{study.name}: not measured", lines)
+    return Table(f"left-{experiment.name}", f"{experiment.name}: not measured", lines)

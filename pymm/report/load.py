@@ -1,7 +1,10 @@
-"""Files of measurements, read with distrust: what cannot be used is named and the rest is kept."""
+"""The files of a device, read and validated: what cannot be used is reported, the rest is kept.
+`describe` writes one of them, `device.json`.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
@@ -28,11 +31,10 @@ from pymm.core.inputs import (
 )
 from pymm.core.problem import Problem
 from pymm.measure import results
-from pymm.report.describing import NAME
 from pymm.selection import store
 from pymm.selection.records import Record, StoreError
 
-#: What a CSV holds, by columns that no other kind has together; the first that fits counts.
+#: The kinds of CSV files, each recognised by its columns; the first match counts.
 KINDS: dict[str, frozenset[str]] = {
     "suites": frozenset({"suite", "step", "quantity", "name", "m", "n", "k", "outcome"}),
     "trials": frozenset({"problem", "kernel", "config", "role", "outcome"}),
@@ -42,7 +44,7 @@ KINDS: dict[str, frozenset[str]] = {
     "calls": frozenset({"dtype", "m", "n", "k", "arrays", "call", "us"}),
 }
 
-#: Newest schema of each kind that this module knows.
+#: The newest schema of each kind that this module reads.
 SCHEMAS = {
     "suites": results.EXPERIMENTS.number,
     "trials": results.TRIALS.number,
@@ -50,7 +52,7 @@ SCHEMAS = {
     "bench": results.KERNELS.number,
 }
 
-#: What a report shows of each kind; a file without one of these is told to be older.
+#: The columns of each kind that a report shows; a file without one of them is reported as older.
 SHOWN = {
     "suites": "variant config transfer seconds gflops ratio speedup error error_inf value power_w",
     "trials": "time seconds config",
@@ -59,16 +61,16 @@ SHOWN = {
     "bench": "variant config outcome spread rounds gflops peak ratio registers shared",
 }
 
-#: Experiments that are counted in the simulator and hold for every device.
-ANYWHERE = ("o2-counts",)
+#: Experiments that are counted in the simulator and are valid for every device.
+ON_EVERY_DEVICE = ("o2-counts",)
 
-#: Columns of measured numbers, besides those of other contestants' times, which end in `_us`.
+#: Columns of measured numbers, besides the libraries' times, which end in `_us`.
 NUMBERS = frozenset(
     "us seconds mean spread rounds repeats void gflops ratio peak error rms opponent_rms error_inf "
     "speedup power_w registers spills shared of_fastest of_default quartile_1 quartile_3".split()
 )
 
-#: Columns of names, which stand in legends and titles, and how long one is at most.
+#: Columns of names, which appear in legends and titles, and the maximal length of a name.
 NAMES = frozenset(
     "class name kernel variant suite step quantity transfer arrays call role outcome file".split()
 )
@@ -82,7 +84,7 @@ RATES = ("clock_hz", "bandwidth")
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a CSV, of the kind that `KINDS` names; what it lacks reads as empty."""
+    """One line of a CSV, of a kind in `KINDS`; missing columns read as empty."""
 
     kind: str
     file: str
@@ -90,17 +92,17 @@ class Row:
     line: int = 0
 
     def text(self, name: str) -> str:
-        """A field as it stands, "" if there is none."""
+        """A field as text, "" if there is none."""
         return self.cells.get(name) or ""
 
     def number(self, name: str) -> float:
-        """A field as a number that can have been measured, NaN if it is none."""
+        """A field as a number of at least 0, NaN if it is none."""
         value = number(self.text(name))
         return value if value >= 0 else math.nan
 
     @cached_property
     def problem(self) -> Problem | None:
-        """What was computed; None if the row spells no problem of this pymm."""
+        """What was computed; None if the row describes no valid problem."""
         try:
             if self.text("problem"):
                 return parse_problem(self.text("problem"))
@@ -120,16 +122,16 @@ class Row:
         return self.number("seconds") if self.text("seconds") else self.number("us") * 1e-6
 
     @property
-    def sound(self) -> bool:
-        """True if the row has a right result's time."""
+    def valid(self) -> bool:
+        """Whether the result was correct and timed."""
         return self.text("outcome") in ("ok", "") and self.seconds > 0
 
 
 @dataclass
-class Findings:
+class Results:
     """Everything that was read of one device. `notices` says what was left out, and why; `absent`
-    names the experiments that this device cannot have; `remarks` is what whoever measured wrote
-    beside it, in `NAME-note.txt` of `NAME.csv`.
+    names the experiments that do not apply to this device; `remarks` has the notes on `NAME.csv`
+    from `NAME-note.txt`.
     """
 
     device: Mapping[str, object]
@@ -147,7 +149,7 @@ class Findings:
 
     @property
     def place(self) -> str:
-        """Where the commands of a page write what they measure."""
+        """The folder that the commands of a report write to."""
         return f"benchmarks/results/{self.slug}"
 
     def of(self, kind: str) -> list[Row]:
@@ -163,31 +165,31 @@ _PROBLEM = re.compile(
 
 
 def parse_problem(slug: str) -> Problem:
-    """The inverse of `Problem.slug` for products that have something to compute. `ValueError` or
-    `NotImplementedError` if it spells none.
+    """The inverse of `Problem.slug`, for products that are not empty. `ValueError` or
+    `NotImplementedError` for invalid ones.
     """
-    spelled = _PROBLEM.fullmatch(slug)
-    if not spelled:
-        raise ValueError(f"{shown(slug)} spells no problem, such as f32-NN-1024x1024x64")
-    op, dtype, a, b, *extents = spelled.groups()
+    match = _PROBLEM.fullmatch(slug)
+    if not match:
+        raise ValueError(f"{shown(slug)} is not a problem such as f32-NN-1024x1024x64")
+    op, dtype, a, b, *extents = match.groups()
     m, n, k, batch = (int(extent or 1) for extent in extents)
     found = Problem(m, n, k, dtype, a == "T", b == "T", batch, op or "gemm")
     if not found.flops:
-        raise ValueError(f"{shown(slug)} has nothing to compute")
+        raise ValueError(f"{shown(slug)} is an empty product")
     return found
 
 
-def read_device(folder: Path, records: Path | None = None) -> Findings:
-    """All that `folder` holds of its device, and the YAML file of that device in `records`. The
-    device is the one that the folder is named as, or else that of most rows. `FileNotFoundError` if
-    there is no such folder.
+def read_device(folder: Path, records: Path | None = None) -> Results:
+    """Read all files of a device in `folder`, and its tuned configurations in `records`. The device
+    is that of the folder's name, or else of most rows. `FileNotFoundError` if there is no such
+    folder.
     """
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is no folder of measurements")
+        raise FileNotFoundError(f"{folder} is not a folder of measurements")
     notices: list[str] = []
     files = {path: list(_read(path, notices)) for path in sorted(folder.glob("*.csv"))}
     slug = _device_of(folder, [row for rows in files.values() for row in rows])
-    found = Findings({"slug": slug, "name": slug}, notices=notices)
+    found = Results({"slug": slug, "name": slug}, notices=notices)
     for path, rows in files.items():
         name = one_line(path.name)
         right = list(_usable(name, rows, slug, notices))
@@ -199,7 +201,7 @@ def read_device(folder: Path, records: Path | None = None) -> Findings:
         if right:
             _read_note(path.with_name(f"{path.stem}-note.txt"), name, found)
     if not found.rows:
-        notices.append(f"{one_line(folder.name)}: no CSV here has a row that can be shown")
+        notices.append(f"{one_line(folder.name)}: no CSV file here has a row that can be shown")
     if records is not None:
         _read_records(records / f"{slug}.yaml", found)
     _read_facts(folder / NAME, found)
@@ -207,7 +209,7 @@ def read_device(folder: Path, records: Path | None = None) -> Findings:
 
 
 def _device_of(folder: Path, rows: Sequence[Row]) -> str:
-    """The device of a folder. `BadInput` if neither its rows nor its name tell one."""
+    """The device of a folder. `BadInput` if neither its rows nor its name say which."""
     counts = Counter(row.text("device") for row in rows if row.text("device"))
     if folder.name in counts:
         return folder.name
@@ -215,14 +217,14 @@ def _device_of(folder: Path, rows: Sequence[Row]) -> str:
         return counts.most_common(1)[0][0]
     if not is_slug(folder.name):
         raise BadInput(
-            f"{one_line(str(folder))}: no row here names its device, and the folder's name is none "
-            "(a-z, 0-9 and -, at most 64): rename the folder"
+            f"{one_line(str(folder))}: no row here names its device, and the folder's name is not "
+            "one (a-z, 0-9 and -, at most 64): rename the folder"
         )
     return folder.name
 
 
-def _read_note(path: Path, name: str, found: Findings) -> None:
-    """What whoever measured has to say of a file."""
+def _read_note(path: Path, name: str, found: Results) -> None:
+    """Read the note on a file."""
     try:
         found.remarks.append(f"Of {name}: {one_line(read_text(path)).strip()}")
     except FileNotFoundError:
@@ -232,9 +234,7 @@ def _read_note(path: Path, name: str, found: Findings) -> None:
 
 
 def _read(path: Path, notices: list[str]) -> Iterator[Row]:
-    """The rows of one file, whatever device they are of; what is wrong with it goes into
-    `notices`.
-    """
+    """The rows of one file, of any device; its faults are added to `notices`."""
     name = one_line(path.name)
     try:
         table = read_table(path)
@@ -245,21 +245,21 @@ def _read(path: Path, notices: list[str]) -> Iterator[Row]:
     kind = next((kind for kind, needed in KINDS.items() if needed <= set(table.columns)), None)
     faults = [_here(fault, path) for fault in table.faults]
     if not cells or kind is None:
-        what = "no row" if not cells else "the columns of no table that this pymm knows"
+        what = "no row" if not cells else "no columns of a known kind"
         notices += [f"{name}: has {what}, left out", *few(faults)]
         return
     notices += _schema_notices(name, kind, table.columns, cells)
     for line, row in table.rows:
         wrong = list(_wrong(row))
-        faults += [f"{name}, line {line}: {words}" for words, _ in wrong]
+        faults += [f"{name}, line {line}: {message}" for message, _ in wrong]
         if not any(fatal for _, fatal in wrong):
             yield Row(kind, name, row, line)
     notices += few(faults)
 
 
-def _here(words: str, path: Path) -> str:
-    """Words about a file without its folder: a report names files of one folder."""
-    return words.replace(one_line(str(path)), one_line(path.name), 1)
+def _here(message: str, path: Path) -> str:
+    """A message about a file without its folder, which is the same for all files of a report."""
+    return message.replace(one_line(str(path)), one_line(path.name), 1)
 
 
 def _wrong(row: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
@@ -278,21 +278,25 @@ def _wrong(row: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
 
 
 def _usable(name: str, rows: Sequence[Row], slug: str, notices: list[str]) -> Iterator[Row]:
-    """The rows that are of the device and spell a product; what an experiment cannot have there is
-    noted in its own words.
+    """The rows of the device with a valid product. Experiments that do not apply to the device are
+    noted with their reason.
     """
-    own = [r for r in rows if r.text("device") in (slug, "") or r.text("suite") in ANYWHERE]
+    own = [r for r in rows if r.text("device") in (slug, "") or r.text("suite") in ON_EVERY_DEVICE]
     absent = [r for r in own if r.text("outcome") == "not_applicable"]
-    notices += dict.fromkeys(f"not here: {row.text('detail')}" for row in absent)
+    notices += dict.fromkeys(f"does not apply: {row.text('detail')}" for row in absent)
     own = [row for row in own if row.text("outcome") != "not_applicable"]
-    others = {r.text("device") for r in rows if r.text("suite") not in ANYWHERE} - {slug, ""}
-    told = [f"{name}: rows of another device, {other}, left out" for other in sorted(others)]
-    notices += few(told)
+    others = {r.text("device") for r in rows if r.text("suite") not in ON_EVERY_DEVICE} - {slug, ""}
+    others_notices = [
+        f"{name}: rows of another device, {other}, left out" for other in sorted(others)
+    ]
+    notices += few(others_notices)
     right = [row for row in own if row.problem is not None]
     if len(right) < len(own):
         first = next(row.line for row in own if row.problem is None)
         count = len(own) - len(right)
-        notices.append(f"{name}: {count} rows spell no product (first line {first}), left out")
+        notices.append(
+            f"{name}: {count} rows describe no valid product (first line {first}), left out"
+        )
     yield from right
 
 
@@ -307,15 +311,15 @@ def _schema_notices(
     missing = [column for column in SHOWN[kind].split() if column not in columns]
     if any(number > newest for number in numbers):
         yield (
-            f"{name}: schema {max(numbers)} is newer than {newest}, which this pymm reads; "
-            "columns that it does not know are left out"
+            f"{name}: schema {max(numbers)} is newer than {newest}, the newest that this pymm "
+            "reads; unknown columns are left out"
         )
     elif missing:
         old = f"of schema {min(numbers)}" if numbers else "of no schema"
-        yield f"{name} is older, {old}: it has no {', '.join(missing)}"
+        yield f"{name} is older, {old}, without {', '.join(missing)}"
 
 
-def _read_records(path: Path, found: Findings) -> None:
+def _read_records(path: Path, found: Results) -> None:
     try:
         table = store.read(path)
     except StoreError as failure:
@@ -332,12 +336,11 @@ def _read_records(path: Path, found: Findings) -> None:
     found.files.append(path.name)
 
 
-def _read_facts(path: Path, found: Findings) -> None:
-    """The limits of the device, from a JSON object with fields of `Device`."""
+def _read_facts(path: Path, found: Results) -> None:
+    """Read the peak rates and sizes of the device from its `device.json`."""
     if not path.exists():
         found.notices.append(
-            "device.json is not there: of the device's limits only those are "
-            "shown that the rows imply"
+            "device.json is missing: peak rates are only those that the rows imply"
         )
         return
     try:
@@ -350,12 +353,12 @@ def _read_facts(path: Path, found: Findings) -> None:
 
 
 def device_facts(file: Json, slug: str) -> dict[str, object]:
-    """The fields of `device.json`, each of its type. `BadInput` for another device's file, and for
-    a field that is not what it should be.
+    """The fields of `device.json`. `BadInput` for another device's file and for a field of the
+    wrong type.
     """
     facts = file.data
     if not isinstance(facts, dict):
-        raise file.error("cannot be read, it is no JSON object")
+        raise file.error("is not a JSON object")
     if facts.get("slug", slug) != slug:
         raise file.error(f"is of another device, {shown(facts['slug'])}", "slug")
     found: dict[str, object] = {"slug": slug}
@@ -378,3 +381,29 @@ def _peaks_field(value: object) -> dict[str, float]:
     if not isinstance(value, dict) or not set(value) <= set(DTYPES):
         raise ValueError(f"peak_flops is {shown(value)}, not rates by type ({', '.join(DTYPES)})")
     return {name: number_field(rate, f"peak_flops of {name}") for name, rate in value.items()}
+
+
+NAME = "device.json"
+
+
+def facts_of(device: Device) -> dict[str, object]:
+    """Name, sizes and peak rates: operations and bytes per second, sizes in bytes."""
+    facts: dict[str, object] = {"name": device.name, "slug": device.slug, "kind": device.kind}
+    if device.kind == "cpu":
+        facts |= {"cores": device.sms, "vector_bytes": device.vector_bytes}
+    else:
+        major, minor = device.capability
+        facts |= {"capability": f"{major}.{minor}", "sms": device.sms}
+    limits = {name: getattr(device, name) for name in ("clock_hz", "bandwidth", "l2_bytes")}
+    facts |= {name: value for name, value in limits.items() if value}
+    return facts | {
+        "peak_flops": {name: float(f"{v:.6g}") for name, v in device.peak_flops.items()}
+    }
+
+
+def describe(device: Device, results: Path) -> Path:
+    """Write `device.json` into the device's folder of `results`. Returns its path."""
+    path = results / device.slug / NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(facts_of(device), indent=1) + "\n", encoding="utf-8")
+    return path

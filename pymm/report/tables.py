@@ -1,0 +1,350 @@
+"""Tables of products, searches and calls; ratios also as coloured grids, by class and by shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pymm.console import duration
+from pymm.core.dtypes import DTYPES
+from pymm.core.problem import Problem
+from pymm.kernels import KERNELS
+from pymm.measure.libraries import BASELINES, GENERAL
+from pymm.report.content import Cell, Table, cell, rate
+from pymm.report.load import Row
+from pymm.report.searches import Search
+from pymm.report.stats import OWN, Comparison, HighestRate, Timing, display_name, kind_of, mean
+from pymm.selection.records import Record
+
+LAYOUTS = ("NN", "NT", "TN", "TT")
+
+#: Ratios of 2 and 1/2 have the full colour.
+FULL = math.log(2.0)
+
+
+def shade(ratio: float) -> float | None:
+    """The colour of a ratio, from -1 to 1; 0 for equal times, None for NaN."""
+    return max(-1.0, min(1.0, math.log(ratio) / FULL)) if ratio > 0 else None
+
+
+def ratio_cell(ratio: float) -> Cell:
+    """A ratio as a coloured cell."""
+    return cell(ratio, "{:.2f}", shade(ratio))
+
+
+def extents(problem: Problem) -> Cell:
+    """The shape as a cell that sorts by the number of operations; a square as one number."""
+    m, n, k = problem.m, problem.n, problem.k
+    text = f"{n}" if m == n == k else f"{m} x {n} x {k}"
+    return Cell(text, problem.flops)
+
+
+def class_means(comparisons: Sequence[Comparison]) -> list[Table]:
+    """Geometric means by class and type, of row-major and of transposed operands; one table for the
+    types with the same classes.
+    """
+    classes: dict[str, dict[str, None]] = {}
+    for comparison in comparisons:
+        classes.setdefault(kind_of(comparison.problem), {})[comparison.name] = None
+    groups: list[tuple[list[str], list[str]]] = []
+    for dtype, names in classes.items():
+        for dtypes, of in groups:
+            if set(names) & set(of):
+                dtypes.append(dtype)
+                of += [name for name in names if name not in of]
+                break
+        else:
+            groups.append(([dtype], list(names)))
+    return [_means(comparisons, *group, place) for place, group in enumerate(groups)]
+
+
+def _means(
+    comparisons: Sequence[Comparison], dtypes: list[str], classes: list[str], place: int
+) -> Table:
+    rows = [{"class": Cell(name)} for name in classes]
+    for dtype in dtypes:
+        for title, layouts in _columns(dtype):
+            of = [
+                c
+                for c in comparisons
+                if kind_of(c.problem) == dtype and c.problem.layout in layouts
+            ]
+            if not any(c.ratio > 0 for c in of):
+                continue
+            for row, name in zip(rows, classes, strict=True):
+                row[title] = _mean_cell([c for c in of if c.name == name])
+    note = "Geometric means of the baseline's time / pymm's: above 1 pymm is faster. " + (
+        "The baseline is the faster of gemm and of syrk followed by mirroring. "
+        if any(" " in dtype for dtype in dtypes)
+        else "NN: both operands row-major; transposed: A, B or both. "
+    )
+    note += "Empty: not measured."
+    title = f"Classes of shapes, {', '.join(dtypes)}"
+    return Table(f"classes-{place}", title, rows, note, grid=True)
+
+
+def _mean_cell(comparisons: Sequence[Comparison]) -> Cell:
+    """The mean of a class as a coloured cell, with the number of its products that failed."""
+    average = mean(c.ratio for c in comparisons)
+    failed = sum(not c.row.valid for c in comparisons)
+    if not failed:
+        return ratio_cell(average)
+    text = f"{average:.2f}, " if average > 0 else ""
+    return Cell(f"{text}{failed} failed", average if average > 0 else 0.0)
+
+
+def _columns(kind: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The columns of a type and operation, with the layouts that each covers."""
+    dtype, _, op = kind.partition(" ")
+    if op:
+        return ((f"{dtype} A A^T", ("NT",)), (f"{dtype} A^T A", ("TN",)))
+    return ((f"{dtype} NN", LAYOUTS[:1]), (f"{dtype} transposed", LAYOUTS[1:]))
+
+
+def against_gemm(comparisons: Sequence[Comparison]) -> Table:
+    """Symmetric products compared with the library's gemm, class by class."""
+    of = [c for c in comparisons if c.problem.op != "gemm"]
+    rows = [{"class": Cell(name)} for name in dict.fromkeys(c.name for c in of)]
+    for kind in dict.fromkeys(kind_of(c.problem) for c in of):
+        for title, layouts in _columns(kind):
+            at = [c for c in of if kind_of(c.problem) == kind and c.problem.layout in layouts]
+            for row in rows:
+                named = [_gemm_ratio(c) for c in at if c.name == row["class"].text]
+                row[title] = ratio_cell(mean(named))
+    note = (
+        "Geometric means of the time of the library's gemm, which computes twice as many elements, "
+        "/ the time of `pymm.syrk`."
+    )
+    return Table("against-gemm", "Symmetric products compared with gemm", rows, note, grid=True)
+
+
+def _gemm_ratio(comparison: Comparison) -> float:
+    times = [comparison.row.number(f"{name}_us") for name in GENERAL]
+    known = [seconds * 1e-6 for seconds in times if seconds > 0]
+    return min(known) / comparison.seconds if known and comparison.seconds > 0 else math.nan
+
+
+def shape_maps(comparisons: Sequence[Comparison]) -> list[Table]:
+    """Every shape by type and layout, one table per operation."""
+    ops = dict.fromkeys(c.problem.op for c in comparisons)
+    return [shape_map([c for c in comparisons if c.problem.op == op]) for op in ops]
+
+
+def shape_map(comparisons: Sequence[Comparison]) -> Table:
+    """Every shape by type and layout."""
+    kinds = list(dict.fromkeys((kind_of(c.problem), c.problem.layout) for c in comparisons))
+    dtypes = list(dict.fromkeys(dtype for dtype, _ in kinds))
+    kinds.sort(key=lambda kind: (dtypes.index(kind[0]), kind[1]))
+    shapes: dict[tuple[int, int, int], dict[tuple[str, str], float]] = {}
+    for c in comparisons:
+        at = shapes.setdefault((c.problem.m, c.problem.n, c.problem.k), {})
+        at[kind_of(c.problem), c.problem.layout] = c.ratio
+    rows = [
+        {"m x n x k": extents(Problem(*shape))}
+        | {" ".join(kind): ratio_cell(at.get(kind, math.nan)) for kind in kinds}
+        for shape, at in sorted(shapes.items(), key=lambda item: (len(set(item[0])), item[0]))
+    ]
+    note = "The baseline's time / pymm's for every product; above 1 pymm is faster."
+    op = comparisons[0].problem.op
+    name, what = ("shapes", "shape") if op == "gemm" else (f"shapes-{op}", f"{op} shape")
+    return Table(name, f"Every {what} by type and layout", rows, note, grid=True)
+
+
+def of_problem(problem: Problem) -> dict[str, Cell]:
+    """The columns that identify a product."""
+    named = {"type": Cell(kind_of(problem)), "layout": Cell(problem.layout)}
+    return named | {"m x n x k": extents(problem)}
+
+
+def percent_cell(part: float, form: str = "{:.0f}%") -> Cell:
+    """A fraction as a cell in percent."""
+    return cell(100 * part, form)
+
+
+def time_cell(seconds: float) -> Cell:
+    """A time as a cell."""
+    return Cell(duration(seconds), seconds) if seconds > 0 else Cell("")
+
+
+def parameters_of(row: Row) -> Cell:
+    """A configuration without its kernel's name: "MB128 NB256"."""
+    return Cell(" ".join(row.text("config").split("-")[1:]))
+
+
+def highest_rates(found: Sequence[HighestRate], comparisons: Sequence[Comparison]) -> Table:
+    """The highest rate of each type, compared with the peak and with the baseline's."""
+    rows = []
+    for e in found:
+        ratios = [c.ratio for c in comparisons if kind_of(c.problem) == e.dtype and c.ratio > 0]
+        baseline = Cell("")
+        if e.baseline:
+            baseline = Cell(
+                f"{rate(e.baseline.gflops)} ({display_name(e.baseline.library)})", e.baseline.gflops
+            )
+        rows.append(
+            {
+                "type": Cell(e.dtype),
+                "highest rate": Cell(rate(e.own.gflops), e.own.gflops),
+                "of peak": percent_cell(e.own.gflops / e.peak),
+                "peak": Cell(rate(e.peak), e.peak),
+                "baseline's highest": baseline,
+                "ratio": ratio_cell(mean(ratios)),
+                "products": Cell(str(len(ratios)), len(ratios)),
+                "highest at": Cell(e.own.problem.slug),
+            }
+        )
+    types = [f"{e.dtype}: {DTYPES[e.dtype].words}" for e in found if e.dtype in DTYPES]
+    note = (
+        "Ratio: geometric mean of the baseline's time / pymm's over that many products. Highest "
+        "rates are over all products measured. Peak: all units of the device at its highest clock. "
+        f"Types: {'; '.join(types)}."
+    )
+    return Table("extremes", "Highest rates by type", rows, note)
+
+
+def products(comparisons: Sequence[Comparison]) -> Table:
+    """Every product with its times, and the configuration with the reason for its selection."""
+    libraries = [name for name in BASELINES if any(c.row.text(f"{name}_us") for c in comparisons)]
+    rows = []
+    for c in comparisons:
+        row = c.row
+        times = {display_name(name): cell(row.number(f"{name}_us")) for name in libraries}
+        rows.append(
+            {
+                **of_problem(c.problem),
+                "class": Cell(c.name),
+                OWN: cell(c.seconds * 1e6),
+                **times,
+                "ratio": ratio_cell(c.ratio),
+                "GFLOP/s": cell(row.number("gflops")),
+                "of peak": percent_cell(row.number("peak")),
+                "spread": percent_cell(row.number("spread"), "{:.1f}%"),
+                "kernel": Cell(row.text("kernel")),
+                "configuration": parameters_of(row),
+                "selected because": Cell(row.text("reason")),
+                "outcome": Cell(outcome(row)),
+            }
+        )
+    note = "Times are medians in microseconds; spread is the interquartile range / the median."
+    return Table("products", "Every product", rows, note)
+
+
+def outcome(row: Row) -> str:
+    """The outcome of a measurement, with the reason if it failed."""
+    detail = row.text("detail")
+    return row.text("outcome") + (f": {detail}" if detail and row.text("outcome") != "ok" else "")
+
+
+def kernels(everything: Sequence[Timing]) -> Table:
+    """Every kernel and library of `python -m pymm.bench` on every product."""
+    titles = {f"{kernel.number:02d}_{kernel.name}": kernel.title for kernel in KERNELS}
+    rows = [
+        {
+            **of_problem(t.problem),
+            "kernel": Cell(t.kernel if t.library == OWN else display_name(t.library)),
+            "variant": Cell(t.variant),
+            "time": time_cell(t.seconds),
+            "GFLOP/s": cell(t.gflops),
+            "of peak": percent_cell(t.row.number("peak"), "{:.1f}%"),
+            "ratio": ratio_cell(t.row.number("ratio")),
+            "spread": percent_cell(t.spread, "{:.1f}%"),
+            "registers": cell(t.row.number("registers")),
+            "shared": cell(t.row.number("shared")),
+            "configuration": parameters_of(t.row),
+            "what it adds": Cell(titles.get(t.kernel, "")),
+        }
+        for t in everything
+    ]
+    note = (
+        "Ratio: time of the fastest library in the same run / this time. Registers per thread; "
+        "shared memory per block in bytes."
+    )
+    return Table("kernels", "Every kernel", rows, note)
+
+
+def gains(found: Sequence[Search]) -> Table:
+    """Every search: its length, its gain and its winner."""
+    rows = []
+    for search in found:
+        best, first = search.best, search.final[0] if search.final else None
+        if best is None:
+            continue
+        known = search.gain == search.gain
+        length = search.progress[-1][1] if search.progress else math.nan
+        rows.append(
+            {
+                **of_problem(search.problem),
+                "kernel": Cell(search.kernel),
+                "trials": Cell(str(len(search.tried)), len(search.tried)),
+                "seconds": cell(length, "{:.0f}"),
+                "default": time_cell(first.seconds if known else math.nan),
+                "best": time_cell(best.seconds),
+                "gain": ratio_cell(search.gain),
+                "configuration": parameters_of(best),
+                "file": Cell(search.file),
+            }
+        )
+    note = (
+        "Gain: the default's time / the winner's, measured in alternation at the end of the "
+        "search; empty if the default was not measured there."
+    )
+    return Table("gains", "Every search", rows, note)
+
+
+def unseen(found: Sequence[Row]) -> Table:
+    """Untuned shapes: the selected configuration compared with the result of a search."""
+    rows = [
+        {
+            **of_problem(row.problem),
+            "selected": cell(row.number("chosen_us")),
+            "default": cell(row.number("default_us")),
+            "found by search": cell(row.number("found_us")),
+            "selected / fastest": ratio_cell(row.number("of_fastest")),
+            "default / selected": ratio_cell(row.number("of_default")),
+            "configuration": Cell(row.text("chosen").replace("-", " ")),
+            "selected because": Cell(row.text("reason")),
+        }
+        for row in found
+    ]
+    note = (
+        "Times in microseconds. Each random shape was searched without storing the result; then "
+        "the three were measured in alternation. Ratios are of rates."
+    )
+    return Table("unseen", "Random shapes", rows, note)
+
+
+def calls(found: Sequence[Row]) -> Table:
+    """The host's time for a call, the last measurement of each."""
+    latest = {(row.problem, row.text("arrays"), row.text("call")): row for row in found}
+    several = len({problem for problem, _, _ in latest}) > 1
+    rows = [
+        {
+            **(of_problem(problem) if several else {}),
+            "arrays of": Cell(arrays),
+            "call": Cell(call),
+            "us": cell(row.number("us")),
+            "lower quartile": cell(row.number("quartile_1")),
+            "upper quartile": cell(row.number("quartile_3")),
+        }
+        for (problem, arrays, call), row in latest.items()
+    ]
+    note = "Median microseconds until the call returns, without waiting for the device."
+    return Table("calls", "Calls", rows, note)
+
+
+def records(found: Sequence[Record]) -> Table:
+    """The stored configurations."""
+    rows = [
+        {
+            **of_problem(record.problem),
+            "kernel": Cell(record.config.kernel_name),
+            "time": time_cell(record.seconds),
+            "GFLOP/s": cell(record.problem.flops / record.seconds / 1e9),
+            "spread": percent_cell(record.spread, "{:.1f}%"),
+            "date": Cell(record.date),
+            "configuration": Cell(" ".join(record.config.slug.split("-")[1:])),
+        }
+        for record in found
+    ]
+    note = "The configurations stored for this device in tuning_configs/."
+    return Table("records", "Tuned configurations", rows, note)
