@@ -8,6 +8,7 @@ from pathlib import Path
 
 import measured
 
+from pymm.measure import results
 from pymm.report import load, stats, tables_experiments
 
 ROOT = Path(__file__).resolve().parents[2]
