@@ -97,7 +97,7 @@ def test_a_directory_that_cannot_be_made_is_no_obstacle(device, monkeypatch, tmp
 def test_a_call_made_before_is_only_launched(device, monkeypatch):
     out = np.empty((20, 40), np.float32)
     pymm.matmul(A, B, out, alpha=2, device=device)
-    monkeypatch.setattr("pymm.api.check", None)
+    monkeypatch.setattr("pymm.api.prepare", None)
     device.log.clear()
     out[...] = np.nan
     assert pymm.matmul(A, B, out, alpha=2, device=device) is out
@@ -124,11 +124,11 @@ def test_what_was_refused_before_is_refused_again(device):
 
 
 def test_calls_kept_are_bounded(device, monkeypatch):
-    monkeypatch.setattr(launch_cache, "MAX_KEPT", 8)
+    monkeypatch.setattr(launch_cache, "MAX_LAUNCHES", 8)
     out = np.empty((20, 40), np.float32)
     for alpha in range(1, 30):
         pymm.matmul(A, B, out, alpha=alpha, device=device)
-        assert len(launch_cache._kept) <= 8
+        assert len(launch_cache.cache) <= 8
     np.testing.assert_array_equal(out, 29 * A @ B)
 
 
@@ -220,7 +220,7 @@ def test_a_frozen_process_keeps_its_configurations(device, thawed, monkeypatch):
 
 @pytest.mark.parametrize(("setting", "frozen"), [("1", True), ("0", False), ("", False)])
 def test_the_environment_freezes_a_process_from_its_start(setting, frozen):
-    code = "from pymm import choose; print(choose._watch.frozen)"
+    code = "from pymm.selection import choose; print(choose._watch.frozen)"
     environment = dict(os.environ, PYMM_FREEZE=setting)
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True

@@ -40,7 +40,7 @@ from pymm.backends.cuda.driver import Driver  # noqa: E402
 from pymm.core.device import Device  # noqa: E402
 from pymm.core.problem import Problem, product_type  # noqa: E402
 from pymm.kernels import Config, Kernel, find_kernel  # noqa: E402
-from pymm.runtime import launch_cache  # noqa: E402
+from pymm.runtime.launch_cache import cache  # noqa: E402
 
 BF16, F16, F32, F64 = (np.dtype(t) for t in (ml_dtypes.bfloat16, "f2", "f4", "f8"))
 
@@ -410,9 +410,8 @@ class Sequence:
     def clear(self) -> None:
         """Every cache, one at a time or all."""
         for clear in (
-            launch_cache._forget,
-            launch_cache._forms.clear,
-            launch_cache._kept.clear,
+            cache.clear,
+            cache.clear_forms,
             pymm.selection.choose.reload,
             self.backend.reset,
             gc.collect,
