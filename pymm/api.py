@@ -4,26 +4,21 @@ that is computed many times, `configs` lists what is tuned.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
-from pymm.backends.base import Backend, Resources
+from pymm.backends.base import Resources
 from pymm.core.problem import Problem
 from pymm.kernels import Config
-from pymm.runtime import launch_cache
-from pymm.runtime.arguments import Call, check, transposes
-from pymm.runtime.arrays import Operand, adopt, result_maker
-from pymm.runtime.bind import Binding, Prepared, executable, find_backend, open_backend, prepare
-from pymm.runtime.explain import Explanation, explain_call, imagined
+from pymm.runtime.arguments import Call, MatmulOptions, Options, SyrkOptions
+from pymm.runtime.arrays import adopt, result_maker
+from pymm.runtime.bind import Binding, executable, find_backend, open_backend, prepare
+from pymm.runtime.explain import Explanation, explain_call
+from pymm.runtime.launch_cache import Arguments, Key, cache
 from pymm.selection.choose import reload, tuned_directory
 from pymm.selection.records import Environment, Record
 from pymm.selection.select import Choice
 from pymm.selection.select import configs as records_of
-
-_CHECKED = ("alpha", "beta", "trans_a", "trans_b", "dtype", "casting", "precision", "out_dtype")
-RUNNING = ("stream", "kernel", "config", "device", "transfer")
 
 
 def matmul(
@@ -98,9 +93,11 @@ def matmul(
     types, operands on host and device at once), `NotImplementedError` (combinations that pymm does
     not have), `NoDevice`, `MemoryError`, and `CompileFailed` or `LaunchFailed` from the device.
     """
-    options = (
+    given = (
         alpha,
+        type(alpha),
         beta,
+        type(beta),
         trans_a,
         trans_b,
         dtype,
@@ -113,35 +110,53 @@ def matmul(
         device,
         transfer,
     )
-    key, out, launch = launch_cache.recall(a, b, out, c, options)
+    key, out, launch = cache.lookup(a, b, out, c, given)
     if launch is not None:
         launch()
         return out
-    checking = dict(zip(_CHECKED, options, strict=False))
-    call = check(a, b, out, c=c, **checking)
-    backend = find_backend(call, device)
-    ready = prepare(backend, call, stream, kernel, config, transfer)
-    run_and_keep(ready, call, key, (a, b, out, c, options), backend)
-    scalar = out is None and call.on_host and not call.shape
-    return ready.result[()] if scalar else ready.result
+    options = MatmulOptions(
+        alpha=alpha,
+        beta=beta,
+        trans_a=trans_a,
+        trans_b=trans_b,
+        dtype=dtype,
+        casting=casting,
+        precision=precision,
+        out_dtype=out_dtype,
+        stream=stream,
+        kernel=kernel,
+        config=config,
+        device=device,
+        transfer=transfer,
+    )
+    call = options.check(a, b, out, c)
+    result = _run(call, options, key, Arguments(a, b, out, c, given))
+    return result[()] if out is None and call.on_host and not call.shape else result
 
 
-def run_and_keep(ready: Prepared, call: Call, key: Any, given: tuple, backend: Backend) -> None:
-    """Run a prepared call, and cache its launch for calls of the same form. `given` is what `key`
-    was made of: a, b, out, c and the options.
+def _run(
+    call: Call,
+    options: Options,
+    key: Key | None,
+    arguments: Arguments,
+) -> Any:
+    """Run a call, insert its launch into the cache if that is all there is to do, and return the
+    result. `key` is that of `arguments`, None if such calls are not cached.
     """
-    if not call.on_host:  # a graph replays the launches when this call is long over
-        backend.own_captured(ready.opened.stream, ready)
-    for step in ready.steps:
+    backend = find_backend(call, options.device)
+    prepared = prepare(backend, call, options)
+    if not call.on_host:  # a graph replays the launches after this call has returned
+        backend.own_captured(prepared.opened.stream, prepared)
+    for step in prepared.steps:
         step()
-    if key is None or not ready.cacheable:
-        return
-    a, b, out, c, options = given
-    if out is None:
-        launch_cache.keep(key, result_maker(call.a, call.shape, call.out_dtype, backend.empty))
-        key = launch_cache.key_of(a, b, ready.result, c, options)
-    if key is not None:
-        launch_cache.keep(key, ready.steps[0], ready.rebind, ready.spans)
+    if key is not None and prepared.cacheable:
+        if arguments.out is None:
+            make = result_maker(call.a, call.shape, call.out_dtype, backend.empty)
+            cache.insert_maker(key, make, prepared.chosen_in)
+            key = cache.key_of(arguments._replace(out=prepared.result))
+        if key is not None:
+            cache.insert(key, prepared)
+    return prepared.result
 
 
 class Plan:
@@ -150,16 +165,10 @@ class Plan:
     called from two threads at once.
     """
 
-    def __init__(
-        self,
-        call: Call,
-        checking: dict[str, Any],
-        running: dict[str, Any],
-        again: Callable[..., Call] = check,
-    ) -> None:
-        self._checking, self._running, self._again = checking, running, again
-        self.backend = find_backend(call, running.pop("device"))
-        self._call = call
+    def __init__(self, options: Options, *operands: Any, out: Any, c: Any) -> None:
+        call = options.check(*operands, out=out, c=c)
+        self._options = options
+        self.backend = find_backend(call, options.device)
         self._bind(call)
 
     def __call__(self, *operands: Any, out: Any = None, c: Any = None) -> Any:
@@ -177,20 +186,20 @@ class Plan:
                     self._rebind((), None, None)
                     break
         if self._owns:  # a graph replays the copies when the plan may be gone
-            self.backend.own_captured(self._ready.opened.stream, self._ready)
+            self.backend.own_captured(self._prepared.opened.stream, self._prepared)
         for step in self._steps:
             step()
         return self.out
 
     def _bind(self, call: Call) -> None:
-        ready = prepare(self.backend, call, **self._running)
-        self._ready, self._steps, self.out = ready, ready.steps, ready.result
+        prepared = prepare(self.backend, call, self._options)
+        self._prepared, self._steps, self.out = prepared, prepared.steps, prepared.result
         self._call = call
-        target = call.out or adopt(ready.result, "out")
+        target = call.out or adopt(prepared.result, "out")
         factors = [x for x in call.operands if x is not call.out]
         bound = [Binding(x, False) for x in factors] + [Binding(target, True)]
         self._bindings, self._checks = bound, tuple(one.unchanged for one in bound)
-        self._owns = len(ready.steps) > 1 and not call.on_host
+        self._owns = len(prepared.steps) > 1 and not call.on_host
 
     def _rebind(self, operands: tuple[Any, ...], out: Any, c: Any) -> None:
         old = self._call
@@ -200,7 +209,7 @@ class Plan:
             raise TypeError(f"this plan takes no operands or {names}; got {len(operands)}")
         out = self.out if out is None else out
         c = old.c.owner if c is None and old.c else c
-        call = self._again(*(operands or given), out, c=c, **self._checking)
+        call = self._options.check_again(*(operands or given), out=out, c=c)
         for name, x, y in (
             ("a", call.a, old.a),
             ("b", call.b, old.b),
@@ -218,12 +227,12 @@ class Plan:
     @property
     def problem(self) -> Problem:
         """The problem of the first launch."""
-        return self._ready.product.problem
+        return self._prepared.product.problem
 
     @property
     def choice(self) -> Choice:
         """Configuration and the reason for it."""
-        return self._ready.choice
+        return self._prepared.choice
 
     @property
     def config(self) -> Config:
@@ -233,7 +242,7 @@ class Plan:
     @property
     def launches(self) -> int:
         """Kernel launches of one call: more than one for some stacks, 0 for an empty product."""
-        return len(self._ready.product.steps)
+        return len(self._prepared.product.steps)
 
     @property
     def resources(self) -> Resources:
@@ -251,20 +260,7 @@ def plan(a: Any, b: Any, /, out: Any = None, *, c: Any = None, **options: Any) -
     GPU it keeps the device memory and copies each time. Plans of arrays on a GPU do not look at
     streams again: work goes to the stream that was current when the plan was made.
     """
-    checking, running = split_options(options)
-    return Plan(check(a, b, out, c=c, **checking), checking, running)
-
-
-def split_options(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The keyword arguments of `matmul` that say what is computed, and those that say how.
-    `TypeError` for one that it does not have.
-    """
-    checking = {name: options[name] for name in _CHECKED if name in options}
-    running = {name: options.get(name) for name in RUNNING}
-    unknown = ", ".join(name for name in options if name not in (*_CHECKED, *RUNNING))
-    if unknown:
-        raise TypeError(f"unknown argument {unknown}; there are {', '.join(_CHECKED + RUNNING)}")
-    return checking, running
+    return Plan(MatmulOptions.parse(options), a, b, out=out, c=c)
 
 
 @dataclass(frozen=True)
@@ -284,12 +280,6 @@ def configs(device: Any = None) -> list[Tuned]:
     environment = Environment.of(backend.device, backend.toolchain)
     rows = records_of(backend.device, tuned_directory(), environment)
     return [Tuned(record, stale) for record, _, stale in rows]
-
-
-#: What of the result is written, and the operation that writes it.
-_OPERATIONS = {"full": "syrk", "lower": "syrk_lower", "upper": "syrk_upper"}
-
-_SYRK_OPTIONS = ("trans", "alpha", "beta", "fill", "dtype", "casting", "precision", "out_dtype")
 
 
 def syrk(
@@ -328,9 +318,12 @@ def syrk(
 
     The other arguments, arrays, types and errors are those of `pymm.matmul`.
     """
-    options = (
+    given = (
+        "syrk",
         alpha,
+        type(alpha),
         beta,
+        type(beta),
         trans,
         fill,
         dtype,
@@ -342,105 +335,40 @@ def syrk(
         config,
         device,
         transfer,
-        "syrk",
     )
-    key, out, launch = launch_cache.recall(a, a, out, c, options)
+    key, out, launch = cache.lookup(a, a, out, c, given)
     if launch is not None:
         launch()
         return out
-    call = check_syrk(
-        a,
-        out,
-        c=c,
-        trans=trans,
+    options = SyrkOptions(
         alpha=alpha,
         beta=beta,
+        trans=trans,
         fill=fill,
         dtype=dtype,
         casting=casting,
         precision=precision,
         out_dtype=out_dtype,
+        stream=stream,
+        kernel=kernel,
+        config=config,
+        device=device,
+        transfer=transfer,
     )
-    backend = find_backend(call, device)
-    ready = prepare(backend, call, stream, kernel, config, transfer)
-    run_and_keep(ready, call, key, (a, a, out, c, options), backend)
-    return ready.result
+    call = options.check(a, out, c)
+    return _run(call, options, key, Arguments(a, a, out, c, given))
 
 
 def plan_syrk(a: Any, /, out: Any = None, *, c: Any = None, **options: Any) -> Plan:
     """`syrk` made ready, as `pymm.plan` does it for `matmul`: each `plan()` only launches, and
     `plan(a)` takes another matrix of the same form. Takes the arguments of `syrk`.
     """
-    checking, running = _split(options)
-    return Plan(check_syrk(a, out, c=c, **checking), checking, running, _check_again)
-
-
-def _check_again(a: Any, out: Any, *, c: Any = None, **options: Any) -> Call:
-    """The call of a plan with other arrays. One that writes a half has c where its `out` is."""
-    if options.get("fill", "full") != "full":
-        c = out if options.get("beta") else None
-    return check_syrk(a, out, c=c, **options)
+    return Plan(SyrkOptions.parse(options), a, out=out, c=c)
 
 
 def explain_syrk(a: Any, /, out: Any = None, *, c: Any = None, **options: Any) -> Explanation:
-    """What `pymm.syrk` would do with these arguments, as `pymm.explain` tells it of `matmul`. A
-    tuple of integers in the place of an array is the shape of one of `dtype`:
+    """What `pymm.syrk` would do with these arguments, as `pymm.explain` does for `matmul`. A tuple
+    of integers in the place of an array is the shape of one of `dtype`:
     `explain_syrk((64, 4096), trans=True, dtype="f32")`.
     """
-    checking, running = _split(options)
-    given = partial(imagined, dtype=checking.get("dtype"))
-    return explain_call(check_syrk(a, out, c=c, adopt=given, **checking), **running)
-
-
-def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keyword arguments that say what is computed, and those that say how. `TypeError` for any that
-    `syrk` does not have.
-    """
-    checking = {name: options[name] for name in _SYRK_OPTIONS if name in options}
-    running = {name: options.get(name) for name in RUNNING}
-    unknown = ", ".join(name for name in options if name not in (*_SYRK_OPTIONS, *RUNNING))
-    if unknown:
-        raise TypeError(
-            f"unknown argument {unknown}; there are {', '.join(_SYRK_OPTIONS + RUNNING)}"
-        )
-    return checking, running
-
-
-def check_syrk(
-    a: Any,
-    out: Any = None,
-    *,
-    c: Any = None,
-    trans: bool | str = False,
-    fill: str = "full",
-    adopt: Callable[[Any, str], Operand] = adopt,
-    **options: Any,
-) -> Call:
-    """The call that the arguments of `syrk` ask for. Raises what that documents."""
-    if not isinstance(fill, str) or fill not in _OPERATIONS:
-        raise ValueError(f"fill={fill!r} is none of {', '.join(_OPERATIONS)}")
-    trans = transposes(trans, "trans")
-    first = adopt(a, "a")
-    if len(first.form.shape) < 2:
-        raise ValueError(f"a has shape {first.form.shape}; syrk takes a matrix, or a stack of them")
-
-    def known(array: Any, name: str) -> Operand:
-        return adopt(array, name) if name == "c" else first
-
-    call = check(a, a, out, c=c, trans_a=trans, trans_b=not trans, adopt=known, **options)
-    call = replace(call, b=call.a, op=_OPERATIONS[fill])
-    return call if fill == "full" else _in_place(call, fill)
-
-
-def _in_place(call: Call, fill: str) -> Call:
-    """A call that writes one half of `out`: c is `out`, whose other half stays as it is."""
-    if call.out is None:
-        raise ValueError(f"fill={fill!r} writes one half of out: give it out=")
-    if call.out.form.dtype != call.out_dtype:
-        raise TypeError(
-            f"fill={fill!r} leaves half of out as it is, so out must be of the product's own type "
-            f"{call.out_dtype}; it is {call.out.form.dtype}"
-        )
-    if call.beta != 0 and not call.out.is_at(call.c):
-        raise ValueError(f"fill={fill!r} updates out in place: c must be out itself")
-    return replace(call, c=replace(call.out, name="c"))
+    return explain_call(SyrkOptions.parse(options), a, out=out, c=c)

@@ -79,6 +79,38 @@ class Buffer(ABC):
         """Set every byte."""
 
 
+class RebindableLaunch(ABC):
+    """A bound launch of a backend that can do more with it than call it. Where a backend cannot,
+    a bound launch is any callable.
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def context(self) -> int:
+        """Number of the context that it works in."""
+
+    @property
+    @abstractmethod
+    def captured(self) -> bool:
+        """Whether it was bound for a graph that was being captured."""
+
+    @abstractmethod
+    def __call__(self) -> None:
+        """Launch."""
+
+    @abstractmethod
+    def assume_context(self, number: int) -> Callable[[], None]:
+        """The same launch for a caller that knows the number of the current context."""
+
+    @abstractmethod
+    def rebind(self, *addresses: int) -> RebindableLaunch:
+        """The same launch for A, B and C of the same forms at other addresses, equal to the old
+        ones modulo 128.
+        """
+
+
 class Executable(ABC):
     """A compiled kernel of one configuration, ready to be launched."""
 

@@ -33,6 +33,13 @@ class cached_property:
 #: Python's lock of a module that another thread is importing would stay locked in the child.
 importing = threading.RLock()
 
+
+def call_in_child(function: Callable[[], object]) -> None:
+    """Have every child that is forked from now on call `function` first."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=function)
+
+
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=importing.acquire,

@@ -5,11 +5,12 @@ anything is written.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from numbers import Real
-from typing import Any
+from typing import Any, Self
 
 import ml_dtypes
 import numpy as np
@@ -19,6 +20,9 @@ from pymm.core.forking import cached_property
 from pymm.core.problem import MAX_EXTENT
 from pymm.runtime.arrays import Operand, adopt
 from pymm.runtime.layout import result_shape
+
+#: What makes an operand of an array and the name of its argument.
+Adopt = Callable[[Any, str], Operand]
 
 _CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
 
@@ -108,52 +112,170 @@ class Call:
         return ""
 
 
-def check(
-    a: Any,
-    b: Any,
-    out: Any = None,
-    *,
-    c: Any = None,
-    alpha: Any = 1,
-    beta: Any = None,
-    trans_a: Any = False,
-    trans_b: Any = False,
-    dtype: Any = None,
-    casting: str = "same_kind",
-    precision: str = "ieee",
-    out_dtype: Any = None,
-    adopt: Callable[[Any, str], Operand] = adopt,
-) -> Call:
-    """The call that the arguments of `pymm.matmul` ask for. Raises what `matmul` documents.
-
-    `adopt` makes operands of arrays.
+@dataclass(frozen=True, kw_only=True)
+class Options(ABC):
+    """The keyword arguments that `pymm.matmul` and `pymm.syrk` share, checked as far as they can be
+    without the operands: what is computed, then how and where.
     """
-    if casting not in _CASTINGS:
-        raise ValueError(f"casting={casting!r} is none of {', '.join(_CASTINGS)}")
-    dtype = None if dtype is None else element_type(dtype, "dtype")
-    trans_a, trans_b = transposes(trans_a, "trans_a"), transposes(trans_b, "trans_b")
-    a, b = adopt(a, "a"), adopt(b, "b")
-    c = None if c is None else adopt(c, "c")
-    out = None if out is None else _target(out)
-    _one_place([x for x in (a, b, c, out) if x is not None])
-    shape = result_shape(a.form.shape, b.form.shape, trans_a, trans_b)
-    for operand in (c, out):
-        if operand is not None and operand.form.shape != shape:
-            raise ValueError(
-                f"{operand.name} has shape {operand.form.shape}, but the product of shapes "
-                f"{a.form.shape} and {b.form.shape} has {shape}"
+
+    alpha: Any = 1
+    beta: Any = None
+    dtype: Any = None
+    casting: str = "same_kind"
+    precision: str = "ieee"
+    out_dtype: Any = None
+    stream: Any = None
+    kernel: str | int | None = None
+    config: Any = None
+    device: Any = None
+    transfer: str | None = None
+
+    @classmethod
+    def parse(cls, given: dict[str, Any]) -> Self:
+        """Of keyword arguments. `TypeError` for one that there is not."""
+        known = [field.name for field in fields(cls)]
+        unknown = ", ".join(name for name in given if name not in known)
+        if unknown:
+            raise TypeError(f"unknown argument {unknown}; there are {', '.join(known)}")
+        return cls(**given)
+
+    def __post_init__(self) -> None:
+        if self.casting not in _CASTINGS:
+            raise ValueError(f"casting={self.casting!r} is none of {', '.join(_CASTINGS)}")
+        if self.dtype is not None:
+            self._normalize(dtype=element_type(self.dtype, "dtype"))
+
+    def _normalize(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @abstractmethod
+    def check(self, *operands: Any, out: Any = None, c: Any = None, adopt: Adopt = adopt) -> Call:
+        """The call with these arrays. Raises what the public functions document. `adopt` makes
+        operands of arrays.
+        """
+
+    def check_again(self, *operands: Any, out: Any, c: Any) -> Call:
+        """The call with other arrays of the same forms."""
+        return self.check(*operands, out=out, c=c)
+
+    def _check(
+        self,
+        a: Operand,
+        b: Operand,
+        c: Operand | None,
+        out: Any,
+        transposed: tuple[bool, bool],
+        op: str = "gemm",
+    ) -> Call:
+        """The call whose factors and `c` are operands already."""
+        out = None if out is None else _target(out)
+        _check_side([x for x in (a, b, c, out) if x is not None])
+        shape = result_shape(a.form.shape, b.form.shape, *transposed)
+        for operand in (c, out):
+            if operand is not None and operand.form.shape != shape:
+                raise ValueError(
+                    f"{operand.name} has shape {operand.form.shape}, but the product of shapes "
+                    f"{a.form.shape} and {b.form.shape} has {shape}"
+                )
+        common, made = self._types(a, b, c, out)
+        kind = product_type(common, self.precision, made)
+        if out is not None and not np.can_cast(made, out.form.dtype, self.casting):
+            raise TypeError(
+                f"cannot cast the product from {made} to {out.form.dtype}, the dtype of "
+                f"out, with casting={self.casting!r}"
             )
-    common, made = _types(a, b, c, out, dtype, out_dtype, casting)
-    kind = product_type(common, precision, made)
-    if out is not None and not np.can_cast(made, out.form.dtype, casting):
-        raise TypeError(
-            f"cannot cast the product from {made} to {out.form.dtype}, the dtype of "
-            f"out, with casting={casting!r}"
+        alpha, beta = _scalar(self.alpha, "alpha", common), _beta(self.beta, c, common)
+        alpha = -alpha if a.negative != b.negative else alpha
+        beta = -beta if beta and c.negative else beta
+        return Call(a, b, c, out, alpha, beta, *transposed, common, made, kind, shape, op)
+
+    def _types(
+        self, a: Operand, b: Operand, c: Operand | None, out: Operand | None
+    ) -> tuple[np.dtype, np.dtype]:
+        """The dtype of the factors and that of the result. Where the factors have 16 bits, a result
+        in float32 is requested by `out_dtype` or by an `out` of that dtype; c then belongs to the
+        result and does not affect the dtype of the factors.
+        """
+        factors, single = ((a.name, a.form.dtype), (b.name, b.form.dtype)), ELEMENTS["f32"]
+        dtype, casting = self.dtype, self.casting
+        wanted = None if self.out_dtype is None else element_type(self.out_dtype, "out_dtype")
+        if wanted is None and out is not None and out.form.dtype == single:
+            if dtype is not None or c is None or c.form.dtype == single:
+                wanted = single
+        if wanted == single and (common := common_dtype(factors, dtype, casting)).itemsize == 2:
+            if c is not None and not np.can_cast(c.form.dtype, single, casting):
+                raise TypeError(
+                    f"cannot cast c from {c.form.dtype} to {single} with casting={casting!r}"
+                )
+            return common, single
+        named = factors if c is None else (*factors, (c.name, c.form.dtype))
+        common = common_dtype(named, dtype, casting)
+        return common, common if self.out_dtype is None else wanted
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatmulOptions(Options):
+    """The keyword arguments of `pymm.matmul`."""
+
+    trans_a: bool | str = False
+    trans_b: bool | str = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._normalize(
+            trans_a=transposes(self.trans_a, "trans_a"), trans_b=transposes(self.trans_b, "trans_b")
         )
-    alpha, beta = _scalar(alpha, "alpha", common), _beta(beta, c, common)
-    alpha = -alpha if a.negative != b.negative else alpha
-    beta = -beta if beta and c.negative else beta
-    return Call(a, b, c, out, alpha, beta, trans_a, trans_b, common, made, kind, shape)
+
+    def check(self, a: Any, b: Any, out: Any = None, c: Any = None, adopt: Adopt = adopt) -> Call:
+        a, b = adopt(a, "a"), adopt(b, "b")
+        c = None if c is None else adopt(c, "c")
+        return self._check(a, b, c, out, (self.trans_a, self.trans_b))
+
+
+#: What of the result `syrk` writes, and the operation that writes it.
+_OPERATIONS = {"full": "syrk", "lower": "syrk_lower", "upper": "syrk_upper"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyrkOptions(Options):
+    """The keyword arguments of `pymm.syrk`."""
+
+    trans: bool | str = False
+    fill: str = "full"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.fill, str) or self.fill not in _OPERATIONS:
+            raise ValueError(f"fill={self.fill!r} is none of {', '.join(_OPERATIONS)}")
+        self._normalize(trans=transposes(self.trans, "trans"))
+
+    def check(self, a: Any, out: Any = None, c: Any = None, adopt: Adopt = adopt) -> Call:
+        a = adopt(a, "a")
+        if len(a.form.shape) < 2:
+            raise ValueError(f"a has shape {a.form.shape}; syrk takes a matrix, or a stack of them")
+        c = None if c is None else adopt(c, "c")
+        call = self._check(a, a, c, out, (self.trans, not self.trans), _OPERATIONS[self.fill])
+        return call if self.fill == "full" else self._in_place(call)
+
+    def check_again(self, a: Any, out: Any, c: Any) -> Call:
+        if self.fill != "full":
+            c = out if self.beta else None
+        return self.check(a, out=out, c=c)
+
+    def _in_place(self, call: Call) -> Call:
+        """A call that writes one half of `out`: c is `out`, whose other half is not changed."""
+        fill = self.fill
+        if call.out is None:
+            raise ValueError(f"fill={fill!r} writes one half of out: give it out=")
+        if call.out.form.dtype != call.out_dtype:
+            raise TypeError(
+                f"fill={fill!r} leaves half of out as it is, so out must be of the product's own "
+                f"type {call.out_dtype}; it is {call.out.form.dtype}"
+            )
+        if call.beta != 0 and not call.out.is_at(call.c):
+            raise ValueError(f"fill={fill!r} updates out in place: c must be out itself")
+        return replace(call, c=replace(call.out, name="c"))
 
 
 def _target(out: Any) -> Operand:
@@ -170,7 +292,7 @@ def _target(out: Any) -> Operand:
     return operand
 
 
-def _one_place(operands: list[Operand]) -> None:
+def _check_side(operands: list[Operand]) -> None:
     """All on the host or all on the device."""
     first = operands[0]
     for other in operands:
@@ -209,35 +331,6 @@ def _beta(beta: Any, c: Operand | None, dtype: np.dtype) -> float:
 
 
 # What the types and the numbers of a call may be
-
-
-def _types(
-    a: Operand,
-    b: Operand,
-    c: Operand | None,
-    out: Operand | None,
-    dtype: Any,
-    out_dtype: Any,
-    casting: str,
-) -> tuple[np.dtype, np.dtype]:
-    """The type of the factors and that of the result. Where these have 16 bits, a result in float32
-    is asked for by `out_dtype`, or by an `out` of that type; c is then a part of the result, and
-    has no say in the type of the factors.
-    """
-    factors, single = ((a.name, a.form.dtype), (b.name, b.form.dtype)), FLOAT32
-    wanted = None if out_dtype is None else element_type(out_dtype, "out_dtype")
-    if wanted is None and out is not None and out.form.dtype == single:
-        if dtype is not None or c is None or c.form.dtype == single:
-            wanted = single
-    if wanted == single and (common := common_dtype(factors, dtype, casting)).itemsize == 2:
-        if c is not None and not np.can_cast(c.form.dtype, single, casting):
-            raise TypeError(
-                f"cannot cast c from {c.form.dtype} to {single} with casting={casting!r}"
-            )
-        return common, single
-    named = factors if c is None else (*factors, (c.name, c.form.dtype))
-    common = common_dtype(named, dtype, casting)
-    return common, common if out_dtype is None else wanted
 
 
 def element_type(dtype: Any, name: str) -> np.dtype:

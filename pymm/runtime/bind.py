@@ -16,17 +16,23 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from pymm.backends import open_device
-from pymm.backends.base import Backend, Executable, Matrix
+from pymm.backends.base import Backend, Executable, Matrix, RebindableLaunch
 from pymm.core.errors import LaunchFailed
 from pymm.core.problem import Problem, common_alignment
 from pymm.kernels import Config, kernels_for
 from pymm.kernels.source import render
-from pymm.runtime.arguments import Call
+from pymm.runtime.arguments import Call, Options
 from pymm.runtime.arrays import Operand
 from pymm.runtime.layout import MatrixOffset, Product, arrange
 from pymm.runtime.transfer import InPlace, OnDevice, Opened, Route, StagedRoute, TransferMode
-from pymm.selection.choose import choose
+from pymm.selection.choose import choose, snapshot
 from pymm.selection.select import Choice
+
+#: What makes a launch for other addresses of a, b and the result.
+Rebind = Callable[[int, int, int], Callable[[], None]]
+
+#: First and last byte of a matrix, relative to its address.
+Span = tuple[int, int]
 
 
 class Binding:
@@ -134,14 +140,15 @@ def bind(
     return launch
 
 
-def rebinder(product: Product, launch: Callable[[], None]) -> Callable[..., Any] | None:
+def rebinder(product: Product, launch: Callable[[], None]) -> Rebind | None:
     """What makes `launch` for other addresses of a, b and the result, equal to those that it was
     bound to modulo 128. None if a backend has no such thing, or for a product of several launches.
     """
-    rebind = getattr(launch, "rebind", None)
-    if rebind is None or not product.swapped:
-        return rebind
-    return lambda a, b, out: rebind(b, a, out)
+    if not isinstance(launch, RebindableLaunch):
+        return None
+    if not product.swapped:
+        return launch.rebind
+    return lambda a, b, out: launch.rebind(b, a, out)
 
 
 def alignment(problem: Problem, matrices: Sequence[Matrix]) -> int:
@@ -163,16 +170,18 @@ class Prepared:
     """A call that can be run any number of times: `steps` in their order leave the product in
     `result`. `choice` is None for an empty product, which has no steps. `opened` owns the memory
     that the steps use. `rebind` makes the one step for operands of the same forms elsewhere
-    (`rebinder`); `spans` are the bytes that a, b and the result take. `fallback` says
-    that the kernel is not the best one, for want of memory.
+    (`rebinder`); `spans` are the bytes that a, b and the result take; `chosen_in` is the generation
+    of the tuned configurations that `choice` is from. `fallback` says that the kernel is not the
+    best one, for want of memory.
     """
 
     product: Product
     choice: Choice | None
     steps: tuple[Callable[[], None], ...]
     opened: Opened
-    rebind: Callable[..., Any] | None = None
-    spans: tuple[tuple[int, int], ...] = ()
+    rebind: Rebind | None = None
+    spans: tuple[Span, ...] = ()
+    chosen_in: int = 0
     fallback: bool = False
 
     @property
@@ -242,23 +251,17 @@ def find_product(call: Call, route: Route) -> Product:
     return arrange(*route.forms, call.trans_a, call.trans_b, call.kind, call.op)
 
 
-def prepare(
-    backend: Backend,
-    call: Call,
-    stream: Any = None,
-    kernel: str | int | None = None,
-    config: Any = None,
-    transfer: str | None = None,
-) -> Prepared:
+def prepare(backend: Backend, call: Call, options: Options) -> Prepared:
     """Everything that comes before the work itself. Nothing is written yet.
 
     Raises `ValueError`, `NotImplementedError`, `TypeError` as `pymm.matmul` documents, and
     `CompileFailed`, `LaunchFailed`, `MemoryError`.
     """
-    route = find_route(backend, call, transfer)
+    route = find_route(backend, call, options.transfer)
     product = find_product(call, route)
-    choice = choose(backend, product.problem, kernel, config)
-    stream = None if stream is None else backend.stream(stream)
+    known = snapshot()
+    choice = choose(backend, product.problem, options.kernel, options.config, known)
+    stream = None if options.stream is None else backend.stream(options.stream)
     if call.on_host and stream is not None and backend.is_captured(stream):
         raise ValueError(
             "NumPy arrays cannot be multiplied on a stream that is being captured into a graph: "
@@ -278,14 +281,14 @@ def prepare(
         try:
             launch, fallback = binding(config=choice.config, product=product), False
         except MemoryError as error:
-            if kernel is not None or config is not None:
+            if options.kernel is not None or options.config is not None:
                 raise
             choice, launch = _with_less_memory(backend, product, choice, binding, error)
             fallback = True
     steps = (*opened.before, launch, *opened.after)
     rebind = rebinder(product, launch) if len(steps) == 1 else None
     spans = tuple(form.bounds for form in route.forms)
-    return Prepared(product, choice, steps, opened, rebind, spans, fallback)
+    return Prepared(product, choice, steps, opened, rebind, spans, known.generation, fallback)
 
 
 def _with_less_memory(

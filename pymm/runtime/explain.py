@@ -13,7 +13,7 @@ from pymm.backends.base import Backend, Resources
 from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.kernels import Config
-from pymm.runtime.arguments import Call, check, element_type
+from pymm.runtime.arguments import MatmulOptions, Options
 from pymm.runtime.arrays import Form, Operand, adopt
 from pymm.runtime.bind import executable, find_backend, find_product, find_route
 from pymm.runtime.layout import Product
@@ -81,20 +81,7 @@ class Explanation:
         return words if self.launches else "none: the result has no elements"
 
 
-def explain(
-    a: Any,
-    b: Any,
-    /,
-    out: Any = None,
-    *,
-    dtype: Any = None,
-    stream: Any = None,
-    kernel: str | int | None = None,
-    config: Any = None,
-    device: Any = None,
-    transfer: str | None = None,
-    **options: Any,
-) -> Explanation:
+def explain(a: Any, b: Any, /, out: Any = None, *, c: Any = None, **options: Any) -> Explanation:
     """What `pymm.matmul` would do with these arguments: kernel, configuration, the reason for it,
     geometry, resources, copies. Compiles the kernel if it must; multiplies nothing.
 
@@ -102,37 +89,28 @@ def explain(
     (float64 if there is none): `explain((4096, 64), (64, 4096), dtype="f32")`. Raises what
     `matmul` raises.
     """
-
-    operand = partial(imagined, dtype=dtype)
-    call = check(a, b, out, dtype=dtype, adopt=operand, **options)
-    return explain_call(call, stream, kernel, config, device, transfer)
+    return explain_call(MatmulOptions.parse(options), a, b, out=out, c=c)
 
 
-def explain_call(
-    call: Call,
-    stream: Any = None,
-    kernel: str | int | None = None,
-    config: Any = None,
-    device: Any = None,
-    transfer: str | None = None,
-) -> Explanation:
-    """What a checked call would do."""
-    backend = find_backend(call, device)
-    if stream is not None:
-        backend.stream(stream)
-    route = find_route(backend, call, transfer)
+def explain_call(options: Options, *operands: Any, out: Any, c: Any) -> Explanation:
+    """What a call with these options and arrays, or shapes of arrays, would do."""
+    call = options.check(*operands, out=out, c=c, adopt=partial(_adopt, dtype=options.dtype))
+    backend = find_backend(call, options.device)
+    if options.stream is not None:
+        backend.stream(options.stream)
+    route = find_route(backend, call, options.transfer)
     product = find_product(call, route)
-    chosen = choose(backend, product.problem, kernel, config)
-    return _explained(backend, product, chosen.config, chosen.reason, route.notes)
+    choice = choose(backend, product.problem, options.kernel, options.config)
+    return _explained(backend, product, choice.config, choice.reason, route.notes)
 
 
-def imagined(array: Any, name: str, dtype: Any = None) -> Operand:
-    """An array as an operand, or the shape of one that is not there, of `dtype`."""
+def _adopt(array: Any, name: str, dtype: np.dtype | None) -> Operand:
+    """The operand for an array, or for the shape of an array of `dtype`."""
     if not (isinstance(array, tuple) and all(type(extent) is int for extent in array)):
         return adopt(array, name)
     if any(extent < 0 for extent in array):
         raise ValueError(f"{name} has shape {array}, with a negative extent")
-    wanted = np.dtype(np.float64) if dtype is None else element_type(dtype, "dtype")
+    wanted = np.dtype(np.float64) if dtype is None else dtype
     return Operand(name, "numpy", 0, Form.packed(array, wanted), None)
 
 

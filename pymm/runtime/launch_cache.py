@@ -1,129 +1,253 @@
-"""Calls that were made before: the bound launch of a product whose operands stand where they stood,
-so that making it again costs a dictionary lookup; and of one whose operands have the same forms and
-stand elsewhere, which costs new addresses in its arguments.
+"""Launches of earlier calls. A call with arrays at the same addresses costs one dictionary lookup.
+A call with arrays of the same forms at other addresses gets a cached launch with new addresses in
+its arguments.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from pymm.backends.base import RebindableLaunch
 from pymm.backends.current import current
+from pymm.core.forking import call_in_child
 from pymm.runtime.arrays import library_of
+from pymm.runtime.bind import Prepared, Rebind, Span
 from pymm.selection.choose import generation
 
-#: Libraries whose arrays results are made beside without looking at more than the forms.
+#: Libraries for whose arrays a result can be made from the forms of the operands alone.
 _MAKING = ("torch", "cupy", "pycuda")
 
-#: Launches kept: some 2 KiB each. All are forgotten when there would be more.
-MAX_KEPT = 4096
+#: Launches cached, about 2 KiB each. All are dropped when there would be more.
+MAX_LAUNCHES = 4096
 
-#: A launch, and the generation of tuned configurations that its own was chosen from. Whatever can
-#: make a call fail is part of its key, so a hit needs no checks; no entry keeps an operand alive.
-_kept: dict[tuple, tuple[Callable[[], Any], int]] = {}
+#: Forms of operands cached. Addresses may differ by multiples of `SAME_MODULO`: rows that start at
+#: multiples of what a kernel was compiled for then do so again.
+MAX_FORMS, SAME_MODULO = 1024, 128
 
-#: Where the context stands in a key.
-_CONTEXT = 4
-
-#: Forms kept, and what addresses may differ by: rows that started at multiples of 128 bytes, or of
-#: whatever a kernel was compiled for, do so again.
-MAX_FORMS, SAME = 1024, 128
-
-#: By the forms of a, b and out: what makes a launch for other addresses, the bytes that the three
-#: take from there, and the generation.
-Span = tuple[int, int]
-_forms: dict[tuple, tuple[Callable[..., Any], tuple[Span, ...], int]] = {}
-
-
-def _forget() -> None:
-    _kept.clear()
-    _forms.clear()
-
-
-current.forget.append(_forget)  # scratch memory that was given up is not to live on here
-
-if hasattr(os, "register_at_fork"):  # a child has none of its parent's devices
-    os.register_at_fork(after_in_child=_forget)
-
-
-def key_of(a: Any, b: Any, out: Any, c: Any, options: tuple) -> tuple | None:
-    """What a call is recognised by: places and forms of the arrays, the context that is current (an
-    address may be given out again in another one), and every option. None for a call that is not
-    kept: with operands that are copied before they are used, or without `out` beside arrays of
-    unknown libraries and NumPy's. A result often has the place of one that is gone.
-    What is kept of such a call is what makes its result.
-    """
-    marks = _marks(a, b, out, c)
-    if marks is None:
-        return None
-    target = _readers[type(out)](out) if out is not None else ()
-    return _key(marks, target, current.context(), options)
-
-
-def recall(
-    a: Any, b: Any, out: Any, c: Any, options: tuple
-) -> tuple[tuple | None, Any, Callable[[], Any] | None]:
-    """What is known of a call: its key; its `out`, now made if such a call was made before without
-    one; and its launch. None for what is not known.
-    """
-    marks = _marks(a, b, out, c)
-    if marks is None:
-        return None, out, None
-    context = current.context()
-    if out is None:
-        key = _key(marks, (), context, options)
-        make = find(key)
-        if make is None:
-            return key, None, None
-        out = make(a)
-    key = _key(marks, _readers[type(out)](out), context, options)
-    return key, out, None if key is None else find(key)
-
-
-def _marks(a: Any, b: Any, out: Any, c: Any) -> tuple[Mark, Mark, Mark] | None:
-    """Those of a, b and c."""
-    if out is None and type(a).__module__.partition(".")[0] not in _MAKING:
-        return None
-    x, y = _readers[type(a)](a), _readers[type(b)](b)
-    w = _readers[type(c)](c) if c is not None else ()
-    return None if x is None or y is None or w is None else (x, y, w)
-
-
-def _key(
-    marks: tuple[Mark, Mark, Mark], out: Mark, context: int | None, options: tuple
-) -> tuple | None:
-    if out is None:
-        return None
-    x, y, w = marks
-    if not out:  # the result's form depends on theirs alone
-        x, y, w = x[1], y[1], w[1:]
-    return (x, y, out, w, context, options, type(options[0]), type(options[1]))
-
-
-# Address, and form and kind of an array: what its library says soonest. The CUDA array interface
-# has it all, and takes PyTorch and CuPy microseconds to make
-
+#: Address of an array, and its type and form: (address, form). (): there is no array. None: a call
+#: with such an array is not cached.
 Mark = tuple | None
+
+Launch = Callable[[], Any]
+
+
+class Arguments(NamedTuple):
+    """The arguments of a call: arrays, and a tuple of everything else that tells calls apart. Equal
+    values that are not treated alike (1 and 1 + 0j) come with their types.
+    """
+
+    a: Any
+    b: Any
+    out: Any
+    c: Any
+    options: tuple
+
+
+class Key(NamedTuple):
+    """What identifies a call. `out` is None for a call without it, and a, b and c are forms without
+    addresses then. `context` is the current context: the same address may be another allocation in
+    another one.
+    """
+
+    a: Any
+    b: Any
+    out: Mark
+    c: Any
+    context: int | None
+    options: tuple
+
+    @property
+    def form(self) -> tuple | None:
+        """The key without addresses, except for their alignment and whether a and b are one array.
+        None where c is another array than out.
+        """
+        if self.c and self.c != self.out:
+            return None
+        (a, form_a), (b, form_b), (out, form_out) = self.a, self.b, self.out
+        offsets = a % SAME_MODULO, b % SAME_MODULO, out % SAME_MODULO, a == b
+        return form_a, form_b, form_out, bool(self.c), offsets, self.context, self.options
+
+
+#: A launch, or what makes a result; and the generation of the tuned configurations that it was
+#: chosen from. A plain tuple: it is unpacked at every call.
+Entry = tuple[Callable[..., Any], int]
+
+
+class FormEntry(NamedTuple):
+    """What makes a launch for other addresses of a, b and out; the bytes that each of them takes,
+    relative to its address; the generation.
+    """
+
+    rebind: Rebind
+    spans: tuple[Span, ...]
+    chosen_in: int
+
+    def launch_at(self, a: int, b: int, out: int) -> Launch | None:
+        """The launch for these addresses. None if out overlaps a or b: that takes a copy."""
+        span_a, span_b, span_out = self.spans
+        begin, end = out + span_out[0], out + span_out[1]
+        for address, (first, last) in ((a, span_a), (b, span_b)):
+            if begin < address + last and address + first < end:
+                return None
+        return self.rebind(a, b, out)
+
+
+class LaunchCache:
+    """Launches by their calls. Whatever can make a call fail is part of its key, so a hit needs no
+    checks; no entry keeps an operand alive.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[Key, Entry] = {}
+        self._forms: dict[tuple, FormEntry] = {}
+        self._readers = _Readers()
+
+    def clear(self) -> None:
+        """Drop all launches, and what they own."""
+        self._entries.clear()
+        self._forms.clear()
+
+    def clear_forms(self) -> None:
+        """Drop what makes launches for other addresses."""
+        self._forms.clear()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def forms(self) -> int:
+        """How many forms of calls are cached."""
+        return len(self._forms)
+
+    def lookup(
+        self, a: Any, b: Any, out: Any, c: Any, options: tuple
+    ) -> tuple[Key | None, Any, Launch | None]:
+        """The key to insert a call under; its `out`, made here if such a call was made before
+        without one; its launch. None for what is not known or not needed.
+        """
+        if out is None:
+            key = self._key_without_out(a, b, c, options)
+            try:
+                entry = self._entries.get(key)
+            except TypeError:  # as below
+                return None, None, None
+            if entry is None:
+                return key, None, None
+            make, chosen_in = entry
+            if generation() != chosen_in:
+                self.clear()
+                return key, None, None
+            out = make(a)
+        readers = self._readers
+        x, y, target = readers[type(a)](a), readers[type(b)](b), readers[type(out)](out)
+        w = readers[type(c)](c) if c is not None else ()
+        if x is None or y is None or target is None or w is None:
+            return None, out, None
+        key = (x, y, target, w, current.context(), options)  # a `Key`, made in a third of the time
+        try:
+            entry = self._entries.get(key)
+        except TypeError:  # a dict as config, an array as alpha: such a call is never cached
+            return None, out, None
+        if entry is None:
+            key = Key(*key)
+            return key, out, self._rebound(key)
+        launch, chosen_in = entry
+        if generation() == chosen_in:
+            return None, out, launch
+        self.clear()
+        return Key(*key), out, None
+
+    def key_of(self, arguments: Arguments) -> Key | None:
+        """The key of a call. None for a call that is not cached: with operands that are copied
+        before they are used, or without `out` and with arrays of NumPy or of unknown libraries.
+        """
+        a, b, out, c, options = arguments
+        if out is None:
+            return self._key_without_out(a, b, c, options)
+        x, y, target, w = (self._mark(array) for array in (a, b, out, c))
+        if x is None or y is None or target is None or w is None:
+            return None
+        return Key(x, y, target, w, current.context(), options)
+
+    def insert_maker(self, key: Key, make: Callable[[Any], Any], chosen_in: int) -> None:
+        """Cache what makes the result of a call without `out` from its first operand."""
+        self._insert(key, (make, chosen_in))
+
+    def insert(self, key: Key, prepared: Prepared) -> None:
+        """Cache the only step of a prepared call, and what makes it for other addresses.
+
+        Not cached: a launch bound for a graph that is being captured, and one that works in another
+        context than the driver's current one (PyCUDA and the driver then disagree on which that
+        is).
+        """
+        form = key.form if prepared.rebind else None
+        if self._insert_launch(key, prepared.steps[0], prepared.chosen_in) and form is not None:
+            if len(self._forms) >= MAX_FORMS:
+                self._forms.clear()
+            self._forms[form] = FormEntry(prepared.rebind, prepared.spans, prepared.chosen_in)
+
+    def _insert_launch(self, key: Key, launch: Launch, chosen_in: int) -> bool:
+        """False if it must not be cached."""
+        if key.context is not None and isinstance(launch, RebindableLaunch):
+            if launch.captured or key.context not in (0, launch.context):
+                return False
+            launch = launch.assume_context(key.context)
+        self._insert(key, (launch, chosen_in))
+        return True
+
+    def _insert(self, key: Key, entry: Entry) -> None:
+        if len(self._entries) >= MAX_LAUNCHES:
+            self._entries.clear()
+        self._entries[key] = entry
+
+    def _rebound(self, key: Key) -> Launch | None:
+        """The launch of a call with operands of the same forms at other addresses. What depends on
+        addresses: their alignment, whether a and b are one array, whether out overlaps them.
+        """
+        entry = self._forms.get(key.form)
+        if entry is None:
+            return None
+        if generation() != entry.chosen_in:
+            self.clear()
+            return None
+        (a, _), (b, _), (out, _) = key.a, key.b, key.out
+        launch = entry.launch_at(a, b, out)
+        if launch is not None:
+            self._insert_launch(key, launch, entry.chosen_in)
+        return launch
+
+    def _mark(self, array: Any) -> Mark:
+        return () if array is None else self._readers[type(array)](array)
+
+    def _key_without_out(self, a: Any, b: Any, c: Any, options: tuple) -> Key | None:
+        """The form of the result depends on those of the operands alone."""
+        if type(a).__module__.partition(".")[0] not in _MAKING:
+            return None
+        x, y, w = (self._mark(array) for array in (a, b, c))
+        if x is None or y is None or w is None:
+            return None
+        (_, form_a), (_, form_b) = x, y
+        return Key(form_a, form_b, None, w[1:], current.context(), options)
+
+
+# Reading arrays: the attributes that each library returns fastest. The CUDA array interface has all
+# of them, but takes PyTorch and CuPy microseconds to make
 
 
 class _Readers(dict[type, Callable[[Any], Mark]]):
-    """How to read arrays of each type, found out when one comes."""
+    """The reader of each array type, made when the first array of the type comes."""
 
     def __missing__(self, kind: type) -> Callable[[Any], Mark]:
         self[kind] = reader = _reader(kind)
         return reader
 
 
-_readers = _Readers()
-
-
 def _reader(kind: type) -> Callable[[Any], Mark]:
-    """How to read arrays of a type."""
+    """The reader of arrays of one type."""
     if kind is np.ndarray:
         return _of_numpy
     library = library_of(kind)
@@ -142,11 +266,13 @@ def _of_numpy(array: np.ndarray) -> Mark:
 
 
 def _of_torch(torch: Any) -> Callable[[Any], Mark]:
-    def told(index: int) -> int:
+    def stream_handle(index: int) -> int:
         return torch.cuda.current_stream(index).cuda_stream
 
     compiled = getattr(torch, "_C", None)
-    stream_of = getattr(compiled, "_cuda_getCurrentRawStream", told)  # in a tenth of the time
+    stream_of = getattr(
+        compiled, "_cuda_getCurrentRawStream", stream_handle
+    )  # in a tenth of the time
 
     def read(tensor: Any) -> Mark:
         try:
@@ -180,88 +306,19 @@ def _of_pycuda(array: Any) -> Mark:
 
 def _of_interface(array: Any) -> Mark:
     try:
-        told = array.__cuda_array_interface__
+        description = array.__cuda_array_interface__
     except (AttributeError, RuntimeError):
         return None
-    if told.get("mask") is not None:
+    if description.get("mask") is not None:
         return None
-    place = getattr(getattr(array, "device", None), "id", None)
-    form = (told["shape"], told.get("strides"), told["typestr"])
-    address, readonly = told["data"]
-    return (address or 0, (type(array), readonly, *form, told.get("stream"), place))
+    index = getattr(getattr(array, "device", None), "id", None)
+    form = (description["shape"], description.get("strides"), description["typestr"])
+    address, readonly = description["data"]
+    return (address or 0, (type(array), readonly, *form, description.get("stream"), index))
 
 
-def find(key: tuple) -> Callable[[], Any] | None:
-    """The launch of this call, if it was kept or one of the same forms was, and the choice of its
-    configuration still holds.
-    """
-    try:
-        entry = _kept.get(key)
-    except TypeError:  # a dict as config, an array as alpha: this call is never kept
-        return None
-    if entry is None:
-        return _elsewhere(key) if key[2] else None
-    launch, chosen_in = entry
-    if generation() == chosen_in:
-        return launch
-    _forget()
-    return None
+#: The launches of this process.
+cache = LaunchCache()
 
-
-def _elsewhere(key: tuple) -> Callable[[], Any] | None:
-    """The launch of a call that was made before with operands at other addresses. Everything about
-    a call but its addresses is in the key of its forms; of the addresses it matters where they are
-    modulo 128, whether a and b are one, and whether out overlaps them: then it is left to who looks
-    closer.
-    """
-    entry = _forms.get(_form_of(key))
-    if entry is None:
-        return None
-    rebind, (of_a, of_b, of_out), chosen_in = entry
-    if generation() != chosen_in:
-        _forget()
-        return None
-    a, b, out = key[0][0], key[1][0], key[2][0]
-    begin, end = out + of_out[0], out + of_out[1]
-    if (begin < a + of_a[1] and a + of_a[0] < end) or (begin < b + of_b[1] and b + of_b[0] < end):
-        return None
-    launch = rebind(a, b, out)
-    if launch is not None:
-        keep(key, launch)
-    return launch
-
-
-def _form_of(key: tuple) -> tuple | None:
-    """The key without addresses; None where c is another array than out."""
-    (a, form_a), (b, form_b), out, c, *rest = key
-    if c and c != out:
-        return None
-    places = a % SAME, b % SAME, out[0] % SAME, a == b
-    return (form_a, form_b, out[1], bool(c), places, *rest)
-
-
-def keep(
-    key: tuple,
-    launch: Callable[[], Any],
-    rebind: Callable[..., Any] | None = None,
-    spans: tuple[Span, ...] = (),
-) -> None:
-    """Remember the launch of a call, unless its options cannot be recognised, it was bound for a
-    graph that is being captured, or it works in another context than the current one (the driver
-    and PyCUDA then do not agree which that is); and what
-    makes it for other addresses of a, b and out, if something does: `spans` are the bytes that each
-    of them takes, from its address on.
-    """
-    context = key[_CONTEXT]
-    if context is not None and hasattr(launch, "assume_context"):
-        if launch.captured or context not in (0, launch.context):
-            return
-        launch = launch.assume_context(context)
-    if len(_kept) >= MAX_KEPT:
-        _kept.clear()
-    with contextlib.suppress(TypeError):
-        _kept[key] = (launch, generation())
-        if rebind and (form := _form_of(key)) is not None:
-            if len(_forms) >= MAX_FORMS:
-                _forms.clear()
-            _forms[form] = (rebind, spans, generation())
+current.forget.append(cache.clear)  # scratch memory that was released must not stay alive here
+call_in_child(cache.clear)  # a forked child has none of its parent's devices

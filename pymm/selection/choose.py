@@ -33,21 +33,25 @@ MAX_CHOSEN = 8192
 
 
 def choose(
-    backend: Backend, problem: Problem, kernel: str | int | None = None, config: Any = None
+    backend: Backend,
+    problem: Problem,
+    kernel: str | int | None = None,
+    config: Any = None,
+    known: Snapshot | None = None,
 ) -> Choice:
     """The configuration for `problem` and the reason: `config` if given (a `Config`, a slug, or a
-    dict of parameters for `kernel`), else what `store` has, of `kernel` if that is given.
+    dict of parameters for `kernel`), else what `store` has, of `kernel` if that is given. It counts
+    as chosen in the generation of `known`, by default the present one.
 
     `ValueError` for an unknown kernel, and with the rules' own sentences for a configuration that
     breaks them.
     """
     if config is not None:
         return _own(config, kernel, problem, backend.device)
-    generation()
+    known = snapshot() if known is None else known
     if kernel is not None and not isinstance(kernel, str | int):
         kernel = find_kernel(kernel, "cpu" if backend.device.kind == "cpu" else "cuda").name
     key = (backend, problem, kernel)
-    known = _watch.known
     found = known.chosen.get(key)
     if found is None:
         _watch.add(backend.device)
@@ -92,10 +96,16 @@ def generation() -> int:
     return _watch.known.generation
 
 
+def snapshot() -> Snapshot:
+    """The choices of the present generation."""
+    generation()
+    return _watch.known
+
+
 @dataclass(frozen=True)
-class _Known:
-    """What is known since the last change of the files. A change makes a new one: a thread that
-    has begun with this one may go on with it, and what it adds is lost with it.
+class Snapshot:
+    """The choices made since the files last changed. A change makes a new snapshot: a thread that
+    has begun with this one may continue with it, and what it adds is dropped with it.
     """
 
     generation: int = 0
@@ -110,7 +120,7 @@ class _Watch:
     """
 
     def __init__(self) -> None:
-        self.known = _Known()
+        self.known = Snapshot()
         self.next_look = 0.0
         self.frozen = False
         self._turn = threading.RLock()
@@ -130,7 +140,7 @@ class _Watch:
             if not self.frozen:
                 now = {device: _stamps(device) for device in self.known.seen}
                 if now != self.known.seen:
-                    self.known = _Known(self.known.generation + 1, now)
+                    self.known = Snapshot(self.known.generation + 1, now)
                 self.next_look = time.monotonic() + LOOK_AGAIN
         finally:
             self._turn.release()
@@ -138,7 +148,7 @@ class _Watch:
     def forget(self) -> None:
         with self._turn:
             keep_files(self.frozen)
-            self.known = _Known(self.known.generation + 1)
+            self.known = Snapshot(self.known.generation + 1)
             self.next_look = math.inf if self.frozen else 0.0
 
     def freeze(self, frozen: bool) -> None:

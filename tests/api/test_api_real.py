@@ -97,13 +97,14 @@ def test_a_result_comes_from_the_pool_of_its_operand(cuda, context):
         pool.stop_holding()
 
 
-def test_a_call_beside_gpuarrays_is_made_ready_once(cuda, context, monkeypatch):
-    """Also for operands of another pool, which the next result then comes from, or of none; what is
-    kept of the call keeps no pool and no result.
+def test_a_call_with_gpuarrays_is_prepared_once(cuda, context, monkeypatch):
+    """Also for operands of another pool, which the next result then comes from, or of none. The
+    cache keeps no pool and no result alive.
     """
     from pycuda.gpuarray import to_gpu
     from pycuda.tools import DeviceMemoryPool
 
+    pymm.reload()  # other tests have other directories of tuned configurations
     made = []
     prepare = pymm.api.prepare
     monkeypatch.setattr(pymm.api, "prepare", lambda *given: made.append(0) or prepare(*given))

@@ -12,14 +12,14 @@ from products import integers
 from tensors import Torch
 
 import pymm
-from pymm.runtime import launch_cache
+from pymm.runtime.launch_cache import cache
 
 
 @pytest.fixture
 def torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", Torch)
     monkeypatch.setattr(Torch, "recording", True)
-    monkeypatch.setattr(launch_cache, "_readers", launch_cache._Readers())
+    monkeypatch.setattr(cache, "_readers", type(cache._readers)())
     return Torch
 
 

@@ -12,7 +12,7 @@ import pymm
 from pymm.core.dtypes import DTYPES, product_type
 from pymm.core.dtypes import ELEMENTS as TYPES
 from pymm.core.problem import Problem
-from pymm.runtime.arguments import check
+from pymm.runtime.arguments import MatmulOptions
 from pymm.runtime.arrays import Form
 from pymm.runtime.layout import arrange
 
@@ -108,13 +108,15 @@ def test_an_out_of_float32_asks_for_sums(hopper, half, layout):
 
 def test_a_wider_c_widens_the_factors_unless_the_result_is_asked_for():
     half, single = np.ones((3, 3), np.float16), np.ones((3, 3), np.float32)
-    assert check(half, half, c=single, beta=1).kind == "f32"
-    assert check(half, half, c=single, beta=1, out_dtype="f32").kind == "f16_f32"
-    assert check(half, half, single, c=single, beta=1).kind == "f16_f32"
-    assert check(half, half, single, out_dtype="f16").kind == "f16"
-    assert check(half, half, single, c=single.astype(float), beta=1).kind == "f64"
-    assert check(half, single, single).kind == "f32"
-    assert check(single, single, single, dtype="f16", casting="unsafe").kind == "f16_f32"
+    assert MatmulOptions(beta=1).check(half, half, c=single).kind == "f32"
+    assert MatmulOptions(beta=1, out_dtype="f32").check(half, half, c=single).kind == "f16_f32"
+    assert MatmulOptions(beta=1).check(half, half, single, c=single).kind == "f16_f32"
+    assert MatmulOptions(out_dtype="f16").check(half, half, single).kind == "f16"
+    assert MatmulOptions(beta=1).check(half, half, single, c=single.astype(float)).kind == "f64"
+    assert MatmulOptions().check(half, single, single).kind == "f32"
+    assert (
+        MatmulOptions(dtype="f16", casting="unsafe").check(single, single, single).kind == "f16_f32"
+    )
 
 
 def test_types_of_products():

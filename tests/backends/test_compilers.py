@@ -90,7 +90,7 @@ def test_without_pycuda_the_message_says_what_to_do():
         "import sys\n"
         "sys.modules['pycuda'] = None\n"
         "from pymm.backends import open_device\n"
-        "from pymm.backends.base import NoDevice\n"
+        "from pymm.core.errors import NoDevice\n"
         "try:\n"
         "    open_device('cuda')\n"
         "except NoDevice as error:\n"

@@ -19,7 +19,7 @@ HEAD = """
 import os, signal, sys, threading, time
 import numpy as np
 import pymm
-from pymm.backends import cpu, cpu_device
+from pymm.backends.cpu import backend as cpu, device as cpu_device
 from pymm.backends.cpu.threads import forks
 
 cpu.usable_cores = lambda: 4
@@ -159,7 +159,9 @@ def test_a_fork_while_another_thread_opens_a_device():
     )
 
 
-@pytest.mark.parametrize("property", ["source:Source.key", "problem:Problem.numpy_dtype"])
+@pytest.mark.parametrize(
+    "property", ["kernels.source:Source.key", "core.problem:Problem.numpy_dtype"]
+)
 def test_a_fork_while_another_thread_computes_what_is_kept(property):
     """Up to Python 3.11 `functools.cached_property` holds a lock of its class meanwhile."""
     check(

@@ -9,7 +9,7 @@ from host_device import CudaArray, HostDevice
 from products import integers
 
 import pymm
-from pymm.runtime import launch_cache
+from pymm.runtime.launch_cache import Arguments, cache
 
 
 class Torch:
@@ -64,7 +64,7 @@ def tensors(monkeypatch):
     """A device and tensors a, b and c with their product on it, computed once."""
     monkeypatch.setitem(sys.modules, "torch", Torch)
     monkeypatch.setattr(Torch, "stream", 5)
-    monkeypatch.setattr(launch_cache, "_readers", launch_cache._Readers())
+    monkeypatch.setattr(cache, "_readers", type(cache._readers)())
     device = HostDevice("simulator")
     a, b = (Torch.Tensor(integers((4, 4), np.float32, seed=i)) for i in (1, 2))
     c = Torch.Tensor(np.empty((4, 4), np.float32))
@@ -142,20 +142,20 @@ def test_cupy_says_where_and_on_which_stream(monkeypatch):
     stream = SimpleNamespace(ptr=0)
     cupy = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: stream))
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setattr(launch_cache, "_readers", launch_cache._Readers())
+    monkeypatch.setattr(cache, "_readers", type(cache._readers)())
     data = SimpleNamespace(ptr=4096, device_id=0)
     kind = type("ndarray", (), {"__module__": "cupy._core.core"})
     array = kind()
     array.data, array.shape, array.strides, array.dtype = data, (2, 2), (8, 4), np.dtype("f4")
-    options = (1, None)
-    first = launch_cache.key_of(array, array, array, None, options)
-    assert first == launch_cache.key_of(array, array, array, None, options)
+    arguments = Arguments(array, array, array, None, (1, None))
+    first = cache.key_of(arguments)
+    assert first == cache.key_of(arguments)
     for change in (
         lambda: setattr(stream, "ptr", 7),
         lambda: setattr(data, "ptr", 8192),
         lambda: setattr(array, "strides", (4, 8)),
     ):
         change()
-        second = launch_cache.key_of(array, array, array, None, options)
+        second = cache.key_of(arguments)
         assert second not in (None, first)
         first = second

@@ -18,6 +18,7 @@ import pymm
 from pymm.backends.cuda.driver import Driver
 from pymm.runtime import bind, launch_cache
 from pymm.runtime.arrays import Form, view_at
+from pymm.runtime.launch_cache import cache
 
 pytestmark = pytest.mark.simulator
 
@@ -65,8 +66,7 @@ def bound(monkeypatch):
         return original(*arguments)
 
     monkeypatch.setattr(bind, "executable", counted)
-    monkeypatch.setattr(launch_cache, "_kept", {})
-    monkeypatch.setattr(launch_cache, "_forms", {})
+    cache.clear()
     return calls
 
 
@@ -149,7 +149,7 @@ def test_forms_kept_are_bounded(cuda, place, bound, monkeypatch):
     monkeypatch.setattr(launch_cache, "MAX_FORMS", 4)
     for n in range(1, 10):
         multiply(cuda, place((3, 2)), place((2, n)), place((3, n)))
-        assert len(launch_cache._forms) <= 4
+        assert cache.forms <= 4
 
 
 def test_another_context_binds_for_itself(cuda, place, bound):
@@ -253,7 +253,7 @@ def test_a_call_is_not_kept_where_pycuda_and_the_driver_name_two_contexts(
     try:
         np.testing.assert_array_equal(multiply(cuda, a, b, c), A @ B)
         assert len(bound) == 1
-        assert not launch_cache._kept and not launch_cache._forms
+        assert len(cache) == cache.forms == 0
     finally:
         cuda._driver.call("cuCtxPopCurrent_v2", byref(c_void_p()))
 

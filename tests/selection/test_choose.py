@@ -97,7 +97,7 @@ def test_a_directory_that_cannot_be_made_is_no_obstacle(device, monkeypatch, tmp
 def test_a_call_made_before_is_only_launched(device, monkeypatch):
     out = np.empty((20, 40), np.float32)
     pymm.matmul(A, B, out, alpha=2, device=device)
-    monkeypatch.setattr("pymm.api.check", None)
+    monkeypatch.setattr("pymm.api.prepare", None)
     device.log.clear()
     out[...] = np.nan
     assert pymm.matmul(A, B, out, alpha=2, device=device) is out
@@ -124,11 +124,11 @@ def test_what_was_refused_before_is_refused_again(device):
 
 
 def test_calls_kept_are_bounded(device, monkeypatch):
-    monkeypatch.setattr(launch_cache, "MAX_KEPT", 8)
+    monkeypatch.setattr(launch_cache, "MAX_LAUNCHES", 8)
     out = np.empty((20, 40), np.float32)
     for alpha in range(1, 30):
         pymm.matmul(A, B, out, alpha=alpha, device=device)
-        assert len(launch_cache._kept) <= 8
+        assert len(launch_cache.cache) <= 8
     np.testing.assert_array_equal(out, 29 * A @ B)
 
 

@@ -22,7 +22,7 @@ from sequences import CASES, every_kernel
 import pymm
 from pymm.backends.cuda import scratch
 from pymm.backends.cuda.driver import Driver
-from pymm.runtime import launch_cache
+from pymm.runtime.launch_cache import cache
 
 rng = np.random.default_rng(7)
 SPLIT, COPIED = CASES[1], CASES[5]  # partial sums and counters; copies, parts and three launches
@@ -87,7 +87,7 @@ def forms_are_cleared(backend):
     products = [Product(backend, SPLIT, (21, 33, 65)) for _ in range(2)]
     for product in products:  # the second by the form of the first
         product.launch()
-    launch_cache._forms.clear()
+    cache.clear_forms()
     Product(backend, SPLIT, (65, 63, 71)).launch()
     gc.collect()
     for product in products:
@@ -157,7 +157,7 @@ def scratch_of_graphs_lives(backend):
     product.launch()  # known, with the stream's own scratch memory
     with captured(driver, stream.handle) as graphs:
         product.launch()
-    launch_cache._forget()
+    cache.clear()
     backend.reset()
     gc.collect()
     others = [Product(backend, COPIED, s, stream) for s in COPIED.shapes]

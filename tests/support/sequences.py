@@ -41,7 +41,7 @@ from pymm.core.device import Device  # noqa: E402
 from pymm.core.dtypes import product_type  # noqa: E402
 from pymm.core.problem import Problem  # noqa: E402
 from pymm.kernels import Config, Kernel, find_kernel  # noqa: E402
-from pymm.runtime import launch_cache  # noqa: E402
+from pymm.runtime.launch_cache import cache  # noqa: E402
 
 BF16, F16, F32, F64 = (np.dtype(t) for t in (ml_dtypes.bfloat16, "f2", "f4", "f8"))
 
@@ -411,9 +411,8 @@ class Sequence:
     def clear(self) -> None:
         """Every cache, one at a time or all."""
         for clear in (
-            launch_cache._forget,
-            launch_cache._forms.clear,
-            launch_cache._kept.clear,
+            cache.clear,
+            cache.clear_forms,
             pymm.selection.choose.reload,
             self.backend.reset,
             gc.collect,

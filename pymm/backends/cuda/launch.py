@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pycuda.driver as drv
 from pycuda._pvt_struct import pack
 
-from pymm.backends.base import Matrix
+from pymm.backends.base import Matrix, RebindableLaunch
 from pymm.backends.cuda.context import active, failure, pop_context
 from pymm.backends.cuda.driver import (
     MAP_BYTES,
@@ -97,7 +97,7 @@ class Bound(NamedTuple):
     scratch: bool
 
 
-class BoundLaunch:
+class BoundLaunch(RebindableLaunch):
     """One call of all launches of a product. It owns what they use: the loaded kernel, the scratch
     memory, and the owners of the matrices where these have one.
 
