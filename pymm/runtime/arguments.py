@@ -197,7 +197,7 @@ class Options(ABC):
         in float32 is requested by `out_dtype` or by an `out` of that dtype; c then belongs to the
         result and does not affect the dtype of the factors.
         """
-        factors, single = ((a.name, a.form.dtype), (b.name, b.form.dtype)), ELEMENTS["f32"]
+        factors, single = ((a.name, a.form.dtype), (b.name, b.form.dtype)), FLOAT32
         dtype, casting = self.dtype, self.casting
         wanted = None if self.out_dtype is None else element_type(self.out_dtype, "out_dtype")
         if wanted is None and out is not None and out.form.dtype == single:
