@@ -112,3 +112,11 @@ def cpu():
     from pymm.backends import open_device
 
     return open_device("cpu:1")
+
+
+@pytest.fixture(scope="module")
+def runner(cuda):
+    """Kernels of the device, compiled once per variant and test file."""
+    from guarded_products import Runner
+
+    return Runner(cuda)
