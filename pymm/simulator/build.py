@@ -66,12 +66,19 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
+def _optimize() -> str:
+    """Whether kernels run fast ("1") or compile fast ("0"): decided for all of a folder, whose
+    header is precompiled with the same options.
+    """
+    return "0" if os.environ.get("PYMM_SIMULATOR_OPTIMIZE") == "0" else "1"
+
+
 def key() -> str:
     """Hash of all that the built files depend on: sources, compiler, processor, interpreter."""
     digest = hashlib.sha256()
     for path in _sources():
         digest.update(f"{path.relative_to(_HERE)}\0".encode() + path.read_bytes() + b"\0")
-    for text in (_run([compiler(), "--version"]), _processor(), sys.executable):
+    for text in (_run([compiler(), "--version"]), _processor(), sys.executable, _optimize()):
         digest.update(text.encode() + b"\0")
     return digest.hexdigest()[:16]
 
@@ -97,6 +104,7 @@ def _fill(folder: Path, name: str) -> None:
     # Relative to itself. -B: nothing is written here that the list of digests does not know.
     launcher.write_text(
         '#!/bin/sh\nhere=$(dirname "$(dirname "$0")")\n'
+        f"export PYMM_SIMULATOR_OPTIMIZE={_optimize()}\n"
         f'exec "{sys.executable}" -B -S -E "$here/compiler/nvcc.py" "$here" "$@"\n'
     )
     launcher.chmod(0o700)

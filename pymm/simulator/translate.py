@@ -48,7 +48,8 @@ def _blank(match: re.Match[str]) -> str:
 class Translation:
     """One text on its way; `edits` are (begin, end, replacement) on the original."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, unroll: int = 8) -> None:
+        self.unroll = unroll
         self.text = text = _stand_ins(text)
         self.code = _LITERAL.sub(_blank, text)  # same length, literals and # lines blanked
         self.edits: list[tuple[int, int, str]] = []
@@ -96,10 +97,10 @@ class Translation:
         for m in re.finditer(
             r"^[ \t]*#[ \t]*pragma[ \t]+unroll\b[ \t]*\(?(\w*)[^\n]*", self.text, re.MULTILINE
         ):
-            wanted = int(m[1]) if m[1].isdigit() else 8
+            wanted = int(m[1]) if m[1].isdigit() else self.unroll
             if self._statement(m.end())[1] > 2:
                 wanted = 1
-            self.edits.append((*m.span(), f"#pragma GCC unroll {min(max(wanted, 1), 8)}"))
+            self.edits.append((*m.span(), f"#pragma GCC unroll {min(max(wanted, 1), self.unroll)}"))
 
     def _statement(self, at: int) -> tuple[int, int]:
         """End of the statement at `at`, and how deep its loops are nested."""
@@ -302,9 +303,9 @@ class Translation:
         return False
 
 
-def translate(text: str, architecture: int) -> str:
+def translate(text: str, architecture: int, unroll: int = 8) -> str:
     """C++ for `text`, CUDA C++ after the preprocessor. Raises Refused."""
     return (
-        Translation(text).run()
+        Translation(text, unroll).run()
         + f"\nstatic pymm_sim::SetArchitecture pymm_architecture{{{architecture}}};\n"
     )

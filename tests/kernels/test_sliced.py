@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 from fed_products import HOPPER
-from test_kernels import Runner, Stored, check, make
+from guarded_products import Runner, Stored, check, make
 
 from pymm.core.device import Device
 from pymm.core.problem import Problem

@@ -2,8 +2,6 @@
 the simulator or on a GPU. And what it promises without running: banks, defaults, who it is for.
 """
 
-# ruff: noqa: F811  (a fixture is imported by its name)
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -11,7 +9,7 @@ from dataclasses import replace
 import ml_dtypes
 import numpy as np
 import pytest
-from test_kernels import Stored, check, hurting, runner, whole  # noqa: F401
+from guarded_products import Stored, check, hurting, whole
 
 import pymm
 from pymm.core.device import Device
