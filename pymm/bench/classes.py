@@ -226,7 +226,7 @@ class ClassBenchmark:
             "dtype": problem.dtype,
             "layout": problem.layout,
             **{axis: getattr(problem, axis) for axis in "mnk"},
-            "kernel": f"{config.kernel.number:02d}_{config.kernel_name}",
+            "kernel": config.kernel.label,
             "config": config.slug,
             "source": kernel_digest(config.backend, config.kernel.file),
             "reason": entry.choice.reason,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pymm.core.device import Device
 from pymm.core.problem import Problem
-from pymm.kernels.kernel import STAGES_FIT, THREADS_FIT, Config, Kernel, Rule
+from pymm.kernels.kernel import Config, Kernel, Rule
+from pymm.kernels.rules import SPLIT_RULES, STAGES_FIT, THREADS_FIT, blocks_fit, registers_fit
 from pymm.kernels.simt import words
-from pymm.kernels.tiles import SPLIT_RULES, tiles, workspace_bytes
+from pymm.kernels.tiles import tiles, workspace_bytes
 
 
 def _pieces_are_shared(c: Config, p: Problem) -> bool:
@@ -34,18 +34,11 @@ def _pitches(c: Config, p: Problem) -> tuple[int, int]:
     return c.MB + vector * (not p.trans_a), c.NB + vector * p.trans_b
 
 
-def _fit_together(c: Config, p: Problem, d: Device) -> bool:
-    """True if BLOCKS blocks fit: accumulators, two fragments of A and of B, and 24 registers for
-    the rest (nvcc 13.0 keeps 8 x 8 of floats in 128 registers without spilling).
+def _registers(c: Config, p: Problem) -> int:
+    """Registers of a thread: accumulators, two fragments of A and of B, and 24 for the rest (nvcc
+    13.0 keeps 8 x 8 of floats in 128 registers without spilling).
     """
-    registers = (c.TA * c.TB + 2 * (c.TA + c.TB)) * words(p) + 24
-    threads = c.BLOCKS * c.kernel.threads(c)
-    return (
-        registers <= d.max_registers_per_thread
-        and registers * threads <= d.registers_per_block
-        and threads <= d.max_threads_per_sm
-        and c.BLOCKS * (c.kernel.shared_bytes(c, p) + 1024) <= d.shared_per_sm
-    )
+    return (c.TA * c.TB + 2 * (c.TA + c.TB)) * words(p) + 24
 
 
 PIPELINED = Kernel(
@@ -76,7 +69,7 @@ PIPELINED = Kernel(
     shared_elements=lambda c, p: c.STAGES * c.KB * sum(_pitches(c, p)),
     dynamic_shared=True,
     aligned=True,
-    capability=(8, 0),
+    min_capability=(8, 0),
     rules=(
         Rule(
             "warps tile the block evenly: TA * LANES divides MB and TB * 32 / LANES divides NB",
@@ -105,7 +98,7 @@ PIPELINED = Kernel(
         STAGES_FIT,
         Rule(
             "BLOCKS blocks fit in a multiprocessor's registers, threads and shared memory",
-            lambda c, p, d: _fit_together(c, p, d),
+            lambda c, p, d: registers_fit(c, d, _registers(c, p)) and blocks_fit(c, p, d),
         ),
     ),
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pymm.core.integers import round_up
 from pymm.core.problem import Problem
-from pymm.kernels.kernel import THREADS_FIT, Config, Kernel, Rule
+from pymm.kernels.kernel import Config, Kernel, Rule
+from pymm.kernels.rules import THREADS_FIT
 
 
 def words(problem: Problem) -> int:
@@ -21,7 +23,7 @@ def _registers(c: Config, p: Problem) -> int:
     spill.
     """
     column = 8 * c.TA if c.kernel_name == "register_tile" else c.TA * words(p)
-    return -(-((c.TA * c.TB + c.TB) * words(p) + column + 48) // 8) * 8
+    return round_up(((c.TA * c.TB + c.TB) * words(p) + column + 48), 8)
 
 
 COMMON_RULES = (

@@ -6,10 +6,18 @@ import math
 from collections.abc import Iterator
 
 from pymm.core.device import Device
+from pymm.core.integers import ceil_div
 from pymm.core.problem import Problem
-from pymm.kernels.kernel import STAGES_FIT, THREADS_FIT, Config, Kernel, Rule
+from pymm.kernels.kernel import Config, Kernel, Rule
+from pymm.kernels.rules import (
+    MAX_WORKSPACE_BYTES,
+    STAGES_FIT,
+    THREADS_FIT,
+    blocks_fit,
+    registers_fit,
+)
 from pymm.kernels.simt import words
-from pymm.kernels.tiles import COUNTERS, MOST_PARTS, tiles
+from pymm.kernels.tiles import COUNTERS, tiles
 
 #: Parts that one block adds up at a time (common/gather.cuh).
 FAN = 16
@@ -48,7 +56,7 @@ def _lines_are_shared(c: Config, p: Problem) -> bool:
 
 def _groups(parts: int) -> int:
     """Groups of FAN parts on all levels of the tree that adds up the parts of a tile."""
-    groups = -(-parts // FAN)
+    groups = ceil_div(parts, FAN)
     return groups + _groups(groups) if parts > 1 else 0
 
 
@@ -85,18 +93,6 @@ def _registers(c: Config, p: Problem) -> int:
         if words(p) == 2 and c.SLICES < 8 and p.alignment < 16:
             rest += 10
     return sums + along * words(p) * c.KB // _vector(p) + rest
-
-
-def _fit_together(c: Config, p: Problem, d: Device) -> bool:
-    """True if BLOCKS blocks fit; registers are handed out by eight."""
-    registers = _registers(c, p)
-    threads = c.BLOCKS * c.kernel.threads(c)
-    return (
-        registers <= d.max_registers_per_thread
-        and -(-registers // 8) * 8 * threads <= d.registers_per_block
-        and threads <= d.max_threads_per_sm
-        and c.BLOCKS * (c.kernel.shared_bytes(c, p) + 1024) <= d.shared_per_sm
-    )
 
 
 #: Tiles and register tiles to choose from where nothing is tuned: of floats, and of doubles.
@@ -169,7 +165,7 @@ def _options(p: Problem, d: Device) -> Iterator[Config]:
     device.
     """
     for mb, nb, ta, tb in _TILES[p.numpy_dtype.itemsize]:
-        blocks = max(-(-p.m // mb) * -(-p.n // nb) * p.batch, 1)
+        blocks = max(ceil_div(p.m, mb) * ceil_div(p.n, nb) * p.batch, 1)
         tile = dict(MB=mb, NB=nb, TA=ta, TB=tb, GROUP=8, SPLIT=1)
         for kb, slices, stages, together in _pipelines(mb * nb, ta * tb, blocks, p, d):
             form = tile | dict(KB=kb, SLICES=slices, STAGES=stages, BLOCKS=together)
@@ -225,7 +221,7 @@ def _clocks(c: Config, p: Problem, d: Device) -> float:
     memory = max(p.bytes / (_SHARED_MEMORY * d.sms), p.bytes / (_MEMORY * max(busy, 1)))
     levels = math.ceil(math.log(c.SPLIT, FAN)) if c.SPLIT > 1 else 0
     adding = _LEVEL + min(c.SPLIT, FAN) * c.MB * c.NB * size / _L2
-    computing = -(-blocks // d.sms) * max(multiply, read)
+    computing = ceil_div(blocks, d.sms) * max(multiply, read)
     together = max(computing, memory) + 0.1 * min(computing, memory)
     return _LAUNCH + together + levels * adding
 
@@ -264,7 +260,7 @@ SLICED = Kernel(
     shared_elements=_shared_elements,
     dynamic_shared=True,
     aligned=True,
-    capability=(8, 0),
+    min_capability=(8, 0),
     heuristic=_heuristic,
     preferred_for=_preferred_for,
     rules=(
@@ -302,14 +298,14 @@ SLICED = Kernel(
                 c.SPLIT == 1
                 or (
                     tiles(c, p) * p.batch * _groups(c.SPLIT) <= COUNTERS
-                    and _workspace_bytes(c, p) <= MOST_PARTS
+                    and _workspace_bytes(c, p) <= MAX_WORKSPACE_BYTES
                 )
             ),
         ),
         STAGES_FIT,
         Rule(
             "BLOCKS blocks fit in a multiprocessor's registers, threads and shared memory",
-            _fit_together,
+            lambda c, p, d: registers_fit(c, d, _registers(c, p)) and blocks_fit(c, p, d),
         ),
     ),
 )

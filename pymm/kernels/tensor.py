@@ -5,10 +5,19 @@ from __future__ import annotations
 import itertools
 
 from pymm.core.device import Device
+from pymm.core.integers import ceil_div
 from pymm.core.problem import Problem
-from pymm.kernels.kernel import STAGES_FIT, THREADS_FIT, Config, Kernel, Rule
+from pymm.kernels.kernel import Config, Kernel, Rule
+from pymm.kernels.rules import (
+    SPLIT_RULES,
+    STAGES_FIT,
+    STAGES_OVERLAP,
+    THREADS_FIT,
+    blocks_fit,
+    registers_fit,
+)
 from pymm.kernels.tensor_f64 import whole_lines
-from pymm.kernels.tiles import SPLIT_RULES, tiles, workspace_bytes
+from pymm.kernels.tiles import tiles, workspace_bytes
 
 #: Bytes along k that one instruction multiplies.
 _DEPTH = 32
@@ -41,19 +50,8 @@ def _registers(c: Config, p: Problem) -> int:
         plain = p.alignment == 16 and c.SPLIT == 1 and not c.kernel.guarded(c, p)
         return kept + (52 if plain else 80)
     whole = c.KB * p.numpy_dtype.itemsize == 2 * _DEPTH  # else they come in parts
-    pieces = -(-c.MB * c.KB // _threads(c)) + -(-c.NB * c.KB // _threads(c))
+    pieces = ceil_div(c.MB * c.KB, _threads(c)) + ceil_div(c.NB * c.KB, _threads(c))
     return kept + 20 + pieces * (4 if whole else 3)
-
-
-def _fit_together(c: Config, p: Problem, d: Device) -> bool:
-    """True if BLOCKS blocks fit; registers are handed out by eight."""
-    registers, threads = _registers(c, p), c.BLOCKS * _threads(c)
-    return (
-        registers <= d.max_registers_per_thread
-        and -(-registers // 8) * 8 * threads <= d.registers_per_block
-        and threads <= d.max_threads_per_sm
-        and c.BLOCKS * (c.kernel.shared_bytes(c, p) + 1024) <= d.shared_per_sm
-    )
 
 
 def _heuristic(p: Problem, d: Device) -> dict[str, int]:
@@ -74,7 +72,7 @@ def _heuristic(p: Problem, d: Device) -> dict[str, int]:
                 break
     if found is None:
         return dict(TENSOR.default)
-    blocks, steps, split = tiles(found, p) * p.batch, -(-p.k // found.KB), 1
+    blocks, steps, split = tiles(found, p) * p.batch, ceil_div(p.k, found.KB), 1
     while 2 * split * blocks <= d.sms and 6 * split <= steps and steps >= 9 and split < 16:
         split *= 2
     shared = TENSOR.config(found.as_dict() | dict(SPLIT=split))
@@ -127,7 +125,7 @@ TENSOR = Kernel(
     dtypes=("bf16", "f16", "tf32", "bf16_f32", "f16_f32"),
     dynamic_shared=True,
     aligned=True,
-    capability=(8, 0),
+    min_capability=(8, 0),
     heuristic=_heuristic,
     preferred_for=_preferred_for,
     rules=(
@@ -145,10 +143,7 @@ TENSOR = Kernel(
             "two instructions lie along k: 64 bytes divide those of KB",
             lambda c, p, d: c.KB * p.numpy_dtype.itemsize % (2 * _DEPTH) == 0,
         ),
-        Rule(
-            "a tile is fetched while another is used: STAGES >= 2",
-            lambda c, p, d: c.STAGES >= 2,
-        ),
+        STAGES_OVERLAP,
         THREADS_FIT,
         Rule(
             "threads copy whole lines of both tiles at a time",
@@ -158,7 +153,7 @@ TENSOR = Kernel(
         STAGES_FIT,
         Rule(
             "BLOCKS blocks fit in a multiprocessor's registers, threads and shared memory",
-            lambda c, p, d: _fit_together(c, p, d),
+            lambda c, p, d: registers_fit(c, d, _registers(c, p)) and blocks_fit(c, p, d),
         ),
     ),
 )

@@ -7,17 +7,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pymm.core.device import Device
+from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem
-from pymm.kernels.kernel import (
+from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma
+from pymm.kernels.rules import (
     PARTS_HAVE_STEPS,
     STAGES_FIT,
+    STAGES_OVERLAP,
     THREADS_FIT,
     TILES_ALIKE,
-    Box,
-    Config,
-    Feed,
-    Kernel,
-    Rule,
+    blocks_fit,
 )
 from pymm.kernels.tiles import tiles, tiles_in
 
@@ -109,7 +108,7 @@ def _microseconds(given: dict[str, int], rate: float, p: Problem, d: Device) -> 
     """
     rounds, left, blocks = _rounds(given, p, d)
     area, together = given["MB"] * given["NB"], given["BLOCKS"]
-    each = area * -(-p.k // given["KB"]) * given["KB"] / (rate * _CLOCKS)
+    each = area * ceil_div(p.k, given["KB"]) * given["KB"] / (rate * _CLOCKS)
     storing = _TILE + area * _STORED[p.n % 2]
     size = 8 * p.batch * (p.m * p.k + p.k * p.n + p.m * p.n)
     sums = rounds * (together * each + together ** (2 / 3) * storing)
@@ -119,7 +118,7 @@ def _microseconds(given: dict[str, int], rate: float, p: Problem, d: Device) -> 
         sums += left / sharers * together * each + together ** (2 / 3) * storing
         sums += storing + _SHARING
     elif left:
-        busy = -(-left // d.sms)
+        busy = ceil_div(left, d.sms)
         sums += busy ** (1 / 3) * together ** (2 / 3) * each + busy ** (2 / 3) * storing
     memory = size / _MEMORY
     return max(sums, memory) + 0.2 * min(sums, memory)
@@ -140,7 +139,7 @@ def _threads(c: Config) -> int:
 
 def _shared_elements(c: Config, p: Problem) -> int:
     """The stages, two barriers for each piece, and the sums of warps that share a tile of C."""
-    columns = c.NB if p.trans_b else -(-c.NB // _LINE) * _LINE
+    columns = c.NB if p.trans_b else round_up(c.NB, _LINE)
     barriers = 2 * c.KB // _deep(c, p)
     return c.STAGES * ((c.MB + columns) * c.KB + barriers) + c.KB // c.TK // 2 * c.MB * c.NB
 
@@ -184,15 +183,14 @@ def _left(c: Config, d: Device) -> int:
     return min(248, ((groups + 1) * _launched(c, d) - 24) // groups // 8 * 8)
 
 
-def _fit_together(c: Config, p: Problem, d: Device) -> bool:
+def _registers_and_blocks_fit(c: Config, p: Problem, d: Device) -> bool:
     """True if BLOCKS blocks fit. With less than 80 registers at the launch nvcc 13.0 refuses to
     compile an mma.
     """
     return (
         _launched(c, d) >= 80
         and _registers(c, p) <= min(_left(c, d), d.max_registers_per_thread)
-        and c.BLOCKS * _threads(c) <= d.max_threads_per_sm
-        and c.BLOCKS * (c.kernel.shared_bytes(c, p) + 1024) <= d.shared_per_sm
+        and blocks_fit(c, p, d)
     )
 
 
@@ -217,7 +215,7 @@ def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
 
 
 #: Multiprocessors of a Hopper GPU at most (NVIDIA, "H100 Tensor Core GPU Architecture": GH100).
-_MOST_SMS = 144
+_MAX_SMS = 144
 
 
 def _slots_bytes(c: Config, p: Problem) -> int:
@@ -225,7 +223,7 @@ def _slots_bytes(c: Config, p: Problem) -> int:
     each block that shares some and for each tile that is shared; enough for a thread of the launch
     that adds them up.
     """
-    blocks, count = _MOST_SMS * c.BLOCKS, tiles(c, p) * p.batch
+    blocks, count = _MAX_SMS * c.BLOCKS, tiles(c, p) * p.batch
     slots = min(count * c.SPLIT, blocks) + min(count, blocks)
     return 128 + max(slots * c.MB * c.NB * 8, 16 * c.SPLIT)
 
@@ -258,10 +256,14 @@ TMA_F64 = Kernel(
     shared_elements=_shared_elements,
     dtypes=("f64",),
     dynamic_shared=True,
-    capability=(9, 0),
+    min_capability=(9, 0),
+    arch_specific=True,
     both_halves=True,
     extra_points=tuple(given for given, _ in FORMS),
-    hopper=Feed(_boxes, resident=lambda c: c.BLOCKS, last_round=True, parts=_slots_bytes),
+    tma=Tma(_boxes),
+    persistent=Persistent(
+        blocks_per_sm=lambda c: c.BLOCKS, splits_last_wave=True, partial_bytes=_slots_bytes
+    ),
     rules=(
         Rule(
             "a multiple of 4 warps tile the block in pieces of 16 x 16, of 16 x 8 if TB is NB",
@@ -286,10 +288,7 @@ TMA_F64 = Kernel(
             ),
         ),
         Rule("DEPTHS is 1 or 2", lambda c, p, d: c.DEPTHS in (1, 2)),
-        Rule(
-            "a tile is fetched while another is used: STAGES >= 2",
-            lambda c, p, d: c.STAGES >= 2,
-        ),
+        STAGES_OVERLAP,
         Rule(
             "a box has at most 256 lines: MB, NB, KB <= 256",
             lambda c, p, d: max(c.MB, c.NB, c.KB) <= 256,
@@ -301,14 +300,15 @@ TMA_F64 = Kernel(
             "the steps of tiles that blocks share are counted in 32 bits, on up to 144 "
             "multiprocessors",
             lambda c, p, d: (
-                c.SPLIT == 1 or (d.sms <= _MOST_SMS and d.sms * c.BLOCKS * -(-p.k // c.KB) < 2**32)
+                c.SPLIT == 1
+                or (d.sms <= _MAX_SMS and d.sms * c.BLOCKS * ceil_div(p.k, c.KB) < 2**32)
             ),
         ),
         STAGES_FIT,
         Rule("tiles are shared where registers are left to find them", _finds_shares),
         Rule(
             "BLOCKS blocks fit in a multiprocessor's registers, threads and shared memory",
-            _fit_together,
+            _registers_and_blocks_fit,
         ),
     ),
 )

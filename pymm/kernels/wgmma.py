@@ -6,22 +6,11 @@ import math
 from collections.abc import Iterator
 
 from pymm.core.device import Device
+from pymm.core.integers import ceil_div
 from pymm.core.problem import Problem, stored_shapes
-from pymm.kernels.kernel import (
-    PARTS_FIT,
-    PARTS_HAVE_STEPS,
-    STAGES_FIT,
-    Box,
-    Config,
-    Feed,
-    Kernel,
-    Rule,
-)
+from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma
+from pymm.kernels.rules import ACCUMULATORS, PARTS_FIT, PARTS_HAVE_STEPS, STAGES_FIT, STAGES_OVERLAP
 from pymm.kernels.tiles import tiles_in
-
-#: Sums that a thread has room for, by the number of warpgroups that multiply: their registers (232,
-#: 232, 160, 104) less 40 for the rest.
-_SUMS = {1: 192, 2: 192, 3: 120, 4: 64}
 
 #: Most bytes of a row of a box, and as many columns of 16-bit numbers.
 _ROW, _COLUMNS = 128, 64
@@ -174,8 +163,8 @@ def _microseconds(form: tuple, parts: int, p: Problem, d: Device) -> float:
         rest += _BY_THREADS[0] * given["TA"] * given["TB"] + _BY_THREADS[1] * mb * nb
     elif p.k <= _SHALLOW[-1][0]:
         rest = _STORED[0] + _STORED[1] * mb * nb
-    waves = -(-count // d.sms)
-    busy = waves * (math.ceil(-(-p.k // deep) / parts) * deep / 64 * steps[crossing] + rest)
+    waves = ceil_div(count, d.sms)
+    busy = waves * (math.ceil(ceil_div(p.k, deep) / parts) * deep / 64 * steps[crossing] + rest)
     sums = 4 * p.m * p.n * p.batch * parts if parts > 1 else 0
     adding = _COMBINING + _PART * parts + 2 * sums / _MEMORY if parts > 1 else 0.0
     fetched = p.bytes / ((_MEMORY if p.alignment >= 16 else _COPIED) * min(1.0, count / d.sms))
@@ -214,8 +203,10 @@ WGMMA = Kernel(
     shared_elements=lambda c, p: _shared_bytes(c, p) // p.numpy_dtype.itemsize,
     dtypes=("f16", "bf16", "f16_f32", "bf16_f32"),
     dynamic_shared=True,
-    capability=(9, 0),
-    hopper=Feed(boxes=_boxes),
+    min_capability=(9, 0),
+    arch_specific=True,
+    tma=Tma(_boxes),
+    persistent=Persistent(),
     rules=(
         Rule(
             "warpgroups share the rows: 64 divides TA, TA MB; or TA is 64, MB 16 or 32",
@@ -233,17 +224,14 @@ WGMMA = Kernel(
             "a box has at most 256 rows: MB and NB <= 256",
             lambda c, p, d: c.MB <= 256 and c.NB <= 256,
         ),
-        Rule(
-            "a tile is fetched while another is used: STAGES >= 2",
-            lambda c, p, d: c.STAGES >= 2,
-        ),
+        STAGES_OVERLAP,
         Rule(
             "blocks that share B fetch whole boxes: CLUSTER is 1, 2 or 4, 64 CLUSTER divides NB",
             lambda c, p, d: c.CLUSTER == 1 or c.CLUSTER in (2, 4) and c.NB % (64 * c.CLUSTER) == 0,
         ),
         Rule(
             "TA * TB / 128 sums fit: at most 192 for 1 or 2 warpgroups, 120 for 3, 64 for 4",
-            lambda c, p, d: c.TA * c.TB // 128 <= _SUMS.get(_consumers(c), 0),
+            lambda c, p, d: c.TA * c.TB // 128 <= ACCUMULATORS.get(_consumers(c), 0),
         ),
         Rule(
             "parts of k do not go through shared memory: SLOTS is 1 where SPLIT is more",

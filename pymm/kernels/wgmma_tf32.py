@@ -9,17 +9,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from pymm.core.device import Device
+from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem, stored_shapes
-from pymm.kernels.kernel import (
-    PARTS_FIT,
-    PARTS_HAVE_STEPS,
-    STAGES_FIT,
-    Box,
-    Config,
-    Feed,
-    Kernel,
-    Rule,
-)
+from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma
+from pymm.kernels.rules import ACCUMULATORS, PARTS_FIT, PARTS_HAVE_STEPS, STAGES_FIT
 from pymm.kernels.tiles import tiles_in
 
 
@@ -67,7 +60,7 @@ def heuristic(kernel: Kernel, forms: tuple[Form, ...], p: Problem, d: Device) ->
     have two slices: one turns while the other multiplies.
     """
     options = []
-    received = kernel.hopper.received(p)
+    received = kernel.tma.as_loaded(p)
     turned = received.trans_a and not received.trans_b
     by_rows = _WHOLE_ROWS if received.trans_a and received.trans_b else 1
     for form in forms:
@@ -88,7 +81,7 @@ def heuristic(kernel: Kernel, forms: tuple[Form, ...], p: Problem, d: Device) ->
 
 
 def _microseconds(form: Form, tiles: int, parts: int, p: Problem, d: Device) -> float:
-    waves = -(-tiles * parts // d.sms)
+    waves = ceil_div(tiles * parts, d.sms)
     if p.k <= _SHALLOW and tiles > d.sms:
         return abs(form.MB * form.NB - 128 * 128)
     busy = waves * (math.ceil(p.k / 32 / parts) * form.step + form.rest)
@@ -107,10 +100,9 @@ _LITTLE, _THIN, _SHORT = 2**30, 256, 32
 #: Columns of a wgmma that the kernels have: rows of C of one warpgroup.
 _HEIGHTS = (16, 32, 64, 96, 128, 160, 192, 224, 256)
 
-#: Registers that a thread has for sums and columns of B, by the number of warpgroups that multiply:
-#: their registers (232, 232, 160, 104) less 40 for the rest, or 72 where columns pass through.
-_SUMS = {1: 192, 2: 192, 3: 120, 4: 64}
-_SUMS_AND_COLUMNS = {1: 160, 2: 160, 3: 120, 4: 64}
+#: Registers that a thread has for sums and columns of B together, by the number of warpgroups that
+#: multiply: 32 fewer than for sums alone where columns go through registers.
+_SUMS_AND_COLUMNS = ACCUMULATORS | {1: 160, 2: 160}
 
 
 def _consumers(c: Config) -> int:
@@ -134,7 +126,7 @@ def _swapped(p: Problem) -> bool:
     return p.trans_a and p.trans_b
 
 
-def _along(p: Problem) -> tuple[str, str]:
+def _major(p: Problem) -> tuple[str, str]:
     """What TMA cannot read is copied, and then along k. Of two that lie across k the smaller one
     is copied along k; but the kernel turns A's tiles itself where that costs less: where A is thin,
     the product little or k short.
@@ -163,7 +155,7 @@ def _shared_elements(c: Config, p: Problem) -> int:
     """The stages, pieces of C of 32 x 64 on their way out, the sums of all slices but one, two
     barriers for each stage, and up to 1 KiB to the boundary that swizzled boxes need.
     """
-    stages = c.STAGES * c.kernel.hopper.terms * (c.MB + c.NB) * c.KB
+    stages = c.STAGES * c.kernel.tma.terms * (c.MB + c.NB) * c.KB
     sums = (_slices(c) - 1) * c.MB * c.NB
     pieces = _consumers(c) // _slices(c) * getattr(c, "SLOTS", 2)
     return stages + pieces * 32 * 64 + sums + 4 * c.STAGES + 256
@@ -171,7 +163,7 @@ def _shared_elements(c: Config, p: Problem) -> int:
 
 def _tiles(c: Config, p: Problem) -> tuple[int, int]:
     """Blocks that have a tile, in whole clusters, and 1."""
-    if _swapped(c.kernel.hopper.received(p)):
+    if _swapped(c.kernel.tma.as_loaded(p)):
         p = replace(p, m=p.n, n=p.m)
     return tiles_in(p, c.MB, c.NB * c.CLUSTER) * c.CLUSTER, 1
 
@@ -191,7 +183,7 @@ def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box | None]:
 
 def _rows(size: int, most: int) -> Box:
     """Rows along k: those of the tile, or of a matrix that has fewer, in eights."""
-    return Box(32, min(-(-size // 8) * 8, most))
+    return Box(32, min(round_up(size, 8), most))
 
 
 _EVEN = Rule(
@@ -218,14 +210,14 @@ _SHARED_A = Rule(
 
 _SQUARES = Rule(
     "tiles are turned by squares of 32: 32 CLUSTER divides MB",
-    lambda c, p, d: not _turned(c.kernel.hopper.received(p)) or c.MB % (32 * c.CLUSTER) == 0,
+    lambda c, p, d: not _turned(c.kernel.tma.as_loaded(p)) or c.MB % (32 * c.CLUSTER) == 0,
 )
 
 
 def _fit(c: Config, p: Problem, d: Device) -> bool:
     """Sums, and of two steps the columns that go through registers."""
     wanted = c.TA * c.TB // 128 + c.KB * c.TB // 64
-    if _turned(c.kernel.hopper.received(p)):
+    if _turned(c.kernel.tma.as_loaded(p)):
         wanted += 32  # a column on its way round
     elif c.SLICES > 1:
         wanted += 16
@@ -234,7 +226,7 @@ def _fit(c: Config, p: Problem, d: Device) -> bool:
 
 def _fit_twice(c: Config, p: Problem, d: Device) -> bool:
     """Sums, and those of the step."""
-    return c.TA * c.TB // 64 <= _SUMS.get(_consumers(c), 0)
+    return c.TA * c.TB // 64 <= ACCUMULATORS.get(_consumers(c), 0)
 
 
 _COMMON = dict(
@@ -243,7 +235,9 @@ _COMMON = dict(
     tiles=_tiles,
     shared_elements=_shared_elements,
     dynamic_shared=True,
-    capability=(9, 0),
+    min_capability=(9, 0),
+    arch_specific=True,
+    persistent=Persistent(),
 )
 
 WGMMA_TF32 = Kernel(
@@ -279,7 +273,7 @@ WGMMA_TF32 = Kernel(
     ),
     heuristic=lambda p, d: heuristic(WGMMA_TF32, FORMS, p, d),
     dtypes=("tf32",),
-    hopper=Feed(boxes=_boxes, along=_along),
+    tma=Tma(_boxes, major=_major),
     rules=(
         _EVEN,
         _WGMMA,
@@ -317,7 +311,7 @@ WGMMA_TF32X3 = Kernel(
     default=dict(MB=128, NB=128, KB=32, TA=128, TB=64, STAGES=3, CLUSTER=1, GROUP=8, SPLIT=1),
     heuristic=lambda p, d: heuristic(WGMMA_TF32X3, FORMS_X3, p, d),
     dtypes=("tf32x3",),
-    hopper=Feed(boxes=_boxes, along=("k", "k"), terms=2),
+    tma=Tma(_boxes, major=("k", "k"), terms=2),
     rules=(
         _EVEN,
         _WGMMA,

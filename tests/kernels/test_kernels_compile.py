@@ -260,7 +260,7 @@ def test_no_architecture_spills(nvcc, tmp_path, name):
     targets = {
         f"-gencode=arch=compute_{ptx},code=[{','.join(f'sm_{a}' for a in gpus)}]": len(gpus)
         for ptx, gpus in TARGETS.items()
-        if (int(ptx[0]), int(ptx[1])) >= source.config.kernel.capability
+        if (int(ptx[0]), int(ptx[1])) >= source.config.kernel.min_capability
     }
     command = [nvcc, "-fatbin", *targets, "-Xptxas=-v", "-o", "gemm.fatbin", "gemm.cu"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
