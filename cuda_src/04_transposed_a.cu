@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     C += blockIdx.z * batch_c;
 
     for (unsigned i0 = blockIdx.y * MB; i0 < m; i0 += gridDim.y * MB) {
-        if (!is_needed(i0, j0, MB, NB)) continue;
+        if (!any_stored(i0, j0, MB, NB)) continue;
         REAL sum[TA][TB] = {};
         for (unsigned p0 = 0; p0 < k; p0 += KB) {
             load_tile<THREADS, !TRANS_A>(As, A + offset(TRANS_A, i0, p0, lda), lda, k - p0, m - i0,
@@ -81,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int j = 0; j < TB; j++) {
                 const unsigned row = i0 + y + i, column = j0 + x + j;
-                if ((!GUARDED || (row < m && column < n)) && kept(row, column))
+                if ((!GUARDED || (row < m && column < n)) && is_stored(row, column))
                     store(c + i * ldc + j, alpha, sum[i][j], beta);
             }
     }

@@ -70,9 +70,11 @@
 #define TERMS 1  // numbers that stand for one
 #endif
 
-#include "common/turned.cuh"
+#include "common/tf32_wgmma.cuh"
 
-constexpr int ROOM = (CONSUMERS <= 2 ? 160 : MANY - 40) - (TURNED ? 32 : SLICES > 1 ? 16 : 0);
+constexpr int ROOM = (CONSUMERS <= 2 ? 160 : CONSUMER_REGISTERS - 40) - (TRANSPOSES_A ? 32
+                                                                         : SLICES > 1 ? 16
+                                                                                      : 0);
 static_assert(CONSUMERS <= 4 && TA * TB / 128 + KB * TB / 64 <= ROOM,
               "TA TB / 128 + KB TB / 64 <= 160 (3, 4 warpgroups 120, 64; sliced -16, turned -32)");
 
@@ -82,7 +84,7 @@ using Fragments = unsigned[KB / 8][PIECES][4];
 __device__ __forceinline__ void direct(Consumer& here, Sums& sum, bool add) {
     here.wait_for_stage();
     const unsigned long long a = here.rows(0), b = here.columns(0);
-    wgmma_begin();
+    wgmma_fence();
 #pragma unroll
     for (int x = 0; x < KB / 8; x++)
 #pragma unroll
@@ -93,9 +95,10 @@ __device__ __forceinline__ void direct(Consumer& here, Sums& sum, bool add) {
 }
 
 // One step, columns of B by way of registers.
-__device__ __forceinline__ void through(Consumer& here, Sums& sum, bool add, Fragments& columns) {
+__device__ __forceinline__ void via_registers(Consumer& here, Sums& sum, bool add,
+                                              Fragments& columns) {
     here.wait_for_stage();
-    if constexpr (TURNED) here.turn();
+    if constexpr (TRANSPOSES_A) here.transpose_a();
 #pragma unroll
     for (int x = 0; x < KB / 8; x++)
 #pragma unroll
@@ -103,7 +106,7 @@ __device__ __forceinline__ void through(Consumer& here, Sums& sum, bool add, Fra
 #pragma unroll
             for (int e = 0; e < 4; e++) columns[x][u][e] = here.number(x, u, e);
     const unsigned long long a = here.rows(0);
-    wgmma_begin();
+    wgmma_fence();
 #pragma unroll
     for (int x = 0; x < KB / 8; x++)
 #pragma unroll
@@ -120,26 +123,26 @@ __device__ __forceinline__ void multiply(Consumer& here, Sums& sum, const Unit& 
         for (int e = 0; e < PIECES * TA / 2; e++) sum[e / (TA / 2)][e % (TA / 2)] = 0.0f;
     }
     unsigned step = first;
-    if constexpr (!DIRECT) {
+    if constexpr (!BOTH_K_MAJOR) {
         Fragments even, odd;  // the tensor cores read one while the other is written
         for (; step + SLICES * SPLIT < unit.steps; step += 2 * SLICES * SPLIT) {
-            through(here, sum, step > first, even);
-            through(here, sum, true, odd);
+            via_registers(here, sum, step > first, even);
+            via_registers(here, sum, true, odd);
         }
-        wgmma_wait<0>();
-        if (step < unit.steps) through(here, sum, step > first, even);
+        wgmma_wait_group<0>();
+        if (step < unit.steps) via_registers(here, sum, step > first, even);
     } else {
         for (; step < unit.steps; step += SLICES * SPLIT) direct(here, sum, step > first);
     }
-    wgmma_wait<0>();
+    wgmma_wait_group<0>();
     if (first < unit.steps) here.release();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
     gemm(const __grid_constant__ Maps maps, int m, int n, int k, int batch, float alpha, float beta,
-         int stack_a, int stack_b, int boxed, float* C, long long ldc, long long batch_c,
+         int batched_a, int batched_b, int boxed, float* C, long long ldc, long long batch_c,
          float* parts) {
-    const Result result{&maps.c, C, ldc, unsigned(m), unsigned(n), alpha, beta, boxed != 0};
-    run(product_of(maps, m, n, k, batch, stack_a, stack_b), result, batch_c, parts,
+    const Output result{&maps.c, C, ldc, unsigned(m), unsigned(n), alpha, beta, boxed != 0};
+    run(product_of(maps, m, n, k, batch, batched_a, batched_b), result, batch_c, parts,
         [](Consumer& here, Sums& sum, const Unit& unit) { multiply(here, sum, unit); });
 }

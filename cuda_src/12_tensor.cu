@@ -8,7 +8,7 @@
 //   and with `.trans` also where the tile lies across k. So all four layouts stay in shared memory
 //   as they lie in global memory, and none is turned round. tf32 that lies across k has no such
 //   instruction: its numbers are read one by one.
-// - No padding: the 16-byte chunks of a line change places (common/swizzled.cuh), so that neither
+// - No padding: the 16-byte chunks of a line change places (common/swizzled_tile.cuh), so that neither
 //   reads nor copies meet a bank twice.
 // - A row of A's fragments is read again, 32 bytes deeper, once its last product is on its way;
 //   those of B, which all rows need, are kept twice. So 64 x 64 fits in the registers.
@@ -60,7 +60,7 @@
 #endif
 
 #include "common/schedule.cuh"
-#include "common/swizzled.cuh"
+#include "common/swizzled_tile.cuh"
 
 constexpr int WARPS_M = MB / TA, WARPS_N = NB / TB, THREADS = 32 * WARPS_M * WARPS_N;
 constexpr int ROWS = TA / 16, COLUMNS = TB / 8;  // mma of a warp along m and n
@@ -80,11 +80,11 @@ static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2
 // two stages all of them are stored before the barrier after which they are read.
 constexpr int SPAN = STAGES > 2 ? 2 : 1, PARTS = ASYNC ? 1 : DEEP / 2;
 using Number = REAL;
-using TileA = Swizzled<true, !TRANS_A, MB, THREADS, PARTS>;
-using TileB = Swizzled<false, TRANS_B, NB, THREADS, PARTS>;
+using TileA = SwizzledTile<true, !TRANS_A, MB, THREADS, PARTS>;
+using TileB = SwizzledTile<false, TRANS_B, NB, THREADS, PARTS>;
 constexpr int STAGE = TileA::BYTES + TileB::BYTES;
 
-using Result = OUT;
+using Output = OUT;
 constexpr int PAIR = ALIGN / sizeof(OUT) >= 2 ? 2 : 1;  // numbers of C stored at a time
 struct alignas(PAIR * sizeof(OUT)) Results {
     OUT x[PAIR];
@@ -92,7 +92,7 @@ struct alignas(PAIR * sizeof(OUT)) Results {
 
 #undef REAL
 #define REAL float  // from here on the type of the sums, which blocks that share a tile add up
-#include "common/split.cuh"
+#include "common/split_k.cuh"
 
 template <int I>
 struct Constant {
@@ -110,7 +110,7 @@ __device__ __forceinline__ void repeat(const Use& use) {
 
 // Runs `use(pair, c, row, column)` for the sums of the lane and where they belong, PAIR at a time.
 template <class Use>
-__device__ __forceinline__ void each(float (&sum)[ROWS * COLUMNS][4], Result* C, long long ldc,
+__device__ __forceinline__ void each(float (&sum)[ROWS * COLUMNS][4], Output* C, long long ldc,
                                      int rows, int columns, unsigned row, unsigned column,
                                      Use use) {
 #pragma unroll
@@ -120,10 +120,9 @@ __device__ __forceinline__ void each(float (&sum)[ROWS * COLUMNS][4], Result* C,
 #pragma unroll
             for (int e = 0; e < 2; e += PAIR)
                 if ((!GUARDED || (i * 8 < rows && j * 8 + e < columns)) &&
-                    is_needed(row + i * 8, column + j * 8 + e, 1, PAIR))
+                    any_stored(row + i * 8, column + j * 8 + e, 1, PAIR))
                     use(sum[i / 2 * COLUMNS + j] + i % 2 * 2 + e,
-                        reinterpret_cast<Results*>(C + j * 8 + e), row + i * 8,
-                        column + j * 8 + e);
+                        reinterpret_cast<Results*>(C + j * 8 + e), row + i * 8, column + j * 8 + e);
         __syncwarp();  // reads of C stay here: registers for all of them there are not
     }
 }
@@ -131,7 +130,7 @@ __device__ __forceinline__ void each(float (&sum)[ROWS * COLUMNS][4], Result* C,
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     gemm(int m, int n, int k, float alpha, const Number* __restrict__ A, long long lda,
          long long batch_a, const Number* __restrict__ B, long long ldb, long long batch_b,
-         float beta, Result* C, long long ldc, long long batch_c, void* workspace) {
+         float beta, Output* C, long long ldc, long long batch_c, void* workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
     const unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     const unsigned y = warp / WARPS_N * TA, x = warp % WARPS_N * TB;  // the warp's tile
@@ -205,10 +204,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                     fetch(writing, p / SPAN, later);
                 if (p == 0) copies.commit();
 #pragma unroll
-                for (int j = 0; j < COLUMNS / 2; j++) TileB::settle(b[p % 2][j]);
+                for (int j = 0; j < COLUMNS / 2; j++) TileB::round_operands(b[p % 2][j]);
 #pragma unroll
                 for (int i = 0; i < ROWS; i++) {
-                    TileA::settle(a[i]);
+                    TileA::round_operands(a[i]);
 #pragma unroll
                     for (int j = 0; j < COLUMNS; j++) {
                         const unsigned* const pair = b[p % 2][j / 2] + j % 2 * 2;
@@ -216,8 +215,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                     }
                     read_a(here, i, next);
                 }
-                if (p % SPAN == SPAN - 1 && p / SPAN < PARTS && later < end)
-                    put(writing, p / SPAN);
+                if (p % SPAN == SPAN - 1 && p / SPAN < PARTS && later < end) put(writing, p / SPAN);
             });
         }
     }
@@ -236,13 +234,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         Results result;
 #pragma unroll
         for (int e = 0; e < PAIR; e++) put(result.x[e], beta == 0.0f ? alpha * s[e] : s[e]);
-        if (!is_cut(i, j, 1, PAIR)) {
+        if (!partly_stored(i, j, 1, PAIR)) {
             *c = result;
             return;
         }
 #pragma unroll
         for (int e = 0; e < PAIR; e++)
-            if (kept(i, j + e)) c->x[e] = result.x[e];
+            if (is_stored(i, j + e)) c->x[e] = result.x[e];
     };
     each(sum, C, ldc, rows, columns, row, column, store);
 }

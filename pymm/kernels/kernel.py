@@ -50,7 +50,7 @@ class Tma:
     B must be contiguous, for all problems or for each: "any" (as stored), "k" (K-major) or "mn"
     (MN-major). With two `terms` an element comes as high + low, both rounded to tf32, the matrix of
     the low terms behind that of the high ones. If `scaled` the terms are float16 with block scaling
-    (common/scaled.cuh).
+    (common/block_scaling_repack.cuh).
     """
 
     boxes: Callable[[Config, Problem], tuple[Box, Box, Box | None]]

@@ -56,7 +56,7 @@ def _split_pays(c: Config, p: Problem, d: Device) -> bool:
     return c.SPLIT == 1 or (shared * c.SPLIT <= 8 * d.sms and c.SPLIT * c.KB <= p.k)
 
 
-#: Of kernels whose blocks add up the parts themselves (common/split.cuh).
+#: Of kernels whose blocks add up the parts themselves (common/split_k.cuh).
 SPLIT_RULES = (
     Rule(
         "k is split only into parts of a step or more, and only for idle multiprocessors",

@@ -19,7 +19,7 @@ from pymm.kernels.rules import (
 from pymm.kernels.simt import words
 from pymm.kernels.tiles import COUNTERS, tiles
 
-#: Parts that one block adds up at a time (common/gather.cuh).
+#: Parts that one block adds up at a time (common/split_k_tree.cuh).
 FAN = 16
 
 

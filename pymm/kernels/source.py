@@ -20,7 +20,7 @@ from pymm.kernels import Config, Tma
 #: far: the source is the key.
 ALLOWED_INCLUDES: tuple[str, ...] = ()
 
-#: F16 and BF16 are the kernels' own (common/halves.cuh): CUDA's names need an include.
+#: F16 and BF16 are the kernels' own (common/half_types.cuh): CUDA's names need an include.
 _C_NAMES = {"f32": "float", "f64": "double", "f16": "F16", "bf16": "BF16"}
 #: Types of so many bytes, whatever they mean.
 _BITS = {2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
@@ -79,7 +79,7 @@ def render(config: Config, problem: Problem, alignment: int | None = None) -> So
 
 
 def _symmetric_defines(config: Config, problem: Problem) -> dict[str, int | str]:
-    """Macros of common/fill.cuh and common/mirror.cuh for a symmetric C: which half of it is
+    """Macros of common/triangle.cuh and common/mirror.cuh for a symmetric C: which half of it is
     computed, if not both, and the size of its elements if the other half may be copied from it.
     """
     if not problem.symmetric or config.kernel.backend != "cuda":

@@ -1,5 +1,5 @@
 """Tiles of C, and the workspace of blocks that share one, each with its part of k: the host's side
-of common/schedule.cuh and common/split.cuh.
+of common/schedule.cuh and common/split_k.cuh.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _whole_lines(lines: int, high: int, wide: int) -> int:
     return sum(ceil_div((line + 1) * high, wide) for line in range(lines))
 
 
-#: Tiles of C that can be shared by several blocks: the counters of common/split.cuh.
+#: Tiles of C that can be shared by several blocks: the counters of common/split_k.cuh.
 COUNTERS = 16384
 
 

@@ -112,7 +112,7 @@ def _microseconds(given: dict[str, int], rate: float, p: Problem, d: Device) -> 
     storing = _TILE + area * _STORED[p.n % 2]
     size = 8 * p.batch * (p.m * p.k + p.k * p.n + p.m * p.n)
     sums = rounds * (together * each + together ** (2 / 3) * storing)
-    if given["SPLIT"] > 1:  # as common/shares.cuh has it
+    if given["SPLIT"] > 1:  # as common/stream_k.cuh has it
         sharers = min(left * given["SPLIT"], blocks)
         size += 16 * (sharers + left) * area
         sums += left / sharers * together * each + together ** (2 / 3) * storing
@@ -219,7 +219,7 @@ _MAX_SMS = 144
 
 
 def _slots_bytes(c: Config, p: Problem) -> int:
-    """Memory of the sums of tiles that blocks share (common/shares.cuh): 128 bytes, and a tile for
+    """Memory of the sums of tiles that blocks share (common/stream_k.cuh): 128 bytes, and a tile for
     each block that shares some and for each tile that is shared; enough for a thread of the launch
     that adds them up.
     """

@@ -144,7 +144,7 @@ MOST_PADDING = 1 / 4
 #: parts of a C that is too small to keep this many of a multiprocessor's busy.
 COMBINING, AHEAD, BUSY = 256, 8, 512
 
-#: Blocks of a `combine` of shared tiles (common/shares.cuh) that stay on a multiprocessor.
+#: Blocks of a `combine` of shared tiles (common/stream_k.cuh) that stay on a multiprocessor.
 STAYING = 3
 
 #: maps m n k batch alpha beta stack_a stack_b boxed C ldc batch_c parts, the scalars apart
@@ -165,7 +165,7 @@ class MappedExecutable(CudaExecutable):
     Operands that TMA cannot read, or that lie otherwise than the kernel wants, are copied first by
     the kernel file's `repack`, to memory that the launches of a stream share. So are the parts of a
     split product, which `combine` adds up. All launches but the first begin before the one before
-    them has ended, and wait for it (common/launches.cuh: why that is right). A C whose rows do not
+    them has ended, and wait for it (common/dependent_launch.cuh: why that is right). A C whose rows do not
     also end at multiples of 16 bytes is stored without its map: TMA reads rows of any length, but
     writes whole pieces of 16 bytes (seen on an H200: gaps behind the rows were written). Where only
     tiles of the last round are split the others are stored as ever.

@@ -3,8 +3,8 @@
 
 // sum += a b^T, back and forth along the longer side, every STRIDE-th of its numbers first: which
 // registers stand side by side is then such that few multiply-adds read two of one bank.
-__device__ __forceinline__ void add_products(REAL (&sum)[TA][TB], const REAL (&a)[TA],
-                                             const REAL (&b)[TB]) {
+__device__ __forceinline__ void add_outer_product(REAL (&sum)[TA][TB], const REAL (&a)[TA],
+                                                  const REAL (&b)[TB]) {
     constexpr int LONG = TA > TB ? TA : TB, SHORT = TA > TB ? TB : TA;
 #pragma unroll
     for (int s = 0; s < SHORT; s++)

@@ -28,7 +28,7 @@ struct Product {
         const unsigned part = rest % SPLIT, rank = CLUSTER > 1 ? block_in_cluster() : 0;
         const unsigned first = static_cast<unsigned long long>(part) * steps / SPLIT;
         const unsigned last = static_cast<unsigned long long>(part + 1) * steps / SPLIT;
-        return {(tile_m * CLUSTER + rank) * MB, tile_n * NB, rest / SPLIT, part, first,
-                last - first};
+        return {
+            (tile_m * CLUSTER + rank) * MB, tile_n * NB, rest / SPLIT, part, first, last - first};
     }
 };

@@ -37,8 +37,9 @@ __device__ __forceinline__ unsigned narrow(BF16, float low, float high) {
 __device__ float widen(F16 x) {
     const float size = __uint_as_float((x.bits & 0x7FFFu) << 13) * 0x1p112f;
     const unsigned kind = x.bits & 0x7FFFu;
-    const unsigned bits = kind > 0x7C00u ? 0x7FC00000u : kind == 0x7C00u ? 0x7F800000u
-                                                                         : __float_as_uint(size);
+    const unsigned bits = kind > 0x7C00u    ? 0x7FC00000u
+                          : kind == 0x7C00u ? 0x7F800000u
+                                            : __float_as_uint(size);
     return __uint_as_float(bits | (x.bits & 0x8000u) << 16);
 }
 __device__ unsigned narrow(F16, float x) {
