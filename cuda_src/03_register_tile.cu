@@ -2,11 +2,11 @@
 // used more than once.
 //
 // In rung 02 each multiply-add needs two reads from shared memory. Here a thread reads a column of
-// TA numbers of A and a row of TB numbers of B into registers and multiplies each with each:
+// TA elements of A and a row of TB elements of B into registers and multiplies each with each:
 //
-//                             b0 b1 b2        TB numbers of row p of Bs
+//                             b0 b1 b2        TB elements of row p of Bs
 //                           +----------
-//     TA numbers of     a0  | 00 01 02        TA + TB reads from shared memory,
+//     TA elements of     a0  | 00 01 02        TA + TB reads from shared memory,
 //     column p of As    a1  | 10 11 12        TA * TB multiply-adds
 //
 // The tile of the block is no longer tied to the number of threads: MB x NB, KB deep, computed by

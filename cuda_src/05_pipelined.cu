@@ -1,13 +1,13 @@
-// 05 pipelined: rung 04 with the memory system kept busy while the threads compute.
+// 05 pipelined: kernel 04 with the memory system kept busy while the threads compute.
 //
-// Rung 04 loads, waits, computes, waits: no warp multiplies while the next tile is on its way. Here
-// a ring of STAGES tiles hides that time, and three smaller waits go with it:
+// Kernel 04 loads, waits, computes, waits: no warp multiplies while the next tile is on its way.
+// Here a ring of STAGES tiles hides that time, and three smaller waits go with it:
 //
 //     step s      | fetch tile s + STAGES - 1 |  multiply tile s           | barrier | step s + 1
 //     row p of s  |  read the fragments of row p + 1   | TA x TB multiply-adds of row p |
 //
-// - Tiles come by cp.async, past the registers. A tile that lies along k (A stored by rows) is read
-//   16 bytes at a time and turned round on its way into shared memory (common/staged_tile.cuh).
+// - Tiles come by cp.async, past the registers. A tile that is K-major (A stored by rows) is read
+//   16 bytes at a time and transposed on its way into shared memory (common/staged_tile.cuh).
 // - Fragments are read one row ahead, the first of the next tile before the last of this one is
 //   multiplied: no warp waits for shared memory after the barrier.
 // - A warp owns a compact tile, LANES x 32/LANES threads. Its fragments are 16-byte vectors that
@@ -16,7 +16,7 @@
 // The multiply-adds run back and forth (boustrophedon): the number that stays is reused from the
 // operand cache, so that each instruction reads two registers and meets no bank conflict. Main loop
 // of 128 x 256 x 16, 8 x 16 per thread, nvcc 13.0 for sm_90a: 2048 FFMA of 2207 instructions.
-// Tried without gain: reading A along k, 16 bytes of each row, without turning it round (fewer
+// Tried without gain: reading A along k, 16 bytes of each row, without transposing it (fewer
 // instructions, but a column of A then sits in one register bank: 43 instead of 51 TFLOP/s).
 
 #include "common/tile.cuh"

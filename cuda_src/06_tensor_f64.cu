@@ -1,11 +1,11 @@
-// 06 tensor_f64: rung 05 with the multiply-adds done by the tensor cores, in double precision.
+// 06 tensor_f64: kernel 05 with the multiply-adds done by the tensor cores, in double precision.
 //
-// A warp multiplies together: one instruction adds the product of 16 x KI and KI x 8 numbers to 16
+// A warp multiplies together: one instruction adds the product of 16 x KI and KI x 8 elements to 16
 // x 8 accumulators that its 32 lanes share. On sm_90 that is twice the rate of DFMA. What changes:
 //
 // - TA x TB is the tile of a warp: ROWS x COLUMNS instructions for each depth of KI.
-// - A fragment is made of single numbers (common/ptx.cuh says which), so either tile may lie in
-//   shared memory as it does in memory. All four layouts come by cp.async, nothing is turned round
+// - A fragment is made of single elements (common/ptx.cuh says which), so either tile may lie in
+//   shared memory as it does in memory. All four layouts come by cp.async, nothing is transposed
 //   (common/padded_tile.cuh).
 // - The fragments of one depth are read while those of the depth before are multiplied, across the
 //   barrier too. Two depths of fragments and the accumulators fill the registers: 64 x 32 with KI 8

@@ -1,13 +1,13 @@
 // 07 wgmma: Hopper's own way. One thread fetches, warpgroups multiply, nobody else does anything.
 //
-// 16-bit numbers in, sums in float32, 16-bit numbers or float32 out. What this rung adds:
+// 16-bit elements in, sums in float32, 16-bit elements or float32 out. What this kernel adds:
 //
 //     producer    | fetch 0 | fetch 1 | fetch 2 | wait: 0 empty? | fetch 4 | ...
 //     consumers   |  wait: 0 full? | wgmma 0 | wgmma 1 | ...          (ring of STAGES tiles)
 //
 // - Tiles come by TMA: a thread names a box of a matrix, the hardware copies it, puts zeros where
 //   the matrix has ended and swizzles it so that the tensor cores meet no bank conflict. No index
-//   is computed or checked anywhere; every size runs the same text.
+//   is computed or checked anywhere; every size runs the same source.
 // - Two barriers for each stage, "full" and "empty", instead of one for the block: warpgroups drift
 //   apart, and while one waits or stores the tensor cores work for the other.
 // - wgmma multiplies 64 x TB x 16 with one instruction, straight from shared memory. The warpgroup
@@ -15,18 +15,19 @@
 // - A cluster of two blocks, one above the other, shares B: each fetches half and sends it to both.
 //   128 x 256 alone asks L2 for 48 bytes a clock and multiprocessor, of some 46 that it has
 //   (DeepGEMM's figures); in a cluster for 32.
-// - Blocks stay and take tile after tile, so that the next tile comes while this one is stored,
-//   through shared memory and by TMA again. With little k storing is all there is to do: SLOTS
-//   pieces of a warpgroup's tile are on their way at a time (8192 x 8192 x 128: 47 us, not 58).
+// - Blocks are persistent and take tile after tile, so that the next tile comes while this one is
+//   stored, through shared memory and by TMA again. With little k storing is all there is to do:
+//   SLOTS pieces of a warpgroup's tile are on their way at a time (8192 x 8192 x 128: 47 us, not
+//   58).
 // - Deep products of few tiles: SPLIT parts of k, which `combine` adds up.
-// - Instructions come from device memory too: everybody rehearses the end of a tile, with nothing
-//   to store, while the first numbers come. Blocks of small tiles ask for these before all else,
-//   and have them before a rehearsal would end (256: 4.9 us, not 5.2).
+// - Instructions come from device memory too: every warpgroup warms up the end of a tile, with
+//   nothing to store, while the first elements come. Blocks of small tiles ask for these before all
+//   else, and have them before a warm-up would end (256: 4.9 us, not 5.2).
 // - Small products: a warp stores its own rows of small tiles (no barrier, fence or map: 0.4 us).
 // - Skinny ones wait for memory alone: a narrow tile takes only its 16 or 32 rows or columns of
 //   shared memory, which holds twice as many stages (16 x 8192 x 8192: 43 us, not 48).
 //
-// Boxes have rows of 128 bytes, a swizzle's: 64 numbers. Any layout is a pile of such boxes, and
+// Boxes have rows of 128 bytes, a swizzle's: 64 elements. Any layout is a pile of such boxes, and
 // wgmma reads both kinds. Rows must start at multiples of 16 bytes: `repack` copies matrices whose
 // rows do not. C may lie anywhere: `boxed` says whether TMA, or 16 bytes at a time, can store it.
 //
@@ -238,7 +239,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
                             full + 8 * STAGES,
                             {&maps.a, unsigned(batched_a), l2_policy(stream_a)},
                             {&maps.b, unsigned(batched_b), l2_policy(stream_b)}};
-    // Uniform in each warp, and the compiler is told so: descriptors then stay in uniform registers.
+    // Uniform in each warp, and the compiler is told so: descriptors then stay in uniform
+    // registers.
     const unsigned group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     unsigned first_loads = 0;
     if (threadIdx.x == (EARLY_LOADS ? 128 * CONSUMERS : 0)) {

@@ -1,30 +1,31 @@
-// 08 tma_f32: plain multiply-adds, fed by Hopper's tensor memory accelerator.
+// 08 tma_f32: plain multiply-adds, loaded by Hopper's tensor memory accelerator.
 //
-// Rung 05 waits: its warps meet at a barrier after every tile, and every thread computes where to
-// fetch what. Here four warps do nothing but fetch, and nobody meets anybody:
+// Kernel 05 waits: its warps meet at a barrier after every tile, and every thread computes where to
+// fetch what. Here four warps do nothing but fetch, and no warp waits for another:
 //
 //     one thread  | wait: 1 empty? fetch 4  |  wait: 2 empty? fetch 5  | ...
 //     every warp  | wait: 2 full? | multiply-adds of tile 2 | 2 is empty | wait: 3 full? | ...
 //
 // - Tiles come by TMA: no thread computes an address, checks an index or carries a number into
-//   shared memory. Beyond the end of a matrix there are zeros, so that every size runs this text.
-// - Both tiles lie across k, so that fragments are read 16 bytes at a time from different banks.
-//   Operands that are stored along k are turned round before (common/repack.cuh: 1.8 % at 4096).
+//   shared memory. Beyond the end of a matrix there are zeros, so that every size runs this source.
+// - Both tiles are MN-major, so that fragments are read 16 bytes at a time from different banks.
+//   Operands that are stored K-major are transposed before (common/repack.cuh: 1.8 % at 4096).
 // - Barriers "full" and "empty" for each stage: warps drift apart, and while one waits for its
 //   fragments another multiplies. Those that fetch give their registers to those that multiply.
 // - The main loop is a pass of ROWS rows, not a whole tile: 17 KB of instructions for 16 x 8. With
 //   35 KB the multiprocessor waits for instructions, with 69 KB it is 12 % slower.
 // - SLICES of a tile, for small products: warps that share a tile of C take different rows of k.
-// - SPLIT, for tiles that are too few for a last round of all blocks.
+// - SPLIT, for tiles that are too few for a last wave of all blocks.
 // - STORE 2: sums go to shared memory and from there by TMA, while their warps multiply the next
 //   tile. For products of little k, which wait for C to be written: k = 32 123 -> 105 us.
 //
 // What limits it is the register file. It has two banks, of even and of odd registers, and each
 // gives one number for a multiply-add in a clock: loops of nothing else ran at 97 % of peak where
 // each read one number, at 66 % where half of them read two from one bank; the operand cache holds
-// a number only for the next instruction. So sums and the numbers that change with each instruction
-// must sit in different banks, and the number that stays must change seldom. STRIDE is all that the
-// source can do for that: of 1024 multiply-adds in 1098 instructions 4 to 6 % conflict.
+// a number only for the next instruction. So sums and the elements that change with each
+// instruction must sit in different banks, and the number that stays must change seldom. STRIDE is
+// all that the source can do for that: of 1024 multiply-adds in 1098 instructions 4 to 6 %
+// conflict.
 
 #ifndef MB
 #define MB 256  // rows of C that one block computes
@@ -57,10 +58,10 @@
 #define STAGES 4  // tiles in shared memory
 #endif
 #ifndef BLOCKS
-#define BLOCKS 1  // blocks that stay on a multiprocessor: bounds the registers of a thread
+#define BLOCKS 1  // persistent blocks on a multiprocessor: bounds the registers of a thread
 #endif
 #ifndef SPLIT
-#define SPLIT 1  // parts of k, for tiles that do not make up a whole round of all blocks
+#define SPLIT 1  // parts of k, for tiles that do not make up a whole wave of all blocks
 #endif
 #ifndef STORE
 #define STORE 1  // 2: C is stored by TMA, from shared memory that is kept for it
@@ -144,7 +145,7 @@ __device__ __forceinline__ void produce(const Maps& maps, const Product& p, unsi
     }
 }
 
-// The T numbers of one lane from a row of a tile: vectors, SPAN vectors apart.
+// The T elements of one lane from a row of a tile: vectors, SPAN vectors apart.
 template <int T, int SPAN>
 __device__ __forceinline__ void read_fragment(float (&fragment)[T], unsigned row) {
 #pragma unroll
@@ -157,7 +158,7 @@ __device__ __forceinline__ void read_fragment(float (&fragment)[T], unsigned row
 // sum = op(A) op(B) of one unit. A pass multiplies ROWS rows of a tile and reads EARLY rows ahead:
 // the first of the next tile before the last of this one are multiplied.
 //
-// A stage is given back in the next pass, be it of the next unit. Reads from shared memory may
+// A stage is released in the next pass, be it of the next unit. Reads from shared memory may
 // still be under way when an instruction behind them arrives at a barrier, and a new tile then
 // overwrites what they read (seen on an H200: wrong rows in 4 of 457 trials). They have ended when
 // what they read has been multiplied, and that ends up anywhere within its own pass.
@@ -274,7 +275,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             if (slice > 0) continue;
         }
         make_opaque(id);
-        const Unit unit(p, id);  // computed anew: its numbers would take registers from the loop
+        const Unit unit(p, id);  // computed anew: kept, it would take registers from the loop
 #if STORE == 2
         const unsigned row = unit.i0 + tile / WARPS_N * HIGH;
         const unsigned column = unit.j0 + tile % WARPS_N * WIDE;

@@ -1,7 +1,7 @@
-// 09 tma_f64: rung 06 fed by TMA. One thread fetches, warps multiply, blocks stay.
+// 09 tma_f64: kernel 06 loaded by TMA. One thread fetches, warps multiply, blocks are persistent.
 //
-// The tiles of rung 06 come by the tensor memory accelerator into a ring, as in rung 07. What this
-// rung adds:
+// The tiles of kernel 06 come by the tensor memory accelerator into a ring, as in kernel 07. What
+// this kernel adds:
 //
 // - No thread that multiplies computes an address in device memory, checks an index or waits for
 //   the whole block: a warp waits for a tile ("full"), reads it, and says so ("empty").
@@ -9,8 +9,8 @@
 //   stored, and with two or three blocks on a multiprocessor one multiplies while another stores.
 //   Rank-k updates need that: at k = 32 storing takes longer than multiplying.
 // - TMA cannot pad. Its swizzle keeps lanes out of each other's banks if the rows of a fragment are
-//   taken in the right order (common/f64_swizzled_tile.cuh), for all four layouts; C is stored in that order,
-//   whole sectors at a time (common/f64_epilogue.cuh).
+//   taken in the right order (common/f64_swizzled_tile.cuh), for all four layouts; C is stored in
+//   that order, whole sectors at a time (common/f64_epilogue.cuh).
 // - TK < KB: several warps share a tile of C, each with its part of every step, and add up at the
 //   end. For small tiles. A part comes by itself: its warps wait for no other (512: 11.3 us, 11.5).
 // - A warp whose tile lies outside the matrix only passes the ring on.
@@ -60,7 +60,7 @@
 #define BOTH 0  // 1: what is kept of a half goes to the other half, too
 #endif
 #ifndef SPLIT
-#define SPLIT 1  // blocks for each tile of the last round, at most; 1: as many as there are tiles
+#define SPLIT 1  // blocks for each tile of the last wave, at most; 1: as many as there are tiles
 #endif
 
 #include "common/hopper.cuh"
@@ -77,7 +77,8 @@ constexpr int PIECES = KB / DEEP, SLOTS = STAGES * PIECES;  // of a step; of the
 constexpr int A_BYTES = TileA::BYTES, SLOT_BYTES = A_BYTES + TileB::BYTES;
 constexpr int TILE_BYTES = TA * TB * 8, SHARED_BYTES = PARTS / 2 * MB * NB * 8;
 // Registers of a thread. Where sums, fragments and the rest are more than the block is launched
-// with, the warpgroup that fetches keeps PRODUCER_REGISTERS and leaves the others to those that multiply.
+// with, the warpgroup that fetches keeps PRODUCER_REGISTERS and leaves the others to those that
+// multiply.
 constexpr int NUMBERS = 2 * (TA * TB / 32 + (TA + TB) * KI * DEPTHS / 32);
 constexpr int EACH = 65536 / BLOCKS / THREADS / 8 * 8, LAUNCHED = EACH < 248 ? EACH : 248;
 constexpr int left_by(int few) { return ((GROUPS + 1) * LAUNCHED - few) / GROUPS / 8 * 8; }
@@ -177,7 +178,7 @@ __device__ __forceinline__ void multiply(Sums& sum, const Fragments& f) {
 
 // sum += op(A) op(B) of the warp's part of the next `steps` tiles.
 //
-// A slot is given back in the next pass of the loop. Reads from shared memory may still be under
+// A slot is released in the next pass of the loop. Reads from shared memory may still be under
 // way when an instruction behind them arrives at a barrier, but not when the mma have been issued
 // that multiply what was read; and those end up anywhere within their own pass.
 __device__ __forceinline__ void multiply(Sums& sum, Ring& ring, unsigned steps,
@@ -288,7 +289,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const Ring ring{tiles, full, empty};
     if (warp >= WARPS) {
         if (MOVES_REGISTERS) setmaxnreg_dec<PRODUCER_REGISTERS>();
-        // What both roles use must fit in PRODUCER_REGISTERS registers: with room elsewhere, computed twice.
+        // What both roles use must fit in PRODUCER_REGISTERS registers: with room elsewhere,
+        // computed twice.
         if (!FEW_REGISTERS) make_opaque(m), make_opaque(n), make_opaque(k);
         if (threadIdx.x == WARPS * 32)
             produce(maps, product_of(m, n, k, batch), ring, batched_a, batched_b);

@@ -1,25 +1,26 @@
 // 10 wgmma_tf32: float32 rounded to tf32, on Hopper's tensor cores.
 //
-// tf32 is float32 whose fraction has 10 bits instead of 23. What this rung adds to rung 07:
+// tf32 is float32 whose fraction has 10 bits instead of 23. What this kernel adds to kernel 07:
 //
-// - Of 16-bit numbers wgmma reads tiles that lie either way, of tf32 only such that lie along k.
-//   Rows of A do. Where B lies across k it comes through registers, of which wgmma takes its first
+// - Of 16-bit elements wgmma reads tiles that lie either way, of tf32 only such that are K-major.
+//   Rows of A do. Where B is MN-major it comes through registers, of which wgmma takes its first
 //   operand, too: what is multiplied is C^T = B^T A^T, 64 columns of C by TA rows. Where A lies
-//   across k and B along it, the two change their parts. Of two across k the smaller is copied
-//   before, or A's tiles are turned round in shared memory (Consumer::turn).
+//   across k and B along it, the two swap roles. Of two across k the smaller is copied
+//   before, or A's tiles are transposed in shared memory (Consumer::transpose_a).
 // - A thread reads from shared memory what it holds of B, and while the tensor cores multiply that
 //   it reads the next step's. Which lane holds which column of C is free: so that the banks of 32
 //   lanes differ, they take columns that are 4 and 16 apart (Place::column).
-// - C is turned round on its way out, through shared memory, where that costs nothing.
+// - C is transposed on its way out, through shared memory, where that costs nothing.
 // - k may be split into SPLIT parts, each a unit of work of its own, which `combine` adds up, and
-//   the steps of a unit among SLICES of warpgroups: one turns tiles while the other multiplies.
+//   the steps of a unit among SLICES of warpgroups: one transposes tiles while the other
+//   multiplies.
 //
-// TMA rounds what is not copied before (maps of the type TFLOAT32), to nearest: numbers above
+// TMA rounds what is not copied before (maps of the type TFLOAT32), to nearest: values above
 // 2^128 - 2^116 become infinite.
 //
 // What did not help: clusters (0.99 to 1.01), 128 rows and columns a warpgroup (0.88), warpgroups
-// that store in turns (0.84 to 1.02), slices where nothing is turned (0.95 to 1.01), C that leaves
-// L2 first (0.88 to 1.01).
+// that store in turns (0.84 to 1.02), slices where nothing is transposed (0.95 to 1.01), C that
+// leaves L2 first (0.88 to 1.01).
 
 #ifndef TRANS_A
 #define TRANS_A 0  // 1: A is stored as k x m, so op(A) = A^T; only with TRANS_B
@@ -67,7 +68,7 @@
 #define SLOTS 2  // pieces of C of a warpgroup on their way out
 #endif
 #ifndef TERMS
-#define TERMS 1  // numbers that stand for one
+#define TERMS 1  // terms of an element
 #endif
 
 #include "common/tf32_wgmma.cuh"

@@ -14,13 +14,13 @@
 //   and L2 fetches whole lines (18 % where a slice has 64 bytes of each).
 // - At the end a block adds up its warps, and the blocks are added up in a tree
 //   (common/split_k_tree.cuh), both in a fixed order.
-// - An operand lies in shared memory as in global memory. One that lies along k is read 16 bytes
+// - An operand lies in shared memory as in global memory. One that is K-major is read 16 bytes
 //   of k at a time: TA reads give a thread its TA rows of four columns.
-// - Or, with the largest register tiles of floats and slices of 8 rows: both operands lie across k,
-//   what lies along k is turned by copies of 4 bytes, and rows are read one ahead. Then 6 % of the
-//   multiply-adds read two registers of one bank, where four columns at a time had 20 to 30. Copies
-//   of 4 bytes take what that brings, unless rows at odd addresses want them anyway: 641 in 24 us
-//   instead of 27, 1024 in 53 either way.
+// - Or, with the largest register tiles of floats and slices of 8 rows: both operands are MN-major,
+//   what is K-major is transposed by copies of 4 bytes, and rows are read one ahead. Then 6 % of
+//   the multiply-adds read two registers of one bank, where four columns at a time had 20 to 30.
+//   Copies of 4 bytes take what that brings, unless rows at odd addresses want them anyway: 641 in
+//   24 us instead of 27, 1024 in 53 either way.
 //
 // One H200: 8192 x 16 x 8192 in 76 us, where reading takes 60 and cuBLAS 144; 64 x 64 x 262144 in
 // 60 us (92); 256 x 256 x 256 in 5.9 us (11.4). Large products are not for it: each warp fetches

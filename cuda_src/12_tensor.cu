@@ -1,26 +1,28 @@
-// 12 tensor: rung 06 for numbers of 16 bits and for tf32, on every GPU since Ampere.
+// 12 tensor: kernel 06 for 16-bit elements and for tf32, on every GPU since Ampere.
 //
-// The ring of STAGES tiles, the tiles of warps and the order of blocks are those of rung 06; sums
-// are float32. One instruction multiplies 32 bytes along k, sixteen numbers of 16 bits or eight of
-// tf32, and a fragment is words of two numbers or one. What this rung adds:
+// The ring of STAGES tiles, the tiles of warps and the order of blocks are those of kernel 06; sums
+// are float32. One instruction multiplies 32 bytes along k, sixteen 16-bit elements or eight of
+// tf32, and a fragment is words of two elements or one. What this kernel adds:
 //
 // - `ldmatrix`: a warp reads a fragment of 16 x 32 bytes of A, or two of B, with one instruction,
-//   and with `.trans` also where the tile lies across k. So all four layouts stay in shared memory
-//   as they lie in global memory, and none is turned round. tf32 that lies across k has no such
-//   instruction: its numbers are read one by one.
-// - No padding: the 16-byte chunks of a line change places (common/swizzled_tile.cuh), so that neither
-//   reads nor copies meet a bank twice.
+//   and with `.trans` also where the tile is MN-major. So all four layouts stay in shared memory
+//   as they lie in global memory, and none is transposed. tf32 that is MN-major has no such
+//   instruction: its elements are read one by one.
+// - No padding: the 16-byte chunks of a line are swapped (common/swizzled_tile.cuh), so that
+//   neither reads nor copies meet a bank twice.
 // - A row of A's fragments is read again, 32 bytes deeper, once its last product is on its way;
 //   those of B, which all rows need, are kept twice. So 64 x 64 fits in the registers.
 // - The order of the words of A and of B is the one in which an instruction takes them, one after
 //   the other. With another order for B the main loop had 76 moves of registers.
-// - float32 is rounded to tf32 when it is used, not when it is read: who rounds waits for the read.
-// - Rows of 16-bit numbers may start at any multiple of 2 bytes, and cp.async copies 4 at least.
+// - float32 is rounded to tf32 when it is used, not when it is read: rounding at once would wait
+//   for the read.
+// - Rows of 16-bit elements may start at any multiple of 2 bytes, and cp.async copies 4 at least.
 //   Such rows come through registers, asked for before some products and stored after them.
 //
 // Main loop of 128 x 128 x 32, 64 x 64 per warp, bf16, nvcc 13.0 for sm_90a: 64 HMMA of 147
 // instructions, 16 LDSM, 8 LDGSTS. One H200: 455 TFLOP/s at 4096, of 546 that these HMMA make
-// alone; `wgmma` (rung 07) has nearly twice that rate: on Hopper this rung is the second choice.
+// alone; `wgmma` (kernel 07) has nearly twice that rate: on Hopper this kernel is the second
+// choice.
 
 #ifndef REAL
 #define REAL BF16  // element type of A and B: F16, BF16, or float, which is rounded to tf32
@@ -76,8 +78,8 @@ static_assert(KB * sizeof(REAL) % 64 == 0,
               "two instructions lie along k: 64 bytes divide those of KB");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
 
-// Numbers that go through registers are fetched in PARTS, each under way for SPAN mma along k. With
-// two stages all of them are stored before the barrier after which they are read.
+// Elements that go through registers are fetched in PARTS, each under way for SPAN mma along k.
+// With two stages all of them are stored before the barrier after which they are read.
 constexpr int SPAN = STAGES > 2 ? 2 : 1, PARTS = ASYNC ? 1 : DEEP / 2;
 using Number = REAL;
 using TileA = SwizzledTile<true, !TRANS_A, MB, THREADS, PARTS>;
@@ -85,7 +87,7 @@ using TileB = SwizzledTile<false, TRANS_B, NB, THREADS, PARTS>;
 constexpr int STAGE = TileA::BYTES + TileB::BYTES;
 
 using Output = OUT;
-constexpr int PAIR = ALIGN / sizeof(OUT) >= 2 ? 2 : 1;  // numbers of C stored at a time
+constexpr int PAIR = ALIGN / sizeof(OUT) >= 2 ? 2 : 1;  // elements of C stored at a time
 struct alignas(PAIR * sizeof(OUT)) Results {
     OUT x[PAIR];
 };

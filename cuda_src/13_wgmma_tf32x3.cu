@@ -2,7 +2,7 @@
 //
 // A float32 x is high + low, both tf32: 11 bits, then 11 of the 13 that are left. Of the four
 // products of a = ah + al and b = bh + bl three count, al bh + ah bl + ah bh: what is left out is
-// 2^-22 of the result. What this rung adds to rung 10:
+// 2^-22 of the result. What this kernel adds to kernel 10:
 //
 // - `repack` writes both terms of A and of B, along k, each a matrix of its own (TERMS 2). A stage
 //   holds four tiles, and three products read them: a third less traffic for each multiplication.
@@ -56,7 +56,7 @@
 #define SPLIT 1  // parts of k
 #endif
 #ifndef TERMS
-#define TERMS 2  // numbers that stand for one
+#define TERMS 2  // terms of an element
 #endif
 
 constexpr int SLICES = 1, SLOTS = 2;

@@ -1,20 +1,20 @@
-// 14 wgmma_f16x3: products of float32 from numbers of 16 bits, as exact as float32's where numbers
+// 14 wgmma_f16x3: products of float32 from 16-bit elements, as exact as float32's where elements
 // are of one size within 64 of k.
 //
 // A float32 x is a power of two times high + low, both float16: 11 bits, and 11 of the 13 that are
-// left. Of the four products of a = ah + al and b = bh + bl three count, as in rung 13, and the
-// tensor cores make them at twice the speed of tf32. What this rung adds:
+// left. Of the four products of a = ah + al and b = bh + bl three count, as in kernel 13, and the
+// tensor cores make them at twice the speed of tf32. What this kernel adds:
 //
-// - float16 has few exponents. So each 64 numbers of a row of op(A), or of a column of op(B), come
-//   with a power of two (common/block_scaling_repack.cuh): a number keeps its 22 bits if it is not 2^17 times
-//   smaller than the largest of its 64, and of a smaller one is lost 2^-39 of that. Of 64 columns
-//   that are alike the power is one, and takes at most 2^8 of either.
+// - float16 has few exponents. So each 64 elements of a row of op(A), or of a column of op(B), come
+//   with a power of two (common/block_scaling_repack.cuh): a number keeps its 22 bits if it is not
+//   2^17 times smaller than the largest of its 64, and of a smaller one is lost 2^-39 of that. Of
+//   64 columns that are alike the power is one, and takes at most 2^8 of either.
 // - The sums of the tensor cores are cut off, not rounded, and must be added to float32 sums in
-//   registers after few steps (rung 13). After 64 of k they are, times both powers: where these are
-//   one for 64 columns a multiply-add takes them along (common/block_scaling.cuh). A multiplication for
-//   each sum besides costs 5 % at 2048 and 4096. Where the product of both powers is no number of
-//   float32 they are applied one after the other.
-// - High and low terms are stages of their own: those of the low ones are given back when two of
+//   registers after few steps (kernel 13). After 64 of k they are, times both powers: where these
+//   are one for 64 columns a multiply-add takes them along (common/block_scaling.cuh). A
+//   multiplication for each sum besides costs 5 % at 2048 and 4096. Where the product of both
+//   powers is no number of float32 they are applied one after the other.
+// - High and low terms are stages of their own: those of the low ones are released when two of
 //   the products have been made, all before the sums are added. The powers come by TMA, too, into a
 //   ring that is one longer, for they are needed until then.
 //
@@ -41,7 +41,7 @@
 #define NB 128  // columns of C that one block computes
 #endif
 #ifndef KB
-#define KB 64  // depth of a tile: numbers with one power of two
+#define KB 64  // depth of a tile: elements with one power of two
 #endif
 #ifndef TA
 #define TA 64  // rows of C that one warpgroup computes
@@ -218,7 +218,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         fence_mbarrier_init();
     }
     __syncthreads();
-    // Uniform in each warp, and the compiler is told so: descriptors then stay in uniform registers.
+    // Uniform in each warp, and the compiler is told so: descriptors then stay in uniform
+    // registers.
     const unsigned group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (group == CONSUMERS) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();

@@ -10,7 +10,8 @@ with the digest that its kernel has at BASE_COMMIT, both sources are rendered an
 1. preprocessed: equal token by token;
 2. preprocessed: equal if identifiers are replaced one by one, each always by the same other one and
    no two by the same (strings, hence inline PTX, and entry points being equal);
-3. compiled to PTX (sm_90a): equal byte by byte, so that the assembler makes the same binary.
+3. compiled to PTX (sm_90a): equal byte by byte, so that the assembler makes the same binary;
+4. assembled: the binaries (cubin) equal byte by byte.
 
 The first that holds is enough. Then the digest becomes that of the working tree, in tuning_configs/
 and benchmarks/results/. What is left stale must be tuned again. The digest of a step of a suite
@@ -126,7 +127,7 @@ class Comparison:
         if old == new or differ_in_names_alone(old, new):
             return True
         old, new = map(self._ptx, texts)
-        return old == new
+        return old == new or self._cubin(old) == self._cubin(new)
 
     def _preprocessed(self, text: str) -> bytes:
         command = ["g++", "-E", "-P", "-x", "c++", "-D__CUDA_ARCH__=900", "-"]
@@ -142,6 +143,14 @@ class Comparison:
             command = [self.nvcc, "-ptx", "-arch=sm_90a", "-o", "gemm.ptx", "gemm.cu"]
             subprocess.run(command, cwd=folder, capture_output=True, check=True)
             return re.sub(rb"//.*", b"", place.with_suffix(".ptx").read_bytes())
+
+    def _cubin(self, ptx: bytes) -> bytes:
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            place = Path(folder) / "gemm.ptx"
+            place.write_bytes(ptx)
+            command = [self.nvcc, "-cubin", "-arch=sm_90a", "-o", "gemm.cubin", "gemm.ptx"]
+            subprocess.run(command, cwd=folder, capture_output=True, check=True)
+            return place.with_suffix(".cubin").read_bytes()
 
 
 class Counts:

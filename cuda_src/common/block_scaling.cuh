@@ -1,11 +1,12 @@
-// Sums of a step along k, times the powers of two that their numbers were divided by
-// (common/block_scaling_repack.cuh). The kernel says ROWS (pieces of 64 rows) and TB (columns of a warpgroup).
+// Sums of a step along k, times the powers of two that their elements were divided by
+// (common/block_scaling_repack.cuh). The kernel defines ROWS (pieces of 64 rows) and TB (columns of
+// a warpgroup).
 
 using Sums = float[ROWS][TB / 2];
 
 // A power of two, 2^-126 to 2^113, as two: one from 2^-63 to 2^63, and what is left. Of two powers
-// the product of the first halves and that of the second are normal numbers, on the same side of 1:
-// a sum times both in turn is infinite or zero on the way only if it is at the end.
+// the product of the first halves and that of the second are normal numbers, on the same side of
+// 1: a sum times both in turn is infinite or zero on the way only if it is at the end.
 struct Power {
     float near, far;
     __device__ __forceinline__ explicit Power(float x)
@@ -52,8 +53,9 @@ __device__ __forceinline__ bool are_factors(const float* rows, const float* colu
     return all;
 }
 
-// sum += step_sum times the powers of rows and columns. One power for 64 columns takes no instruction
-// of its own: it is in the factor of a multiply-add, if that is neither zero nor infinite.
+// sum += step_sum times the powers of rows and columns. One power for 64 columns takes no
+// instruction of its own: it is in the factor of a multiply-add, if that is neither zero nor
+// infinite.
 __device__ __forceinline__ void add_scaled(Sums& sum, Sums& step_sum, const float* of_rows,
                                            const float* of_columns) {
     const float* const rows = of_rows + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;

@@ -26,9 +26,9 @@ struct alignas(WIDE * sizeof(OUT)) Results {
 };
 }  // namespace combine_details
 
-// A part is a stack of `batch` matrices of m rows, n rounded up to a multiple of 4 sums apart. A
+// A part is a batch of `batch` matrices of m rows, n rounded up to a multiple of 4 sums apart. A
 // thread has WIDE columns of one row; blockDim.y threads share its parts where there are many, for
-// a small C has few threads. Added up in an order that depends on nothing but the two numbers.
+// a small C has few threads. Added up in an order that depends on nothing but the two elements.
 extern "C" __global__ void __launch_bounds__(256, 4)
     combine(const SUM* parts, OUT* C, long long ldc, long long batch_c, SUM alpha, SUM beta, int m,
             int n, int batch) {

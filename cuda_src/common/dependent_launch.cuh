@@ -7,7 +7,7 @@
 //     combine                  | waits for gemm ......................  | adds up
 //
 // The blocks of a launch come when all blocks of the one before run or have ended, so they never
-// take the place of one of those; they lie in wait where there is room.
+// take the place of one of those; they wait where there is room.
 //
 // Why that is right. `griddepcontrol_wait` returns when the launch before has ended and all that
 // it wrote is seen (PTX ISA 9.0, "griddepcontrol"). Every launch but the first of a product waits
@@ -43,7 +43,7 @@ __device__ __forceinline__ void griddepcontrol_wait() {
 
 #else
 
-// The twin runs one launch after another, and only sees to it that who may begin early waits.
+// The simulator runs one launch after another, and only sees to it that who may begin early waits.
 template <bool FOLLOWED = false>
 __device__ void griddepcontrol_wait() {
     pymm_sim::self().calls->wait_for_launch();

@@ -1,5 +1,5 @@
-// Where the sums of mma go whose fragments come from common/f64_swizzled_tile.cuh: pairs of neighbours in a
-// row, 8 rows of two or four full sectors of 32 bytes at a time.
+// Where the sums of mma go whose fragments come from common/f64_swizzled_tile.cuh: pairs of
+// neighbours in a row, 8 rows of two or four full sectors of 32 bytes at a time.
 
 using Sums = double[ROWS * COLUMNS][4];
 
@@ -19,7 +19,7 @@ struct Output {
         for (int h = 0; h < ROWS * 2; h++) {
 #pragma unroll
             for (int u = 0; u < COLUMNS; u++) {
-                // Neighbours along n: in halves of two mma where B lies along k, else in one. Of
+                // Neighbours along n: in halves of two mma where B is K-major, else in one. Of
                 // a last group of 8 along k the neighbour is two lanes away.
                 const int s = h / 2 * COLUMNS + (u == LAST ? u : u / 2 * 2), e = h % 2 * 2;
                 const unsigned t = lane % 4 * 2;

@@ -1,24 +1,24 @@
 // Tiles of double precision that TMA brings in lines of 128 bytes, swizzled, and the fragments of
-// mma that are read from them. The kernel says MB, NB, KB, TA, TB, TK, KI, TRANS_A and TRANS_B.
+// mma that are read from them. The kernel defines MB, NB, KB, TA, TB, TK, KI, TRANS_A and TRANS_B.
 
-constexpr int LINE = 16;                         // numbers in a line
+constexpr int LINE = 16;                         // elements in a line
 constexpr int ROWS = TA / 16, COLUMNS = TB / 8;  // mma of a warp along m and n
 
 // Depth of what comes together: what a warp takes of a step, a line at least. Where both operands
-// lie across k all boxes are that deep, and to ask for one takes some 80 clocks: for the eight of
+// are MN-major all boxes are that deep, and to ask for one takes some 80 clocks: for the eight of
 // 64 x 64 x 16 longer than to multiply them. There it is two lines.
 constexpr int LEAST = TRANS_A && !TRANS_B ? 32 : LINE;
 constexpr int DEEP = TK >= LEAST ? TK : KB % LEAST == 0 ? LEAST : KB;
 
-// A tile of OUTER x DEEP numbers of op(A) (or of op(B)^T). K_MAJOR: a line is 16 numbers of a row,
-// DEEP / 16 piles of OUTER lines; else 16 numbers of a column, OUTER / 16 piles of DEEP lines, the
-// last of which may be used by half.
+// A tile of OUTER x DEEP elements of op(A) (or of op(B)^T). K_MAJOR: a line is 16 elements of a
+// row, DEEP / 16 piles of OUTER lines; else 16 elements of a column, OUTER / 16 piles of DEEP
+// lines, the last of which may be used by half.
 //
 // TMA puts piece c (16 bytes) of line l where c ^ l % 8 would be, to spread columns over the banks.
-// 16 lanes are served together: four rows of a fragment, four numbers of each, deep in a row. Rows
+// 16 lanes are served together: four rows of a fragment, four elements of each, deep in a row. Rows
 // may be taken in any order, as long as C is stored in the same one, and so each group of 16 is
 // permuted. K_MAJOR: four rows must differ in bits 1 and 2 of l, which move pairs of pieces. Else:
-// the four numbers are in four lines, which move pieces within fours; the four rows must differ in
+// the four elements are in four lines, which move pieces within fours; the four rows must differ in
 // bit 0, within a piece, and bit 3, from four to four. A last group of 8 rows has no bit 3: there
 // two lanes meet in a bank.
 template <bool K_MAJOR, int OUTER>

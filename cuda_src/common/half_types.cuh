@@ -18,7 +18,7 @@ __device__ __forceinline__ float widen(F16 x) {
     asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(x.bits));
     return result;
 }
-// Two numbers rounded to nearest, the first in the lower half.
+// Two elements rounded to nearest, the first in the lower half.
 __device__ __forceinline__ unsigned narrow(F16, float low, float high) {
     unsigned result;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
@@ -32,8 +32,8 @@ __device__ __forceinline__ unsigned narrow(BF16, float low, float high) {
 
 #else
 
-// The twins round by hand, what lies in the middle to even. A product with a power of two is exact
-// and puts the numbers of F16, its subnormals too, where float keeps those of the same bits.
+// The simulator rounds in software, ties to even. A product with a power of two is exact
+// and puts the elements of F16, its subnormals too, where float keeps those of the same bits.
 __device__ float widen(F16 x) {
     const float size = __uint_as_float((x.bits & 0x7FFFu) << 13) * 0x1p112f;
     const unsigned kind = x.bits & 0x7FFFu;

@@ -1,4 +1,6 @@
-// What only Hopper (sm_90a) has. No twin: the simulator knows neither tensor maps nor wgmma.
+// What only Hopper (sm_90a) has: TMA, mbarriers, clusters, setmaxnreg, wgmma.
+// The simulator puts its own twin in the place of this file
+// (pymm/simulator/device/hopper.hpp).
 
 #include "common/half_types.cuh"
 
@@ -121,7 +123,7 @@ __device__ __forceinline__ void fence_proxy_async() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Four 8 x 8 matrices of 16-bit numbers; lane 8 i + r gives the address of row r of matrix i.
+// Four 8 x 8 matrices of 16-bit elements; lane 8 i + r gives the address of row r of matrix i.
 __device__ __forceinline__ void stmatrix_x4(unsigned row, const unsigned (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
                  "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
@@ -130,7 +132,7 @@ __device__ __forceinline__ void stmatrix_x4(unsigned row, const unsigned (&r)[4]
 
 // wgmma reads both operands from shared memory by descriptors (PTX ISA 9.0, "Matrix Descriptor").
 // Here: 128-byte swizzle, 1024 bytes from 8 rows of 128 bytes to the next 8, and 8192 from 64
-// columns to the next 64 where the operand does not lie along k. One added moves 16 bytes on.
+// columns to the next 64 where the operand does not are K-major. One added moves 16 bytes on.
 __device__ __forceinline__ unsigned long long describe(unsigned address) {
     return (address & 0x3FFFFu) >> 4 | (8192ull >> 4) << 16 | (1024ull >> 4) << 32 | 1ull << 62;
 }
@@ -197,7 +199,7 @@ __device__ __forceinline__ unsigned round_tf32(float x) {
 }
 
 // d = a b, or d += a b if `add`, in tf32: 64 x N += 64 x 8 times 8 x N, d as above. The lower 13
-// bits of an operand are ignored. Both lie along k in shared memory, or a is in registers: lane
+// bits of an operand are ignored. Both are K-major in shared memory, or a is in registers: lane
 // 4 g + t of warp w holds a[2 x + h] = A(16 w + g + 8 h, t + 4 x).
 #define REGISTERS_16(r) REGISTERS_8(r), REGISTERS_8(r + 8)
 #define NAMES_OF_8 "%0, %1, %2, %3, %4, %5, %6, %7"
@@ -259,7 +261,7 @@ __device__ __forceinline__ void named_barrier_sync(int id) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(COUNT) : "memory");
 }
 
-// Numbers in shared memory by their 32-bit addresses. Reads keep their order, and that alone.
+// Elements in shared memory by their 32-bit addresses. Reads keep their order, and that alone.
 __device__ __forceinline__ double load_shared(unsigned address) {
     double x;
     asm volatile("ld.shared.f64 %0, [%1];" : "=d"(x) : "r"(address));
@@ -277,8 +279,8 @@ __device__ __forceinline__ void store_shared(unsigned address, double2 x) {
     asm volatile("st.shared.v2.f64 [%0], {%1, %2};" ::"r"(address), "d"(x.x), "d"(x.y) : "memory");
 }
 
-// Descriptors of operands of 16 bits in rows of 16, 32 or 64 numbers and swizzled as wide: 8 rows
-// are 16 COLUMNS bytes. One that lies across k is a pile of such, each of DOWN rows.
+// Descriptors of operands of 16 bits in rows of 16, 32 or 64 elements and swizzled as wide: 8 rows
+// are 16 COLUMNS bytes. One that is MN-major is a pile of such, each of DOWN rows.
 template <int COLUMNS, int DOWN>
 __device__ __forceinline__ unsigned long long mn_major_descriptor(unsigned address) {
     constexpr unsigned long long SWIZZLE = COLUMNS == 64 ? 1 : COLUMNS == 32 ? 2 : 3;

@@ -1,5 +1,5 @@
-// Units of work of blocks that stay: tiles of MB x NB of a stack of matrices, and parts of k of
-// those that are too few for a last round of all blocks.
+// Units of work of persistent blocks: tiles of MB x NB of a batch of matrices, and parts of k of
+// those that are too few for a last wave of all blocks.
 
 #include "common/schedule.cuh"
 

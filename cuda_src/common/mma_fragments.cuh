@@ -1,7 +1,7 @@
 // Fragments of 16-bit and tf32 matrices: how a warp reads them and multiplies with them on the
 // tensor cores (sm_80), each with a plain C++ twin for the simulator.
 //
-// An instruction multiplies 16 rows of A and 8 columns of B, each 32 bytes: 16 numbers of 16 bits
+// An instruction multiplies 16 rows of A and 8 columns of B, each 32 bytes: 16 16-bit elements
 // or 8 of 32. Lane 4 g + t holds of A's rows g and g + 8 the words t and t + 4, a[2 x + h] for row
 // g + 8 h and word t + 4 x; of B's column g the same two words, b0 and b1; and of the sums
 // c[2 h + e] = C(g + 8 h, 2 t + e) (PTX ISA 9.0, "Matrix Fragments for mma.m16n8k16").
@@ -11,7 +11,7 @@
 #ifndef PYMM_SIMULATOR
 
 // Four matrices of 8 x 16 bytes; lane 8 i + r says where row r of matrix i lies. r[i] is the word t
-// of row g of matrix i, or if ACROSS its numbers (2 t, g) and (2 t + 1, g), of 16 bits.
+// of row g of matrix i, or if ACROSS its elements (2 t, g) and (2 t + 1, g), of 16 bits.
 template <bool ACROSS>
 __device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void* row) {
     const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
@@ -25,7 +25,7 @@ __device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void* row) {
                      : "r"(address));
 }
 
-// A float rounded to tf32, its last 13 bits 0: to nearest, what lies in the middle away from 0.
+// A float rounded to tf32, its last 13 bits 0: to nearest, ties away from 0.
 // Without this the tensor cores would cut those bits off.
 __device__ __forceinline__ unsigned rounded(unsigned x) {
     unsigned result;
@@ -88,7 +88,7 @@ __device__ double products(float, unsigned a, unsigned b) {
     return static_cast<double>(__uint_as_float(a & ~0x1FFFu)) * __uint_as_float(b & ~0x1FFFu);
 }
 
-// The twin asks each word from the lane that holds it, two at a time.
+// The simulator asks each word from the lane that holds it, two at a time.
 template <class TYPE>
 __device__ void mma(TYPE type, float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     const unsigned lane = threadIdx.x % 32;

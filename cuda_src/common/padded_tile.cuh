@@ -2,7 +2,7 @@
 
 #include "common/vector.cuh"
 
-// A tile of OUTER x KB elements of op(A) (or of op(B)^T). Stored along k (K_MAJOR) it is kept
+// A tile of OUTER x KB elements of op(A) (or of op(B)^T). Stored K-major (K_MAJOR) it is kept
 // as OUTER lines of KB elements, otherwise as KB lines of OUTER. The padding of four elements puts
 // what 16 lanes of a fragment read, 4 x 4 elements one of whose axes runs across lines, into 16
 // different pairs of banks if elements have 8 bytes, whichever way the tile lies.

@@ -81,7 +81,7 @@ __device__ __forceinline__ void mma(double (&c)[4], const double (&a)[DEPTH / 2]
 
 #else
 
-// The twin moves nothing before `wait`: who reads too early finds what was there before.
+// The simulator moves nothing before `wait`: who reads too early finds what was there before.
 struct AsyncCopies {
     struct Piece {
         void* target;
@@ -114,7 +114,7 @@ struct AsyncCopies {
     }
 };
 
-// The twin asks each number from the lane that holds it.
+// The simulator asks each number from the lane that holds it.
 template <int DEPTH>
 __device__ void mma(double (&c)[4], const double (&a)[DEPTH / 2], const double (&b)[DEPTH / 4]) {
     const unsigned lane = threadIdx.x % 32;

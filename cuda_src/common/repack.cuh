@@ -1,11 +1,12 @@
 // Copies of matrices for TMA: of those whose rows do not start at multiples of 16 bytes, of those
-// that lie along the other axis than the kernel wants, and of those whose numbers it wants rounded.
+// that lie along the other axis than the kernel wants, and of those whose elements it wants
+// rounded.
 
 #include "common/half_types.cuh"
 #include "common/dependent_launch.cuh"
 
 #ifndef TERMS
-#define TERMS 1  // numbers that stand for one of the matrix: 2 for high + low
+#define TERMS 1  // terms of an element: 2 for high + low
 #endif
 #ifndef ROUNDED
 #define ROUNDED 0  // 1: to tf32
@@ -16,8 +17,9 @@ constexpr int SIDE = 64;                          // of the square that a block 
 constexpr int WIDE = 16 / sizeof(REAL);           // elements that are stored at a time
 constexpr int PIECES = SIDE * SIDE / WIDE / 256;  // of these that a thread copies
 constexpr int DOWN = SIDE / PIECES;               // rows from one to its next
-// Pieces that a thread waits for at a time, and blocks of a multiprocessor. Turning 8192 x 8192 of
-// float takes 139 us with 8 blocks and 183 with 4; 4 pieces at a time are then too many (148, 133).
+// Pieces that a thread waits for at a time, and blocks of a multiprocessor. Transposing 8192 x 8192
+// of float takes 139 us with 8 blocks and 183 with 4; 4 pieces at a time are then too many (148,
+// 133).
 constexpr int AHEAD = sizeof(REAL) == 8 ? 8 : 2;
 constexpr int BLOCKS_PER_SM = sizeof(REAL) == 8 ? 5 : TERMS == 2 ? 6 : 8;
 constexpr int SQUARE_PITCH =
@@ -27,7 +29,7 @@ struct alignas(16) Piece {
     REAL x[WIDE];
 };
 
-// A stack of `count` matrices as it lies, and where it goes: to rows `pitch` elements apart, a
+// A batch of `count` matrices as it lies, and where it goes: to rows `pitch` elements apart, a
 // multiple of WIDE; turned, to `columns` rows of `rows` elements. With two terms each matrix is
 // followed by that of its low terms.
 struct Copy {
@@ -66,8 +68,8 @@ __device__ __forceinline__ Piece read(const REAL* x, bool first, unsigned left) 
 }
 
 #if ROUNDED
-// To 11 significant bits, what lies in the middle away from zero, as cvt.rna.tf32.f32 does it; but
-// the largest numbers do not become infinite. NaN stays NaN where only the upper bits are read.
+// To 11 significant bits, ties away from zero, as cvt.rna.tf32.f32 does it; but
+// the largest elements do not become infinite. NaN stays NaN where only the upper bits are read.
 __device__ __forceinline__ float rounded(float x) {
     const unsigned bits = __float_as_uint(x), size = bits & 0x7FFFFFFFu;
     if (size >= 0x7F800000u) return __uint_as_float(size > 0x7F800000u ? bits | 0x400000u : bits);
@@ -100,7 +102,7 @@ __device__ __forceinline__ void store(REAL* to, Piece piece, long long behind) {
 }
 }  // namespace repack_details
 
-// One block for each square of both stacks.
+// One block for each square of both batches.
 extern "C" __global__ void __launch_bounds__(256, repack_details::BLOCKS_PER_SM)
     repack(repack_details::Copy a, repack_details::Copy b) {
     using namespace repack_details;

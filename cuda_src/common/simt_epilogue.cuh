@@ -1,4 +1,4 @@
-// How a thread stores its TA x TB sums: vectors of VECTOR numbers of a row, LANES_N vectors apart,
+// How a thread stores its TA x TB sums: vectors of VECTOR elements of a row, LANES_N vectors apart,
 // in groups of VECTOR rows, LANES groups apart.
 
 // Where C, or one part of its sums, goes.

@@ -1,4 +1,4 @@
-// Units of work of blocks that stay: tiles of C, and where k is split the parts of their sums, for
+// Units of work of persistent blocks: tiles of C, and where k is split the parts of their sums, for
 // `combine` to add up. A cluster of blocks, one above the other, takes a column of tiles.
 
 #define TILE_M (MB * CLUSTER)

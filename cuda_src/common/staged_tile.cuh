@@ -3,8 +3,8 @@
 #include "common/vector.cuh"
 
 // A tile of OUTER x KB elements of op(A) (or of op(B)^T), kept as KB rows of OUTER elements. If it
-// lies the same way in memory it comes by asynchronous copies. If it lies along k (K_MAJOR)
-// it has to be turned round: `fetch` reads pieces into registers, `put` spreads them over rows of
+// lies the same way in memory it comes by asynchronous copies. If it is K-major (K_MAJOR)
+// it has to be transposed: `fetch` reads pieces into registers, `put` spreads them over rows of
 // shared memory once the multiply-adds in between have hidden the latency. The padding of 16 bytes
 // makes the 4-byte stores of a warp, 8 rows x 4 columns of pieces, miss one another's banks.
 template <bool K_MAJOR, int OUTER, int THREADS>

@@ -1,11 +1,11 @@
-// Units of work of blocks that stay: tiles of MB x NB of a stack of matrices. Those that are left
+// Units of work of persistent blocks: tiles of MB x NB of a batch of matrices. Those that are left
 // when all blocks have had the same number of whole tiles are shared: laid one behind the other
 // along k and cut into as many equal pieces as there are blocks, so that none is idle in the last
 // round. What a block has of such a tile goes to memory, in a slot of its own, and `combine` adds
 // up the slots of each tile.
 //
-// 4096: 1024 tiles of 128 x 128 are 7.76 rounds of 132 blocks and take that long, not 8. A deep
-// product has no whole round at all. Slots are a block's tile each, 34 MB in all, not a multiple of
+// 4096: 1024 tiles of 128 x 128 are 7.76 waves of 132 blocks and take that long, not 8. A deep
+// product has no whole wave at all. Slots are a block's tile each, 34 MB in all, not a multiple of
 // C. Nothing is shared where seven blocks of eight have a tile anyway: a second launch and another
 // tile to store cost 7 us on an H200.
 
@@ -108,7 +108,7 @@ __device__ __forceinline__ Product product_of(unsigned m, unsigned n, unsigned k
 struct alignas(128) LaunchShape {
     unsigned blocks, steps;
 };
-constexpr int SLOT = MB * NB;  // numbers of a slot
+constexpr int SLOT = MB * NB;  // elements of a slot
 __device__ __forceinline__ double* slot_of(double* parts, unsigned slot) {
     return parts + sizeof(LaunchShape) / sizeof(double) + static_cast<size_t>(slot) * SLOT;
 }

@@ -5,21 +5,21 @@
 #include "common/vector.cuh"
 #include "common/ptx.cuh"
 
-// cp.async copies 4 bytes at least: numbers of 16 bits whose rows start anywhere come through
+// cp.async copies 4 bytes at least: 16-bit elements whose rows start anywhere come through
 // registers.
 constexpr bool ASYNC = PIECE * sizeof(REAL) >= 4;
 
 // A tile of OUTER x KB elements of op(A) (or of op(B)^T), kept as OUTER lines of KB elements where
-// it is stored along k (K_MAJOR), otherwise as KB lines of OUTER. Eight lanes read 16 bytes
+// it is stored K-major (K_MAJOR), otherwise as KB lines of OUTER. Eight lanes read 16 bytes
 // each, at one place of eight lines. So that these lie in different banks, the 16-byte chunks of a
-// line change places: chunk number c of line l lies at c xor (l mod 8).
+// line are swapped: chunk number c of line l lies at c xor (l mod 8).
 //
 //     line 0   0 1 2 3 4 5 6 7      A line of 32 or 64 bytes has 2 or 4 chunks; 4 or 2 lines that
 //     line 1   1 0 3 2 5 4 7 6      share 128 bytes, all the banks, then have the same order.
 //     line 2   2 3 0 1 6 7 4 5
 //
-// `ldmatrix` turns round 16-bit numbers only. Those of 32 bits that lie across k are read one by
-// one, each lane its own: of 4 lines 8 neighbours, two chunks. There pairs of chunks change places.
+// `ldmatrix` transposes 16-bit elements only. Those of 32 bits that are MN-major are read one by
+// one, each lane its own: of 4 lines 8 neighbours, two chunks. There pairs of chunks are swapped.
 template <bool LEFT, bool K_MAJOR, int OUTER, int THREADS, int PARTS>
 struct SwizzledTile {
     static constexpr int SIZE = sizeof(REAL);

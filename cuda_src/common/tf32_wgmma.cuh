@@ -1,13 +1,13 @@
-// C^T = B^T A^T by wgmma on tf32: tiles of float32 on their way in, C turned round on its way out.
+// C^T = B^T A^T by wgmma on tf32: tiles of float32 on their way in, C transposed on its way out.
 //
-// The 64 rows of a wgmma are columns of C, its up to 256 columns are rows of C. A lies along k;
+// The 64 rows of a wgmma are columns of C, its up to 256 columns are rows of C. A is K-major;
 // where B does not, it goes through registers. Where both are transposed it is the other way round:
-// SWAPPED, A and B, rows and columns of C change their parts, and C is not turned. Where neither
-// lies along k the warpgroups turn A's tiles round in shared memory: TRANSPOSES_A.
+// SWAPPED, A and B, rows and columns of C swap roles, and C is not transposed. Where neither
+// is K-major the warpgroups transpose A's tiles in shared memory: TRANSPOSES_A.
 //
-// The kernel says MB, NB, KB, TA, TB, STAGES, SLOTS, CLUSTER, SPLIT, how many SLICES of warpgroups
-// take turns along k, and how many TERMS stand for a number: so many matrices for one in the maps
-// of A and B.
+// The kernel defines MB, NB, KB, TA, TB, STAGES, SLOTS, CLUSTER, SPLIT, how many SLICES of
+// warpgroups take turns along k, and how many TERMS stand for a number: so many matrices for one in
+// the maps of A and B.
 
 #define TILE_N (NB * CLUSTER)  // what a cluster computes
 
@@ -21,7 +21,7 @@ constexpr bool BOTH_K_MAJOR = TRANS_B && !TRANS_A;  // nothing does
 constexpr bool TRANSPOSES_A = TRANS_A && !TRANS_B;
 constexpr int WARPGROUPS_N = NB / TB, WARPGROUPS = MB / TA * WARPGROUPS_N;  // warpgroups of a slice
 constexpr int CONSUMERS = WARPGROUPS * SLICES, THREADS = 128 * (CONSUMERS + 1);
-constexpr int BOX = 32, ROW = BOX * 4, K_BOXES = KB / BOX;   // numbers and bytes of a row of a box
+constexpr int BOX = 32, ROW = BOX * 4, K_BOXES = KB / BOX;   // elements and bytes of a row of a box
 constexpr int A_BYTES = MB * KB * 4, B_BYTES = NB * KB * 4;  // of one term
 constexpr int STAGE_BYTES = TERMS * (A_BYTES + B_BYTES);
 constexpr int PIECES = TB / 64;                             // pieces of 64 columns
@@ -55,7 +55,7 @@ static_assert((CLUSTER == 1 || CLUSTER == 2) && MB % (8 * CLUSTER) == 0,
 struct Maps {
     TensorMap a, b, c;
 };
-// What lies along k is called A from here on, C has m rows.
+// What is K-major is called A from here on, C has m rows.
 struct Product {
     const TensorMap *a, *b;
     int m, n, k, batch, batched_a, batched_b;
@@ -100,11 +100,11 @@ __device__ __forceinline__ void for_each_unit(const Product& p, Use use) {
 
 #include "common/tf32_wgmma_load.cuh"
 
-// A tile that lies along k, for wgmma (PTX ISA 9.0, "Matrix Descriptor"): 8 rows to a swizzle.
+// A tile that is K-major, for wgmma (PTX ISA 9.0, "Matrix Descriptor"): 8 rows to a swizzle.
 __device__ __forceinline__ unsigned long long tf32_descriptor(unsigned address) {
     return (address & 0x3FFFFu) >> 4 | (8ull * ROW >> 4) << 32 | 1ull << 62;
 }
-// What is added to a descriptor for the numbers from 8 x on along k, of a tile of `rows` rows.
+// What is added to a descriptor for the elements from 8 x on along k, of a tile of `rows` rows.
 __device__ __forceinline__ constexpr unsigned deeper(int x, int rows) {
     return (x / (BOX / 8) * rows * ROW + x % (BOX / 8) * 32) / 16;
 }
@@ -122,7 +122,7 @@ struct Position {
           g(threadIdx.x % 32 / 4),
           t(threadIdx.x % 4) {}
     // The column of C, in a piece of 64, that row 16 warp + g + 8 h of wgmma stands for. Where B
-    // lies across k, eight lanes g take four columns each of two chunks that are four apart: with
+    // is MN-major, eight lanes g take four columns each of two chunks that are four apart: with
     // those of the four rows t these lie in different banks. SWAPPED, these are rows of C on its
     // way out: those of odd g lie in the other half of 8 rows, so that banks differ there, too.
     __device__ __forceinline__ unsigned column(unsigned h) const {
@@ -130,7 +130,7 @@ struct Position {
                    ? warp * 16 + g + h * 8
                    : warp / 2 * 32 + warp % 2 * 8 + (h + SWAPPED * g) % 2 * 4 + g / 4 * 16 + g % 4;
     }
-    // Bytes from the start of B's tile, which lies across k, to the number of depth 8 x + 4 y + t
+    // Bytes from the start of B's tile, which is MN-major, to the number of depth 8 x + 4 y + t
     // and column(h) of piece u.
     __device__ __forceinline__ unsigned offset(unsigned x, unsigned y, unsigned u,
                                                unsigned h) const {
@@ -162,7 +162,7 @@ struct Consumer {
         if (before) release();
         ring.advance<SLICES>();
     }
-    // A's tile, which came as it lies across k, along k: each warp turns squares of 32 where they
+    // A's tile, which came MN-major, made K-major: each warp transposes squares of 32 where they
     // are. A lane reads a column and writes it as a row, both without conflicts of banks.
     __device__ __forceinline__ void transpose_a() const {
         const unsigned lane = threadIdx.x % 32;
@@ -259,7 +259,7 @@ __device__ __forceinline__ void run(const Product& p, const Output& result, long
             here.store(sum, unit, staging + consumer.at.warpgroup * SLOTS * SLOT_BYTES,
                        consumer.at);
         });
-        if (threadIdx.x % 128 == 0) bulk_wait_group_read();  // before shared memory is given back
+        if (threadIdx.x % 128 == 0) bulk_wait_group_read();  // before shared memory is released
     }
 #if CLUSTER > 1
     cluster_leave();  // no block leaves while the other may still reach into it

@@ -1,7 +1,7 @@
 // A and B of common/tf32_wgmma.cuh on their way in.
 
-// Rows of a tile of A that a block fetches and of B, or columns where these lie across k: no more
-// than the matrices have, in whole boxes. Zeros around a matrix take as long as numbers: 8192 x 16
+// Rows of a tile of A that a block fetches and of B, or columns where these are MN-major: no more
+// than the matrices have, in whole boxes. Zeros around a matrix take as long as elements: 8192 x 16
 // x 8192 with tiles of 64 columns 92 us, without those that are not there 77.
 struct LoadExtents {
     static constexpr unsigned SHARE = MB / CLUSTER;

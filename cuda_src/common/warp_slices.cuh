@@ -1,13 +1,14 @@
-// What a warp of rung 11 keeps of an operand: a slice of KB columns of op(A) or KB rows of op(B).
-// The kernel says KB, and SLICE_STRIDE, the slices from one of a warp to its next.
+// What a warp of kernel 11 keeps of an operand: a slice of KB columns of op(A) or KB rows of op(B).
+// The kernel defines KB, and SLICE_STRIDE, the slices from one of a warp to its next.
 
-// OUTER x KB elements of op(A) (or of op(B)^T) in shared memory. Stored along k (K_MAJOR) they are
+// OUTER x KB elements of op(A) (or of op(B)^T) in shared memory. Stored K-major (K_MAJOR) they are
 // OUTER lines of KB elements, otherwise KB lines of OUTER. Eight lanes that read 16 bytes each from
-// one column of eight lines along k would meet in few banks: so the vectors of a line change places
-// (`swizzle`), and what eight lanes read or write at a time lies in eight different groups of banks.
+// one column of eight lines along k would meet in few banks: so the vectors of a line are swapped
+// (`swizzle`), and what eight lanes read or write at a time lies in eight different groups of
+// banks.
 template <bool K_MAJOR, int OUTER, int T>
 struct Slice {
-    static constexpr int PITCH = OUTER;  // from one row to the next of what lies across k
+    static constexpr int PITCH = OUTER;  // from one row to the next of what is MN-major
     static constexpr int LINE = K_MAJOR ? KB : OUTER, LINES = K_MAJOR ? OUTER : KB;
     static constexpr int IN_LINE = LINE / PIECE, COPIES = IN_LINE * LINES;
     static constexpr int ELEMENTS = LINE * LINES, LANES = OUTER / T;
@@ -76,7 +77,7 @@ struct Slice {
     }
 };
 
-// One that lies along k, turned on its way in: KB rows of OUTER elements, 4 longer than they need
+// One that is K-major, transposed on its way in: KB rows of OUTER elements, 4 longer than they need
 // to be. Each lane copies one element at a time, eight lanes side by side along k: what a warp
 // writes at a time then lies in 32 different banks. A copy takes a multiprocessor some 8 cycles.
 template <int OUTER, int T>
@@ -110,8 +111,8 @@ struct TransposedSlice {
     }
 };
 
-// sum += a b, VECTOR steps along k at a time. The numbers of one operand, used one after another in
-// all steps, are the outer loop: those of the operand that lies along k, whose vectors run across
+// sum += a b, VECTOR steps along k at a time. The elements of one operand, used one after another
+// in all steps, are the outer loop: those of the operand that is K-major, whose vectors run across
 // the steps. In the inner loop every second sum and number of the other operand then sit in one
 // register bank, and the order of the registers can keep the two apart.
 __device__ __forceinline__ void multiply(REAL (&sum)[TA][TB], const REAL (&a)[VECTOR][TA],

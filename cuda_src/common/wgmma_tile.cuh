@@ -1,8 +1,8 @@
 // Tiles of A and B as TMA loads them for wgmma, and the tile of C on its way out.
 //
 // The kernel defines REAL, OUT; TA, TB; BOX (columns of a box along k) and K_BOXES (boxes of a tile
-// along k); STAGES, CLUSTER, SPLIT; STREAMED (loads carry an L2 policy); ROWS (pieces of 64 rows of a
-// warpgroup) and WARPGROUPS_N; SLOTS, LINE and PIECE_COLUMNS (columns of C in 128 bytes and in a
+// along k); STAGES, CLUSTER, SPLIT; STREAMED (loads carry an L2 policy); ROWS (pieces of 64 rows of
+// a warpgroup) and WARPGROUPS_N; SLOTS, LINE and PIECE_COLUMNS (columns of C in 128 bytes and in a
 // piece), PIECE (bytes of 64 rows of 128), STAGED_BYTES (of a slot) and WARPS_STORE (each warp
 // stores its own rows, without TMA). Units of work come from common/split_k_schedule.cuh.
 
@@ -24,8 +24,8 @@ struct Operand {
 };
 
 // Loads EXTENT rows (or columns) of one matrix, from `outer` of op(X) on, at depth k0. A box of a
-// K-major operand has all rows, of an MN-major one 64 columns or fewer. With SHARED, each block of a
-// cluster loads a share for all of them (multicast).
+// K-major operand has all rows, of an MN-major one 64 columns or fewer. With SHARED, each block of
+// a cluster loads a share for all of them (multicast).
 template <bool K_MAJOR, bool SHARED, int EXTENT>
 __device__ __forceinline__ void fetch(unsigned tile, const Operand& from, unsigned full,
                                       unsigned outer, unsigned k0, unsigned matrix) {
