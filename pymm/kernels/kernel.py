@@ -31,7 +31,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Box:
-    """What a tensor map fetches or stores at a time: `columns` elements of `rows` rows, in shared
+    """What a tensor map loads or stores at a time: `columns` elements of `rows` rows, in shared
     memory swizzled in rows of 128 bytes, or with `swizzle` 0 as they come.
     """
 

@@ -1,4 +1,4 @@
-"""Kernel 5: the register tile fed by asynchronous copies in stages."""
+"""Kernel 5: the register tile loaded by asynchronous copies in stages."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pymm.kernels.simt import words
 from pymm.kernels.tiles import tiles, workspace_bytes
 
 
-def _pieces_are_shared(c: Config, p: Problem) -> bool:
-    """True if the threads share the pieces of both tiles evenly, with 16 bytes at a time as well as
-    with one element.
+def _vectors_are_shared(c: Config, p: Problem) -> bool:
+    """True if the threads share both tiles evenly, whether they copy 16 bytes at a time or one
+    element.
     """
     threads = c.kernel.threads(c)
     lines = (
@@ -20,16 +20,16 @@ def _pieces_are_shared(c: Config, p: Problem) -> bool:
     )
     for size in (p.numpy_dtype.itemsize, 16):
         for length, count in lines:
-            pieces = length * p.numpy_dtype.itemsize // size
-            if not pieces or pieces * count % threads:
+            vectors = length * p.numpy_dtype.itemsize // size
+            if not vectors or vectors * count % threads:
                 return False
-            if threads % pieces and pieces % threads:
+            if threads % vectors and vectors % threads:
                 return False
     return True
 
 
 def _pitches(c: Config, p: Problem) -> tuple[int, int]:
-    """Elements of a row of the tiles of A and B: those that are turned round are padded."""
+    """Elements of a row of the tiles of A and B: transposed ones are padded."""
     vector = 16 // p.numpy_dtype.itemsize
     return c.MB + vector * (not p.trans_a), c.NB + vector * p.trans_b
 
@@ -92,7 +92,7 @@ PIPELINED = Kernel(
         THREADS_FIT,
         Rule(
             "threads share the pieces of both tiles evenly",
-            lambda c, p, d: _pieces_are_shared(c, p),
+            lambda c, p, d: _vectors_are_shared(c, p),
         ),
         *SPLIT_RULES,
         STAGES_FIT,

@@ -29,15 +29,15 @@ def _vector(p: Problem) -> int:
 
 
 def _by_rows(c: Config, p: Problem) -> bool:
-    """True if both operands lie across k in shared memory and are multiplied row by row: the
+    """True if both operands are MN-major in shared memory and are multiplied row by row: the
     largest register tiles of floats, slices of 8 rows.
     """
     return p.dtype == "f32" and c.TA * c.TB >= 128 and c.KB == 8
 
 
 def _shared_elements(c: Config, p: Problem) -> int:
-    """The rings of all warps, and in their place at the end the sums of all warps. What is turned
-    on its way in has rows of 4 elements more.
+    """The rings of all warps, and in their place at the end the sums of all warps. What is
+    transposed on its way in has rows of 4 elements more.
     """
     more = 4 * ((not p.trans_a) + p.trans_b) if _by_rows(c, p) else 0
     return c.SLICES * max(c.STAGES * c.KB * (c.MB + c.NB + more), c.MB * c.NB)
@@ -78,9 +78,9 @@ def _registers(c: Config, p: Problem) -> int:
     """Registers of a thread. By rows: accumulators, two rows of both fragments, and 64 for the
     rest. Else accumulators, 16 bytes of k of both fragments, one or two addresses
     for each vector of a line along k, and 33 for the rest (49 for doubles). The largest register
-    tiles of doubles make do with 10 less, if it is the operand along k that has their longer side
-    and not both lie so in two stages; but not few slices of rows that start anywhere. Checked with
-    nvcc 13.0 for sm_80 and sm_90a: what this lets through does not spill.
+    tiles of doubles make do with 10 less, if it is the K-major operand that has their longer side
+    and not both are K-major in two stages; but not few slices of rows that start anywhere. Checked
+    with nvcc 13.0 for sm_80 and sm_90a: what this lets through does not spill.
     """
     if _by_rows(c, p):
         return c.TA * c.TB + 2 * (c.TA + c.TB) + 64
@@ -88,8 +88,8 @@ def _registers(c: Config, p: Problem) -> int:
     sums = (c.TA * c.TB + _vector(p) * (c.TA + c.TB)) * words(p)
     rest = 17 + 16 * words(p)
     if c.TA * c.TB * words(p) >= 128:
-        turned = c.TA > c.TB if p.trans_a and p.trans_b else c.TB > c.TA
-        rest -= 9 if turned and along or along == 2 == c.STAGES else 10
+        longer = c.TA > c.TB if p.trans_a and p.trans_b else c.TB > c.TA
+        rest -= 9 if longer and along or along == 2 == c.STAGES else 10
         if words(p) == 2 and c.SLICES < 8 and p.alignment < 16:
             rest += 10
     return sums + along * words(p) * c.KB // _vector(p) + rest
@@ -134,7 +134,7 @@ _ALONE = (
 )
 _TOGETHER = ((16, 4, 3, 2), (16, 4, 2, 2), *_ALONE)
 #: The same for the largest tiles of floats, by rows: in rows that do not start at multiples of 16
-#: bytes, and where two blocks share a multiprocessor and B is not turned.
+#: bytes, and where two blocks share a multiprocessor and B is not transposed.
 _ROWS_ALONE, _ROWS_TOGETHER = (8, 8, 3, 1), (8, 4, 4, 2)
 #: For floats that are copied in pieces of less than 16 bytes: less on its way and more blocks, to
 #: copy while others multiply (8 x 8: 357 x 1513 x 215 15.5 us instead of 16.8, 146 x 187 x 6829
@@ -175,7 +175,7 @@ def _options(p: Problem, d: Device) -> Iterator[Config]:
             yield whole
             yield from _shared(form, d.sms // blocks, p, d)
             break
-        spills = ta * tb == 64 and p.trans_b and not p.trans_a  # both operands along k
+        spills = ta * tb == 64 and p.trans_b and not p.trans_a  # both operands K-major
         if p.dtype == "f32" and ta * tb in _SHARED and min(mb, nb) >= 16 and not spills:
             kb, slices, stages, together = _SHARED[ta * tb]
             form = tile | dict(KB=kb, SLICES=slices, STAGES=stages, BLOCKS=together)

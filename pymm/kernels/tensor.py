@@ -1,4 +1,4 @@
-"""Kernel 12: products of 16-bit and tf32 numbers by the tensor cores through `mma.sync`."""
+"""Kernel 12: products of 16-bit and tf32 elements by the tensor cores through `mma.sync`."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def _threads(c: Config) -> int:
 
 def _registers(c: Config, p: Problem) -> int:
     """Registers of a thread: sums, the fragments of A, those of B twice, and the rest, which is
-    less where nothing is checked, 16 bytes are copied at a time and k is not split. Each number of
-    16 bits that comes through registers, because rows start anywhere, takes up to four: where it
+    less where nothing is checked, 16 bytes are copied at a time and k is not split. Each 16-bit
+    element that comes through registers, because rows start anywhere, takes up to four: where it
     comes from, where it goes to. Checked with nvcc 13.0 for sm_80 to sm_90a: what this lets through
     does not spill.
     """
@@ -56,8 +56,8 @@ def _registers(c: Config, p: Problem) -> int:
 
 def _heuristic(p: Problem, d: Device) -> dict[str, int]:
     """The largest tiles that keep nine multiprocessors of ten busy, else the smallest; twice as
-    many where numbers come through registers, which wants more warps. Where even the smallest leave
-    half of them idle, k of nine steps or more is split into parts of three or more (115 x 158 x 714
+    many where elements come through registers, which wants more warps. Where even the smallest
+    leave half of them idle, k of nine steps or more is split into parts of three or more (115 x 158 x 714
     on an H200: 7.7 us in four parts, 9.4 in one).
     """
     found, enough = None, 9 * d.sms * (1 if p.alignment >= 4 else 2)
@@ -84,7 +84,7 @@ def _hopper(d: Device) -> bool:
 
 
 #: Multiply-adds up to which 16-bit products on Hopper are quicker here if TMA cannot read their
-#: rows: at 500 it takes 8.4 us, rung 07 with its copy ahead 11.6; at 1500 52, and 26 (one H200).
+#: rows: at 500 it takes 8.4 us, kernel 07 with its repacking 11.6; at 1500 52, and 26 (one H200).
 _SMALL = 2**27
 
 

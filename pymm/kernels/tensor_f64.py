@@ -19,7 +19,7 @@ _PADDING = 4
 
 
 def _lines(c: Config, p: Problem) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Length and number of the lines of the tiles of A and B, which lie as in memory."""
+    """Length and number of the lines of the tiles of A and B, stored as in memory."""
     return (
         (c.MB, c.KB) if p.trans_a else (c.KB, c.MB),
         (c.KB, c.NB) if p.trans_b else (c.NB, c.KB),
@@ -73,7 +73,7 @@ def _form(
     return form | dict(BLOCKS=1, GROUP=8, SPLIT=1) | more
 
 
-#: Tiles that make one round of a small product on 132 multiprocessors (one H200: benchmarks/LOG.md,
+#: Tiles that make one wave of a small product on 132 multiprocessors (one H200: benchmarks/LOG.md,
 #: 256 cubed; A A^T of 500 and 1500; 1024 cubed).
 _FORMS = (
     _form(32, 16, 64, 16, 16, 32, 5),

@@ -1,4 +1,6 @@
-"""Kernel 8: float32 in plain multiply-adds, fed by the tensor memory accelerator."""
+"""Kernel 8: float32 in plain multiply-adds, operands loaded by the tensor memory accelerator
+(TMA).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from pymm.kernels.tiles import tiles
 
 
 def _warps(c: Config) -> int:
-    """Warps that multiply; four more fetch."""
+    """Warps that multiply; four more load."""
     return c.MB * c.NB // (c.TA * c.TB * 32) * c.SLICES
 
 
@@ -28,7 +30,7 @@ def _threads(c: Config) -> int:
 
 def _registers(c: Config) -> int:
     """Registers of a thread that multiplies: its part of all that the block was launched with, of
-    which the four warps that fetch keep 24 for each thread.
+    which the four warps that load keep 24 for each thread.
     """
     warps = _warps(c)
     launched = min(65536 // (c.BLOCKS * _threads(c)) // 8 * 8, 248)
@@ -44,7 +46,7 @@ def _shared_elements(c: Config, p: Problem) -> int:
 
 
 def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box | None]:
-    """Rows across k of both operands, and what a warp has of C."""
+    """MN-major rows of both operands, and what a warp has of C."""
     out = Box(8 * c.TB, 4 * c.TA, 0) if c.STORE == 2 else None
     return Box(c.MB, c.KB, 0), Box(c.NB, c.KB, 0), out
 
@@ -82,7 +84,7 @@ _SMALLEST = _form(64, 64, 8, 8, STRIDE=4, SLICES=2, BLOCKS=1)
 #: and by TMA; of a second launch; bytes of a microsecond.
 _CLOCKS, _TILE, _LAUNCH, _MEMORY = 1980, {1: 3.0, 2: 1.3}, 8.0, 3e6
 
-#: Microseconds of each number of a C whose rows start anywhere, of all tiles of a multiprocessor,
+#: Microseconds of each element of a C whose rows start anywhere, of all tiles of a multiprocessor,
 #: but for so many that are stored while others multiply.
 _UNALIGNED, _MEANWHILE = 6e-4, 7400
 
@@ -111,7 +113,7 @@ def _microseconds(form: dict[str, int], rate: float, p: Problem, d: Device) -> f
         rest = max(rest, _UNALIGNED * (area - _MEANWHILE))
     depth = ceil_div(p.k, config.KB) * config.KB
     time = rounds * area * depth / (rate * _CLOCKS) + ceil_div(count, blocks) * rest
-    if config.SPLIT > 1:  # whose texts multiply some 3 % more slowly
+    if config.SPLIT > 1:  # whose kernels multiply some 3 % more slowly
         parts = left * config.SPLIT * config.MB * config.NB * 4
         time += 0.03 * time + _LAUNCH + 2 * parts / _MEMORY
     return time

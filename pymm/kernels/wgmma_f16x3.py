@@ -16,7 +16,7 @@ _HIGH, _WIDE = 64, 32
 
 
 def _consumers(c: Config) -> int:
-    """Warpgroups that multiply; one more fetches."""
+    """Warpgroups that multiply; one more loads."""
     return (c.MB // c.TA) * (c.NB // c.TB)
 
 
