@@ -106,8 +106,9 @@ ROUNDING = {
 
 #: What is lost of a float32 number that comes as two float16, as a part of the largest of the
 #: `SCALED` numbers along k that share a power of two: that is 2^6 there at least (2^14, but for
-#: powers that are alike: common/block_scaling_repack.cuh), and half the smallest subnormal number is 2^-25. And
-#: what is lost of a product at most, as a part of it: the terms of a number are at most twice it.
+#: powers that are alike: common/block_scaling_repack.cuh), and half the smallest subnormal number
+#: is 2^-25. And what is lost of a product at most, as a part of it: the terms of a number are at
+#: most twice it.
 LOST, SCALED, LOST_PRODUCT = 2.0**-31, 64, 3.0
 
 #: The smallest normal number of float32 and of tf32: what lies below it has fewer bits, or none.

@@ -57,8 +57,8 @@ def _registers(c: Config, p: Problem) -> int:
 def _heuristic(p: Problem, d: Device) -> dict[str, int]:
     """The largest tiles that keep nine multiprocessors of ten busy, else the smallest; twice as
     many where elements come through registers, which wants more warps. Where even the smallest
-    leave half of them idle, k of nine steps or more is split into parts of three or more (115 x 158 x 714
-    on an H200: 7.7 us in four parts, 9.4 in one).
+    leave half of them idle, k of nine steps or more is split into parts of three or more (115 x 158
+    x 714 on an H200: 7.7 us in four parts, 9.4 in one).
     """
     found, enough = None, 9 * d.sms * (1 if p.alignment >= 4 else 2)
     for sizes, (depth, stages, blocks) in itertools.product(_TILES, _PIPELINES):

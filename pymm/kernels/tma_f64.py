@@ -220,8 +220,8 @@ _MAX_SMS = 144
 
 def _slots_bytes(c: Config, p: Problem) -> int:
     """Memory of the sums of tiles that blocks share (common/stream_k.cuh): 128 bytes, and a tile
-    for each block that shares some and for each tile that is shared; enough for a thread of the launch
-    that adds them up.
+    for each block that shares some and for each tile that is shared; enough for a thread of the
+    launch that adds them up.
     """
     blocks, count = _MAX_SMS * c.BLOCKS, tiles(c, p) * p.batch
     slots = min(count * c.SPLIT, blocks) + min(count, blocks)

@@ -191,7 +191,8 @@ def _registers(problem: Problem, shape: Shape) -> float:
 
 def _last_round(config: Config, left: int, blocks: int) -> float:
     """How much of a whole round `blocks` take for tiles that they share: all of them as long as
-    there is work (common/stream_k.cuh), or each a part of a tile at a time (common/last_wave_schedule.cuh).
+    there is work (common/stream_k.cuh), or each a part of a tile at a time
+    (common/last_wave_schedule.cuh).
     """
     parts = left * parts_of(config)
     if config.kernel.persistent.partial_bytes:

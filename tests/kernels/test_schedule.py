@@ -49,7 +49,8 @@ int main() {
         if (const int line = check(size)) return std::printf("%u: line %d\\n", size, line);
     for (unsigned i = 0; i < 9; i++)
         for (unsigned j = 0; j < 9; j++)
-            if (is_stored(i, j) != (FILL == 0 || FILL == 1 && i >= j || FILL == 2 && i <= j)) return 1;
+            if (is_stored(i, j) != (FILL == 0 || FILL == 1 && i >= j || FILL == 2 && i <= j))
+                return 1;
 }
 """
 

@@ -165,10 +165,10 @@ class MappedExecutable(CudaExecutable):
     Operands that TMA cannot read, or that lie otherwise than the kernel wants, are copied first by
     the kernel file's `repack`, to memory that the launches of a stream share. So are the parts of a
     split product, which `combine` adds up. All launches but the first begin before the one before
-    them has ended, and wait for it (common/dependent_launch.cuh: why that is right). A C whose rows do not
-    also end at multiples of 16 bytes is stored without its map: TMA reads rows of any length, but
-    writes whole pieces of 16 bytes (seen on an H200: gaps behind the rows were written). Where only
-    tiles of the last round are split the others are stored as ever.
+    them has ended, and wait for it (common/dependent_launch.cuh: why that is right). A C whose rows
+    do not also end at multiples of 16 bytes is stored without its map: TMA reads rows of any
+    length, but writes whole pieces of 16 bytes (seen on an H200: gaps behind the rows were
+    written). Where only tiles of the last round are split the others are stored as ever.
     """
 
     def __init__(self, *common: Any) -> None:
