@@ -1,7 +1,7 @@
 // Blocked: the same product with every level of the memory hierarchy given a block of its own.
 //
-// C <- alpha op(A) op(B) + beta C. The rung below stores C once per multiply-add. Here a tile of
-// TA x TB elements of C stays in vector registers for KB steps along k; one step loads TB numbers
+// C <- alpha op(A) op(B) + beta C. The kernel below stores C once per multiply-add. Here a tile of
+// TA x TB elements of C stays in vector registers for KB steps along k; one step loads TB elements
 // of B and TA of A and makes TA * TB multiply-adds of them. The blocks around the tile decide what
 // is found where:
 //
@@ -17,7 +17,7 @@
 // apart no longer fight for the same cache sets, transposed operands cost nothing afterwards, and
 // a partial tile is filled up with zeros so that the loop inside knows no edges. A panel of B is
 // packed just before its first use, and so found in the first level. A panel of A keeps the order
-// in which A is stored, since single numbers of it are broadcast and any order serves: by rows,
+// in which A is stored, since single elements of it are broadcast and any order serves: by rows,
 // which lie KB plus one cache line apart, or by columns if A is transposed. Both are plain copies.
 //
 // On AVX-512 one step along k of the 8 x 48 float tile is 24 multiply-adds, 3 loads, 8 broadcasts
@@ -25,7 +25,7 @@
 // pages (1 %).
 //
 // Threads: C is cut into a grid of rectangles that are computed independently. Each thread packs
-// for itself: no barrier, no shared block. A stack of many matrices is dealt out matrix by matrix.
+// for itself: no barrier, no shared block. A batch of many matrices is distributed matrix by matrix.
 //
 // Compile: g++ -O3 -march=native -std=c++17 -fopenmp -shared -fPIC
 // Never with -ffast-math: NaN and Inf must come through.

@@ -2,8 +2,8 @@
 //
 // C <- alpha op(A) op(B) + beta C by the definition is three loops: i over rows of C, j over its
 // columns, p over k. The textbook nests them i-j-p, a dot product per element, and its inner loop
-// walks down a column of B: one cache line for every number used. Nested i-p-j the inner loop takes
-// one number of A and adds a multiple of a *row* of B to a *row* of C, so that every line that is
+// walks down a column of B: one cache line for every element used. Nested i-p-j the inner loop takes
+// one element of A and adds a multiple of a *row* of B to a *row* of C, so that every line that is
 // fetched is used up:
 //
 //     for i            C[i, j0:j1]  +=  A[i, p] * B[p, j0:j1]      (the inner loop runs along j)

@@ -10,7 +10,7 @@
 //     i+2  .  2  .  .      ...
 //
 // Memory is read in sectors of 32 bytes. A warp of this kernel touches 32 sectors of A for 32
-// numbers and uses one number of each, and its writes to C scatter likewise. Rung 01 mends that.
+// elements and uses one number of each, and its writes to C scatter likewise. Rung 01 fixes that.
 // Cost of a thread: 2k operations for 2k + 1 accesses to global memory (one more if beta is not 0).
 // Sizes that are multiples of the block need no check of j (GUARDED = 0). The check of i costs
 // nothing: it ends the loop over rows, which is there because a grid has at most 65535 blocks
@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(MB * NB)
     if (GUARDED && j >= n) return;
 
     for (unsigned i = blockIdx.y * MB + threadIdx.x; i < m; i += gridDim.y * MB) {
-        if (!kept(i, j)) continue;
+        if (!is_stored(i, j)) continue;
         REAL sum = 0;
         for (int p = 0; p < k; p++)
             sum += A[offset(TRANS_A, i, p, lda)] * B[offset(TRANS_B, p, j, ldb)];

@@ -7,7 +7,7 @@
 //     i    .  0    1    2  .      lane 0 reads B[p * ldb + j]       all lanes read the same
 //          .  .    .    .  .      lane 1 reads B[p * ldb + j + 1]   A[i * lda + p]: one broadcast
 //
-// A warp reads 32 numbers of B that lie side by side: 4 sectors for float, 8 for double, and uses
+// A warp reads 32 elements of B that lie side by side: 4 sectors for float, 8 for double, and uses
 // every byte. A comes as one broadcast, C is written in one piece.
 // Cost of a thread: the same 2k operations for 2k + 1 accesses as rung 00; only their addresses
 // differ. The origin of this ladder measured a factor of 14 between the two rungs. What remains is
@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(MB * NB)
     if (GUARDED && j >= n) return;
 
     for (unsigned i = blockIdx.y * MB + threadIdx.y; i < m; i += gridDim.y * MB) {
-        if (!kept(i, j)) continue;
+        if (!is_stored(i, j)) continue;
         REAL sum = 0;
         for (int p = 0; p < k; p++)
             sum += A[offset(TRANS_A, i, p, lda)] * B[offset(TRANS_B, p, j, ldb)];

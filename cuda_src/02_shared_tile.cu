@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(MB * NB)
     C += blockIdx.z * batch_c;
 
     for (unsigned i0 = blockIdx.y * MB; i0 < m; i0 += gridDim.y * MB) {
-        if (!is_needed(i0, j0, MB, NB)) continue;
+        if (!any_stored(i0, j0, MB, NB)) continue;
         REAL sum = 0;
         for (unsigned p0 = 0; p0 < k; p0 += KB) {
             load_tile<MB * NB, TRANS_A>(As, A + offset(TRANS_A, i0, p0, lda), lda, m - i0, k - p0,
@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(MB * NB)
             for (int p = 0; p < KB; p++) sum += As[y][p] * Bs[p][x];
             __syncthreads();
         }
-        if ((!GUARDED || (i0 + y < m && j0 + x < n)) && kept(i0 + y, j0 + x))
+        if ((!GUARDED || (i0 + y < m && j0 + x < n)) && is_stored(i0 + y, j0 + x))
             store(C + offset(false, i0 + y, j0 + x, ldc), alpha, sum, beta);
     }
 }

@@ -2,11 +2,11 @@
 // used more than once.
 //
 // In rung 02 each multiply-add needs two reads from shared memory. Here a thread reads a column of
-// TA numbers of A and a row of TB numbers of B into registers and multiplies each with each:
+// TA elements of A and a row of TB elements of B into registers and multiplies each with each:
 //
-//                             b0 b1 b2        TB numbers of row p of Bs
+//                             b0 b1 b2        TB elements of row p of Bs
 //                           +----------
-//     TA numbers of     a0  | 00 01 02        TA + TB reads from shared memory,
+//     TA elements of     a0  | 00 01 02        TA + TB reads from shared memory,
 //     column p of As    a1  | 10 11 12        TA * TB multiply-adds
 //
 // The tile of the block is no longer tied to the number of threads: MB x NB, KB deep, computed by
@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     C += blockIdx.z * batch_c;
 
     for (unsigned i0 = blockIdx.y * MB; i0 < m; i0 += gridDim.y * MB) {
-        if (!is_needed(i0, j0, MB, NB)) continue;
+        if (!any_stored(i0, j0, MB, NB)) continue;
         REAL sum[TA][TB] = {};
         for (unsigned p0 = 0; p0 < k; p0 += KB) {
             load_tile<THREADS, TRANS_A>(As, A + offset(TRANS_A, i0, p0, lda), lda, m - i0, k - p0,
@@ -84,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int j = 0; j < TB; j++) {
                 const unsigned row = i0 + y + i, column = j0 + x + j;
-                if ((!GUARDED || (row < m && column < n)) && kept(row, column))
+                if ((!GUARDED || (row < m && column < n)) && is_stored(row, column))
                     store(c + i * ldc + j, alpha, sum[i][j], beta);
             }
     }

@@ -1,6 +1,6 @@
 // 04 transposed A: rung 03 with the tile of A stored as KB x MB, so that fragments load as vectors.
 //
-// The TA numbers of A that a thread needs for one p lie KB apart in rung 03's As[MB][KB]. Turned
+// The TA elements of A that a thread needs for one p lie KB apart in rung 03's As[MB][KB]. Turned
 // round they are neighbours, like those of B, and come 16 bytes at a time:
 //
 //     As[KB][MB]   row p  | . . . . a0 a1 a2 a3 . . . . |   one vector read for 4 floats
@@ -9,10 +9,10 @@
 // What it brings is registers. nvcc reads vectors in rung 03 too, but along k: four columns of A,
 // of which three wait. For sm_90a, MB = NB = 128, KB = TA = TB = 8 takes 117 registers here and 130
 // there: two blocks of 256 threads on a multiprocessor instead of one. Of the main loop 87 % are
-// multiply-adds in both. Operations and accesses are those of rung 03; reads of shared
-// memory come four floats or two doubles at once where TA and TB are multiples of that.
-// If A is stored by rows, loading turns the tile: lanes read along k and store MB elements apart,
-// into one bank when MB is a multiple of 32: the smaller KB, the fewer wait in line.
+// multiply-adds in both. Operations and accesses are those of rung 03; reads of shared memory come
+// four floats or two doubles at once where TA and TB are multiples of that. If A is stored by rows,
+// loading transposes the tile: lanes read along k and store MB elements apart, into one bank when
+// MB is a multiple of 32: the smaller KB, the fewer wait in line.
 
 #include "common/tile.cuh"
 
@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     C += blockIdx.z * batch_c;
 
     for (unsigned i0 = blockIdx.y * MB; i0 < m; i0 += gridDim.y * MB) {
-        if (!is_needed(i0, j0, MB, NB)) continue;
+        if (!any_stored(i0, j0, MB, NB)) continue;
         REAL sum[TA][TB] = {};
         for (unsigned p0 = 0; p0 < k; p0 += KB) {
             load_tile<THREADS, !TRANS_A>(As, A + offset(TRANS_A, i0, p0, lda), lda, k - p0, m - i0,
@@ -81,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int j = 0; j < TB; j++) {
                 const unsigned row = i0 + y + i, column = j0 + x + j;
-                if ((!GUARDED || (row < m && column < n)) && kept(row, column))
+                if ((!GUARDED || (row < m && column < n)) && is_stored(row, column))
                     store(c + i * ldc + j, alpha, sum[i][j], beta);
             }
     }

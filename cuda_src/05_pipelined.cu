@@ -1,13 +1,13 @@
-// 05 pipelined: rung 04 with the memory system kept busy while the threads compute.
+// 05 pipelined: kernel 04 with the memory system kept busy while the threads compute.
 //
-// Rung 04 loads, waits, computes, waits: no warp multiplies while the next tile is on its way. Here
-// a ring of STAGES tiles hides that time, and three smaller waits go with it:
+// Kernel 04 loads, waits, computes, waits: no warp multiplies while the next tile is on its way.
+// Here a ring of STAGES tiles hides that time, and three smaller waits go with it:
 //
 //     step s      | fetch tile s + STAGES - 1 |  multiply tile s           | barrier | step s + 1
 //     row p of s  |  read the fragments of row p + 1   | TA x TB multiply-adds of row p |
 //
-// - Tiles come by cp.async, past the registers. A tile that lies along k (A stored by rows) is read
-//   16 bytes at a time and turned round on its way into shared memory (common/staged.cuh).
+// - Tiles come by cp.async, past the registers. A tile that is K-major (A stored by rows) is read
+//   16 bytes at a time and transposed on its way into shared memory (common/staged_tile.cuh).
 // - Fragments are read one row ahead, the first of the next tile before the last of this one is
 //   multiplied: no warp waits for shared memory after the barrier.
 // - A warp owns a compact tile, LANES x 32/LANES threads. Its fragments are 16-byte vectors that
@@ -16,7 +16,7 @@
 // The multiply-adds run back and forth (boustrophedon): the number that stays is reused from the
 // operand cache, so that each instruction reads two registers and meets no bank conflict. Main loop
 // of 128 x 256 x 16, 8 x 16 per thread, nvcc 13.0 for sm_90a: 2048 FFMA of 2207 instructions.
-// Tried without gain: reading A along k, 16 bytes of each row, without turning it round (fewer
+// Tried without gain: reading A along k, 16 bytes of each row, without transposing it (fewer
 // instructions, but a column of A then sits in one register bank: 43 instead of 51 TFLOP/s).
 
 #include "common/tile.cuh"
@@ -48,45 +48,24 @@
 #endif
 
 #include "common/schedule.cuh"
-#include "common/staged.cuh"
-#include "common/split.cuh"
+#include "common/staged_tile.cuh"
+#include "common/split_k.cuh"
+#include "common/fragment.cuh"
 
-constexpr int ACROSS = 32 / LANES;  // threads of a warp along n
-constexpr int WARPS_M = MB / (TA * LANES), WARPS_N = NB / (TB * ACROSS);
+#define STRIDE 1  // in the order of the fragment
+#include "common/outer_product.cuh"
+
+constexpr int LANES_N = 32 / LANES;  // threads of a warp along n
+constexpr int WARPS_M = MB / (TA * LANES), WARPS_N = NB / (TB * LANES_N);
 constexpr int THREADS = 32 * WARPS_M * WARPS_N;
 
-static_assert(32 % LANES == 0 && MB % (TA * LANES) == 0 && NB % (TB * ACROSS) == 0,
+static_assert(32 % LANES == 0 && MB % (TA * LANES) == 0 && NB % (TB * LANES_N) == 0,
               "warps tile the block evenly: TA * LANES divides MB and TB * 32 / LANES divides NB");
 static_assert(TA % VECTOR == 0 && TB % VECTOR == 0, "fragments are made of 16-byte vectors");
 static_assert(STAGES >= 2 && KB >= 2, "a tile is fetched while another is used: STAGES, KB >= 2");
 
-using TileA = Staged<!TRANS_A, MB, THREADS>;
-using TileB = Staged<TRANS_B, NB, THREADS>;
-
-// The T numbers of one lane from a row of a tile: vectors, `lanes` vectors apart.
-template <int T, int SPAN>
-__device__ __forceinline__ void read_fragment(REAL (&fragment)[T], const REAL* row) {
-#pragma unroll
-    for (int i = 0; i < T; i += VECTOR) {
-        const Vector v = *reinterpret_cast<const Vector*>(row + i * SPAN);
-#pragma unroll
-        for (int x = 0; x < VECTOR; x++) fragment[i + x] = v.x[x];
-    }
-}
-
-// sum += a b^T, back and forth along the longer side of the tile.
-__device__ __forceinline__ void multiply(REAL (&sum)[TA][TB], const REAL (&a)[TA],
-                                         const REAL (&b)[TB]) {
-    constexpr int LONG = TA > TB ? TA : TB, SHORT = TA > TB ? TB : TA;
-#pragma unroll
-    for (int s = 0; s < SHORT; s++)
-#pragma unroll
-        for (int l = 0; l < LONG; l++) {
-            const int turned = s % 2 ? LONG - 1 - l : l;
-            const int i = TA > TB ? turned : s, j = TA > TB ? s : turned;
-            sum[i][j] += a[i] * b[j];
-        }
-}
+using TileA = StagedTile<!TRANS_A, MB, THREADS>;
+using TileB = StagedTile<TRANS_B, NB, THREADS>;
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     gemm(int m, int n, int k, REAL alpha, const REAL* __restrict__ A, long long lda,
@@ -97,8 +76,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     REAL* const Bs = As + STAGES * TileA::ELEMENTS;
     const unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     // Where the lane's first vectors lie: its warp's tile, then its place in the warp.
-    const unsigned y = warp / WARPS_N * (TA * LANES) + lane / ACROSS * VECTOR;
-    const unsigned x = warp % WARPS_N * (TB * ACROSS) + lane % ACROSS * VECTOR;
+    const unsigned y = warp / WARPS_N * (TA * LANES) + lane / LANES_N * VECTOR;
+    const unsigned x = warp % WARPS_N * (TB * LANES_N) + lane % LANES_N * VECTOR;
     unsigned i0, j0;
     tile_of(blockIdx.x, (m + MB - 1u) / MB, (n + NB - 1u) / NB, i0, j0);
     i0 *= MB;
@@ -138,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         REAL a[2][TA], b[2][TB];
         const REAL *row_a = As + y, *row_b = Bs + x;
         read_fragment<TA, LANES>(a[0], row_a);
-        read_fragment<TB, ACROSS>(b[0], row_b);
+        read_fragment<TB, LANES_N>(b[0], row_b);
         int reading = 0, writing = STAGES - 1;
 #pragma unroll 1
         for (int step = 0; step < steps; step++) {
@@ -161,14 +140,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 }
                 if (p < KB - 1 || step + 1 < steps) {
                     read_fragment<TA, LANES>(a[(p + 1) % 2], row_a + (p + 1) % KB * TileA::PITCH);
-                    read_fragment<TB, ACROSS>(b[(p + 1) % 2],
-                                              row_b + (p + 1) % KB * TileB::PITCH);
+                    read_fragment<TB, LANES_N>(b[(p + 1) % 2], row_b + (p + 1) % KB * TileB::PITCH);
                 }
                 if (p == 0) {  // every warp has left the tile that is overwritten
                     if (more) fetch(next_a, next_b, step + STAGES - 1);
                     copies.commit();
                 }
-                multiply(sum, a[p % 2], b[p % 2]);
+                add_outer_product(sum, a[p % 2], b[p % 2]);
             }
         }
     }
@@ -179,12 +157,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
         for (int j = 0; j < TB; j += PIECE) {
             const unsigned row = i0 + y + i / VECTOR * LANES * VECTOR + i % VECTOR;
-            const unsigned column = j0 + x + j / VECTOR * ACROSS * VECTOR + j % VECTOR;
+            const unsigned column = j0 + x + j / VECTOR * LANES_N * VECTOR + j % VECTOR;
             if (GUARDED && (row >= m || column >= n)) continue;
-            if (is_cut(row, column, 1, PIECE)) {
+            if (partly_stored(row, column, 1, PIECE)) {
 #pragma unroll
                 for (int e = 0; e < PIECE; e++)
-                    if (kept(row, column + e))
+                    if (is_stored(row, column + e))
                         store(C + row * ldc + column + e, alpha, sum[i][j + e], beta);
                 continue;
             }

@@ -1,12 +1,12 @@
-// 06 tensor_f64: rung 05 with the multiply-adds done by the tensor cores, in double precision.
+// 06 tensor_f64: kernel 05 with the multiply-adds done by the tensor cores, in double precision.
 //
-// A warp multiplies together: one instruction adds the product of 16 x KI and KI x 8 numbers to 16
+// A warp multiplies together: one instruction adds the product of 16 x KI and KI x 8 elements to 16
 // x 8 accumulators that its 32 lanes share. On sm_90 that is twice the rate of DFMA. What changes:
 //
 // - TA x TB is the tile of a warp: ROWS x COLUMNS instructions for each depth of KI.
-// - A fragment is made of single numbers (common/ptx.cuh says which), so either tile may lie in
-//   shared memory as it does in memory. All four layouts come by cp.async, nothing is turned round
-//   (common/copied.cuh).
+// - A fragment is made of single elements (common/ptx.cuh says which), so either tile may lie in
+//   shared memory as it does in memory. All four layouts come by cp.async, nothing is transposed
+//   (common/padded_tile.cuh).
 // - The fragments of one depth are read while those of the depth before are multiplied, across the
 //   barrier too. Two depths of fragments and the accumulators fill the registers: 64 x 32 with KI 8
 //   takes 254 of 255, and deeper instructions, though they are cooler, leave no room to read ahead.
@@ -54,8 +54,8 @@
 #endif
 
 #include "common/schedule.cuh"
-#include "common/split.cuh"
-#include "common/copied.cuh"
+#include "common/split_k.cuh"
+#include "common/padded_tile.cuh"
 
 constexpr int WARPS_N = NB / TB, WARPS_MN = MB / TA * WARPS_N, PARTS = KB / TK;
 constexpr int THREADS = 32 * WARPS_MN * PARTS;
@@ -67,8 +67,8 @@ static_assert((KI == 4 || KI == 8 || KI == 16) && TK % (2 * KI) == 0 && KB % TK 
               "KI is the depth of an instruction, 4, 8 or 16; 2 * KI divides TK, TK KB");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
 
-using TileA = Copied<!TRANS_A, MB, THREADS>;
-using TileB = Copied<TRANS_B, NB, THREADS>;
+using TileA = PaddedTile<!TRANS_A, MB, THREADS>;
+using TileB = PaddedTile<TRANS_B, NB, THREADS>;
 // What a lane holds of KI columns of the warp's rows of A and of KI rows of its columns of B.
 struct Fragments {
     double a[ROWS][KI / 2], b[COLUMNS][KI / 4];
@@ -96,8 +96,8 @@ __device__ __forceinline__ void multiply(double (&sum)[ROWS * COLUMNS][4], const
 
 // The sums of warps that share a tile go to the first of them, by way of the memory of the tiles:
 // true for that one.
-__device__ __forceinline__ bool gather(double (&sum)[ROWS * COLUMNS][4], double* scratch,
-                                       unsigned thread) {
+__device__ __forceinline__ bool add_parts(double (&sum)[ROWS * COLUMNS][4], double* scratch,
+                                          unsigned thread) {
     if (PARTS == 1) return true;
     constexpr unsigned EACH = WARPS_MN * 32, PAIRS = ROWS * COLUMNS * 2;
     double2* const mine = reinterpret_cast<double2*>(scratch) + thread % EACH;
@@ -190,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             }
         }
     }
-    if (!gather(sum, As, thread) || !combine<THREADS>(sum, workspace, thread)) return;
+    if (!add_parts(sum, As, thread) || !combine<THREADS>(sum, workspace, thread)) return;
     C += blockIdx.z * batch_c;
 #pragma unroll
     for (int i = 0; i < ROWS * 2; i++) {
@@ -199,13 +199,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         for (int j = 0; j < COLUMNS * 2; j += PIECE) {
             const unsigned column = j0 + x + j / 2 * 8 + lane % 4 * 2 + j % 2;
             if (GUARDED && (row >= m || column >= n)) continue;
-            const double(&part)[4] = sum[i / 2 * COLUMNS + j / 2];
-            const bool cut = is_cut(row, column, 1, PIECE);
+            const double (&part)[4] = sum[i / 2 * COLUMNS + j / 2];
+            const bool cut = partly_stored(row, column, 1, PIECE);
             Piece* const c = reinterpret_cast<Piece*>(C + row * ldc + column);
             Piece result = beta == 0.0 || cut ? Piece{} : *c;
 #pragma unroll
             for (int e = 0; e < PIECE; e++) {
-                if (cut && !kept(row, column + e)) continue;
+                if (cut && !is_stored(row, column + e)) continue;
                 if (cut && beta != 0.0) result.x[e] = c->x[e];
                 store(&result.x[e], alpha, part[i % 2 * 2 + (j + e) % 2], beta);
                 if (cut) c->x[e] = result.x[e];

@@ -1,13 +1,13 @@
 // 07 wgmma: Hopper's own way. One thread fetches, warpgroups multiply, nobody else does anything.
 //
-// 16-bit numbers in, sums in float32, 16-bit numbers or float32 out. What this rung adds:
+// 16-bit elements in, sums in float32, 16-bit elements or float32 out. What this kernel adds:
 //
 //     producer    | fetch 0 | fetch 1 | fetch 2 | wait: 0 empty? | fetch 4 | ...
 //     consumers   |  wait: 0 full? | wgmma 0 | wgmma 1 | ...          (ring of STAGES tiles)
 //
 // - Tiles come by TMA: a thread names a box of a matrix, the hardware copies it, puts zeros where
 //   the matrix has ended and swizzles it so that the tensor cores meet no bank conflict. No index
-//   is computed or checked anywhere; every size runs the same text.
+//   is computed or checked anywhere; every size runs the same source.
 // - Two barriers for each stage, "full" and "empty", instead of one for the block: warpgroups drift
 //   apart, and while one waits or stores the tensor cores work for the other.
 // - wgmma multiplies 64 x TB x 16 with one instruction, straight from shared memory. The warpgroup
@@ -15,18 +15,19 @@
 // - A cluster of two blocks, one above the other, shares B: each fetches half and sends it to both.
 //   128 x 256 alone asks L2 for 48 bytes a clock and multiprocessor, of some 46 that it has
 //   (DeepGEMM's figures); in a cluster for 32.
-// - Blocks stay and take tile after tile, so that the next tile comes while this one is stored,
-//   through shared memory and by TMA again. With little k storing is all there is to do: SLOTS
-//   pieces of a warpgroup's tile are on their way at a time (8192 x 8192 x 128: 47 us, not 58).
+// - Blocks are persistent and take tile after tile, so that the next tile comes while this one is
+//   stored, through shared memory and by TMA again. With little k storing is all there is to do:
+//   SLOTS pieces of a warpgroup's tile are on their way at a time (8192 x 8192 x 128: 47 us, not
+//   58).
 // - Deep products of few tiles: SPLIT parts of k, which `combine` adds up.
-// - Instructions come from device memory too: everybody rehearses the end of a tile, with nothing
-//   to store, while the first numbers come. Blocks of small tiles ask for these before all else,
-//   and have them before a rehearsal would end (256: 4.9 us, not 5.2).
+// - Instructions come from device memory too: every warpgroup warms up the end of a tile, with
+//   nothing to store, while the first elements come. Blocks of small tiles ask for these before all
+//   else, and have them before a warm-up would end (256: 4.9 us, not 5.2).
 // - Small products: a warp stores its own rows of small tiles (no barrier, fence or map: 0.4 us).
 // - Skinny ones wait for memory alone: a narrow tile takes only its 16 or 32 rows or columns of
 //   shared memory, which holds twice as many stages (16 x 8192 x 8192: 43 us, not 48).
 //
-// Boxes have rows of 128 bytes, a swizzle's: 64 numbers. Any layout is a pile of such boxes, and
+// Boxes have rows of 128 bytes, a swizzle's: 64 elements. Any layout is a pile of such boxes, and
 // wgmma reads both kinds. Rows must start at multiples of 16 bytes: `repack` copies matrices whose
 // rows do not. C may lie anywhere: `boxed` says whether TMA, or 16 bytes at a time, can store it.
 //
@@ -78,27 +79,29 @@
 #endif
 
 #include "common/hopper.cuh"
-#include "common/parts.cuh"
+#include "common/split_k_schedule.cuh"
 
-constexpr int ACROSS = NB < 64 ? 1 : NB / TB, CONSUMERS = (MB < 64 ? 1 : MB / TA) * ACROSS;
+// Warpgroups that multiply, side by side along n and in all; one more loads.
+constexpr int WARPGROUPS_N = NB < 64 ? 1 : NB / TB,
+              CONSUMERS = (MB < 64 ? 1 : MB / TA) * WARPGROUPS_N;
 constexpr int THREADS = 128 * (CONSUMERS + 1);
-constexpr int BOX = KB < 64 ? KB : 64, DEEP = KB / BOX;
+constexpr int BOX = KB < 64 ? KB : 64, K_BOXES = KB / BOX;
 constexpr int A_BYTES = MB * KB * sizeof(REAL), STAGE_BYTES = A_BYTES + NB * KB * sizeof(REAL);
 // A block of 16 or 32 rows or columns multiplies 64, of which the rest is whatever lies behind.
-constexpr int BEHIND = NB < 64 ? (64 - NB) * 128 : 0;
-constexpr int ROWS = TA / 64;             // pieces of 64 rows
-constexpr int PIECE = 64 * 128;           // bytes of 64 rows of 128
-constexpr int LINE = 128 / sizeof(OUT);   // columns of C in 128 bytes
-constexpr int STAGED = TB % 128 == 0 && sizeof(OUT) == 2 ? 128 : 64;  // of C on their way out
-constexpr int STAGED_BYTES = SPLIT > 1 ? 0 : STAGED / LINE * PIECE;   // in one slot
+constexpr int PADDING_BYTES = NB < 64 ? (64 - NB) * 128 : 0;
+constexpr int ROWS = TA / 64;            // pieces of 64 rows
+constexpr int PIECE = 64 * 128;          // bytes of 64 rows of 128
+constexpr int LINE = 128 / sizeof(OUT);  // columns of C in 128 bytes
+// Columns of C that are staged at a time on their way out.
+constexpr int PIECE_COLUMNS = TB % 128 == 0 && sizeof(OUT) == 2 ? 128 : 64;
+constexpr int STAGED_BYTES = SPLIT > 1 ? 0 : PIECE_COLUMNS / LINE * PIECE;  // in one slot
 // Skinny and deep products wait for memory alone, and few blocks read the same of it.
 constexpr bool STREAMED = MB < 64 || NB < 64 || SPLIT > 1;
-constexpr bool DIRECT = MB * NB <= 128 * 64;    // small tiles: each warp stores its rows itself
-constexpr bool EAGER = DIRECT && CLUSTER == 1 && TB <= 128;  // the first steps before all else
-// Registers of a thread, few for those that fetch. All together they must not pass what the block
-// is launched with, 65536 over THREADS in multiples of 8, or the block waits for ever.
-constexpr int FEW = CONSUMERS <= 2 ? 40 : CONSUMERS == 3 ? 32 : 64;
-constexpr int MANY = CONSUMERS <= 2 ? 232 : CONSUMERS == 3 ? 160 : 104;
+// Small tiles: each warp stores its own rows, and the first steps are loaded before all else.
+constexpr bool WARPS_STORE = MB * NB <= 128 * 64;
+constexpr bool EARLY_LOADS = WARPS_STORE && CLUSTER == 1 && TB <= 128;
+
+#include "common/warpgroups.cuh"
 
 static_assert((MB % TA == 0 || (MB == 16 || MB == 32) && TA == 64) && TA % 64 == 0,
               "warpgroups share the rows: 64 divides TA, TA MB; or TA is 64, MB 16 or 32");
@@ -109,7 +112,7 @@ static_assert(MB <= 256 && NB <= 256, "a box has at most 256 rows: MB and NB <= 
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
 static_assert(CLUSTER == 1 || (CLUSTER == 2 || CLUSTER == 4) && NB % (64 * CLUSTER) == 0,
               "blocks that share B fetch whole boxes: CLUSTER is 1, 2 or 4, 64 CLUSTER divides NB");
-static_assert(CONSUMERS <= 4 && TA * TB / 128 + 40 <= MANY,
+static_assert(CONSUMERS <= 4 && TA * TB / 128 + 40 <= CONSUMER_REGISTERS,
               "TA * TB / 128 sums fit: at most 192 for 1 or 2 warpgroups, 120 for 3, 64 for 4");
 
 #if CLUSTER > 1
@@ -118,7 +121,7 @@ static_assert(CONSUMERS <= 4 && TA * TB / 128 + 40 <= MANY,
 #define CLUSTERED
 #endif
 
-#include "common/boxed.cuh"
+#include "common/wgmma_tile.cuh"
 #include "common/combine.cuh"
 #include "common/repack.cuh"
 
@@ -126,35 +129,36 @@ struct Maps {
     TensorMap a, b, c;
 };
 
-// The shared memory of the ring, and how it is filled.
-struct Feed {
+// The thread that loads: where the ring of stages is, and how it fills it.
+struct Producer {
     unsigned base, full, empty;
-    Stack a, b;
+    Operand a, b;
 
-    __device__ __forceinline__ void fill(unsigned stage, const Unit& unit, unsigned step) const {
+    __device__ __forceinline__ void load_stage(unsigned stage, const Unit& unit,
+                                               unsigned step) const {
         const unsigned tile = base + stage * STAGE_BYTES, filled = full + 8 * stage;
         const unsigned k0 = (unit.first + step) * KB;
-        barrier_expect(filled, STAGE_BYTES);
+        mbarrier_expect_tx(filled, STAGE_BYTES);
         fetch<!TRANS_A, false, MB>(tile, a, filled, unit.i0, k0, unit.matrix);
         fetch<TRANS_B, (CLUSTER > 1), NB>(tile + A_BYTES, b, filled, unit.j0, k0, unit.matrix);
     }
-    // The first steps, one for each stage, which is empty. Returns how many: `produce` goes on.
+    // Loads the first steps, one for each stage, all empty. Returns how many: `produce` goes on.
     __device__ __forceinline__ unsigned begin(const Product& p) const {
         const Unit unit = p[blockIdx.x];
         const unsigned count = unit.steps < STAGES ? unit.steps : STAGES;
 #pragma unroll 1
-        for (unsigned step = 0; step < count; step++) fill(step, unit, step);
+        for (unsigned step = 0; step < count; step++) load_stage(step, unit, step);
         return count;
     }
-    __device__ __forceinline__ void produce(const Product& p, unsigned begun) const {
-        Ring ring{begun % STAGES, begun < STAGES};
+    __device__ __forceinline__ void produce(const Product& p, unsigned first_loads) const {
+        Ring ring{first_loads % STAGES, first_loads < STAGES};
         for (unsigned id = blockIdx.x / CLUSTER; id < p.units(); id += gridDim.x / CLUSTER) {
             const Unit unit = p[id];
-            for (unsigned step = begun; step < unit.steps; step++, ring.advance()) {
-                barrier_wait(empty + 8 * ring.stage, ring.parity);
-                fill(ring.stage, unit, step);
+            for (unsigned step = first_loads; step < unit.steps; step++, ring.advance()) {
+                mbarrier_wait(empty + 8 * ring.stage, ring.parity);
+                load_stage(ring.stage, unit, step);
             }
-            begun = 0;
+            first_loads = 0;
         }
     }
 };
@@ -173,12 +177,12 @@ __device__ __forceinline__ void multiply(float (&sum)[ROWS][TB / 2], unsigned st
     }
     for (unsigned step = 0; step < steps; step++, ring.advance()) {
         const unsigned at = ring.stage * STAGE_BYTES, at_a = tile_a + at, at_b = tile_b + at;
-        const unsigned long long a = TRANS_A ? describe_across<WIDE_A, BOX>(at_a)
-                                             : describe_along<BOX>(at_a);
-        const unsigned long long b = TRANS_B ? describe_along<BOX>(at_b)
-                                             : describe_across<WIDE_B, BOX>(at_b);
-        barrier_wait(full + 8 * ring.stage, ring.parity);
-        wgmma_begin();
+        const unsigned long long a =
+            TRANS_A ? mn_major_descriptor<WIDE_A, BOX>(at_a) : k_major_descriptor<BOX>(at_a);
+        const unsigned long long b =
+            TRANS_B ? k_major_descriptor<BOX>(at_b) : mn_major_descriptor<WIDE_B, BOX>(at_b);
+        mbarrier_wait(full + 8 * ring.stage, ring.parity);
+        wgmma_fence();
 #pragma unroll
         for (int x = 0; x < KB / 16; x++)
 #pragma unroll
@@ -186,115 +190,79 @@ __device__ __forceinline__ void multiply(float (&sum)[ROWS][TB / 2], unsigned st
                 wgmma<!TRANS_A, TRANS_B>(
                     REAL{}, sum[u], a + (x / 4 * MB * 128 + u * 128 * BOX + x % 4 * STEP_A) / 16,
                     b + (x / 4 * NB * 128 + x % 4 * STEP_B) / 16, step > 0 || x > 0);
-        wgmma_commit();
-        wgmma_wait<1>();  // the step before has ended: its stage may be filled again
-        if (used < STAGES && thread < CLUSTER) barrier_arrive(empty + 8 * used, thread);
+        wgmma_commit_group();
+        wgmma_wait_group<1>();  // the step before has ended: its stage may be filled again
+        if (used < STAGES && thread < CLUSTER) mbarrier_arrive(empty + 8 * used, thread);
         used = ring.stage;
     }
-    wgmma_wait<0>();
-    if (used < STAGES && thread < CLUSTER) barrier_arrive(empty + 8 * used, thread);
+    wgmma_wait_group<0>();
+    if (used < STAGES && thread < CLUSTER) mbarrier_arrive(empty + 8 * used, thread);
 }
 
-// C, or a part of its sums, from one warpgroup; `slot` is for the next piece. No rehearsal stores.
-__device__ __forceinline__ void deliver(float (&sum)[ROWS][TB / 2], Result here, const Unit& unit,
-                                        unsigned char* staging, unsigned& slot, unsigned group,
-                                        bool rehearsal) {
-    const unsigned i0 = unit.i0 + group / ACROSS * TA, j0 = unit.j0 + group % ACROSS * TB;
-    const bool elected = threadIdx.x % 128 == 0;
-    here.end_m = rehearsal ? 0 : MB < 64 ? min(here.m, unit.i0 + MB) : here.m;
-    here.end_n = NB < 64 ? min(here.n, unit.j0 + NB) : here.n;
-    here.C += unit.matrix * here.step;
-#pragma unroll
-    for (int u = 0; u < ROWS; u++) {
-        const unsigned i = i0 + u * 64;
-        if constexpr (SPLIT > 1) {
-            here.leave(sum[u], unit.part, unit.matrix, i, j0);
-            continue;
-        }
-        here.scale(sum[u], i, j0);
-#pragma unroll
-        for (int h = 0; h < TB; h += STAGED) {
-            if (!is_needed(i, j0 + h, 64, STAGED)) continue;
-            const bool cut = is_cut(i, j0 + h, 64, STAGED);
-            unsigned char* const piece = staging + slot * STAGED_BYTES;
-            const unsigned staged = address_of_shared(piece);
-            slot = slot + 1 == SLOTS ? 0 : slot + 1;
-            if (!DIRECT && elected) stores_have_read<SLOTS - 1>();
-            DIRECT ? __syncwarp() : warpgroup_sync(group + 1);
-            here.stage(staged, sum[u] + h / 2);
-            if (DIRECT || !here.boxed || cut) {
-                __syncwarp();
-                here.copy(piece, i, j0 + h, cut);
-                if (cut && elected) stores_commit();  // nothing, but it counts as this slot's
-                continue;
-            }
-            written_for_copies();
-            warpgroup_sync(group + 1);
-            if (!elected || rehearsal) continue;
-#pragma unroll
-            for (int q = 0; q < STAGED / LINE; q++)
-                store_box(here.map, staged + q * PIECE, j0 + h + q * LINE, i, unit.matrix);
-            stores_commit();
-        }
-    }
-}
+#include "common/wgmma_store.cuh"
 
-__device__ __forceinline__ void consume(const Product& p, const Result& result, const Feed& feed,
-                                        unsigned char* staging, unsigned group) {
-    const unsigned tile_a = feed.base + group / ACROSS * TA * 2 * BOX;
-    const unsigned tile_b = feed.base + A_BYTES + group % ACROSS * TB * 2 * BOX;
+// A warpgroup that multiplies: all its units.
+__device__ __forceinline__ void consume(const Product& p, const Output& result,
+                                        const Producer& producer, unsigned char* staging,
+                                        unsigned group) {
+    const unsigned tile_a = producer.base + group / WARPGROUPS_N * TA * 2 * BOX;
+    const unsigned tile_b = producer.base + A_BYTES + group % WARPGROUPS_N * TB * 2 * BOX;
     Ring ring;
-    unsigned slot = 0, rehearsal = !EAGER;
-    if (!EAGER) forget(rehearsal);  // else the code would be there twice
+    unsigned slot = 0, warm_up = !EARLY_LOADS;
+    if (!EARLY_LOADS) make_opaque(warm_up);  // else the code would be there twice
     for (unsigned id = blockIdx.x / CLUSTER; id < p.units();) {
         const Unit unit = p[id];
         float sum[ROWS][TB / 2];
-        multiply(sum, rehearsal ? 0 : unit.steps, ring, tile_a, tile_b, feed.full, feed.empty);
-        deliver(sum, result, unit, staging, slot, group, rehearsal);
-        id += rehearsal ? 0 : gridDim.x / CLUSTER;
-        rehearsal = 0;
+        multiply(sum, warm_up ? 0 : unit.steps, ring, tile_a, tile_b, producer.full,
+                 producer.empty);
+        store_tile(sum, result, unit, staging, slot, group, warm_up);
+        id += warm_up ? 0 : gridDim.x / CLUSTER;
+        warm_up = 0;
     }
-    if (threadIdx.x % 128 == 0) stores_have_read();
+    if (threadIdx.x % 128 == 0) bulk_wait_group_read();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
     gemm(const __grid_constant__ Maps maps, int m, int n, int k, int batch, float alpha, float beta,
-         int stack_a, int stack_b, int boxed, OUT* C, long long ldc, long long batch_c,
+         int batched_a, int batched_b, int boxed, OUT* C, long long ldc, long long batch_c,
          float* parts) {
     extern __shared__ unsigned char shared[];
     unsigned char* const aligned = shared + (-address_of_shared(shared) & 1023);
-    unsigned char* const staging = aligned + STAGES * STAGE_BYTES + BEHIND;
+    unsigned char* const staging = aligned + STAGES * STAGE_BYTES + PADDING_BYTES;
     const unsigned full = address_of_shared(staging + CONSUMERS * SLOTS * STAGED_BYTES);
     const Product p{unsigned(batch), (k + KB - 1u) / KB, (m + TILE_M - 1u) / TILE_M,
                     (n + NB - 1u) / NB};
-    const bool few_a = p.tiles_n <= 4 && (stack_a || batch == 1);
-    const bool few_b = p.tiles_m <= 4 && (stack_b || batch == 1);
-    const Feed feed{address_of_shared(aligned), full, full + 8 * STAGES,
-                    {&maps.a, unsigned(stack_a), policy_of(few_a)},
-                    {&maps.b, unsigned(stack_b), policy_of(few_b)}};
-    // The same for a whole warp, and said so: descriptors then live in uniform registers.
+    const bool stream_a = p.tiles_n <= 4 && (batched_a || batch == 1);
+    const bool stream_b = p.tiles_m <= 4 && (batched_b || batch == 1);
+    const Producer producer{address_of_shared(aligned),
+                            full,
+                            full + 8 * STAGES,
+                            {&maps.a, unsigned(batched_a), l2_policy(stream_a)},
+                            {&maps.b, unsigned(batched_b), l2_policy(stream_b)}};
+    // Uniform in each warp, and the compiler is told so: descriptors then stay in uniform
+    // registers.
     const unsigned group = __shfl_sync(~0u, threadIdx.x / 128, 0);
-    unsigned begun = 0;
-    if (threadIdx.x == (EAGER ? 128 * CONSUMERS : 0)) {
-        if (k > 0) prefetch(&maps.a), prefetch(&maps.b);
-        if (boxed && SPLIT == 1 && !DIRECT) prefetch(&maps.c);
+    unsigned first_loads = 0;
+    if (threadIdx.x == (EARLY_LOADS ? 128 * CONSUMERS : 0)) {
+        if (k > 0) prefetch_tensormap(&maps.a), prefetch_tensormap(&maps.b);
+        if (boxed && SPLIT == 1 && !WARPS_STORE) prefetch_tensormap(&maps.c);
         for (int s = 0; s < STAGES; s++) {
-            barrier_make(feed.full + 8 * s, 1);
-            barrier_make(feed.empty + 8 * s, CONSUMERS * CLUSTER);
+            mbarrier_init(producer.full + 8 * s, 1);
+            mbarrier_init(producer.empty + 8 * s, CONSUMERS * CLUSTER);
         }
-        barriers_made();
-        if (EAGER) wait_for_launch_before(), begun = feed.begin(p);
+        fence_mbarrier_init();
+        if (EARLY_LOADS) griddepcontrol_wait(), first_loads = producer.begin(p);
     }
     CLUSTER > 1 ? cluster_sync() : __syncthreads();
     if (group == CONSUMERS) {
-        leave_registers<FEW>();
-        if (threadIdx.x % 128 == 0) wait_for_launch_before(), feed.produce(p, begun);
+        setmaxnreg_dec<PRODUCER_REGISTERS>();
+        if (threadIdx.x % 128 == 0) griddepcontrol_wait(), producer.produce(p, first_loads);
     } else {
-        take_registers<MANY>();
+        setmaxnreg_inc<CONSUMER_REGISTERS>();
         consume(p,
                 {&maps.c, C, parts, ldc, batch_c, unsigned(m), unsigned(n), unsigned(batch), 0, 0,
                  alpha, beta, boxed != 0},
-                feed, staging + group * SLOTS * STAGED_BYTES, group);
+                producer, staging + group * SLOTS * STAGED_BYTES, group);
     }
 #if CLUSTER > 1
     cluster_leave();  // no block leaves while the other may still reach into it

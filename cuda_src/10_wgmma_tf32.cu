@@ -1,25 +1,26 @@
 // 10 wgmma_tf32: float32 rounded to tf32, on Hopper's tensor cores.
 //
-// tf32 is float32 whose fraction has 10 bits instead of 23. What this rung adds to rung 07:
+// tf32 is float32 whose fraction has 10 bits instead of 23. What this kernel adds to kernel 07:
 //
-// - Of 16-bit numbers wgmma reads tiles that lie either way, of tf32 only such that lie along k.
-//   Rows of A do. Where B lies across k it comes through registers, of which wgmma takes its first
+// - Of 16-bit elements wgmma reads tiles that lie either way, of tf32 only such that are K-major.
+//   Rows of A do. Where B is MN-major it comes through registers, of which wgmma takes its first
 //   operand, too: what is multiplied is C^T = B^T A^T, 64 columns of C by TA rows. Where A lies
-//   across k and B along it, the two change their parts. Of two across k the smaller is copied
-//   before, or A's tiles are turned round in shared memory (Consumer::turn).
+//   across k and B along it, the two swap roles. Of two across k the smaller is copied
+//   before, or A's tiles are transposed in shared memory (Consumer::transpose_a).
 // - A thread reads from shared memory what it holds of B, and while the tensor cores multiply that
 //   it reads the next step's. Which lane holds which column of C is free: so that the banks of 32
 //   lanes differ, they take columns that are 4 and 16 apart (Place::column).
-// - C is turned round on its way out, through shared memory, where that costs nothing.
+// - C is transposed on its way out, through shared memory, where that costs nothing.
 // - k may be split into SPLIT parts, each a unit of work of its own, which `combine` adds up, and
-//   the steps of a unit among SLICES of warpgroups: one turns tiles while the other multiplies.
+//   the steps of a unit among SLICES of warpgroups: one transposes tiles while the other
+//   multiplies.
 //
-// TMA rounds what is not copied before (maps of the type TFLOAT32), to nearest: numbers above
+// TMA rounds what is not copied before (maps of the type TFLOAT32), to nearest: values above
 // 2^128 - 2^116 become infinite.
 //
 // What did not help: clusters (0.99 to 1.01), 128 rows and columns a warpgroup (0.88), warpgroups
-// that store in turns (0.84 to 1.02), slices where nothing is turned (0.95 to 1.01), C that leaves
-// L2 first (0.88 to 1.01).
+// that store in turns (0.84 to 1.02), slices where nothing is transposed (0.95 to 1.01), C that
+// leaves L2 first (0.88 to 1.01).
 
 #ifndef TRANS_A
 #define TRANS_A 0  // 1: A is stored as k x m, so op(A) = A^T; only with TRANS_B
@@ -67,12 +68,14 @@
 #define SLOTS 2  // pieces of C of a warpgroup on their way out
 #endif
 #ifndef TERMS
-#define TERMS 1  // numbers that stand for one
+#define TERMS 1  // terms of an element
 #endif
 
-#include "common/turned.cuh"
+#include "common/tf32_wgmma.cuh"
 
-constexpr int ROOM = (CONSUMERS <= 2 ? 160 : MANY - 40) - (TURNED ? 32 : SLICES > 1 ? 16 : 0);
+constexpr int ROOM = (CONSUMERS <= 2 ? 160 : CONSUMER_REGISTERS - 40) - (TRANSPOSES_A ? 32
+                                                                         : SLICES > 1 ? 16
+                                                                                      : 0);
 static_assert(CONSUMERS <= 4 && TA * TB / 128 + KB * TB / 64 <= ROOM,
               "TA TB / 128 + KB TB / 64 <= 160 (3, 4 warpgroups 120, 64; sliced -16, turned -32)");
 
@@ -82,7 +85,7 @@ using Fragments = unsigned[KB / 8][PIECES][4];
 __device__ __forceinline__ void direct(Consumer& here, Sums& sum, bool add) {
     here.wait_for_stage();
     const unsigned long long a = here.rows(0), b = here.columns(0);
-    wgmma_begin();
+    wgmma_fence();
 #pragma unroll
     for (int x = 0; x < KB / 8; x++)
 #pragma unroll
@@ -93,9 +96,10 @@ __device__ __forceinline__ void direct(Consumer& here, Sums& sum, bool add) {
 }
 
 // One step, columns of B by way of registers.
-__device__ __forceinline__ void through(Consumer& here, Sums& sum, bool add, Fragments& columns) {
+__device__ __forceinline__ void via_registers(Consumer& here, Sums& sum, bool add,
+                                              Fragments& columns) {
     here.wait_for_stage();
-    if constexpr (TURNED) here.turn();
+    if constexpr (TRANSPOSES_A) here.transpose_a();
 #pragma unroll
     for (int x = 0; x < KB / 8; x++)
 #pragma unroll
@@ -103,7 +107,7 @@ __device__ __forceinline__ void through(Consumer& here, Sums& sum, bool add, Fra
 #pragma unroll
             for (int e = 0; e < 4; e++) columns[x][u][e] = here.number(x, u, e);
     const unsigned long long a = here.rows(0);
-    wgmma_begin();
+    wgmma_fence();
 #pragma unroll
     for (int x = 0; x < KB / 8; x++)
 #pragma unroll
@@ -120,26 +124,26 @@ __device__ __forceinline__ void multiply(Consumer& here, Sums& sum, const Unit& 
         for (int e = 0; e < PIECES * TA / 2; e++) sum[e / (TA / 2)][e % (TA / 2)] = 0.0f;
     }
     unsigned step = first;
-    if constexpr (!DIRECT) {
+    if constexpr (!BOTH_K_MAJOR) {
         Fragments even, odd;  // the tensor cores read one while the other is written
         for (; step + SLICES * SPLIT < unit.steps; step += 2 * SLICES * SPLIT) {
-            through(here, sum, step > first, even);
-            through(here, sum, true, odd);
+            via_registers(here, sum, step > first, even);
+            via_registers(here, sum, true, odd);
         }
-        wgmma_wait<0>();
-        if (step < unit.steps) through(here, sum, step > first, even);
+        wgmma_wait_group<0>();
+        if (step < unit.steps) via_registers(here, sum, step > first, even);
     } else {
         for (; step < unit.steps; step += SLICES * SPLIT) direct(here, sum, step > first);
     }
-    wgmma_wait<0>();
+    wgmma_wait_group<0>();
     if (first < unit.steps) here.release();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
     gemm(const __grid_constant__ Maps maps, int m, int n, int k, int batch, float alpha, float beta,
-         int stack_a, int stack_b, int boxed, float* C, long long ldc, long long batch_c,
+         int batched_a, int batched_b, int boxed, float* C, long long ldc, long long batch_c,
          float* parts) {
-    const Result result{&maps.c, C, ldc, unsigned(m), unsigned(n), alpha, beta, boxed != 0};
-    run(product_of(maps, m, n, k, batch, stack_a, stack_b), result, batch_c, parts,
+    const Output result{&maps.c, C, ldc, unsigned(m), unsigned(n), alpha, beta, boxed != 0};
+    run(product_of(maps, m, n, k, batch, batched_a, batched_b), result, batch_c, parts,
         [](Consumer& here, Sums& sum, const Unit& unit) { multiply(here, sum, unit); });
 }

@@ -13,14 +13,14 @@
 //   way. What is fetched at one time then lies side by side (parts of k far apart: 15 % slower),
 //   and L2 fetches whole lines (18 % where a slice has 64 bytes of each).
 // - At the end a block adds up its warps, and the blocks are added up in a tree
-//   (common/gather.cuh), both in a fixed order.
-// - An operand lies in shared memory as in global memory. One that lies along k is read 16 bytes
+//   (common/split_k_tree.cuh), both in a fixed order.
+// - An operand lies in shared memory as in global memory. One that is K-major is read 16 bytes
 //   of k at a time: TA reads give a thread its TA rows of four columns.
-// - Or, with the largest register tiles of floats and slices of 8 rows: both operands lie across k,
-//   what lies along k is turned by copies of 4 bytes, and rows are read one ahead. Then 6 % of the
-//   multiply-adds read two registers of one bank, where four columns at a time had 20 to 30. Copies
-//   of 4 bytes take what that brings, unless rows at odd addresses want them anyway: 641 in 24 us
-//   instead of 27, 1024 in 53 either way.
+// - Or, with the largest register tiles of floats and slices of 8 rows: both operands are MN-major,
+//   what is K-major is transposed by copies of 4 bytes, and rows are read one ahead. Then 6 % of
+//   the multiply-adds read two registers of one bank, where four columns at a time had 20 to 30.
+//   Copies of 4 bytes take what that brings, unless rows at odd addresses want them anyway: 641 in
+//   24 us instead of 27, 1024 in 53 either way.
 //
 // One H200: 8192 x 16 x 8192 in 76 us, where reading takes 60 and cuBLAS 144; 64 x 64 x 262144 in
 // 60 us (92); 256 x 256 x 256 in 5.9 us (11.4). Large products are not for it: each warp fetches
@@ -55,13 +55,13 @@
 #define BLOCKS 1  // blocks that one multiprocessor is to hold: bounds the registers of a thread
 #endif
 
-#include "common/pieces.cuh"
-#include "common/gather.cuh"
+#include "common/vector.cuh"
+#include "common/split_k_tree.cuh"
 
-constexpr int ACROSS = NB / TB;  // threads of a warp along n; MB / TA lie along m
+constexpr int LANES_N = NB / TB;  // threads of a warp along n; MB / TA lie along m
 constexpr int THREADS = 32 * SLICES;
-constexpr int TURN = SPLIT * SLICES;  // slices from one of a warp to its next
-constexpr int ROWS = 8;               // of a slice that is multiplied row by row
+constexpr int SLICE_STRIDE = SPLIT * SLICES;  // slices from one of a warp to its next
+constexpr int ROWS = 8;                       // of a slice that is multiplied row by row
 constexpr bool BY_ROWS = sizeof(REAL) == 4 && TA * TB >= 128 && KB == ROWS;
 
 static_assert(MB % TA == 0 && NB % TB == 0 && MB / TA * (NB / TB) == 32,
@@ -71,21 +71,21 @@ static_assert(TA % VECTOR == 0 && TB % VECTOR == 0 && KB % VECTOR == 0,
 static_assert(STAGES >= 2, "a slice is fetched while another is used: STAGES >= 2");
 static_assert(MB * NB % (THREADS * VECTOR) == 0, "threads share the vectors of a tile evenly");
 
-#include "common/slices.cuh"
+#include "common/warp_slices.cuh"
 
 #define STRIDE 2  // has the fewest conflicts of registers, counted in machine code
-#include "common/products.cuh"
+#include "common/outer_product.cuh"
 
-template <bool TURNED, bool ALONG, int OUTER, int T>
-struct Kind {
-    using Type = Slice<ALONG, OUTER, T>;
+template <bool TURNED, bool K_MAJOR, int OUTER, int T>
+struct SliceOf {
+    using Type = Slice<K_MAJOR, OUTER, T>;
 };
-template <bool ALONG, int OUTER, int T>
-struct Kind<true, ALONG, OUTER, T> {
-    using Type = TurnedSlice<OUTER, T>;
+template <bool K_MAJOR, int OUTER, int T>
+struct SliceOf<true, K_MAJOR, OUTER, T> {
+    using Type = TransposedSlice<OUTER, T>;
 };
-using SliceA = Kind<BY_ROWS && !TRANS_A, !TRANS_A, MB, TA>::Type;
-using SliceB = Kind<BY_ROWS && TRANS_B, TRANS_B, NB, TB>::Type;
+using SliceA = SliceOf<BY_ROWS && !TRANS_A, !TRANS_A, MB, TA>::Type;
+using SliceB = SliceOf<BY_ROWS && TRANS_B, TRANS_B, NB, TB>::Type;
 
 // The slices of one warp, from slice `begin` of k on; `fetch` asks for a slice to go to a stage.
 // Here VECTOR steps along k at a time: fragments as an operand along k gives them.
@@ -96,10 +96,10 @@ __device__ __forceinline__ void multiply_vectors(REAL (&sum)[TA][TB], const REAL
                                                  const Fetch& fetch) {
     int reading = 0, writing = STAGES - 1;
 #pragma unroll 1
-    for (unsigned slice = begin; slice < end; slice += TURN) {
+    for (unsigned slice = begin; slice < end; slice += SLICE_STRIDE) {
         copies.wait<STAGES - 2>();
         __syncwarp();  // the copies of all lanes are there, and all have left the slice before
-        fetch(writing, slice + (STAGES - 1) * TURN);
+        fetch(writing, slice + (STAGES - 1) * SLICE_STRIDE);
         const REAL* const a = As + reading * SliceA::ELEMENTS;
         const REAL* const b = Bs + reading * SliceB::ELEMENTS;
 #pragma unroll
@@ -130,30 +130,30 @@ __device__ __forceinline__ void multiply_rows(REAL (&sum)[TA][TB], const REAL* A
         __syncwarp();  // the copies of all lanes are there, and all have left the slice before
     };
     const auto read = [&](int to, int row) {
-        read_row<TA, MB / TA>(a[to], row_a + row * SliceA::PITCH);
-        read_row<TB, NB / TB>(b[to], row_b + row * SliceB::PITCH);
+        read_fragment<TA, MB / TA>(a[to], row_a + row * SliceA::PITCH);
+        read_fragment<TB, NB / TB>(b[to], row_b + row * SliceB::PITCH);
     };
     enter();
     read(0, 0);
 #pragma unroll 1
-    for (unsigned slice = begin; slice < end; slice += TURN) {
-        fetch(writing, slice + (STAGES - 1) * TURN);
+    for (unsigned slice = begin; slice < end; slice += SLICE_STRIDE) {
+        fetch(writing, slice + (STAGES - 1) * SLICE_STRIDE);
         reading = reading + 1 == STAGES ? 0 : reading + 1;
         writing = writing + 1 == STAGES ? 0 : writing + 1;
 #pragma unroll
         for (int q = 0; q < ROWS; q++) {
-            if (q + 1 == ROWS && slice + TURN < end) enter();
+            if (q + 1 == ROWS && slice + SLICE_STRIDE < end) enter();
             read((q + 1) % 2, (q + 1) % ROWS);
-            add_products(sum, a[q % 2], b[q % 2]);
+            add_outer_product(sum, a[q % 2], b[q % 2]);
         }
     }
 }
 
 template <typename SliceA, typename SliceB>
-__device__ __forceinline__ void multiply_slices(REAL (&sum)[TA][TB], REAL* As, REAL* Bs,
-                                                unsigned y, unsigned x, unsigned lane,
-                                                unsigned begin, unsigned end, unsigned whole,
-                                                SliceA& slice_a, SliceB& slice_b) {
+__device__ __forceinline__ void multiply_slices(REAL (&sum)[TA][TB], REAL* As, REAL* Bs, unsigned y,
+                                                unsigned x, unsigned lane, unsigned begin,
+                                                unsigned end, unsigned whole, SliceA& slice_a,
+                                                SliceB& slice_b) {
     AsyncCopies copies;
     const auto fetch = [&](int stage, unsigned slice) {
         if (slice < end) {
@@ -170,7 +170,7 @@ __device__ __forceinline__ void multiply_slices(REAL (&sum)[TA][TB], REAL* As, R
         copies.commit();
     };
 #pragma unroll
-    for (int stage = 0; stage < STAGES - 1; stage++) fetch(stage, begin + stage * TURN);
+    for (int stage = 0; stage < STAGES - 1; stage++) fetch(stage, begin + stage * SLICE_STRIDE);
     if constexpr (BY_ROWS)
         multiply_rows<SliceA, SliceB>(sum, As, Bs, y, x, begin, end, copies, fetch);
     else
@@ -191,8 +191,8 @@ constexpr bool IN_VECTORS = BY_ROWS || !TRANS_B;
 
 // The sums of all warps, added in their order; each thread gets its vectors of the tile.
 __device__ __forceinline__ void add_slices(Vector (&total)[VECTORS], const REAL (&sum)[TA][TB],
-                                           REAL alpha, REAL* shared, unsigned thread,
-                                           unsigned y, unsigned x) {
+                                           REAL alpha, REAL* shared, unsigned thread, unsigned y,
+                                           unsigned x) {
     __syncthreads();  // no warp reads its ring any more
     REAL* const mine = shared + thread / 32 * (MB * NB);
 #pragma unroll
@@ -238,7 +238,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     extern __shared__ __align__(16) unsigned char bytes[];
     REAL* const shared = reinterpret_cast<REAL*>(bytes);
     const unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-    const unsigned y = lane / ACROSS, x = lane % ACROSS;
+    const unsigned y = lane / LANES_N, x = lane % LANES_N;
     unsigned i0, j0;
     tile_of(blockIdx.x, (m + MB - 1u) / MB, (n + NB - 1u) / NB, i0, j0);
     i0 *= MB;
@@ -259,10 +259,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     Vector total[VECTORS];
     add_slices(total, sum, alpha, shared, thread, y, x);
     unsigned& arrived = *reinterpret_cast<unsigned*>(bytes);
-    if (!gather<THREADS>(total, workspace, thread, arrived)) return;
+    if (!combine_tree<THREADS>(total, workspace, thread, arrived)) return;
     C += blockIdx.z * batch_c;
     const REAL scale = IN_VECTORS ? REAL(1) : alpha;  // what is left to do
-    const bool cut = is_cut(i0, j0, MB, NB);
+    const bool cut = partly_stored(i0, j0, MB, NB);
 #pragma unroll
     for (int v = 0; v < VECTORS; v++)
 #pragma unroll
@@ -273,7 +273,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             if (cut) {
 #pragma unroll
                 for (int i = 0; i < PIECE; i++)
-                    if (kept(row, column + i))
+                    if (is_stored(row, column + i))
                         store(C + row * ldc + column + i, scale, total[v].x[e + i], beta);
                 continue;
             }

@@ -1,26 +1,28 @@
-// 12 tensor: rung 06 for numbers of 16 bits and for tf32, on every GPU since Ampere.
+// 12 tensor: kernel 06 for 16-bit elements and for tf32, on every GPU since Ampere.
 //
-// The ring of STAGES tiles, the tiles of warps and the order of blocks are those of rung 06; sums
-// are float32. One instruction multiplies 32 bytes along k, sixteen numbers of 16 bits or eight of
-// tf32, and a fragment is words of two numbers or one. What this rung adds:
+// The ring of STAGES tiles, the tiles of warps and the order of blocks are those of kernel 06; sums
+// are float32. One instruction multiplies 32 bytes along k, sixteen 16-bit elements or eight of
+// tf32, and a fragment is words of two elements or one. What this kernel adds:
 //
 // - `ldmatrix`: a warp reads a fragment of 16 x 32 bytes of A, or two of B, with one instruction,
-//   and with `.trans` also where the tile lies across k. So all four layouts stay in shared memory
-//   as they lie in global memory, and none is turned round. tf32 that lies across k has no such
-//   instruction: its numbers are read one by one.
-// - No padding: the 16-byte chunks of a line change places (common/swizzled.cuh), so that neither
-//   reads nor copies meet a bank twice.
+//   and with `.trans` also where the tile is MN-major. So all four layouts stay in shared memory
+//   as they lie in global memory, and none is transposed. tf32 that is MN-major has no such
+//   instruction: its elements are read one by one.
+// - No padding: the 16-byte chunks of a line are swapped (common/swizzled_tile.cuh), so that
+//   neither reads nor copies meet a bank twice.
 // - A row of A's fragments is read again, 32 bytes deeper, once its last product is on its way;
 //   those of B, which all rows need, are kept twice. So 64 x 64 fits in the registers.
 // - The order of the words of A and of B is the one in which an instruction takes them, one after
 //   the other. With another order for B the main loop had 76 moves of registers.
-// - float32 is rounded to tf32 when it is used, not when it is read: who rounds waits for the read.
-// - Rows of 16-bit numbers may start at any multiple of 2 bytes, and cp.async copies 4 at least.
+// - float32 is rounded to tf32 when it is used, not when it is read: rounding at once would wait
+//   for the read.
+// - Rows of 16-bit elements may start at any multiple of 2 bytes, and cp.async copies 4 at least.
 //   Such rows come through registers, asked for before some products and stored after them.
 //
 // Main loop of 128 x 128 x 32, 64 x 64 per warp, bf16, nvcc 13.0 for sm_90a: 64 HMMA of 147
 // instructions, 16 LDSM, 8 LDGSTS. One H200: 455 TFLOP/s at 4096, of 546 that these HMMA make
-// alone; `wgmma` (rung 07) has nearly twice that rate: on Hopper this rung is the second choice.
+// alone; `wgmma` (kernel 07) has nearly twice that rate: on Hopper this kernel is the second
+// choice.
 
 #ifndef REAL
 #define REAL BF16  // element type of A and B: F16, BF16, or float, which is rounded to tf32
@@ -60,7 +62,7 @@
 #endif
 
 #include "common/schedule.cuh"
-#include "common/swizzled.cuh"
+#include "common/swizzled_tile.cuh"
 
 constexpr int WARPS_M = MB / TA, WARPS_N = NB / TB, THREADS = 32 * WARPS_M * WARPS_N;
 constexpr int ROWS = TA / 16, COLUMNS = TB / 8;  // mma of a warp along m and n
@@ -76,23 +78,23 @@ static_assert(KB * sizeof(REAL) % 64 == 0,
               "two instructions lie along k: 64 bytes divide those of KB");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
 
-// Numbers that go through registers are fetched in PARTS, each under way for SPAN mma along k. With
-// two stages all of them are stored before the barrier after which they are read.
+// Elements that go through registers are fetched in PARTS, each under way for SPAN mma along k.
+// With two stages all of them are stored before the barrier after which they are read.
 constexpr int SPAN = STAGES > 2 ? 2 : 1, PARTS = ASYNC ? 1 : DEEP / 2;
 using Number = REAL;
-using TileA = Swizzled<true, !TRANS_A, MB, THREADS, PARTS>;
-using TileB = Swizzled<false, TRANS_B, NB, THREADS, PARTS>;
+using TileA = SwizzledTile<true, !TRANS_A, MB, THREADS, PARTS>;
+using TileB = SwizzledTile<false, TRANS_B, NB, THREADS, PARTS>;
 constexpr int STAGE = TileA::BYTES + TileB::BYTES;
 
-using Result = OUT;
-constexpr int PAIR = ALIGN / sizeof(OUT) >= 2 ? 2 : 1;  // numbers of C stored at a time
+using Output = OUT;
+constexpr int PAIR = ALIGN / sizeof(OUT) >= 2 ? 2 : 1;  // elements of C stored at a time
 struct alignas(PAIR * sizeof(OUT)) Results {
     OUT x[PAIR];
 };
 
 #undef REAL
 #define REAL float  // from here on the type of the sums, which blocks that share a tile add up
-#include "common/split.cuh"
+#include "common/split_k.cuh"
 
 template <int I>
 struct Constant {
@@ -110,7 +112,7 @@ __device__ __forceinline__ void repeat(const Use& use) {
 
 // Runs `use(pair, c, row, column)` for the sums of the lane and where they belong, PAIR at a time.
 template <class Use>
-__device__ __forceinline__ void each(float (&sum)[ROWS * COLUMNS][4], Result* C, long long ldc,
+__device__ __forceinline__ void each(float (&sum)[ROWS * COLUMNS][4], Output* C, long long ldc,
                                      int rows, int columns, unsigned row, unsigned column,
                                      Use use) {
 #pragma unroll
@@ -120,10 +122,9 @@ __device__ __forceinline__ void each(float (&sum)[ROWS * COLUMNS][4], Result* C,
 #pragma unroll
             for (int e = 0; e < 2; e += PAIR)
                 if ((!GUARDED || (i * 8 < rows && j * 8 + e < columns)) &&
-                    is_needed(row + i * 8, column + j * 8 + e, 1, PAIR))
+                    any_stored(row + i * 8, column + j * 8 + e, 1, PAIR))
                     use(sum[i / 2 * COLUMNS + j] + i % 2 * 2 + e,
-                        reinterpret_cast<Results*>(C + j * 8 + e), row + i * 8,
-                        column + j * 8 + e);
+                        reinterpret_cast<Results*>(C + j * 8 + e), row + i * 8, column + j * 8 + e);
         __syncwarp();  // reads of C stay here: registers for all of them there are not
     }
 }
@@ -131,7 +132,7 @@ __device__ __forceinline__ void each(float (&sum)[ROWS * COLUMNS][4], Result* C,
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     gemm(int m, int n, int k, float alpha, const Number* __restrict__ A, long long lda,
          long long batch_a, const Number* __restrict__ B, long long ldb, long long batch_b,
-         float beta, Result* C, long long ldc, long long batch_c, void* workspace) {
+         float beta, Output* C, long long ldc, long long batch_c, void* workspace) {
     extern __shared__ __align__(128) unsigned char shared[];
     const unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     const unsigned y = warp / WARPS_N * TA, x = warp % WARPS_N * TB;  // the warp's tile
@@ -205,10 +206,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                     fetch(writing, p / SPAN, later);
                 if (p == 0) copies.commit();
 #pragma unroll
-                for (int j = 0; j < COLUMNS / 2; j++) TileB::settle(b[p % 2][j]);
+                for (int j = 0; j < COLUMNS / 2; j++) TileB::round_operands(b[p % 2][j]);
 #pragma unroll
                 for (int i = 0; i < ROWS; i++) {
-                    TileA::settle(a[i]);
+                    TileA::round_operands(a[i]);
 #pragma unroll
                     for (int j = 0; j < COLUMNS; j++) {
                         const unsigned* const pair = b[p % 2][j / 2] + j % 2 * 2;
@@ -216,8 +217,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                     }
                     read_a(here, i, next);
                 }
-                if (p % SPAN == SPAN - 1 && p / SPAN < PARTS && later < end)
-                    put(writing, p / SPAN);
+                if (p % SPAN == SPAN - 1 && p / SPAN < PARTS && later < end) put(writing, p / SPAN);
             });
         }
     }
@@ -236,13 +236,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         Results result;
 #pragma unroll
         for (int e = 0; e < PAIR; e++) put(result.x[e], beta == 0.0f ? alpha * s[e] : s[e]);
-        if (!is_cut(i, j, 1, PAIR)) {
+        if (!partly_stored(i, j, 1, PAIR)) {
             *c = result;
             return;
         }
 #pragma unroll
         for (int e = 0; e < PAIR; e++)
-            if (kept(i, j + e)) c->x[e] = result.x[e];
+            if (is_stored(i, j + e)) c->x[e] = result.x[e];
     };
     each(sum, C, ldc, rows, columns, row, column, store);
 }

@@ -2,7 +2,7 @@
 //
 // A float32 x is high + low, both tf32: 11 bits, then 11 of the 13 that are left. Of the four
 // products of a = ah + al and b = bh + bl three count, al bh + ah bl + ah bh: what is left out is
-// 2^-22 of the result. What this rung adds to rung 10:
+// 2^-22 of the result. What this kernel adds to kernel 10:
 //
 // - `repack` writes both terms of A and of B, along k, each a matrix of its own (TERMS 2). A stage
 //   holds four tiles, and three products read them: a third less traffic for each multiplication.
@@ -56,14 +56,14 @@
 #define SPLIT 1  // parts of k
 #endif
 #ifndef TERMS
-#define TERMS 2  // numbers that stand for one
+#define TERMS 2  // terms of an element
 #endif
 
 constexpr int SLICES = 1, SLOTS = 2;
 
-#include "common/turned.cuh"
+#include "common/tf32_wgmma.cuh"
 
-static_assert(CONSUMERS <= 4 && TA * TB / 64 + 40 <= MANY,
+static_assert(CONSUMERS <= 4 && TA * TB / 64 + 40 <= CONSUMER_REGISTERS,
               "TA TB / 64 registers for sums: at most 192 (1, 2 warpgroups), 120 (3), 64 (4)");
 
 __device__ __forceinline__ void product(Sums& sum, unsigned long long a, unsigned long long b,
@@ -78,30 +78,30 @@ __device__ __forceinline__ void product(Sums& sum, unsigned long long a, unsigne
 
 // sum = op(A) op(B) of a unit.
 __device__ __forceinline__ void multiply(Consumer& here, Sums& sum, const Unit& unit) {
-    Sums news;
+    Sums step_sum;
 #pragma unroll
     for (int e = 0; e < PIECES * TA / 2; e++) sum[e / (TA / 2)][e % (TA / 2)] = 0.0f;
     for (unsigned step = unit.part; step < unit.steps; step += SPLIT) {
         here.wait_for_stage();
-        wgmma_begin();
-        product(news, here.rows(0), here.columns(1), false);
-        product(news, here.rows(1), here.columns(0), true);
-        product(news, here.rows(0), here.columns(0), true);
-        wgmma_commit();
+        wgmma_fence();
+        product(step_sum, here.rows(0), here.columns(1), false);
+        product(step_sum, here.rows(1), here.columns(0), true);
+        product(step_sum, here.rows(0), here.columns(0), true);
+        wgmma_commit_group();
         here.ring.advance();
-        wgmma_wait<0>();
+        wgmma_wait_group<0>();
         here.release();
 #pragma unroll
         for (int e = 0; e < PIECES * TA / 2; e++)
-            sum[e / (TA / 2)][e % (TA / 2)] += news[e / (TA / 2)][e % (TA / 2)];
+            sum[e / (TA / 2)][e % (TA / 2)] += step_sum[e / (TA / 2)][e % (TA / 2)];
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
     gemm(const __grid_constant__ Maps maps, int m, int n, int k, int batch, float alpha, float beta,
-         int stack_a, int stack_b, int boxed, float* C, long long ldc, long long batch_c,
+         int batched_a, int batched_b, int boxed, float* C, long long ldc, long long batch_c,
          float* parts) {
-    const Result result{&maps.c, C, ldc, unsigned(m), unsigned(n), alpha, beta, boxed != 0};
-    run(product_of(maps, m, n, k, batch, stack_a, stack_b), result, batch_c, parts,
+    const Output result{&maps.c, C, ldc, unsigned(m), unsigned(n), alpha, beta, boxed != 0};
+    run(product_of(maps, m, n, k, batch, batched_a, batched_b), result, batch_c, parts,
         [](Consumer& here, Sums& sum, const Unit& unit) { multiply(here, sum, unit); });
 }

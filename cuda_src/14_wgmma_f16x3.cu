@@ -1,20 +1,20 @@
-// 14 wgmma_f16x3: products of float32 from numbers of 16 bits, as exact as float32's where numbers
+// 14 wgmma_f16x3: products of float32 from 16-bit elements, as exact as float32's where elements
 // are of one size within 64 of k.
 //
 // A float32 x is a power of two times high + low, both float16: 11 bits, and 11 of the 13 that are
-// left. Of the four products of a = ah + al and b = bh + bl three count, as in rung 13, and the
-// tensor cores make them at twice the speed of tf32. What this rung adds:
+// left. Of the four products of a = ah + al and b = bh + bl three count, as in kernel 13, and the
+// tensor cores make them at twice the speed of tf32. What this kernel adds:
 //
-// - float16 has few exponents. So each 64 numbers of a row of op(A), or of a column of op(B), come
-//   with a power of two (common/scaled.cuh): a number keeps its 22 bits if it is not 2^17 times
-//   smaller than the largest of its 64, and of a smaller one is lost 2^-39 of that. Of 64 columns
-//   that are alike the power is one, and takes at most 2^8 of either.
+// - float16 has few exponents. So each 64 elements of a row of op(A), or of a column of op(B), come
+//   with a power of two (common/block_scaling_repack.cuh): a number keeps its 22 bits if it is not
+//   2^17 times smaller than the largest of its 64, and of a smaller one is lost 2^-39 of that. Of
+//   64 columns that are alike the power is one, and takes at most 2^8 of either.
 // - The sums of the tensor cores are cut off, not rounded, and must be added to float32 sums in
-//   registers after few steps (rung 13). After 64 of k they are, times both powers: where these are
-//   one for 64 columns a multiply-add takes them along (common/powers.cuh). A multiplication for
-//   each sum besides costs 5 % at 2048 and 4096. Where the product of both powers is no number of
-//   float32 they are applied one after the other.
-// - High and low terms are stages of their own: those of the low ones are given back when two of
+//   registers after few steps (kernel 13). After 64 of k they are, times both powers: where these
+//   are one for 64 columns a multiply-add takes them along (common/block_scaling.cuh). A
+//   multiplication for each sum besides costs 5 % at 2048 and 4096. Where the product of both
+//   powers is no number of float32 they are applied one after the other.
+// - High and low terms are stages of their own: those of the low ones are released when two of
 //   the products have been made, all before the sums are added. The powers come by TMA, too, into a
 //   ring that is one longer, for they are needed until then.
 //
@@ -41,7 +41,7 @@
 #define NB 128  // columns of C that one block computes
 #endif
 #ifndef KB
-#define KB 64  // depth of a tile: numbers with one power of two
+#define KB 64  // depth of a tile: elements with one power of two
 #endif
 #ifndef TA
 #define TA 64  // rows of C that one warpgroup computes
@@ -59,37 +59,38 @@
 #define SLOTS 1  // pieces of C on their way out, of each warpgroup
 #endif
 
-#define CLUSTER 1  // blocks that common/parts.cuh and common/boxed.cuh have share a tile of B
+#define CLUSTER \
+    1  // blocks that common/split_k_schedule.cuh and common/wgmma_tile.cuh have share a tile of B
 
 #include "common/hopper.cuh"
-#include "common/parts.cuh"
+#include "common/split_k_schedule.cuh"
 
-constexpr int ACROSS = NB / TB, CONSUMERS = MB / TA * ACROSS, THREADS = 128 * (CONSUMERS + 1);
-constexpr int BOX = 64, DEEP = KB / BOX;
+constexpr int WARPGROUPS_N = NB / TB, CONSUMERS = MB / TA * WARPGROUPS_N;
+constexpr int THREADS = 128 * (CONSUMERS + 1);
+constexpr int BOX = 64, K_BOXES = KB / BOX;
 constexpr int A_BYTES = MB * KB * 2, STAGE_BYTES = A_BYTES + NB * KB * 2;
 constexpr int POWERS_BYTES = (MB + NB) * 4;
-constexpr int POWERS = (STAGES + 1) / 2 + 1;  // places of powers: one more than of both terms
-constexpr int ROWS = TA / 64;                 // pieces of 64 rows
-constexpr int PIECE = 64 * 128;               // bytes of 64 rows of 128
-constexpr int LINE = 32, STAGED = LINE;       // columns of C in 128 bytes, and on their way out
+constexpr int POWERS = (STAGES + 1) / 2 + 1;    // places of powers: one more than of both terms
+constexpr int ROWS = TA / 64;                   // pieces of 64 rows
+constexpr int PIECE = 64 * 128;                 // bytes of 64 rows of 128
+constexpr int LINE = 32, PIECE_COLUMNS = LINE;  // columns of C in 128 bytes, and in a piece
 constexpr int STAGED_BYTES = SPLIT > 1 ? 0 : PIECE;  // in one slot
-constexpr bool STREAMED = false;
-// As in rung 07: registers of a thread, few for those that fetch.
-constexpr int FEW = CONSUMERS <= 2 ? 40 : CONSUMERS == 3 ? 32 : 64;
-constexpr int MANY = CONSUMERS <= 2 ? 232 : CONSUMERS == 3 ? 160 : 104;
+constexpr bool STREAMED = false, WARPS_STORE = false;
+
+#include "common/warpgroups.cuh"
 
 static_assert(MB % TA == 0 && NB % TB == 0 && TA % 64 == 0 && TB % 64 == 0 && TB <= 256,
               "warpgroups tile the block evenly: TA divides MB, TB divides NB, 64 both");
 static_assert(KB == 64, "a tile is as deep as its powers of two: KB is 64");
 static_assert(MB <= 256 && NB <= 256, "a box has at most 256 rows: MB and NB <= 256");
 static_assert(STAGES >= 4, "tiles are fetched while others are used: STAGES >= 4");
-static_assert(CONSUMERS <= 4 && TA * TB / 64 + 40 <= MANY,
+static_assert(CONSUMERS <= 4 && TA * TB / 64 + 40 <= CONSUMER_REGISTERS,
               "TA TB / 64 registers for sums: at most 192 (1, 2 warpgroups), 120 (3), 64 (4)");
 
-#include "common/boxed.cuh"
+#include "common/wgmma_tile.cuh"
 #include "common/combine.cuh"
-#include "common/powers.cuh"
-#include "common/scaled.cuh"
+#include "common/block_scaling.cuh"
+#include "common/block_scaling_repack.cuh"
 
 struct Maps {
     TensorMap a, b, c;
@@ -98,18 +99,17 @@ struct Powers {
     TensorMap a, b;
 };
 
-// Where the tiles lie, and the barriers of the ring.
-struct Feed {
+// The thread that loads: where the ring of stages and its barriers are.
+struct Producer {
     unsigned tiles, powers, full, empty;
 
-    __device__ __forceinline__ void produce(const Product& p, const Maps& maps,
-                                            const Powers& both, unsigned stack_a,
-                                            unsigned stack_b) const {
+    __device__ __forceinline__ void produce(const Product& p, const Maps& maps, const Powers& both,
+                                            unsigned batched_a, unsigned batched_b) const {
         Ring ring{0, 1};
         unsigned place = 0;
         for (unsigned id = blockIdx.x; id < p.units(); id += gridDim.x) {
             const Unit unit = p[id];
-            const unsigned a = unit.matrix * stack_a, b = unit.matrix * stack_b;
+            const unsigned a = unit.matrix * batched_a, b = unit.matrix * batched_b;
 #pragma unroll 1
             for (unsigned step = unit.first; step < unit.first + unit.steps; step++) {
                 const unsigned power = powers + place * POWERS_BYTES;
@@ -117,14 +117,14 @@ struct Feed {
                 for (int term = 1; term >= 0; term--, ring.advance()) {  // low, high
                     const unsigned tile = tiles + ring.stage * STAGE_BYTES;
                     const unsigned here = full + 8 * ring.stage;
-                    barrier_wait(empty + 8 * ring.stage, ring.parity);
-                    barrier_expect(here, STAGE_BYTES + term * POWERS_BYTES);
+                    mbarrier_wait(empty + 8 * ring.stage, ring.parity);
+                    mbarrier_expect_tx(here, STAGE_BYTES + term * POWERS_BYTES);
                     if (term == 1) {
-                        fetch_box(power, &both.a, here, unit.i0, step, a);
-                        fetch_box(power + MB * 4, &both.b, here, unit.j0, step, b);
+                        tma_load(power, &both.a, here, unit.i0, step, a);
+                        tma_load(power + MB * 4, &both.b, here, unit.j0, step, b);
                     }
-                    fetch_box(tile, &maps.a, here, step * KB, unit.i0, 2 * a + term);
-                    fetch_box(tile + A_BYTES, &maps.b, here, step * KB, unit.j0, 2 * b + term);
+                    tma_load(tile, &maps.a, here, step * KB, unit.i0, 2 * a + term);
+                    tma_load(tile + A_BYTES, &maps.b, here, step * KB, unit.j0, 2 * b + term);
                 }
                 place = place + 1 == POWERS ? 0 : place + 1;
             }
@@ -140,43 +140,43 @@ struct Consumer {
     unsigned place = 0;
     Ring ring = {};
 
-    // news += the product of the terms in two stages.
-    __device__ __forceinline__ void multiply(Sums& news, unsigned stage_a, unsigned stage_b,
+    // step_sum += the product of the terms in two stages.
+    __device__ __forceinline__ void multiply(Sums& step_sum, unsigned stage_a, unsigned stage_b,
                                              bool add) const {
-        const unsigned long long a = describe_along<BOX>(tiles[0] + stage_a * STAGE_BYTES);
-        const unsigned long long b = describe_along<BOX>(tiles[1] + stage_b * STAGE_BYTES);
+        const unsigned long long a = k_major_descriptor<BOX>(tiles[0] + stage_a * STAGE_BYTES);
+        const unsigned long long b = k_major_descriptor<BOX>(tiles[1] + stage_b * STAGE_BYTES);
 #pragma unroll
         for (int x = 0; x < KB / 16; x++)
 #pragma unroll
             for (int u = 0; u < ROWS; u++)
-                wgmma<true, true>(F16{}, news[u], a + (u * PIECE + x * 32) / 16, b + x * 32 / 16,
-                                  add || x > 0);
+                wgmma<true, true>(F16{}, step_sum[u], a + (u * PIECE + x * 32) / 16,
+                                  b + x * 32 / 16, add || x > 0);
     }
     __device__ __forceinline__ void release(unsigned stage) const {
-        if (threadIdx.x % 128 == 0) barrier_arrive(empty + 8 * stage);
+        if (threadIdx.x % 128 == 0) mbarrier_arrive(empty + 8 * stage);
     }
-    // news = sums of the next step, without the powers.
-    __device__ __forceinline__ void multiply(Sums& news) {
+    // step_sum = sums of the next step, without the powers.
+    __device__ __forceinline__ void multiply(Sums& step_sum) {
         const unsigned low = ring.stage;
-        barrier_wait(full + 8 * low, ring.parity);
+        mbarrier_wait(full + 8 * low, ring.parity);
         ring.advance();
-        barrier_wait(full + 8 * ring.stage, ring.parity);
-        wgmma_begin();
-        multiply(news, low, ring.stage, false);
-        multiply(news, ring.stage, low, true);
-        wgmma_commit();
-        multiply(news, ring.stage, ring.stage, true);
-        wgmma_commit();
-        wgmma_wait<1>();
+        mbarrier_wait(full + 8 * ring.stage, ring.parity);
+        wgmma_fence();
+        multiply(step_sum, low, ring.stage, false);
+        multiply(step_sum, ring.stage, low, true);
+        wgmma_commit_group();
+        multiply(step_sum, ring.stage, ring.stage, true);
+        wgmma_commit_group();
+        wgmma_wait_group<1>();
         release(low);
-        wgmma_wait<0>();
+        wgmma_wait_group<0>();
         release(ring.stage);
         ring.advance();
     }
-    // sum += news times the powers of this step.
-    __device__ __forceinline__ void add(Sums& sum, Sums& news) {
+    // sum += step_sum times the powers of this step.
+    __device__ __forceinline__ void add(Sums& sum, Sums& step_sum) {
         const float* const here = powers + place * (POWERS_BYTES / 4);
-        add_scaled(sum, news, here, here + columns);
+        add_scaled(sum, step_sum, here, here + columns);
         place = place + 1 == POWERS ? 0 : place + 1;
     }
     // sum = op(A) op(B) of `steps` steps.
@@ -184,57 +184,18 @@ struct Consumer {
 #pragma unroll
         for (int e = 0; e < ROWS * TB / 2; e++) sum[e / (TB / 2)][e % (TB / 2)] = 0.0f;
         for (; steps > 0; steps--) {
-            Sums news;
-            multiply(news);
-            add(sum, news);
+            Sums step_sum;
+            multiply(step_sum);
+            add(sum, step_sum);
         }
     }
 };
 
-// C, or a part of its sums, from one warpgroup; `slot` is for the next piece. No rehearsal stores.
-__device__ __forceinline__ void deliver(Sums& sum, Result here, const Unit& unit,
-                                        unsigned char* staging, unsigned& slot, unsigned group,
-                                        bool rehearsal) {
-    const unsigned i0 = unit.i0 + group / ACROSS * TA, j0 = unit.j0 + group % ACROSS * TB;
-    const bool elected = threadIdx.x % 128 == 0;
-    here.end_m = rehearsal ? 0 : here.m;
-    here.end_n = here.n;
-    here.C += unit.matrix * here.step;
-#pragma unroll
-    for (int u = 0; u < ROWS; u++) {
-        const unsigned i = i0 + u * 64;
-        if constexpr (SPLIT > 1) {
-            here.leave(sum[u], unit.part, unit.matrix, i, j0);
-            continue;
-        }
-        here.scale(sum[u], i, j0);
-#pragma unroll
-        for (int h = 0; h < TB; h += STAGED) {
-            if (!is_needed(i, j0 + h, 64, STAGED)) continue;
-            const bool cut = is_cut(i, j0 + h, 64, STAGED);
-            unsigned char* const piece = staging + slot * STAGED_BYTES;
-            slot = slot + 1 == SLOTS ? 0 : slot + 1;
-            if (elected) stores_have_read<SLOTS - 1>();
-            warpgroup_sync(group + 1);
-            here.stage(address_of_shared(piece), sum[u] + h / 2);
-            if (!here.boxed || cut) {
-                __syncwarp();
-                here.copy(piece, i, j0 + h, cut);
-                if (cut && elected) stores_commit();  // nothing, but it counts as this slot's
-                continue;
-            }
-            written_for_copies();
-            warpgroup_sync(group + 1);
-            if (!elected || rehearsal) continue;
-            store_box(here.map, address_of_shared(piece), j0 + h, i, unit.matrix);
-            stores_commit();
-        }
-    }
-}
+#include "common/wgmma_store.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     gemm(const __grid_constant__ Maps maps, int m, int n, int k, int batch, float alpha, float beta,
-         int stack_a, int stack_b, int boxed, OUT* C, long long ldc, long long batch_c,
+         int batched_a, int batched_b, int boxed, OUT* C, long long ldc, long long batch_c,
          float* parts, const __grid_constant__ Powers both) {
     extern __shared__ unsigned char shared[];
     unsigned char* const aligned = shared + (-address_of_shared(shared) & 1023);
@@ -243,43 +204,50 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const unsigned full = address_of_shared(powers + POWERS * POWERS_BYTES);
     const Product p{unsigned(batch), (k + KB - 1u) / KB, (m + TILE_M - 1u) / TILE_M,
                     (n + NB - 1u) / NB};
-    const Feed feed{address_of_shared(aligned), address_of_shared(powers), full, full + 8 * STAGES};
+    const Producer producer{address_of_shared(aligned), address_of_shared(powers), full,
+                            full + 8 * STAGES};
     if (threadIdx.x == 0) {
-        if (k > 0) prefetch(&maps.a), prefetch(&maps.b);
-        for (int s = 0; s < STAGES; s++) {
-            barrier_make(feed.full + 8 * s, 1);
-            barrier_make(feed.empty + 8 * s, CONSUMERS);
+        if (k > 0) {
+            prefetch_tensormap(&maps.a);
+            prefetch_tensormap(&maps.b);
         }
-        barriers_made();
+        for (int s = 0; s < STAGES; s++) {
+            mbarrier_init(producer.full + 8 * s, 1);
+            mbarrier_init(producer.empty + 8 * s, CONSUMERS);
+        }
+        fence_mbarrier_init();
     }
     __syncthreads();
-    // The same for a whole warp, and said so: descriptors then live in uniform registers.
+    // Uniform in each warp, and the compiler is told so: descriptors then stay in uniform
+    // registers.
     const unsigned group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (group == CONSUMERS) {
-        leave_registers<FEW>();
+        setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (threadIdx.x % 128 == 0) {
-            wait_for_launch_before();
-            feed.produce(p, maps, both, stack_a, stack_b);
+            griddepcontrol_wait();
+            producer.produce(p, maps, both, batched_a, batched_b);
         }
     } else {
-        take_registers<MANY>();
-        const Result result{&maps.c, C, parts, ldc, batch_c, unsigned(m), unsigned(n),
-                            unsigned(batch), 0, 0, alpha, beta, boxed != 0};
-        const unsigned down = group / ACROSS * TA, right = group % ACROSS * TB;
-        Consumer consumer{{feed.tiles + down * 128, feed.tiles + A_BYTES + right * 128},
-                          feed.full, feed.empty,
-                          reinterpret_cast<const float*>(powers) + down, MB - down + right};
-        unsigned slot = 0, rehearsal = 1;
-        forget(rehearsal);  // else the code would be there twice
+        setmaxnreg_inc<CONSUMER_REGISTERS>();
+        const Output out{&maps.c,         C, parts, ldc,   batch_c, unsigned(m), unsigned(n),
+                         unsigned(batch), 0, 0,     alpha, beta,    boxed != 0};
+        const unsigned down = group / WARPGROUPS_N * TA, right = group % WARPGROUPS_N * TB;
+        Consumer consumer{{producer.tiles + down * 128, producer.tiles + A_BYTES + right * 128},
+                          producer.full,
+                          producer.empty,
+                          reinterpret_cast<const float*>(powers) + down,
+                          MB - down + right};
+        unsigned slot = 0, warm_up = 1;
+        make_opaque(warm_up);  // else the code would be there twice
         for (unsigned id = blockIdx.x; id < p.units();) {
             const Unit unit = p[id];
             Sums sum;
-            consumer.multiply(sum, rehearsal ? 0 : unit.steps);
-            deliver(sum, result, unit, staging + group * SLOTS * STAGED_BYTES, slot, group,
-                    rehearsal);
-            id += rehearsal ? 0 : gridDim.x;
-            rehearsal = 0;
+            consumer.multiply(sum, warm_up ? 0 : unit.steps);
+            store_tile(sum, out, unit, staging + group * SLOTS * STAGED_BYTES, slot, group,
+                       warm_up);
+            id += warm_up ? 0 : gridDim.x;
+            warm_up = 0;
         }
-        if (threadIdx.x % 128 == 0) stores_have_read();
+        if (threadIdx.x % 128 == 0) bulk_wait_group_read();
     }
 }

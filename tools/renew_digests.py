@@ -4,11 +4,18 @@ of their source.
     python tools/renew_digests.py BASE_COMMIT
 
 A record is stale when the code of its kernel is not what it was tuned with. Code that a macro
-leaves out of a configuration changes nothing for it: for every record and row with the digest that
-its kernel has at BASE_COMMIT, both texts are rendered and preprocessed, and where these differ
-compiled to PTX (sm_90a), of which the assembler makes the same binary if it is the same. Then the
-digest becomes that of the working tree, in tuning_configs/ and benchmarks/results/. What is left
-stale must be tuned again. The digest of a step of a suite stays: the suite measures it again.
+leaves out of a configuration changes nothing for it, nor do other names: for every record and row
+with the digest that its kernel has at BASE_COMMIT, both sources are rendered and compared,
+
+1. preprocessed: equal token by token;
+2. preprocessed: equal if identifiers are replaced one by one, each always by the same other one and
+   no two by the same (strings, hence inline PTX, and entry points being equal);
+3. compiled to PTX (sm_90a): equal byte by byte, so that the assembler makes the same binary;
+4. assembled: the binaries (cubin) equal byte by byte.
+
+The first that holds is enough. Then the digest becomes that of the working tree, in tuning_configs/
+and benchmarks/results/. What is left stale must be tuned again. The digest of a step of a suite
+stays: the suite measures it again.
 """
 
 from __future__ import annotations
@@ -36,7 +43,7 @@ from pymm.kernels import (  # noqa: E402
     Config,
     find_kernel,
     parse_slug,
-    source,  # noqa: E402
+    source,
 )
 from pymm.selection import store  # noqa: E402
 
@@ -57,6 +64,28 @@ def kernels_of(tree: Path) -> Iterator[None]:
         source.shipped_folder = here
         for known in caches:
             known.cache_clear()
+
+
+_TOKEN = re.compile(rb'"(?:\\.|[^"\\])*"|[A-Za-z_]\w*|\d[\w.]*|\S')
+
+#: Entry points, which launches know by name.
+_ENTRIES = {b"gemm", b"repack", b"combine", b"mirror"}
+
+
+def differ_in_names_alone(old: bytes, new: bytes) -> bool:
+    """True if one preprocessed source is the other with identifiers renamed one to one."""
+    olds, news = _TOKEN.findall(old), _TOKEN.findall(new)
+    if len(olds) != len(news):
+        return False
+    names: dict[bytes, bytes] = {}
+    for before, after in zip(olds, news, strict=True):
+        named = before[:1].isalpha() or before[:1] == b"_"
+        if not named or before in _ENTRIES:
+            if before != after:
+                return False
+        elif names.setdefault(before, after) != after:
+            return False
+    return len(set(names.values())) == len(names)
 
 
 class Comparison:
@@ -94,11 +123,11 @@ class Comparison:
         return self._same[self._pairs[config, problem]]
 
     def _compare(self, texts: tuple[str, str]) -> bool:
-        for stage in (self._preprocessed, self._ptx):
-            old, new = map(stage, texts)
-            if old == new:
-                return True
-        return False
+        old, new = map(self._preprocessed, texts)
+        if old == new or differ_in_names_alone(old, new):
+            return True
+        old, new = map(self._ptx, texts)
+        return old == new or self._cubin(old) == self._cubin(new)
 
     def _preprocessed(self, text: str) -> bytes:
         command = ["g++", "-E", "-P", "-x", "c++", "-D__CUDA_ARCH__=900", "-"]
@@ -114,6 +143,14 @@ class Comparison:
             command = [self.nvcc, "-ptx", "-arch=sm_90a", "-o", "gemm.ptx", "gemm.cu"]
             subprocess.run(command, cwd=folder, capture_output=True, check=True)
             return re.sub(rb"//.*", b"", place.with_suffix(".ptx").read_bytes())
+
+    def _cubin(self, ptx: bytes) -> bytes:
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            place = Path(folder) / "gemm.ptx"
+            place.write_bytes(ptx)
+            command = [self.nvcc, "-cubin", "-arch=sm_90a", "-o", "gemm.cubin", "gemm.ptx"]
+            subprocess.run(command, cwd=folder, capture_output=True, check=True)
+            return place.with_suffix(".cubin").read_bytes()
 
 
 class Counts:

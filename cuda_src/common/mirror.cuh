@@ -1,6 +1,6 @@
 // The other half of a symmetric C: what a product has left below the diagonal, written above it.
 
-#include "common/launches.cuh"
+#include "common/dependent_launch.cuh"
 
 #ifndef MIRRORED
 #define MIRRORED unsigned  // a type with as many bytes as an element of C has: bits are copied
@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const unsigned x = threadIdx.x % side, first = threadIdx.x / side;
     const unsigned i0 = i * side, j0 = j * side, down = n - i0, across = n - j0;
     C += blockIdx.z * batch_c;
-    wait_for_launch_before<false>();
+    griddepcontrol_wait<false>();
     const MIRRORED* const from = C + i0 * ldc + j0 + x;
     MIRRORED pieces[side / lines];  // all on their way before the first is needed
 #pragma unroll

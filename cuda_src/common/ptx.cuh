@@ -15,13 +15,13 @@ struct AsyncCopies {
     __device__ __forceinline__ void copy(void* target, const void* source, bool inside) {
         const int bytes = inside ? BYTES : 0;
         if constexpr (BYTES == 16)  // through L2 only: no other block of this SM wants the line
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                             shared_address(target)),
-                         "l"(source), "r"(bytes));
+            asm volatile(
+                "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(target)),
+                "l"(source), "r"(bytes));
         else
-            asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(
-                             shared_address(target)),
-                         "l"(source), "n"(BYTES), "r"(bytes));
+            asm volatile(
+                "cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(target)),
+                "l"(source), "n"(BYTES), "r"(bytes));
     }
     // The same, and L2 fetches the whole line of 128 bytes, for others who want the rest of it.
     template <int BYTES>
@@ -81,7 +81,7 @@ __device__ __forceinline__ void mma(double (&c)[4], const double (&a)[DEPTH / 2]
 
 #else
 
-// The twin moves nothing before `wait`: who reads too early finds what was there before.
+// The simulator moves nothing before `wait`: who reads too early finds what was there before.
 struct AsyncCopies {
     struct Piece {
         void* target;
@@ -114,7 +114,7 @@ struct AsyncCopies {
     }
 };
 
-// The twin asks each number from the lane that holds it.
+// The simulator asks each number from the lane that holds it.
 template <int DEPTH>
 __device__ void mma(double (&c)[4], const double (&a)[DEPTH / 2], const double (&b)[DEPTH / 4]) {
     const unsigned lane = threadIdx.x % 32;

@@ -1,32 +1,35 @@
 // Copies of matrices for TMA: of those whose rows do not start at multiples of 16 bytes, of those
-// that lie along the other axis than the kernel wants, and of those whose numbers it wants rounded.
+// that lie along the other axis than the kernel wants, and of those whose elements it wants
+// rounded.
 
-#include "common/halves.cuh"
-#include "common/launches.cuh"
+#include "common/half_types.cuh"
+#include "common/dependent_launch.cuh"
 
 #ifndef TERMS
-#define TERMS 1  // numbers that stand for one of the matrix: 2 for high + low
+#define TERMS 1  // terms of an element: 2 for high + low
 #endif
 #ifndef ROUNDED
 #define ROUNDED 0  // 1: to tf32
 #endif
 
-namespace repacking {
-constexpr int SIDE = 64;                                   // of the square that a block copies
-constexpr int WIDE = 16 / sizeof(REAL);                    // elements that are stored at a time
-constexpr int PIECES = SIDE * SIDE / WIDE / 256;           // of these that a thread copies
-constexpr int DOWN = SIDE / PIECES;                        // rows from one to its next
-// Pieces that a thread waits for at a time, and blocks of a multiprocessor. Turning 8192 x 8192 of
-// float takes 139 us with 8 blocks and 183 with 4; 4 pieces at a time are then too many (148, 133).
+namespace repack_details {
+constexpr int SIDE = 64;                          // of the square that a block copies
+constexpr int WIDE = 16 / sizeof(REAL);           // elements that are stored at a time
+constexpr int PIECES = SIDE * SIDE / WIDE / 256;  // of these that a thread copies
+constexpr int DOWN = SIDE / PIECES;               // rows from one to its next
+// Pieces that a thread waits for at a time, and blocks of a multiprocessor. Transposing 8192 x 8192
+// of float takes 139 us with 8 blocks and 183 with 4; 4 pieces at a time are then too many (148,
+// 133).
 constexpr int AHEAD = sizeof(REAL) == 8 ? 8 : 2;
-constexpr int RESIDENT = sizeof(REAL) == 8 ? 5 : TERMS == 2 ? 6 : 8;
-constexpr int APART = SIDE + (sizeof(REAL) == 2 ? 2 : 1);  // rows in shared memory: odd in words
+constexpr int BLOCKS_PER_SM = sizeof(REAL) == 8 ? 5 : TERMS == 2 ? 6 : 8;
+constexpr int SQUARE_PITCH =
+    SIDE + (sizeof(REAL) == 2 ? 2 : 1);  // rows in shared memory: odd in words
 
 struct alignas(16) Piece {
     REAL x[WIDE];
 };
 
-// A stack of `count` matrices as it lies, and where it goes: to rows `pitch` elements apart, a
+// A batch of `count` matrices as it lies, and where it goes: to rows `pitch` elements apart, a
 // multiple of WIDE; turned, to `columns` rows of `rows` elements. With two terms each matrix is
 // followed by that of its low terms.
 struct Copy {
@@ -65,8 +68,8 @@ __device__ __forceinline__ Piece read(const REAL* x, bool first, unsigned left) 
 }
 
 #if ROUNDED
-// To 11 significant bits, what lies in the middle away from zero, as cvt.rna.tf32.f32 does it; but
-// the largest numbers do not become infinite. NaN stays NaN where only the upper bits are read.
+// To 11 significant bits, ties away from zero, as cvt.rna.tf32.f32 does it; but
+// the largest elements do not become infinite. NaN stays NaN where only the upper bits are read.
 __device__ __forceinline__ float rounded(float x) {
     const unsigned bits = __float_as_uint(x), size = bits & 0x7FFFFFFFu;
     if (size >= 0x7F800000u) return __uint_as_float(size > 0x7F800000u ? bits | 0x400000u : bits);
@@ -97,14 +100,14 @@ __device__ __forceinline__ void store(REAL* to, Piece piece, long long behind) {
 #endif
     *reinterpret_cast<Piece*>(to) = piece;
 }
-}  // namespace repacking
+}  // namespace repack_details
 
-// One block for each square of both stacks.
-extern "C" __global__ void __launch_bounds__(256, repacking::RESIDENT)
-    repack(repacking::Copy a, repacking::Copy b) {
-    using namespace repacking;
-    __shared__ REAL square[SIDE * APART];
-    let_next_launch_begin();
+// One block for each square of both batches.
+extern "C" __global__ void __launch_bounds__(256, repack_details::BLOCKS_PER_SM)
+    repack(repack_details::Copy a, repack_details::Copy b) {
+    using namespace repack_details;
+    __shared__ REAL square[SIDE * SQUARE_PITCH];
+    griddepcontrol_launch_dependents();
     const unsigned before = a.across() * a.down() * a.count;
     const bool second = blockIdx.x >= before;
     const Copy copy = second ? b : a;
@@ -125,8 +128,8 @@ extern "C" __global__ void __launch_bounds__(256, repacking::RESIDENT)
 #pragma unroll
             for (int p = 0; p < AHEAD; p++)
                 if (first + p * DOWN < rows)
-                    pieces[p] = read(from + (first + p * DOWN) * copy.ld + j, j0 + j == 0,
-                                     columns - j);
+                    pieces[p] =
+                        read(from + (first + p * DOWN) * copy.ld + j, j0 + j == 0, columns - j);
 #pragma unroll
             for (int p = 0; p < AHEAD; p++)
                 if (first + p * DOWN < rows)
@@ -137,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(256, repacking::RESIDENT)
 #pragma unroll 16
     for (unsigned v = threadIdx.x; v < SIDE * SIDE; v += 256) {
         const unsigned i = v / SIDE, j = v % SIDE;
-        if (i < rows && j < columns) square[i * APART + j] = from[i * copy.ld + j];
+        if (i < rows && j < columns) square[i * SQUARE_PITCH + j] = from[i * copy.ld + j];
     }
     __syncthreads();
     // A warp stores 128 bytes of each of four columns: its lanes read from different banks (those
@@ -150,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(256, repacking::RESIDENT)
         Piece piece = {};
 #pragma unroll
         for (int e = 0; e < WIDE; e++)
-            if (i + e < rows) piece.x[e] = square[(i + e) * APART + j];
+            if (i + e < rows) piece.x[e] = square[(i + e) * SQUARE_PITCH + j];
         store(to + j * copy.pitch + i, piece, behind);
     }
 }

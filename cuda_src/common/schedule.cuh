@@ -1,6 +1,6 @@
 // Which tile of C a block computes.
 
-#include "common/fill.cuh"
+#include "common/triangle.cuh"
 
 #ifndef GROUP
 #define GROUP 8  // rows of tiles that are walked together
@@ -15,7 +15,7 @@
 // A half of a square C is a stair. Its lines are rows of tiles if the lower half is kept, columns
 // of the upper: line l has width(l) tiles, those that begin before its end. Groups of LINES lines,
 // a multiple of PERIOD, each have GROWTH tiles more than the one before.
-namespace stair {
+namespace triangle {
 constexpr unsigned HIGH = FILL == 2 ? TILE_N : TILE_M, WIDE = FILL == 2 ? TILE_M : TILE_N;
 __device__ constexpr unsigned common_divisor(unsigned a, unsigned b) {
     return b == 0 ? a : common_divisor(b, a % b);
@@ -34,12 +34,12 @@ constexpr unsigned FIRST = widths(LINES), GROWTH = LINES * STEP;
 __device__ __forceinline__ unsigned before(unsigned group) {
     return group * FIRST + group * (group - 1) / 2 * GROWTH;
 }
-}  // namespace stair
+}  // namespace triangle
 
 // Tiles with an element that is kept.
 __device__ __forceinline__ unsigned tiles_in(unsigned tiles_m, unsigned tiles_n) {
     if (FILL == 0) return tiles_m * tiles_n;
-    using namespace stair;
+    using namespace triangle;
     const unsigned lines = FILL == 2 ? tiles_n : tiles_m, across = FILL == 2 ? tiles_m : tiles_n;
     if (lines == 0) return 0;
     const unsigned group = (lines - 1) / LINES;
@@ -61,7 +61,7 @@ __device__ __forceinline__ void tile_of(unsigned id, unsigned tiles_m, unsigned 
         tile_m = group * GROUP + within % rows;
         tile_n = within / rows;
     } else {
-        using namespace stair;
+        using namespace triangle;
         unsigned first = 0, place, size = FIRST;
         for (; id >= size; first += LINES, size += GROWTH) id -= size;
         const unsigned left = (FILL == 2 ? tiles_n : tiles_m) - first;
@@ -87,7 +87,7 @@ __device__ __forceinline__ unsigned id_of(unsigned tile_m, unsigned tile_n, unsi
         const unsigned rows = tiles_m - group < GROUP ? tiles_m - group : GROUP;
         return group * tiles_n + tile_n * rows + tile_m - group;
     } else {
-        using namespace stair;
+        using namespace triangle;
         const unsigned line = FILL == 2 ? tile_n : tile_m, place = FILL == 2 ? tile_m : tile_n;
         const unsigned first = line / LINES * LINES, common = width(first);
         const unsigned left = (FILL == 2 ? tiles_n : tiles_m) - first;

@@ -1,5 +1,5 @@
 // Tiles: where an element is stored, how a block copies a tile into shared memory together, how a
-// result goes back to C. Shared by all rungs, with the parameters that all of them have.
+// result goes back to C. Shared by all kernels, with the parameters that all of them have.
 
 #ifndef REAL
 #define REAL float  // element type of A, B and C, and of every sum: float or double

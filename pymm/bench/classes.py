@@ -144,7 +144,7 @@ class ClassBenchmark:
             **origin(self.device, self.environment, self.runner.commit),
             "class": entry.name,
             **product(problem),
-            "kernel": f"{config.kernel.number:02d}_{config.kernel_name}",
+            "kernel": config.kernel.label,
             "config": config.slug,
             "source": kernel_digest(config.backend, config.kernel.file),
             "reason": entry.choice.reason,

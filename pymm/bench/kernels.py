@@ -174,7 +174,7 @@ def _variants(
     """What to run by kernel and variant. `tuned` is there only if this very problem was tuned."""
     variants = {}
     for kernel in _kernels(names, problem, device):
-        name = f"{kernel.number:02d}_{kernel.name}"
+        name = kernel.label
         default = kernel.default_for(problem, device)
         if not kernel.violations(default, problem, device):
             variants[name, "default"] = default

@@ -1,5 +1,4 @@
-"""How it is computed: the one declaration of every kernel. Space, default, rules, geometry,
-shared memory.
+"""The declarations of all kernels: search space, default, rules, geometry, shared memory.
 
 A limit on a configuration is a named `Rule` here and nowhere else; the `static_assert`s of the
 kernel files mirror the rules that do not depend on the device.
@@ -12,7 +11,16 @@ from functools import lru_cache
 from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.kernels.cpu import BLOCKED, REORDERED
-from pymm.kernels.kernel import MAX_GRID_YZ, MAX_PARAMETER, Box, Config, Feed, Kernel, Rule
+from pymm.kernels.kernel import (
+    MAX_GRID_YZ,
+    MAX_PARAMETER,
+    Box,
+    Config,
+    Kernel,
+    Persistent,
+    Rule,
+    Tma,
+)
 from pymm.kernels.pipelined import PIPELINED
 from pymm.kernels.simt import COALESCED, NAIVE, REGISTER_TILE, SHARED_TILE, TRANSPOSED_A
 from pymm.kernels.sliced import SLICED
@@ -30,9 +38,10 @@ __all__ = [
     "MAX_PARAMETER",
     "Box",
     "Config",
-    "Feed",
     "Kernel",
+    "Persistent",
     "Rule",
+    "Tma",
     "find_kernel",
     "kernels_for",
     "parse_slug",
@@ -69,20 +78,20 @@ def find_kernel(name: str | int, backend: str = "cuda") -> Kernel:
             kernel.number,
             str(kernel.number),
             f"{kernel.number:02d}",
-            f"{kernel.number:02d}_{kernel.name}",
+            kernel.label,
         ):
             return kernel
-    known = ", ".join(f"{k.number:02d}_{k.name}" for k in KERNELS if k.backend == backend)
+    known = ", ".join(k.label for k in KERNELS if k.backend == backend)
     raise ValueError(f"no kernel {name!r} for {backend}; there are {known}")
 
 
-#: The same, remembered for configurations, each of which asks for its own.
+#: The same, cached: every configuration looks its kernel up.
 known_kernel = lru_cache(maxsize=256)(find_kernel)
 
 
 def kernels_for(problem: Problem, device: Device) -> list[Kernel]:
     """The kernels that can compute `problem` on a device of this kind, lowest rung first; before
-    them those that are meant for other problems.
+    them those that are preferred for other problems.
     """
     able = [k for k in KERNELS if problem.dtype in k.dtypes and k.runs_on(device)]
     return sorted(able, key=lambda kernel: kernel.preferred_for(problem, device))

@@ -38,7 +38,7 @@ class _AnyExtents:
 
 
 def points(kernel: Any) -> Iterator[tuple[int, ...]]:
-    """The values of every combination of a `Kernel`'s space, and of its forms that are none."""
+    """The values of every combination of a `Kernel`'s space, and of its extra points."""
     yield from itertools.product(*kernel.space.values())
     for form in dict.fromkeys(
         tuple(form[name] for name in kernel.space) for form in kernel.extra_points
@@ -49,7 +49,7 @@ def points(kernel: Any) -> Iterator[tuple[int, ...]]:
 
 def configs(kernel: Any, problem: Problem, device: Device) -> tuple[list[Any], Counter[str]]:
     """The configurations of a `Kernel` that may run, in the order of the space, and how many each
-    rule turned down; a configuration counts for the first rule that it breaks, those that look at
+    rule rejected; a configuration counts for the first rule that it breaks, those that look at
     no extents first.
     """
     kept, refused = _without_extents(kernel, problem.dtype, device)

@@ -1,4 +1,4 @@
-"""The nouns of a kernel: `Rule`, `Kernel`, `Config`."""
+"""The data model of a kernel: `Rule`, `Kernel`, `Config`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from pymm.core.device import Device
 from pymm.core.forking import cached_property
+from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem
 from pymm.kernels import enumeration
 
@@ -30,7 +31,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Box:
-    """What a tensor map fetches or stores at a time: `columns` elements of `rows` rows, in shared
+    """What a tensor map loads or stores at a time: `columns` elements of `rows` rows, in shared
     memory swizzled in rows of 128 bytes, or with `swizzle` 0 as they come.
     """
 
@@ -40,62 +41,75 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Feed:
-    """How a kernel gets its matrices by TMA.
+class Tma:
+    """How a kernel loads its operands by TMA (the tensor memory accelerator).
 
-    `boxes` of A, B and C, for the problem as the kernel gets it; none for a C that it never stores
-    by TMA. `along` says how A and B must lie, for all problems or for each: "any" as they are
-    stored, "k" with rows along k, "mn" across k. With two `terms` a number comes as high + low,
-    rounded to tf32, the low ones' matrix behind the high ones'; of a `scaled` feed as float16, with
-    powers (common/scaled.cuh). `resident` blocks stay on a multiprocessor. With `last_round` SPLIT
-    is of that round's tiles alone. `parts` gives the bytes of their sums, if not of whole matrices.
+    The kernel gets tensor maps of A, B and C in the place of pointers; their hardware puts zeros
+    around a matrix, so that one source serves all sizes. `boxes` of A, B and C, for the problem as
+    the kernel loads it; None for a C that it never stores by TMA. `major` says which axis of A and
+    B must be contiguous, for all problems or for each: "any" (as stored), "k" (K-major) or "mn"
+    (MN-major). With two `terms` an element comes as high + low, both rounded to tf32, the matrix of
+    the low terms behind that of the high ones. If `scaled` the terms are float16 with block scaling
+    (common/block_scaling_repack.cuh).
     """
 
     boxes: Callable[[Config, Problem], tuple[Box, Box, Box | None]]
-    along: tuple[str, str] | Callable[[Problem], tuple[str, str]] = ("any", "any")
+    major: tuple[str, str] | Callable[[Problem], tuple[str, str]] = ("any", "any")
     terms: int = 1
     scaled: bool = False
-    resident: Callable[[Config], int] = lambda c: 1
-    last_round: bool = False
-    parts: Callable[[Config, Problem], int] | None = None
 
-    def received(self, problem: Problem) -> Problem:
-        """The problem with A and B as they lie when the kernel gets them."""
-        along_a, along_b = self.along(problem) if callable(self.along) else self.along
-        trans_a = {"any": problem.trans_a, "k": False, "mn": True}[along_a]
-        trans_b = {"any": problem.trans_b, "k": True, "mn": False}[along_b]
+    def as_loaded(self, problem: Problem) -> Problem:
+        """The problem with A and B in the layout that the kernel loads."""
+        major_a, major_b = self.major(problem) if callable(self.major) else self.major
+        trans_a = {"any": problem.trans_a, "k": False, "mn": True}[major_a]
+        trans_b = {"any": problem.trans_b, "k": True, "mn": False}[major_b]
         same = (trans_a, trans_b) == (problem.trans_a, problem.trans_b)
         return problem if same else replace(problem, trans_a=trans_a, trans_b=trans_b)
+
+
+@dataclass(frozen=True)
+class Persistent:
+    """A kernel of as many blocks as the device holds at a time, `blocks_per_sm` on each
+    multiprocessor, which take unit after unit of the whole batch.
+
+    Where the kernel has a parameter SPLIT, so many parts of k are units of their own, and a second
+    launch adds up their sums; with `splits_last_wave` only the tiles of the last wave are split.
+    `partial_bytes` gives the bytes of the sums, if they are not whole matrices.
+    """
+
+    blocks_per_sm: Callable[[Config], int] = lambda c: 1
+    splits_last_wave: bool = False
+    partial_bytes: Callable[[Config, Problem], int] | None = None
 
 
 def columns_and_rows(config: Config, problem: Problem) -> tuple[int, int]:
     """Blocks along n and along m. Where the rows need more blocks than a grid has along y, each
     block of the kernel takes several tiles of rows.
     """
-    rows = min(-(-problem.m // config.MB), MAX_GRID_YZ)
-    return -(-problem.n // config.NB), rows
+    rows = min(ceil_div(problem.m, config.MB), MAX_GRID_YZ)
+    return ceil_div(problem.n, config.NB), rows
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One rung: its file, the values each parameter may take in a search, its default, its rules
+    """One kernel: its file, the values each parameter may take in a search, its default, its rules
     and its geometry.
 
-    `tiles` gives the blocks along x and y. With `dynamic_shared` the launch hands the block its
-    shared memory, which may then pass 48 KiB. An `aligned` kernel is compiled for the alignment of
-    its operands: `ALIGN` bytes. One with a `workspace` takes a pointer to so many bytes as its last
-    argument: zeros at first, and left with zeros where it counts. `capability` is the least that a
-    GPU must have.
+    `tiles` gives the blocks along x and y. With `dynamic_shared` the launch sets the block's shared
+    memory, which may then exceed 48 KiB. An `aligned` kernel is compiled for the alignment of its
+    operands: `ALIGN` bytes. One with a `workspace` takes a pointer to so many bytes as its last
+    argument: zeros at first, and zeros again after each launch where it counts.
 
-    A `hopper` kernel is made of instructions that only compute capability 9.0 has: no other GPU and
-    no simulator runs it, it compiles for sm_90a alone. It gets its matrices as tensor maps, which
-    put zeros around them, so that one text serves all sizes; and it is persistent: its blocks, as
-    many as the device holds at a time, walk through the tiles of the whole stack. Where it has a
-    parameter SPLIT, so many parts of k are units of work of their own, added up by a second launch.
-    One that fills `both_halves` of a symmetric C stores the lower one twice: no launch mirrors it.
-    `heuristic` gives a default for a problem and device, where one for all is not enough; the
-    `extra_points` are tried besides the space. For problems
-    that it is not `preferred_for` a kernel comes last.
+    Three properties say what a GPU must offer and how the kernel is launched, each on its own:
+    `min_capability` is the least compute capability, and the only major one if the kernel is
+    `arch_specific` (made of instructions that later GPUs do not have, compiled for sm_90a alone;
+    the simulator runs it in tests, but never selects it); `tma` says how operands are loaded by
+    tensor maps, None by pointers; `persistent` says that blocks stay, None that each has one tile.
+
+    One that fills `both_halves` of a symmetric C stores each element of the computed half twice: no
+    launch mirrors it. `heuristic` gives a default for a problem and device, where one for all is
+    not enough; the `extra_points` are searched besides the space. For problems that it is not
+    `preferred_for` a kernel comes last.
     """
 
     number: int
@@ -115,8 +129,10 @@ class Kernel:
     workspace: Callable[[Config, Problem], int] | None = None
     dynamic_shared: bool = False
     aligned: bool = False
-    capability: tuple[int, int] = (0, 0)
-    hopper: Feed | None = None
+    min_capability: tuple[int, int] = (0, 0)
+    arch_specific: bool = False
+    tma: Tma | None = None
+    persistent: Persistent | None = None
     both_halves: bool = False
     extra_points: tuple[Mapping[str, int], ...] = ()
     heuristic: Callable[[Problem, Device], Mapping[str, int]] | None = None
@@ -124,6 +140,11 @@ class Kernel:
 
     def __hash__(self) -> int:
         return hash((self.backend, self.name))
+
+    @property
+    def label(self) -> str:
+        """Number and name, as the kernel's file is called: `07_wgmma`."""
+        return f"{self.number:02d}_{self.name}"
 
     @property
     def default_config(self) -> Config:
@@ -145,7 +166,7 @@ class Kernel:
             config = self.config(parameters)
             if not self.violations(config, problem, device):
                 found = config
-                if not self.hopper or 10 * self.units(config, problem) >= 9 * device.sms:
+                if not self.persistent or 10 * self.units(config, problem) >= 9 * device.sms:
                     break
         return found or self.default_config
 
@@ -173,26 +194,27 @@ class Kernel:
         """Whether a device of this kind has the instructions that the kernel is made of."""
         if self.backend == "cpu" or device.kind == "cpu":
             return self.backend == device.kind
-        if self.hopper:
-            return device.kind == "cuda" and device.capability[0] == 9
-        return device.capability >= self.capability
+        if self.arch_specific:
+            same_major = device.capability[0] == self.min_capability[0]
+            return device.kind == "cuda" and same_major
+        return device.capability >= self.min_capability
 
     def grid(
         self, config: Config, problem: Problem, sms: int | None = None
     ) -> tuple[int, int, int]:
-        """Blocks along x and y, and matrices of the stack. A stack of more than `MAX_GRID_YZ`
-        matrices is the launch's business. A persistent kernel has one block for each of `sms`
-        multiprocessors, or as many as stay there, if it has work for so many.
+        """Blocks along x and y, and matrices of the batch; the launch divides a batch of more than
+        `MAX_GRID_YZ`. A persistent kernel has `blocks_per_sm` blocks for each of `sms`
+        multiprocessors, if it has work for so many.
         """
-        if self.hopper and sms is not None:
+        if self.persistent and sms is not None:
             cluster = getattr(config, "CLUSTER", 1)
-            most = sms * self.hopper.resident(config)
+            most = sms * self.persistent.blocks_per_sm(config)
             blocks = min(self.units(config, problem), max(most - most % cluster, cluster))
             return blocks, 1, 1
         return (*self.tiles(config, problem), problem.batch)
 
     def units(self, config: Config, problem: Problem) -> int:
-        """What the blocks of a persistent kernel walk through: tiles, parts of k, matrices."""
+        """Units of work of a persistent kernel: tiles, times parts of k, times matrices."""
         return self.tiles(config, problem)[0] * parts_of(config) * problem.batch
 
     def guarded(self, config: Config, problem: Problem) -> bool:
@@ -207,7 +229,7 @@ class Kernel:
         return [rule.reason for rule in self.rules if not rule.holds(config, problem, device)]
 
     def configs(self, problem: Problem, device: Device) -> tuple[list[Config], Counter[str]]:
-        """All configurations of the space that may run, and how many each rule turned down."""
+        """All configurations of the space that may run, and how many each rule rejected."""
         return enumeration.configs(self, problem, device)
 
     def points(self) -> Iterator[Config]:
@@ -249,10 +271,7 @@ class Config:
         return dict(self.parameters)
 
 
-# Split k of kernels fed by TMA: the sums of each part in memory, added up by common/combine.cuh
-
-#: Bytes that the parts of a split product may take.
-MOST_PARTS = 256 * 2**20
+# Split-k of persistent kernels: the sums of each part in memory, added up by common/combine.cuh
 
 
 def parts_of(config: Config) -> int:
@@ -261,41 +280,14 @@ def parts_of(config: Config) -> int:
 
 
 def parts_bytes(config: Config, problem: Problem) -> int:
-    """Bytes of all parts: m rows each, of n numbers and up to three more, unless the kernel has
-    them otherwise.
+    """Bytes of all parts: m rows each, of n sums rounded up to a multiple of four, unless the
+    kernel stores them otherwise.
     """
     if parts_of(config) == 1:
         return 0
-    if config.kernel.hopper.parts:
-        return config.kernel.hopper.parts(config, problem)
-    pitch = -(-problem.n // 4) * 4
+    persistent = config.kernel.persistent
+    if persistent and persistent.partial_bytes:
+        return persistent.partial_bytes(config, problem)
+    pitch = round_up(problem.n, 4)
     matrices = parts_of(config) * problem.batch
     return matrices * problem.m * pitch * problem.scalar_dtype.itemsize
-
-
-# Rules that several families share
-
-PARTS_FIT = Rule(
-    "the parts of a split product take at most 256 MiB",
-    lambda c, p, d: parts_bytes(c, p) <= MOST_PARTS,
-)
-
-PARTS_HAVE_STEPS = Rule(
-    "k is split only into parts of a step or more",
-    lambda c, p, d: c.SPLIT == 1 or c.SPLIT * c.KB <= p.k,
-)
-
-TILES_ALIKE = Rule(
-    "a symmetric C that is computed whole has all tiles alike: SPLIT is 1",
-    lambda c, p, d: c.SPLIT == 1 or not p.in_full,
-)
-
-THREADS_FIT = Rule(
-    "a block has at most the device's threads",
-    lambda c, p, d: c.kernel.threads(c) <= d.max_threads,
-)
-
-STAGES_FIT = Rule(
-    "the stages fit in shared memory",
-    lambda c, p, d: c.kernel.shared_bytes(c, p) <= d.shared_per_block,
-)

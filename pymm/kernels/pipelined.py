@@ -1,17 +1,17 @@
-"""Kernel 5: the register tile fed by asynchronous copies in stages."""
+"""Kernel 5: the register tile loaded by asynchronous copies in stages."""
 
 from __future__ import annotations
 
-from pymm.core.device import Device
 from pymm.core.problem import Problem
-from pymm.kernels.kernel import STAGES_FIT, THREADS_FIT, Config, Kernel, Rule
+from pymm.kernels.kernel import Config, Kernel, Rule
+from pymm.kernels.rules import SPLIT_RULES, STAGES_FIT, THREADS_FIT, blocks_fit, registers_fit
 from pymm.kernels.simt import words
-from pymm.kernels.tiles import SPLIT_RULES, tiles, workspace_bytes
+from pymm.kernels.tiles import tiles, workspace_bytes
 
 
-def _pieces_are_shared(c: Config, p: Problem) -> bool:
-    """True if the threads share the pieces of both tiles evenly, with 16 bytes at a time as well as
-    with one element.
+def _vectors_are_shared(c: Config, p: Problem) -> bool:
+    """True if the threads share both tiles evenly, whether they copy 16 bytes at a time or one
+    element.
     """
     threads = c.kernel.threads(c)
     lines = (
@@ -20,32 +20,25 @@ def _pieces_are_shared(c: Config, p: Problem) -> bool:
     )
     for size in (p.numpy_dtype.itemsize, 16):
         for length, count in lines:
-            pieces = length * p.numpy_dtype.itemsize // size
-            if not pieces or pieces * count % threads:
+            vectors = length * p.numpy_dtype.itemsize // size
+            if not vectors or vectors * count % threads:
                 return False
-            if threads % pieces and pieces % threads:
+            if threads % vectors and vectors % threads:
                 return False
     return True
 
 
 def _pitches(c: Config, p: Problem) -> tuple[int, int]:
-    """Elements of a row of the tiles of A and B: those that are turned round are padded."""
+    """Elements of a row of the tiles of A and B: transposed ones are padded."""
     vector = 16 // p.numpy_dtype.itemsize
     return c.MB + vector * (not p.trans_a), c.NB + vector * p.trans_b
 
 
-def _fit_together(c: Config, p: Problem, d: Device) -> bool:
-    """True if BLOCKS blocks fit: accumulators, two fragments of A and of B, and 24 registers for
-    the rest (nvcc 13.0 keeps 8 x 8 of floats in 128 registers without spilling).
+def _registers(c: Config, p: Problem) -> int:
+    """Registers of a thread: accumulators, two fragments of A and of B, and 24 for the rest (nvcc
+    13.0 keeps 8 x 8 of floats in 128 registers without spilling).
     """
-    registers = (c.TA * c.TB + 2 * (c.TA + c.TB)) * words(p) + 24
-    threads = c.BLOCKS * c.kernel.threads(c)
-    return (
-        registers <= d.max_registers_per_thread
-        and registers * threads <= d.registers_per_block
-        and threads <= d.max_threads_per_sm
-        and c.BLOCKS * (c.kernel.shared_bytes(c, p) + 1024) <= d.shared_per_sm
-    )
+    return (c.TA * c.TB + 2 * (c.TA + c.TB)) * words(p) + 24
 
 
 PIPELINED = Kernel(
@@ -76,7 +69,7 @@ PIPELINED = Kernel(
     shared_elements=lambda c, p: c.STAGES * c.KB * sum(_pitches(c, p)),
     dynamic_shared=True,
     aligned=True,
-    capability=(8, 0),
+    min_capability=(8, 0),
     rules=(
         Rule(
             "warps tile the block evenly: TA * LANES divides MB and TB * 32 / LANES divides NB",
@@ -99,13 +92,13 @@ PIPELINED = Kernel(
         THREADS_FIT,
         Rule(
             "threads share the pieces of both tiles evenly",
-            lambda c, p, d: _pieces_are_shared(c, p),
+            lambda c, p, d: _vectors_are_shared(c, p),
         ),
         *SPLIT_RULES,
         STAGES_FIT,
         Rule(
             "BLOCKS blocks fit in a multiprocessor's registers, threads and shared memory",
-            lambda c, p, d: _fit_together(c, p, d),
+            lambda c, p, d: registers_fit(c, d, _registers(c, p)) and blocks_fit(c, p, d),
         ),
     ),
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pymm.core.integers import round_up
 from pymm.core.problem import Problem
-from pymm.kernels.kernel import THREADS_FIT, Config, Kernel, Rule
+from pymm.kernels.kernel import Config, Kernel, Rule
+from pymm.kernels.rules import THREADS_FIT
 
 
 def words(problem: Problem) -> int:
@@ -13,15 +15,15 @@ def words(problem: Problem) -> int:
 
 def _registers(c: Config, p: Problem) -> int:
     """Registers of a thread with a TA x TB tile: accumulators, one row of B, one column of A, and
-    48 for addresses, counters and numbers on their way to shared memory.
+    48 for addresses, counters and elements on their way to shared memory.
 
-    In rung 3 a column of A lies across the rows of the tile, and the compiler reads up to 32 bytes
+    In kernel 3 a column of A crosses the rows of the tile, and the compiler reads up to 32 bytes
     of each row ahead: the columns of several steps along k. In steps of eight, as registers are
-    handed out. Checked with nvcc 13.0 for sm_75 to sm_90a: what these rules let through does not
+    allocated. Checked with nvcc 13.0 for sm_75 to sm_90a: what these rules let through does not
     spill.
     """
     column = 8 * c.TA if c.kernel_name == "register_tile" else c.TA * words(p)
-    return -(-((c.TA * c.TB + c.TB) * words(p) + column + 48) // 8) * 8
+    return round_up(((c.TA * c.TB + c.TB) * words(p) + column + 48), 8)
 
 
 COMMON_RULES = (

@@ -6,12 +6,20 @@ import math
 from collections.abc import Iterator
 
 from pymm.core.device import Device
+from pymm.core.integers import ceil_div
 from pymm.core.problem import Problem
-from pymm.kernels.kernel import STAGES_FIT, THREADS_FIT, Config, Kernel, Rule
+from pymm.kernels.kernel import Config, Kernel, Rule
+from pymm.kernels.rules import (
+    MAX_WORKSPACE_BYTES,
+    STAGES_FIT,
+    THREADS_FIT,
+    blocks_fit,
+    registers_fit,
+)
 from pymm.kernels.simt import words
-from pymm.kernels.tiles import COUNTERS, MOST_PARTS, tiles
+from pymm.kernels.tiles import COUNTERS, tiles
 
-#: Parts that one block adds up at a time (common/gather.cuh).
+#: Parts that one block adds up at a time (common/split_k_tree.cuh).
 FAN = 16
 
 
@@ -21,15 +29,15 @@ def _vector(p: Problem) -> int:
 
 
 def _by_rows(c: Config, p: Problem) -> bool:
-    """True if both operands lie across k in shared memory and are multiplied row by row: the
+    """True if both operands are MN-major in shared memory and are multiplied row by row: the
     largest register tiles of floats, slices of 8 rows.
     """
     return p.dtype == "f32" and c.TA * c.TB >= 128 and c.KB == 8
 
 
 def _shared_elements(c: Config, p: Problem) -> int:
-    """The rings of all warps, and in their place at the end the sums of all warps. What is turned
-    on its way in has rows of 4 elements more.
+    """The rings of all warps, and in their place at the end the sums of all warps. What is
+    transposed on its way in has rows of 4 elements more.
     """
     more = 4 * ((not p.trans_a) + p.trans_b) if _by_rows(c, p) else 0
     return c.SLICES * max(c.STAGES * c.KB * (c.MB + c.NB + more), c.MB * c.NB)
@@ -48,7 +56,7 @@ def _lines_are_shared(c: Config, p: Problem) -> bool:
 
 def _groups(parts: int) -> int:
     """Groups of FAN parts on all levels of the tree that adds up the parts of a tile."""
-    groups = -(-parts // FAN)
+    groups = ceil_div(parts, FAN)
     return groups + _groups(groups) if parts > 1 else 0
 
 
@@ -70,9 +78,9 @@ def _registers(c: Config, p: Problem) -> int:
     """Registers of a thread. By rows: accumulators, two rows of both fragments, and 64 for the
     rest. Else accumulators, 16 bytes of k of both fragments, one or two addresses
     for each vector of a line along k, and 33 for the rest (49 for doubles). The largest register
-    tiles of doubles make do with 10 less, if it is the operand along k that has their longer side
-    and not both lie so in two stages; but not few slices of rows that start anywhere. Checked with
-    nvcc 13.0 for sm_80 and sm_90a: what this lets through does not spill.
+    tiles of doubles make do with 10 less, if it is the K-major operand that has their longer side
+    and not both are K-major in two stages; but not few slices of rows that start anywhere. Checked
+    with nvcc 13.0 for sm_80 and sm_90a: what this lets through does not spill.
     """
     if _by_rows(c, p):
         return c.TA * c.TB + 2 * (c.TA + c.TB) + 64
@@ -80,23 +88,11 @@ def _registers(c: Config, p: Problem) -> int:
     sums = (c.TA * c.TB + _vector(p) * (c.TA + c.TB)) * words(p)
     rest = 17 + 16 * words(p)
     if c.TA * c.TB * words(p) >= 128:
-        turned = c.TA > c.TB if p.trans_a and p.trans_b else c.TB > c.TA
-        rest -= 9 if turned and along or along == 2 == c.STAGES else 10
+        longer = c.TA > c.TB if p.trans_a and p.trans_b else c.TB > c.TA
+        rest -= 9 if longer and along or along == 2 == c.STAGES else 10
         if words(p) == 2 and c.SLICES < 8 and p.alignment < 16:
             rest += 10
     return sums + along * words(p) * c.KB // _vector(p) + rest
-
-
-def _fit_together(c: Config, p: Problem, d: Device) -> bool:
-    """True if BLOCKS blocks fit; registers are handed out by eight."""
-    registers = _registers(c, p)
-    threads = c.BLOCKS * c.kernel.threads(c)
-    return (
-        registers <= d.max_registers_per_thread
-        and -(-registers // 8) * 8 * threads <= d.registers_per_block
-        and threads <= d.max_threads_per_sm
-        and c.BLOCKS * (c.kernel.shared_bytes(c, p) + 1024) <= d.shared_per_sm
-    )
 
 
 #: Tiles and register tiles to choose from where nothing is tuned: of floats, and of doubles.
@@ -138,7 +134,7 @@ _ALONE = (
 )
 _TOGETHER = ((16, 4, 3, 2), (16, 4, 2, 2), *_ALONE)
 #: The same for the largest tiles of floats, by rows: in rows that do not start at multiples of 16
-#: bytes, and where two blocks share a multiprocessor and B is not turned.
+#: bytes, and where two blocks share a multiprocessor and B is not transposed.
 _ROWS_ALONE, _ROWS_TOGETHER = (8, 8, 3, 1), (8, 4, 4, 2)
 #: For floats that are copied in pieces of less than 16 bytes: less on its way and more blocks, to
 #: copy while others multiply (8 x 8: 357 x 1513 x 215 15.5 us instead of 16.8, 146 x 187 x 6829
@@ -169,7 +165,7 @@ def _options(p: Problem, d: Device) -> Iterator[Config]:
     device.
     """
     for mb, nb, ta, tb in _TILES[p.numpy_dtype.itemsize]:
-        blocks = max(-(-p.m // mb) * -(-p.n // nb) * p.batch, 1)
+        blocks = max(ceil_div(p.m, mb) * ceil_div(p.n, nb) * p.batch, 1)
         tile = dict(MB=mb, NB=nb, TA=ta, TB=tb, GROUP=8, SPLIT=1)
         for kb, slices, stages, together in _pipelines(mb * nb, ta * tb, blocks, p, d):
             form = tile | dict(KB=kb, SLICES=slices, STAGES=stages, BLOCKS=together)
@@ -179,7 +175,7 @@ def _options(p: Problem, d: Device) -> Iterator[Config]:
             yield whole
             yield from _shared(form, d.sms // blocks, p, d)
             break
-        spills = ta * tb == 64 and p.trans_b and not p.trans_a  # both operands along k
+        spills = ta * tb == 64 and p.trans_b and not p.trans_a  # both operands K-major
         if p.dtype == "f32" and ta * tb in _SHARED and min(mb, nb) >= 16 and not spills:
             kb, slices, stages, together = _SHARED[ta * tb]
             form = tile | dict(KB=kb, SLICES=slices, STAGES=stages, BLOCKS=together)
@@ -225,7 +221,7 @@ def _clocks(c: Config, p: Problem, d: Device) -> float:
     memory = max(p.bytes / (_SHARED_MEMORY * d.sms), p.bytes / (_MEMORY * max(busy, 1)))
     levels = math.ceil(math.log(c.SPLIT, FAN)) if c.SPLIT > 1 else 0
     adding = _LEVEL + min(c.SPLIT, FAN) * c.MB * c.NB * size / _L2
-    computing = -(-blocks // d.sms) * max(multiply, read)
+    computing = ceil_div(blocks, d.sms) * max(multiply, read)
     together = max(computing, memory) + 0.1 * min(computing, memory)
     return _LAUNCH + together + levels * adding
 
@@ -264,7 +260,7 @@ SLICED = Kernel(
     shared_elements=_shared_elements,
     dynamic_shared=True,
     aligned=True,
-    capability=(8, 0),
+    min_capability=(8, 0),
     heuristic=_heuristic,
     preferred_for=_preferred_for,
     rules=(
@@ -302,14 +298,14 @@ SLICED = Kernel(
                 c.SPLIT == 1
                 or (
                     tiles(c, p) * p.batch * _groups(c.SPLIT) <= COUNTERS
-                    and _workspace_bytes(c, p) <= MOST_PARTS
+                    and _workspace_bytes(c, p) <= MAX_WORKSPACE_BYTES
                 )
             ),
         ),
         STAGES_FIT,
         Rule(
             "BLOCKS blocks fit in a multiprocessor's registers, threads and shared memory",
-            _fit_together,
+            lambda c, p, d: registers_fit(c, d, _registers(c, p)) and blocks_fit(c, p, d),
         ),
     ),
 )

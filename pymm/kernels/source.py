@@ -1,4 +1,4 @@
-"""From a configuration and a kernel file to one self-contained text: nothing included, every
+"""From a configuration and a kernel file to one self-contained source: nothing included, every
 parameter defined on top.
 """
 
@@ -15,13 +15,13 @@ from pathlib import Path
 from pymm.core.dtypes import ELEMENTS
 from pymm.core.forking import cached_property
 from pymm.core.problem import Problem
-from pymm.kernels import Config, Feed
+from pymm.kernels import Config, Tma
 
 #: Headers that a kernel may still include because nothing else gives what they declare. None so
-#: far: the text is the key.
+#: far: the source is the key.
 ALLOWED_INCLUDES: tuple[str, ...] = ()
 
-#: F16 and BF16 are the kernels' own (common/halves.cuh): CUDA's names need an include.
+#: F16 and BF16 are the kernels' own (common/half_types.cuh): CUDA's names need an include.
 _C_NAMES = {"f32": "float", "f64": "double", "f16": "F16", "bf16": "BF16"}
 #: Types of so many bytes, whatever they mean.
 _BITS = {2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
@@ -31,9 +31,9 @@ C_TYPES = {ELEMENTS[name]: spelled for name, spelled in _C_NAMES.items()}
 
 @dataclass(frozen=True)
 class Source:
-    """One text to compile, the name of its entry point, and where it came from. The kernel wants
-    rows that start at multiples of `alignment` bytes. With `mirrors` it has the entry `mirror`
-    besides, which makes the upper half of C from the lower one.
+    """One source to compile, the name of its entry point, and its configuration. The kernel needs
+    rows that start at multiples of `alignment` bytes. With `mirrors` it also has the entry
+    `mirror`, which copies the computed half of C to the other one.
     """
 
     text: str
@@ -44,15 +44,15 @@ class Source:
 
     @cached_property
     def key(self) -> str:
-        """SHA-256 of the text: two sources with the same key compile to the same binary with the
+        """SHA-256 of the source: two sources with the same key compile to the same binary with the
         same compiler.
         """
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 def render(config: Config, problem: Problem, alignment: int | None = None) -> Source:
-    """The text of `config`'s kernel for the types, layout and remainders of `problem`, and for rows
-    that start at multiples of `alignment` bytes (None: as dense matrices have them).
+    """The source of `config`'s kernel for the types, layout and remainders of `problem`, and for
+    rows that start at multiples of `alignment` bytes (None: as dense matrices have them).
 
     Raises `ValueError` on a missing parameter.
     """
@@ -60,10 +60,10 @@ def render(config: Config, problem: Problem, alignment: int | None = None) -> So
     missing = set(kernel.space) - set(dict(config.parameters))
     if missing:
         raise ValueError(f"{config.slug} lacks {', '.join(sorted(missing))}")
-    given = kernel.hopper.received(problem) if kernel.hopper else problem
+    given = kernel.tma.as_loaded(problem) if kernel.tma else problem
     defines = {"TRANS_A": int(given.trans_a), "TRANS_B": int(given.trans_b)}
-    if kernel.hopper:
-        defines |= _fed(kernel.hopper, problem)
+    if kernel.tma:
+        defines |= _tma_defines(kernel.tma, problem)
     elif kernel.backend == "cuda":
         defines["GUARDED"] = int(kernel.guarded(config, problem))
         if problem.out_dtype != problem.numpy_dtype:
@@ -72,14 +72,16 @@ def render(config: Config, problem: Problem, alignment: int | None = None) -> So
         alignment = problem.numpy_dtype.itemsize
     elif alignment is None:
         alignment = problem.alignment
-    scaled = kernel.hopper is not None and kernel.hopper.scaled
+    scaled = kernel.tma is not None and kernel.tma.scaled
     defines["REAL"] = _C_NAMES["f16"] if scaled else C_TYPES[problem.numpy_dtype]
-    return _render(config, alignment, tuple((defines | _filled(config, problem)).items()))
+    return _render(
+        config, alignment, tuple((defines | _symmetric_defines(config, problem)).items())
+    )
 
 
-def _filled(config: Config, problem: Problem) -> dict[str, int | str]:
-    """What common/fill.cuh and common/mirror.cuh want to know of a symmetric C: which half of it is
-    computed, if not both, and how large its elements are if the other one may be made from it.
+def _symmetric_defines(config: Config, problem: Problem) -> dict[str, int | str]:
+    """Macros of common/triangle.cuh and common/mirror.cuh for a symmetric C: which half of it is
+    computed, if not both, and the size of its elements if the other half may be copied from it.
     """
     if not problem.symmetric or config.kernel.backend != "cuda":
         return {}
@@ -91,14 +93,14 @@ def _filled(config: Config, problem: Problem) -> dict[str, int | str]:
     return fill | {"MIRRORED": _BITS[problem.out_dtype.itemsize]}
 
 
-def _fed(feed: Feed, problem: Problem) -> dict[str, int | str]:
-    """What common/repack.cuh and common/combine.cuh want to know: types of C and of the sums, how
-    many numbers stand for one, and whether they are rounded to tf32.
+def _tma_defines(tma: Tma, problem: Problem) -> dict[str, int | str]:
+    """Macros of common/repack.cuh and common/combine.cuh: types of C and of the sums, the terms of
+    an element, and whether they are rounded to tf32.
     """
     return {
         "OUT": C_TYPES[problem.out_dtype],
         "SUM": C_TYPES[problem.scalar_dtype],
-        "TERMS": feed.terms,
+        "TERMS": tma.terms,
         "ROUNDED": int(problem.dtype.startswith("tf32")),
     }
 
@@ -118,8 +120,8 @@ def _render(config: Config, alignment: int, defines: tuple[tuple[str, int | str]
 
 @lru_cache(maxsize=64)
 def kernel_text(backend: str, *files: str) -> str:
-    """The text of a kernel file, and of others behind it, with the project's own headers put in
-    their places, each at most once.
+    """The source of a kernel file, followed by others, with the project's own headers inserted
+    where they are included, each at most once.
     """
     folder = shipped_folder("cuda_src" if backend == "cuda" else "cpu_src")
     seen: set[str] = set()
@@ -143,7 +145,7 @@ _NO_CODE = re.compile(r"[ \t]*//.*|^#line.*|/\*.*?\*/", re.MULTILINE)
 
 
 def shipped_folder(folder: str) -> Traversable:
-    """A folder of files that go with the package: inside it once installed, beside it in a
+    """A folder of files shipped with the package: inside it once installed, next to it in a
     checkout.
     """
     inside = resources.files("pymm").joinpath(folder)

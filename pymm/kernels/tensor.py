@@ -1,14 +1,23 @@
-"""Kernel 12: products of 16-bit and tf32 numbers by the tensor cores through `mma.sync`."""
+"""Kernel 12: products of 16-bit and tf32 elements by the tensor cores through `mma.sync`."""
 
 from __future__ import annotations
 
 import itertools
 
 from pymm.core.device import Device
+from pymm.core.integers import ceil_div
 from pymm.core.problem import Problem
-from pymm.kernels.kernel import STAGES_FIT, THREADS_FIT, Config, Kernel, Rule
+from pymm.kernels.kernel import Config, Kernel, Rule
+from pymm.kernels.rules import (
+    SPLIT_RULES,
+    STAGES_FIT,
+    STAGES_OVERLAP,
+    THREADS_FIT,
+    blocks_fit,
+    registers_fit,
+)
 from pymm.kernels.tensor_f64 import whole_lines
-from pymm.kernels.tiles import SPLIT_RULES, tiles, workspace_bytes
+from pymm.kernels.tiles import tiles, workspace_bytes
 
 #: Bytes along k that one instruction multiplies.
 _DEPTH = 32
@@ -31,8 +40,8 @@ def _threads(c: Config) -> int:
 
 def _registers(c: Config, p: Problem) -> int:
     """Registers of a thread: sums, the fragments of A, those of B twice, and the rest, which is
-    less where nothing is checked, 16 bytes are copied at a time and k is not split. Each number of
-    16 bits that comes through registers, because rows start anywhere, takes up to four: where it
+    less where nothing is checked, 16 bytes are copied at a time and k is not split. Each 16-bit
+    element that comes through registers, because rows start anywhere, takes up to four: where it
     comes from, where it goes to. Checked with nvcc 13.0 for sm_80 to sm_90a: what this lets through
     does not spill.
     """
@@ -41,26 +50,15 @@ def _registers(c: Config, p: Problem) -> int:
         plain = p.alignment == 16 and c.SPLIT == 1 and not c.kernel.guarded(c, p)
         return kept + (52 if plain else 80)
     whole = c.KB * p.numpy_dtype.itemsize == 2 * _DEPTH  # else they come in parts
-    pieces = -(-c.MB * c.KB // _threads(c)) + -(-c.NB * c.KB // _threads(c))
+    pieces = ceil_div(c.MB * c.KB, _threads(c)) + ceil_div(c.NB * c.KB, _threads(c))
     return kept + 20 + pieces * (4 if whole else 3)
-
-
-def _fit_together(c: Config, p: Problem, d: Device) -> bool:
-    """True if BLOCKS blocks fit; registers are handed out by eight."""
-    registers, threads = _registers(c, p), c.BLOCKS * _threads(c)
-    return (
-        registers <= d.max_registers_per_thread
-        and -(-registers // 8) * 8 * threads <= d.registers_per_block
-        and threads <= d.max_threads_per_sm
-        and c.BLOCKS * (c.kernel.shared_bytes(c, p) + 1024) <= d.shared_per_sm
-    )
 
 
 def _heuristic(p: Problem, d: Device) -> dict[str, int]:
     """The largest tiles that keep nine multiprocessors of ten busy, else the smallest; twice as
-    many where numbers come through registers, which wants more warps. Where even the smallest leave
-    half of them idle, k of nine steps or more is split into parts of three or more (115 x 158 x 714
-    on an H200: 7.7 us in four parts, 9.4 in one).
+    many where elements come through registers, which wants more warps. Where even the smallest
+    leave half of them idle, k of nine steps or more is split into parts of three or more (115 x 158
+    x 714 on an H200: 7.7 us in four parts, 9.4 in one).
     """
     found, enough = None, 9 * d.sms * (1 if p.alignment >= 4 else 2)
     for sizes, (depth, stages, blocks) in itertools.product(_TILES, _PIPELINES):
@@ -74,7 +72,7 @@ def _heuristic(p: Problem, d: Device) -> dict[str, int]:
                 break
     if found is None:
         return dict(TENSOR.default)
-    blocks, steps, split = tiles(found, p) * p.batch, -(-p.k // found.KB), 1
+    blocks, steps, split = tiles(found, p) * p.batch, ceil_div(p.k, found.KB), 1
     while 2 * split * blocks <= d.sms and 6 * split <= steps and steps >= 9 and split < 16:
         split *= 2
     shared = TENSOR.config(found.as_dict() | dict(SPLIT=split))
@@ -86,7 +84,7 @@ def _hopper(d: Device) -> bool:
 
 
 #: Multiply-adds up to which 16-bit products on Hopper are quicker here if TMA cannot read their
-#: rows: at 500 it takes 8.4 us, rung 07 with its copy ahead 11.6; at 1500 52, and 26 (one H200).
+#: rows: at 500 it takes 8.4 us, kernel 07 with its repacking 11.6; at 1500 52, and 26 (one H200).
 _SMALL = 2**27
 
 
@@ -127,7 +125,7 @@ TENSOR = Kernel(
     dtypes=("bf16", "f16", "tf32", "bf16_f32", "f16_f32"),
     dynamic_shared=True,
     aligned=True,
-    capability=(8, 0),
+    min_capability=(8, 0),
     heuristic=_heuristic,
     preferred_for=_preferred_for,
     rules=(
@@ -145,10 +143,7 @@ TENSOR = Kernel(
             "two instructions lie along k: 64 bytes divide those of KB",
             lambda c, p, d: c.KB * p.numpy_dtype.itemsize % (2 * _DEPTH) == 0,
         ),
-        Rule(
-            "a tile is fetched while another is used: STAGES >= 2",
-            lambda c, p, d: c.STAGES >= 2,
-        ),
+        STAGES_OVERLAP,
         THREADS_FIT,
         Rule(
             "threads copy whole lines of both tiles at a time",
@@ -158,7 +153,7 @@ TENSOR = Kernel(
         STAGES_FIT,
         Rule(
             "BLOCKS blocks fit in a multiprocessor's registers, threads and shared memory",
-            lambda c, p, d: _fit_together(c, p, d),
+            lambda c, p, d: registers_fit(c, d, _registers(c, p)) and blocks_fit(c, p, d),
         ),
     ),
 )

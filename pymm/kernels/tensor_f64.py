@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from pymm.core.device import Device
 from pymm.core.problem import Problem
-from pymm.kernels.kernel import STAGES_FIT, THREADS_FIT, Config, Kernel, Rule
-from pymm.kernels.tiles import SPLIT_RULES, tiles, workspace_bytes
+from pymm.kernels.kernel import Config, Kernel, Rule
+from pymm.kernels.rules import (
+    SPLIT_RULES,
+    STAGES_FIT,
+    STAGES_OVERLAP,
+    THREADS_FIT,
+    blocks_fit,
+    registers_fit,
+)
+from pymm.kernels.tiles import tiles, workspace_bytes
 
 #: Between the lines of a tile in shared memory, in elements.
 _PADDING = 4
 
 
 def _lines(c: Config, p: Problem) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Length and number of the lines of the tiles of A and B, which lie as in memory."""
+    """Length and number of the lines of the tiles of A and B, stored as in memory."""
     return (
         (c.MB, c.KB) if p.trans_a else (c.KB, c.MB),
         (c.KB, c.NB) if p.trans_b else (c.NB, c.KB),
@@ -58,18 +65,6 @@ def _shared_elements(c: Config, p: Problem) -> int:
     return max(stages, (c.KB // c.TK - 1) * c.MB * c.NB)
 
 
-def _fit_together(c: Config, p: Problem, d: Device) -> bool:
-    """True if BLOCKS blocks fit; registers are handed out by eight."""
-    registers = _registers(c, p)
-    threads = c.BLOCKS * c.kernel.threads(c)
-    return (
-        registers <= d.max_registers_per_thread
-        and -(-registers // 8) * 8 * threads <= d.registers_per_block
-        and threads <= d.max_threads_per_sm
-        and c.BLOCKS * (c.kernel.shared_bytes(c, p) + 1024) <= d.shared_per_sm
-    )
-
-
 def _form(
     mb: int, nb: int, kb: int, ta: int, tb: int, tk: int, stages: int, **more: int
 ) -> dict[str, int]:
@@ -78,7 +73,7 @@ def _form(
     return form | dict(BLOCKS=1, GROUP=8, SPLIT=1) | more
 
 
-#: Tiles that make one round of a small product on 132 multiprocessors (one H200: benchmarks/LOG.md,
+#: Tiles that make one wave of a small product on 132 multiprocessors (one H200: benchmarks/LOG.md,
 #: 256 cubed; A A^T of 500 and 1500; 1024 cubed).
 _FORMS = (
     _form(32, 16, 64, 16, 16, 32, 5),
@@ -116,7 +111,7 @@ TENSOR_F64 = Kernel(
     dtypes=("f64",),
     dynamic_shared=True,
     aligned=True,
-    capability=(8, 0),
+    min_capability=(8, 0),
     both_halves=True,
     extra_points=_FORMS,
     rules=(
@@ -130,10 +125,7 @@ TENSOR_F64 = Kernel(
             "KI is the depth of an instruction, 4, 8 or 16; 2 * KI divides TK, TK KB",
             lambda c, p, d: c.KI in (4, 8, 16) and c.TK % (2 * c.KI) == 0 and c.KB % c.TK == 0,
         ),
-        Rule(
-            "a tile is fetched while another is used: STAGES >= 2",
-            lambda c, p, d: c.STAGES >= 2,
-        ),
+        STAGES_OVERLAP,
         THREADS_FIT,
         Rule(
             "threads copy a whole line of a tile at a time",
@@ -147,7 +139,7 @@ TENSOR_F64 = Kernel(
         STAGES_FIT,
         Rule(
             "BLOCKS blocks fit in a multiprocessor's registers, threads and shared memory",
-            lambda c, p, d: _fit_together(c, p, d),
+            lambda c, p, d: registers_fit(c, d, _registers(c, p)) and blocks_fit(c, p, d),
         ),
     ),
 )

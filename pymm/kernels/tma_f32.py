@@ -1,26 +1,26 @@
-"""Kernel 8: float32 in plain multiply-adds, fed by the tensor memory accelerator."""
+"""Kernel 8: float32 in plain multiply-adds, operands loaded by the tensor memory accelerator
+(TMA).
+"""
 
 from __future__ import annotations
 
 from pymm.core.device import Device
+from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem
-from pymm.kernels.kernel import (
+from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma, parts_bytes
+from pymm.kernels.rules import (
     PARTS_HAVE_STEPS,
     STAGES_FIT,
+    STAGES_OVERLAP,
     THREADS_FIT,
     TILES_ALIKE,
-    Box,
-    Config,
-    Feed,
-    Kernel,
-    Rule,
-    parts_bytes,
+    blocks_fit,
 )
 from pymm.kernels.tiles import tiles
 
 
 def _warps(c: Config) -> int:
-    """Warps that multiply; four more fetch."""
+    """Warps that multiply; four more load."""
     return c.MB * c.NB // (c.TA * c.TB * 32) * c.SLICES
 
 
@@ -30,7 +30,7 @@ def _threads(c: Config) -> int:
 
 def _registers(c: Config) -> int:
     """Registers of a thread that multiplies: its part of all that the block was launched with, of
-    which the four warps that fetch keep 24 for each thread.
+    which the four warps that load keep 24 for each thread.
     """
     warps = _warps(c)
     launched = min(65536 // (c.BLOCKS * _threads(c)) // 8 * 8, 248)
@@ -41,26 +41,18 @@ def _shared_elements(c: Config, p: Problem) -> int:
     """The stages and two barriers for each, in whole 128 bytes, the sums of all slices but the
     first, and C on its way out, if it goes that way.
     """
-    ring = -(-c.STAGES * (c.KB * (c.MB + c.NB) + 4) // 32) * 32
+    ring = round_up(c.STAGES * (c.KB * (c.MB + c.NB) + 4), 32)
     return ring + (c.SLICES - 1 + (c.STORE == 2)) * c.MB * c.NB
 
 
 def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box | None]:
-    """Rows across k of both operands, and what a warp has of C."""
+    """MN-major rows of both operands, and what a warp has of C."""
     out = Box(8 * c.TB, 4 * c.TA, 0) if c.STORE == 2 else None
     return Box(c.MB, c.KB, 0), Box(c.NB, c.KB, 0), out
 
 
-def _stay_together(c: Config, p: Problem, d: Device) -> bool:
-    """True if a multiprocessor has room for BLOCKS blocks."""
-    return (
-        c.BLOCKS * _threads(c) <= d.max_threads_per_sm
-        and c.BLOCKS * (c.kernel.shared_bytes(c, p) + 1024) <= d.shared_per_sm
-    )
-
-
 #: Bytes that the parts of a split product may take: four of 4097 x 4097.
-_MOST_PARTS = 384 * 2**20
+_MAX_PARTS_BYTES = 384 * 2**20
 
 # What to run where nothing is tuned: the form that a few measured times expect most of
 
@@ -92,7 +84,7 @@ _SMALLEST = _form(64, 64, 8, 8, STRIDE=4, SLICES=2, BLOCKS=1)
 #: and by TMA; of a second launch; bytes of a microsecond.
 _CLOCKS, _TILE, _LAUNCH, _MEMORY = 1980, {1: 3.0, 2: 1.3}, 8.0, 3e6
 
-#: Microseconds of each number of a C whose rows start anywhere, of all tiles of a multiprocessor,
+#: Microseconds of each element of a C whose rows start anywhere, of all tiles of a multiprocessor,
 #: but for so many that are stored while others multiply.
 _UNALIGNED, _MEANWHILE = 6e-4, 7400
 
@@ -114,14 +106,14 @@ def _microseconds(form: dict[str, int], rate: float, p: Problem, d: Device) -> f
     config = TMA_F32.config(form)
     count, blocks = tiles(config, p) * p.batch, d.sms * config.BLOCKS
     left = count % blocks
-    rounds = count // blocks + -(-left * config.SPLIT // blocks) / config.SPLIT
+    rounds = count // blocks + ceil_div(left * config.SPLIT, blocks) / config.SPLIT
     area = config.MB * config.NB * config.BLOCKS
     rest = _TILE[config.STORE]
     if p.n % 4:
         rest = max(rest, _UNALIGNED * (area - _MEANWHILE))
-    depth = -(-p.k // config.KB) * config.KB
-    time = rounds * area * depth / (rate * _CLOCKS) + -(-count // blocks) * rest
-    if config.SPLIT > 1:  # whose texts multiply some 3 % more slowly
+    depth = ceil_div(p.k, config.KB) * config.KB
+    time = rounds * area * depth / (rate * _CLOCKS) + ceil_div(count, blocks) * rest
+    if config.SPLIT > 1:  # whose kernels multiply some 3 % more slowly
         parts = left * config.SPLIT * config.MB * config.NB * 4
         time += 0.03 * time + _LAUNCH + 2 * parts / _MEMORY
     return time
@@ -157,13 +149,10 @@ TMA_F32 = Kernel(
     shared_elements=_shared_elements,
     dtypes=("f32",),
     dynamic_shared=True,
-    capability=(9, 0),
-    hopper=Feed(
-        boxes=_boxes,
-        along=("mn", "mn"),
-        resident=lambda c: c.BLOCKS,
-        last_round=True,
-    ),
+    min_capability=(9, 0),
+    arch_specific=True,
+    tma=Tma(_boxes, major=("mn", "mn")),
+    persistent=Persistent(blocks_per_sm=lambda c: c.BLOCKS, splits_last_wave=True),
     rules=(
         Rule(
             "warps of 4 x 8 threads tile the block evenly: 4 TA divides MB and 8 TB divides NB",
@@ -190,10 +179,7 @@ TMA_F32 = Kernel(
             lambda c, p, d: c.STORE == 1 or (c.STORE == 2 and 8 * c.TB <= 256),
         ),
         Rule("STRIDE is 1, 2 or 4", lambda c, p, d: c.STRIDE in (1, 2, 4)),
-        Rule(
-            "a tile is fetched while another is used: STAGES >= 2",
-            lambda c, p, d: c.STAGES >= 2,
-        ),
+        STAGES_OVERLAP,
         Rule(
             "registers change hands between warpgroups: 4 warps or a multiple",
             lambda c, p, d: _warps(c) > 0 and _warps(c) % 4 == 0,
@@ -210,9 +196,9 @@ TMA_F32 = Kernel(
         TILES_ALIKE,
         Rule(
             "the parts of a split product take at most 384 MiB",
-            lambda c, p, d: parts_bytes(c, p) <= _MOST_PARTS,
+            lambda c, p, d: parts_bytes(c, p) <= _MAX_PARTS_BYTES,
         ),
         STAGES_FIT,
-        Rule("BLOCKS blocks fit in a multiprocessor", _stay_together),
+        Rule("BLOCKS blocks fit in a multiprocessor", blocks_fit),
     ),
 )

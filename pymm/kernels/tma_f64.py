@@ -7,17 +7,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pymm.core.device import Device
+from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem
-from pymm.kernels.kernel import (
+from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma
+from pymm.kernels.rules import (
     PARTS_HAVE_STEPS,
     STAGES_FIT,
+    STAGES_OVERLAP,
     THREADS_FIT,
     TILES_ALIKE,
-    Box,
-    Config,
-    Feed,
-    Kernel,
-    Rule,
+    blocks_fit,
 )
 from pymm.kernels.tiles import tiles, tiles_in
 
@@ -46,7 +45,7 @@ FORMS = (
     (form(64, 32, 32, 16, 3, DEPTHS=1, BLOCKS=3), 98),
     (form(64, 64, 32, 16, 6, KB=32, TK=32), 121),
     (form(64, 56, 16, 56, 6, KB=32), 108),
-    (form(80, 40, 16, 40, 2, KB=64, KI=16, DEPTHS=1), 103),  # one round of 640 x 640
+    (form(80, 40, 16, 40, 2, KB=64, KI=16, DEPTHS=1), 103),  # one wave of 640 x 640
     (form(80, 40, 16, 40, 2, KB=64, DEPTHS=1), 97),  # where registers for that are missing
     (form(96, 48, 16, 48, 5, KB=32, DEPTHS=1), 110),  # of half of 1000 x 1000 and 1024 x 1024
     (form(32, 96, 16, 48, 6, KB=32), 105),  # three of half of 1500 x 1500
@@ -67,13 +66,13 @@ SMALLEST = form(64, 64, 32, 32, 4)
 
 #: Clocks of a microsecond under load; microseconds of a tile besides its multiply-adds, and of each
 #: of its elements where rows of C start at multiples of 16 bytes and where they start anywhere
-#: (7725 x 2661 x 73 is 8 us of storing for each round of 128 x 128); microseconds of sharing;
+#: (7725 x 2661 x 73 is 8 us of storing for each wave of 128 x 128); microseconds of sharing;
 #: bytes of a microsecond.
 _CLOCKS, _TILE, _STORED, _SHARING, _MEMORY = 1900, 0.1, (4.3e-5, 5e-4), 8.5, 4.0e6
 
 
 def heuristic(kernel: Kernel, p: Problem, d: Device) -> dict[str, int]:
-    """The form with the least expected time, and whether its last round is shared."""
+    """The form with the least expected time, and whether its last wave is shared."""
     options = [(given | dict(SPLIT=s), rate) for given, rate in FORMS for s in _parts(given, p, d)]
     for option, _ in sorted(options, key=lambda option: _microseconds(*option, p, d)):
         if not kernel.violations(kernel.config(option), p, d):
@@ -82,7 +81,7 @@ def heuristic(kernel: Kernel, p: Problem, d: Device) -> dict[str, int]:
 
 
 def _parts(given: dict[str, int], p: Problem, d: Device) -> Iterator[int]:
-    """One, and where tiles are left for a last round the blocks that each can have, two at least;
+    """One, and where tiles are left for a last wave the blocks that each can have, two at least;
     none of a form that is not for products of this depth.
     """
     if given["DEPTHS"] == 1 and given["MB"] == 128:
@@ -91,13 +90,13 @@ def _parts(given: dict[str, int], p: Problem, d: Device) -> Iterator[int]:
         if given["KB"] == 64 and p.k < 2048:
             return
     yield 1
-    _, left, blocks = _rounds(given, p, d)
+    _, left, blocks = _waves(given, p, d)
     if 0 < 8 * left < 7 * blocks:
         yield max(2, blocks // left)
 
 
-def _rounds(given: dict[str, int], p: Problem, d: Device) -> tuple[int, int, int]:
-    """Rounds of whole tiles, tiles of the last one, and blocks."""
+def _waves(given: dict[str, int], p: Problem, d: Device) -> tuple[int, int, int]:
+    """Waves of whole tiles, tiles of the last one, and blocks."""
     blocks = d.sms * given["BLOCKS"]
     return *divmod(tiles_in(p, given["MB"], given["NB"]) * p.batch, blocks), blocks
 
@@ -107,19 +106,19 @@ def _microseconds(given: dict[str, int], rate: float, p: Problem, d: Device) -> 
     multiprocessor one stores while others multiply: b store in b^(2/3) of the time of one, and q
     of b multiply in (q / b)^(1/3) of the time of all.
     """
-    rounds, left, blocks = _rounds(given, p, d)
+    waves, left, blocks = _waves(given, p, d)
     area, together = given["MB"] * given["NB"], given["BLOCKS"]
-    each = area * -(-p.k // given["KB"]) * given["KB"] / (rate * _CLOCKS)
+    each = area * ceil_div(p.k, given["KB"]) * given["KB"] / (rate * _CLOCKS)
     storing = _TILE + area * _STORED[p.n % 2]
     size = 8 * p.batch * (p.m * p.k + p.k * p.n + p.m * p.n)
-    sums = rounds * (together * each + together ** (2 / 3) * storing)
-    if given["SPLIT"] > 1:  # as common/shares.cuh has it
+    sums = waves * (together * each + together ** (2 / 3) * storing)
+    if given["SPLIT"] > 1:  # as common/stream_k.cuh has it
         sharers = min(left * given["SPLIT"], blocks)
         size += 16 * (sharers + left) * area
         sums += left / sharers * together * each + together ** (2 / 3) * storing
         sums += storing + _SHARING
     elif left:
-        busy = -(-left // d.sms)
+        busy = ceil_div(left, d.sms)
         sums += busy ** (1 / 3) * together ** (2 / 3) * each + busy ** (2 / 3) * storing
     memory = size / _MEMORY
     return max(sums, memory) + 0.2 * min(sums, memory)
@@ -130,7 +129,7 @@ _LINE = 16
 
 
 def _warps(c: Config) -> int:
-    """Warps that multiply; four more fetch."""
+    """Warps that multiply; four more load."""
     return (c.MB // c.TA) * (c.NB // c.TB) * (c.KB // c.TK)
 
 
@@ -140,14 +139,14 @@ def _threads(c: Config) -> int:
 
 def _shared_elements(c: Config, p: Problem) -> int:
     """The stages, two barriers for each piece, and the sums of warps that share a tile of C."""
-    columns = c.NB if p.trans_b else -(-c.NB // _LINE) * _LINE
+    columns = c.NB if p.trans_b else round_up(c.NB, _LINE)
     barriers = 2 * c.KB // _deep(c, p)
     return c.STAGES * ((c.MB + columns) * c.KB + barriers) + c.KB // c.TK // 2 * c.MB * c.NB
 
 
 def _deep(c: Config, p: Problem) -> int:
     """Depth of a piece of a tile: what a warp takes of it, a line at least, two where both operands
-    lie across k.
+    are MN-major.
     """
     least = 2 * _LINE if p.trans_a and not p.trans_b else _LINE
     return c.TK if c.TK >= least else least if c.KB % least == 0 else c.KB
@@ -158,17 +157,17 @@ def _registers(c: Config, p: Problem) -> int:
     what this lets through does not spill). With one depth of fragments the last rows are read when
     the first have been multiplied.
     """
-    numbers = 2 * (c.TA * c.TB // 32 + (c.TA + c.TB) * c.KI * c.DEPTHS // 32)
+    registers = 2 * (c.TA * c.TB // 32 + (c.TA + c.TB) * c.KI * c.DEPTHS // 32)
     if p.symmetric:  # where a tile is takes more to find, and its place in the other half
-        numbers += 32 if c.SPLIT == 1 else 40
+        registers += 32 if c.SPLIT == 1 else 40
     if c.DEPTHS == 1 and c.TA == 16 and c.TB == 40 and c.TK <= 16 and not p.symmetric:
         # Of one row of mma the columns are read one after the other.
-        return numbers - (c.TB - 16) * c.KI // 16 + (24 if p.trans_b else 16)
+        return registers - (c.TB - 16) * c.KI // 16 + (24 if p.trans_b else 16)
     if c.DEPTHS == 1 and c.TA >= 48:
-        return numbers + (24 if p.trans_a and not p.trans_b else 8)
+        return registers + (24 if p.trans_a and not p.trans_b else 8)
     if c.KB == c.TK == c.KI * c.DEPTHS < 32:
-        return numbers + 16
-    return numbers + (32 if c.KB == c.TK and c.KI * c.DEPTHS < 32 else 40)
+        return registers + 16
+    return registers + (32 if c.KB == c.TK and c.KI * c.DEPTHS < 32 else 40)
 
 
 def _launched(c: Config, d: Device) -> int:
@@ -178,21 +177,20 @@ def _launched(c: Config, d: Device) -> int:
 
 def _left(c: Config, d: Device) -> int:
     """Registers that `setmaxnreg` can give to a thread that multiplies, 24 being kept by each of
-    those that fetch.
+    those that load.
     """
     groups = max(_warps(c) // 4, 1)
     return min(248, ((groups + 1) * _launched(c, d) - 24) // groups // 8 * 8)
 
 
-def _fit_together(c: Config, p: Problem, d: Device) -> bool:
+def _registers_and_blocks_fit(c: Config, p: Problem, d: Device) -> bool:
     """True if BLOCKS blocks fit. With less than 80 registers at the launch nvcc 13.0 refuses to
     compile an mma.
     """
     return (
         _launched(c, d) >= 80
         and _registers(c, p) <= min(_left(c, d), d.max_registers_per_thread)
-        and c.BLOCKS * _threads(c) <= d.max_threads_per_sm
-        and c.BLOCKS * (c.kernel.shared_bytes(c, p) + 1024) <= d.shared_per_sm
+        and blocks_fit(c, p, d)
     )
 
 
@@ -208,7 +206,7 @@ def _finds_shares(c: Config, p: Problem, d: Device) -> bool:
 
 
 def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
-    """Lines of 128 bytes: of all rows where an operand lies along k, else of a piece of a step. C
+    """Lines of 128 bytes: of all rows where an operand is K-major, else of a piece of a step. C
     is not stored in boxes, but 16 bytes at a time where it could be.
     """
     a = Box(_LINE, _deep(c, p) if p.trans_a else c.MB)
@@ -217,15 +215,15 @@ def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
 
 
 #: Multiprocessors of a Hopper GPU at most (NVIDIA, "H100 Tensor Core GPU Architecture": GH100).
-_MOST_SMS = 144
+_MAX_SMS = 144
 
 
 def _slots_bytes(c: Config, p: Problem) -> int:
-    """Memory of the sums of tiles that blocks share (common/shares.cuh): 128 bytes, and a tile for
-    each block that shares some and for each tile that is shared; enough for a thread of the launch
-    that adds them up.
+    """Memory of the sums of tiles that blocks share (common/stream_k.cuh): 128 bytes, and a tile
+    for each block that shares some and for each tile that is shared; enough for a thread of the
+    launch that adds them up.
     """
-    blocks, count = _MOST_SMS * c.BLOCKS, tiles(c, p) * p.batch
+    blocks, count = _MAX_SMS * c.BLOCKS, tiles(c, p) * p.batch
     slots = min(count * c.SPLIT, blocks) + min(count, blocks)
     return 128 + max(slots * c.MB * c.NB * 8, 16 * c.SPLIT)
 
@@ -258,10 +256,14 @@ TMA_F64 = Kernel(
     shared_elements=_shared_elements,
     dtypes=("f64",),
     dynamic_shared=True,
-    capability=(9, 0),
+    min_capability=(9, 0),
+    arch_specific=True,
     both_halves=True,
     extra_points=tuple(given for given, _ in FORMS),
-    hopper=Feed(_boxes, resident=lambda c: c.BLOCKS, last_round=True, parts=_slots_bytes),
+    tma=Tma(_boxes),
+    persistent=Persistent(
+        blocks_per_sm=lambda c: c.BLOCKS, splits_last_wave=True, partial_bytes=_slots_bytes
+    ),
     rules=(
         Rule(
             "a multiple of 4 warps tile the block in pieces of 16 x 16, of 16 x 8 if TB is NB",
@@ -286,10 +288,7 @@ TMA_F64 = Kernel(
             ),
         ),
         Rule("DEPTHS is 1 or 2", lambda c, p, d: c.DEPTHS in (1, 2)),
-        Rule(
-            "a tile is fetched while another is used: STAGES >= 2",
-            lambda c, p, d: c.STAGES >= 2,
-        ),
+        STAGES_OVERLAP,
         Rule(
             "a box has at most 256 lines: MB, NB, KB <= 256",
             lambda c, p, d: max(c.MB, c.NB, c.KB) <= 256,
@@ -301,14 +300,15 @@ TMA_F64 = Kernel(
             "the steps of tiles that blocks share are counted in 32 bits, on up to 144 "
             "multiprocessors",
             lambda c, p, d: (
-                c.SPLIT == 1 or (d.sms <= _MOST_SMS and d.sms * c.BLOCKS * -(-p.k // c.KB) < 2**32)
+                c.SPLIT == 1
+                or (d.sms <= _MAX_SMS and d.sms * c.BLOCKS * ceil_div(p.k, c.KB) < 2**32)
             ),
         ),
         STAGES_FIT,
         Rule("tiles are shared where registers are left to find them", _finds_shares),
         Rule(
             "BLOCKS blocks fit in a multiprocessor's registers, threads and shared memory",
-            _fit_together,
+            _registers_and_blocks_fit,
         ),
     ),
 )

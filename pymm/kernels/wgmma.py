@@ -1,4 +1,6 @@
-"""Kernel 7: Hopper's tensor cores through wgmma, fed by the tensor memory accelerator."""
+"""Kernel 7: Hopper's tensor cores through wgmma, operands loaded by the tensor memory accelerator
+(TMA).
+"""
 
 from __future__ import annotations
 
@@ -6,35 +8,24 @@ import math
 from collections.abc import Iterator
 
 from pymm.core.device import Device
+from pymm.core.integers import ceil_div
 from pymm.core.problem import Problem, stored_shapes
-from pymm.kernels.kernel import (
-    PARTS_FIT,
-    PARTS_HAVE_STEPS,
-    STAGES_FIT,
-    Box,
-    Config,
-    Feed,
-    Kernel,
-    Rule,
-)
+from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma
+from pymm.kernels.rules import ACCUMULATORS, PARTS_FIT, PARTS_HAVE_STEPS, STAGES_FIT, STAGES_OVERLAP
 from pymm.kernels.tiles import tiles_in
 
-#: Sums that a thread has room for, by the number of warpgroups that multiply: their registers (232,
-#: 232, 160, 104) less 40 for the rest.
-_SUMS = {1: 192, 2: 192, 3: 120, 4: 64}
-
-#: Most bytes of a row of a box, and as many columns of 16-bit numbers.
+#: Most bytes of a row of a box, and as many columns of 16-bit elements.
 _ROW, _COLUMNS = 128, 64
 
 
 def _consumers(c: Config) -> int:
-    """Warpgroups that multiply; one more fetches."""
+    """Warpgroups that multiply; one more loads."""
     return max(c.MB // c.TA, 1) * max(c.NB // c.TB, 1)
 
 
 def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
-    """Along k one box has all rows of a tile, or what a block of the cluster fetches of it; across,
-    all depth of 64 columns, or of a narrow tile's. C goes out in pieces of 64 rows.
+    """A K-major box has all rows of a tile, or what a block of the cluster loads of it; an MN-major
+    one all depth of 64 columns, or of a narrow tile's. C goes out in pieces of 64 rows.
     """
     deep = min(c.KB, _COLUMNS)
     a = _across(c.MB, deep) if p.trans_a else Box(deep, c.MB, 2 * deep)
@@ -92,7 +83,7 @@ _FORMS = (
 )
 
 #: For products of so few steps that storing C takes longest: more of C on its way, row by row.
-#: Pieces of float32 are half as wide: smaller tiles. A box that lies along a k of 32 has no more.
+#: Pieces of float32 are half as wide: smaller tiles. A K-major box of a k of 32 has no more.
 _SMALLER = dict(MB=128, NB=128, TA=64, TB=128, STAGES=4, SLOTS=2, GROUP=1)
 _SHALLOW = (
     (32, _SMALLER | dict(KB=32, STAGES=8)),
@@ -101,10 +92,10 @@ _SHALLOW = (
 )
 _SHALLOW_WIDE = (_SHALLOW[0], (256, _SMALLER))
 
-#: Microseconds: a second launch, and each part that it adds up; each number of a warpgroup's tile
+#: Microseconds: a second launch, and each part that it adds up; each element of a warpgroup's tile
 #: and of a block's where threads store a C whose rows start anywhere; a tile that TMA stores after
-#: few steps, and each number of it. Bytes of a microsecond: from memory; of copies, which lie in
-#: L2; from there to all multiprocessors, and where rows start within lines.
+#: few steps, and each element of it. Bytes of a microsecond: from memory; of copies, which are
+#: in L2; from there to all multiprocessors, and where rows start within lines.
 _COMBINING, _PART, _BY_THREADS, _STORED = 3.0, 0.04, (1.45e-4, 5e-5), (0.5, 3.4e-5)
 _MEMORY, _COPIED, _L2 = 4e6, 8e6, (14e6, 10.5e6)
 
@@ -137,7 +128,7 @@ def _options(p: Problem, d: Device) -> Iterator[tuple[tuple, int]]:
     """Every form, whole and with as many parts of k as fill the device once or twice."""
     for form in _FORMS:
         mb, nb = form[0]["MB"], form[0]["NB"]
-        if mb < 64 and p.m > mb or nb < 64 and p.n > nb or not _meant(form[0], p):
+        if mb < 64 and p.m > mb or nb < 64 and p.n > nb or not _competes(form[0], p):
             continue
         most = p.k // (4 * 64)
         for full in (1, 2):
@@ -147,7 +138,7 @@ def _options(p: Problem, d: Device) -> Iterator[tuple[tuple, int]]:
         yield form, 1
 
 
-def _meant(given: dict[str, int], p: Problem) -> bool:
+def _competes(given: dict[str, int], p: Problem) -> bool:
     """Not where others were quicker or registers spill: what TMA stores after few steps has forms
     of its own; pairs share B, which is little where C is tall, and are two tiles; 64 x 192 is for
     what threads store after few steps; 256 x 192 for C of 16 bits.
@@ -174,8 +165,8 @@ def _microseconds(form: tuple, parts: int, p: Problem, d: Device) -> float:
         rest += _BY_THREADS[0] * given["TA"] * given["TB"] + _BY_THREADS[1] * mb * nb
     elif p.k <= _SHALLOW[-1][0]:
         rest = _STORED[0] + _STORED[1] * mb * nb
-    waves = -(-count // d.sms)
-    busy = waves * (math.ceil(-(-p.k // deep) / parts) * deep / 64 * steps[crossing] + rest)
+    waves = ceil_div(count, d.sms)
+    busy = waves * (math.ceil(ceil_div(p.k, deep) / parts) * deep / 64 * steps[crossing] + rest)
     sums = 4 * p.m * p.n * p.batch * parts if parts > 1 else 0
     adding = _COMBINING + _PART * parts + 2 * sums / _MEMORY if parts > 1 else 0.0
     fetched = p.bytes / ((_MEMORY if p.alignment >= 16 else _COPIED) * min(1.0, count / d.sms))
@@ -214,8 +205,10 @@ WGMMA = Kernel(
     shared_elements=lambda c, p: _shared_bytes(c, p) // p.numpy_dtype.itemsize,
     dtypes=("f16", "bf16", "f16_f32", "bf16_f32"),
     dynamic_shared=True,
-    capability=(9, 0),
-    hopper=Feed(boxes=_boxes),
+    min_capability=(9, 0),
+    arch_specific=True,
+    tma=Tma(_boxes),
+    persistent=Persistent(),
     rules=(
         Rule(
             "warpgroups share the rows: 64 divides TA, TA MB; or TA is 64, MB 16 or 32",
@@ -233,17 +226,14 @@ WGMMA = Kernel(
             "a box has at most 256 rows: MB and NB <= 256",
             lambda c, p, d: c.MB <= 256 and c.NB <= 256,
         ),
-        Rule(
-            "a tile is fetched while another is used: STAGES >= 2",
-            lambda c, p, d: c.STAGES >= 2,
-        ),
+        STAGES_OVERLAP,
         Rule(
             "blocks that share B fetch whole boxes: CLUSTER is 1, 2 or 4, 64 CLUSTER divides NB",
             lambda c, p, d: c.CLUSTER == 1 or c.CLUSTER in (2, 4) and c.NB % (64 * c.CLUSTER) == 0,
         ),
         Rule(
             "TA * TB / 128 sums fit: at most 192 for 1 or 2 warpgroups, 120 for 3, 64 for 4",
-            lambda c, p, d: c.TA * c.TB // 128 <= _SUMS.get(_consumers(c), 0),
+            lambda c, p, d: c.TA * c.TB // 128 <= ACCUMULATORS.get(_consumers(c), 0),
         ),
         Rule(
             "parts of k do not go through shared memory: SLOTS is 1 where SPLIT is more",

@@ -5,29 +5,18 @@ from __future__ import annotations
 import math
 
 from pymm.core.device import Device
+from pymm.core.integers import ceil_div
 from pymm.core.problem import Problem
-from pymm.kernels.kernel import (
-    PARTS_FIT,
-    PARTS_HAVE_STEPS,
-    STAGES_FIT,
-    Box,
-    Config,
-    Feed,
-    Kernel,
-    Rule,
-)
+from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma
+from pymm.kernels.rules import ACCUMULATORS, PARTS_FIT, PARTS_HAVE_STEPS, STAGES_FIT
 from pymm.kernels.tiles import tiles_in
-
-#: Registers that a thread has for sums, and those of the step, by the number of warpgroups that
-#: multiply: their registers (232, 232, 160, 104) less 40 for the rest.
-_SUMS = {1: 192, 2: 192, 3: 120, 4: 64}
 
 #: Rows and columns of a piece of C on its way out: 128 bytes of float32.
 _HIGH, _WIDE = 64, 32
 
 
 def _consumers(c: Config) -> int:
-    """Warpgroups that multiply; one more fetches."""
+    """Warpgroups that multiply; one more loads."""
     return (c.MB // c.TA) * (c.NB // c.TB)
 
 
@@ -46,9 +35,9 @@ def _shared_bytes(c: Config) -> int:
     return stages + pieces + ((c.STAGES + 1) // 2 + 1) * (c.MB + c.NB) * 4 + 16 * c.STAGES + 1024
 
 
-def _fit(c: Config, p: Problem, d: Device) -> bool:
+def _accumulators_fit(c: Config, p: Problem, d: Device) -> bool:
     """Sums, and those of the step."""
-    return c.TA * c.TB // 64 <= _SUMS.get(_consumers(c), 0)
+    return c.TA * c.TB // 64 <= ACCUMULATORS.get(_consumers(c), 0)
 
 
 # What to run where nothing is tuned: the form that a few measured times expect most of
@@ -79,11 +68,11 @@ def _heuristic(p: Problem, d: Device) -> dict[str, int]:
     """The form and the parts of k with the least expected time."""
     expected = []
     for form, step, rest in _FORMS:
-        tiles, steps = tiles_in(p, form["MB"], form["NB"]) * p.batch, -(-p.k // 64)
+        tiles, steps = tiles_in(p, form["MB"], form["NB"]) * p.batch, ceil_div(p.k, 64)
         for parts in {1} | {min(steps // 4, full * d.sms // max(tiles, 1)) for full in (1, 2)}:
             if parts < 1:
                 continue
-            busy = -(-tiles * parts // d.sms) * (math.ceil(steps / parts) * step + rest)
+            busy = ceil_div(tiles * parts, d.sms) * (math.ceil(steps / parts) * step + rest)
             sums = 8 * p.m * p.n * p.batch * parts / _MEMORY
             adding = _COMBINING + _PART * parts + sums if parts > 1 else 0.0
             expected.append((busy + adding, parts, form))
@@ -121,8 +110,10 @@ WGMMA_F16X3 = Kernel(
     shared_elements=lambda c, p: _shared_bytes(c) // p.numpy_dtype.itemsize,
     dtypes=("f16x3",),
     dynamic_shared=True,
-    capability=(9, 0),
-    hopper=Feed(boxes=_boxes, along=("k", "k"), terms=2, scaled=True),
+    min_capability=(9, 0),
+    arch_specific=True,
+    tma=Tma(_boxes, major=("k", "k"), terms=2, scaled=True),
+    persistent=Persistent(),
     rules=(
         Rule(
             "warpgroups tile the block evenly: TA divides MB, TB divides NB, 64 both",
@@ -142,7 +133,7 @@ WGMMA_F16X3 = Kernel(
         ),
         Rule(
             "TA TB / 64 registers for sums: at most 192 (1, 2 warpgroups), 120 (3), 64 (4)",
-            _fit,
+            _accumulators_fit,
         ),
         Rule(
             "parts of k do not go through shared memory: SLOTS is 1 where SPLIT is more",

@@ -9,17 +9,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from pymm.core.device import Device
+from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem, stored_shapes
-from pymm.kernels.kernel import (
-    PARTS_FIT,
-    PARTS_HAVE_STEPS,
-    STAGES_FIT,
-    Box,
-    Config,
-    Feed,
-    Kernel,
-    Rule,
-)
+from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma
+from pymm.kernels.rules import ACCUMULATORS, PARTS_FIT, PARTS_HAVE_STEPS, STAGES_FIT
 from pymm.kernels.tiles import tiles_in
 
 
@@ -54,8 +47,8 @@ FORMS_X3 = (
     Form(32, 64, 32, 7, 0.30, 1.6),
 )
 
-#: Up to this k storing C takes longest, which 128 x 128 row by row does best. Where A and B change
-#: their parts, a row of C is a column of tiles, and so many of them are 8192 columns of C.
+#: Up to this k storing C takes longest, which 128 x 128 row by row does best. Where A and B swap
+#: roles, a row of C is a column of tiles, and so many of them are 8192 columns of C.
 _SHALLOW, _WHOLE_ROWS = 64, 64
 
 #: Microseconds: a second launch, and each part that it adds up; bytes of a microsecond.
@@ -63,17 +56,17 @@ _COMBINING, _PART, _MEMORY = 3.0, 0.04, 4e6
 
 
 def heuristic(kernel: Kernel, forms: tuple[Form, ...], p: Problem, d: Device) -> dict[str, int]:
-    """The form and the parts of k with the least expected time. Small tiles that are turned round
-    have two slices: one turns while the other multiplies.
+    """The form and the parts of k with the least expected time. Small tiles that are transposed
+    have two slices: one transposes while the other multiplies.
     """
     options = []
-    received = kernel.hopper.received(p)
-    turned = received.trans_a and not received.trans_b
+    received = kernel.tma.as_loaded(p)
+    transposes = received.trans_a and not received.trans_b
     by_rows = _WHOLE_ROWS if received.trans_a and received.trans_b else 1
     for form in forms:
         given = dict(kernel.default, MB=form.MB, NB=form.NB, KB=form.KB, TA=form.MB)
         given |= dict(STAGES=form.STAGES, GROUP=by_rows if p.k <= _SHALLOW else 8)
-        slices = 1 + (turned and form.MB * form.NB <= 64 * 64)
+        slices = 1 + (transposes and form.MB * form.NB <= 64 * 64)
         if slices > 1:
             given["SLICES"] = slices
         while given["STAGES"] > 2 and not STAGES_FIT.holds(kernel.config(given), p, d):
@@ -88,7 +81,7 @@ def heuristic(kernel: Kernel, forms: tuple[Form, ...], p: Problem, d: Device) ->
 
 
 def _microseconds(form: Form, tiles: int, parts: int, p: Problem, d: Device) -> float:
-    waves = -(-tiles * parts // d.sms)
+    waves = ceil_div(tiles * parts, d.sms)
     if p.k <= _SHALLOW and tiles > d.sms:
         return abs(form.MB * form.NB - 128 * 128)
     busy = waves * (math.ceil(p.k / 32 / parts) * form.step + form.rest)
@@ -101,20 +94,19 @@ def _microseconds(form: Form, tiles: int, parts: int, p: Problem, d: Device) -> 
 #: Bytes that rows start at multiples of, for TMA.
 _ROW = 16
 
-#: Products of numbers, and extents, up to which a tile is turned by the kernel and not by a copy.
+#: Multiply-adds, and extents, up to which a tile is transposed by the kernel and not by a copy.
 _LITTLE, _THIN, _SHORT = 2**30, 256, 32
 
 #: Columns of a wgmma that the kernels have: rows of C of one warpgroup.
 _HEIGHTS = (16, 32, 64, 96, 128, 160, 192, 224, 256)
 
-#: Registers that a thread has for sums and columns of B, by the number of warpgroups that multiply:
-#: their registers (232, 232, 160, 104) less 40 for the rest, or 72 where columns pass through.
-_SUMS = {1: 192, 2: 192, 3: 120, 4: 64}
-_SUMS_AND_COLUMNS = {1: 160, 2: 160, 3: 120, 4: 64}
+#: Registers that a thread has for sums and columns of B together, by the number of warpgroups that
+#: multiply: 32 fewer than for sums alone where columns go through registers.
+_SUMS_AND_COLUMNS = ACCUMULATORS | {1: 160, 2: 160}
 
 
 def _consumers(c: Config) -> int:
-    """Warpgroups that multiply; one more fetches."""
+    """Warpgroups that multiply; one more loads."""
     return (c.MB // c.TA) * (c.NB // c.TB) * _slices(c)
 
 
@@ -128,16 +120,16 @@ def _threads(c: Config) -> int:
 
 
 def _swapped(p: Problem) -> bool:
-    """Whether A and B change their parts, and so do rows and columns of C: where both are
-    transposed once they lie as the kernel wants it.
+    """Whether A and B swap roles, and so do rows and columns of C: where both are
+    transposed in the layout that the kernel loads.
     """
     return p.trans_a and p.trans_b
 
 
-def _along(p: Problem) -> tuple[str, str]:
-    """What TMA cannot read is copied, and then along k. Of two that lie across k the smaller one
-    is copied along k; but the kernel turns A's tiles itself where that costs less: where A is thin,
-    the product little or k short.
+def _major(p: Problem) -> tuple[str, str]:
+    """What TMA cannot read is copied, K-major. Of two MN-major operands the smaller one is made
+    K-major by a copy; but the kernel transposes A's tiles itself where that costs less: where A is
+    thin, the product little or k short.
     """
     copied_a, copied_b = (4 * shape[2] % _ROW > 0 for shape in stored_shapes(p)[:2])
     if copied_a or copied_b:
@@ -149,8 +141,8 @@ def _along(p: Problem) -> tuple[str, str]:
     return ("k", "any") if p.m <= p.n else ("any", "k")
 
 
-def _turned(p: Problem) -> bool:
-    """Whether the kernel turns A's tiles round: neither lies along k."""
+def _transposes_a(p: Problem) -> bool:
+    """Whether the kernel transposes A's tiles: neither operand is K-major."""
     return p.trans_a and not p.trans_b
 
 
@@ -163,7 +155,7 @@ def _shared_elements(c: Config, p: Problem) -> int:
     """The stages, pieces of C of 32 x 64 on their way out, the sums of all slices but one, two
     barriers for each stage, and up to 1 KiB to the boundary that swizzled boxes need.
     """
-    stages = c.STAGES * c.kernel.hopper.terms * (c.MB + c.NB) * c.KB
+    stages = c.STAGES * c.kernel.tma.terms * (c.MB + c.NB) * c.KB
     sums = (_slices(c) - 1) * c.MB * c.NB
     pieces = _consumers(c) // _slices(c) * getattr(c, "SLOTS", 2)
     return stages + pieces * 32 * 64 + sums + 4 * c.STAGES + 256
@@ -171,17 +163,17 @@ def _shared_elements(c: Config, p: Problem) -> int:
 
 def _tiles(c: Config, p: Problem) -> tuple[int, int]:
     """Blocks that have a tile, in whole clusters, and 1."""
-    if _swapped(c.kernel.hopper.received(p)):
+    if _swapped(c.kernel.tma.as_loaded(p)):
         p = replace(p, m=p.n, n=p.m)
     return tiles_in(p, c.MB, c.NB * c.CLUSTER) * c.CLUSTER, 1
 
 
 def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box | None]:
-    """Of C pieces. An operand along k comes by so many rows as it has, one across k as it lies, and
-    where that is to be turned by squares.
+    """Of C pieces. A K-major operand comes by so many rows as it has, an MN-major one as it is, and
+    by squares where it is to be transposed.
     """
     across = Box(32, c.KB)
-    if _turned(p):
+    if _transposes_a(p):
         return Box(32, 32), across, Box(32, _staged(c))
     along = _rows(p.n if _swapped(p) else p.m, c.MB // c.CLUSTER)
     if _swapped(p):
@@ -190,8 +182,8 @@ def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box | None]:
 
 
 def _rows(size: int, most: int) -> Box:
-    """Rows along k: those of the tile, or of a matrix that has fewer, in eights."""
-    return Box(32, min(-(-size // 8) * 8, most))
+    """K-major rows: those of the tile, or of a matrix that has fewer, in eights."""
+    return Box(32, min(round_up(size, 8), most))
 
 
 _EVEN = Rule(
@@ -218,15 +210,15 @@ _SHARED_A = Rule(
 
 _SQUARES = Rule(
     "tiles are turned by squares of 32: 32 CLUSTER divides MB",
-    lambda c, p, d: not _turned(c.kernel.hopper.received(p)) or c.MB % (32 * c.CLUSTER) == 0,
+    lambda c, p, d: not _transposes_a(c.kernel.tma.as_loaded(p)) or c.MB % (32 * c.CLUSTER) == 0,
 )
 
 
 def _fit(c: Config, p: Problem, d: Device) -> bool:
     """Sums, and of two steps the columns that go through registers."""
     wanted = c.TA * c.TB // 128 + c.KB * c.TB // 64
-    if _turned(c.kernel.hopper.received(p)):
-        wanted += 32  # a column on its way round
+    if _transposes_a(c.kernel.tma.as_loaded(p)):
+        wanted += 32  # a column that is being transposed
     elif c.SLICES > 1:
         wanted += 16
     return wanted <= _SUMS_AND_COLUMNS.get(_consumers(c), 0)
@@ -234,7 +226,7 @@ def _fit(c: Config, p: Problem, d: Device) -> bool:
 
 def _fit_twice(c: Config, p: Problem, d: Device) -> bool:
     """Sums, and those of the step."""
-    return c.TA * c.TB // 64 <= _SUMS.get(_consumers(c), 0)
+    return c.TA * c.TB // 64 <= ACCUMULATORS.get(_consumers(c), 0)
 
 
 _COMMON = dict(
@@ -243,7 +235,9 @@ _COMMON = dict(
     tiles=_tiles,
     shared_elements=_shared_elements,
     dynamic_shared=True,
-    capability=(9, 0),
+    min_capability=(9, 0),
+    arch_specific=True,
+    persistent=Persistent(),
 )
 
 WGMMA_TF32 = Kernel(
@@ -279,7 +273,7 @@ WGMMA_TF32 = Kernel(
     ),
     heuristic=lambda p, d: heuristic(WGMMA_TF32, FORMS, p, d),
     dtypes=("tf32",),
-    hopper=Feed(boxes=_boxes, along=_along),
+    tma=Tma(_boxes, major=_major),
     rules=(
         _EVEN,
         _WGMMA,
@@ -317,7 +311,7 @@ WGMMA_TF32X3 = Kernel(
     default=dict(MB=128, NB=128, KB=32, TA=128, TB=64, STAGES=3, CLUSTER=1, GROUP=8, SPLIT=1),
     heuristic=lambda p, d: heuristic(WGMMA_TF32X3, FORMS_X3, p, d),
     dtypes=("tf32x3",),
-    hopper=Feed(boxes=_boxes, along=("k", "k"), terms=2),
+    tma=Tma(_boxes, major=("k", "k"), terms=2),
     rules=(
         _EVEN,
         _WGMMA,

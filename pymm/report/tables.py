@@ -237,7 +237,7 @@ def outcome(row: Row) -> str:
 
 def kernels(everything: Sequence[Timing]) -> Table:
     """Every kernel and library of `python -m pymm.bench` on every product."""
-    titles = {f"{kernel.number:02d}_{kernel.name}": kernel.title for kernel in KERNELS}
+    titles = {kernel.label: kernel.title for kernel in KERNELS}
     rows = [
         {
             **of_problem(t.problem),

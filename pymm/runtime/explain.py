@@ -50,7 +50,7 @@ class Explanation:
         rows = [
             ("problem", f"{p.slug}: C is {p.m} x {p.n}, k = {p.k}, {p.flops:,} operations"),
             ("device", self.device.name),
-            ("kernel", f"{kernel.number:02d}_{kernel.name}: {kernel.title}"),
+            ("kernel", f"{kernel.label}: {kernel.title}"),
             ("configuration", self.config.slug),
             ("because", self.reason),
             ("launches", self._launches()),

@@ -83,11 +83,11 @@ class Shape:
         mb, nb = c.get("MB", 32), c.get("NB", 32)
         ta, tb = c.get("TA", 1), c.get("TB", 1)
         owners = max(mb // ta, 1) * max(nb // tb, 1)
-        slices = 1 if config.kernel.hopper else c.get("SLICES", 1)  # those of a step, or steps each
+        slices = 1 if config.kernel.tma else c.get("SLICES", 1)  # those of a step, or steps each
         depth = c.get("KB", 1) * slices
         split = c.get("SPLIT", 1)
         parts, sharers = split, 1
-        if config.kernel.hopper and config.kernel.hopper.last_round:
+        if config.kernel.persistent and config.kernel.persistent.splits_last_wave:
             parts, sharers = 1, split
         return cls(
             mb,
@@ -115,7 +115,7 @@ def predicted_seconds(config: Config, problem: Problem, device: Device) -> float
     units = tiles * shape.parts * problem.batch
     on_one = math.ceil(units / device.sms)
     resident = min(_resident(config, problem, device, shape), on_one)
-    if kernel.hopper:  # blocks that stay take whole units in turn
+    if kernel.persistent:  # blocks that stay take whole units in turn
         on_one = math.ceil(units / (device.sms * resident)) * resident
     if shape.sharers > 1:  # they share those of the last round
         rounds, left = divmod(units, device.sms * resident)
@@ -169,8 +169,8 @@ def most_promising(
 def _resident(config: Config, problem: Problem, device: Device, shape: Shape) -> int:
     """Blocks on a multiprocessor at a time."""
     kernel = config.kernel
-    if kernel.hopper and config.as_dict().get("BLOCKS") is None:
-        return max(kernel.hopper.resident(config), 1)
+    if kernel.persistent and config.as_dict().get("BLOCKS") is None:
+        return max(kernel.persistent.blocks_per_sm(config), 1)
     shared = kernel.shared_bytes(config, problem) + 1024
     registers = min(_registers(problem, shape), device.max_registers_per_thread)
     found = min(
@@ -191,10 +191,11 @@ def _registers(problem: Problem, shape: Shape) -> float:
 
 def _last_round(config: Config, left: int, blocks: int) -> float:
     """How much of a whole round `blocks` take for tiles that they share: all of them as long as
-    there is work (common/shares.cuh), or each a part of a tile at a time (common/rounds.cuh).
+    there is work (common/stream_k.cuh), or each a part of a tile at a time
+    (common/last_wave_schedule.cuh).
     """
     parts = left * parts_of(config)
-    if config.kernel.hopper.parts:
+    if config.kernel.persistent.partial_bytes:
         return left / min(parts, blocks) if left else 0.0
     return math.ceil(parts / blocks) / parts_of(config)
 
@@ -226,13 +227,13 @@ def _step_seconds(
         read = owners * (shape.ta + shape.tb) * shape.kb * size / SHARED_BYTES
         cycles = max(cycles, read) + 0.1 * min(cycles, read)
         cycles *= max(1.0, TENSOR_WARPS_TO_HIDE / warps)
-    if not config.kernel.hopper:
+    if not config.kernel.tma:
         cycles += COPIED * (shape.mb + shape.nb) * shape.kb * size / (32 * problem.alignment)
     cluster = config.as_dict().get("CLUSTER", 1)
     fetched = (shape.mb + shape.nb / cluster) * shape.kb * size
     share = max(cycles, fetched / L2_BYTES) / clock
     held = 1.0
-    if config.kernel.hopper:
+    if config.kernel.tma:
         held = HELD if problem.dtype in ("f32", "f64") else HELD_BY_WGMMA
     turn = (LATENCY + held * share * resident) / (max(shape.stages, 1) * resident)
     return max(share, turn) + STEP / resident
@@ -273,22 +274,24 @@ def _extra_seconds(
     config: Config, problem: Problem, device: Device, shape: Shape, tiles: int, clock: float
 ) -> float:
     """Parts of k added up, operands copied ahead, one half of C mirrored into the other."""
-    seconds, hopper = 0.0, config.kernel.hopper
+    seconds, tma, persistent = 0.0, config.kernel.tma, config.kernel.persistent
     if problem.halved and problem.fill == "full" and not config.kernel.both_halves:
         moved = problem.elements * problem.out_dtype.itemsize * problem.batch
         seconds += BEHIND + moved / (COPY * _bandwidth(device))
     sums = problem.scalar_dtype.itemsize
     if shape.sharers > 1:
-        slots = tiles * problem.batch % (device.sms * hopper.resident(config)) * shape.sharers
-        moved = min(slots, 2 * device.sms) if hopper.parts else 2 * slots
+        slots = (
+            tiles * problem.batch % (device.sms * persistent.blocks_per_sm(config)) * shape.sharers
+        )
+        moved = min(slots, 2 * device.sms) if persistent.partial_bytes else 2 * slots
         seconds += BEHIND + moved * shape.mb * shape.nb * sums / _bandwidth(device)
     if shape.parts > 1:
         elements = tiles * shape.mb * shape.nb * problem.batch * shape.parts
         seconds += 2 * elements * sums / (2 * _bandwidth(device))
         one = shape.parts * shape.mb * shape.nb * sums / L2_BYTES / clock
-        seconds += BEHIND if hopper else LATENCY + one
-    if hopper:
-        received, moved = hopper.received(problem), 0
+        seconds += BEHIND if persistent else LATENCY + one
+    if tma:
+        received, moved = tma.as_loaded(problem), 0
         size = problem.numpy_dtype.itemsize
         rows = (
             problem.m if problem.trans_a else problem.k,
@@ -297,8 +300,8 @@ def _extra_seconds(
         numbers = (problem.m * problem.k, problem.k * problem.n)
         turned = (received.trans_a != problem.trans_a, received.trans_b != problem.trans_b)
         for row, count, other in zip(rows, numbers, turned, strict=True):
-            if other or row * size % 16 or hopper.terms > 1:
-                written = hopper.terms / 2 if hopper.scaled else hopper.terms
+            if other or row * size % 16 or tma.terms > 1:
+                written = tma.terms / 2 if tma.scaled else tma.terms
                 moved += count * size * problem.batch * (1 + written)
         if moved:
             seconds += BEFORE_16_BITS if size == 2 else 0.0

@@ -205,7 +205,7 @@ class Tuner:
                     self.console.print(f"{problem.slug} {config.slug}", soft_wrap=True)
                 continue
             total = len(valid) + rejected.total()
-            name = f"{problem.slug} {kernel.number:02d}_{kernel.name}"
+            name = f"{problem.slug} {kernel.label}"
             self._say(f"{name}: {len(valid)} of {total} configurations are valid")
             for reason, count in rejected.most_common():
                 self._say(f"  {count:6d} rejected: {reason}")

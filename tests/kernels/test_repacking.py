@@ -220,7 +220,7 @@ def test_numbers_become_two_float16_times_a_power_of_two(drv, load, turn, shape,
         if spread > 100:
             stack[0, 6, : len(HARD)] = HARD[: shape[2]]
         stack[0, 7:9] = draw.standard_normal((2, shape[2])) / 1000
-    high, low, powers = run_scaled(drv, load("scaled"), stack, turn)
+    high, low, powers = run_scaled(drv, load("block_scaling_repack"), stack, turn)
     rows = (stack.swapaxes(1, 2) if turn else stack).astype(float)
     seen = set()
     for first in range(0, rows.shape[2], 64):
@@ -247,7 +247,7 @@ def test_what_is_no_number_stays_so_among_two_float16(drv, load):
     stack = np.ones((1, 4, 70), np.float32)
     stack[0, 0, 3], stack[0, 1, 69], stack[0, 2, 0] = np.inf, -np.inf, np.nan
     stack[0, 0, 4:8], stack[0, 0, 8] = [-3e38, 1e-45, -2.0, 0.0], -np.inf
-    high, low, powers = run_scaled(drv, load("scaled"), stack, False)
+    high, low, powers = run_scaled(drv, load("block_scaling_repack"), stack, False)
     np.testing.assert_array_equal(np.isnan(high), np.isnan(stack))
     infinite = np.isinf(stack)
     np.testing.assert_array_equal(low[infinite], stack[infinite].astype(np.float16))

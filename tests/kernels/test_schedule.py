@@ -24,11 +24,11 @@ int check(unsigned size) {
     unsigned wanted = 0;
     for (unsigned i = 0; i < down; i++)
         for (unsigned j = 0; j < across; j++) {
-            const bool low = kept(last(i, MB), j * NB), high = kept(i * MB, last(j, NB));
+            const bool low = is_stored(last(i, MB), j * NB), high = is_stored(i * MB, last(j, NB));
             const unsigned rows = last(i, MB) - i * MB + 1, columns = last(j, NB) - j * NB + 1;
-            if (is_needed(i * MB, j * NB, rows, columns) != (low || high)) return __LINE__;
-            const bool all = kept(i * MB, last(j, NB)) && kept(last(i, MB), j * NB);
-            if (is_cut(i * MB, j * NB, rows, columns) == all) return __LINE__;
+            if (any_stored(i * MB, j * NB, rows, columns) != (low || high)) return __LINE__;
+            const bool all = is_stored(i * MB, last(j, NB)) && is_stored(last(i, MB), j * NB);
+            if (partly_stored(i * MB, j * NB, rows, columns) == all) return __LINE__;
             seen[i * across + j] = !low && !high;
             wanted += low || high;
         }
@@ -49,7 +49,8 @@ int main() {
         if (const int line = check(size)) return std::printf("%u: line %d\\n", size, line);
     for (unsigned i = 0; i < 9; i++)
         for (unsigned j = 0; j < 9; j++)
-            if (kept(i, j) != (FILL == 0 || FILL == 1 && i >= j || FILL == 2 && i <= j)) return 1;
+            if (is_stored(i, j) != (FILL == 0 || FILL == 1 && i >= j || FILL == 2 && i <= j))
+                return 1;
 }
 """
 

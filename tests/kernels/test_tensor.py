@@ -141,7 +141,7 @@ def lines(k_contiguous: bool, size: int) -> list[int]:
 
 
 def turn(line: int, pitch: int, single: bool) -> int:
-    """common/swizzled.cuh's own, by its description."""
+    """common/swizzled_tile.cuh's own, by its description."""
     ways = min(pitch // 16, 8)
     sharing = 8 // ways
     return line // sharing % (ways // 2) * 32 if single else line // sharing % ways * 16

@@ -16,7 +16,7 @@ from pymm.backends.cuda.driver import Driver
 from pymm.core.dtypes import DTYPES
 from pymm.core.problem import Problem, stored_shapes
 from pymm.core.reference import oriented
-from pymm.kernels import Box, Config, Feed, Kernel
+from pymm.kernels import Box, Config, Kernel, Persistent, Tma
 from pymm.kernels.source import render
 from pymm.measure.verify import NUMBER, POISON, GuardedMatrix
 
@@ -40,12 +40,12 @@ def kernel(along: tuple[str, str], terms: int) -> Kernel:
         block=lambda c: (c.MB * c.NB, 1, 1),
         tiles=lambda c, p: (-(-p.m // c.MB) * -(-p.n // c.NB), 1),
         dtypes=tuple(DTYPES),
-        hopper=Feed(
+        tma=Tma(
             boxes=lambda c, p: (Box(c.KB, c.MB), Box(c.NB, c.KB, 0), Box(c.NB, c.MB, 64)),
-            along=along,
+            major=along,
             terms=terms,
-            resident=lambda c: 2,
         ),
+        persistent=Persistent(blocks_per_sm=lambda c: 2),
     )
 
 

@@ -103,7 +103,7 @@ def test_a_last_group_of_8_rows_is_taken_once_and_stored_in_pairs():
 
 
 class Shares:
-    """How the blocks of a launch share tiles, by the formulas of common/shares.cuh."""
+    """How the blocks of a launch share tiles, by the formulas of common/stream_k.cuh."""
 
     def __init__(self, tiles: int, steps: int, blocks: int, split: int) -> None:
         left = tiles % blocks

@@ -96,7 +96,7 @@ def test_one_text_for_all_sizes_and_layouts(slug):
     for trans in LAYOUTS:
         for m, n in ((641, 641), (4, 640), (4096, 16)):
             problem = Problem(m, n, 32768, "f16x3", *trans)
-            given = config.kernel.hopper.received(problem)
+            given = config.kernel.tma.as_loaded(problem)
             assert (given.trans_a, given.trans_b) == (False, True)
             texts.add(render(config, problem, 4).key)
     assert len(texts) == 1

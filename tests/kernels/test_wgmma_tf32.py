@@ -98,7 +98,7 @@ def test_short_products_store_c_row_by_row(n, layout):
     """Of blocks that run at one time each begins beside the one before or at the next rows of C."""
     problem = Problem(8192, n, 64, "tf32", *layout)
     kernel = find_kernel("wgmma_tf32")
-    config, given = kernel.default_for(problem, HOPPER), kernel.hopper.received(problem)
+    config, given = kernel.default_for(problem, HOPPER), kernel.tma.as_loaded(problem)
     if given.trans_a and given.trans_b:  # what is multiplied is C, and GROUP counts along its rows
         assert config.GROUP * config.MB >= n
     else:
@@ -126,7 +126,7 @@ def test_registers_of_all_warpgroups_are_those_of_the_launch(slug):
     """
     config, kernel, _ = one_of(slug)
     count = kernel.threads(config) // 128 - 1
-    greedy = kernel.hopper.terms * config.TA * config.TB > 128 * 128
+    greedy = kernel.tma.terms * config.TA * config.TB > 128 * 128
     pair = (24, 240) if greedy else (40, 232)
     few, many = {1: pair, 2: pair, 3: (32, 160), 4: (64, 104)}[count]
     launched = min(232, 65536 // (128 * (count + 1)) // 8 * 8)
@@ -141,11 +141,11 @@ def test_one_text_for_all_sizes_and_few_layouts(slug):
     config, kernel, dtype = one_of(slug)
     texts = {}
     for trans in LAYOUTS:
-        odd = kernel.hopper.received(Problem(641, 641, 641, dtype, *trans))
+        odd = kernel.tma.as_loaded(Problem(641, 641, 641, dtype, *trans))
         assert (odd.trans_a, odd.trans_b) == (False, True)
         for m, n in ((4, 640), (4096, 4096), (4096, 16)):
             problem = Problem(m, n, 32768, dtype, *trans)
-            given = kernel.hopper.received(problem)
+            given = kernel.tma.as_loaded(problem)
             turned = (given.trans_a != trans[0]) * m + (given.trans_b != trans[1]) * n
             across = trans == (True, False) and m > 4
             assert turned == (
@@ -161,8 +161,8 @@ def test_boxes_fill_the_tiles(slug):
     config, kernel, dtype = one_of(slug)
     for trans in LAYOUTS:
         for m, n in ((300, 999), (77, 15)):
-            given = kernel.hopper.received(Problem(m, n, 111, dtype, *trans))
-            boxes = kernel.hopper.boxes(config, given)
+            given = kernel.tma.as_loaded(Problem(m, n, 111, dtype, *trans))
+            boxes = kernel.tma.boxes(config, given)
             assert all(
                 box.columns * 4 == box.swizzle == 128 and box.rows <= 256 for box in boxes if box
             )

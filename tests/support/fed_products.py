@@ -134,7 +134,7 @@ def check_split_round(backend: Backend, slug: str, dtype: str) -> None:
     chance with and without beta, which tiles that TMA stores must not have.
     """
     config = parse_slug(slug)
-    blocks = backend.device.sms * config.kernel.hopper.resident(config)
+    blocks = backend.device.sms * config.kernel.persistent.blocks_per_sm(config)
     for seed in range(5):
         depth = config.SPLIT * config.KB + seed
         problem = Problem(config.MB, config.NB, depth, dtype, batch=blocks + 3)
@@ -149,7 +149,7 @@ def check_on_gpu(slug: str, dtypes: Sequence[str]) -> None:
     config = parse_slug(slug)
     if config.kernel.runs_on(backend.device):
         check_many(backend, slug, dtypes)
-        if config.kernel.hopper.last_round and config.SPLIT > 1:
+        if config.kernel.persistent.splits_last_wave and config.SPLIT > 1:
             check_split_round(backend, slug, dtypes[0])
     else:
         check_refused(slug, dtypes[0])

@@ -111,7 +111,7 @@ class CudaBackend(Backend):
 
     def load(self, source: Source) -> CudaExecutable:
         common = (source, self.compiler, self._contexts, self._driver, self._most_blocks)
-        if source.config.kernel.hopper:
+        if source.config.kernel.tma:
             return MappedExecutable(*common, self._padding, self.device)
         return CudaExecutable(*common, self._scratch)
 

@@ -261,7 +261,7 @@ class Driver:
         """What makes calls that launch `function` on the stream with that handle, of its packed
         arguments. `sizes` are those of the grid, of a block, and of its shared memory in bytes. An
         `early` launch may begin before the one before it on the stream has ended, and waits for
-        that by itself (common/launches.cuh).
+        that by itself (common/dependent_launch.cuh).
 
         Of a launch's 4 us ctypes takes 0.5 with four arguments, and 1.2 with the eleven of
         `cuLaunchKernel`.

@@ -40,7 +40,8 @@ class _Edge(ctypes.Structure):
     )
 
 
-#: From kernel to kernel: when the first has ended; as an early launch (common/launches.cuh).
+#: From kernel to kernel: when the first has ended; as an early launch
+#: (common/dependent_launch.cuh).
 _ORDINARY, _EARLY = _Edge(0, 0, 0), _Edge(1, 0, 1)
 
 

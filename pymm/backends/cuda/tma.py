@@ -17,7 +17,7 @@ from pymm.backends.cuda.driver import MAP_BYTES, DriverError
 from pymm.backends.cuda.executable import CudaExecutable
 from pymm.backends.cuda.launch import Launch, mirror_launch, mirrors
 from pymm.core.problem import Problem, stored_shapes
-from pymm.kernels import Box, Feed
+from pymm.kernels import Box, Persistent, Tma
 from pymm.kernels.kernel import parts_bytes, parts_of
 
 #: Rows of a tensor map start at multiples of this many bytes (CUDA driver API,
@@ -100,18 +100,18 @@ class Copy(NamedTuple):
         return Matrix(address + self._terms_bytes, pitch, self.powers[1] * pitch)
 
 
-def wanted_copies(feed: Feed, problem: Problem, a: Matrix, b: Matrix) -> list[Copy | None]:
+def wanted_copies(tma: Tma, problem: Problem, a: Matrix, b: Matrix) -> list[Copy | None]:
     """What has to be copied of A and B; None for one that the kernel can have as it lies."""
-    given = feed.received(problem)
+    given = tma.as_loaded(problem)
     turned = given.trans_a != problem.trans_a, given.trans_b != problem.trans_b
     copies: list[Copy | None] = []
     for matrix, shape, turn in zip((a, b), stored_shapes(problem), turned, strict=False):
-        if problem.k == 0 or (feed.terms == 1 and not turn and fits(matrix, problem)):
+        if problem.k == 0 or (tma.terms == 1 and not turn and fits(matrix, problem)):
             copies.append(None)
             continue
         stack = shape[0] if matrix.batch_stride else 1
-        size = 2 if feed.scaled else problem.numpy_dtype.itemsize
-        copies.append(Copy(stack, *shape[1:], turn, feed.terms, size, feed.scaled))
+        size = 2 if tma.scaled else problem.numpy_dtype.itemsize
+        copies.append(Copy(stack, *shape[1:], turn, tma.terms, size, tma.scaled))
     return copies
 
 
@@ -144,7 +144,7 @@ MOST_PADDING = 1 / 4
 #: parts of a C that is too small to keep this many of a multiprocessor's busy.
 COMBINING, AHEAD, BUSY = 256, 8, 512
 
-#: Blocks of a `combine` of shared tiles (common/shares.cuh) that stay on a multiprocessor.
+#: Blocks of a `combine` of shared tiles (common/stream_k.cuh) that stay on a multiprocessor.
 STAYING = 3
 
 #: maps m n k batch alpha beta stack_a stack_b boxed C ldc batch_c parts, the scalars apart
@@ -165,17 +165,18 @@ class MappedExecutable(CudaExecutable):
     Operands that TMA cannot read, or that lie otherwise than the kernel wants, are copied first by
     the kernel file's `repack`, to memory that the launches of a stream share. So are the parts of a
     split product, which `combine` adds up. All launches but the first begin before the one before
-    them has ended, and wait for it (common/launches.cuh: why that is right). A C whose rows do not
-    also end at multiples of 16 bytes is stored without its map: TMA reads rows of any length, but
-    writes whole pieces of 16 bytes (seen on an H200: gaps behind the rows were written). Where only
-    tiles of the last round are split the others are stored as ever.
+    them has ended, and wait for it (common/dependent_launch.cuh: why that is right). A C whose rows
+    do not also end at multiples of 16 bytes is stored without its map: TMA reads rows of any
+    length, but writes whole pieces of 16 bytes (seen on an H200: gaps behind the rows were
+    written). Where only tiles of the last round are split the others are stored as ever.
     """
 
     def __init__(self, *common: Any) -> None:
         *others, self._device = common
         config = common[0].config
-        self._feed, self._parts = config.kernel.hopper, parts_of(config)
-        self._parameters = _PARAMETERS + (_POWERS if self._feed.scaled else "")
+        self._tma, self._parts = config.kernel.tma, parts_of(config)
+        self._persistent = config.kernel.persistent or Persistent()
+        self._parameters = _PARAMETERS + (_POWERS if self._tma.scaled else "")
         super().__init__(*others)
 
     def bind(
@@ -188,7 +189,7 @@ class MappedExecutable(CudaExecutable):
         c: Matrix,
         stream: Any = None,
     ) -> Callable[[], None]:
-        copies = wanted_copies(self._feed, problem, a, b)
+        copies = wanted_copies(self._tma, problem, a, b)
         most = min(self._most_blocks[2] // 2, self._together(copies))
         if problem.batch > most:
             return self._in_parts(most, problem, alpha, (a, b), beta, c, stream)
@@ -280,11 +281,11 @@ class MappedExecutable(CudaExecutable):
     def _maps(self, run: _Run, factors: list[Matrix], copies: list[Copy | None]) -> list[bytes]:
         """Tensor maps of A, B and C; zeros for those that the kernel does not use."""
         problem, c = run.problem, run.c
-        boxes = self._feed.boxes(self.config, self._feed.received(problem))
+        boxes = self._tma.boxes(self.config, self._tma.as_loaded(problem))
         stored = stored_shapes(problem)
         maps = []
         for matrix, copy, lies, box in zip(factors, copies, stored, boxes, strict=False):
-            kind = KINDS["float16" if self._feed.scaled else problem.numpy_dtype.name]
+            kind = KINDS["float16" if self._tma.scaled else problem.numpy_dtype.name]
             if problem.type.tf32 and copy is None:
                 kind = ROUNDED_KIND
             size = copy.size if copy else problem.numpy_dtype.itemsize
@@ -292,7 +293,7 @@ class MappedExecutable(CudaExecutable):
             maps.append(self._map(*described) if problem.k else bytes(MAP_BYTES))
         size = problem.out_dtype.itemsize
         whole = fits(c, problem, size) and problem.n * size % ROW_BYTES == 0
-        if whole and boxes[2] and (self._parts == 1 or self._feed.last_round):
+        if whole and boxes[2] and (self._parts == 1 or self._persistent.splits_last_wave):
             maps.append(self._map(KINDS[problem.out_dtype.name], size, c, stored[2], boxes[2]))
         else:
             maps.append(bytes(MAP_BYTES))
@@ -302,7 +303,7 @@ class MappedExecutable(CudaExecutable):
         """Both as one argument; none where numbers are not scaled. A box is a row of powers: one
         for each row or column of a tile of C.
         """
-        if not self._feed.scaled:
+        if not self._tma.scaled:
             return []
         if not all(copies):  # k is 0
             return [bytes(2 * MAP_BYTES)]
@@ -333,7 +334,7 @@ class MappedExecutable(CudaExecutable):
         while rows < 32 and rows * AHEAD < self._parts and pieces * rows < self._device.sms * BUSY:
             rows *= 2
         blocks = -(-pieces * rows // COMBINING)
-        if self._feed.parts:  # they go from piece to piece
+        if self._persistent.partial_bytes:  # they go from piece to piece
             blocks = min(blocks, self._device.sms * STAYING)
         grid = blocks, 1, 1
         form = _COMBINE.format(_scalar(problem))

@@ -155,7 +155,7 @@ class RowWriter:
     def _numbers(self, who: Contestant, problem: Problem, trial: Trial) -> Mapping[str, object]:
         config, kernel = who.config, who.config.kernel
         full = occupancy(config, problem, trial.resources, self.device)
-        grid = kernel.grid(config, problem, self.device.sms if kernel.hopper else None)
+        grid = kernel.grid(config, problem, self.device.sms if kernel.persistent else None)
         return {
             "grid": "x".join(map(str, grid)),
             "block": "x".join(map(str, kernel.block(config))),

@@ -41,7 +41,7 @@ class Contestant:
     @property
     def name(self) -> str:
         """The kernel's number and name: `02_shared_tile`."""
-        return f"{self.config.kernel.number:02d}_{self.config.kernel_name}"
+        return self.config.kernel.label
 
     @property
     def digest(self) -> str:

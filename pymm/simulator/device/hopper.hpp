@@ -15,7 +15,7 @@ namespace pymm_sim::hopper {
 struct alignas(64) TensorMap {
     unsigned long long words[16];
 };
-inline void prefetch(const TensorMap*) {}
+inline void prefetch_tensormap(const TensorMap*) {}
 
 inline unsigned address_of_shared(const void* p) {
     return static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(p));
@@ -37,26 +37,26 @@ inline void settle(Barrier& barrier) {
     barrier.left = barrier.arrivals;
     barrier.phase ^= 1;
 }
-inline void barrier_make(unsigned barrier, unsigned arrivals) {
+inline void mbarrier_init(unsigned barrier, unsigned arrivals) {
     const auto count = static_cast<unsigned short>(arrivals);
     at_shared<Barrier>(barrier) = {count, count, 0, 0};
 }
-inline void barriers_made() {}
-inline void barrier_arrive(unsigned barrier) {
+inline void fence_mbarrier_init() {}
+inline void mbarrier_arrive(unsigned barrier) {
     auto& b = at_shared<Barrier>(barrier);
     assert(b.left > 0);
     b.left--;
     settle(b);
 }
-inline void barrier_arrive(unsigned barrier, unsigned block) {
+inline void mbarrier_arrive(unsigned barrier, unsigned block) {
     assert(block == 0);
-    barrier_arrive(barrier);
+    mbarrier_arrive(barrier);
 }
-inline void barrier_expect(unsigned barrier, unsigned bytes) {
+inline void mbarrier_expect_tx(unsigned barrier, unsigned bytes) {
     at_shared<Barrier>(barrier).bytes += static_cast<int>(bytes);
-    barrier_arrive(barrier);
+    mbarrier_arrive(barrier);
 }
-inline void barrier_wait(unsigned barrier, unsigned parity) {
+inline void mbarrier_wait(unsigned barrier, unsigned parity) {
     // While one thread waits, all others come as far as they can: more turns than these none takes.
     for (int turns = 0; at_shared<Barrier>(barrier).phase == parity; turns++) {
         assert(turns < 100000 && "some thread of the block does not come to this barrier");
@@ -68,33 +68,33 @@ inline unsigned block_in_cluster() { return 0; }
 inline void cluster_sync() { __syncthreads(); }
 inline void warpgroup_sync(int id) { barrier_sync(id, 128); }
 template <int COUNT>
-void threads_sync(int id) {
+void named_barrier_sync(int id) {
     barrier_sync(id, COUNT);
 }
 template <int COUNT>
-void take_registers() {}
+void setmaxnreg_inc() {}
 template <int COUNT>
-void leave_registers() {}
+void setmaxnreg_dec() {}
 
 // --- numbers in shared memory -------------------------------------------------------------------
 
-inline void store_two(unsigned to, float first, float second) {
+inline void store_shared_pair(unsigned to, float first, float second) {
     at_shared<float2>(to) = {first, second};
 }
 inline double load_shared(unsigned address) { return at_shared<double>(address); }
 inline double2 load_shared_2(unsigned address) { return at_shared<double2>(address); }
 inline void store_shared(unsigned address, double2 x) { at_shared<double2>(address) = x; }
 
-inline void store_matrices(unsigned row, const unsigned (&r)[4]) {
+inline void stmatrix_x4(unsigned row, const unsigned (&r)[4]) {
     const unsigned lane = self().lane;
     for (unsigned i = 0; i < 4; i++)
         at_shared<unsigned>(__shfl_sync(~0u, row, i * 8 + lane / 4) + lane % 4 * 4) = r[i];
 }
 
-inline void forget(unsigned&) {}
-inline void forget(int&) {}
-inline void forget(double*&) {}
-inline unsigned thread_anew() { return threadIdx.x; }
+inline void make_opaque(unsigned&) {}
+inline void make_opaque(int&) {}
+inline void make_opaque(double*&) {}
+inline unsigned read_thread_index() { return threadIdx.x; }
 
 inline unsigned round_tf32(float x) {
     const unsigned bits = __float_as_uint(x), size = bits & 0x7FFFFFFFu;
@@ -131,7 +131,7 @@ template <class Word>
 void fetch_one(unsigned to, std::uintptr_t from, bool inside) {
     at_shared<Word>(to) = inside ? *reinterpret_cast<const Word*>(from) : Word{0};
 }
-inline void fetch_box(unsigned target, const TensorMap* map, unsigned barrier, int x, int y,
+inline void tma_load(unsigned target, const TensorMap* map, unsigned barrier, int x, int y,
                       int z) {
     unsigned bytes = 0;
     each_element(map, target, x, y, z, [&](const TensorDescription& d, unsigned to,
@@ -147,13 +147,13 @@ inline void fetch_box(unsigned target, const TensorMap* map, unsigned barrier, i
     b.bytes -= static_cast<int>(bytes);
     settle(b);
 }
-inline void fetch_box(unsigned target, const TensorMap* map, unsigned barrier, int x, int y, int z,
+inline void tma_load(unsigned target, const TensorMap* map, unsigned barrier, int x, int y, int z,
                       unsigned short blocks) {
     assert(blocks == 1);
-    fetch_box(target, map, barrier, x, y, z);
+    tma_load(target, map, barrier, x, y, z);
 }
 // Whole pieces of 16 bytes, as a GPU does it: what begins inside of a row ends where it ends.
-inline void store_box(const TensorMap* map, unsigned source, int x, int y, int z) {
+inline void tma_store(const TensorMap* map, unsigned source, int x, int y, int z) {
     each_element(map, source, x, y, z, [&](const TensorDescription& d, unsigned from,
                                            std::uintptr_t to, long long column) {
         const long long piece = 16 / d.size, first = column / piece * piece;
@@ -162,11 +162,11 @@ inline void store_box(const TensorMap* map, unsigned source, int x, int y, int z
             reinterpret_cast<char*>(to)[byte] = at_shared<char>(from + byte);
     });
 }
-inline void stores_commit() {}
+inline void bulk_commit_group() {}
 template <int LATEST = 0>
-void stores_have_read() {}
-inline void stores_wait() {}
-inline void written_for_copies() {}
+void bulk_wait_group_read() {}
+inline void bulk_wait_group() {}
+inline void fence_proxy_async() {}
 
 // --- wgmma --------------------------------------------------------------------------------------
 
@@ -221,34 +221,34 @@ inline unsigned long long describe(unsigned address) {
     return (address & 0x3FFFFu) >> 4 | (8192ull >> 4) << 16 | (1024ull >> 4) << 32 | 1ull << 62;
 }
 template <int COLUMNS, int DOWN>
-unsigned long long describe_across(unsigned address) {
+unsigned long long mn_major_descriptor(unsigned address) {
     constexpr unsigned long long SWIZZLE = COLUMNS == 64 ? 1 : COLUMNS == 32 ? 2 : 3;
     return (address & 0x3FFFFu) >> 4 | (2ull * DOWN * COLUMNS >> 4) << 16 |
            (16ull * COLUMNS >> 4) << 32 | SWIZZLE << 62;
 }
 template <int COLUMNS>
-unsigned long long describe_along(unsigned address) {
-    return describe_across<COLUMNS, 64>(address);
+unsigned long long k_major_descriptor(unsigned address) {
+    return mn_major_descriptor<COLUMNS, 64>(address);
 }
 // The four warps of a warpgroup go together: none multiplies, and none sees a product's end, before
 // all do.
 inline void meet_warpgroup() { barrier_sync(16 + self().linear / 128, 128); }
-inline void wgmma_begin() { meet_warpgroup(); }
-inline void wgmma_commit() {}
+inline void wgmma_fence() { meet_warpgroup(); }
+inline void wgmma_commit_group() {}
 template <int N>
-void wgmma_wait() {
+void wgmma_wait_group() {
     meet_warpgroup();
 }
 
-template <bool ALONG_K_A, bool ALONG_K_B, class Half, int COUNT>
+template <bool K_MAJOR_A, bool K_MAJOR_B, class Half, int COUNT>
 void wgmma(Half, float (&d)[COUNT], unsigned long long a, unsigned long long b, bool add) {
     const Described left(a), right(b);
     const auto number = [](const Described& of, bool along, unsigned row, unsigned p) {
         return widen(along ? of.along<Half>(row, p) : of.athwart<Half>(row, p));
     };
     multiply_tiles<16>(d, add,
-                       [&](unsigned i, unsigned p) { return number(left, ALONG_K_A, i, p); },
-                       [&](unsigned j, unsigned p) { return number(right, ALONG_K_B, j, p); });
+                       [&](unsigned i, unsigned p) { return number(left, K_MAJOR_A, i, p); },
+                       [&](unsigned j, unsigned p) { return number(right, K_MAJOR_B, j, p); });
 }
 
 template <int COUNT>

@@ -27,9 +27,9 @@ __device__ SUM element(const Map& map, bool across, unsigned outer, unsigned p, 
 }
 
 extern "C" __global__ void __launch_bounds__(MB * NB)
-    gemm(const Maps maps, int m, int n, int k, int batch, SUM alpha, SUM beta, int stack_a,
-         int stack_b, int boxed, OUT* C, long long ldc, long long batch_c, SUM* parts) {
-    wait_for_launch_before();
+    gemm(const Maps maps, int m, int n, int k, int batch, SUM alpha, SUM beta, int batched_a,
+         int batched_b, int boxed, OUT* C, long long ldc, long long batch_c, SUM* parts) {
+    griddepcontrol_wait();
     const unsigned down = (m + MB - 1) / MB, across = (n + NB - 1) / NB, steps = (k + KB - 1) / KB;
     for (unsigned unit = blockIdx.x; unit < down * across * SPLIT * batch; unit += gridDim.x) {
         const unsigned i = unit / across % down * MB + threadIdx.x / NB;
@@ -39,8 +39,8 @@ extern "C" __global__ void __launch_bounds__(MB * NB)
         SUM sum = 0;
         const unsigned end = min((part + 1) * steps / SPLIT * KB, unsigned(k));
         for (unsigned p = part * steps / SPLIT * KB; p < end; p++)
-            sum += element(maps.a, TRANS_A, i, p, matrix * stack_a) *
-                   element(maps.b, !TRANS_B, j, p, matrix * stack_b);
+            sum += element(maps.a, TRANS_A, i, p, matrix * batched_a) *
+                   element(maps.b, !TRANS_B, j, p, matrix * batched_b);
         if (SPLIT > 1) {
             parts[((part * batch + matrix) * m + i) * ((n + 3) / 4 * 4) + j] = sum;
             continue;

@@ -81,13 +81,13 @@ FAULT(needs_much_stack) {
 FAULT(waits_for_nobody) {
     __shared__ unsigned long long barrier;
     const unsigned at = address_of_shared(&barrier);
-    if (threadIdx.x == 0) barrier_make(at, 33);
+    if (threadIdx.x == 0) mbarrier_init(at, 33);
     __syncthreads();
-    barrier_arrive(at);
-    barrier_wait(at, 0);
+    mbarrier_arrive(at);
+    mbarrier_wait(at, 0);
 }
 FAULT(fetches_without_a_map) {
     extern __shared__ __align__(128) unsigned char box[];
     TensorMap map = {};
-    fetch_box(address_of_shared(box), &map, address_of_shared(box), 0, 0, 0);
+    tma_load(address_of_shared(box), &map, address_of_shared(box), 0, 0, 0);
 }

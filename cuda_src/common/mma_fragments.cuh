@@ -1,19 +1,19 @@
 // Fragments of 16-bit and tf32 matrices: how a warp reads them and multiplies with them on the
 // tensor cores (sm_80), each with a plain C++ twin for the simulator.
 //
-// An instruction multiplies 16 rows of A and 8 columns of B, each 32 bytes: 16 numbers of 16 bits
+// An instruction multiplies 16 rows of A and 8 columns of B, each 32 bytes: 16 16-bit elements
 // or 8 of 32. Lane 4 g + t holds of A's rows g and g + 8 the words t and t + 4, a[2 x + h] for row
 // g + 8 h and word t + 4 x; of B's column g the same two words, b0 and b1; and of the sums
 // c[2 h + e] = C(g + 8 h, 2 t + e) (PTX ISA 9.0, "Matrix Fragments for mma.m16n8k16").
 
-#include "common/halves.cuh"
+#include "common/half_types.cuh"
 
 #ifndef PYMM_SIMULATOR
 
 // Four matrices of 8 x 16 bytes; lane 8 i + r says where row r of matrix i lies. r[i] is the word t
-// of row g of matrix i, or if ACROSS its numbers (2 t, g) and (2 t + 1, g), of 16 bits.
+// of row g of matrix i, or if ACROSS its elements (2 t, g) and (2 t + 1, g), of 16 bits.
 template <bool ACROSS>
-__device__ __forceinline__ void read_matrices(unsigned (&r)[4], const void* row) {
+__device__ __forceinline__ void ldmatrix_x4(unsigned (&r)[4], const void* row) {
     const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
     if constexpr (ACROSS)
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -25,7 +25,7 @@ __device__ __forceinline__ void read_matrices(unsigned (&r)[4], const void* row)
                      : "r"(address));
 }
 
-// A float rounded to tf32, its last 13 bits 0: to nearest, what lies in the middle away from 0.
+// A float rounded to tf32, its last 13 bits 0: to nearest, ties away from 0.
 // Without this the tensor cores would cut those bits off.
 __device__ __forceinline__ unsigned rounded(unsigned x) {
     unsigned result;
@@ -34,13 +34,14 @@ __device__ __forceinline__ unsigned rounded(unsigned x) {
 }
 
 // c += a b by one warp, in float32.
-#define MMA(TYPE, DEPTH, NAME)                                                              \
-    __device__ __forceinline__ void mma(TYPE, float (&c)[4], const unsigned (&a)[4],        \
-                                        unsigned b0, unsigned b1) {                         \
-        asm("mma.sync.aligned.m16n8k" #DEPTH ".row.col.f32." NAME "." NAME ".f32 "          \
-            "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"               \
-            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                \
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                \
+#define MMA(TYPE, DEPTH, NAME) \
+    __device__ __forceinline__ void mma(TYPE, float (&c)[4], const unsigned (&a)[4], unsigned b0, \
+                                        unsigned b1) { \
+        asm("mma.sync.aligned.m16n8k" #DEPTH ".row.col.f32." NAME "." NAME \
+            ".f32 " \
+            "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1)); \
     }
 MMA(F16, 16, "f16")
 MMA(BF16, 16, "bf16")
@@ -49,7 +50,7 @@ MMA(float, 8, "tf32")
 #else
 
 template <bool ACROSS>
-__device__ void read_matrices(unsigned (&r)[4], const void* row) {
+__device__ void ldmatrix_x4(unsigned (&r)[4], const void* row) {
     struct alignas(16) Row {
         unsigned short numbers[8];
     };
@@ -87,7 +88,7 @@ __device__ double products(float, unsigned a, unsigned b) {
     return static_cast<double>(__uint_as_float(a & ~0x1FFFu)) * __uint_as_float(b & ~0x1FFFu);
 }
 
-// The twin asks each word from the lane that holds it, two at a time.
+// The simulator asks each word from the lane that holds it, two at a time.
 template <class TYPE>
 __device__ void mma(TYPE type, float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     const unsigned lane = threadIdx.x % 32;

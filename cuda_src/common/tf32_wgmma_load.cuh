@@ -1,29 +1,30 @@
-// A and B of common/turned.cuh on their way in.
+// A and B of common/tf32_wgmma.cuh on their way in.
 
-// Rows of a tile of A that a block fetches and of B, or columns where these lie across k: no more
-// than the matrices have, in whole boxes. Zeros around a matrix take as long as numbers: 8192 x 16
+// Rows of a tile of A that a block fetches and of B, or columns where these are MN-major: no more
+// than the matrices have, in whole boxes. Zeros around a matrix take as long as elements: 8192 x 16
 // x 8192 with tiles of 64 columns 92 us, without those that are not there 77.
-struct Fetched {
+struct LoadExtents {
     static constexpr unsigned SHARE = MB / CLUSTER;
     unsigned a, b;
-    __device__ __forceinline__ explicit Fetched(const Product& p)
-        : a(whole<TURNED ? 32 : 8>(p.m, SHARE)), b(whole<DIRECT ? 8 : 32>(p.n, NB)) {}
+    __device__ __forceinline__ explicit LoadExtents(const Product& p)
+        : a(whole<TRANSPOSES_A ? 32 : 8>(p.m, SHARE)), b(whole<BOTH_K_MAJOR ? 8 : 32>(p.n, NB)) {}
     template <unsigned EACH>
     static __device__ __forceinline__ unsigned whole(unsigned size, unsigned most) {
         return size < most ? (size + EACH - 1) / EACH * EACH : most;
     }
     __device__ __forceinline__ unsigned bytes() const { return TERMS * KB * 4 * (CLUSTER * a + b); }
     // All threads: zeros to where nothing is fetched to.
-    __device__ __forceinline__ void clear_rest(unsigned char* stages) const {
-        constexpr unsigned BOXES_B = DIRECT ? TERMS * DEEP : 1, EACH_B = B_BYTES * TERMS / BOXES_B;
+    __device__ __forceinline__ void zero_rest(unsigned char* stages) const {
+        constexpr unsigned BOXES_B = BOTH_K_MAJOR ? TERMS * K_BOXES : 1,
+                           EACH_B = B_BYTES * TERMS / BOXES_B;
         for (int s = 0; s < STAGES; s++, stages += STAGE_BYTES) {
-            for (int x = 0; x < TERMS * DEEP * CLUSTER; x++)
+            for (int x = 0; x < TERMS * K_BOXES * CLUSTER; x++)
                 clear(stages + (x * SHARE + a) * ROW, (SHARE - a) * ROW);
             for (int x = 0; x < BOXES_B; x++)
                 clear(stages + TERMS * A_BYTES + x * EACH_B + EACH_B / NB * b,
                       EACH_B / NB * (NB - b));
         }
-        written_for_copies();
+        fence_proxy_async();
         __syncthreads();
     }
     static __device__ __forceinline__ void clear(unsigned char* from, unsigned bytes) {
@@ -36,46 +37,46 @@ struct Fetched {
 __device__ __forceinline__ void fetch_a(unsigned target, const TensorMap* map, unsigned filled,
                                         int x, int y, int z) {
     if constexpr (CLUSTER > 1)
-        fetch_box(target, map, filled, x, y, z, (1 << CLUSTER) - 1);
+        tma_load(target, map, filled, x, y, z, (1 << CLUSTER) - 1);
     else
-        fetch_box(target, map, filled, x, y, z);
+        tma_load(target, map, filled, x, y, z);
 }
 
 __device__ __forceinline__ void produce(const Product& p, unsigned base, unsigned full,
                                         unsigned empty) {
-    const unsigned first = CLUSTER > 1 ? block_in_cluster() * Fetched::SHARE : 0;
-    const Fetched fetched(p);
+    const unsigned first = CLUSTER > 1 ? block_in_cluster() * LoadExtents::SHARE : 0;
+    const LoadExtents extents(p);
     Ring ring{0, 1};
-    each_unit(p, [&](const Unit& u) {
-        const unsigned matrix_a = u.matrix * p.stack_a * TERMS;
-        const unsigned matrix_b = u.matrix * p.stack_b * TERMS;
+    for_each_unit(p, [&](const Unit& u) {
+        const unsigned matrix_a = u.matrix * p.batched_a * TERMS;
+        const unsigned matrix_b = u.matrix * p.batched_b * TERMS;
         for (unsigned step = u.part; step < u.steps; step += SPLIT, ring.advance()) {
             const unsigned tile = base + ring.stage * STAGE_BYTES, filled = full + 8 * ring.stage;
-            barrier_wait(empty + 8 * ring.stage, ring.parity);
-            barrier_expect(filled, fetched.bytes());
-            if constexpr (TURNED) {
+            mbarrier_wait(empty + 8 * ring.stage, ring.parity);
+            mbarrier_expect_tx(filled, extents.bytes());
+            if constexpr (TRANSPOSES_A) {
 #pragma unroll 1
-                for (unsigned x = 0; x < DEEP; x++)
+                for (unsigned x = 0; x < K_BOXES; x++)
 #pragma unroll 1
-                    for (unsigned i = first; i < first + fetched.a; i += 32)
+                    for (unsigned i = first; i < first + extents.a; i += 32)
                         fetch_a(tile + (x * MB + i) * ROW, p.a, filled, u.row + i,
                                 step * KB + x * BOX, matrix_a);
             } else {
 #pragma unroll 1
-                for (unsigned x = 0; x < TERMS * DEEP; x++)
+                for (unsigned x = 0; x < TERMS * K_BOXES; x++)
                     fetch_a(tile + (x * MB + first) * ROW, p.a, filled,
-                            step * KB + x % DEEP * BOX, u.row + first, matrix_a + x / DEEP);
+                            step * KB + x % K_BOXES * BOX, u.row + first, matrix_a + x / K_BOXES);
             }
             const unsigned b = tile + TERMS * A_BYTES;
-            if constexpr (DIRECT) {
+            if constexpr (BOTH_K_MAJOR) {
 #pragma unroll 1
-                for (unsigned x = 0; x < TERMS * DEEP; x++)
-                    fetch_box(b + x * NB * ROW, p.b, filled, step * KB + x % DEEP * BOX,
-                              u.column, matrix_b + x / DEEP);
+                for (unsigned x = 0; x < TERMS * K_BOXES; x++)
+                    tma_load(b + x * NB * ROW, p.b, filled, step * KB + x % K_BOXES * BOX, u.column,
+                             matrix_b + x / K_BOXES);
             } else {
 #pragma unroll 1
-                for (unsigned x = 0; x < fetched.b; x += 32)
-                    fetch_box(b + x * (KB * 4), p.b, filled, u.column + x, step * KB, matrix_b);
+                for (unsigned x = 0; x < extents.b; x += 32)
+                    tma_load(b + x * (KB * 4), p.b, filled, u.column + x, step * KB, matrix_b);
             }
         }
     });

@@ -1,8 +1,8 @@
-// How a thread stores its TA x TB sums: vectors of VECTOR numbers of a row, ACROSS vectors apart,
+// How a thread stores its TA x TB sums: vectors of VECTOR elements of a row, LANES_N vectors apart,
 // in groups of VECTOR rows, LANES groups apart.
 
 // Where C, or one part of its sums, goes.
-struct Target {
+struct Output {
     float* to;
     long long ld;
     unsigned m, n;
@@ -16,7 +16,7 @@ struct Target {
         float result[VECTOR];
 #pragma unroll
         for (int e = 0; e < VECTOR; e++) result[e] = alpha * sum[j + e];
-        const bool all = kept(row, column) && kept(row, column + VECTOR - 1);
+        const bool all = is_stored(row, column) && is_stored(row, column + VECTOR - 1);
         if (all && column + VECTOR <= n && reinterpret_cast<unsigned long long>(c) % 16 == 0) {
             float4* const whole = reinterpret_cast<float4*>(c);
             if (beta != 0.0f) {
@@ -28,7 +28,7 @@ struct Target {
         } else {
 #pragma unroll
             for (int e = 0; e < VECTOR; e++)
-                if (column + e < n && kept(row, column + e))
+                if (column + e < n && is_stored(row, column + e))
                     c[e] = result[e] + (beta != 0.0f ? beta * c[e] : 0.0f);
         }
     }
@@ -38,7 +38,7 @@ struct Target {
         for (int i = 0; i < TA; i++)
 #pragma unroll
             for (int j = 0; j < TB; j += VECTOR)
-                store(sum[i], j, i0 + i / VECTOR * LANES * VECTOR + i % VECTOR, j0 + j * ACROSS);
+                store(sum[i], j, i0 + i / VECTOR * LANES * VECTOR + i % VECTOR, j0 + j * LANES_N);
     }
 };
 
@@ -48,19 +48,19 @@ __device__ __forceinline__ void store_warp(const float (&sum)[TA][TB], const Ten
                                            unsigned slot, unsigned row, unsigned column,
                                            unsigned matrix, float alpha) {
     const unsigned lane = threadIdx.x % 32;
-    if (lane == 0) stores_have_read<0>();
+    if (lane == 0) bulk_wait_group_read<0>();
     __syncwarp();
-    const unsigned to = slot + (lane / ACROSS * VECTOR * WIDE + lane % ACROSS * VECTOR) * 4;
+    const unsigned to = slot + (lane / LANES_N * VECTOR * WIDE + lane % LANES_N * VECTOR) * 4;
 #pragma unroll
     for (int i = 0; i < TA; i++)
 #pragma unroll
         for (int j = 0; j < TB; j += VECTOR) {
-            const int at = (i / VECTOR * LANES * VECTOR + i % VECTOR) * WIDE + j * ACROSS;
+            const int at = (i / VECTOR * LANES * VECTOR + i % VECTOR) * WIDE + j * LANES_N;
             *static_cast<float4*>(__cvta_shared_to_generic(to + at * 4)) = {
                 alpha * sum[i][j], alpha * sum[i][j + 1], alpha * sum[i][j + 2],
                 alpha * sum[i][j + 3]};
         }
-    written_for_copies();
+    fence_proxy_async();
     __syncwarp();
-    if (lane == 0) store_box(map, slot, column, row, matrix), stores_commit();
+    if (lane == 0) tma_store(map, slot, column, row, matrix), bulk_commit_group();
 }

@@ -1,4 +1,4 @@
-// Units of work of blocks that stay: tiles of C, and where k is split the parts of their sums, for
+// Units of work of persistent blocks: tiles of C, and where k is split the parts of their sums, for
 // `combine` to add up. A cluster of blocks, one above the other, takes a column of tiles.
 
 #define TILE_M (MB * CLUSTER)
@@ -28,7 +28,7 @@ struct Product {
         const unsigned part = rest % SPLIT, rank = CLUSTER > 1 ? block_in_cluster() : 0;
         const unsigned first = static_cast<unsigned long long>(part) * steps / SPLIT;
         const unsigned last = static_cast<unsigned long long>(part + 1) * steps / SPLIT;
-        return {(tile_m * CLUSTER + rank) * MB, tile_n * NB, rest / SPLIT, part, first,
-                last - first};
+        return {
+            (tile_m * CLUSTER + rank) * MB, tile_n * NB, rest / SPLIT, part, first, last - first};
     }
 };

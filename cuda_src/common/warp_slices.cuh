@@ -1,14 +1,15 @@
-// What a warp of rung 11 keeps of an operand: a slice of KB columns of op(A) or KB rows of op(B).
-// The kernel says KB, and TURN, the slices from one of a warp to its next.
+// What a warp of kernel 11 keeps of an operand: a slice of KB columns of op(A) or KB rows of op(B).
+// The kernel defines KB, and SLICE_STRIDE, the slices from one of a warp to its next.
 
-// OUTER x KB elements of op(A) (or of op(B)^T) in shared memory. Stored along k (ALONG) they are
+// OUTER x KB elements of op(A) (or of op(B)^T) in shared memory. Stored K-major (K_MAJOR) they are
 // OUTER lines of KB elements, otherwise KB lines of OUTER. Eight lanes that read 16 bytes each from
-// one column of eight lines along k would meet in few banks: so the vectors of a line change places
-// (`turn`), and what eight lanes read or write at a time lies in eight different groups of banks.
-template <bool ALONG, int OUTER, int T>
+// one column of eight lines along k would meet in few banks: so the vectors of a line are swapped
+// (`swizzle`), and what eight lanes read or write at a time lies in eight different groups of
+// banks.
+template <bool K_MAJOR, int OUTER, int T>
 struct Slice {
-    static constexpr int PITCH = OUTER;  // from one row to the next of what lies across k
-    static constexpr int LINE = ALONG ? KB : OUTER, LINES = ALONG ? OUTER : KB;
+    static constexpr int PITCH = OUTER;  // from one row to the next of what is MN-major
+    static constexpr int LINE = K_MAJOR ? KB : OUTER, LINES = K_MAJOR ? OUTER : KB;
     static constexpr int IN_LINE = LINE / PIECE, COPIES = IN_LINE * LINES;
     static constexpr int ELEMENTS = LINE * LINES, LANES = OUTER / T;
     static_assert(LINE % PIECE == 0 && (32 % IN_LINE == 0 || IN_LINE % 32 == 0),
@@ -22,15 +23,15 @@ struct Slice {
     __device__ __forceinline__ Slice(const REAL* X, long long ld, unsigned first, unsigned outer,
                                      unsigned k0, int k, unsigned lane)
         : ld(ld), line(lane / IN_LINE), at(lane % IN_LINE * PIECE) {
-        source = X + (ALONG ? (first + line) * ld + k0 + at : (k0 + line) * ld + first + at);
-        down = int(ALONG ? outer - first : k) - int(line);
-        along = int(ALONG ? k : outer - first) - int(at);
+        source = X + (K_MAJOR ? (first + line) * ld + k0 + at : (k0 + line) * ld + first + at);
+        down = int(K_MAJOR ? outer - first : k) - int(line);
+        along = int(K_MAJOR ? k : outer - first) - int(at);
     }
 
     // Vector x of a line lies where vector x ^ turn(line) would; turn(i + j) is turn(i) ^ turn(j)
     // if i and j have no bit in common.
-    static __device__ __forceinline__ unsigned turn(unsigned line) {
-        constexpr int TURNS = !ALONG ? 1 : KB / VECTOR < 8 ? KB / VECTOR : 8;
+    static __device__ __forceinline__ unsigned swizzle(unsigned line) {
+        constexpr int TURNS = !K_MAJOR ? 1 : KB / VECTOR < 8 ? KB / VECTOR : 8;
         return line * TURNS / 8 % TURNS;
     }
 
@@ -38,24 +39,25 @@ struct Slice {
     template <bool CHECKED>
     __device__ __forceinline__ void fetch(REAL* slice, int k0, unsigned lane, AsyncCopies& copies) {
         const REAL* from = source;
-        const int lines = ALONG ? down : down - k0, length = ALONG ? along - k0 : along;
-        const unsigned vector = at / VECTOR ^ turn(line);
+        const int lines = K_MAJOR ? down : down - k0, length = K_MAJOR ? along - k0 : along;
+        const unsigned vector = at / VECTOR ^ swizzle(line);
 #pragma unroll
         for (int i = 0; i < COPIES; i += 32) {
             const int below = i / IN_LINE, beside = i % IN_LINE * PIECE;
             if (COPIES % 32 != 0 && COPIES - i < 32 && lane >= COPIES - i) break;
             const bool inside = !CHECKED || (below < lines && beside < length);
-            const unsigned place = (vector ^ turn(below) ^ beside / VECTOR) * VECTOR + at % VECTOR;
+            const unsigned place =
+                (vector ^ swizzle(below) ^ beside / VECTOR) * VECTOR + at % VECTOR;
             copies.copy_of_line<PIECE * sizeof(REAL)>(slice + (line + below) * LINE + place,
                                                       from + below * ld + beside, inside);
         }
-        source += TURN * KB * (ALONG ? 1 : ld);
+        source += SLICE_STRIDE * KB * (K_MAJOR ? 1 : ld);
     }
 
     // Which row of the tile (of op(B)^T) is number i of the T that lane number `lane` computes.
     static __device__ __forceinline__ unsigned outer(unsigned lane, int i) {
-        return ALONG ? lane + i * LANES
-                     : lane * VECTOR + i / VECTOR * VECTOR * LANES + i % VECTOR;
+        return K_MAJOR ? lane + i * LANES
+                       : lane * VECTOR + i / VECTOR * VECTOR * LANES + i % VECTOR;
     }
 
     // The lane's T rows, VECTOR columns from p on.
@@ -63,31 +65,32 @@ struct Slice {
                                                 unsigned lane, int p) {
 #pragma unroll
         for (int i = 0; i < T * VECTOR; i += VECTOR) {
-            const int q = ALONG ? i / VECTOR : i % T, e = ALONG ? 0 : i / T;
-            const unsigned turned = turn(lane) ^ turn(q * LANES) ^ p / VECTOR;
-            const unsigned place = ALONG ? outer(lane, q) * KB + turned * VECTOR
-                                         : (p + e) * OUTER + outer(lane, q);
+            const int q = K_MAJOR ? i / VECTOR : i % T, e = K_MAJOR ? 0 : i / T;
+            const unsigned turned = swizzle(lane) ^ swizzle(q * LANES) ^ p / VECTOR;
+            const unsigned place =
+                K_MAJOR ? outer(lane, q) * KB + turned * VECTOR : (p + e) * OUTER + outer(lane, q);
             const Vector v = *reinterpret_cast<const Vector*>(slice + place);
 #pragma unroll
-            for (int x = 0; x < VECTOR; x++) fragment[ALONG ? x : e][ALONG ? q : q + x] = v.x[x];
+            for (int x = 0; x < VECTOR; x++)
+                fragment[K_MAJOR ? x : e][K_MAJOR ? q : q + x] = v.x[x];
         }
     }
 };
 
-// One that lies along k, turned on its way in: KB rows of OUTER elements, 4 longer than they need
+// One that is K-major, transposed on its way in: KB rows of OUTER elements, 4 longer than they need
 // to be. Each lane copies one element at a time, eight lanes side by side along k: what a warp
 // writes at a time then lies in 32 different banks. A copy takes a multiprocessor some 8 cycles.
 template <int OUTER, int T>
-struct TurnedSlice {
+struct TransposedSlice {
     static constexpr int PITCH = OUTER + 4, ELEMENTS = KB * PITCH;
 
     const REAL* source;  // the lane's first element of the next slice
     long long ld;
-    unsigned place;      // where that lies within the slice
-    int down, along;     // from it to the matrix's end, across lines and along them, at k = 0
+    unsigned place;   // where that lies within the slice
+    int down, along;  // from it to the matrix's end, across lines and along them, at k = 0
 
-    __device__ __forceinline__ TurnedSlice(const REAL* X, long long ld, unsigned first,
-                                           unsigned outer, unsigned k0, int k, unsigned lane)
+    __device__ __forceinline__ TransposedSlice(const REAL* X, long long ld, unsigned first,
+                                               unsigned outer, unsigned k0, int k, unsigned lane)
         : ld(ld), place(lane % 8 * PITCH + lane / 8) {
         source = X + (first + lane / 8) * ld + k0 + lane % 8;
         down = int(outer - first) - int(lane / 8);
@@ -101,15 +104,15 @@ struct TurnedSlice {
             const bool inside = !CHECKED || (i < down && k0 < along);
             copies.copy_of_line<sizeof(REAL)>(slice + place + i, from, inside);
         }
-        source += TURN * KB;
+        source += SLICE_STRIDE * KB;
     }
     static __device__ __forceinline__ unsigned outer(unsigned lane, int i) {
         return Slice<false, OUTER, T>::outer(lane, i);
     }
 };
 
-// sum += a b, VECTOR steps along k at a time. The numbers of one operand, used one after another in
-// all steps, are the outer loop: those of the operand that lies along k, whose vectors run across
+// sum += a b, VECTOR steps along k at a time. The elements of one operand, used one after another
+// in all steps, are the outer loop: those of the operand that is K-major, whose vectors run across
 // the steps. In the inner loop every second sum and number of the other operand then sit in one
 // register bank, and the order of the registers can keep the two apart.
 __device__ __forceinline__ void multiply(REAL (&sum)[TA][TB], const REAL (&a)[VECTOR][TA],
@@ -128,13 +131,4 @@ __device__ __forceinline__ void multiply(REAL (&sum)[TA][TB], const REAL (&a)[VE
             }
 }
 
-// The T numbers of one lane from a row of a slice across k: vectors, SPAN vectors apart.
-template <int T, int SPAN>
-__device__ __forceinline__ void read_row(REAL (&fragment)[T], const REAL* row) {
-#pragma unroll
-    for (int i = 0; i < T; i += VECTOR) {
-        const Vector v = *reinterpret_cast<const Vector*>(row + i * SPAN);
-#pragma unroll
-        for (int e = 0; e < VECTOR; e++) fragment[i + e] = v.x[e];
-    }
-}
+#include "common/fragment.cuh"

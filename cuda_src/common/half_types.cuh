@@ -18,7 +18,7 @@ __device__ __forceinline__ float widen(F16 x) {
     asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(x.bits));
     return result;
 }
-// Two numbers rounded to nearest, the first in the lower half.
+// Two elements rounded to nearest, the first in the lower half.
 __device__ __forceinline__ unsigned narrow(F16, float low, float high) {
     unsigned result;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(high), "f"(low));
@@ -32,13 +32,14 @@ __device__ __forceinline__ unsigned narrow(BF16, float low, float high) {
 
 #else
 
-// The twins round by hand, what lies in the middle to even. A product with a power of two is exact
-// and puts the numbers of F16, its subnormals too, where float keeps those of the same bits.
+// The simulator rounds in software, ties to even. A product with a power of two is exact
+// and puts the elements of F16, its subnormals too, where float keeps those of the same bits.
 __device__ float widen(F16 x) {
     const float size = __uint_as_float((x.bits & 0x7FFFu) << 13) * 0x1p112f;
     const unsigned kind = x.bits & 0x7FFFu;
-    const unsigned bits = kind > 0x7C00u ? 0x7FC00000u : kind == 0x7C00u ? 0x7F800000u
-                                                                         : __float_as_uint(size);
+    const unsigned bits = kind > 0x7C00u    ? 0x7FC00000u
+                          : kind == 0x7C00u ? 0x7F800000u
+                                            : __float_as_uint(size);
     return __uint_as_float(bits | (x.bits & 0x8000u) << 16);
 }
 __device__ unsigned narrow(F16, float x) {

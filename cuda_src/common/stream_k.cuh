@@ -1,15 +1,15 @@
-// Units of work of blocks that stay: tiles of MB x NB of a stack of matrices. Those that are left
+// Units of work of persistent blocks: tiles of MB x NB of a batch of matrices. Those that are left
 // when all blocks have had the same number of whole tiles are shared: laid one behind the other
 // along k and cut into as many equal pieces as there are blocks, so that none is idle in the last
 // round. What a block has of such a tile goes to memory, in a slot of its own, and `combine` adds
 // up the slots of each tile.
 //
-// 4096: 1024 tiles of 128 x 128 are 7.76 rounds of 132 blocks and take that long, not 8. A deep
-// product has no whole round at all. Slots are a block's tile each, 34 MB in all, not a multiple of
+// 4096: 1024 tiles of 128 x 128 are 7.76 waves of 132 blocks and take that long, not 8. A deep
+// product has no whole wave at all. Slots are a block's tile each, 34 MB in all, not a multiple of
 // C. Nothing is shared where seven blocks of eight have a tile anyway: a second launch and another
 // tile to store cost 7 us on an H200.
 
-#include "common/launches.cuh"
+#include "common/dependent_launch.cuh"
 #include "common/schedule.cuh"
 
 #ifndef SPLIT
@@ -32,24 +32,28 @@ struct Product {
     __device__ __forceinline__ unsigned tiles() const { return each() * batch; }
     __device__ __forceinline__ unsigned whole() const {
         const unsigned left = tiles() % blocks;
-        return SPLIT == 1 || nearly_all(left) ? tiles() : tiles() - left;
+        return SPLIT == 1 || nearly_fills_wave(left) ? tiles() : tiles() - left;
     }
-    __device__ __forceinline__ bool nearly_all(unsigned count) const {
+    __device__ __forceinline__ bool nearly_fills_wave(unsigned count) const {
         return count * 8 >= blocks * 7;
     }
     __device__ __forceinline__ unsigned rest() const { return tiles() - whole(); }
     // Blocks for each of them, if that keeps nearly all busy: a share is then of one tile, not of
     // two, and its block has one slot to write.
-    __device__ __forceinline__ unsigned for_each() const {
+    __device__ __forceinline__ unsigned blocks_per_tile() const {
         const unsigned fit = blocks / rest();
-        return SPLIT <= fit ? SPLIT : nearly_all(fit * rest()) ? fit : 0;
+        return SPLIT <= fit ? SPLIT : nearly_fills_wave(fit * rest()) ? fit : 0;
     }
     __device__ __forceinline__ unsigned sharers() const {
-        return for_each() > 0 ? for_each() * rest() : blocks;
+        return blocks_per_tile() > 0 ? blocks_per_tile() * rest() : blocks;
     }
     // Each `group` of sharers has a run of steps; the first few have one step more than the others.
-    __device__ __forceinline__ unsigned group() const { return for_each() ? for_each() : blocks; }
-    __device__ __forceinline__ unsigned run() const { return for_each() ? steps : rest() * steps; }
+    __device__ __forceinline__ unsigned group() const {
+        return blocks_per_tile() ? blocks_per_tile() : blocks;
+    }
+    __device__ __forceinline__ unsigned run() const {
+        return blocks_per_tile() ? steps : rest() * steps;
+    }
     // Block b takes units b, b + blocks, b + 2 * blocks, ...: whole tiles, then its shares of two.
     __device__ __forceinline__ unsigned units() const {
         return whole() + (rest() > 0 ? 2 * blocks : 0);
@@ -101,12 +105,12 @@ __device__ __forceinline__ Product product_of(unsigned m, unsigned n, unsigned k
 }
 
 // What `combine` must know of the launch before it, at the beginning of the slots' memory.
-struct alignas(128) Shared {
+struct alignas(128) LaunchShape {
     unsigned blocks, steps;
 };
-constexpr int SLOT = MB * NB;  // numbers of a slot
+constexpr int SLOT = MB * NB;  // elements of a slot
 __device__ __forceinline__ double* slot_of(double* parts, unsigned slot) {
-    return parts + sizeof(Shared) / sizeof(double) + static_cast<size_t>(slot) * SLOT;
+    return parts + sizeof(LaunchShape) / sizeof(double) + static_cast<size_t>(slot) * SLOT;
 }
 
 #if SPLIT > 1
@@ -114,15 +118,15 @@ constexpr unsigned PAIRS = SLOT / 2, PLACES = 4;  // pairs of a slot; of a threa
 
 // What every so many slots have at a thread's places.
 __device__ __forceinline__ void add_slots(double2 (&sum)[PLACES], const double2* slots,
-                                          unsigned from, unsigned to, unsigned apart,
+                                          unsigned from, unsigned to, unsigned stride,
                                           unsigned first, unsigned across) {
-    for (unsigned slot = from; slot <= to; slot += apart * 2) {
+    for (unsigned slot = from; slot <= to; slot += stride * 2) {
         double2 next[2][PLACES];  // all on their way before the first is added
 #pragma unroll
         for (unsigned i = 0; i < 2; i++)
 #pragma unroll
             for (unsigned q = 0; q < PLACES; q++) {
-                const unsigned s = slot + i * apart, place = first + q * across;
+                const unsigned s = slot + i * stride, place = first + q * across;
                 const bool there = s <= to && place < PAIRS;
                 next[i][q] = there ? slots[static_cast<size_t>(s) * PAIRS + place] : double2{};
             }
@@ -141,16 +145,16 @@ extern "C" __global__ void __launch_bounds__(256, 3)
     combine(const double* parts, double* C, long long ldc, long long batch_c, double alpha,
             double beta, int m, int n, int batch) {
     __shared__ double2 totals[PLACES][256];
-    wait_for_launch_before<FILL != 0>();
-    const Shared& launch = *reinterpret_cast<const Shared*>(parts);
+    griddepcontrol_wait<FILL != 0>();
+    const LaunchShape& launch = *reinterpret_cast<const LaunchShape*>(parts);
     const Product p{unsigned(batch), launch.steps, (m + MB - 1u) / MB, (n + NB - 1u) / NB,
                     launch.blocks};
-    const double2* const slots = reinterpret_cast<const double2*>(parts + sizeof(Shared) / 8);
+    const double2* const slots = reinterpret_cast<const double2*>(parts + sizeof(LaunchShape) / 8);
     const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x, rest = p.rest();
     if (rest == 0) return;
     unsigned group = 1;  // threads that have the same places
     while (group < 32 && group * 2 * rest <= p.sharers()) group *= 2;
-    const unsigned across = 256 / group, number = thread / across;  // of that group
+    const unsigned across = 256 / group, number = thread / across;              // of that group
     const unsigned pieces = (PAIRS + across * PLACES - 1) / (across * PLACES);  // of a tile
     for (unsigned piece = blockIdx.x; piece < rest * pieces; piece += gridDim.x) {
         const unsigned shared = piece / pieces;
@@ -182,12 +186,12 @@ extern "C" __global__ void __launch_bounds__(256, 3)
             double* const from = C + unit.matrix * batch_c;
             double* const to = from + row * ldc + column;
             double* const over = from + column * ldc + row;  // the same place of the other half
-            if (column < unsigned(n) && kept(row, column)) {
+            if (column < unsigned(n) && is_stored(row, column)) {
                 const double x = alpha * sum[q].x + (beta != 0 ? beta * to[0] : 0.0);
                 to[0] = x;
                 if (BOTH) over[0] = x;
             }
-            if (column + 1 < unsigned(n) && kept(row, column + 1)) {
+            if (column + 1 < unsigned(n) && is_stored(row, column + 1)) {
                 const double x = alpha * sum[q].y + (beta != 0 ? beta * to[1] : 0.0);
                 to[1] = x;
                 if (BOTH) over[ldc] = x;

@@ -1,5 +1,5 @@
-// Units of work of blocks that stay: tiles of MB x NB of a stack of matrices, and parts of k of
-// those that are too few for a last round of all blocks.
+// Units of work of persistent blocks: tiles of MB x NB of a batch of matrices, and parts of k of
+// those that are too few for a last wave of all blocks.
 
 #include "common/schedule.cuh"
 
@@ -25,7 +25,7 @@ struct Product {
 };
 struct Unit {
     unsigned i0, j0, matrix, begin, end, part;
-    bool parted = false;
+    bool is_split = false;
     __device__ __forceinline__ Unit(const Product& p, unsigned id) : begin(0), end(p.steps) {
         const unsigned whole = p.whole(gridDim.x), rest = p.tiles() - whole;
         if (SPLIT > 1 && id >= whole) {
@@ -33,7 +33,7 @@ struct Unit {
             id = whole + (id - whole) % rest;
             begin = static_cast<unsigned long long>(part) * p.steps / SPLIT;
             end = static_cast<unsigned long long>(part + 1) * p.steps / SPLIT;
-            parted = true;
+            is_split = true;
         }
         matrix = id / p.each();
         tile_of(id % p.each(), p.tiles_m, p.tiles_n, i0, j0);
@@ -49,13 +49,13 @@ struct Unit {
 __device__ unsigned rounds_of;
 
 // Whether the tile of a row of all matrices and of a column was split.
-__device__ __forceinline__ bool was_parted(unsigned m, unsigned n, unsigned batch, long long row,
-                                           unsigned column) {
+__device__ __forceinline__ bool tile_was_split(unsigned m, unsigned n, unsigned batch,
+                                               long long row, unsigned column) {
     const Product p{batch, 0, (m + MB - 1) / MB, (n + NB - 1) / NB};
     const unsigned matrix = row / m, i = row % m / MB, j = column / NB;
-    if (!is_needed(i * MB, j * NB, MB, NB)) return false;
+    if (!any_stored(i * MB, j * NB, MB, NB)) return false;
     const unsigned id = matrix * p.each() + id_of(i, j, p.tiles_m, p.tiles_n);
     return rounds_of == 0 || id >= p.whole(rounds_of);
 }
-#define PARTED was_parted
+#define TILE_WAS_SPLIT tile_was_split
 #endif

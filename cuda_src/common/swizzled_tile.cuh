@@ -1,30 +1,30 @@
 // Tiles copied from global to shared memory as they lie there, without padding: fragments read them
 // by `ldmatrix`, which wants 16 bytes at multiples of 16.
 
-#include "common/matrices.cuh"
-#include "common/pieces.cuh"
+#include "common/mma_fragments.cuh"
+#include "common/vector.cuh"
 #include "common/ptx.cuh"
 
-// cp.async copies 4 bytes at least: numbers of 16 bits whose rows start anywhere come through
+// cp.async copies 4 bytes at least: 16-bit elements whose rows start anywhere come through
 // registers.
 constexpr bool ASYNC = PIECE * sizeof(REAL) >= 4;
 
 // A tile of OUTER x KB elements of op(A) (or of op(B)^T), kept as OUTER lines of KB elements where
-// it is stored along k (K_CONTIGUOUS), otherwise as KB lines of OUTER. Eight lanes read 16 bytes
+// it is stored K-major (K_MAJOR), otherwise as KB lines of OUTER. Eight lanes read 16 bytes
 // each, at one place of eight lines. So that these lie in different banks, the 16-byte chunks of a
-// line change places: chunk number c of line l lies at c xor (l mod 8).
+// line are swapped: chunk number c of line l lies at c xor (l mod 8).
 //
 //     line 0   0 1 2 3 4 5 6 7      A line of 32 or 64 bytes has 2 or 4 chunks; 4 or 2 lines that
 //     line 1   1 0 3 2 5 4 7 6      share 128 bytes, all the banks, then have the same order.
 //     line 2   2 3 0 1 6 7 4 5
 //
-// `ldmatrix` turns round 16-bit numbers only. Those of 32 bits that lie across k are read one by
-// one, each lane its own: of 4 lines 8 neighbours, two chunks. There pairs of chunks change places.
-template <bool LEFT, bool K_CONTIGUOUS, int OUTER, int THREADS, int PARTS>
-struct Swizzled {
+// `ldmatrix` transposes 16-bit elements only. Those of 32 bits that are MN-major are read one by
+// one, each lane its own: of 4 lines 8 neighbours, two chunks. There pairs of chunks are swapped.
+template <bool LEFT, bool K_MAJOR, int OUTER, int THREADS, int PARTS>
+struct SwizzledTile {
     static constexpr int SIZE = sizeof(REAL);
-    static constexpr bool SINGLE = !K_CONTIGUOUS && SIZE == 4;
-    static constexpr int LINE = K_CONTIGUOUS ? KB : OUTER, LINES = K_CONTIGUOUS ? OUTER : KB;
+    static constexpr bool SINGLE = !K_MAJOR && SIZE == 4;
+    static constexpr int LINE = K_MAJOR ? KB : OUTER, LINES = K_MAJOR ? OUTER : KB;
     static constexpr int PITCH = LINE * SIZE, BYTES = LINES * PITCH;  // of a line, of the tile
     static constexpr int WAYS = PITCH < 128 ? PITCH / 16 : 8, SHARING = 8 / WAYS;
     static constexpr int IN_LINE = LINE / PIECE, PIECES = IN_LINE * LINES / THREADS;
@@ -39,27 +39,27 @@ struct Swizzled {
     int down, along;  // to the matrix's end from that piece, across lines and along them, at k = 0
     REAL pending[ASYNC ? 1 : COUNT];
 
-    __device__ __forceinline__ Swizzled(const REAL* X, long long ld, unsigned first, unsigned outer,
-                                        unsigned k0, int k, unsigned thread)
+    __device__ __forceinline__ SwizzledTile(const REAL* X, long long ld, unsigned first,
+                                            unsigned outer, unsigned k0, int k, unsigned thread)
         : ld(ld) {
         const unsigned line = thread / IN_LINE, at = thread % IN_LINE * PIECE;
-        source = X + (K_CONTIGUOUS ? (first + line) * ld + k0 + at : (k0 + line) * ld + first + at);
-        place = line * PITCH + (at * SIZE ^ turn(line));
-        down = int(K_CONTIGUOUS ? outer - first : k) - int(line);
-        along = int(K_CONTIGUOUS ? k : outer - first) - int(at);
+        source = X + (K_MAJOR ? (first + line) * ld + k0 + at : (k0 + line) * ld + first + at);
+        place = line * PITCH + (at * SIZE ^ swizzle(line));
+        down = int(K_MAJOR ? outer - first : k) - int(line);
+        along = int(K_MAJOR ? k : outer - first) - int(at);
     }
 
     // What changes the places of a line's bytes. The turn of line a + b is that of a xor that of b
     // if b is a multiple of a power of two above a.
-    static __device__ __forceinline__ constexpr unsigned turn(unsigned line) {
+    static __device__ __forceinline__ constexpr unsigned swizzle(unsigned line) {
         return SINGLE ? line / SHARING % (WAYS / 2) * 32 : line / SHARING % WAYS * 16;
     }
 
     // Ask for one of PARTS parts of the next tile along k, which begins at k0.
     __device__ __forceinline__ void fetch(unsigned char* tile, int part, int k0,
                                           AsyncCopies& copies) {
-        const bool within = !GUARDED || along > (K_CONTIGUOUS ? k0 : 0);
-        const int lines = K_CONTIGUOUS ? down : down - k0;
+        const bool within = !GUARDED || along > (K_MAJOR ? k0 : 0);
+        const int lines = K_MAJOR ? down : down - k0;
 #pragma unroll
         for (int c = 0; c < COUNT; c++) {
             const int i = part * COUNT + c;
@@ -71,7 +71,7 @@ struct Swizzled {
                 pending[c] = inside ? *source : REAL{};
             source += DOWN * ld;
         }
-        if (K_CONTIGUOUS && part == PARTS - 1) source += KB - OUTER * ld;  // else it is there
+        if (K_MAJOR && part == PARTS - 1) source += KB - OUTER * ld;  // else it is there
     }
     // Store what that part left in registers.
     __device__ __forceinline__ void put(unsigned char* tile, int part) {
@@ -83,7 +83,7 @@ struct Swizzled {
         }
     }
     __device__ __forceinline__ unsigned at(int i) const {
-        return (place ^ turn(i * DOWN)) + i * DOWN * PITCH;
+        return (place ^ swizzle(i * DOWN)) + i * DOWN * PITCH;
     }
 
     // The order of a fragment's four 8 x 16 bytes: A's register number q has its upper or lower
@@ -96,10 +96,10 @@ struct Swizzled {
     }
     // Where a lane reads in the tile, for a warp whose part of it begins at `first`.
     static __device__ __forceinline__ unsigned lane_place(unsigned first, unsigned lane) {
-        if (SINGLE) return lane % 4 * PITCH + ((first + lane / 4) * 4 ^ turn(lane % 4));
+        if (SINGLE) return lane % 4 * PITCH + ((first + lane / 4) * 4 ^ swizzle(lane % 4));
         const unsigned h = half(lane / 8), x = deeper(lane / 8);
-        const unsigned line = K_CONTIGUOUS ? first + h * 8 + lane % 8 : x * 8 + lane % 8;
-        return line * PITCH + ((K_CONTIGUOUS ? x * 16 : first * SIZE + h * 16) ^ turn(line));
+        const unsigned line = K_MAJOR ? first + h * 8 + lane % 8 : x * 8 + lane % 8;
+        return line * PITCH + ((K_MAJOR ? x * 16 : first * SIZE + h * 16) ^ swizzle(line));
     }
     // Fragment i of the warp's part, p * 32 bytes deep. i and p are powers of two apart from what
     // else is in `place`, so that they can be turned with it.
@@ -108,16 +108,16 @@ struct Swizzled {
         if constexpr (SINGLE) {
 #pragma unroll
             for (int q = 0; q < 4; q++)
-                r[q] = *reinterpret_cast<const unsigned*>(
-                    tile + (place ^ (i * 64 + half(q) * 32)) + (p * 8 + deeper(q) * 4) * PITCH);
+                r[q] = *reinterpret_cast<const unsigned*>(tile + (place ^ (i * 64 + half(q) * 32)) +
+                                                          (p * 8 + deeper(q) * 4) * PITCH);
         } else {
-            const int across = K_CONTIGUOUS ? i : p, inside = K_CONTIGUOUS ? p : i;
-            read_matrices<!K_CONTIGUOUS>(r, tile + (place ^ inside * 32) + across * 16 * PITCH);
+            const int across = K_MAJOR ? i : p, inside = K_MAJOR ? p : i;
+            ldmatrix_x4<!K_MAJOR>(r, tile + (place ^ inside * 32) + across * 16 * PITCH);
         }
     }
     // What `read` has read made ready for the tensor cores, as late as possible: who rounds right
     // after reading waits for shared memory.
-    static __device__ __forceinline__ void settle(unsigned (&r)[4]) {
+    static __device__ __forceinline__ void round_operands(unsigned (&r)[4]) {
         if constexpr (SIZE == 4) {
 #pragma unroll
             for (int q = 0; q < 4; q++) r[q] = rounded(r[q]);

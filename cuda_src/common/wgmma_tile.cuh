@@ -1,11 +1,14 @@
-// Tiles that are piles of boxes: on their way in, and C's on their way out. The kernel says REAL,
-// OUT, BOX (how far a box goes along k), DEEP (boxes along k), STREAMED (whether L2 is told how to
-// keep them), STAGES, CLUSTER, SPLIT, LINE and STAGED (columns of C in 128 bytes and in a piece),
-// PIECE (bytes of 64 rows of 128).
+// Tiles of A and B as TMA loads them for wgmma, and the tile of C on its way out.
+//
+// The kernel defines REAL, OUT; TA, TB; BOX (columns of a box along k) and K_BOXES (boxes of a tile
+// along k); STAGES, CLUSTER, SPLIT; STREAMED (loads carry an L2 policy); ROWS (pieces of 64 rows of
+// a warpgroup) and WARPGROUPS_N; SLOTS, LINE and PIECE_COLUMNS (columns of C in 128 bytes and in a
+// piece), PIECE (bytes of 64 rows of 128), STAGED_BYTES (of a slot) and WARPS_STORE (each warp
+// stores its own rows, without TMA). Units of work come from common/split_k_schedule.cuh.
 
-#include "common/policy.cuh"
+#include "common/l2_policy.cuh"
 
-// Where the ring stands: the stage, and the parity of its barriers' phase.
+// The position in the ring of stages: the stage, and the parity of its barriers' phase.
 struct Ring {
     unsigned stage = 0, parity = 0;
     __device__ __forceinline__ void advance() {
@@ -13,43 +16,43 @@ struct Ring {
     }
 };
 
-// A stack of matrices, `apart` from one to the next along the map's third axis.
-struct Stack {
+// A batch of matrices, `stride` apart along the map's third axis.
+struct Operand {
     const TensorMap* map;
-    unsigned apart;
-    Policy policy;
+    unsigned stride;
+    L2Policy l2_hint;
 };
 
-// EXTENT rows (or columns) of one matrix, `outer` of op(X) and on, at depth k0. Along k one box has
-// all rows; across, a box has 64 columns or fewer. With SHARED, blocks of a cluster fetch a share
-// each, for all of them.
-template <bool ALONG_K, bool SHARED, int EXTENT>
-__device__ __forceinline__ void fetch(unsigned tile, const Stack& from, unsigned full,
+// Loads EXTENT rows (or columns) of one matrix, from `outer` of op(X) on, at depth k0. A box of a
+// K-major operand has all rows, of an MN-major one 64 columns or fewer. With SHARED, each block of
+// a cluster loads a share for all of them (multicast).
+template <bool K_MAJOR, bool SHARED, int EXTENT>
+__device__ __forceinline__ void fetch(unsigned tile, const Operand& from, unsigned full,
                                       unsigned outer, unsigned k0, unsigned matrix) {
     constexpr int SHARE = SHARED ? EXTENT / CLUSTER : EXTENT;
-    constexpr int IN_BOX = ALONG_K || SHARE < 64 ? SHARE : 64;
+    constexpr int IN_BOX = K_MAJOR || SHARE < 64 ? SHARE : 64;
     constexpr unsigned short BLOCKS = (1 << CLUSTER) - 1;
-    const unsigned first = SHARED ? block_in_cluster() * SHARE : 0, z = matrix * from.apart;
+    const unsigned first = SHARED ? block_in_cluster() * SHARE : 0, z = matrix * from.stride;
 #pragma unroll
-    for (int deep = 0; deep < DEEP; deep++)
+    for (int deep = 0; deep < K_BOXES; deep++)
 #pragma unroll
         for (int i = 0; i < SHARE; i += IN_BOX) {
             const unsigned o = outer + first + i, k = k0 + deep * BOX;
             const unsigned target = tile + (deep * EXTENT + first + i) * 2 * BOX;
-            const unsigned x = ALONG_K ? k : o, y = ALONG_K ? o : k;
+            const unsigned x = K_MAJOR ? k : o, y = K_MAJOR ? o : k;
             if constexpr (SHARED && STREAMED)
-                fetch_box(target, from.map, full, x, y, z, BLOCKS, from.policy);
+                tma_load(target, from.map, full, x, y, z, BLOCKS, from.l2_hint);
             else if constexpr (SHARED)
-                fetch_box(target, from.map, full, x, y, z, BLOCKS);
+                tma_load(target, from.map, full, x, y, z, BLOCKS);
             else if constexpr (STREAMED)
-                fetch_box(target, from.map, full, x, y, z, from.policy);
+                tma_load(target, from.map, full, x, y, z, from.l2_hint);
             else
-                fetch_box(target, from.map, full, x, y, z);
+                tma_load(target, from.map, full, x, y, z);
         }
 }
 
-// C <- alpha sum + beta C, through shared memory in pieces of 64 rows and STAGED columns.
-struct Result {
+// C <- alpha sum + beta C, through shared memory in pieces of 64 rows and PIECE_COLUMNS columns.
+struct Output {
     const TensorMap* map;
     OUT* C;
     float* parts;
@@ -69,7 +72,7 @@ struct Result {
         for (int e = 0; e < TB / 2; e++) {
             const unsigned row = i0 + warp * 16 + lane / 4 + e / 2 % 2 * 8;
             const unsigned column = j0 + e / 4 * 8 + lane % 4 * 2 + e % 2;
-            if (row < end_m && column < end_n && kept(row, column))
+            if (row < end_m && column < end_n && is_stored(row, column))
                 sum[e] += beta * widen(C[row * ld + column]);
         }
     }
@@ -78,15 +81,15 @@ struct Result {
         const unsigned lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
         if constexpr (sizeof(OUT) == 4) {
 #pragma unroll
-            for (int e = 0; e < STAGED / 2; e += 2) {
+            for (int e = 0; e < PIECE_COLUMNS / 2; e += 2) {
                 const unsigned row = warp * 16 + lane / 4 + e / 2 % 2 * 8;
                 const unsigned chunk = e / 4 % 4 * 2 + lane % 4 / 2 ^ row % 8;
-                store_two(staged + e / 16 * PIECE + row * 128 + chunk * 16 + lane % 2 * 8, sum[e],
-                          sum[e + 1]);
+                store_shared_pair(staged + e / 16 * PIECE + row * 128 + chunk * 16 + lane % 2 * 8,
+                                  sum[e], sum[e + 1]);
             }
         } else {
 #pragma unroll
-            for (int j = 0; j < STAGED / 16; j++) {
+            for (int j = 0; j < PIECE_COLUMNS / 16; j++) {
                 unsigned packed[4];
 #pragma unroll
                 for (int q = 0; q < 4; q++) {
@@ -94,15 +97,14 @@ struct Result {
                     packed[q] = narrow(REAL{}, s[0], s[1]);
                 }
                 const unsigned row = warp * 16 + lane % 16, chunk = j % 4 * 2 + lane / 16;
-                store_matrices(staged + j / 4 * PIECE + row * 128 + ((chunk ^ row % 8) << 4),
-                               packed);
+                stmatrix_x4(staged + j / 4 * PIECE + row * 128 + ((chunk ^ row % 8) << 4), packed);
             }
         }
     }
     // A warp's own 16 rows of a staged piece: 16 bytes at a time where C allows it and all is kept.
     __device__ __forceinline__ void copy(const unsigned char* staged, unsigned i0, unsigned j0,
                                          bool cut) const {
-        constexpr unsigned EACH = 16 / sizeof(OUT), CHUNKS = STAGED / EACH;
+        constexpr unsigned EACH = 16 / sizeof(OUT), CHUNKS = PIECE_COLUMNS / EACH;
         const unsigned lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
         if (boxed && !cut) {
 #pragma unroll
@@ -116,8 +118,8 @@ struct Result {
         }
         for (unsigned row = warp * 16; row < warp * 16 + 16 && i0 + row < end_m; row++)
 #pragma unroll
-            for (unsigned column = lane; column < STAGED; column += 32)
-                if (j0 + column < end_n && kept(i0 + row, j0 + column))
+            for (unsigned column = lane; column < PIECE_COLUMNS; column += 32)
+                if (j0 + column < end_n && is_stored(i0 + row, j0 + column))
                     C[(i0 + row) * ld + j0 + column] = *reinterpret_cast<const OUT*>(
                         staged + place(row, column) + column % EACH * sizeof(OUT));
     }
@@ -127,8 +129,8 @@ struct Result {
         return column / LINE * PIECE + row * 128 + chunk * 16;
     }
     // The sums of a part as they are, 64 rows and TB columns.
-    __device__ __forceinline__ void leave(const float (&sum)[TB / 2], unsigned part,
-                                          unsigned matrix, unsigned i0, unsigned j0) const {
+    __device__ __forceinline__ void store_part(const float (&sum)[TB / 2], unsigned part,
+                                               unsigned matrix, unsigned i0, unsigned j0) const {
         const unsigned lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
         const unsigned pitch = (n + 3) / 4 * 4, most = (end_n + 3) / 4 * 4;
         float* const to = parts + 1ull * (part * batch + matrix) * m * pitch;
@@ -137,8 +139,7 @@ struct Result {
             const unsigned row = i0 + warp * 16 + lane / 4 + e / 2 % 2 * 8;
             const unsigned column = j0 + e / 4 * 8 + lane % 4 * 2;
             if (row < end_m && column < most)
-                *reinterpret_cast<float2*>(to + 1ull * row * pitch + column) = {sum[e],
-                                                                                sum[e + 1]};
+                *reinterpret_cast<float2*>(to + 1ull * row * pitch + column) = {sum[e], sum[e + 1]};
         }
     }
 };

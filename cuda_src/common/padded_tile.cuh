@@ -1,14 +1,14 @@
 // Tiles copied from global to shared memory as they lie there, for fragments of single elements.
 
-#include "common/pieces.cuh"
+#include "common/vector.cuh"
 
-// A tile of OUTER x KB elements of op(A) (or of op(B)^T). Stored along k (K_CONTIGUOUS) it is kept
+// A tile of OUTER x KB elements of op(A) (or of op(B)^T). Stored K-major (K_MAJOR) it is kept
 // as OUTER lines of KB elements, otherwise as KB lines of OUTER. The padding of four elements puts
 // what 16 lanes of a fragment read, 4 x 4 elements one of whose axes runs across lines, into 16
 // different pairs of banks if elements have 8 bytes, whichever way the tile lies.
-template <bool K_CONTIGUOUS, int OUTER, int THREADS>
-struct Copied {
-    static constexpr int LINE = K_CONTIGUOUS ? KB : OUTER, LINES = K_CONTIGUOUS ? OUTER : KB;
+template <bool K_MAJOR, int OUTER, int THREADS>
+struct PaddedTile {
+    static constexpr int LINE = K_MAJOR ? KB : OUTER, LINES = K_MAJOR ? OUTER : KB;
     static constexpr int PITCH = LINE + 4, ELEMENTS = LINES * PITCH;
     static constexpr int IN_LINE = LINE / PIECE;
     static constexpr int DOWN = THREADS / IN_LINE;  // lines from one piece of a thread to its next
@@ -22,33 +22,33 @@ struct Copied {
     int mine;         // lines of the tile from that piece on, none if others copy all
     int down, along;  // to the matrix's end from that piece, across lines and along them, at k = 0
 
-    __device__ __forceinline__ Copied(const REAL* X, long long ld, unsigned first, unsigned outer,
-                                      unsigned k0, int k, unsigned thread)
+    __device__ __forceinline__ PaddedTile(const REAL* X, long long ld, unsigned first,
+                                          unsigned outer, unsigned k0, int k, unsigned thread)
         : ld(ld) {
         const unsigned line = thread / IN_LINE, at = thread % IN_LINE * PIECE;
-        source = X + (K_CONTIGUOUS ? (first + line) * ld + k0 + at : (k0 + line) * ld + first + at);
+        source = X + (K_MAJOR ? (first + line) * ld + k0 + at : (k0 + line) * ld + first + at);
         place = line * PITCH + at;
         mine = line < DOWN ? LINES - int(line) : 0;
-        down = int(K_CONTIGUOUS ? outer - first : k) - int(line);
-        along = int(K_CONTIGUOUS ? k : outer - first) - int(at);
+        down = int(K_MAJOR ? outer - first : k) - int(line);
+        along = int(K_MAJOR ? k : outer - first) - int(at);
     }
 
     // Ask for the next tile along k, which begins at k0.
     __device__ __forceinline__ void fetch(REAL* tile, int k0, AsyncCopies& copies) {
         const REAL* from = source;
-        const bool within = !GUARDED || along > (K_CONTIGUOUS ? k0 : 0);
-        const int lines = K_CONTIGUOUS ? down : down - k0;
+        const bool within = !GUARDED || along > (K_MAJOR ? k0 : 0);
+        const int lines = K_MAJOR ? down : down - k0;
 #pragma unroll(UNROLLED)
         for (int i = 0; i < PIECES; i++, from += DOWN * ld) {
             if (!EVEN && i * DOWN >= mine) break;
             copies.copy<PIECE * sizeof(REAL)>(tile + place + i * DOWN * PITCH, from,
                                               !GUARDED || (within && i * DOWN < lines));
         }
-        source += K_CONTIGUOUS ? KB : KB * ld;
+        source += K_MAJOR ? KB : KB * ld;
     }
 
     // Where element (outer, p) of the tile lies.
     static __device__ __forceinline__ unsigned index(unsigned outer, unsigned p) {
-        return K_CONTIGUOUS ? outer * PITCH + p : p * PITCH + outer;
+        return K_MAJOR ? outer * PITCH + p : p * PITCH + outer;
     }
 };

@@ -1,13 +1,13 @@
-// C^T = B^T A^T by wgmma on tf32: tiles of float32 on their way in, C turned round on its way out.
+// C^T = B^T A^T by wgmma on tf32: tiles of float32 on their way in, C transposed on its way out.
 //
-// The 64 rows of a wgmma are columns of C, its up to 256 columns are rows of C. A lies along k;
+// The 64 rows of a wgmma are columns of C, its up to 256 columns are rows of C. A is K-major;
 // where B does not, it goes through registers. Where both are transposed it is the other way round:
-// SWAPPED, A and B, rows and columns of C change their parts, and C is not turned. Where neither
-// lies along k the warpgroups turn A's tiles round in shared memory: TURNED.
+// SWAPPED, A and B, rows and columns of C swap roles, and C is not transposed. Where neither
+// is K-major the warpgroups transpose A's tiles in shared memory: TRANSPOSES_A.
 //
-// The kernel says MB, NB, KB, TA, TB, STAGES, SLOTS, CLUSTER, SPLIT, how many SLICES of warpgroups
-// take turns along k, and how many TERMS stand for a number: so many matrices for one in the maps
-// of A and B.
+// The kernel defines MB, NB, KB, TA, TB, STAGES, SLOTS, CLUSTER, SPLIT, how many SLICES of
+// warpgroups take turns along k, and how many TERMS stand for a number: so many matrices for one in
+// the maps of A and B.
 
 #define TILE_N (NB * CLUSTER)  // what a cluster computes
 
@@ -16,22 +16,22 @@
 #include "common/repack.cuh"
 #include "common/schedule.cuh"
 
-constexpr bool SWAPPED = TRANS_A && TRANS_B;   // A goes through registers
-constexpr bool DIRECT = TRANS_B && !TRANS_A;  // nothing does
-constexpr bool TURNED = TRANS_A && !TRANS_B;
-constexpr int RIGHT = NB / TB, ABREAST = MB / TA * RIGHT;  // warpgroups of a slice
-constexpr int CONSUMERS = ABREAST * SLICES, THREADS = 128 * (CONSUMERS + 1);
-constexpr int BOX = 32, ROW = BOX * 4, DEEP = KB / BOX;  // numbers and bytes of a row of a box
+constexpr bool SWAPPED = TRANS_A && TRANS_B;        // A goes through registers
+constexpr bool BOTH_K_MAJOR = TRANS_B && !TRANS_A;  // nothing does
+constexpr bool TRANSPOSES_A = TRANS_A && !TRANS_B;
+constexpr int WARPGROUPS_N = NB / TB, WARPGROUPS = MB / TA * WARPGROUPS_N;  // warpgroups of a slice
+constexpr int CONSUMERS = WARPGROUPS * SLICES, THREADS = 128 * (CONSUMERS + 1);
+constexpr int BOX = 32, ROW = BOX * 4, K_BOXES = KB / BOX;   // elements and bytes of a row of a box
 constexpr int A_BYTES = MB * KB * 4, B_BYTES = NB * KB * 4;  // of one term
 constexpr int STAGE_BYTES = TERMS * (A_BYTES + B_BYTES);
-constexpr int PIECES = TB / 64;                  // pieces of 64 columns
-constexpr int STAGED = TA % 32 == 0 ? 32 : 16;  // rows of a piece on its way out
-constexpr int SLOT_BYTES = 32 * 2 * ROW;         // of a piece
+constexpr int PIECES = TB / 64;                             // pieces of 64 columns
+constexpr int PIECE_ROWS = TA % 32 == 0 ? 32 : 16;          // rows of a piece on its way out
+constexpr int SLOT_BYTES = 32 * 2 * ROW;                    // of a piece
 constexpr int EXCHANGE_BYTES = (SLICES - 1) * MB * NB * 4;  // sums that slices hand to each other
-// As in rung 07: registers of a thread, few for those that fetch.
 constexpr bool GREEDY = TERMS * TA * TB > 128 * 128 && CONSUMERS <= 2;
-constexpr int FEW = GREEDY ? 24 : CONSUMERS <= 2 ? 40 : CONSUMERS == 3 ? 32 : 64;
-constexpr int MANY = GREEDY ? 240 : CONSUMERS <= 2 ? 232 : CONSUMERS == 3 ? 160 : 104;
+// Registers as in common/warpgroups.cuh, but for the largest tiles.
+constexpr int PRODUCER_REGISTERS = GREEDY ? 24 : CONSUMERS <= 2 ? 40 : CONSUMERS == 3 ? 32 : 64;
+constexpr int CONSUMER_REGISTERS = GREEDY ? 240 : CONSUMERS <= 2 ? 232 : CONSUMERS == 3 ? 160 : 104;
 
 static_assert(MB % TA == 0 && NB % TB == 0 && TB % 64 == 0,
               "warpgroups tile the block evenly: TA divides MB, TB divides NB, 64 divides TB");
@@ -55,10 +55,10 @@ static_assert((CLUSTER == 1 || CLUSTER == 2) && MB % (8 * CLUSTER) == 0,
 struct Maps {
     TensorMap a, b, c;
 };
-// What lies along k is called A from here on, C has m rows.
+// What is K-major is called A from here on, C has m rows.
 struct Product {
     const TensorMap *a, *b;
-    int m, n, k, batch, stack_a, stack_b;
+    int m, n, k, batch, batched_a, batched_b;
 };
 // A part of k of a tile of C: of all `steps` each SPLITth from `part` on. Blocks that work on one
 // tile at a time read lines of memory side by side.
@@ -84,46 +84,53 @@ using Sums = float[PIECES][TA / 2];
 // Runs `use` of every unit that falls to this cluster. Both roles count tiles on their own: what
 // they shared would be kept in registers that the sums need.
 template <class Use>
-__device__ __forceinline__ void each_unit(const Product& p, Use use) {
+__device__ __forceinline__ void for_each_unit(const Product& p, Use use) {
     const unsigned tiles_m = (p.m + MB - 1u) / MB, steps = (p.k + KB - 1u) / KB;
     const unsigned tiles_n = (p.n + TILE_N - 1u) / TILE_N;
     const unsigned tiles = tiles_in(tiles_m, tiles_n), units = tiles * SPLIT * p.batch;
     for (unsigned u = blockIdx.x / CLUSTER; u < units; u += gridDim.x / CLUSTER) {
         unsigned tile_m, tile_n;
         tile_of(u % tiles, tiles_m, tiles_n, tile_m, tile_n);
-        const unsigned part = u / tiles % SPLIT, beside = CLUSTER > 1 ? block_in_cluster() : 0;
-        use(Unit{tile_m * MB, (tile_n * CLUSTER + beside) * NB, u / tiles / SPLIT, part, steps});
+        const unsigned part = u / tiles % SPLIT,
+                       cluster_rank = CLUSTER > 1 ? block_in_cluster() : 0;
+        use(Unit{tile_m * MB, (tile_n * CLUSTER + cluster_rank) * NB, u / tiles / SPLIT, part,
+                 steps});
     }
 }
 
-#include "common/turned_in.cuh"
+#include "common/tf32_wgmma_load.cuh"
 
-// A tile that lies along k, for wgmma (PTX ISA 9.0, "Matrix Descriptor"): 8 rows to a swizzle.
-__device__ __forceinline__ unsigned long long describe_rows(unsigned address) {
+// A tile that is K-major, for wgmma (PTX ISA 9.0, "Matrix Descriptor"): 8 rows to a swizzle.
+__device__ __forceinline__ unsigned long long tf32_descriptor(unsigned address) {
     return (address & 0x3FFFFu) >> 4 | (8ull * ROW >> 4) << 32 | 1ull << 62;
 }
-// What is added to a descriptor for the numbers from 8 x on along k, of a tile of `rows` rows.
+// What is added to a descriptor for the elements from 8 x on along k, of a tile of `rows` rows.
 __device__ __forceinline__ constexpr unsigned deeper(int x, int rows) {
     return (x / (BOX / 8) * rows * ROW + x % (BOX / 8) * 32) / 16;
 }
 
 // The place of a thread and its warpgroup in tiles.
-struct Place {
-    unsigned group, slice, abreast, down, right, warp, g, t;
-    __device__ __forceinline__ explicit Place(unsigned group)
-        : group(group), slice(SLICES == 1 ? 0 : group / ABREAST), abreast(group - slice * ABREAST),
-          down(abreast / RIGHT), right(abreast % RIGHT), warp(threadIdx.x % 128 / 32),
-          g(threadIdx.x % 32 / 4), t(threadIdx.x % 4) {}
+struct Position {
+    unsigned group, slice, warpgroup, down, right, warp, g, t;
+    __device__ __forceinline__ explicit Position(unsigned group)
+        : group(group),
+          slice(SLICES == 1 ? 0 : group / WARPGROUPS),
+          warpgroup(group - slice * WARPGROUPS),
+          down(warpgroup / WARPGROUPS_N),
+          right(warpgroup % WARPGROUPS_N),
+          warp(threadIdx.x % 128 / 32),
+          g(threadIdx.x % 32 / 4),
+          t(threadIdx.x % 4) {}
     // The column of C, in a piece of 64, that row 16 warp + g + 8 h of wgmma stands for. Where B
-    // lies across k, eight lanes g take four columns each of two chunks that are four apart: with
+    // is MN-major, eight lanes g take four columns each of two chunks that are four apart: with
     // those of the four rows t these lie in different banks. SWAPPED, these are rows of C on its
     // way out: those of odd g lie in the other half of 8 rows, so that banks differ there, too.
     __device__ __forceinline__ unsigned column(unsigned h) const {
-        return DIRECT ? warp * 16 + g + h * 8
-                      : warp / 2 * 32 + warp % 2 * 8 + (h + SWAPPED * g) % 2 * 4 + g / 4 * 16 +
-                            g % 4;
+        return BOTH_K_MAJOR
+                   ? warp * 16 + g + h * 8
+                   : warp / 2 * 32 + warp % 2 * 8 + (h + SWAPPED * g) % 2 * 4 + g / 4 * 16 + g % 4;
     }
-    // Bytes from the start of B's tile, which lies across k, to the number of depth 8 x + 4 y + t
+    // Bytes from the start of B's tile, which is MN-major, to the number of depth 8 x + 4 y + t
     // and column(h) of piece u.
     __device__ __forceinline__ unsigned offset(unsigned x, unsigned y, unsigned u,
                                                unsigned h) const {
@@ -137,101 +144,101 @@ struct Place {
 struct Consumer {
     const unsigned char* shared;
     unsigned base, full, empty;
-    Place at;
+    Position at;
     Ring ring;
 
     __device__ __forceinline__ void wait_for_stage() const {
-        barrier_wait(full + 8 * ring.stage, ring.parity);
+        mbarrier_wait(full + 8 * ring.stage, ring.parity);
     }
     // The slice's stage before the ring's may be filled again.
     __device__ __forceinline__ void release() const {
         const unsigned before = (ring.stage < SLICES ? ring.stage + STAGES : ring.stage) - SLICES;
-        if (threadIdx.x % 128 < CLUSTER) barrier_arrive(empty + 8 * before, threadIdx.x % 128);
+        if (threadIdx.x % 128 < CLUSTER) mbarrier_arrive(empty + 8 * before, threadIdx.x % 128);
     }
     // The end of a step: now the one before, if any, has ended.
     __device__ __forceinline__ void next(bool before) {
-        wgmma_commit();
-        wgmma_wait<1>();
+        wgmma_commit_group();
+        wgmma_wait_group<1>();
         if (before) release();
         ring.advance<SLICES>();
     }
-    // A's tile, which came as it lies across k, along k: each warp turns squares of 32 where they
+    // A's tile, which came MN-major, made K-major: each warp transposes squares of 32 where they
     // are. A lane reads a column and writes it as a row, both without conflicts of banks.
-    __device__ __forceinline__ void turn() const {
+    __device__ __forceinline__ void transpose_a() const {
         const unsigned lane = threadIdx.x % 32;
         unsigned char* const tile = const_cast<unsigned char*>(shared) + ring.stage * STAGE_BYTES;
 #pragma unroll 1
-        for (int x = at.abreast * 4 + at.warp; x < MB / 32 * DEEP; x += ABREAST * 4) {
+        for (int x = at.warpgroup * 4 + at.warp; x < MB / 32 * K_BOXES; x += WARPGROUPS * 4) {
             unsigned char* const square = tile + x * (32 * ROW);
             float column[32];
 #pragma unroll
             for (int y = 0; y < 32; y++)
-                column[y] = *reinterpret_cast<float*>(square + y * ROW +
-                                                      ((lane / 4 ^ y % 8) << 4) + lane % 4 * 4);
+                column[y] = *reinterpret_cast<float*>(square + y * ROW + ((lane / 4 ^ y % 8) << 4) +
+                                                      lane % 4 * 4);
             __syncwarp();
 #pragma unroll
             for (int y = 0; y < 8; y++)
                 *reinterpret_cast<float4*>(square + lane * ROW + ((y ^ lane % 8) << 4)) = {
                     column[4 * y], column[4 * y + 1], column[4 * y + 2], column[4 * y + 3]};
         }
-        written_for_copies();
-        threads_sync<ABREAST * 128>(1 + CONSUMERS + at.slice);
+        fence_proxy_async();
+        named_barrier_sync<WARPGROUPS * 128>(1 + CONSUMERS + at.slice);
     }
     // Descriptors of the rows of A and the columns of B of this warpgroup.
     __device__ __forceinline__ unsigned long long rows(int term) const {
-        return describe_rows(base + ring.stage * STAGE_BYTES + term * A_BYTES +
-                             at.down * TA * ROW);
+        return tf32_descriptor(base + ring.stage * STAGE_BYTES + term * A_BYTES +
+                               at.down * TA * ROW);
     }
     __device__ __forceinline__ unsigned long long columns(int term) const {
-        return describe_rows(base + ring.stage * STAGE_BYTES + TERMS * A_BYTES + term * B_BYTES +
-                             at.right * TB * ROW);
+        return tf32_descriptor(base + ring.stage * STAGE_BYTES + TERMS * A_BYTES + term * B_BYTES +
+                               at.right * TB * ROW);
     }
     // A number of B's tile, row and column as register e of a fragment has them. TMA or the copy
     // before has rounded it.
     __device__ __forceinline__ unsigned number(int x, int u, int e) const {
         return *reinterpret_cast<const unsigned*>(shared + ring.stage * STAGE_BYTES +
-                                               TERMS * A_BYTES + at.offset(x, e / 2, u, e % 2));
+                                                  TERMS * A_BYTES + at.offset(x, e / 2, u, e % 2));
     }
 };
 
-#include "common/turned_out.cuh"
+#include "common/tf32_wgmma_epilogue.cuh"
 
 __device__ __forceinline__ Product product_of(const Maps& maps, int m, int n, int k, int batch,
-                                              int stack_a, int stack_b) {
-    if (SWAPPED) return {&maps.b, &maps.a, n, m, k, batch, stack_b, stack_a};
-    return {&maps.a, &maps.b, m, n, k, batch, stack_a, stack_b};
+                                              int batched_a, int batched_b) {
+    if (SWAPPED) return {&maps.b, &maps.a, n, m, k, batch, batched_b, batched_a};
+    return {&maps.a, &maps.b, m, n, k, batch, batched_a, batched_b};
 }
 
 // The kernel: `multiply(consumer, sum, unit)` makes the sums of a unit.
 template <class Multiply>
-__device__ __forceinline__ void run(const Product& p, const Result& result,
-                                    long long batch_c, float* parts, Multiply multiply) {
+__device__ __forceinline__ void run(const Product& p, const Output& result, long long batch_c,
+                                    float* parts, Multiply multiply) {
     extern __shared__ unsigned char shared[];
     unsigned char* const aligned = shared + (-address_of_shared(shared) & 1023);
     unsigned char* const staging = aligned + STAGES * STAGE_BYTES;
-    unsigned char* const exchange = staging + ABREAST * SLOTS * SLOT_BYTES;
+    unsigned char* const exchange = staging + WARPGROUPS * SLOTS * SLOT_BYTES;
     const unsigned full = address_of_shared(exchange + EXCHANGE_BYTES);
     const unsigned empty = full + 8 * STAGES, base = address_of_shared(aligned);
     // The same for a whole warp, and said so: descriptors then live in uniform registers.
     const unsigned group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (threadIdx.x == 0) {
-        if (p.k > 0) prefetch(p.a), prefetch(p.b);
+        if (p.k > 0) prefetch_tensormap(p.a), prefetch_tensormap(p.b);
         for (int s = 0; s < STAGES; s++) {
-            barrier_make(full + 8 * s, 1);
-            barrier_make(empty + 8 * s, ABREAST * CLUSTER);
+            mbarrier_init(full + 8 * s, 1);
+            mbarrier_init(empty + 8 * s, WARPGROUPS * CLUSTER);
         }
-        barriers_made();
+        fence_mbarrier_init();
     }
-    const Fetched fetched(p);
-    if (fetched.bytes() < STAGE_BYTES) fetched.clear_rest(aligned);
+    const LoadExtents extents(p);
+    if (extents.bytes() < STAGE_BYTES) extents.zero_rest(aligned);
     CLUSTER > 1 ? cluster_sync() : __syncthreads();
     if (group == CONSUMERS) {
-        leave_registers<FEW>();
-        if (threadIdx.x % 128 == 0) wait_for_launch_before(), produce(p, base, full, empty);
+        setmaxnreg_dec<PRODUCER_REGISTERS>();
+        if (threadIdx.x % 128 == 0) griddepcontrol_wait(), produce(p, base, full, empty);
     } else {
-        take_registers<MANY>();
-        Consumer consumer{aligned, base, full, empty, Place(group), {}};
-        each_unit(p, [&](const Unit& unit) {
+        setmaxnreg_inc<CONSUMER_REGISTERS>();
+        Consumer consumer{aligned, base, full, empty, Position(group), {}};
+        for_each_unit(p, [&](const Unit& unit) {
             Sums sum;
             const Ring begin = consumer.ring;
             if constexpr (SLICES > 1) consumer.ring.skip(consumer.at.slice);
@@ -242,16 +249,17 @@ __device__ __forceinline__ void run(const Product& p, const Result& result,
                 add_slices(sum, exchange, consumer.at);
                 if (consumer.at.slice > 0) return;
             }
-            Result here = result;
+            Output here = result;
             here.C += unit.matrix * batch_c;
             if constexpr (SPLIT > 1) {
                 here.ld = (result.n + 3ll) / 4 * 4;
                 here.C = parts + (1ll * unit.part * p.batch + unit.matrix) * result.m * here.ld;
                 here.boxed = false;
             }
-            here.store(sum, unit, staging + consumer.at.abreast * SLOTS * SLOT_BYTES, consumer.at);
+            here.store(sum, unit, staging + consumer.at.warpgroup * SLOTS * SLOT_BYTES,
+                       consumer.at);
         });
-        if (threadIdx.x % 128 == 0) stores_have_read();  // before shared memory is given back
+        if (threadIdx.x % 128 == 0) bulk_wait_group_read();  // before shared memory is released
     }
 #if CLUSTER > 1
     cluster_leave();  // no block leaves while the other may still reach into it

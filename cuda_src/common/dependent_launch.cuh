@@ -7,9 +7,9 @@
 //     combine                  | waits for gemm ......................  | adds up
 //
 // The blocks of a launch come when all blocks of the one before run or have ended, so they never
-// take the place of one of those; they lie in wait where there is room.
+// take the place of one of those; they wait where there is room.
 //
-// Why that is right. `wait_for_launch_before` returns when the launch before has ended and all that
+// Why that is right. `griddepcontrol_wait` returns when the launch before has ended and all that
 // it wrote is seen (PTX ISA 9.0, "griddepcontrol"). Every launch but the first of a product waits
 // in every block before it reads what another launch of that product made, and so ends after the
 // one before it has ended. The first is an ordinary launch: it begins when everything before it in
@@ -27,15 +27,15 @@
 
 #ifndef PYMM_SIMULATOR
 
-__device__ __forceinline__ void let_next_launch_begin() {
+__device__ __forceinline__ void griddepcontrol_launch_dependents() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 // Nothing happens where no launch before is under way, or where the next is an ordinary one.
 template <bool FOLLOWED = (SPLIT > 1 || FILL != 0)>
-__device__ __forceinline__ void wait_for_launch_before() {
-    if (FOLLOWED) let_next_launch_begin();
+__device__ __forceinline__ void griddepcontrol_wait() {
+    if (FOLLOWED) griddepcontrol_launch_dependents();
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
@@ -43,9 +43,11 @@ __device__ __forceinline__ void wait_for_launch_before() {
 
 #else
 
-// The twin runs one launch after another, and only sees to it that who may begin early waits.
+// The simulator runs one launch after another, and only sees to it that who may begin early waits.
 template <bool FOLLOWED = false>
-__device__ void wait_for_launch_before() { pymm_sim::self().calls->wait_for_launch(); }
-__device__ void let_next_launch_begin() {}
+__device__ void griddepcontrol_wait() {
+    pymm_sim::self().calls->wait_for_launch();
+}
+__device__ void griddepcontrol_launch_dependents() {}
 
 #endif

@@ -1,36 +1,36 @@
-// Copies of float32 matrices as pairs of float16: high + low, 11 bits each, of numbers that a power
-// of two has brought near the top of float16's range. Along k each 64 numbers of a row have a power
-// of their own, such that the largest lies from 2^14 to 2^15. Numbers down to 2^-17 of that keep
-// all their 22 bits, smaller ones lose at most 2^-39 of it.
+// Copies of float32 matrices as pairs of float16: high + low, 11 bits each, of elements that a
+// power of two has brought near the top of float16's range. Along k each 64 elements of a row have
+// a power of their own, such that the largest lies from 2^14 to 2^15. Elements down to 2^-17 of
+// that keep all their 22 bits, smaller ones lose at most 2^-39 of it.
 //
-// Of 64 such rows the powers are alike if their largest numbers differ by less than 2^9: the one of
-// the largest then, which takes at most 8 of those 17 and 39 from the others. Whoever multiplies
+// Of 64 such rows the powers are alike if their largest elements differ by less than 2^9: the one
+// of the largest then, which takes at most 8 of those 17 and 39 from the others. Whoever multiplies
 // has one number for 64 then, and is told so: inverse powers that are alike are negative.
 //
 // What high high + high low + low high makes of an infinite number is what IEEE 754 makes of it:
 // its low term is infinite, its high term the smallest number of its sign. All products of a row
-// with an infinite number or NaN are one or the other, whatever its other numbers are: of these the
-// signs are kept, with a power of 1. A number that is rounded to zero is zero there, too: times
+// with an infinite number or NaN are one or the other, whatever its other elements are: of these
+// the signs are kept, with a power of 1. A number that is rounded to zero is zero there, too: times
 // infinity NaN. (Were its high term the smallest number, taken back by its low one, the product
-// with the other's low term would stay, which may be many times that of the two numbers.)
+// with the other's low term would stay, which may be many times that of the two elements.)
 
-#include "common/halves.cuh"
-#include "common/launches.cuh"
+#include "common/half_types.cuh"
+#include "common/dependent_launch.cuh"
 
 namespace scaling {
-constexpr int SIDE = 64;         // of the square that a block copies: numbers with one power of two
-constexpr int APART = SIDE + 1;  // in shared memory: rows begin in different banks
-constexpr int WIDE = 4;          // numbers that a thread has of a row
-constexpr int TOGETHER = SIDE / WIDE;                        // threads of one row
-constexpr int DOWN = 256 / TOGETHER, PASSES = SIDE / DOWN;   // rows of a block at a time
+constexpr int SIDE = 64;  // of the square that a block copies: elements with one power of two
+constexpr int SQUARE_PITCH = SIDE + 1;  // in shared memory: rows begin in different banks
+constexpr int WIDE = 4;                 // elements that a thread has of a row
+constexpr int TOGETHER = SIDE / WIDE;   // threads of one row
+constexpr int DOWN = 256 / TOGETHER, PASSES = SIDE / DOWN;  // rows of a block at a time
 // Exponents as float32 keeps them: a number's and its power's together, and the largest power's.
 constexpr unsigned TOP = 127 + 127 + 14, MOST = 253;
-constexpr unsigned ALIKE = 8;  // most between exponents of rows that get one power
+constexpr unsigned ALIKE = 8;              // most between exponents of rows that get one power
 constexpr unsigned INFINITE = 0x7F800000;  // as bits; those of NaN are more
 constexpr float SMALLEST = 0x1p-24f;       // number of F16
 
 // As in common/repack.cuh. `to` are two matrices for one, high and low; behind those of all lie the
-// inverse powers: a row of numbers for each 64 of k, one for each row of the matrix.
+// inverse powers: a row of elements for each 64 of k, one for each row of the matrix.
 struct Copy {
     const float* from;
     F16* to;
@@ -41,20 +41,20 @@ struct Copy {
     __device__ __forceinline__ unsigned down() const { return (rows + SIDE - 1) / SIDE; }
 };
 
-__device__ __forceinline__ unsigned size_of(float x) { return __float_as_uint(x) & 0x7FFFFFFFu; }
+__device__ __forceinline__ unsigned magnitude(float x) { return __float_as_uint(x) & 0x7FFFFFFFu; }
 
-// The largest of the numbers of a row, as bits: NaN and infinite ones are larger than all others.
+// The largest of the elements of a row, as bits: NaN and infinite ones are larger than all others.
 __device__ __forceinline__ unsigned largest(const float4& x) {
-    unsigned most = max(max(size_of(x.x), size_of(x.y)), max(size_of(x.z), size_of(x.w)));
+    unsigned most = max(max(magnitude(x.x), magnitude(x.y)), max(magnitude(x.z), magnitude(x.w)));
 #pragma unroll
     for (int lanes = 1; lanes < TOGETHER; lanes *= 2)
         most = max(most, __shfl_xor_sync(~0u, most, lanes));
     return most;
 }
 
-// High terms of two scaled numbers, and what is left.
+// High terms of two scaled elements, and what is left.
 __device__ __forceinline__ float finite(float x) {
-    return size_of(x) == INFINITE ? copysignf(SMALLEST, x) : x;
+    return magnitude(x) == INFINITE ? copysignf(SMALLEST, x) : x;
 }
 __device__ __forceinline__ unsigned high(float x, float y) {
     return narrow(F16{}, finite(x), finite(y));
@@ -66,9 +66,9 @@ __device__ __forceinline__ unsigned rest(float x, float y, unsigned high) {
 }
 // Of a row with an infinite number or NaN these, and the signs of the others; the power is 1.
 __device__ __forceinline__ float sign_of(float x) {
-    return size_of(x) - 1 < INFINITE - 1 ? copysignf(SMALLEST, x) : x;
+    return magnitude(x) - 1 < INFINITE - 1 ? copysignf(SMALLEST, x) : x;
 }
-__device__ __forceinline__ void keep_signs(float4& x) {
+__device__ __forceinline__ void keep_sign_bits(float4& x) {
     x = {sign_of(x.x), sign_of(x.y), sign_of(x.z), sign_of(x.w)};
 }
 
@@ -91,7 +91,7 @@ __device__ __forceinline__ bool alike(unsigned (&most)[PASSES]) {
     return true;
 }
 
-// Four numbers of a row of the copy to their places, high and low; with the row's first ones goes
+// Four elements of a row of the copy to their places, high and low; with the row's first ones goes
 // the inverse of the power. They leave L2 first: copies of two 8192 x 8192 take 297 us, not 325.
 __device__ __forceinline__ void store(const float4& x, unsigned most, bool alike, F16* to,
                                       long long behind, float* inverse) {
@@ -105,7 +105,7 @@ __device__ __forceinline__ void store(const float4& x, unsigned most, bool alike
     if (threadIdx.x % TOGETHER == 0) *inverse = alike ? -found : found;
 }
 
-// Four numbers from x on, of which only `left` belong to the row, the rest zeros.
+// Four elements from x on, of which only `left` belong to the row, the rest zeros.
 __device__ __forceinline__ float4 read(const float* x, unsigned left) {
     if (left >= WIDE && reinterpret_cast<unsigned long long>(x) % 16 == 0)
         return *reinterpret_cast<const float4*>(x);
@@ -114,11 +114,11 @@ __device__ __forceinline__ float4 read(const float* x, unsigned left) {
 }
 }  // namespace scaling
 
-// One block for each square of both stacks. A row of the copy ends with zeros to a whole square.
+// One block for each square of both batches. A row of the copy ends with zeros to a whole square.
 extern "C" __global__ void __launch_bounds__(256, 6) repack(scaling::Copy a, scaling::Copy b) {
     using namespace scaling;
-    __shared__ float square[SIDE * APART];
-    let_next_launch_begin();
+    __shared__ float square[SIDE * SQUARE_PITCH];
+    griddepcontrol_launch_dependents();
     const unsigned before = a.across() * a.down() * a.count;
     const bool second = blockIdx.x >= before;
     const Copy copy = second ? b : a;
@@ -147,20 +147,20 @@ extern "C" __global__ void __launch_bounds__(256, 6) repack(scaling::Copy a, sca
 #pragma unroll 16
         for (unsigned v = threadIdx.x; v < SIDE * SIDE; v += 256) {
             const unsigned i = v / SIDE, j = v % SIDE;
-            square[i * APART + j] = i < rows && j < columns ? from[i * copy.ld + j] : 0.0f;
+            square[i * SQUARE_PITCH + j] = i < rows && j < columns ? from[i * copy.ld + j] : 0.0f;
         }
         __syncthreads();
 #pragma unroll
         for (int p = 0; p < PASSES; p++) {
-            const float* const line = square + at * APART + row + p * DOWN;
-            x[p] = {line[0], line[APART], line[2 * APART], line[3 * APART]};
+            const float* const line = square + at * SQUARE_PITCH + row + p * DOWN;
+            x[p] = {line[0], line[SQUARE_PITCH], line[2 * SQUARE_PITCH], line[3 * SQUARE_PITCH]};
         }
     }
     unsigned most[PASSES];
 #pragma unroll
     for (int p = 0; p < PASSES; p++) {
         most[p] = largest(x[p]);
-        if (most[p] >= INFINITE) keep_signs(x[p]);
+        if (most[p] >= INFINITE) keep_sign_bits(x[p]);
     }
     const bool same = alike(most);
 #pragma unroll

@@ -1,9 +1,9 @@
-// Where the sums of mma go whose fragments come from common/lines.cuh: pairs of neighbours in a
-// row, 8 rows of two or four full sectors of 32 bytes at a time.
+// Where the sums of mma go whose fragments come from common/f64_swizzled_tile.cuh: pairs of
+// neighbours in a row, 8 rows of two or four full sectors of 32 bytes at a time.
 
 using Sums = double[ROWS * COLUMNS][4];
 
-struct Result {
+struct Output {
     double *C, *parts;
     long long ld, batch;
     unsigned m, n;
@@ -14,12 +14,12 @@ struct Result {
     template <class Use>
     static __device__ __forceinline__ void each(const Sums& sum, double* first, long long pitch,
                                                 unsigned lane, Use use) {
-        double* line = first + SideA::row(lane / 4) * pitch;
+        double* line = first + TileA::row(lane / 4) * pitch;
 #pragma unroll
         for (int h = 0; h < ROWS * 2; h++) {
 #pragma unroll
             for (int u = 0; u < COLUMNS; u++) {
-                // Neighbours along n: in halves of two mma where B lies along k, else in one. Of
+                // Neighbours along n: in halves of two mma where B is K-major, else in one. Of
                 // a last group of 8 along k the neighbour is two lanes away.
                 const int s = h / 2 * COLUMNS + (u == LAST ? u : u / 2 * 2), e = h % 2 * 2;
                 const unsigned t = lane % 4 * 2;
@@ -29,20 +29,20 @@ struct Result {
                     if (TRANS_B) two.y = __shfl_xor_sync(~0u, two.y, 2);
                 } else if (TRANS_B) {
                     two = {sum[s][e + u % 2], sum[s + 1][e + u % 2]};
-                    column = u / 2 * 16 + SideB::row(t + u % 2);
+                    column = u / 2 * 16 + TileB::row(t + u % 2);
                 } else {
                     two = {sum[s + u % 2][e], sum[s + u % 2][e + 1]};
-                    column = u / 2 * 16 + SideB::row(t) + u % 2 * SideB::HALF;
+                    column = u / 2 * 16 + TileB::row(t) + u % 2 * TileB::HALF;
                 }
-                use(h / 2 * 16 + SideA::row(lane / 4) + h % 2 * SideA::HALF, line, column, two);
+                use(h / 2 * 16 + TileA::row(lane / 4) + h % 2 * TileA::HALF, line, column, two);
             }
-            line += (h % 2 == 0 ? SideA::HALF : 16 - SideA::HALF) * pitch;
-            forget(line);  // one after the other: there is no room for all
+            line += (h % 2 == 0 ? TileA::HALF : 16 - TileA::HALF) * pitch;
+            make_opaque(line);  // one after the other: there is no room for all
         }
     }
     // Whether a warp's tile at (i0, j0) has an element that is wanted.
     __device__ __forceinline__ bool has(unsigned i0, unsigned j0) const {
-        return i0 < m && j0 < n && is_needed(i0, j0, TA, TB);
+        return i0 < m && j0 < n && any_stored(i0, j0, TA, TB);
     }
     // What the block has of a tile that is shared: the warp's tile at (y, x) of it.
     __device__ __forceinline__ void store_part(const Sums& sum, unsigned slot, unsigned y,
@@ -59,7 +59,7 @@ struct Result {
         for (int s = 0; s < ROWS * COLUMNS * 4; s++) sum[s / 4][s % 4] *= alpha;
         double* const to = C + matrix * batch + i0 * ld + j0;
         double* const over = C + matrix * batch + j0 * ld + i0;  // the same place of the other half
-        const bool whole = i0 + TA <= m && j0 + TB <= n && !is_cut(i0, j0, TA, TB);
+        const bool whole = i0 + TA <= m && j0 + TB <= n && !partly_stored(i0, j0, TA, TB);
         if (aligned && beta == 0.0 && whole) {
             each(sum, to, ld, lane, [&](unsigned row, double* line, unsigned column, double2 x) {
                 *reinterpret_cast<double2*>(line + column) = x;
@@ -69,8 +69,8 @@ struct Result {
         }
         each(sum, to, ld, lane, [&](unsigned row, double* line, unsigned column, double2 x) {
             bool one = i0 + row < m && j0 + column < n, two = one && j0 + column + 1 < n;
-            one = one && kept(i0 + row, j0 + column);
-            two = two && kept(i0 + row, j0 + column + 1);
+            one = one && is_stored(i0 + row, j0 + column);
+            two = two && is_stored(i0 + row, j0 + column + 1);
             if (beta != 0.0) {
                 if (one) x.x += beta * line[column];
                 if (two) x.y += beta * line[column + 1];
