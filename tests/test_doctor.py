@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from pymm import backends, doctor
+from pymm.core import errors
 from pymm.core.device import Device
 from pymm.core.errors import NoDevice
 
@@ -78,7 +79,7 @@ def test_what_is_missing_comes_with_the_line_that_mends_it(directories, monkeypa
 
 def test_a_full_disk_is_not_taken_for_a_missing_compiler(directories, monkeypatch):
     def cannot_try(cache):
-        raise backends.base.NoDevice("g++ cannot be tried") from OSError(28, "no space left")
+        raise errors.NoDevice("g++ cannot be tried") from OSError(28, "no space left")
 
     monkeypatch.setattr(doctor, "find_compiler", cannot_try)
     (finding,) = doctor._compiler()

@@ -122,7 +122,7 @@ def test_no_such_device():
 
 ORPHAN = """
 import sys
-sys.path[:0] = [{here!r}, {root!r}]
+sys.path[:0] = [{here!r}, {support!r}, {root!r}]
 import register_faults
 from test_worker import SITE, PROBLEM, config
 from pymm.measure.worker_process import Request
@@ -142,7 +142,14 @@ if __name__ == "__main__":
 def test_orphans_end_by_themselves(tmp_path, fault):
     """The parent dies by `kill -9`; the child goes, also out of an endless kernel."""
     script = tmp_path / "orphan.py"
-    script.write_text(ORPHAN.format(here=str(SUPPORT), root=str(SUPPORT.parents[1]), fault=fault))
+    script.write_text(
+        ORPHAN.format(
+            here=str(Path(__file__).parent),
+            support=str(SUPPORT),
+            root=str(SUPPORT.parents[1]),
+            fault=fault,
+        )
+    )
     parent = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
     with parent:
         child = int(parent.stdout.readline())

@@ -31,10 +31,10 @@ class Experiment:
     `shapes` is text for `parse_shapes`, for every type of `dtypes`. `rungs` are the contestants on
     a GPU and `on_cpu` on a CPU; none there means that it has no such thing, and `why_not` says so.
     `figures` names what is measured: "times" of the kernels; "journeys": also transfers of the
-    operands, with all of `transfers`; "resources" of the kernels; "counts" of operations and accesses, in the
-    simulator; "sequential", the sequential kernel as the measure of speed and result. `libraries`
-    run in the same rounds. Of `runs` times the mean is wanted; else there are as many rounds as fit
-    in `seconds`.
+    operands, with all of `transfers`; "resources" of the kernels; "counts" of operations and
+    accesses, in the simulator; "sequential": also the sequential kernel, as the measure of speed
+    and result. `libraries` run in the same rounds. Of `runs` times the mean is wanted; else there
+    are as many rounds as fit in `seconds`.
     """
 
     name: str
