@@ -164,7 +164,10 @@ class ClassBenchmark:
         disturbed = [name for name, times in reply.times.items() if not times]
         row["void"] = sum(reply.void.values())
         if trial.outcome == "ok" and disturbed:
-            row |= {"outcome": "disturbed", "detail": f"the host was late for {disturbed[0]}"}
+            row |= {
+                "outcome": "disturbed",
+                "detail": f"host launch delay in the samples of {disturbed[0]}",
+            }
             return row
         others = {name: statistics.median(times) for name, times in reply.times.items()}
         row |= {f"{name}_us": _us(s) for name, s in others.items() if BASELINES[name].column}

@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 status = _run(runner, [problem for _, problem in products], options)
             return INTERRUPTED if stop() else status
     except KeyboardInterrupt:  # the second: at once
-        say(console, "interrupted; the same command goes on")
+        say(console, "interrupted; the same command continues")
         return INTERRUPTED
     except WorkerFailed as failure:  # no device, or a child was lost and no other could be started
         say(console, str(failure))
@@ -118,7 +118,7 @@ def _run(runner: Runner, problems: Sequence[Problem], options: argparse.Namespac
     with runner.compiling(sources_of) as builds:
         numbered = list(zip(tasks, builds, strict=True))
         for (problem, variants), build in runner.each(numbered, lambda task: task[0][0].slug):
-            wait(build)  # what failed fails again, and is told, where it is measured
+            wait(build)  # what failed fails again, and is reported, where it is measured
             configs = tuple(dict.fromkeys(variants.values()))
             request = Request(
                 "compare",
@@ -199,7 +199,7 @@ def _rows(
     for name, times in reply.times.items():
         void = {"name": name, "void": reply.void.get(name, 0)}
         if not times:
-            yield shared | void | {"outcome": "disturbed", "detail": "the host was late"}
+            yield shared | void | {"outcome": "disturbed", "detail": "host launch delay"}
             continue
         seconds, spread = median_and_spread(times)
         speed = _speed(problem, device, seconds, best)

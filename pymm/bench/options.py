@@ -20,12 +20,12 @@ examples:
   python -m pymm.bench --shapes 4096 --dtypes f32 --rounds 31 --csv ladder.csv
   python -m pymm.bench --classes all --csv classes.csv --time-limit 250
       every class, type and layout compared with cuBLAS and cuBLASLt, one row each; started
-      again it goes on
+      again it continues
   python -m pymm.bench --classes large,odd --dtypes f32 --transposes NN --dry-run
   python -m pymm.bench --suite all --dry-run
       what every experiment would measure here, and how long that takes
   python -m pymm.bench --suite o2-remainders --csv suites.csv
-      every N from 1000 to 1100; interrupted and started again it goes on
+      every N from 1000 to 1100; interrupted and started again it continues
   python -m pymm.bench --suite o4-square --shapes 250:2001:250 --sequential-to 1000 --device cpu
 
 exit status: 0 everything measured is right, 1 something failed, is wrong or was left out for want
@@ -72,7 +72,7 @@ def _add_products(read: argparse.ArgumentParser) -> None:
         "--suite",
         metavar="NAMES",
         help="the experiments that pymm comes from, by name: o1, o2-sizes, o2, o4, goals, all, ... "
-        "(--dry-run says what each has); --shapes and --dtypes stand in for a suite's own",
+        "(--dry-run says what each has); --shapes and --dtypes replace a suite's own",
     )
     add("--dtypes", help=f"{', '.join(DTYPES)} or all (default: f32,f64; of classes all)")
     add(

@@ -1,6 +1,6 @@
 """Compiled files on disk: whole or absent, checked before anything loads them.
 
-What a compiler makes lives in a folder of its own, named by the key of what went into it, next to
+What a compiler makes is in its own folder, named by the key of what went into it, next to
 the digests of its files. The folder is filled under another name and renamed when it is complete
 and on the disk, so that another process finds all of it or nothing, and a file cut short later is
 seen by its digest. Nothing is loaded from a folder that somebody else may write in.

@@ -1,4 +1,4 @@
-"""What pymm raises beside Python's own exceptions: no device, no compilation, no launch."""
+"""Exceptions of pymm besides Python's own: no device, no compilation, no launch."""
 
 
 class NoDevice(RuntimeError):

@@ -42,7 +42,7 @@ def locked(path: Path, seconds: float = 30.0) -> Iterator[None]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write `text` to `path` so that whoever reads finds the old text or the new one, even if this
+    """Write `text` to `path` so that a reader finds the old text or the new one, even if this
     process or the machine stops halfway. Call it under `locked`: left-overs are swept up.
     """
     path = Path(os.path.realpath(path))

@@ -1,4 +1,4 @@
-"""Files that others may have written: text, JSON and CSV, read with distrust. Every fault is a
+"""Text, JSON and CSV files that others may have written, checked as they are read. Every fault is a
 `BadInput` of one line that names the file, the line and what is wrong.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-#: Longest file that is read, in bytes, unless a reader has a limit of its own.
+#: Longest file that is read, in bytes, unless a reader has its own limit.
 MAX_BYTES = 64 * 2**20
 
 #: No measured number (seconds, bytes, operations per second) is smaller or larger, unless it is 0:
@@ -25,7 +25,7 @@ SMALLEST, LARGEST = 1e-30, 1e30
 #: Longest text of a JSON file that is shown or compared.
 MAX_TEXT = 500
 
-#: Faults of one file that are told one by one.
+#: Faults of one file that are listed.
 MAX_FAULTS = 4
 
 _NUMBER = re.compile(r"-?([0-9]{1,40}(\.[0-9]{0,40})?|\.[0-9]{1,40})([eE][+-]?[0-9]{1,3})?")
@@ -109,7 +109,7 @@ class Table:
 
 def read_table(path: Path) -> Table:
     """A CSV file with a head. Rows of too few or too many fields are left out and named in
-    `faults`; what stands behind a quote that nobody closes, too. Raises as `read_text` does, and
+    `faults`; so is everything after a quote that is not closed. Raises as `read_text` does, and
     `BadInput` for a head with a column twice.
     """
     name, text = one_line(str(path)), _UNPRINTABLE.sub("\ufffd", read_text(path))
@@ -135,7 +135,7 @@ def read_table(path: Path) -> Table:
             columns = tuple(fields)
             twice = next((shown(c) for c in columns if columns.count(c) > 1), "")
             if twice:
-                raise BadInput(f"{name}, line {begun}: the column {twice} stands there twice")
+                raise BadInput(f"{name}, line {begun}: the column {twice} appears twice")
         elif len(fields) != len(columns):
             faults.append(
                 f"{name}, line {begun}: {len(fields)} fields under {len(columns)} columns; left out"
@@ -182,14 +182,14 @@ def rows_of(
 
 @dataclass(frozen=True)
 class Json:
-    """A JSON file's data. Its numbers are finite, no key stands twice in an object."""
+    """A JSON file's data. Its numbers are finite, no key appears twice in an object."""
 
     path: Path
     text: str
     data: Any
 
     def error(self, words: str, key: str = "") -> BadInput:
-        """A fault of the file, with the line on which `key` stands first."""
+        """A fault of the file, with the line on which `key` first appears."""
         return _json_error(self.path, self.text, words, f'"{key}"' if key else "")
 
 
@@ -240,7 +240,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise _BadToken(f"the key {shown(twice)} stands twice in an object", json.dumps(twice))
+        raise _BadToken(f"the key {shown(twice)} appears twice in an object", json.dumps(twice))
     return found
 
 

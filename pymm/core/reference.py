@@ -107,7 +107,7 @@ def product(
 ) -> np.ndarray:
     """`alpha op(A) op(B) + beta C` in float64, with alpha and beta first rounded to the problem's
     type, as a kernel gets them. `a` and `b` are the stored matrices; C is not read if beta = 0.
-    Of a symmetric one the half that kernels read stands for both, and both are in the result.
+    Of a symmetric C the half that kernels read is used for both, and both are in the result.
     """
     left, right = oriented(problem, a.astype(np.float64), b.astype(np.float64))
     alpha, beta = (float(problem.scalar_dtype.type(x)) for x in (alpha, beta))

@@ -37,7 +37,7 @@ NAMED_SETS: dict[str, tuple[str, str]] = {
         "512,1024,2048,4096",
     ),
     "spread": (
-        "a dozen shapes that stand for all classes: what is shipped for a GPU",
+        "a dozen shapes that represent all classes: what is shipped for a GPU",
         "256,512,641,1000,1024,2048,4096,8192,8192x8192x32,8192x8192x156,8192x16x8192,"
         "256x256x65536",
     ),

@@ -71,7 +71,7 @@ def syrk(problem: Problem, a: Matrix, c: Matrix) -> Callable[[], None] | None:
         c_int,
     ]
     one, zero = real(1), real(0)
-    # cuBLAS stores by columns: what lies there by rows is A^T to it, and its upper half our lower.
+    # cuBLAS is column-major: a row-major A is A^T to it, and its upper half is our lower one.
     operation = PLAIN if problem.trans_a else TRANSPOSED
     arguments = (
         handle,

@@ -129,7 +129,7 @@ def _torch_cublas(torch: Any, given: Operands) -> Call | None:
 
 
 def _torch_cublaslt(torch: Any, given: Operands) -> Call | None:
-    """None where PyTorch cannot be told which of the two to use."""
+    """None where PyTorch has no switch between the two."""
     call, choose = _torch_product(torch, given), _preferred(torch)
     return Prepared(functools.partial(choose, "cublaslt"), call) if call and choose else None
 

@@ -38,7 +38,7 @@ MOST_WORKERS = 8
 #: Unless many configurations wait to be measured, as in a search or a comparison of hundreds.
 MOST_BESIDE = 16
 
-#: How much nicer than this one the processes are that work beside it.
+#: Niceness added to the processes that work in parallel with this one.
 GIVES_WAY = 10
 
 #: Seconds after which a source is given up. On average nvcc takes 3 (fifteen at a time).
@@ -198,8 +198,8 @@ BREAK_OFF = 5.0
 
 
 def settle_beside(ending: Connection | None = None) -> None:
-    """What a process does first that works beside the one that measures: it runs at a lower
-    priority, leads a group of its own, and ends with its parent, and its own children with it.
+    """What a process does first that works in parallel with the one that measures: it lowers its
+    priority, leads its own process group, and ends with its parent, and its own children with it.
     """
     os.nice(GIVES_WAY)
     os.setpgid(0, 0)

@@ -119,8 +119,8 @@ LEAST_DEPTH_HALF = 2**8
 
 
 class OperandPool:
-    """The operands of all problems on one device. It keeps the elements of one type at a time
-    there, those of all types on the host.
+    """The operands of all problems on one device, which holds the elements of one type at a time.
+    Those of all types are on the host.
     """
 
     def __init__(self, backend: Backend, seed: int = 0) -> None:
@@ -395,7 +395,7 @@ class QuickVerifier:
 
 
 def _torch() -> Any:
-    """PyTorch, which checks a large result in milliseconds where it lies, if it is here."""
+    """PyTorch, which checks a large result on the device in milliseconds, if it is installed."""
     try:
         return importlib.import_module("torch")
     except ImportError:

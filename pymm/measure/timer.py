@@ -1,4 +1,4 @@
-"""Times of calls, taken again where the host was late, and the rounds of a comparison."""
+"""Times of calls, taken again after a host launch delay, and the rounds of a comparison."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRIES, MOST_AHEAD = 7, 64
 
 
 class Stopwatch:
-    """Takes times on a backend; `void` counts by call the samples for which the host was late."""
+    """Takes times on a backend; `void` counts by call the samples with host launch delay."""
 
     def __init__(self, backend: Backend, seed: int = 0) -> None:
         self.backend, self.seed = backend, seed
@@ -26,7 +26,7 @@ class Stopwatch:
         self._ahead = 1
 
     def time(self, calls: Sequence[Call]) -> list[float]:
-        """Seconds of each call, NaN for one for which the host was late `TRIES` times."""
+        """Seconds of each call, NaN for one with a host launch delay `TRIES` times."""
         times = [math.nan] * len(calls)
         waiting = list(range(len(calls)))
         for attempt in range(TRIES):
@@ -62,7 +62,7 @@ class Stopwatch:
         return times, done + more
 
     def _rounds(self, calls: Mapping[str, Call], count: int, seed: int) -> dict[str, list[float]]:
-        """The calls of each round in an order of its own: in a fixed one the first was slower by 4
+        """The calls of each round in its own random order: in a fixed one the first was slower by 4
         to 6 % on an H200, as nothing had run just before it.
         """
         if not count:

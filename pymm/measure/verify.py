@@ -30,7 +30,7 @@ GUARD_ROWS, LEAST_GUARD, MOST_GUARD = 256, 1 << 16, 1 << 26
 
 
 def guard_bytes(row_bytes: int) -> int:
-    """Bytes of a guard zone beside rows of `row_bytes` bytes: a multiple of 256, so that the matrix
+    """Bytes of a guard zone for rows of `row_bytes` bytes: a multiple of 256, so that the matrix
     stays aligned as the allocator made it.
     """
     wanted = min(max(LEAST_GUARD, GUARD_ROWS * row_bytes), MOST_GUARD)

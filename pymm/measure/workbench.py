@@ -50,7 +50,7 @@ LONG_RUN = 0.25
 #: Rounds of a comparison and configurations in it, however long they take.
 FEWEST_ROUNDS, FEWEST_COMPARED = 5, 2
 
-#: Least part of the samples of a call that must be sound, not void for a late host.
+#: Least part of the samples of a call that must be free of host launch delay.
 LEAST_SOUND = 0.5
 
 
@@ -60,7 +60,7 @@ class Trial:
 
     `seconds` is the median of `times` (NaN if there is none), `spread` their interquartile range
     as a part of the median, `error` the largest deviation as a part of its bound, `void` how many
-    samples were taken again because the host was late.
+    samples were taken again because of host launch delay.
     """
 
     problem: Problem
@@ -129,7 +129,7 @@ class Workbench:
 
     def _without_spills(self, source: Source) -> Executable:
         """Load `source`. A kernel whose registers spill to memory counts as one that cannot be
-        compiled: there is always a configuration beside it that does not.
+        compiled: there is always another configuration that does not.
         """
         executable = self.backend.load(source)
         if spilled := executable.resources.spilled_bytes:
@@ -146,8 +146,8 @@ class Workbench:
         return self._guarded(config, self._check)
 
     def measure(self, config: Config, best_seconds: float | None = None) -> Trial:
-        """Check `config`, run it once, and unless that is hopeless beside `best_seconds` repeat
-        it until the median is firm; then check it again.
+        """Check `config`, run it once, and unless that is hopelessly slower than `best_seconds`
+        repeat it until the median is firm; then check it again.
         """
         self.backend.reset()
         return self._guarded(config, self._check, lambda call: self._race(call, best_seconds))
@@ -159,7 +159,7 @@ class Workbench:
         budget: float = math.inf,
         checking: float = math.inf,
     ) -> list[Trial]:
-        """Time configurations and `calls` in turn, each round in an order of its own, so that a
+        """Time configurations and `calls` in turn, each round in another random order, so that a
         drift of the clock and what ran before meet all of them alike. All are checked before and
         after; one that fails before is left out of the rounds. One of whose samples too few are
         sound is `disturbed`. Fewer rounds, but at least `FEWEST_ROUNDS`, if they would take more
@@ -316,7 +316,7 @@ class Workbench:
     def _timed(times: Sequence[float], void: int) -> dict:
         """What a trial says of its times; without any it was disturbed."""
         if not times:
-            detail = f"the host was late for {void} samples and for too few in time"
+            detail = f"host launch delay in {void} samples, too few without it"
             return {"outcome": "disturbed", "detail": detail, "void": void}
         seconds, spread = median_and_spread(times)
         return {"seconds": seconds, "spread": spread, "times": tuple(times), "void": void}

@@ -76,8 +76,8 @@ class Request:
 class Reply:
     """What came of it: trials, times of the other libraries by name, or why there are none
     (`outcome` is `crashed` or `timed_out`, `detail` the reason). `deviations` of a quick
-    comparison: root mean square of C - C64 beside that of C64, by slug and library. `void`: samples
-    of a comparison taken again for a late host, by slug and library.
+    comparison: root mean square of C - C64 relative to that of C64, by slug and library. `void`:
+    samples of a comparison taken again because of host launch delay, by slug and library.
     """
 
     trials: tuple[Trial, ...] = ()

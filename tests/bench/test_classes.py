@@ -115,7 +115,7 @@ def test_rows_say_how_many_samples_were_void(tmp_path):
     large, small = rows_of(path)
     assert (large["outcome"], large["void"], large["ratio"]) == ("ok", "7", "1.5")
     assert (small["outcome"], small["void"], small["us"]) == ("disturbed", "7", "")
-    assert "late for cublas" in small["detail"]
+    assert "host launch delay in the samples of cublas" in small["detail"]
 
 
 class Compiling(NoCompiler):

@@ -140,7 +140,7 @@ def test_a_call_that_the_host_is_always_late_for_has_no_time():
     bench = Workbench(backend, SMALL)
     trial = bench.measure(OTHER)
     assert trial.outcome == "disturbed" and np.isnan(trial.seconds)
-    assert "late" in trial.detail and trial.void == 7
+    assert "launch delay" in trial.detail and trial.void == 7
     assert max(backend.ahead) == 64, "no longer than that, however often"
     first, second = bench.compare([CONFIG, OTHER], rounds=5)
     assert (first.outcome, second.outcome) == ("ok", "disturbed")

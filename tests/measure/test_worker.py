@@ -122,7 +122,7 @@ def test_no_such_device():
 
 ORPHAN = """
 import sys
-sys.path[:0] = [{own!r}, {here!r}, {root!r}]
+sys.path[:0] = [{here!r}, {support!r}, {root!r}]
 import register_faults
 from test_worker import SITE, PROBLEM, config
 from pymm.measure.worker_process import Request
@@ -144,8 +144,8 @@ def test_orphans_end_by_themselves(tmp_path, fault):
     script = tmp_path / "orphan.py"
     script.write_text(
         ORPHAN.format(
-            own=str(Path(__file__).parent),
-            here=str(SUPPORT),
+            here=str(Path(__file__).parent),
+            support=str(SUPPORT),
             root=str(SUPPORT.parents[1]),
             fault=fault,
         )

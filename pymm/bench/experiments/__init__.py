@@ -23,14 +23,14 @@ Which figure:
 Times (quantity `kernel`: on the device, cold caches; `total`: A and B to the device, kernel, C
 back, by the host's clock; `to_device`, `to_host`: the copies alone, by the host's clock):
     seconds (median), mean (seconds), spread (interquartile range / median), rounds, void (samples
-    taken again for a late host), gflops (10^9 operations that the problem needs, of a symmetric one
-    half, per second of `seconds`), peak (part of the device's peak rate), ratio (time of the
-    fastest library that writes all of C / this time, kernel times only), speedup (time of
+    taken again because of host launch delay), gflops (10^9 operations that the problem needs, of a
+    symmetric one half, per second of `seconds`), peak (part of the device's peak rate), ratio (time
+    of the fastest library that writes all of C / this time, kernel times only), speedup (time of
     `sequential` / this time), error (largest deviation / its bound), error_inf (infinity norm of C
     - C_sequential / that of C_sequential)
 Numbers (any other quantity: `occupancy`, `global_loads`, ...):
     value, unit
-What was seen beside them:
+Circumstances:
     registers, spills (bytes of a thread), shared (bytes of a block), sm_mhz, memory_mhz, power_w,
     temperature_c, throttle, detail
 

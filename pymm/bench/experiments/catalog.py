@@ -2,8 +2,8 @@
 
 O1: tiles in shared memory, against one thread that reads all it needs by itself.
 O2: element by element against blocked through shared memory, seen from every side.
-O3: C = A^T A in double precision, beside cuBLAS and a naive kernel.
-O4: the ladder of five kernels beside the sequential product: speed-up and relative error.
+O3: C = A^T A in double precision, compared with cuBLAS and a naive kernel.
+O4: the ladder of five kernels compared with the sequential product: speed-up and relative error.
 """
 
 from __future__ import annotations

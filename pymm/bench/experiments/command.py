@@ -24,7 +24,7 @@ from pymm.measure.results import EXPERIMENTS as SCHEMA
 from pymm.measure.worker import Site, Worker, WorkerFailed
 from pymm.selection.select import select
 
-#: File of the goals, beside that of the other suites: its columns are those of the classes.
+#: File of the goals, in the folder of the other suites' file: its columns are those of the classes.
 GOALS_FILE = "classes.csv"
 
 

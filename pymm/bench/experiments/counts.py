@@ -43,7 +43,7 @@ class Occupancy:
 
 
 def shared_of(config: Config, problem: Problem, resources: Resources) -> int:
-    """Bytes of shared memory of a block: the kernel's own and what the launch hands it."""
+    """Bytes of shared memory of a block: static and dynamic."""
     dynamic = config.kernel.shared_bytes(config, problem) if config.kernel.dynamic_shared else 0
     return resources.shared_bytes + dynamic
 
@@ -80,7 +80,7 @@ def threads_of(config: Config, problem: Problem) -> int:
 
 
 def formula(config: Config, problem: Problem) -> Mapping[str, float]:
-    """Of a thread of rungs 00 to 04 whose tile lies inside the matrix, with alpha = 1 and beta = 0:
+    """Of a thread of rungs 00 to 04 whose tile is inside the matrix, with alpha = 1 and beta = 0:
     a multiply-add is two operations, and each element of C is once multiplied by alpha.
     """
     k, elements = problem.k, getattr(config, "TA", 1) * getattr(config, "TB", 1)

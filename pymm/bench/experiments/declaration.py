@@ -18,7 +18,7 @@ LOCKED = "locked"
 CHOSEN, EVERY = "chosen", "all"
 
 #: Why a CPU has no transfers.
-NO_JOURNEY = "the operands of a CPU's kernels lie where they are: nothing is copied"
+NO_JOURNEY = "a CPU's kernels use the operands in place: nothing is copied"
 
 _RUNG = re.compile(r"(\d\d)((?:-[A-Z]+[0-9]+)*)")
 _PARAMETER = re.compile(r"([A-Z]+)([0-9]+)")
@@ -30,10 +30,11 @@ class Experiment:
 
     `shapes` is text for `parse_shapes`, for every type of `dtypes`. `rungs` are the contestants on
     a GPU and `on_cpu` on a CPU; none there means that it has no such thing, and `why_not` says so.
-    `figures` names what is measured: "times" of the kernels; "journeys" of the operands as well,
-    with all of `transfers`; "resources" of the kernels; "counts" of operations and accesses, in the
-    simulator; "sequential", the sequential kernel as the measure of speed and result. `libraries`
-    run beside them. Of `runs` times the mean is wanted; else as many rounds as fit in `seconds`.
+    `figures` names what is measured: "times" of the kernels; "journeys": also transfers of the
+    operands, with all of `transfers`; "resources" of the kernels; "counts" of operations and
+    accesses, in the simulator; "sequential": also the sequential kernel, as the measure of speed
+    and result. `libraries` run in the same rounds. Of `runs` times the mean is wanted; else there
+    are as many rounds as fit in `seconds`.
     """
 
     name: str

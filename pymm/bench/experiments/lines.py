@@ -106,7 +106,7 @@ class RowWriter:
         for name in library_times(reply):
             row: Row = {"name": name, "quantity": "kernel", "void": reply.void.get(name, 0)}
             if not reply.times[name]:
-                yield row | {"outcome": "disturbed", "detail": "the host was late"}
+                yield row | {"outcome": "disturbed", "detail": "host launch delay"}
                 continue
             row |= {"outcome": "ok", **_seen(reply), **_apart(step, reply, name)}
             yield row | self._speed(step.problem, reply.times[name], reply)
@@ -290,7 +290,7 @@ class Verdict:
         if self.first:
             yield f"FAIL: first {self.first}"
         elif self.left:
-            yield f"INCOMPLETE: {self.left} steps are left; the same command goes on with them"
+            yield f"INCOMPLETE: {self.left} steps are left; the same command continues with them"
         else:
             counted = Counter()
             for (_, outcome), n in self.rows.items():

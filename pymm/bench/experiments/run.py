@@ -146,7 +146,7 @@ class Run:
 
     def _standards(self, steps: Sequence[Step], folder: Path) -> dict[Problem, tuple[Path, float]]:
         """Results and times of the sequential products that are wanted and affordable."""
-        wanted = {step.problem for step in steps if step.beside_sequential}
+        wanted = {step.problem for step in steps if step.with_sequential}
         if not wanted or self.runner.stop():
             return {}
         self.say(f"{len(wanted)} sequential products, on one thread each")

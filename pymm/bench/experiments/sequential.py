@@ -80,7 +80,7 @@ def measure(bench: Workbench, request: Request) -> Reply:
 
 class _Distance:
     """How far the matrix that C holds is from another one, which PyTorch says in milliseconds where
-    C lies on a GPU, and NumPy in seconds.
+    C is on a GPU, and NumPy in seconds.
     """
 
     def __init__(self, bench: Workbench, expected: np.ndarray) -> None:

@@ -20,7 +20,7 @@ from pymm.measure.results import EXPERIMENTS
 from pymm.measure.worker import UNKNOWN_PEAK
 
 #: Part of the peak rate that a rung's default is expected to reach before it was measured here
-#: (4096 x 4096 x 4096 in float32 on an H200; a CPU's scalar kernel beside a vectorised one).
+#: (4096 x 4096 x 4096 in float32 on an H200; a CPU's scalar kernel compared with a vectorised one).
 EXPECTED = {"cuda": (0.008, 0.05, 0.12, 0.5, 0.35, 0.6), "cpu": (0.04, 0.6)}
 
 #: Runs of a contestant besides its rounds: twice two that are checked, one to warm up, one to see
@@ -56,14 +56,14 @@ class Step:
     experiment: Experiment
     problem: Problem
     contestants: tuple[Contestant, ...]
-    beside_sequential: bool = False
+    with_sequential: bool = False
 
     @cached_property
     def digest(self) -> str:
         """What its rows are found by again: the same experiment, kernels and texts."""
         e = self.experiment
         who = [(c.variant, c.config.slug, c.digest) for c in self.contestants]
-        how = (e.name, e.figures, e.transfers, e.runs, e.libraries, self.beside_sequential)
+        how = (e.name, e.figures, e.transfers, e.runs, e.libraries, self.with_sequential)
         what = (EXPERIMENTS.number, *how, self.problem.slug, who)
         return hashlib.sha256(repr(what).encode()).hexdigest()[:12]
 
@@ -117,7 +117,7 @@ def steps_of(
     thin: int = 1,
 ) -> tuple[list[Step], list[str]]:
     """The steps of an experiment on a device, smaller products first, and sentences about what it
-    cannot have of it. `shapes` and `dtypes` stand in for the experiment's own. `choose` gives
+    cannot have of it. `shapes` and `dtypes` replace the experiment's own. `choose` gives
     matmul's configuration and raises `NotImplementedError` where it has none. `largest` is the
     largest square that is multiplied sequentially, where an experiment wants that. Of the shapes
     every `thin`th is taken.

@@ -1,4 +1,4 @@
-"""The journeys of operands to the device and of the result back, with and without the kernel. Runs
+"""Transfers of operands to the device and of the result back, with and without the kernel. Runs
 in the child that has the device.
 """
 
@@ -17,7 +17,7 @@ from pymm.bench.experiments.declaration import LOCKED
 from pymm.measure.workbench import Workbench
 from pymm.measure.worker_process import Reply, Request, compared
 
-#: Rounds of journeys, and seconds after which no further one is begun.
+#: Rounds of transfers, and seconds after which no further one is begun.
 ROUNDS, SECONDS = 7, 0.3
 
 Action = Callable[[], None]
@@ -27,7 +27,7 @@ def measure(bench: Workbench, request: Request) -> Reply:
     """The configurations in turn, as `compare` has them; then by the host's clock, for each way of
     transfer in `arguments`, the copies of A and B to the device, that of C to the host, and for
     each configuration that is right all three with its launch between. In the reply's `times` these
-    stand as "to_device|WAY", "to_host|WAY" and "total|WAY|SLUG". A way that this system does not
+    are named "to_device|WAY", "to_host|WAY" and "total|WAY|SLUG". A way that this system does not
     have is left out.
     """
     reply = compared(bench, request)
@@ -46,7 +46,7 @@ def measure(bench: Workbench, request: Request) -> Reply:
 
 
 def _rows(array: np.ndarray) -> np.ndarray:
-    """A stack's one matrix, in memory of its own: copies travel by rows, and bfloat16 as bytes."""
+    """The only matrix of a batch, in new memory: copies are by rows, and of bfloat16 as bytes."""
     matrix = np.ascontiguousarray(array[0])
     return matrix.view(np.uint8).reshape(matrix.shape[0], -1)
 
