@@ -13,6 +13,7 @@ one's place only in a process that has not loaded a driver yet.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -59,9 +60,46 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit what the first pr
         # Most kernels are compiled for a few small products: 2.5 times less work in all.
         os.environ.setdefault("PYMM_SIMULATOR_OPTIMIZE", "0")
 
+#: Files whose tests take longest, by seconds of one test: they begin first, so that all workers end
+#: at the same time.
+LONG_FIRST = (
+    "test_ownership",
+    "test_package",
+    "test_sanitizers",
+    "test_torture",
+    "test_tune_faults",
+    "test_simulator_build",
+    "test_api_real",
+    "test_budget",
+    "test_determinism",
+    "test_tma_simulated",
+    "test_suites_device",
+    "test_notebook",
+    "test_syrk_kernels",
+    "test_classes",
+    "test_worker",
+    "test_report_browser",
+    "test_report_hostile",
+    "test_wgmma",
+    "test_ranges",
+    "test_sliced",
+    "test_tensor_maps",
+    "test_kernels",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before there are workers, which would each build the simulator that they share."""
+    if getattr(config.option, "numprocesses", None) and not ON_GPU:
+        from pymm.simulator.build import CannotSimulate, build
+
+        with contextlib.suppress(CannotSimulate):  # the tests that need it will say so
+            build()
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what this machine is not asked to run or cannot; pytest reports how many.
+    """Leave out what this machine is not asked to run or cannot; pytest reports how many. What
+    takes longest comes first.
     Continuous integration has to have a browser and the sanitizers.
     """
     unwanted = ["simulator" if ON_GPU else "gpu"]
@@ -73,6 +111,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+    rank = {name: number for number, name in enumerate(LONG_FIRST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
 def pytest_report_header() -> list[str]:

@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pymm.core.binaries import obtain_folder
@@ -20,11 +22,10 @@ _DRIVER_FLAGS = [
     "-O2",
     "-fPIC",
     "-fvisibility=hidden",
-    "-shared",
     "-pthread",
     "-U_FORTIFY_SOURCE",  # its longjmp refuses to leave a fiber's stack
-    "-Wl,-soname,libcuda.so.1",
 ]
+_LINK_FLAGS = ["-shared", "-pthread", "-Wl,-soname,libcuda.so.1"]
 
 
 class CannotSimulate(RuntimeError):
@@ -83,15 +84,26 @@ def key() -> str:
     return digest.hexdigest()[:16]
 
 
+def _build_driver(folder: Path) -> None:
+    """The stand-in driver in `folder`, its sources compiled on all cores."""
+
+    def compiled(source: Path) -> str:
+        target = os.path.join(objects, f"{source.stem}.o")
+        _run([compiler(), *_DRIVER_FLAGS, "-c", str(source), "-o", target], folder)
+        return target
+
+    with tempfile.TemporaryDirectory(dir=folder) as objects:
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            parts = list(pool.map(compiled, sorted((_HERE / "driver").glob("*.cpp"))))
+        target = str(folder / "libcuda.so.1")
+        _run([compiler(), *_LINK_FLAGS, *parts, "-o", target, "-ldl"], folder)
+
+
 def _fill(folder: Path, name: str) -> None:
     """Put everything into `folder`, which is moved to its place when it is whole."""
     (folder / "lib").mkdir()
     shutil.copytree(_HERE / "device", folder / "device")
-    drivers = [str(p) for p in sorted((_HERE / "driver").glob("*.cpp"))]
-    _run(
-        [compiler(), *_DRIVER_FLAGS, *drivers, "-o", str(folder / "lib" / "libcuda.so.1"), "-ldl"],
-        temporary=folder / "lib",
-    )
+    _build_driver(folder / "lib")
     # A copy of the compiler, so that this folder outlives the checkout or environment it came from.
     (folder / "compiler").mkdir()
     for part in ("nvcc.py", "translate.py", "brackets.py"):
