@@ -168,7 +168,7 @@ class ClassBenchmark:
         compilers = compilers_beside(self.device)
         with self.open_compiler(self.worker.compiler, compilers) as pool:
             builds = [pool.submit(render(e.choice.config, e.problem)) for e in waiting]
-            if self.device.kind == "cpu" or not self.meanwhile:
+            if self.device.shares_host_cores or not self.meanwhile:
                 wait(builds)  # compilers take cores from what is measured, and delay the host
             for place, (entry, build) in enumerate(zip(waiting, builds, strict=True)):
                 if time.monotonic() > self.deadline:

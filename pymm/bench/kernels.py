@@ -151,7 +151,7 @@ def _run(
             [pool.submit(t) for config in set(variants.values()) for t in _texts(config, p, quick)]
             for p, variants in tasks
         ]
-        if device.kind == "cpu" or not options.compile_meanwhile:
+        if device.shares_host_cores or not options.compile_meanwhile:
             wait(list(chain(*builds)))  # compilers take cores from what is measured
         progress = held.enter_context(Progress(console=console, disable=not console.is_terminal))
         for place, (problem, variants) in enumerate(progress.track(tasks, description=device.name)):
@@ -201,7 +201,7 @@ def _texts(config: Config, problem: Problem, quick: bool) -> list[Source]:
 def _kernels(names: str, problem: Problem, device: Device) -> list[Kernel]:
     if names == "all":
         return kernels_for(problem, device)
-    backend = "cpu" if device.kind == "cpu" else "cuda"
+    backend = device.kernel_backend
     return [find_kernel(name, backend) for name in names.split(",")]
 
 

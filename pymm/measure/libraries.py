@@ -35,9 +35,9 @@ def opponents(
     whole product, cuBLAS's own routine for one half of it (`HALF`), and that one and a mirror made
     of two of PyTorch's launches (`WHOLE`).
     """
-    if backend.device.kind == "cpu":
+    if backend.device.kernel_backend == "cpu":
         return {"numpy": _numpy(problem, a, b, c, backend.device.sms)}
-    if backend.device.kind == "cuda":
+    if backend.device.is_gpu:
         for module, calls in (("torch", _torch), ("cupy", _cupy)):
             try:
                 library = importlib.import_module(module)

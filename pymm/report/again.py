@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def verify(kept: Kept, options: argparse.Namespace, ask: Callable, worker: Worker) -> int:
     """Measure the sample and show it. Returns the exit status."""
     started = time.monotonic()
-    backend = "cpu" if worker.device.kind == "cpu" else "cuda"
+    backend = worker.device.kernel_backend
     known, changed = eligible(kept, backend)
     if changed:
         print(f"{changed} measurements are of kernels whose text has changed since: left out")

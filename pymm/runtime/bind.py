@@ -206,7 +206,7 @@ def find_backend(call: Call, device: Any = None) -> Backend:
     if device is None and not call.on_host:
         device = next((f"cuda:{index}" for index in held.values()), "cuda")
     backend = open_backend(device)
-    if not call.on_host and backend.device.kind == "cpu":
+    if not call.on_host and backend.device.shares_host_memory:
         raise TypeError(
             f"a is a {type(call.a.owner).__name__} on a GPU and the device {backend.device.name}: "
             f"copy it to the host, or leave device= out"
@@ -241,9 +241,9 @@ def find_route(backend: Backend, call: Call, transfer: str | None = None) -> Rou
     way = TransferMode.parse(transfer)
     if not call.on_host:
         return OnDevice(backend, call)
-    return (
-        InPlace(backend, call) if backend.device.kind == "cpu" else StagedRoute(backend, call, way)
-    )
+    if backend.device.shares_host_memory:
+        return InPlace(backend, call)
+    return StagedRoute(backend, call, way)
 
 
 def find_product(call: Call, route: Route) -> Product:
