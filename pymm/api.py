@@ -45,19 +45,19 @@ def matmul(
     """`alpha op(a) op(b) + beta c`, by the kernel and configuration tuned for this product.
 
     Shapes and types are those of `numpy.matmul`: `a` is (..., m, k), `b` (..., k, n), the result
-    (..., m, n); stacks broadcast; a vector is a row on the left, a column on the right, and its
-    axis is gone from the result; k = 0 gives zeros. float32 and float64, on GPUs since
-    Ampere float16 and bfloat16 with sums in float32; mixed ones promote.
+    (..., m, n); batch axes broadcast; a vector is a row on the left, a column on the right, and
+    the result has no axis for it; k = 0 gives zeros. float32 and float64; on GPUs since Ampere also
+    float16 and bfloat16, accumulated in float32. Mixed dtypes promote.
 
     Operands are NumPy arrays (the result is one too), or arrays of a GPU: PyCUDA GPUArray, PyTorch,
-    CuPy, anything with `__cuda_array_interface__`. Those are used where they lie, without waiting
-    for the device, and the result is of the first operand's kind (a GPUArray for kinds unknown).
+    CuPy, anything with `__cuda_array_interface__`. Those are used in place, without waiting for the
+    device, and the result is of the first operand's type (a GPUArray for unknown types).
 
     out: array of the result's shape to write to, which is returned. It may overlap a, b and c.
     c, beta: array of the result's shape, and its factor; one needs the other. c may be `out`
         itself. beta = 0 does not read c; alpha = 0 reads neither a nor b.
     trans_a, trans_b: op is the transpose of the last two axes: True, "T" or "C". Vectors stay.
-    dtype, casting: type to compute in, and which conversions may happen, as for NumPy's ufuncs.
+    dtype, casting: dtype to compute in, and which conversions are allowed, as for NumPy's ufuncs.
         Integers and complex numbers need `dtype=`; arrays of a GPU are not converted.
     precision: "ieee", plain multiply-add in the type of the product (16 bits: in float32). For
         float32 on some GPUs also "tf32": the operands are rounded to 11 significant bits (errors of
@@ -86,8 +86,8 @@ def matmul(
     long product on a CPU answers Ctrl-C between its pieces; what `out` holds then is unspecified.
     PyTorch's negative bit is honoured; `out` must not have it.
 
-    Every matrix with unit stride along one of its axes is used without a copy, whichever axis it
-    is and whatever the distance of its lines. `pymm.explain` tells what would be copied.
+    Every matrix with unit stride along one of its last two axes is used without a copy, whatever
+    the stride along the other one. `pymm.explain` tells what would be copied.
 
     Raises `ValueError` (shapes, scalars, flags, kernels and configurations), `TypeError` (objects,
     types, operands on host and device at once), `NotImplementedError` (combinations that pymm does
@@ -253,7 +253,7 @@ class Plan:
 
 
 def plan(a: Any, b: Any, /, out: Any = None, *, c: Any = None, **options: Any) -> Plan:
-    """`matmul` made ready: shapes checked, configuration chosen, kernel compiled, arguments packed,
+    """`matmul` prepared: shapes checked, configuration chosen, kernel compiled, arguments packed,
     so that each `plan()` only launches. Takes the arguments of `matmul` and raises what it raises.
 
     Without `out` the plan makes one result array and fills it at every call. For NumPy arrays on a
@@ -305,7 +305,7 @@ def syrk(
     """`alpha a a^T + beta c`, or with `trans` `alpha a^T a + beta c`: half the work of `matmul`,
     for only one half of the symmetric result is computed (where it is small on a GPU, all of it).
 
-    `a` is (..., n, k), with `trans` (..., k, n), the result (..., n, n); stacks are multiplied
+    `a` is (..., n, k), with `trans` (..., k, n), the result (..., n, n); batches are multiplied
     matrix by matrix. k = 0 gives beta c.
 
     fill: "full" writes all of the result, symmetric to the bit. "lower" and "upper" update that
@@ -360,7 +360,7 @@ def syrk(
 
 
 def plan_syrk(a: Any, /, out: Any = None, *, c: Any = None, **options: Any) -> Plan:
-    """`syrk` made ready, as `pymm.plan` does it for `matmul`: each `plan()` only launches, and
+    """`syrk` prepared, as `pymm.plan` does it for `matmul`: each `plan()` only launches, and
     `plan(a)` takes another matrix of the same form. Takes the arguments of `syrk`.
     """
     return Plan(SyrkOptions.parse(options), a, out=out, c=c)

@@ -262,12 +262,12 @@ def _devices(found: list[tuple[Device, str]]) -> Iterator[Finding]:
     for device in backends.available_devices():
         toolchain = backends.open_device(_spec(device), precompile.cache_directory()).toolchain
         found.append((device, toolchain))
-        if device.kind == "cpu":
+        if device.kernel_backend == "cpu":
             words = f"vectors of {device.vector_bytes} bytes"
         else:
             memory = device.memory_bytes / 2**30
             words = f"{device.arch}, {device.sms} multiprocessors, {memory:.0f} GiB"
-        if device.kind == "simulator":
+        if not device.times_are_real:
             words += "; PYMM_SIMULATOR is set: CUDA kernels run on the CPU, times mean nothing"
         yield Finding(_spec(device), OK, f"{device.name}, {words}; {toolchain}")
     for spec in {"cuda", "cpu"} - {_spec(device).partition(":")[0] for device, _ in found}:
@@ -278,7 +278,7 @@ def _devices(found: list[tuple[Device, str]]) -> Iterator[Finding]:
 
 
 def _spec(device: Device) -> str:
-    return "cpu" if device.kind == "cpu" else f"cuda:{device.index}"
+    return "cpu" if device.kernel_backend == "cpu" else f"cuda:{device.index}"
 
 
 def _products(devices: list[tuple[Device, str]]) -> Iterator[Finding]:

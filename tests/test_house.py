@@ -139,6 +139,25 @@ def test_guarded_modules_stay_in_their_places():
     faults(wrong())
 
 
+#: Where the kind of a device is data: saved, shown, or matched with a declaration.
+KINDS_SHOWN = ("core.device", "measure.libraries", "report.load", "selection.records", "tune.tuner")
+
+
+def test_only_backends_ask_for_the_kind_of_a_device():
+    def wrong() -> Iterator[str]:
+        for path in MODULES:
+            own = name_of(path)
+            if own.startswith("backends") or own in KINDS_SHOWN:
+                continue
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Attribute) and node.attr == "kind":
+                    holder = ast.unparse(node.value).rpartition(".")[2]
+                    if holder in ("device", "d"):
+                        yield f"{relative(path)}: {ast.unparse(node)}: say what differs (`Device`)"
+
+    faults(wrong())
+
+
 def loaded_by(module: str, names: tuple[str, ...]) -> str:
     code = f"import sys, {module}; print([name for name in {names} if name in sys.modules])"
     command = [sys.executable, "-c", code]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from pymm.core.device import Device
+from pymm.core.forking import cached_property
 from pymm.core.problem import Problem
 from pymm.kernels import Config
 from pymm.kernels.source import Source
@@ -160,6 +161,17 @@ class Backend(ABC):
         """The kernel of `source`, from the cache where possible. Raises `CompileFailed`,
         `LaunchFailed`.
         """
+
+    @cached_property
+    def _executables(self) -> dict[str, Executable]:
+        return {}
+
+    def executable(self, source: Source) -> Executable:
+        """The kernel of `source`, loaded once. Raises what `load` does."""
+        found = self._executables.get(source.key)
+        if found is None:
+            found = self._executables[source.key] = self.load(source)
+        return found
 
     # Memory
 

@@ -164,7 +164,7 @@ def _sources(config: Config, problem: Problem, quick: bool) -> list[Source]:
 def _kernels(names: str, problem: Problem, device: Device) -> list[Kernel]:
     if names == "all":
         return kernels_for(problem, device)
-    backend = "cpu" if device.kind == "cpu" else "cuda"
+    backend = device.kernel_backend
     return [find_kernel(name, backend) for name in names.split(",")]
 
 

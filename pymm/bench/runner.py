@@ -65,7 +65,7 @@ class Runner:
         with self.open_compiler(self.worker.compiler, compilers_beside(self.device)) as pool:
             builds = [[pool.submit(source) for source in of_task] for of_task in sources]
             every = list(chain(*builds))
-            if self.device.kind == "cpu" or not self.meanwhile:
+            if self.device.shares_host_cores or not self.meanwhile:
                 # compilers take cores from what is measured, and delay the host
                 while not self.stop() and wait(every, timeout=0.5).not_done:
                     pass

@@ -75,6 +75,31 @@ class Device:
         return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-") or "unnamed"
 
     @property
+    def kernel_backend(self) -> str:
+        """Which kernels it runs: those written for "cpu" or for "cuda"."""
+        return "cpu" if self.kind == "cpu" else "cuda"
+
+    @property
+    def times_are_real(self) -> bool:
+        """False for the simulator, whose times say nothing about any device."""
+        return self.kind != "simulator"
+
+    @property
+    def shares_host_memory(self) -> bool:
+        """True if kernels read and write NumPy arrays in place, without a transfer."""
+        return self.kind == "cpu"
+
+    @property
+    def shares_host_cores(self) -> bool:
+        """True if other work of the host, such as compiling, disturbs what is measured on it."""
+        return self.kind == "cpu"
+
+    @property
+    def is_gpu(self) -> bool:
+        """True for a GPU that is there: with clocks, caches and libraries of its own."""
+        return self.kind == "cuda"
+
+    @property
     def arch(self) -> str:
         """Target of the compiler: `sm_75` to `sm_89`, and `sm_90a` on, where `a` opens Hopper's
         own instructions.

@@ -192,11 +192,12 @@ class Kernel:
 
     def runs_on(self, device: Device) -> bool:
         """Whether a device of this kind has the instructions that the kernel is made of."""
-        if self.backend == "cpu" or device.kind == "cpu":
-            return self.backend == device.kind
+        if self.backend != device.kernel_backend:
+            return False
+        if self.backend == "cpu":
+            return True
         if self.arch_specific:
-            same_major = device.capability[0] == self.min_capability[0]
-            return device.kind == "cuda" and same_major
+            return device.is_gpu and device.capability[0] == self.min_capability[0]
         return device.capability >= self.min_capability
 
     def grid(

@@ -80,7 +80,7 @@ def _heuristic(p: Problem, d: Device) -> dict[str, int]:
 
 
 def _hopper(d: Device) -> bool:
-    return d.kind == "cuda" and d.capability[0] == 9
+    return d.is_gpu and d.capability[0] == 9
 
 
 #: Multiply-adds up to which 16-bit products on Hopper are quicker here if TMA cannot read their

@@ -171,7 +171,7 @@ def compilers_beside(device: Device) -> int:
     """How many processes may compile while this one measures: two cores are left to it and to the
     one that measures. On a CPU nothing is measured meanwhile.
     """
-    return max(1, min(MOST_BESIDE, _cores() - 2 * (device.kind != "cpu")))
+    return max(1, min(MOST_BESIDE, _cores() - 2 * (not device.shares_host_cores)))
 
 
 def _cores() -> int:

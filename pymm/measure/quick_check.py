@@ -149,7 +149,7 @@ class OperandPool:
     @cached_property
     def torch(self) -> Any:
         """PyTorch, if it is here and the device a GPU."""
-        return _torch() if self.backend.device.kind == "cuda" else None
+        return _torch() if self.backend.device.is_gpu else None
 
     def buffer(self, kind: str, operand: int, problem: Problem) -> PeriodicBuffer:
         """Numbers for `operand` (0 or 1): "normal" ones or "integers" exact at the problem's

@@ -219,7 +219,7 @@ class Workbench:
         if not calls:
             return {}
         first = dict(zip(calls, self.stopwatch.time(list(calls.values())), strict=True))
-        gpu = self.backend.device.kind == "cuda"
+        gpu = self.backend.device.is_gpu
         once = {name: [s] for name, s in first.items() if gpu and s > LONG_RUN}
         again = {name: call for name, call in calls.items() if name not in once}
         self.stopwatch.void.clear()
@@ -259,7 +259,7 @@ class Workbench:
             return self._failed(config, found, "launch_failed", str(failure) or "out of memory")
         if finding.right:
             return Trial(self.problem, config, **found)
-        self.lost = self.lost or (finding.stray and self.backend.device.kind == "cpu")
+        self.lost = self.lost or (finding.stray and self.backend.device.shares_host_memory)
         self._start_afresh()
         return self._failed(config, found, "wrong", finding.detail)
 

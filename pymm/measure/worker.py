@@ -58,7 +58,7 @@ def time_limit(
     goes through the host, so that a kernel that hangs costs less.
     """
     peak = device.peak_flops.get(problem.dtype) or UNKNOWN_PEAK
-    if quick and device.kind == "cuda":
+    if quick and device.is_gpu:
         return QUICK_SECONDS + RUNS * problem.flops / (peak * SLOW_KERNEL)
     run = problem.flops / (peak * SLOWEST_KERNEL)
     if best_seconds is not None:

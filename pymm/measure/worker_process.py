@@ -112,7 +112,7 @@ def serve(connection: Connection, site: Site, words: str) -> None:
     except Exception as refusal:  # whatever it is, the parent is to say it
         channel.send(Hello(None, refusal=str(refusal) or repr(refusal)))
         return
-    if backend.device.kind != "cuda":
+    if not backend.device.is_gpu:
         _limit_memory()  # a CUDA context reserves more addresses than any such limit
     channel.send(Hello(backend.device, backend.compiler))
     bench: Workbench | None = None

@@ -389,7 +389,7 @@ NAME = "device.json"
 def facts_of(device: Device) -> dict[str, object]:
     """Name, sizes and peak rates: operations and bytes per second, sizes in bytes."""
     facts: dict[str, object] = {"name": device.name, "slug": device.slug, "kind": device.kind}
-    if device.kind == "cpu":
+    if device.shares_host_cores:
         facts |= {"cores": device.sms, "vector_bytes": device.vector_bytes}
     else:
         major, minor = device.capability

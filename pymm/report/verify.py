@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def verify(report: SavedReport, options: argparse.Namespace, ask: Callable, worker: Worker) -> int:
     """Measure the sample and show it. Returns the exit status."""
     started = time.monotonic()
-    backend = "cpu" if worker.device.kind == "cpu" else "cuda"
+    backend = worker.device.kernel_backend
     known, changed = eligible(report, backend)
     if changed:
         print(f"{changed} measurements left out: the source of their kernel has changed since")

@@ -67,12 +67,12 @@ class Call:
 
     @property
     def c_in_place(self) -> bool:
-        """True if the result stands where c stood, so that nothing is to be copied."""
+        """True if the result has the address and form of c, so that nothing is to be copied."""
         return self.reads_c and self.out is not None and self.out.is_at(self.c)
 
     @cached_property
     def copies(self) -> dict[str, str]:
-        """Which operands cannot be used as they lie, by name, and why."""
+        """Which operands must be copied, by name, and why."""
         reasons = self.needs_copy
         if self.out is not None and "out" not in reasons and (why := self._shared(reasons)):
             reasons = reasons | {"out": why}
@@ -82,15 +82,15 @@ class Call:
 
     @cached_property
     def needs_copy(self) -> dict[str, str]:
-        """Which of a, b and out no kernel can work on as they lie, and why."""
+        """Which of a, b and out have a dtype, alignment or strides that no kernel accepts."""
         used = [x for x in (self.a, self.b, self.out) if x is not None]
-        return {x.name: why for x in used if (why := self._misfit(x))}
+        return {x.name: why for x in used if (why := self._why_copied(x))}
 
     def dtype_of(self, operand: Operand) -> np.dtype:
-        """The type that the kernel wants an operand in."""
+        """The dtype that the kernel takes an operand in."""
         return self.out_dtype if operand.name in ("out", "c") else self.dtype
 
-    def _misfit(self, operand: Operand) -> str:
+    def _why_copied(self, operand: Operand) -> str:
         form, wanted = operand.form, self.dtype_of(operand)
         if form.dtype != wanted:
             return f"{form.dtype} converted to {wanted}"

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -87,9 +86,6 @@ def _of_unknown(array: Any, written: bool) -> tuple[Callable[[], bool], Any]:
 _MAKERS = {"numpy": _of_numpy, "pycuda": _of_pycuda, "torch": _of_torch, "cupy": _of_cupy}
 
 
-_loaded: WeakKeyDictionary[Backend, dict[str, Executable]] = WeakKeyDictionary()
-
-
 def executable(
     backend: Backend, config: Config, problem: Problem, alignment: int | None = None
 ) -> Executable:
@@ -97,12 +93,7 @@ def executable(
     that start at multiples of `alignment` bytes (None: as in dense matrices): loaded once per
     backend. Raises `CompileFailed`, `LaunchFailed`.
     """
-    source = render(config, problem, alignment)
-    known = _loaded.setdefault(backend, {})
-    found = known.get(source.key)
-    if found is None:
-        found = known[source.key] = backend.load(source)
-    return found
+    return backend.executable(render(config, problem, alignment))
 
 
 def bind(
@@ -186,7 +177,7 @@ class Prepared:
 
     @property
     def result(self) -> Any:
-        """The array to hand back."""
+        """The array to return."""
         return self.opened.result
 
     @property
@@ -206,7 +197,7 @@ def find_backend(call: Call, device: Any = None) -> Backend:
     if device is None and not call.on_host:
         device = next((f"cuda:{index}" for index in held.values()), "cuda")
     backend = open_backend(device)
-    if not call.on_host and backend.device.kind == "cpu":
+    if not call.on_host and backend.device.shares_host_memory:
         raise TypeError(
             f"a is a {type(call.a.owner).__name__} on a GPU and the device {backend.device.name}: "
             f"copy it to the host, or leave device= out"
@@ -241,9 +232,9 @@ def find_route(backend: Backend, call: Call, transfer: str | None = None) -> Rou
     way = TransferMode.parse(transfer)
     if not call.on_host:
         return OnDevice(backend, call)
-    return (
-        InPlace(backend, call) if backend.device.kind == "cpu" else StagedRoute(backend, call, way)
-    )
+    if backend.device.shares_host_memory:
+        return InPlace(backend, call)
+    return StagedRoute(backend, call, way)
 
 
 def find_product(call: Call, route: Route) -> Product:

@@ -55,7 +55,7 @@ class Explanation:
             ("because", self.reason),
             ("launches", self._launches()),
         ]
-        if self.device.kind != "cpu":
+        if self.device.kernel_backend != "cpu":
             rows += [
                 ("grid", f"{_by(self.grid)} blocks of {_by(self.block)} = {self.threads} threads"),
                 ("shared memory", f"{self.shared_bytes:,} bytes a block"),
@@ -74,7 +74,7 @@ class Explanation:
         words = str(self.launches)
         words += ", some tiles partial (guarded)" if self.guarded else ", whole tiles only"
         if self.problem.fill == "full":
-            whole = self.problem.in_full and self.device.kind != "cpu"
+            whole = self.problem.in_full and self.device.kernel_backend != "cpu"
             words += "; both halves are computed" if whole else _MIRRORED
         if self.swapped:
             words += "; C lies by columns, so C^T = op(B)^T op(A)^T is computed"

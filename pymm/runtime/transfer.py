@@ -173,7 +173,7 @@ Step = Callable[[], None]
 @dataclass(frozen=True)
 class Opened:
     """Memory taken: addresses of a, b and the place of the result, the stream to launch on, what
-    to do before and after the launches, and the array to hand back. `kept` must outlive the work.
+    to do before and after the launches, and the array to return. `kept` must outlive the work.
     """
 
     addresses: tuple[int, int, int]

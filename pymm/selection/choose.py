@@ -50,7 +50,7 @@ def choose(
         return _own(config, kernel, problem, backend.device)
     known = snapshot() if known is None else known
     if kernel is not None and not isinstance(kernel, str | int):
-        kernel = find_kernel(kernel, "cpu" if backend.device.kind == "cpu" else "cuda").name
+        kernel = find_kernel(kernel, backend.device.kernel_backend).name
     key = (backend, problem, kernel)
     found = known.chosen.get(key)
     if found is None:
@@ -189,7 +189,7 @@ def _stamp(path: Any) -> tuple:
 
 def _own(config: Any, kernel: str | int | None, problem: Problem, device: Device) -> Choice:
     """The caller's configuration, held to the rules."""
-    backend = "cpu" if device.kind == "cpu" else "cuda"
+    backend = device.kernel_backend
     wanted = None if kernel is None else find_kernel(kernel, backend)
     if isinstance(config, Mapping):
         if wanted is None:

@@ -142,7 +142,7 @@ def most_promising(
     of one tile, and none that the model cannot tell from one before it. None at all for a CPU,
     which it knows nothing of.
     """
-    if device.kind == "cpu":
+    if device.kernel_backend == "cpu":
         return []
 
     def rank(config: Config) -> tuple[float, int, int]:

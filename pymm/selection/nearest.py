@@ -103,7 +103,7 @@ def transferred(
     of, the nearest.
     """
     records = [r for r in records if _may_run(r.config, problem, device)][:LOOKED_AT]
-    if device.kind == "cpu" or not records:
+    if device.kernel_backend == "cpu" or not records:
         return (records[0].config, records[0]) if records else None
     made = [config for config in defaults if config.kernel.heuristic]
     if defaults and defaults[0] not in made:
@@ -194,7 +194,7 @@ def untuned(kernel: Kernel, problem: Problem, device: Device) -> Config | None:
     default = kernel.default_for(problem, device)
     options = [default, *(kernel.config(parameters) for parameters in kernel.fallbacks)]
     options = [c for c in dict.fromkeys(options) if _may_run(c, problem, device)]
-    if device.kind != "cuda" or kernel.heuristic or not options:
+    if not device.is_gpu or kernel.heuristic or not options:
         return options[0] if options else None
     options += [c for option in options for c in splits(option, problem, device)]
     return _preferred(options, problem, device)

@@ -185,7 +185,7 @@ def device_facts(device: Device) -> dict[str, str | int]:
     in any of it: another number of multiprocessors under the same name wants other tiles.
     """
     facts: dict[str, str | int] = {"name": _line(device.name), "kind": device.kind}
-    if device.kind == "cpu":
+    if device.kernel_backend == "cpu":
         return facts | {"cores": device.sms, "vector_bytes": device.vector_bytes}
     major, minor = device.capability
     return facts | {"capability": f"{major}.{minor}", "sms": device.sms}

@@ -64,7 +64,7 @@ def select(
     record or for a damaged file (one warning, and the reason names it); `ValueError` for an unknown
     kernel and for one that cannot run here at all.
     """
-    wanted = None if kernel is None else find_kernel(kernel, _backend(device))
+    wanted = None if kernel is None else find_kernel(kernel, device.kernel_backend)
     files, damage = _readable(device, directory)
     highest = wanted or _highest(problem, device)
     passed_over = False
@@ -137,10 +137,6 @@ def configs(
         stale = unusable_because(record, device) or outdated_because(record, environment)
         rows.append((record, record.file, stale))
     return rows
-
-
-def _backend(device: Device) -> str:
-    return "cpu" if device.kind == "cpu" else "cuda"
 
 
 # Records
@@ -220,7 +216,7 @@ def _nearest(problem: Problem, records: Found) -> list[tuple[Record, str]]:
 
 
 def _reason(problem: Problem, record: Record, device: Device, changes: str) -> str:
-    here = "this CPU" if device.kind == "cpu" else "this GPU"
+    here = "this CPU" if device.kernel_backend == "cpu" else "this GPU"
     tuned = record.problem
     extents = f"{tuned.m}x{tuned.n}x{tuned.k}"
     if tuned == problem:
@@ -251,7 +247,7 @@ def _of_rung(config: Config, first: Config, problem: Problem, device: Device) ->
 
 def tune_command(problem: Problem, device: Device) -> str:
     """The line that tunes `problem` on `device`."""
-    where = "cpu" if device.kind == "cpu" else str(device.index)
+    where = "cpu" if device.kernel_backend == "cpu" else str(device.index)
     words = [f"--shapes {problem.m}x{problem.n}x{problem.k}", f"--dtypes {problem.dtype}"]
     words += [] if problem.layout == "NN" else [f"--transposes {problem.layout}"]
     words += [f"--op {problem.op}"] if problem.symmetric else []
@@ -306,7 +302,7 @@ def _default(
 
 def _why_untuned(config: Config, problem: Problem, device: Device, near: str, damage: str) -> str:
     kernel, why = config.kernel, f"nothing tuned{near} for {problem.dtype}"
-    if device.kind == "simulator":
+    if not device.times_are_real:
         why = "in the simulator"
     made = kernel.heuristic or config == kernel.default_for(problem, device)
     what = "default" if made else "cost model's choice"

@@ -105,7 +105,7 @@ def record_files(device: Device, directory: Path | None) -> list[Path]:
     """Where records of `device` may be: the user's file, then the shipped one. Nowhere for a
     simulated device.
     """
-    if device.kind == "simulator":
+    if not device.times_are_real:
         return []
     folders = [shipped()] if directory is None else [Path(directory), shipped()]
     return [Path(str(folder.joinpath(f"{device.slug}.yaml"))) for folder in folders]
@@ -173,7 +173,7 @@ _MEND = "move the file away or set PYMM_CONFIG_DIR to another directory"
 
 
 def _refuse_useless(records: list[Record], device: Device) -> None:
-    if device.kind == "simulator":
+    if not device.times_are_real:
         raise ValueError("times of the simulator mean nothing: its records are never stored")
     for record in records:
         reason = unusable_because(replace(record, device=""), device)

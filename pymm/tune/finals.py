@@ -51,7 +51,7 @@ def impossible(trial: Trial, device: Device) -> str:
     """Why a time is physically impossible on the device; "" if it is not, if there is no time, or
     if the device's limits are unknown.
     """
-    problem, most = trial.problem, CPU_TOLERANCE if device.kind == "cpu" else TOLERANCE
+    problem, most = trial.problem, CPU_TOLERANCE if device.shares_host_cores else TOLERANCE
     if not trial.seconds > 0:
         return ""
     elements = problem.m * problem.k + (0 if problem.symmetric else problem.k * problem.n)

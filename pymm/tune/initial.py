@@ -74,7 +74,7 @@ class InitialConfigs:
         return list(dict.fromkeys([self.default, *mixed]))[:count]
 
     def _seconds(self, config: Config) -> float:
-        if self.device is None or self.device.kind == "cpu":
+        if self.device is None or self.device.shares_host_cores:
             return 0.0
         return predicted_seconds(config, self.problem, self.device)
 
@@ -84,7 +84,7 @@ class InitialConfigs:
 
     def _near(self, base: Config) -> list[Config]:
         """Configurations that differ from `base` in one parameter, the smallest changes first."""
-        if self.device is None or self.device.kind == "cpu":
+        if self.device is None or self.device.shares_host_cores:
             return []
         given, found, longest = base.as_dict(), [], UNFIT_NEAR * self._seconds(base)
         for config in self.valid:
@@ -123,9 +123,9 @@ def prepare(
     (the `most` best ones by the cost model), the default, and the promising ones.
     """
     if isinstance(kernel, str):
-        kernel = find_kernel(kernel, "cpu" if device.kind == "cpu" else "cuda")
+        kernel = find_kernel(kernel, device.kernel_backend)
     valid, _ = kernel.configs(problem, device)
-    if most is not None and device.kind != "cpu" and len(valid) > most:
+    if most is not None and not device.shares_host_cores and len(valid) > most:
         valid = sorted(valid, key=lambda c: predicted_seconds(c, problem, device))[:most]
     default = kernel.default_for(problem, device)
     if not kernel.violations(default, problem, device) and default not in valid:
@@ -155,7 +155,7 @@ class Prefetcher:
         self._prepared: dict[Task, Future] = {}
         self._builds: dict[Task, list[Future]] = {}
         self._pool: Executor
-        if quick and device.kind != "cpu":
+        if quick and not device.shares_host_cores:
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(PREPARERS, context, settle_beside)
         else:
@@ -191,7 +191,7 @@ class Prefetcher:
 
     def _to_wait_for(self, task: Task) -> float:
         """Sources that a task would wait for. On a CPU all are compiled between measurements."""
-        if self.device.kind == "cpu":
+        if self.device.shares_host_cores:
             return 0
         if not self._prepared[task].done():
             return math.inf
@@ -201,7 +201,7 @@ class Prefetcher:
 
     def _compile(self, task: Task, initial: InitialConfigs) -> None:
         self._builds[task] = []
-        if self.device.kind != "cpu":
+        if not self.device.shares_host_cores:
             stored = list(self.stored())
             configs = [*initial.first(stored, self.count), *rivals_of(*task, stored)]
             rendered = (

@@ -212,7 +212,7 @@ class Session:
 
         On a CPU nothing is sent to the compiler while something is measured.
         """
-        if self.device.kind == "cpu" and self._measuring:
+        if self.device.shares_host_cores and self._measuring:
             return
         depth = len(self.setup.workers) + self.setup.ahead
         while len(self._ahead) < depth and not self.setup.stop():
@@ -236,7 +236,7 @@ class Session:
 
         A CPU is measured only while nothing compiles: the two would share its cores.
         """
-        if self.device.kind == "cpu" and self.setup.compiler.pending:
+        if self.device.shares_host_cores and self.setup.compiler.pending:
             return
         for place, worker in enumerate(self.setup.workers):
             while place not in self._measuring and (asked := self._next_built()):
@@ -389,7 +389,7 @@ class Session:
             self.setup.log.write(trial, self.device, role="final")
         default = self.kernel.default_for(self.problem, self.device)
         decision = choose(default, trials, times)
-        if decision is not None and self.device.kind != "simulator":  # its times mean nothing
+        if decision is not None and self.device.times_are_real:  # its times mean nothing
             chosen = (decision.winner, *decision.rivals)
             doubts |= {trial.config: why for trial in chosen if (why := doubtful(trial))}
         return decision, doubts

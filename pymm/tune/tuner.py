@@ -49,8 +49,8 @@ def tasks_of(
 
 
 def _named(options: Options, device: Device) -> list[Task]:
-    names = {"cpu": "standard", "simulator": "16"}
-    standard = parse_shapes(names.get(device.kind, "standard-gpu"))
+    names = {"cpu": "standard", "cuda": "standard-gpu"}
+    standard = parse_shapes(names[device.kernel_backend] if device.times_are_real else "16")
     tasks = []
     for problem in options.problems(standard):
         known = kernels_for(problem, device)
@@ -186,7 +186,7 @@ class Tuner:
 
     def _introduce(self) -> None:
         device, say = self.device, self.console.print
-        if device.kind == "cpu" and self.options.devices == (None,):
+        if device.kernel_backend == "cpu" and self.options.devices == (None,):
             say(
                 "No NVIDIA GPU that pymm can use here: tuning the CPU kernel on this machine's CPU "
                 "(python -m pymm.doctor says what is missing).",
@@ -194,7 +194,7 @@ class Tuner:
             )
         count = f"{len(self.workers)} x " if len(self.workers) > 1 else ""
         say(f"Device: {count}{device.name}", markup=False, highlight=False, soft_wrap=True)
-        if device.kind == "simulator":
+        if not device.times_are_real:
             say("The simulator's times mean nothing: nothing will be saved.")
 
     def _describe(self, tasks: Sequence[tuple[Problem, Kernel]]) -> int:
@@ -277,7 +277,7 @@ class Tuner:
 
     def _check_output(self) -> None:
         """Raise now, not at the end, if the file of records is damaged or cannot be written."""
-        if self.device.kind == "simulator":
+        if not self.device.times_are_real:
             return
         try:
             put([], self.device, self.output)
@@ -292,7 +292,7 @@ class Tuner:
         """Lock every device that is tuned against other tuners of this user, waiting for them.
         Raises `Busy` if the time is over before that, or the run is to stop.
         """
-        if self.device.kind == "simulator":
+        if not self.device.times_are_real:
             yield
             return
         folder = state_directory() / "devices"
@@ -385,7 +385,7 @@ class Tuner:
             session.run(ends, options.trials, self._latest(ends), reserve)
             for build in builds:
                 build.cancel()
-            if self.device.kind == "cpu":  # its first few trials took some of the reserve
+            if self.device.shares_host_cores:  # its first few trials took some of the reserve
                 reserve = max(LEAST_FINAL, min(reserve, ends - time.monotonic()))
             until = min(max(ends, time.monotonic() + reserve), self._over)
             if self._conclude(session, until) and not self.stop():
@@ -406,7 +406,7 @@ class Tuner:
         self._note_if_short(session)
         stored = self._known()
         saved = [*saved_for(problem, kernel, stored), *rivals_of(problem, kernel, stored)]
-        against_others = self.device.kind in ("cpu", "cuda")
+        against_others = self.device.times_are_real
         decision = session.decide(against_others, ends, saved)
         doubts = "; ".join(session.doubts)
         if decision is None:
@@ -473,5 +473,5 @@ class Tuner:
             for trial in (winner, *decision.rivals)
         ]
         self.records += records
-        if self.device.kind != "simulator":
+        if self.device.times_are_real:
             put(records, self.device, self.output)

@@ -116,7 +116,7 @@ class _Command:
         """Where an experiment runs: on the device, or what is counted in the simulator. None, and a
         sentence about it, where that cannot be had.
         """
-        if experiment.figures != "counts" or self.runner.device.kind == "simulator":
+        if experiment.figures != "counts" or not self.runner.device.times_are_real:
             yield self._new_run(self.runner)
             return
         simulated = Worker(Site("simulator"))

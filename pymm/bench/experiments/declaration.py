@@ -54,7 +54,7 @@ class Experiment:
 
     def rungs_on(self, device: Device) -> tuple[str, ...]:
         """The contestants on a device."""
-        return self.on_cpu if device.kind == "cpu" else self.rungs
+        return self.on_cpu if device.kernel_backend == "cpu" else self.rungs
 
 
 def fixed(text: str, problem: Problem, device: Device) -> tuple[str, Config]:
@@ -64,7 +64,7 @@ def fixed(text: str, problem: Problem, device: Device) -> tuple[str, Config]:
     match = _RUNG.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is no rung: write 02 or 02-MB16-NB16-KB16")
-    kernel = find_kernel(match[1], "cpu" if device.kind == "cpu" else "cuda")
+    kernel = find_kernel(match[1], device.kernel_backend)
     default = kernel.default_for(problem, device)
     given = {name: int(value) for name, value in _PARAMETER.findall(match[2])}
     if not given:

@@ -92,7 +92,7 @@ class Run:
             if self.estimate.seconds(c, step.problem) <= self.slowest
         ]
         launches = list({(s.problem, c.config): (s, c) for s, c in launches}.values())
-        if not launches or self.device.kind != "cuda":
+        if not launches or not self.device.is_gpu:
             return
         suite = launches[0][0].experiment.name
         digest = hashlib.sha256(repr(sorted(s.digest for s in steps)).encode()).hexdigest()[:12]

@@ -86,7 +86,7 @@ class _Distance:
     def __init__(self, bench: Workbench, expected: np.ndarray) -> None:
         self._result = bench.quick.result
         self._expected: Any = expected.astype(np.float64)
-        if bench.backend.device.kind == "cuda":
+        if bench.backend.device.is_gpu:
             with suppress(ImportError):
                 torch = importlib.import_module("torch")
                 c = Operands(bench.problem, bench.a, bench.b, bench.c).tensors(torch)[2]

@@ -84,7 +84,7 @@ class RuntimeEstimate:
         """Of one run of a contestant."""
         rate = self.seen.get((contestant.config.slug, problem.dtype))
         if rate is None:
-            parts = EXPECTED["cpu" if self.device.kind == "cpu" else "cuda"]
+            parts = EXPECTED[self.device.kernel_backend]
             number = min(contestant.config.kernel.number, len(parts) - 1)
             rate = parts[number] * (self.device.peak_flops.get(problem.dtype) or UNKNOWN_PEAK)
         return problem.flops / rate
@@ -125,7 +125,7 @@ def steps_of(
     if not experiment.rungs_on(device):
         return [], [f"{experiment.name}: {experiment.why_not}"]
     missing: list[str] = []
-    if experiment.figures == "journeys" and device.kind == "cpu":
+    if experiment.figures == "journeys" and device.shares_host_memory:
         experiment = replace(experiment, figures="times")
         missing.append(f"{experiment.name}: totals: {NO_JOURNEY}")
     transposed = [letter == "T" for letter in experiment.layout]
