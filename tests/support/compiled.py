@@ -152,7 +152,9 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="compile what is listed, too")
     again = parser.parse_args().all
     nvcc, wanted, known = find_nvcc(), sources(), listed()
-    versions = {row.nvcc for rows in known.values() for row in rows} - {nvcc.version}
+    versions = {row.nvcc for rows in known.values() for row in rows}
+    if again:
+        versions -= {nvcc.version}
     kept = [
         row
         for version in sorted(versions)
