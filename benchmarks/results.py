@@ -20,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a checkout need not be installed
 
+import tables  # noqa: E402
 from symmetric import beside_gemm, transposes  # noqa: E402
 
 from pymm.core import inputs  # noqa: E402
@@ -29,6 +30,9 @@ from pymm.measure import results as schemas  # noqa: E402
 TABLE = ROOT / "benchmarks" / "RESULTS.md"
 FOLDER = ROOT / "benchmarks" / "results" / "nvidia-h200"
 FILE, UNSEEN, CALLS = (FOLDER / f"{name}.csv" for name in ("classes", "unseen", "calls"))
+#: What `python -m pymm.bench --shapes ladder --kernels all` wrote, here and on CPUs.
+LADDER = FOLDER / "ladder.csv"
+CPUS = sorted(FOLDER.parent.glob("*/cpu.csv"))
 #: Where rows of the suites are.
 SUITES = sorted(FOLDER.glob("suites*.csv"))
 #: What a reader has to know of the run, if anything: it stands below its date.
@@ -136,7 +140,24 @@ def page() -> str:
     suites = [row for path in SUITES for row in suite_rows(path)]
     if symmetric := transposes(suites):
         lines += ["", *symmetric]
+    lines += ["", *kernel_tables()]
     return "\n".join(lines) + "\n"
+
+
+def kernel_tables() -> list[str]:
+    """Every kernel of the ladder on the GPU, and the CPU's kernels."""
+    lines = []
+    if LADDER.exists():
+        lines = [
+            "## The kernels one by one",
+            "",
+            "m = n = k = 4096, operands on the device, cold caches, medians of one run in turn.",
+            "",
+            *tables.ladder(tables.rows_of(LADDER)),
+        ]
+    for path in CPUS:
+        lines += ["", f"## CPU: {path.parent.name}", "", *tables.cpu(tables.rows_of(path))]
+    return lines
 
 
 def class_rows(path: Path) -> list[Row]:

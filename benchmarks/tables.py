@@ -1,8 +1,9 @@
-"""Writes the measured tables of README.md between their markers: `python benchmarks/tables.py`.
+"""Writes the measured table of README.md between its markers: `python benchmarks/tables.py`. The
+longer tables made here are part of RESULTS.md (benchmarks/results.py).
 
-A table stands between `<!-- name: FILE.csv -->` and `<!-- end name -->`, where name is `ladder` or
-`cpu` and the file was written by `python -m pymm.bench`. With `--check` nothing is written and the
-status is 1 if a table is not what its file says.
+A table is between `<!-- short ladder: FILE.csv -->` and `<!-- end short ladder -->`; the file was
+written by `python -m pymm.bench`. With `--check` nothing is written and the status is 1 if a table
+is not what its file says.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pymm.core import inputs  # noqa: E402
 from pymm.kernels import KERNELS  # noqa: E402
 from pymm.measure.libraries import general_on  # noqa: E402
 
-MARKED = re.compile(r"<!-- (ladder|cpu): (\S+) -->\n.*?<!-- end \1 -->", re.DOTALL)
+MARKED = re.compile(r"<!-- (short ladder): (\S+) -->\n.*?<!-- end \1 -->", re.DOTALL)
 
 Row = dict[str, str]
 
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _fill(match: re.Match[str]) -> str:
     name, file = match.groups()
-    table = {"ladder": ladder, "cpu": cpu}[name](rows_of(ROOT / file))
+    table = short_ladder(rows_of(ROOT / file))
     return "\n".join([f"<!-- {name}: {file} -->", *table, f"<!-- end {name} -->"])
 
 
@@ -65,17 +66,45 @@ def _untimed(row: Row) -> str:
     return "a time, rate or ratio is not above 0" if wrong else ""
 
 
+def short_ladder(rows: Iterable[Row]) -> list[str]:
+    """Every kernel at m = n = k = 4096 in one dtype, the first that it was measured in: its faster
+    configuration of default and tuned, percent of cuBLAS (the faster of its two libraries) and of
+    the peak.
+    """
+    at = [row for row in rows if (row["m"], row["n"], row["k"]) == ("4096",) * 3]
+    lines = [
+        "| kernel | what it adds | dtype | time | TFLOP/s | of cuBLAS | of peak |",
+        "|---|---|---|--:|--:|--:|--:|",
+    ]
+    for kernel in (kernel for kernel in KERNELS if kernel.backend == "cuda"):
+        start = f"| {kernel.label} | {kernel.title} "
+        found = ((d, _fastest(at, kernel.label, d)) for d in kernel.dtypes)
+        dtype, best = next((pair for pair in found if pair[1]), ("", None))
+        if best:
+            lines.append(f"{start}| {dtype} | {_time(best)} | {_rates(best)} |")
+        else:
+            lines.append(f"{start}| {', '.join(kernel.dtypes)} | not measured | | | |")
+    return lines
+
+
+def _fastest(rows: Sequence[Row], name: str, dtype: str) -> Row | None:
+    """The faster of default and tuned."""
+    found = [_find(rows, name, dtype, variant) for variant in ("default", "tuned")]
+    timed = [row for row in found if row and row["seconds"]]
+    return min(timed, key=lambda row: float(row["seconds"]), default=None)
+
+
 def ladder(rows: Iterable[Row]) -> list[str]:
-    """Every rung at m = n = k = 4096 in the types that it was measured in: default and tuned,
+    """Every kernel at m = n = k = 4096 in the dtypes that it was measured in: default and tuned,
     percent of cuBLAS (the faster of its two libraries) and of the peak.
     """
     at = [row for row in rows if (row["m"], row["n"], row["k"]) == ("4096",) * 3]
     lines = [
-        "| rung | what it adds | type | default | tuned | TFLOP/s | of cuBLAS | of peak |",
+        "| kernel | what it adds | dtype | default | tuned | TFLOP/s | of cuBLAS | of peak |",
         "|---|---|---|--:|--:|--:|--:|--:|",
     ]
     for kernel in (kernel for kernel in KERNELS if kernel.backend == "cuda"):
-        name = f"{kernel.number:02d}_{kernel.name}"
+        name = kernel.label
         start = f"| {name} | {kernel.title} "
         for dtype in kernel.dtypes:
             default = _find(at, name, dtype, "default")
@@ -108,7 +137,7 @@ def cpu(rows: Iterable[Row]) -> list[str]:
     """Each shape on a CPU: sequential, default, tuned and NumPy, and the means that count."""
     rows = list(rows)
     lines = [
-        "| type | m x n x k | sequential | default | tuned | NumPy | pymm / NumPy "
+        "| dtype | m x n x k | sequential | default | tuned | NumPy | pymm / NumPy "
         "| pymm / sequential | configuration |",
         "|---|---|--:|--:|--:|--:|--:|--:|---|",
     ]
