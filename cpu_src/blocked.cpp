@@ -25,7 +25,7 @@
 // pages (1 %).
 //
 // Threads: C is cut into a grid of rectangles that are computed independently. Each thread packs
-// for itself: no barrier, no shared block. A batch of many matrices is split by matrices.
+// for itself: no barrier, no shared block. A large batch is distributed matrix by matrix.
 //
 // Compile: g++ -O3 -march=native -std=c++17 -fopenmp -shared -fPIC
 // Never with -ffast-math: NaN and Inf must come through.

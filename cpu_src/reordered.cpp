@@ -2,7 +2,7 @@
 //
 // C <- alpha op(A) op(B) + beta C by the definition is three loops: i over rows of C, j over its
 // columns, p over k. The textbook nests them i-j-p, a dot product per element, and its inner loop
-// walks down a column of B: a cache line for every element used. Nested i-p-j the inner loop takes
+// walks down a column of B: one cache line per element used. Nested i-p-j the inner loop takes
 // one element of A and adds a multiple of a *row* of B to a *row* of C, so that every line that is
 // fetched is used up:
 //
