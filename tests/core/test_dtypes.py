@@ -26,7 +26,7 @@ REASONS = {
     "what an experiment compares": (
         "bench/experiments/catalog.py",
         "bench/experiments/command.py",
-        "report/plots_studies.py",
+        "report/plots/experiments.py",
     ),
     "what the CPU's kernels compute": ("backends/cpu/backend.py", "backends/cpu/device.py"),
     "a model that was fitted to these": ("selection/cost_model.py",),

@@ -73,7 +73,7 @@ def options(source: Source) -> list[str]:
 
 
 def _targets(source: Source) -> dict[str, tuple[str, ...]]:
-    least = source.config.kernel.capability
+    least = source.config.kernel.min_capability
     return {ptx: gpus for ptx, gpus in TARGETS.items() if (int(ptx[0]), int(ptx[1])) >= least}
 
 
