@@ -5,8 +5,8 @@
 // tf32, and a fragment is words of two elements or one. What this kernel adds:
 //
 // - `ldmatrix`: a warp reads a fragment of 16 x 32 bytes of A, or two of B, with one instruction,
-//   and with `.trans` also where the tile is MN-major. So all four layouts stay in shared memory
-//   as they lie in global memory, and none is transposed. tf32 that is MN-major has no such
+//   and with `.trans` also where the tile is MN-major. So all four layouts have the same
+//   layout in shared as in global memory, and none is transposed. tf32 that is MN-major has no such
 //   instruction: its elements are read one by one.
 // - No padding: the 16-byte chunks of a line are swapped (common/swizzled_tile.cuh), so that
 //   neither reads nor copies meet a bank twice.

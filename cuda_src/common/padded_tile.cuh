@@ -1,4 +1,4 @@
-// Tiles copied from global to shared memory as they lie there, for fragments of single elements.
+// Tiles copied from global to shared memory in the same layout, for fragments of single elements.
 
 #include "common/vector.cuh"
 

@@ -29,7 +29,7 @@ struct alignas(16) Piece {
     REAL x[WIDE];
 };
 
-// A batch of `count` matrices as it lies, and where it goes: to rows `pitch` elements apart, a
+// A batch of `count` matrices in place, and where it goes: to rows `pitch` elements apart, a
 // multiple of WIDE; turned, to `columns` rows of `rows` elements. With two terms each matrix is
 // followed by that of its low terms.
 struct Copy {

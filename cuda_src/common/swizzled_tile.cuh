@@ -1,4 +1,4 @@
-// Tiles copied from global to shared memory as they lie there, without padding: fragments read them
+// Tiles copied from global to shared memory in the same layout, without padding: fragments read them
 // by `ldmatrix`, which wants 16 bytes at multiples of 16.
 
 #include "common/mma_fragments.cuh"
@@ -115,8 +115,8 @@ struct SwizzledTile {
             ldmatrix_x4<!K_MAJOR>(r, tile + (place ^ inside * 32) + across * 16 * PITCH);
         }
     }
-    // What `read` has read made ready for the tensor cores, as late as possible: who rounds right
-    // after reading waits for shared memory.
+    // Rounds what `read` has read for the tensor cores, as late as possible: rounding right after
+    // reading would wait for shared memory.
     static __device__ __forceinline__ void round_operands(unsigned (&r)[4]) {
         if constexpr (SIZE == 4) {
 #pragma unroll

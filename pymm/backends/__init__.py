@@ -1,4 +1,4 @@
-"""The hands: the only code that touches a compiler or a driver."""
+"""The only code that touches a compiler or a driver."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ class Route(ABC):
 
 
 class InPlace(Route):
-    """NumPy arrays on the CPU: used as they lie, or copied by NumPy."""
+    """NumPy arrays on the CPU: used in place, or copied by NumPy."""
 
     def open(self, stream: Any) -> Opened:
         """Copies are host memory; there is no stream but the calling thread."""
@@ -256,15 +256,15 @@ class StagedRoute(Route):
     @property
     def notes(self) -> tuple[str, ...]:
         """Conversions on the host, then what travels and how."""
-        journeys = []
+        notes = []
         factors = (self.call.a,) if self.call.b is self.call.a else (self.call.a, self.call.b)
         for operand, form in zip(factors, self.forms, strict=False):
-            journeys.append(f"{operand.name}: {form.nbytes} bytes to the device, {self._way(form)}")
+            notes.append(f"{operand.name}: {form.nbytes} bytes to the device, {self._way(form)}")
         out = self.forms[2]
         if self.call.reads_c:
-            journeys.append(f"c: {out.nbytes} bytes to the device, {self._way(out)}")
-        journeys.append(f"out: {out.nbytes} bytes to the host, {self._way(out)}")
-        return super().notes + tuple(journeys)
+            notes.append(f"c: {out.nbytes} bytes to the device, {self._way(out)}")
+        notes.append(f"out: {out.nbytes} bytes to the host, {self._way(out)}")
+        return super().notes + tuple(notes)
 
     def open(self, stream: Any) -> Opened:
         """Device memory for all three; c travels to the place of the result."""
@@ -292,7 +292,7 @@ class StagedRoute(Route):
         for operand in (self.call.a, self.call.b, self.call.out):
             if operand is not None and operand.name not in copies:
                 if shared_rows(operand.form, operand.form) is None:
-                    copies[operand.name] = "elements of a vector are packed for the journey"
+                    copies[operand.name] = "elements of a vector are packed for the transfer"
         return copies
 
     def _form(self, operand: Operand) -> Form:
@@ -331,7 +331,7 @@ class StagedRoute(Route):
 
 
 class OnDevice(Route):
-    """Arrays of a device: used as they lie, or copied there; ordered by streams alone."""
+    """Arrays of a device: used in place, or copied there; ordered by streams alone."""
 
     def open(self, stream: Any) -> Opened:
         """The launches go to `stream`, else to the stream of the first operand that names one."""

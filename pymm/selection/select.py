@@ -246,7 +246,7 @@ def _of_rung(config: Config, first: Config, problem: Problem, device: Device) ->
 
 
 def tune_command(problem: Problem, device: Device) -> str:
-    """The line that tunes `problem` on `device`."""
+    """The command that tunes `problem` on `device`."""
     where = "cpu" if device.kernel_backend == "cpu" else str(device.index)
     words = [f"--shapes {problem.m}x{problem.n}x{problem.k}", f"--dtypes {problem.dtype}"]
     words += [] if problem.layout == "NN" else [f"--transposes {problem.layout}"]

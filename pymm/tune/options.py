@@ -29,7 +29,7 @@ examples:
   python -m pymm.tune --stale --checks quick
       after a new driver, compiler or pymm: what was tuned with the old one, again
   python -m pymm.tune --shapes 1024 --dry-run
-      only say how many configurations are valid, and what turned the others down
+      only say how many configurations are valid, and which rule rejected the others
 
 Ctrl-C ends the search and saves the best so far; a second one leaves at once. A run that was
 killed goes on where it was when it is started again. Trials of a study can be watched with
@@ -259,7 +259,7 @@ WHERE = {
 LOOK = {
     "--dry-run": {
         "action": "store_true",
-        "help": "say how many configurations are valid and which rule turned down how many",
+        "help": "say how many configurations are valid and which rule rejected how many",
     },
     "--list": {"action": "store_true", "help": "list the valid configurations"},
 }

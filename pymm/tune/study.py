@@ -258,7 +258,7 @@ def open_storage(
 
 
 class _Journal(JournalFileBackend):
-    """Optuna's file, whose errors name it, and which knows the line that was read last."""
+    """Optuna's file, whose errors name it, and which knows what line was read last."""
 
     line = 0
 

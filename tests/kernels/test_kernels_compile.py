@@ -16,7 +16,7 @@ from broken_rules import BREAKING, KEEPING
 from spill_sources import ANY, CUDA, HOPPER, SHALLOW, TIGHT, sources
 
 from pymm import simulator
-from pymm.backends.cuda.nvcc import Nvcc, find_nvcc
+from pymm.backends.cuda.nvcc import Nvcc
 from pymm.core.device import Device
 from pymm.core.errors import NoDevice
 from pymm.core.problem import Problem
@@ -49,7 +49,7 @@ def nvcc() -> Nvcc:
             folders = os.environ["PATH"].split(os.pathsep)
             patch.setenv("PATH", os.pathsep.join(f for f in folders if f != stand_in))
         try:
-            return find_nvcc()
+            return compiled.project_nvcc()
         except NoDevice as error:
             pytest.fail(f"the CUDA kernels cannot be compiled: {error}")
 

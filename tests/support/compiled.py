@@ -7,7 +7,7 @@ so that a changed kernel, another nvcc or another architecture is compiled again
     python tests/support/compiled.py          compile what is not listed, drop what is not needed
     python tests/support/compiled.py --all    compile everything
 
-Both use the first nvcc that pymm finds (PYMM_NVCC names another) and keep the rows of other
+Both use the nvcc that the project installs (PYMM_NVCC names another) and keep the rows of other
 versions whose sources are still wanted. PYMM_TEST_ALL=1 makes a test run ignore the list.
 """
 
@@ -20,6 +20,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, fields
@@ -29,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT)]
 
-from pymm.backends.cuda.nvcc import Nvcc, find_nvcc  # noqa: E402
+from pymm.backends.cuda.nvcc import Nvcc, describe, find_nvcc  # noqa: E402
 from pymm.kernels.source import Source  # noqa: E402
 
 LIST = Path(__file__).resolve().parent / "data" / "compiled.csv"
@@ -48,6 +49,17 @@ _LINE = re.compile(
 
 class NotCompiled(Exception):
     """nvcc failed or warned; the message is what it printed."""
+
+
+def project_nvcc() -> Nvcc:
+    """`$PYMM_NVCC`, else the nvcc that the project's own packages bring, else the first that pymm
+    finds: the list should not depend on what else a machine has.
+    """
+    site = Path(sysconfig.get_path("purelib"))
+    wheels = sorted(site.glob("nvidia/*/bin/nvcc"))
+    if wheels and "PYMM_NVCC" not in os.environ:
+        return describe(str(wheels[-1]))
+    return find_nvcc()
 
 
 @dataclass(frozen=True, order=True)
@@ -151,7 +163,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--all", action="store_true", help="compile what is listed, too")
     again = parser.parse_args().all
-    nvcc, wanted, known = find_nvcc(), sources(), listed()
+    nvcc, wanted, known = project_nvcc(), sources(), listed()
     versions = {row.nvcc for rows in known.values() for row in rows}
     if again:
         versions -= {nvcc.version}

@@ -101,7 +101,7 @@ class Copy(NamedTuple):
 
 
 def wanted_copies(tma: Tma, problem: Problem, a: Matrix, b: Matrix) -> list[Copy | None]:
-    """What has to be copied of A and B; None for one that the kernel can have as it lies."""
+    """What has to be copied of A and B; None for one that the kernel reads in place."""
     given = tma.as_loaded(problem)
     turned = given.trans_a != problem.trans_a, given.trans_b != problem.trans_b
     copies: list[Copy | None] = []
@@ -116,7 +116,7 @@ def wanted_copies(tma: Tma, problem: Problem, a: Matrix, b: Matrix) -> list[Copy
 
 
 def fits(matrix: Matrix, problem: Problem, size: int | None = None) -> bool:
-    """Whether a tensor map can describe a matrix of elements of `size` bytes as it lies."""
+    """Whether a tensor map can describe a matrix of elements of `size` bytes in place."""
     size = size or problem.numpy_dtype.itemsize
     places = [matrix.address, matrix.ld * size]
     places += [matrix.batch_stride * size] if problem.batch > 1 else []
