@@ -59,21 +59,23 @@ def matmul(
     trans_a, trans_b: op is the transpose of the last two axes: True, "T" or "C". Vectors stay.
     dtype, casting: dtype to compute in, and which conversions are allowed, as for NumPy's ufuncs.
         Integers and complex numbers need `dtype=`; arrays of a GPU are not converted.
-    precision: "ieee", plain multiply-add in the type of the product (16 bits: in float32). For
-        float32 on some GPUs also "tf32": the operands are rounded to 11 significant bits (errors of
-        2^-11 each; the very largest become infinite) and added up in float32; and "tf32x3": each
-        number is the sum of two such, multiplied three times, which leaves 22 bits (2^-20 of the
-        sum of absolute values; fewer of numbers below 2^-114); and "f16x3", quicker still: block
-        scaled. The two are float16 times a power of two that 64 numbers along k share. It is as
-        exact as float32 where numbers are of one magnitude within 64 of k; of those that are 2^9
-        times smaller than the largest of the 64 fewer bits may be left (2^-31 of the largest is
-        lost). Of A D times D^-1 B, D random powers from 2^-s to 2^s, k = 256, the relative error
-        is 1.7e-7 for s = 8, 1.1e-5 for 12, 2.4e-3 for 16 and 0.28 for 20, where float32 has 2.9e-7
-        and "tf32x3" 1.3e-7. NaN and infinite numbers come out as in float32, but where a number
-        rounds to zero (in "tf32" below 2^-137, in "f16x3" below 2^-31 of the largest of its 64)
-        infinity times it is NaN. None is chosen unless it is asked for; the arrays stay float32.
-    out_dtype: float32 for float16 and bfloat16 operands: the sums as they are, not rounded to 16
-        bits. An `out` of float32 asks for it as well, and c is of that type then.
+    precision: how float32 operands are multiplied, on GPUs that can; other dtypes have only "ieee".
+        "ieee": plain multiply-add in the dtype of the product (16 bits: accumulated in float32).
+        "tf32": operands rounded to 11 significant bits, a relative error of 2^-11 each (the very
+        largest become infinite), accumulated in float32.
+        "tf32x3": each operand as the sum of two such values, multiplied in three products: 22 bits,
+        an error of 2^-20 of the sum of absolute values, and fewer bits below 2^-114.
+        "f16x3", faster than that: block scaling, each operand as the sum of two float16 values with
+        one power-of-two scale per 64 elements along k. As accurate as float32 where elements have
+        one magnitude within 64 of k. An element 2^9 or more below the largest of its 64 may keep
+        fewer bits: 2^-31 of the largest is lost. For A D times D^-1 B, with D random powers of two
+        from 2^-s to 2^s and k = 256, the relative error is 1.7e-7 for s = 8, 1.1e-5 for 12, 2.4e-3
+        for 16 and 0.28 for 20; float32 has 2.9e-7, "tf32x3" 1.3e-7.
+        NaN and infinity come out as in float32, except that infinity times an element that rounds
+        to zero is NaN ("tf32": below 2^-137, "f16x3": below 2^-31 of the largest of its 64). A
+        reduced precision is never chosen unless asked for, and the arrays stay float32.
+    out_dtype: float32 for float16 and bfloat16 operands: the sums are not rounded to 16 bits. An
+        `out` of float32 asks for it as well, and c is float32 then.
     stream: PyCUDA Stream, integer handle, or a PyTorch, CuPy or `__cuda_stream__` object. Left out,
         the work goes to the stream that the operands name, else to the default stream.
     kernel, config: a kernel by name or number, and its parameters: dict, slug or `Config`.
