@@ -1,5 +1,5 @@
-// Tiles copied from global to shared memory in the same layout, without padding: fragments read them
-// by `ldmatrix`, which wants 16 bytes at multiples of 16.
+// Tiles copied from global to shared memory in the same layout, without padding: fragments read
+// them by `ldmatrix`, which wants 16 bytes at multiples of 16.
 
 #include "common/mma_fragments.cuh"
 #include "common/vector.cuh"
