@@ -314,7 +314,8 @@ BOMBS = """
 import re, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (3 * 2**30, 3 * 2**30))
 from pathlib import Path
-from pymm import inputs, store
+from pymm.core import inputs
+from pymm.selection import store
 for name in sys.argv[1:]:
     path = Path(name)
     reader = {".yaml": store.read, ".json": inputs.read_json, ".csv": inputs.rows_of}[path.suffix]
