@@ -95,23 +95,9 @@ def matmul(
     types, operands on host and device at once), `NotImplementedError` (combinations that pymm does
     not have), `NoDevice`, `MemoryError`, and `CompileFailed` or `LaunchFailed` from the device.
     """
-    given = (
-        alpha,
-        type(alpha),
-        beta,
-        type(beta),
-        trans_a,
-        trans_b,
-        dtype,
-        casting,
-        precision,
-        out_dtype,
-        stream,
-        kernel,
-        config,
-        device,
-        transfer,
-    )
+    scalars = alpha, type(alpha), beta, type(beta)
+    what = trans_a, trans_b, dtype, casting, precision, out_dtype
+    given = scalars, what, (stream, kernel, config, device, transfer)
     key, out, launch = cache.lookup(a, b, out, c, given)
     if launch is not None:
         launch()
@@ -320,24 +306,9 @@ def syrk(
 
     The other arguments, arrays, types and errors are those of `pymm.matmul`.
     """
-    given = (
-        "syrk",
-        alpha,
-        type(alpha),
-        beta,
-        type(beta),
-        trans,
-        fill,
-        dtype,
-        casting,
-        precision,
-        out_dtype,
-        stream,
-        kernel,
-        config,
-        device,
-        transfer,
-    )
+    scalars = "syrk", alpha, type(alpha), beta, type(beta)
+    what = trans, fill, dtype, casting, precision, out_dtype
+    given = scalars, what, (stream, kernel, config, device, transfer)
     key, out, launch = cache.lookup(a, a, out, c, given)
     if launch is not None:
         launch()

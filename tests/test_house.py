@@ -215,7 +215,7 @@ def test_functions_are_short():
                     docstring = node.body[0] if ast.get_docstring(node) else None
                     told = docstring.end_lineno - docstring.lineno + 1 if docstring else 0
                     length = node.end_lineno - node.lineno + 1 - told
-                    if length > 60:
+                    if length > 50:
                         yield f"{relative(path)}: {node.name} has {length} lines"
 
     faults(wrong())

@@ -162,13 +162,8 @@ def threads(draw: random.Random) -> None:
 
     def disturb(seed: int) -> None:
         own = random.Random(seed)
-        actions = [
-            pymm.reload,
-            lambda: pymm.configs("cpu"),
-            pymm.freeze,
-            lambda: pymm.freeze(False),
-            lambda: time.sleep(0.001),
-        ]
+        actions = [pymm.reload, lambda: pymm.configs("cpu"), pymm.freeze]
+        actions += [lambda: pymm.freeze(False), lambda: time.sleep(0.001)]
         for _ in range(60):
             own.choice(actions)()
 

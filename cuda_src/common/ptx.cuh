@@ -81,7 +81,7 @@ __device__ __forceinline__ void mma(double (&c)[4], const double (&a)[DEPTH / 2]
 
 #else
 
-// The simulator moves nothing before `wait`: who reads too early finds what was there before.
+// The simulator copies nothing before `wait`: code that reads too early finds the old elements.
 struct AsyncCopies {
     struct Piece {
         void* target;

@@ -102,6 +102,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="output folder, with a folder per device (default: reports)",
     )
+    _add_other_tasks(parser)
+    return parser
+
+
+def _add_other_tasks(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "--compare",
         nargs=2,
@@ -121,7 +127,6 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="write nothing; say whether Markdown and JSON are up to date",
     )
-    return parser
 
 
 def _describe(options: argparse.Namespace) -> int:

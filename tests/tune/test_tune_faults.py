@@ -19,8 +19,9 @@ from pymm.tune.trial_log import read_trials
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 ROOT = SUPPORT.parents[1]
 
-#: Faults that only the check after timing finds.
-SHOWN_BY_THE_SECOND_CHECK = ("11", "15")
+#: The fault of each device that only the check after timing finds: a trial that seems too slow on a
+#: busy machine is not checked again, and need not be, for it is never saved.
+RIGHT_AT_FIRST = {"cpu:1": "15", "cuda": "11"}
 
 DEVICES = [
     pytest.param("cpu:1", faulty_kernels.ON_CPU, id="cpu"),
@@ -73,9 +74,8 @@ def test_killed_in_the_middle_and_resumed(tmp_path, device, expected):
     again = sum(outcome in TRIED_AGAIN for outcome in expected.values())
     assert len(expected) + again <= sum(counts.values()) <= len(expected) + again + 1
     outcomes = {row["config"].rpartition("FAULT")[2]: row["outcome"] for row in searched}
-    for fault in SHOWN_BY_THE_SECOND_CHECK:  # which a trial that seems too slow does not have
-        if outcomes.get(fault) == "too_slow":
-            outcomes[fault] = "wrong"
+    if outcomes[RIGHT_AT_FIRST[device]] == "too_slow":
+        outcomes[RIGHT_AT_FIRST[device]] = "wrong"
     assert outcomes == {str(fault): outcome for fault, outcome in expected.items()}
     winners = {row["config"] for row in rows(tmp_path)[len(searched) :]}
     assert winners == {"faulty-MB16-NB16-FAULT1"}
