@@ -78,8 +78,8 @@ void run_block(Worker& w, std::uint64_t number) {
     w.block_index = dim3(static_cast<unsigned>(number % launch.grid.x),
                          static_cast<unsigned>(number / launch.grid.x % launch.grid.y),
                          static_cast<unsigned>(number / launch.grid.x / launch.grid.y));
-    static std::atomic<std::uint64_t> runs{0};
-    const std::uint64_t run = ++runs;
+    static std::atomic<std::uint64_t> begun{0};
+    const std::uint64_t run = ++begun;
     for (Region& r : w.shared) forget_writes(r);
     for (unsigned i = 0; i < w.threads; i++) {
         w.thread(i).block_index = w.block_index;
