@@ -16,6 +16,8 @@ from pymm.blocked.call import (
     in_blocks,
     multiply_in_blocks,
 )
+from pymm.blocked.program import ShardedExplanation, explain_sharded, multiply_sharded
+from pymm.blocked.sharded import ShardedMatrix
 from pymm.core.problem import Problem
 from pymm.kernels import Config
 from pymm.runtime.arguments import Call, MatmulOptions, Options, SyrkOptions
@@ -108,6 +110,8 @@ def matmul(
     types, operands on host and device at once), `NotImplementedError` (combinations that pymm does
     not have), `NoDevice`, `MemoryError`, and `CompileFailed` or `LaunchFailed` from the device.
     """
+    if type(a) is ShardedMatrix or type(b) is ShardedMatrix:
+        return _multiply_sharded(a, b, out, c, locals())
     scalars = alpha, type(alpha), beta, type(beta)
     what = trans_a, trans_b, dtype, casting, precision, out_dtype
     given = scalars, what, (stream, kernel, config, device, transfer, device_memory)
@@ -137,6 +141,12 @@ def matmul(
     else:
         result = _run_or_block(call, options, key, Arguments(a, b, out, c, given))
     return result[()] if out is None and call.on_host and not call.shape else result
+
+
+def _multiply_sharded(a: Any, b: Any, out: Any, c: Any, given: dict[str, Any]) -> ShardedMatrix:
+    """`matmul` of matrices on several devices; `given` are all its arguments."""
+    options = {name: x for name, x in given.items() if name not in ("a", "b", "out", "c")}
+    return multiply_sharded(a, b, out, c, MatmulOptions(**options))
 
 
 def _run_or_block(
@@ -290,7 +300,7 @@ def plan(a: Any, b: Any, /, out: Any = None, *, c: Any = None, **options: Any) -
 
 def explain(
     a: Any, b: Any, /, out: Any = None, *, c: Any = None, **options: Any
-) -> Explanation | BlockedExplanation:
+) -> Explanation | BlockedExplanation | ShardedExplanation:
     """What `pymm.matmul` would do with these arguments: kernel, configuration, the reason for it,
     geometry, resources, copies; for a product in blocks the blocks, the bytes that move, the time
     expected and what limits it. Compiles the kernel if it must; multiplies nothing.
@@ -300,6 +310,8 @@ def explain(
     `matmul` raises.
     """
     parsed = MatmulOptions.parse(options)
+    if isinstance(a, ShardedMatrix) or isinstance(b, ShardedMatrix):
+        return explain_sharded(a, b, out, c, parsed)
     call = parsed.check(a, b, out=out, c=c, adopt=shape_adopter(parsed))
     if in_blocks(parsed) or not fits_whole(call, parsed):
         return explain_in_blocks(call, parsed)

@@ -133,6 +133,31 @@ class Queue(ABC):
         their pitches apart. The devices are the same, or `Backend.reach` each other.
         """
 
+    # The same as calls without arguments, for who makes them often; to be made within `here`
+
+    @abstractmethod
+    def here(self) -> AbstractContextManager[None]:
+        """Have the queue's device be the one that this thread works on, for a `with`."""
+
+    @abstractmethod
+    def marking(self, mark: Mark) -> Callable[[], None]:
+        """`mark` as a call."""
+
+    @abstractmethod
+    def waiting(self, mark: Mark) -> Callable[[], None]:
+        """`wait` as a call."""
+
+    @abstractmethod
+    def copying(
+        self,
+        source: int,
+        source_pitch: int,
+        target: int,
+        target_pitch: int,
+        shape: tuple[int, int],
+    ) -> Callable[[], None]:
+        """`copy` as a call."""
+
 
 class RebindableLaunch(ABC):
     """A bound launch of a backend that can do more with it than call it. Where a backend cannot,

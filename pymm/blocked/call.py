@@ -5,48 +5,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from pymm.backends import available_devices
-from pymm.backends.base import Backend, Matrix
+from pymm.backends.base import Matrix
+from pymm.blocked.devices import names_several, open_devices
 from pymm.blocked.host import HostProduct, Share
 from pymm.blocked.sizes import bytes_of, shown
-from pymm.core.errors import NoDevice
 from pymm.runtime.arguments import Call, MatmulOptions
-from pymm.runtime.bind import find_backend, find_product, find_route, open_backend
+from pymm.runtime.bind import find_backend, find_product, find_route
 from pymm.runtime.transfer import footprint
 from pymm.selection.choose import choose
 
-#: What names all GPUs of the host.
-ALL = "cuda:all"
-
-
 def in_blocks(options: MatmulOptions) -> bool:
     """Whether a call asks for blocks by its arguments."""
-    several = isinstance(options.device, list | tuple) or options.device == ALL
-    return several or options.device_memory is not None
-
-
-def open_devices(device: Any) -> list[Backend]:
-    """The devices that `device=` names: "cuda:all", a list, or one as for `open_device`.
-
-    Raises `NoDevice`; `ValueError` for an empty list and for a device that is named twice.
-    """
-    if isinstance(device, str) and device == ALL:
-        gpus = [one for one in available_devices() if not one.shares_host_memory]
-        if not gpus:
-            raise NoDevice(f"device={ALL!r}: this machine has no GPU that CUDA may use")
-        return [open_backend(one.index) for one in gpus]
-    if not isinstance(device, list | tuple):
-        return [open_backend(device)]
-    if not device:
-        raise ValueError("device=[] names no device; 'cuda:all' names all GPUs")
-    backends = [open_backend(one) for one in device]
-    if len({id(one) for one in backends}) < len(backends):
-        raise ValueError(f"device={device!r} names a device twice")
-    return backends
+    return names_several(options.device) or options.device_memory is not None
 
 
 def fits_in_blocks(call: Call, options: MatmulOptions) -> bool:
@@ -77,15 +50,18 @@ def fits_whole(call: Call, options: MatmulOptions) -> bool:
 
 def multiply_in_blocks(call: Call, options: MatmulOptions) -> np.ndarray:
     """The product of NumPy arrays, or of arrays on the host as `options` say."""
-    return _planned(call, options).run()[0]
+    return planned(call, options).run()[0]
 
 
 def explain_in_blocks(call: Call, options: MatmulOptions) -> BlockedExplanation:
     """What `multiply_in_blocks` would do. Allocates nothing."""
-    return BlockedExplanation.of(_planned(call, options))
+    return BlockedExplanation.of(planned(call, options))
 
 
-def _planned(call: Call, options: MatmulOptions) -> HostProduct:
+def planned(call: Call, options: MatmulOptions) -> HostProduct:
+    """The call in blocks, planned. Raises `TypeError` for arrays on a device, and what
+    `HostProduct` does.
+    """
     if not call.on_host:
         kind = type(call.a.owner).__name__
         raise TypeError(

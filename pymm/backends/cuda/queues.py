@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from ctypes import byref, c_int, c_size_t, c_uint, c_void_p
 from typing import Any
 
@@ -180,6 +182,42 @@ class CudaQueue(Queue):
         """Between devices, too: unified addresses say which ones."""
         self._command((source, source_pitch, _UNIFIED), (target, target_pitch, _UNIFIED), shape)
 
+    def here(self) -> AbstractContextManager[None]:
+        return active(self._context)
+
+    def marking(self, mark: Mark) -> Callable[[], None]:
+        return self._quick((self, mark), "cuEventRecord", mark.event, self._stream)
+
+    def waiting(self, mark: Mark) -> Callable[[], None]:
+        return self._quick((self, mark), "cuStreamWaitEvent", self._stream, mark.event, c_uint(0))
+
+    def copying(
+        self,
+        source: int,
+        source_pitch: int,
+        target: int,
+        target_pitch: int,
+        shape: tuple[int, int],
+    ) -> Callable[[], None]:
+        ends = (source, source_pitch, _UNIFIED), (target, target_pitch, _UNIFIED)
+        calls = [
+            self._quick(self, "cuMemcpy2DAsync_v2", byref(copy), self._stream)
+            for copy in _copies(*ends, shape)
+        ]
+        return calls[0] if len(calls) == 1 else lambda: [call() for call in calls] and None
+
+    def _quick(self, owners: Any, name: str, *arguments: Any) -> Callable[[], None]:
+        """A call of the driver, in 1 us, that keeps `owners` alive."""
+        function, driver = getattr(self._driver.quick, name), self._driver
+
+        def call(owners: Any = owners) -> None:
+            code = function(*arguments)
+            if code:
+                error = DriverError(f"{name} failed: {driver.words(code)}")
+                raise failure(self._context, error, "copying in blocks")
+
+        return call
+
     def _copy_rows(self, array: np.ndarray, place: tuple[int, int], into_device: bool) -> None:
         host = array.__array_interface__["data"][0], array.strides[0], _HOST
         ends = host, (*place, _DEVICE)
@@ -216,27 +254,37 @@ class CudaQueue(Queue):
     def _command(
         self, source: tuple[int, int, int], target: tuple[int, int, int], shape: tuple[int, int]
     ) -> None:
-        """One copy of rows. An end is its address, pitch and kind."""
-        rows, width = shape
-        if not rows or not width:
-            return
-        if rows > 1 and source[1] == width and target[1] == width:
-            rows, width = 1, rows * width
-        if rows > 1 and max(source[1], target[1]) > MAX_PITCH:
-            for row in range(rows):
-                one, other = ((e[0] + row * e[1], width, e[2]) for e in (source, target))
-                self._command(one, other, (1, width))
-            return
-        pitches = (source[1], target[1]) if rows > 1 else (width, width)
-        copy = _Copy2D(width=width, height=rows)
-        copy.source_kind, copy.target_kind = source[2], target[2]
-        copy.source_host = copy.source_device = source[0]
-        copy.target_host = copy.target_device = target[0]
-        copy.source_pitch, copy.target_pitch = pitches
-        self._call("cuMemcpy2DAsync_v2", byref(copy), self._stream)
+        """Copies of rows. An end is its address, pitch and kind."""
+        for copy in _copies(source, target, shape):
+            self._call("cuMemcpy2DAsync_v2", byref(copy), self._stream)
 
     def _call(self, name: str, *arguments: Any) -> None:
         _drive(self._context, self._driver, name, *arguments)
+
+
+def _copies(
+    source: tuple[int, int, int], target: tuple[int, int, int], shape: tuple[int, int]
+) -> Iterator[_Copy2D]:
+    """A copy of rows as commands of the driver: one, or where a pitch is too large one a row. An
+    end is its address, pitch and kind.
+    """
+    rows, width = shape
+    if not rows or not width:
+        return
+    if rows > 1 and source[1] == width and target[1] == width:
+        rows, width = 1, rows * width
+    if rows > 1 and max(source[1], target[1]) > MAX_PITCH:
+        for row in range(rows):
+            yield from _copies(
+                *((e[0] + row * e[1], width, e[2]) for e in (source, target)), (1, width)
+            )
+        return
+    copy = _Copy2D(width=width, height=rows)
+    copy.source_kind, copy.target_kind = source[2], target[2]
+    copy.source_host = copy.source_device = source[0]
+    copy.target_host = copy.target_device = target[0]
+    copy.source_pitch, copy.target_pitch = (source[1], target[1]) if rows > 1 else (width, width)
+    yield copy
 
 
 def _take_out(host: np.ndarray, staged: np.ndarray, mark: CudaMark) -> None:
@@ -249,7 +297,9 @@ def _as_rows(locked: _Locked, shape: tuple[int, int], dtype: np.dtype) -> np.nda
     return locked.array[:nbytes].view(dtype).reshape(shape)
 
 
-def _parts(array: np.ndarray, size: int, address: int, pitch: int):
+def _parts(
+    array: np.ndarray, size: int, address: int, pitch: int
+) -> Iterator[tuple[np.ndarray, int]]:
     """Parts of a matrix that fill at most one staging buffer with elements of `size` bytes, and
     their places on the device.
     """
