@@ -149,9 +149,7 @@ def _multiply_sharded(a: Any, b: Any, out: Any, c: Any, given: dict[str, Any]) -
     return multiply_sharded(a, b, out, c, MatmulOptions(**options))
 
 
-def _run_or_block(
-    call: Call, options: MatmulOptions, key: Key | None, arguments: Arguments
-) -> Any:
+def _run_or_block(call: Call, options: MatmulOptions, key: Key | None, arguments: Arguments) -> Any:
     """`_run`, or in blocks if NumPy arrays do not fit the device."""
     try:
         return _run(call, options, key, arguments)

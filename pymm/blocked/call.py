@@ -17,6 +17,7 @@ from pymm.runtime.bind import find_backend, find_product, find_route
 from pymm.runtime.transfer import footprint
 from pymm.selection.choose import choose
 
+
 def in_blocks(options: MatmulOptions) -> bool:
     """Whether a call asks for blocks by its arguments."""
     return names_several(options.device) or options.device_memory is not None

@@ -1,4 +1,4 @@
-"""Products of NumPy arrays in blocks: which block of C is computed on which device, by which tiling,
+"""Products of NumPy arrays in blocks: which part of C is computed on which device, by which tiling,
 and what is expected of it.
 """
 
@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+
 import numpy as np
 
 from pymm.backends.base import Backend, Matrix
@@ -309,7 +310,7 @@ def _planned(
     asked = options.kernel, options.config
     others = () if any(x is not None for x in asked) else _kernels(backend, work, kind)
     for kernel, config in (asked, *((name, None) for name in others)):
-        scratch, rates = 0, link_rates(backend)
+        scratch, rates = 0, link_rates(backend, budget)
         for _ in range(8):
             tiling = best_tiling(work, budget - scratch, rates) if scratch < budget else None
             if tiling is None:

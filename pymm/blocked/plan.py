@@ -125,7 +125,11 @@ class Tiling:
     @property
     def device_bytes(self) -> int:
         """Device memory of all slots; scratch memory of the kernel comes on top."""
-        slots = (self.a_slots, self.a_slice), (self.b_slots, self.b_slice), (self.tiles, self.c_tile)
+        slots = (
+            (self.a_slots, self.a_slice),
+            (self.b_slots, self.b_slice),
+            (self.tiles, self.c_tile),
+        )
         return sum(count * round_up(one[0], ALLOCATION) for count, one in slots)
 
     @property

@@ -273,9 +273,7 @@ class _Part:
         return kernel.bind(problem, alpha, left, right, beta, out, self.compute.stream)
 
 
-def multiply_sharded(
-    a: Any, b: Any, out: Any, c: Any, options: MatmulOptions
-) -> ShardedMatrix:
+def multiply_sharded(a: Any, b: Any, out: Any, c: Any, options: MatmulOptions) -> ShardedMatrix:
     """`alpha a b + beta c` of matrices on several devices, queued and not waited for.
 
     Raises `TypeError` for operands of other kinds, `ValueError` for shapes that do not fit and
@@ -314,7 +312,7 @@ def _checked(
     for name in ("stream", "device", "transfer", "device_memory"):
         if getattr(options, name) is not None:
             raise NotImplementedError(f"{name}= is not for matrices that lie on several devices")
-    (m, k), (depth, n) = a.shape, b.shape
+    k, depth = a.shape[1], b.shape[0]
     if k != depth:
         raise ValueError(
             f"shapes {a.shape} and {b.shape} do not fit: a has {k} columns, b {depth} rows"
@@ -387,9 +385,7 @@ class ShardedExplanation:
         return "\n".join(f"{name:<15}{text}".rstrip() for name, text in rows)
 
 
-def explain_sharded(
-    a: Any, b: Any, out: Any, c: Any, options: MatmulOptions
-) -> ShardedExplanation:
+def explain_sharded(a: Any, b: Any, out: Any, c: Any, options: MatmulOptions) -> ShardedExplanation:
     """What `multiply_sharded` would do. Allocates a result where `out` is not given."""
     a, b, out, kind, _ = _checked(a, b, out, c, options)
     (down, across), k, size = out.grid, a.shape[1], a.dtype.itemsize
@@ -414,7 +410,4 @@ def explain_sharded(
     limit = "link" if link > compute else "kernel"
     extents = (*out.shape, k)
     seconds = max(compute, link)
-    return ShardedExplanation(
-        extents, out.grid, tuple(received), choice, seconds, limit, room
-    )
-
+    return ShardedExplanation(extents, out.grid, tuple(received), choice, seconds, limit, room)

@@ -153,9 +153,7 @@ class ShardedMatrix:
         self.program: Any = None
 
     @classmethod
-    def empty(
-        cls, shape: tuple[int, int], dtype: Any, devices: Any = "cuda:all"
-    ) -> ShardedMatrix:
+    def empty(cls, shape: tuple[int, int], dtype: Any, devices: Any = "cuda:all") -> ShardedMatrix:
         """An uninitialised matrix. `devices` as in `pymm.scatter`. Raises `MemoryError`."""
         if len(shape) != 2 or any(extent < 0 for extent in shape):
             raise ValueError(f"shape {shape} is not that of a matrix")

@@ -26,6 +26,7 @@ from pymm.backends.cuda.driver import Driver, DriverError
 
 _NON_BLOCKING, _DISABLE_TIMING, _PORTABLE = 1, 2, 1
 _PEER_ALREADY = 704
+_MEMORY_TYPE = 2  # CU_POINTER_ATTRIBUTE_MEMORY_TYPE
 
 #: CUmemorytype: host memory, a device's, and whichever the address says.
 _HOST, _DEVICE, _UNIFIED = 1, 2, 4
@@ -234,10 +235,12 @@ class CudaQueue(Queue):
             return False
         start = array.__array_interface__["data"][0]
         last = start + (rows - 1) * array.strides[0] + row - 1
-        flags = c_uint()
+        kind, ask = c_uint(), self._driver.quick.cuPointerGetAttribute
         with active(self._context):
-            ask = self._driver.quick.cuMemHostGetFlags
-            return all(ask(byref(flags), c_void_p(end)) == 0 for end in (start, last))
+            return all(
+                ask(byref(kind), c_int(_MEMORY_TYPE), c_void_p(end)) == 0 and kind.value == _HOST
+                for end in (start, last)
+            )
 
     def _stage(self, wait: bool = True) -> tuple[_Locked, CudaMark]:
         """The next staging buffer, when what was in it has left."""
@@ -271,7 +274,7 @@ def _copies(
     rows, width = shape
     if not rows or not width:
         return
-    if rows > 1 and source[1] == width and target[1] == width:
+    if rows > 1 and source[1] == target[1] == width and rows * width <= MAX_PITCH:
         rows, width = 1, rows * width
     if rows > 1 and max(source[1], target[1]) > MAX_PITCH:
         for row in range(rows):
