@@ -80,6 +80,85 @@ class Buffer(ABC):
         """Set every byte."""
 
 
+class Mark(ABC):
+    """A place in the work of a queue: where `Queue.mark` last put it."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait in this thread until the work before the mark is done."""
+
+
+class Queue(ABC):
+    """Work of a device that is done in its order, and overlaps with that of other queues. `stream`
+    is what launches are bound to. Copies are counted: `bytes_in` from the host, `bytes_out` to it.
+    """
+
+    stream: Any
+    bytes_in: int
+    bytes_out: int
+
+    @abstractmethod
+    def mark(self, mark: Mark) -> None:
+        """Put a mark, of the same device, behind the work so far."""
+
+    @abstractmethod
+    def wait(self, mark: Mark) -> None:
+        """Later work waits for a mark, of any device. One that was never put is not waited for."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait in this thread for all work so far. Raises `LaunchFailed`."""
+
+    @abstractmethod
+    def upload(self, array: np.ndarray, dtype: np.dtype, address: int, pitch: int) -> None:
+        """Queue the copy of a NumPy matrix, of any strides and type, to rows of `dtype` that are
+        `pitch` bytes apart on the device. Returns when `array` has been read, or, if its memory is
+        page-locked, at once.
+        """
+
+    @abstractmethod
+    def download(self, address: int, pitch: int, dtype: np.dtype, array: np.ndarray) -> None:
+        """The way back: returns when `array` holds the rows."""
+
+    @abstractmethod
+    def copy(
+        self,
+        source: int,
+        source_pitch: int,
+        target: int,
+        target_pitch: int,
+        shape: tuple[int, int],
+    ) -> None:
+        """Queue a copy of `shape` = (rows, bytes of a row) between two places of devices, rows
+        their pitches apart. The devices are the same, or `Backend.reach` each other.
+        """
+
+    # The same as calls without arguments, for who makes them often; to be made within `here`
+
+    @abstractmethod
+    def here(self) -> AbstractContextManager[None]:
+        """Have the queue's device be the one that this thread works on, for a `with`."""
+
+    @abstractmethod
+    def marking(self, mark: Mark) -> Callable[[], None]:
+        """`mark` as a call."""
+
+    @abstractmethod
+    def waiting(self, mark: Mark) -> Callable[[], None]:
+        """`wait` as a call."""
+
+    @abstractmethod
+    def copying(
+        self,
+        source: int,
+        source_pitch: int,
+        target: int,
+        target_pitch: int,
+        shape: tuple[int, int],
+    ) -> Callable[[], None]:
+        """`copy` as a call."""
+
+
 class RebindableLaunch(ABC):
     """A bound launch of a backend that can do more with it than call it. Where a backend cannot,
     a bound launch is any callable.
@@ -266,6 +345,30 @@ class Backend(ABC):
     def locked(self, array: np.ndarray) -> Iterator[bool]:
         """Keep the pages of a contiguous array locked for a `with`; False where they cannot be."""
         yield False
+
+    # Queues: only of devices with memory of their own
+
+    def queue(self) -> Queue:
+        """A new queue, with staging of its own for what it copies from and to the host."""
+        raise NotImplementedError(f"{self.device.name} has no queues: it works in host memory")
+
+    def new_mark(self) -> Mark:
+        """A mark for queues of this device."""
+        raise NotImplementedError(f"{self.device.name} has no queues: it works in host memory")
+
+    def free_bytes(self) -> int:
+        """Memory of the device that nobody has allocated."""
+        raise NotImplementedError(f"{self.device.name} works in host memory")
+
+    def reach(self, other: Backend) -> bool:
+        """Let queues of this device copy from the memory of `other`; False if they cannot."""
+        return False
+
+    def scratch_bytes(self, config: Config, problem: Problem, a: Matrix, b: Matrix) -> int:
+        """Bytes of device memory that launches of `config` need besides their operands: for copies
+        of them that the kernel can read, and parts of sums.
+        """
+        return 0
 
     # Order
 

@@ -121,6 +121,19 @@ EXPERIMENTS = Schema(
     ),
 )
 
+#: `benchmarks/blocked.py`: one row for each figure. part: links, single, scaling or outofcore;
+#: devices: how many took part; value in `unit` (GB/s for copies); ratio: of the rate to that of as
+#: many single devices, or for outofcore to the kernel's in memory; bytes_in, bytes_out: over the
+#: link or between devices, bound: what must move at least.
+BLOCKED = Schema(
+    1,
+    (
+        *("schema", "time", "device", *_ORIGIN, "part", "name", "devices", "dtype", "m", "n", "k"),
+        *("outcome", "seconds", "spread", "rounds", "gflops", "value", "unit", "ratio"),
+        *("bytes_in", "bytes_out", "bound", "error", "detail"),
+    ),
+)
+
 
 def one_line(text: str) -> str:
     """A `detail`: one line, shortened if need be."""

@@ -274,6 +274,8 @@ def prepare(backend: Backend, call: Call, options: Options) -> Prepared:
         except MemoryError as error:
             if options.kernel is not None or options.config is not None:
                 raise
+            if call.on_host and call.op == "gemm" and not backend.device.shares_host_memory:
+                raise  # pymm.blocked needs less
             choice, launch = _with_less_memory(backend, product, choice, binding, error)
             fallback = True
     steps = (*opened.before, launch, *opened.after)

@@ -14,18 +14,21 @@ from typing import Any
 import numpy as np
 import pycuda.driver as drv
 
-from pymm.backends.base import Backend, Buffer, check_range
+from pymm.backends.base import Backend, Buffer, Matrix, check_range
 from pymm.backends.cuda.compiler import CudaCompiler
 from pymm.backends.cuda.context import Contexts, active, failure, working
 from pymm.backends.cuda.copies import HostCopies
 from pymm.backends.cuda.driver import Driver, DriverError, relaxed_capture
 from pymm.backends.cuda.executable import CudaExecutable
-from pymm.backends.cuda.scratch import Captures, Scratch, StreamPlace
+from pymm.backends.cuda.queues import CudaMark, CudaQueue, reach
+from pymm.backends.cuda.scratch import Captures, Scratch, StreamPlace, size_of
 from pymm.backends.cuda.timing import timed
-from pymm.backends.cuda.tma import MappedExecutable
+from pymm.backends.cuda.tma import MappedExecutable, scratch_bytes
 from pymm.backends.current import current
 from pymm.backends.telemetry import read_telemetry
 from pymm.core.device import Device
+from pymm.core.problem import Problem
+from pymm.kernels import Config
 from pymm.kernels.source import Source
 
 #: Rows start on a boundary of this many bytes: four sectors, and the line of the caches.
@@ -245,6 +248,27 @@ class CudaBackend(Backend):
         finally:
             if done:
                 self._drive("unlocking pages", lambda: self._driver.unregister(start))
+
+    # Queues
+
+    def queue(self) -> CudaQueue:
+        return CudaQueue(self._contexts.current(), self._driver)
+
+    def new_mark(self) -> CudaMark:
+        return CudaMark(self._contexts.current(), self._driver)
+
+    def free_bytes(self) -> int:
+        with working(self._contexts.current(), "asking for free memory"):
+            return drv.mem_get_info()[0]
+
+    def reach(self, other: CudaBackend) -> bool:
+        if other is self:
+            return True
+        return reach(self._contexts.current(), other._contexts.current(), self._driver)
+
+    def scratch_bytes(self, config: Config, problem: Problem, a: Matrix, b: Matrix) -> int:
+        wanted = scratch_bytes(config, problem, a, b)
+        return size_of(wanted) if wanted else 0
 
     # Order
 

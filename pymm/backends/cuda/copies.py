@@ -136,7 +136,7 @@ class HostCopies:
             if len(waiting) == 2:
                 _finish(*waiting.pop(0), into_device)
             if into_device:
-                _move(stage, host)
+                move(stage, host)
             _command(stage, place, pitch, into_device)(held.stream)
             event.record(held.stream)
             waiting.append((host, stage, event))
@@ -148,18 +148,24 @@ def _finish(host: np.ndarray, stage: np.ndarray, event: drv.Event, into_device: 
     """Wait until a stage is free again, and take out what it brought."""
     event.synchronize()
     if not into_device:
-        _move(host, stage)
+        move(host, stage)
 
 
-def _move(to: np.ndarray, source: np.ndarray) -> None:
-    """Copy on the CPU, large pieces with several threads: NumPy lets them run side by side."""
+def move(to: np.ndarray, source: np.ndarray) -> None:
+    """Copy on the CPU, converting where the types differ, large pieces with several threads: NumPy
+    lets them run side by side.
+    """
     lanes = min(MOVERS, usable_cores())
     if to.nbytes < SHARED_OUT or lanes == 1:
-        np.copyto(to, source)
+        _copy(to, source)
         return
     axis = 0 if to.shape[0] >= lanes else 1
     parts = (np.array_split(array, lanes, axis) for array in (to, source))
-    list(_movers().map(np.copyto, *parts))
+    list(_movers().map(_copy, *parts))
+
+
+def _copy(to: np.ndarray, source: np.ndarray) -> None:
+    np.copyto(to, source, casting="unsafe")
 
 
 @lru_cache(maxsize=1)

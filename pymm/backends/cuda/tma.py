@@ -17,7 +17,7 @@ from pymm.backends.cuda.driver import MAP_BYTES, DriverError
 from pymm.backends.cuda.executable import CudaExecutable
 from pymm.backends.cuda.launch import Launch, mirror_launch, mirrors
 from pymm.core.problem import Problem, stored_shapes
-from pymm.kernels import Box, Persistent, Tma
+from pymm.kernels import Box, Config, Persistent, Tma
 from pymm.kernels.kernel import parts_bytes, parts_of
 
 #: Rows of a tensor map start at multiples of this many bytes (CUDA driver API,
@@ -121,6 +121,15 @@ def fits(matrix: Matrix, problem: Problem, size: int | None = None) -> bool:
     places = [matrix.address, matrix.ld * size]
     places += [matrix.batch_stride * size] if problem.batch > 1 else []
     return all(place % ROW_BYTES == 0 for place in places)
+
+
+def scratch_bytes(config: Config, problem: Problem, a: Matrix, b: Matrix) -> int:
+    """Bytes that `bind` leases for one product: `config` need not be compiled."""
+    kernel = config.kernel
+    if not kernel.tma:
+        return kernel.workspace(config, problem) if kernel.workspace else 0
+    copies = wanted_copies(kernel.tma, problem, a, b)
+    return sum(copy.nbytes for copy in copies if copy) + parts_bytes(config, problem)
 
 
 def packed(copies: list[tuple[Copy, Matrix, Matrix]]) -> bytes:

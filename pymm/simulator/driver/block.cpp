@@ -43,7 +43,7 @@ void lay_out_shared(Worker& w) {
     auto add = [&](std::size_t bytes, std::size_t alignment, const SharedVariable* variable) {
         place = round_up(place + red_zone, alignment);
         if (place + bytes + red_zone > w.shared_begin + window_bytes) std::abort();
-        Region r{0, 0, Space::shared, 0, {nullptr, std::free}, variable};
+        Region r{0, 0, Space::shared, 0, 0, {nullptr, std::free}, variable};
         make_region(r, place, bytes, Space::shared);
         w.shared.push_back(std::move(r));
         place += bytes;
