@@ -10,6 +10,7 @@ from pathlib import Path
 from pymm.core.dtypes import DTYPES
 from pymm.core.problem import FILLS, Problem
 from pymm.core.shapes import parse_shapes
+from pymm.tune.devices import parse_devices
 from pymm.tune.study import SAMPLERS
 
 EXAMPLES = """\
@@ -20,8 +21,8 @@ examples:
       one product, two minutes
   python -m pymm.tune --shapes 250:10001:250,8192x8192x128 --dtypes f64 --trials 100
       squares from 250 to 10000 and a shallow product, at most 100 configurations each
-  python -m pymm.tune --shapes shapes.csv --transposes NN,TN --kernels all --devices 0,1
-      shapes from a file with the columns m, n, k; every kernel; two GPUs
+  python -m pymm.tune --shapes shapes.csv --transposes NN,TN --kernels all --devices all
+      shapes from a file with the columns m, n, k; every kernel; every GPU
   python -m pymm.tune --shapes large,small,odd,rank-k,skinny --checks quick --budget 300
       every shape of the classes, a few seconds each
   python -m pymm.tune --op syrk --shapes 2048,8192x8192x64 --dtypes f64 --transposes TN
@@ -99,7 +100,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
             "dtypes": _choose(given.dtypes, tuple(DTYPES), "dtype"),
             "transposes": _layouts(given.transposes, given.op),
             "kernels": tuple(given.kernels.split(",")) if given.kernels else (),
-            "devices": tuple(map(_device, given.devices.split(","))) if given.devices else (None,),
+            "devices": parse_devices(given.devices),
         }
     except (ValueError, OSError) as failure:
         parser.error(str(failure))
@@ -134,11 +135,6 @@ def _layouts(text: str | None, op: str) -> tuple[str, ...] | None:
     """Layouts by name. `ValueError` for one that the operation does not have."""
     known = ("NN", "NT", "TN", "TT") if op == "gemm" else ("NT", "TN")
     return None if text is None else _choose(text, known, f"layout of {op}")
-
-
-def _device(text: str) -> str | int:
-    """What `open_device` takes: a number is a GPU's."""
-    return int(text) if text.isdigit() else text
 
 
 def _choose(text: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:
@@ -231,7 +227,9 @@ HOW = {
 WHERE = {
     "--devices": {
         "metavar": "DEVICES",
-        "help": "0 or 0,1 (GPUs), cpu, cpu:1 (one thread) (default: the first GPU, else the CPU)",
+        "help": "0 or cuda:0,cuda:1 (GPUs), all (every GPU), cpu, cpu:1 (one thread); devices of "
+        "one model share a study, each other model has its own (default: the first GPU, else the "
+        "CPU)",
     },
     "--storage": {
         "type": Path,

@@ -67,9 +67,13 @@ class TrialLog:
                 self.close()
                 raise
 
-    def write(self, trial: Trial, device: Device, role: str = "search") -> None:
-        """Append a trial; `role` is `search`, or `final` in the interleaved comparison."""
-        self._append(TRIALS.line(_row(trial, device, role)))
+    def write(
+        self, trial: Trial, device: Device, role: str = "search", measured_on: str = ""
+    ) -> None:
+        """Append a trial; `role` is `search`, or `final` in the interleaved comparison, and
+        `measured_on` the name of the device of that model, empty for what was not run.
+        """
+        self._append(TRIALS.line(_row(trial, device, role) | {"measured_on": measured_on}))
 
     def close(self) -> None:
         """Close the file."""
