@@ -25,6 +25,8 @@ examples:
       shapes from a file with the columns m, n, k; every kernel; every GPU
   python -m pymm.tune --shapes large,small,odd,rank-k,skinny --checks quick --budget 300
       every shape of the classes, a few seconds each
+  python -m pymm.tune --shapes distributed --beta 1 --checks quick --devices all
+      tiles of C that thin panels are added to, on every GPU
   python -m pymm.tune --op syrk --shapes 2048,8192x8192x64 --dtypes f64 --transposes TN
       A^T A for A of 2048 x 2048 and of 64 x 8192, both halves of it
   python -m pymm.tune --stale --checks quick
@@ -50,13 +52,14 @@ DEFAULT_BUDGET = 240.0
 @dataclass(frozen=True)
 class Options:
     """What to tune, how long, where. `shapes` None: the standard set of the device. `transposes`
-    None: NN, of a symmetric C both layouts that it can have.
+    None: NN, of a symmetric C both layouts that it can have. `beta` 1: C += op(A) op(B).
     """
 
     shapes: tuple[tuple[int, int, int], ...] | None = None
     dtypes: tuple[str, ...] = ("f32", "f64")
     transposes: tuple[str, ...] | None = None
     op: str = "gemm"
+    beta: int = 0
     kernels: tuple[str, ...] = ()
     stale: bool = False
     trials: int | None = None
@@ -114,6 +117,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         given.budget = DEFAULT_BUDGET
     others = (
         "op",
+        "beta",
         "trials",
         "budget",
         "sampler",
@@ -170,6 +174,12 @@ WHAT = {
         "choices": list(FILLS),
         "help": "gemm, or a matrix times its transpose, layout NT (A A^T) or TN (A^T A): syrk "
         "(both halves), syrk_lower, syrk_upper (default: gemm)",
+    },
+    "--beta": {
+        "type": int,
+        "default": 0,
+        "choices": [0, 1],
+        "help": "1: time C += op(A) op(B), as a product in panels along k does (default: 0)",
     },
     "--shapes": {
         "action": "append",

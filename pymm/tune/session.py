@@ -128,7 +128,7 @@ class Asked:
 class Setup:
     """What the searches of a run share. `ahead` configurations are compiled before they are needed;
     `limit` is the seconds that one trial may take (None: by its problem); `quick` has operands and
-    checks of `measure.quick_check`.
+    checks of `measure.quick_check`; `accumulate` adds the product to C.
     """
 
     crew: Crew
@@ -140,6 +140,7 @@ class Setup:
     seed: int = 0
     limit: float | None = None
     quick: bool = False
+    accumulate: bool = False
     streak: Streak = field(default_factory=Streak)
 
 
@@ -260,6 +261,7 @@ class Session:
         best = self.search.best[1] if self.search.best else None
         quick, seed = self.setup.quick, self.setup.seed
         request = Request("measure", self.problem, (asked.config,), seed, best, quick=quick)
+        request = replace(request, accumulate=self.setup.accumulate)
         limit = self.setup.limit or time_limit(self.problem, self.device, best, quick)
         asked.began = time.monotonic()
         self._measuring[place] = asked
@@ -401,6 +403,7 @@ class Session:
             self.setup.quick,
             ROUNDS_PART * budget,
             checking=CHECK_PART * budget,
+            accumulate=self.setup.accumulate,
         )
         limit = self.setup.limit or time_limit(self.problem, self.device, quick=self.setup.quick)
         limit *= 1 if self.setup.quick else len(configs)

@@ -250,7 +250,7 @@ class Tuner:
         self.folder = storage / self.device.slug
         self._check_output()
         compiler = held.enter_context(self.open_compiler(self.compiler, self.ahead))
-        log = TrialLog(self.options.csv or self.folder / "trials.csv", self.say)
+        log = TrialLog(self.options.csv or self.folder / "trials.csv", self.say, self.options.beta)
         held.callback(log.close)
         progress = held.enter_context(Progress(self.console))
         options, quick = self.options, self.options.checks == "quick"
@@ -264,6 +264,7 @@ class Tuner:
             options.seed,
             options.limit,
             quick,
+            bool(options.beta),
             self.streak,
         )
         self.count = self._first(len(tasks))
@@ -372,7 +373,8 @@ class Tuner:
             return self.say(f"{problem.slug} {kernel.name}: no configuration is valid here")
         setup.progress.begin(problem, kernel.name, len(initial.valid), ends, of)
         with open_storage(self.folder / f"{problem.slug}.journal", self.say) as storage:
-            study = open_study(storage, kernel.name, self._facts(kernel), options.resume)
+            name = kernel.name + "-beta1" * options.beta  # other times, so another study
+            study = open_study(storage, name, self._facts(kernel), options.resume)
             search = Search(study, initial.valid, options.sampler, options.seed)
             search.enqueue(initial.first(self._known(), self.count))
             session = Session(problem, kernel, search, setup)

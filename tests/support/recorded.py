@@ -52,6 +52,7 @@ class RecordedWorker:
     before: Callable[[Config], None] = lambda config: None
     library: float | None = None
     compiler = SimpleNamespace(toolchain="recorder 1.0")
+    requests: list = field(default_factory=list)
     _reply: Reply | None = None
 
     def __post_init__(self):
@@ -68,6 +69,7 @@ class RecordedWorker:
         self._reply = None
 
     def begin(self, request, limit):
+        self.requests.append(request)
         trials = []
         for config in request.configs:
             self.asked.append(config)

@@ -191,14 +191,14 @@ def test_every_device_is_locked(tmp_path):
 class Vanishing(RecordedWorker):
     """GPU 1 is gone after four requests, in the middle of the fourth."""
 
-    requests = 0
+    begun = 0
 
     @property
     def gone(self):
-        return self.device.index == 1 and self.requests >= 4
+        return self.device.index == 1 and self.begun >= 4
 
     def begin(self, request, limit):
-        self.requests += 1
+        self.begun += 1
         super().begin(request, limit)
         if self.gone:
             self._reply = Reply(outcome="crashed", detail="killed by SIGKILL", lost=True)
@@ -231,12 +231,12 @@ def test_the_last_device_that_vanishes_ends_the_run(tmp_path):
 class Broken(RecordedWorker):
     """From the tenth request on nothing works on GPU 0, which can be opened all the same."""
 
-    requests = 0
+    begun = 0
 
     def _trial(self, request, config):
-        self.requests += 1
+        self.begun += 1
         trial = super()._trial(request, config)
-        if self.device.index == 0 and self.requests >= self.works:
+        if self.device.index == 0 and self.begun >= self.works:
             trial = replace(trial, outcome="launch_failed", seconds=float("nan"), times=())
         return trial
 
