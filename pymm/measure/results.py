@@ -63,11 +63,13 @@ class Schema:
 # per second), peak (part of the device's peak rate), error (largest deviation / its bound), spills
 # (bytes of a thread), shared (bytes of a block), and `SEEN`.
 
-#: Trials of `python -m pymm.tune`.
+#: Trials of `python -m pymm.tune`. measured_on: which of the machine's devices (`cuda:1`); beta: 1
+#: where the product was added to C.
 TRIALS = Schema(
-    2,
+    3,
     (
         *("schema", "time", "device", "problem", "kernel", "config", "role", "outcome"),
+        *("measured_on", "beta"),
         *("seconds", "spread", "repeats", "void", "gflops", "error"),
         *_RESOURCES,
         *SEEN,

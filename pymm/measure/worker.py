@@ -82,11 +82,43 @@ class Worker:
         self._process: Any = None
         self._channel: Channel | None = None
         self._deadline = 0.0
+        self._greeted = False
         self._temporary: Any = None
         self._words: Any = None
 
     def start(self) -> None:
         """Start the child and wait until it has opened its device. Raises `WorkerFailed`."""
+        while not self.ready(START_SECONDS):
+            pass
+
+    def ready(self, timeout: float = 0.0) -> bool:
+        """Whether there is a child that has opened its device; one is started if there is none.
+        Waits up to `timeout` seconds for it. Raises `WorkerFailed`.
+        """
+        if self._process is None:
+            self._launch()
+        if self._greeted:
+            return True
+        hello, detail = None, ""
+        try:
+            hello = self._received(min(timeout, self.seconds_left), Hello)
+            if hello is None and self.seconds_left > 0:
+                return False
+            detail = f"no word within {START_SECONDS:.0f} s" if hello is None else ""
+        except Garbled as failure:
+            detail = str(failure)
+        except (EOFError, OSError):
+            detail = self._ending()
+        if detail or hello.refusal:
+            self.stop()
+            said = f"the measuring process did not start: {detail}"
+            raise WorkerFailed(said if detail else hello.refusal)
+        self.device, self.compiler = hello.device, hello.compiler
+        self._greeted = True
+        return True
+
+    def _launch(self) -> None:
+        """Start a child, which has `START_SECONDS` to open its device."""
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         self._channel = Channel(ours)
@@ -97,25 +129,12 @@ class Worker:
         self._process = context.Process(target=serve, args=arguments, daemon=True)
         _start_ignoring_interrupts(self._process)
         theirs.close()
-        try:
-            hello = self._received(START_SECONDS, Hello)
-            detail = f"no word within {START_SECONDS:.0f} s" if hello is None else ""
-        except Garbled as failure:
-            detail = str(failure)
-        except (EOFError, OSError):
-            detail = self._ending()
-        if detail:
-            self.stop()
-            raise WorkerFailed(f"the measuring process did not start: {detail}")
-        if hello.refusal:
-            self.stop()
-            raise WorkerFailed(hello.refusal)
-        self.device, self.compiler = hello.device, hello.compiler
+        self._greeted = False
+        self._deadline = time.monotonic() + START_SECONDS
 
     def begin(self, request: Request, limit: float) -> None:
         """Send a request that may take `limit` seconds; starts a child if there is none."""
-        if self._process is None:
-            self.start()
+        self.start()
         self.request = request
         self._deadline = time.monotonic() + limit
         try:

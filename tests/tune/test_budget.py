@@ -16,6 +16,7 @@ from pymm.core.problem import Problem
 from pymm.kernels import find_kernel
 from pymm.measure.workbench import FEWEST_ROUNDS, Workbench
 from pymm.tune import session as sessions
+from pymm.tune.devices import Crew
 from pymm.tune.session import Session, Setup
 from pymm.tune.trial_log import read_trials
 
@@ -96,7 +97,9 @@ def test_a_comparison_does_not_outlive_an_interrupt(monkeypatch):
     ranking = {config: 0.01 * (i + 1) for i, config in enumerate(CONFIGS)}
     search = SimpleNamespace(ranking=ranking, best_configs=lambda count: CONFIGS[:count])
     progress = SimpleNamespace(tick=lambda pending: None)
-    session = Session(PROBLEM, KERNEL, search, Setup([worker], None, None, progress, lambda: True))
+    session = Session(
+        PROBLEM, KERNEL, search, Setup(Crew([worker]), None, None, progress, lambda: True)
+    )
     assert session.decide(True, time.monotonic() + 60) is None
     assert worker.stopped == 1
     assert worker.request.budget <= 0.2 and not worker.request.against_others

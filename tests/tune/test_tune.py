@@ -254,6 +254,21 @@ def test_several_devices_share_the_trials(tmp_path):
     assert min(len(worker.asked) for worker in run.workers) >= 10
 
 
+def test_products_that_add_to_c_have_a_study_of_their_own(tmp_path):
+    """With beta = 1 nothing that was timed with beta = 0 counts, and the other way round; what is
+    saved is a record of the same problem.
+    """
+    first = Run(tmp_path, "--trials 8 --sampler exhaustive")
+    second = Run(tmp_path, "--trials 8 --sampler exhaustive --beta 1 --resume always")
+    assert [(r["role"], r["beta"]) for r in second.rows].count(("search", "1")) == 8
+    assert {r["beta"] for r in first.rows[:8]} == {"0"}
+    assert [r.problem for r in second.records] == [Problem(256, 256, 256)]
+    assert all(request.accumulate for request in second.workers[0].requests)
+    assert not any(request.accumulate for request in first.workers[0].requests)
+    third = Run(tmp_path, "--trials 8 --sampler exhaustive --beta 1 --resume always")
+    assert len([r for r in third.rows if r["role"] == "search"]) == 16, "all are known"
+
+
 def test_all_kernels(tmp_path):
     run = Run(tmp_path, "--kernels all --trials 5")
     assert run.status == TUNED
