@@ -310,19 +310,46 @@ def _planned(
     asked = options.kernel, options.config
     others = () if any(x is not None for x in asked) else _kernels(backend, work, kind)
     for kernel, config in (asked, *((name, None) for name in others)):
-        scratch, rates = 0, link_rates(backend, budget)
+        reserved, rates, shaped = 0, link_rates(backend, budget), work
         for _ in range(8):
-            tiling = best_tiling(work, budget - scratch, rates) if scratch < budget else None
+            room = budget - reserved
+            tiling = best_tiling(shaped, room, rates) if room > 0 else None
             if tiling is None:
                 break
             problem = _problem(work, tiling, kind)
             choice = choose(backend, problem, kernel, config)
             rates = replace(rates, **_kernel_rate(backend, problem, choice))
             needed = _scratch(backend, tiling, problem, choice)
-            if tiling.device_bytes + needed <= budget:
+            if tiling.device_bytes + needed <= budget and shaped.copies != (0.0, 0.0):
                 return tiling, problem, choice, rates, needed
-            scratch = max(needed, scratch + (budget - scratch) // 8)
+            copies = _copies(backend, tiling, problem, choice)
+            if copies == shaped.copies:
+                if tiling.device_bytes + needed <= budget:
+                    return tiling, problem, choice, rates, needed
+                reserved += max(tiling.device_bytes + needed - room, budget // 64, 1)
+            shaped = replace(work, copies=copies)
     return None
+
+
+def _copies(
+    backend: Backend, tiling: Tiling, problem: Problem, choice: Choice
+) -> tuple[float, float]:
+    """How many times the bytes of a slice of A and of B the kernel's own copies of it take."""
+    a, b = _slices(tiling)
+    config, few = choice.config, 16
+    none = backend.scratch_bytes(config, replace(problem, m=few, n=few), a, b)
+    found = []
+    for part, extent in (({"n": few}, problem.m), ({"m": few}, problem.n)):
+        taken = backend.scratch_bytes(config, replace(problem, **part), a, b) - none
+        slice_bytes = extent * problem.k * tiling.work.size
+        found.append(round(taken / slice_bytes, 1) if slice_bytes and taken > 0 else 0.0)
+    return found[0], found[1]
+
+
+def _slices(tiling: Tiling) -> tuple[Matrix, Matrix]:
+    """Slices of A and B as a kernel finds them: where does not matter."""
+    size = tiling.work.size
+    return Matrix(0, tiling.a_slice[1] // size), Matrix(0, tiling.b_slice[1] // size)
 
 
 def _kernels(backend: Backend, work: Work, kind: str) -> list[str]:
@@ -354,11 +381,7 @@ def _scratch(backend: Backend, tiling: Tiling, problem: Problem, choice: Choice)
     those at the edges.
     """
     work, most = tiling.work, {}
-    pitches = (
-        (tiling.a_slice[1], work.size),
-        (tiling.b_slice[1], work.size),
-    )
-    a, b = (Matrix(0, pitch // size) for pitch, size in pitches)
+    a, b = _slices(tiling)
     tried = zip((work.m, work.n, work.k), (tiling.rows, tiling.columns, tiling.depth), strict=True)
     ends = [{min(step, extent), extent % step if step else 0} for extent, step in tried]
     for m in ends[0] - {0}:
