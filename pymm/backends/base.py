@@ -4,6 +4,7 @@ which machine it is.
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -172,6 +173,16 @@ class Backend(ABC):
         if found is None:
             found = self._executables[source.key] = self.load(source)
         return found
+
+    @cached_property
+    def _warnings(self) -> set[str]:
+        return set()
+
+    def warn_once(self, text: str) -> None:
+        """Give `text` as a `RuntimeWarning`, the first time that this device has cause to."""
+        if text not in self._warnings:
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
+            self._warnings.add(text)
 
     # Memory
 
