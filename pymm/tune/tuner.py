@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -19,13 +18,13 @@ from rich.console import Console
 from pymm.console import Stop
 from pymm.core.device import Device
 from pymm.core.dtypes import DTYPES
-from pymm.core.files import locked
+from pymm.core.errors import Busy
 from pymm.core.problem import Problem
 from pymm.core.shapes import parse_shapes
 from pymm.kernels import Kernel, find_kernel, kernels_for
 from pymm.kernels.source import kernel_digest
 from pymm.measure.precompile import Precompiler, compilers_beside, config_directory, state_directory
-from pymm.measure.worker import Site, Worker, WorkerFailed
+from pymm.measure.worker import Site, Worker, WorkerFailed, devices_alone
 from pymm.selection.records import Environment, Record, StoreError, foreign_because
 from pymm.selection.select import configs
 from pymm.selection.store import put
@@ -35,7 +34,7 @@ from pymm.tune.options import Options, parse
 from pymm.tune.progress import Line, Progress, show_lines
 from pymm.tune.session import FEWEST_TRIALS, Broken, Session, Setup, Streak
 from pymm.tune.study import Search, open_storage, open_study
-from pymm.tune.trial_log import Busy, ForeignFile, TrialLog
+from pymm.tune.trial_log import ForeignFile, TrialLog
 
 
 def tasks_of(
@@ -98,8 +97,8 @@ SECONDS_PER_SOURCE, FEWEST_FIRST, MOST_FIRST = 2.8, 16, 39
 #: The same for a stale record that is tuned again.
 FIRST_IF_STALE = 4
 
-#: Seconds between two attempts to lock the device, and for which the lock is free between two
-#: problems, so that another tuner can take it.
+#: Seconds between two attempts to open a journal that another tuner works with, and for which the
+#: lock of the device is free between two problems, so that another run can take it.
 POLL, YIELD = 0.05, 0.15
 
 
@@ -287,37 +286,14 @@ class Tuner:
                 f"({error.strerror or error}): name another folder with --output"
             ) from None
 
-    @contextmanager
-    def _device_alone(self) -> Iterator[None]:
-        """Lock every device that is tuned against other tuners of this user, waiting for them.
-        Raises `Busy` if the time is over before that, or the run is to stop.
+    def _device_alone(self) -> AbstractContextManager[None]:
+        """Every device that is tuned, locked against other runs. Entering raises `Busy` if the time
+        is over before they are free, or the run is to stop.
         """
-        if not self.device.times_are_real:
-            yield
-            return
-        folder = state_directory() / "devices"
-        folder.mkdir(mode=0o700, exist_ok=True)
         devices = [worker.device for worker in self.workers]
-        names = sorted({f"{d.kind}-{d.bus or d.index}".replace(":", "-") for d in devices})
-        with ExitStack() as held:
-            while not self._taken(held, [folder / f"{name}.lock" for name in names]):
-                self._once("Another tuner measures on this device: waiting for it.")
-                if self.stop() or time.monotonic() >= self._over:
-                    raise Busy("another tuner measured on this device")
-                time.sleep(POLL)
-            yield
-
-    @staticmethod
-    def _taken(held: ExitStack, locks: Sequence[Path]) -> bool:
-        """Take all `locks` into `held`, or none if one of them is taken."""
-        with ExitStack() as taken:
-            try:
-                for lock in locks:
-                    taken.enter_context(locked(lock, seconds=0))
-            except TimeoutError:
-                return False
-            held.push(taken.pop_all())
-            return True
+        return devices_alone(
+            devices, lambda: self.stop() or time.monotonic() >= self._over, self._once
+        )
 
     @property
     def _over(self) -> float:
