@@ -247,7 +247,7 @@ def _of_rung(config: Config, first: Config, problem: Problem, device: Device) ->
 
 def tune_command(problem: Problem, device: Device) -> str:
     """The command that tunes `problem` on `device`."""
-    where = "cpu" if device.kernel_backend == "cpu" else str(device.index)
+    where = f"cpu:{device.sms}" if device.kernel_backend == "cpu" else str(device.index)
     words = [f"--shapes {problem.m}x{problem.n}x{problem.k}", f"--dtypes {problem.dtype}"]
     words += [] if problem.layout == "NN" else [f"--transposes {problem.layout}"]
     words += [f"--op {problem.op}"] if problem.symmetric else []

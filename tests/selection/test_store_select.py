@@ -182,6 +182,11 @@ def test_the_cpu_has_kernels_and_words_of_its_own(tuned):
     assert choice.config == best.config
     assert choice.reason == "nearest tuned problem 64x64x64 on this CPU"
     assert tuned(Problem(9, 9, 9), device=CPU, environment=here, kernel=0).record is None
+    newer = Environment("", "g++ 13")
+    reason = tuned(Problem(64, 64, 64), device=replace(CPU, sms=1), environment=newer).reason
+    assert "--devices" not in reason, "records of two cores say nothing about one"
+    reason = tuned(Problem(64, 64, 64), device=CPU, environment=newer).reason
+    assert reason.endswith("--dtypes f32 --devices cpu:2`")
 
 
 def test_the_simulator_knows_defaults_only(tuned):
