@@ -145,7 +145,7 @@ def test_other_tools_are_a_labelled_last_resort(tuned):
 @pytest.mark.parametrize("change", [{"digest": "0123456789ab"}, {"device": "Another GPU"}])
 def test_another_source_or_device_is_never_used(tuned, monkeypatch, change):
     stale = replace(record(64, mb=128), **change)
-    monkeypatch.setattr(selecting, "_readable", lambda device, directory: (((stale,),), ""))
+    monkeypatch.setattr(selecting.tuned_files, "readable", lambda *given: (((stale,),), ""))
     assert tuned(Problem(64, 64, 64)).record is None
     ((row, _, reason),) = configs(GPU, None, NOW)
     assert row == stale and "changed" in reason
@@ -260,7 +260,7 @@ def test_a_record_is_judged_once_while_its_file_stays_the_same(tuned, monkeypatc
     monkeypatch.setattr(
         selecting, "unusable_because", lambda *given: calls.append(1) or before(*given)
     )
-    monkeypatch.setattr(selecting, "_usable_cache", {})
+    monkeypatch.setattr(selecting, "tuned_files", selecting.TunedFiles())
     for n in range(3):
         tuned(Problem(90 + n, 64, 64))
     assert len(calls) == 20
