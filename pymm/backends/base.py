@@ -113,6 +113,31 @@ class RebindableLaunch(ABC):
         """
 
 
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, eq=False)
+class TimedCall:
+    """A call that `Backend.time` is to time. `prepare` is called before each run, and its time does
+    not count. `library` names the library whose CPU threads the call uses ("" for pymm's).
+    """
+
+    call: Callable[[], object]
+    prepare: Callable[[], object] = _nothing
+    library: str = ""
+
+    @classmethod
+    def of(cls, call: Callable[[], object]) -> TimedCall:
+        """`call` itself if it is one already."""
+        return call if isinstance(call, cls) else cls(call)
+
+    def __call__(self) -> None:
+        """Prepare and call."""
+        self.prepare()
+        self.call()
+
+
 class Executable(ABC):
     """A compiled kernel of one configuration, ready to be launched."""
 
@@ -305,11 +330,11 @@ class Backend(ABC):
         self, calls: Sequence[Callable[[], None]], flush: bool = True, ahead: int = 1
     ) -> list[float]:
         """Seconds that each call takes on the device, one after the other, with cold caches if
-        `flush`; NaN where the host did not queue the call in time, so that its delay would count.
-        Then a larger `ahead` helps: so many times as long the device is kept busy before each call.
-        The calls use the default stream. What a call's attribute `prepare` does, if it has one, is
-        done before the call and not timed. Its attribute `library`, if it has one, names whose
-        threads it works with ("": pymm's). Raises `LaunchFailed`.
+        `flush`. The calls use the default stream; each is a function without arguments or a
+        `TimedCall`. Raises `LaunchFailed`.
+
+        NaN stands for a call that the host queued too late, so that its delay would count. A larger
+        `ahead` helps then: the device is kept busy that many times as long before each call.
         """
 
     @abstractmethod

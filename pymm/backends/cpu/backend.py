@@ -19,6 +19,7 @@ from pymm.backends.base import (
     Executable,
     Matrix,
     Resources,
+    TimedCall,
     check_range,
     check_rows,
 )
@@ -250,20 +251,19 @@ class CpuBackend(Backend):
         self, calls: Sequence[Callable[[], None]], flush: bool = True, ahead: int = 1
     ) -> list[float]:
         seconds = []
-        libraries = [getattr(call, "library", "") for call in calls]
-        several, last = self.device.sms > 1 and len(set(libraries)) > 1, None
-        for call, library in zip(calls, libraries, strict=True):
-            prepare = getattr(call, "prepare", None)
-            if prepare is not None:
-                prepare()
-            if several and library != last:  # the other's threads go on spinning, these sleep
+        timed = [TimedCall.of(call) for call in calls]
+        several = self.device.sms > 1 and len({one.library for one in timed}) > 1
+        last = None
+        for one in timed:
+            one.prepare()
+            if several and one.library != last:  # wait for the other's threads, wake these
                 time.sleep(SETTLED)
-                call()
-            last = library
+                one.call()
+            last = one.library
             if flush:
                 self._flush()
             start = time.perf_counter_ns()
-            call()
+            one.call()
             seconds.append((time.perf_counter_ns() - start) * 1e-9)
         return seconds
 
