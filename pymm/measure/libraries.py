@@ -12,22 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from pymm.backends.base import Backend, Matrix
+from pymm.backends.base import Backend, Matrix, TimedCall
 from pymm.core.dtypes import BFLOAT16
 from pymm.core.problem import Problem
 from pymm.measure.cublas import syrk
 
 Call = Callable[[], Any]
-
-
-class Prepared:
-    """A call, and what has to be done before each run of it and is not timed."""
-
-    def __init__(self, prepare: Call, call: Call) -> None:
-        self.prepare, self._call = prepare, call
-
-    def __call__(self) -> Any:
-        return self._call()
 
 
 @dataclass(frozen=True)
@@ -111,8 +101,7 @@ def _numpy(numpy: Any, given: Operands) -> Call:
             numpy.matmul(left, right, out=product)
             numpy.add(out, product, out=out)
 
-    call.library = "numpy"
-    return call
+    return TimedCall(call, library="numpy")
 
 
 def _torch_product(torch: Any, given: Operands) -> Call | None:
@@ -139,17 +128,24 @@ def _torch_product(torch: Any, given: Operands) -> Call | None:
 
 def _torch_cublas(torch: Any, given: Operands) -> Call | None:
     call, choose = _torch_product(torch, given), _preferred(torch)
-    return call and (Prepared(functools.partial(choose, "cublas"), call) if choose else call)
+    return _switched(call, "cublas", choose) if call and choose else call
 
 
 def _torch_cublaslt(torch: Any, given: Operands) -> Call | None:
     """None where PyTorch has no switch between the two."""
     call, choose = _torch_product(torch, given), _preferred(torch)
-    return Prepared(functools.partial(choose, "cublaslt"), call) if call and choose else None
+    return _switched(call, "cublaslt", choose) if call and choose else None
+
+
+def _switched(call: Call, library: str, choose: Callable[[str], Any]) -> TimedCall:
+    """A call with PyTorch switched to a BLAS library before each run. The switch is not timed: it
+    takes longer than a small product.
+    """
+    return TimedCall(call, prepare=functools.partial(choose, library))
 
 
 def _preferred(torch: Any) -> Callable[[str], Any] | None:
-    """What selects PyTorch's BLAS library; it takes longer than a small product."""
+    """PyTorch's switch between its BLAS libraries; None where it has none."""
     return getattr(torch.backends.cuda, "preferred_blas_library", None)
 
 
@@ -323,8 +319,7 @@ def baseline_calls(
     baselines that are installed here and have the product; `requested` names those of `ON_REQUEST`
     that are wanted. Empty in the simulator.
 
-    One with an attribute `prepare` wants that called before each run. The calls write C and must be
-    made in the process that owns the memory.
+    The calls write C and must be made in the process that owns the memory.
     """
     given = Operands(problem, a, b, c, backend.device.sms, accumulate)
     found = {

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pymm.backends.base import Backend, Executable, Resources
+from pymm.backends.base import Backend, Executable, Resources, TimedCall
 from pymm.core.errors import CompileFailed, LaunchFailed
 from pymm.core.problem import Problem
 from pymm.kernels import Config
@@ -211,8 +211,7 @@ class Workbench:
     def _deviate(self, calls: Mapping[str, Call]) -> None:
         self.deviations = {}
         for name, call in calls.items():
-            getattr(call, "prepare", lambda: None)()
-            call()
+            TimedCall.of(call)()
             self.backend.synchronize()
             self.deviations[name] = self.quick.deviation()
 

@@ -1,5 +1,5 @@
 """Measuring in a child process, so that a kernel that crashes, hangs or faults costs one trial and
-not the run.
+not the run; and on one device one run at a time.
 
 The parent holds a `Worker` for each device. It sends one `Request` at a time and gets a `Reply`; a
 child that dies, is killed, exceeds its time limit or answers with what is no reply is an outcome,
@@ -12,11 +12,16 @@ import multiprocessing
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from pymm.backends.base import Compiler
 from pymm.core.device import Device
-from pymm.core.files import Workplace
+from pymm.core.errors import Busy
+from pymm.core.files import Workplace, locked
+from pymm.core.paths import state_directory
 from pymm.core.problem import Problem
 from pymm.measure.channel import Channel, Garbled
 from pymm.measure.worker_process import Hello, Reply, Request, Site, serve
@@ -45,6 +50,9 @@ UNKNOWN_PEAK = 1e10
 
 #: A worker that cannot even start is tried so often before the run gives up.
 STARTS = 3
+
+#: Seconds between two attempts to lock devices.
+POLL = 0.05
 
 
 class WorkerFailed(RuntimeError):
@@ -220,6 +228,44 @@ def begin(worker: Worker, request: Request, limit: float) -> None:
             if attempt == STARTS - 1:
                 raise
     return None
+
+
+@contextmanager
+def devices_alone(
+    devices: Sequence[Device], give_up: Callable[[], bool], say: Callable[[str], object]
+) -> Iterator[None]:
+    """Lock `devices` for a `with` against every other run of this user that measures, waiting for
+    those, which `say` is told once. Raises `Busy` when `give_up()` is true before they are free.
+    Devices whose times are not real are not locked.
+    """
+    names = {f"{d.kind}-{d.bus or d.index}".replace(":", "-") for d in devices if d.times_are_real}
+    if not names:
+        yield
+        return
+    folder = state_directory() / "devices"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    waiting = False
+    with ExitStack() as held:
+        while not _take(held, [folder / f"{name}.lock" for name in sorted(names)]):
+            if not waiting:
+                say("Another run of pymm measures on this device: waiting for it.")
+            waiting = True
+            if give_up():
+                raise Busy("another run measured on this device")
+            time.sleep(POLL)
+        yield
+
+
+def _take(held: ExitStack, locks: Sequence[Path]) -> bool:
+    """Take all `locks` into `held`, or none if one of them is taken."""
+    with ExitStack() as taken:
+        try:
+            for lock in locks:
+                taken.enter_context(locked(lock, seconds=0))
+        except TimeoutError:
+            return False
+        held.push(taken.pop_all())
+        return True
 
 
 def _start_ignoring_interrupts(process: Any) -> None:

@@ -77,7 +77,7 @@ class Explanation:
             whole = self.problem.in_full and self.device.kernel_backend != "cpu"
             words += "; both halves are computed" if whole else _MIRRORED
         if self.swapped:
-            words += "; C lies by columns, so C^T = op(B)^T op(A)^T is computed"
+            words += "; C is column-major, so C^T = op(B)^T op(A)^T is computed"
         return words if self.launches else "none: the result has no elements"
 
 

@@ -12,20 +12,16 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from pymm.backends import available_devices
 from pymm.console import Stop, spared
 from pymm.core.device import Device
-from pymm.core.files import locked
-from pymm.measure.precompile import state_directory
 from pymm.measure.worker import STARTS, Worker, WorkerFailed
-from pymm.tune.trial_log import Busy
 
 #: What `--devices` calls every GPU of the machine.
 ALL = "all"
@@ -187,44 +183,6 @@ class Crew:
         name = self.name(place)
         self._workers.pop(place).stop()
         self._say(f"{name} is left out ({failure}); the run goes on with {len(self)} of its model")
-
-
-# One tuner at a time for each device
-
-
-@contextmanager
-def devices_alone(
-    crew: Crew, give_up: Callable[[], bool], once: Callable[[str], object]
-) -> Iterator[None]:
-    """Lock every device of `crew` against other tuners of this user, waiting for them, which `once`
-    is told. Raises `Busy` if `give_up` says so before that.
-    """
-    if not crew.device.times_are_real:
-        yield
-        return
-    folder = state_directory() / "devices"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    devices = [crew[place].device for place in crew.places]
-    names = sorted({f"{d.kind}-{d.bus or d.index}".replace(":", "-") for d in devices})
-    with ExitStack() as held:
-        while not _taken(held, [folder / f"{name}.lock" for name in names]):
-            once("Another tuner measures on this device: waiting for it.")
-            if give_up():
-                raise Busy("another tuner measured on this device")
-            time.sleep(POLL)
-        yield
-
-
-def _taken(held: ExitStack, locks: Sequence[Path]) -> bool:
-    """Take all `locks` into `held`, or none if one of them is taken."""
-    with ExitStack() as taken:
-        try:
-            for lock in locks:
-                taken.enter_context(locked(lock, seconds=0))
-        except TimeoutError:
-            return False
-        held.push(taken.pop_all())
-        return True
 
 
 # A tuner for each model

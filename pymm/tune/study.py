@@ -24,11 +24,12 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
+from pymm.core.errors import Busy
 from pymm.core.files import locked, named
 from pymm.kernels import Config
 from pymm.measure.workbench import Trial
 from pymm.tune.strategies import STRATEGIES, Known, Pool, Strategy
-from pymm.tune.trial_log import Busy, JournalLock, repair, set_aside
+from pymm.tune.trial_log import JournalLock, repair, set_aside
 
 #: Outcomes that say something of a configuration, whoever tries it again with the same compiler.
 #: Any other may have been the machine's, and is forgotten by the next run.

@@ -139,10 +139,6 @@ class JournalLock:
         self._held.__exit__(None, None, None)
 
 
-class Busy(RuntimeError):
-    """Another process tunes the same problem with the same journal."""
-
-
 def _entry(line: bytes) -> bool:
     """Whether a line of a journal is an entry: an object with a whole number as `op_code`."""
     try:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Any
@@ -19,12 +19,13 @@ from rich.console import Console
 from pymm.console import Stop
 from pymm.core.device import Device
 from pymm.core.dtypes import DTYPES
+from pymm.core.errors import Busy
 from pymm.core.problem import Problem
 from pymm.core.shapes import parse_shapes
 from pymm.kernels import Kernel, find_kernel, kernels_for
 from pymm.kernels.source import kernel_digest
 from pymm.measure.precompile import Precompiler, compilers_beside, config_directory, state_directory
-from pymm.measure.worker import Site, Worker, WorkerFailed
+from pymm.measure.worker import Site, Worker, WorkerFailed, devices_alone
 from pymm.selection.records import Environment, Record, StoreError, foreign_because
 from pymm.selection.select import configs
 from pymm.selection.store import put
@@ -33,7 +34,6 @@ from pymm.tune.devices import (
     POLL,
     Crew,
     SeveralModels,
-    devices_alone,
     gpu_names,
     require_one_model,
     start,
@@ -45,7 +45,7 @@ from pymm.tune.options import Options, parse
 from pymm.tune.progress import Line, Progress, show_lines
 from pymm.tune.session import FEWEST_TRIALS, Broken, Session, Setup, Streak
 from pymm.tune.study import Search, open_storage, open_study
-from pymm.tune.trial_log import Busy, ForeignFile, TrialLog
+from pymm.tune.trial_log import ForeignFile, TrialLog
 
 
 def tasks_of(
@@ -283,7 +283,7 @@ class Tuner:
             left = len(waiting) + len(busy)
             of = f"{len(tasks) - left}/{len(tasks)}"
             try:
-                with devices_alone(self.crew, self._give_up, self._once):
+                with self._device_alone():
                     self._one(initial, builds, self._share(left + 1), of, setup)
             except Busy as other:
                 if time.monotonic() >= self._over:
@@ -311,9 +311,14 @@ class Tuner:
                 f"({error.strerror or error}): name another folder with --output"
             ) from None
 
-    def _give_up(self) -> bool:
-        """Whether to wait no longer for another tuner."""
-        return self.stop() or time.monotonic() >= self._over
+    def _device_alone(self) -> AbstractContextManager[None]:
+        """Every device that is tuned, locked against other runs. Entering raises `Busy` if the time
+        is over before they are free, or the run is to stop.
+        """
+        devices = [self.crew[place].device for place in self.crew.places]
+        return devices_alone(
+            devices, lambda: self.stop() or time.monotonic() >= self._over, self._once
+        )
 
     @property
     def _over(self) -> float:

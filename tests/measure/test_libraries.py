@@ -31,7 +31,6 @@ def calls_of(backend, problem):
 
 def judged(quick, call, backend):
     """What a call leaves in C, element by element beside float64."""
-    getattr(call, "prepare", lambda: None)()
     call()
     backend.synchronize()
     a, b = quick.sources()

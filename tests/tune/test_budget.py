@@ -11,6 +11,7 @@ import pytest
 from recorded import NumpyBackend
 
 from pymm.backends import open_device
+from pymm.backends.base import TimedCall
 from pymm.backends.cpu import backend as cpu_backend
 from pymm.core.problem import Problem
 from pymm.kernels import find_kernel
@@ -61,14 +62,8 @@ def test_threads_rest_between_libraries(monkeypatch, tmp_path, libraries, rests)
     backend = open_device("cpu:1", tmp_path)
     backend.device = SimpleNamespace(sms=2, cache_bytes=())
 
-    def call(library):
-        def nothing():
-            pass
-
-        nothing.library = library
-        return nothing
-
-    assert len(backend.time([call(library) for library in libraries])) == len(libraries)
+    calls = [TimedCall(lambda: None, library=library) for library in libraries]
+    assert len(backend.time(calls)) == len(libraries)
     assert slept == [cpu_backend.SETTLED] * rests
 
 

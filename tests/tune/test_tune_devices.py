@@ -181,7 +181,7 @@ def test_every_device_is_locked(tmp_path):
         other.enter_context(locked(folder / "cuda-0000-01-00.0.lock"))
         run = Run(tmp_path, "--devices 0,1 --budget 0.5", device=numbered)
         assert run.status == NOT_ALL and not run.asked
-        assert "another tuner measured on this device" in run.output
+        assert "another run measured on this device" in run.output
         assert Run(tmp_path, "--devices 0 --trials 3", device=numbered).status == TUNED
 
 
