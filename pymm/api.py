@@ -136,10 +136,7 @@ def matmul(
         device_memory=device_memory,
     )
     call = options.check(a, b, out, c)
-    if in_blocks(options):
-        result = multiply_in_blocks(call, options)
-    else:
-        result = _run_or_block(call, options, key, Arguments(a, b, out, c, given))
+    result = _run_or_block(call, options, key, Arguments(a, b, out, c, given))
     return result[()] if out is None and call.on_host and not call.shape else result
 
 
@@ -150,7 +147,9 @@ def _multiply_sharded(a: Any, b: Any, out: Any, c: Any, given: dict[str, Any]) -
 
 
 def _run_or_block(call: Call, options: MatmulOptions, key: Key | None, arguments: Arguments) -> Any:
-    """`_run`, or in blocks if NumPy arrays do not fit the device."""
+    """`_run`, or in blocks where the options say so, or NumPy arrays do not fit the device."""
+    if in_blocks(options):
+        return multiply_in_blocks(call, options)
     try:
         return _run(call, options, key, arguments)
     except MemoryError:

@@ -238,7 +238,8 @@ def devices_alone(
     those, which `say` is told once. Raises `Busy` when `give_up()` is true before they are free.
     Devices whose times are not real are not locked.
     """
-    names = {f"{d.kind}-{d.bus or d.index}".replace(":", "-") for d in devices if d.times_are_real}
+    real = [device for device in devices if device.times_are_real]
+    names = {f"{d.kernel_backend}-{d.bus or d.index}".replace(":", "-") for d in real}
     if not names:
         yield
         return

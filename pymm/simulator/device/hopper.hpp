@@ -196,7 +196,8 @@ struct Described {
     }
     template <class Word>
     Word word(bool k_major, unsigned row, unsigned p) const {
-        const unsigned offset = k_major ? along(row, p, sizeof(Word)) : athwart(row, p, sizeof(Word));
+        const unsigned size = sizeof(Word);
+        const unsigned offset = k_major ? along(row, p, size) : athwart(row, p, size);
         return at_shared<Word>(swizzled(begin + offset, width));
     }
 };
@@ -228,7 +229,8 @@ const float* numbers(const Described& of, bool k_major, unsigned rows, Read read
     Numbers& found = table[(of.bits ^ of.bits >> 6) % SLOTS];
     const unsigned last = k_major ? of.along(rows - 1, DEPTH - 1, sizeof(Word))
                                   : of.athwart(rows - 1, DEPTH - 1, sizeof(Word));
-    const unsigned first = of.begin / ATOM * ATOM, bytes = (of.begin + last) / ATOM * ATOM + ATOM - first;
+    const unsigned first = of.begin / ATOM * ATOM;
+    const unsigned bytes = (of.begin + last) / ATOM * ATOM + ATOM - first;
     const void* const there = &at_shared<char>(first);
     assert(rows * DEPTH <= Numbers::MOST && bytes <= Numbers::MOST_BYTES);
     if (found.run == self().run && found.bits == of.bits && found.rows == rows &&

@@ -122,7 +122,8 @@ void wait_for_launch() { this_worker->waited = true; }
 void* scratch(std::size_t bytes) {
     Worker& w = *this_worker;
     if (!w.scratch) {
-        w.scratch = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        w.scratch = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                         -1, 0);
         if (w.scratch == MAP_FAILED) std::abort();
         allow(w.scratch, bytes);
     }
