@@ -91,7 +91,7 @@ def test_float64_beside_numpy(cuda, budget):
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("budget", ["20kB", "1MB"])
 def test_sixteen_bits_are_rounded_once(cuda, dtype, budget):
-    """Over several slices of k the sum is in float32: integers below 2^24 come out exactly rounded."""
+    """Over several slices of k the sum is in float32: integers below 2^24 are rounded once."""
     a, b = (rng.integers(-9, 10, shape).astype(dtype) for shape in ((40, 300), (300, 24)))
     exact = a.astype(np.float64) @ b.astype(np.float64)
     got = multiplied(a, b, device_memory=budget, kernel=None)
