@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 import pymm
 import pymm.simulator as simulator
+from pymm.blocked import host
 from pymm.blocked.call import planned
+from pymm.blocked.plan import Rates
 from pymm.core.errors import NoDevice
 from pymm.runtime.arguments import MatmulOptions
 
@@ -193,13 +195,18 @@ def test_several_devices_share_the_result(devices, count):
     np.testing.assert_array_equal(multiplied(a[:1], b, device=named), a[:1] @ b)
 
 
-def test_explain_says_what_moves_and_what_limits(cuda):
+def test_explain_says_what_moves_and_what_limits(cuda, monkeypatch):
     thin = pymm.explain((20000, 16), (16, 20000), dtype="f64", device_memory="1GB", kernel=KERNEL)
     assert thin.bytes_out == 20000 * 20000 * 8
     assert str(thin).count("bytes") + str(thin).count("GB") > 2
     assert "times that" in str(thin)
+    fast = pymm.explain((200, 16), (16, 200), dtype="f32", device_memory="1MB", kernel=KERNEL)
+    assert fast.limit == "kernel"
+    monkeypatch.setattr(host, "link_rates", lambda backend, room: Rates(up=1e3, down=1e3))
     slow = pymm.explain((200, 16), (16, 200), dtype="f32", device_memory="1MB", kernel=KERNEL)
-    assert slow.limit in ("link", "kernel")
+    assert slow.limit == "link"
+    assert slow.seconds > slow.bytes_out / 1e3
+    assert "no blocks reach more than 0%" in str(slow)
 
 
 def test_arguments_that_are_not_for_blocks(cuda):
