@@ -21,6 +21,7 @@ import functools
 import itertools
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -377,13 +378,7 @@ def _nccl(bench: Bench) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "blocked_nccl.py")]
     command += ["--sizes", given.sizes, "--dtypes", given.dtypes, "--rounds", str(given.rounds)]
     command += ["--devices", ",".join(str(one.device.index) for one in bench.backends)]
-    environment = {**os.environ, "NCCL_NVLS_ENABLE": "0"}
-    limits = {"timeout": max(left, 30), "capture_output": True, "text": True}
-    try:
-        done = subprocess.run(command, env=environment, check=False, **limits)
-        output, why = done.stdout, done.stderr if done.returncode else ""
-    except subprocess.TimeoutExpired as late:
-        output, why = (late.stdout or b"").decode(), f"stopped after {late.timeout:.0f} s"
+    output, why = _output_of(command, max(left, 30))
     for line in output.splitlines():
         if not line.startswith("{"):
             continue
@@ -395,6 +390,20 @@ def _nccl(bench: Bench) -> None:
         bench.row(part="scaling", gflops=rate / 1e9, ratio=ratio, **extents, **row)
     if why:
         bench.row(part="scaling", name=name, outcome="failed", detail=one_line(why[-400:]))
+
+
+def _output_of(command: list[str], seconds: float) -> tuple[str, str]:
+    """What a command prints, and why it failed: "" if it did not. All of its processes end."""
+    environment = {**os.environ, "NCCL_NVLS_ENABLE": "0"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
+    try:
+        output, errors = process.communicate(timeout=seconds)
+        return output, errors if process.returncode else ""
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        return output, f"stopped after {seconds:.0f} s"
 
 
 def outofcore(bench: Bench) -> None:

@@ -135,9 +135,7 @@ def matmul(
         transfer=transfer,
         device_memory=device_memory,
     )
-    call = options.check(a, b, out, c)
-    result = _run_or_block(call, options, key, Arguments(a, b, out, c, given))
-    return result[()] if out is None and call.on_host and not call.shape else result
+    return _multiply(options, key, Arguments(a, b, out, c, given))
 
 
 def _multiply_sharded(a: Any, b: Any, out: Any, c: Any, given: dict[str, Any]) -> ShardedMatrix:
@@ -146,16 +144,30 @@ def _multiply_sharded(a: Any, b: Any, out: Any, c: Any, given: dict[str, Any]) -
     return multiply_sharded(a, b, out, c, MatmulOptions(**options))
 
 
-def _run_or_block(call: Call, options: MatmulOptions, key: Key | None, arguments: Arguments) -> Any:
-    """`_run`, or in blocks where the options say so, or NumPy arrays do not fit the device."""
-    if in_blocks(options):
-        return multiply_in_blocks(call, options)
+def _multiply(options: MatmulOptions, key: Key | None, arguments: Arguments) -> Any:
+    """`matmul` of arrays: whole, or in blocks if that is asked for or if NumPy arrays do not fit
+    the device.
+    """
+    a, b, out, c, _ = arguments
+    call = options.check(a, b, out, c)
+    result = None if in_blocks(options) else _run_if_it_fits(call, options, key, arguments)
+    if result is None:
+        result = multiply_in_blocks(call, options)
+    return result[()] if out is None and call.on_host and not call.shape else result
+
+
+def _run_if_it_fits(
+    call: Call, options: MatmulOptions, key: Key | None, arguments: Arguments
+) -> Any:
+    """`_run`; None where there is too little memory, but enough for blocks. Nothing holds then what
+    was allocated before.
+    """
     try:
         return _run(call, options, key, arguments)
     except MemoryError:
         if not fits_in_blocks(call, options):
             raise
-    return multiply_in_blocks(call, options)  # here nothing holds what was allocated before
+        return None
 
 
 def _run(
@@ -170,7 +182,7 @@ def _run(
     backend = find_backend(call, options.device)
     prepared = prepare(backend, call, options)
     if not call.on_host:  # a graph replays the launches after this call has returned
-        backend.own_captured(prepared.placed.stream, prepared)
+        backend.own_captured(prepared.opened.stream, prepared)
     for step in prepared.steps:
         step()
     if key is not None and prepared.cacheable:
@@ -210,7 +222,7 @@ class Plan:
                     self._rebind((), None, None)
                     break
         if self._owns:  # a graph replays the copies when the plan may be gone
-            self.backend.own_captured(self._prepared.placed.stream, self._prepared)
+            self.backend.own_captured(self._prepared.opened.stream, self._prepared)
         for step in self._steps:
             step()
         return self.out

@@ -251,6 +251,9 @@ class Backend(ABC):
     device: Device
     compiler: Compiler
 
+    #: Whether there are queues: the device has memory of its own, and copies overlap its work.
+    has_queues = False
+
     @property
     def toolchain(self) -> str:
         """Compiler and version: part of what makes a tuned record current or stale."""

@@ -28,7 +28,7 @@ def fits_in_blocks(call: Call, options: MatmulOptions) -> bool:
     fixed = options.stream is not None or options.transfer is not None
     if not call.on_host or call.op != "gemm" or fixed:
         return False
-    return not find_backend(call, options.device).device.shares_host_memory
+    return find_backend(call, options.device).has_queues
 
 
 def fits_whole(call: Call, options: MatmulOptions) -> bool:

@@ -85,7 +85,7 @@ class HostProduct:
     ) -> None:
         check_supported(options)
         for backend in backends:
-            if backend.device.shares_host_memory:
+            if not backend.has_queues:
                 raise NoDevice(
                     f"{backend.device.name} works in host memory: device_memory and several "
                     "devices are for GPUs"

@@ -112,7 +112,7 @@ class Cut(NamedTuple):
     def device_bytes(self, work: Work) -> Any:
         """Of all slots."""
         counts = *self.slots(work), self.tiles
-        sizes = (round_up(one, ALLOCATION) for one, _ in self.slices(work))
+        sizes = (round_up(np.maximum(one, 1), ALLOCATION) for one, _ in self.slices(work))
         return sum(count * size for count, size in zip(counts, sizes, strict=True))
 
     def bytes_in(self, work: Work) -> Any:

@@ -94,6 +94,8 @@ def _free(context: drv.Context, driver: Driver, address: int) -> None:
 class CudaBackend(Backend):
     """One GPU, or the simulated one. It makes no context before something needs one."""
 
+    has_queues = True
+
     def __init__(self, gpu: drv.Device, device: Device, compiler: CudaCompiler) -> None:
         self.device = device
         self.compiler = compiler
