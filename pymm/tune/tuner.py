@@ -15,6 +15,7 @@ from datetime import date
 from typing import Any
 
 from rich.console import Console
+from threadpoolctl import threadpool_limits
 
 from pymm.console import Stop
 from pymm.core.device import Device
@@ -160,6 +161,8 @@ class Tuner:
         try:
             with ExitStack() as held:
                 held.enter_context(self.stop.listening())
+                # The surrogate's matrices are small: more threads only wait for the compilers.
+                held.enter_context(threadpool_limits(1, user_api="blas"))
                 try:
                     if self.options.shared:
                         self.shared = held.enter_context(open_shared(self.options.shared))
