@@ -112,11 +112,9 @@ PATIENCE = 4
 #: Seconds to compile one source (1564 sources in 293 s by 15 processes on an H200's host), and how
 #: many configurations a search begins with, at least and at most, where the time is limited.
 SECONDS_PER_SOURCE, FEWEST_FIRST, MOST_FIRST = 2.8, 16, 39
+FIRST_IF_STALE = 4  # fewest, of a stale record that is tuned again
 
-#: The same for a stale record that is tuned again.
-FIRST_IF_STALE = 4
-
-#: Seconds between two problems for which a device's lock is free, so that another tuner can take it.
+#: Seconds between two problems for which a device's lock is free for another tuner.
 YIELD = 0.15
 
 
