@@ -41,6 +41,7 @@ LAYERS = {
     "selection": "core console kernels backends",
     "runtime": "core kernels backends selection",
     "api": "core kernels backends selection runtime",
+    "distributed": "core console kernels backends selection runtime api",
     "measure": "core console kernels backends",
     "tune": "core console kernels backends selection measure",
     "bench": "core console kernels backends selection measure tune",
@@ -58,6 +59,7 @@ PLACES = {
     "ctypes": ("backends", "simulator", "doctor", "measure.cublas"),
     "subprocess": ("backends", "simulator", "doctor"),
     "optuna": ("tune",),
+    "mpi4py": ("distributed",),
     "yaml": ("selection.store",),
     "os.environ": ("core.paths", "backends", "simulator", "measure.precompile"),
 }
