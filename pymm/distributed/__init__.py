@@ -15,10 +15,15 @@ from typing import Any
 
 from pymm.distributed.layout import BlockCyclic, product_layouts
 
-__all__ = ["BlockCyclic", "DistMatrix", "Traffic", "matmul", "product_layouts"]
+__all__ = ["BlockCyclic", "DistMatrix", "Traffic", "matmul", "matmul_from_root", "product_layouts"]
 
 #: Names from modules that start MPI when they are imported.
-_WITH_MPI = {"DistMatrix": "matrix", "Traffic": "engine", "matmul": "engine"}
+_WITH_MPI = {
+    "DistMatrix": "matrix",
+    "Traffic": "engine",
+    "matmul": "engine",
+    "matmul_from_root": "row_groups",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -13,12 +13,11 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from pymm.core.integers import ceil_div, round_up
-from pymm.distributed.communicator import MPI, ProcessGrid, check_same, everywhere, process_grid
+from pymm.distributed.communicator import MPI, ProcessGrid, check_same, everywhere
 from pymm.distributed.layout import BlockCyclic
 from pymm.distributed.local_products import LocalProducts, scale
 from pymm.distributed.matrix import DistMatrix
@@ -35,8 +34,8 @@ REDUCED_BYTES = 1 << 26
 @dataclass
 class Traffic:
     """What a product moved and waited for, in one process: elements of A, of B and of partial
-    results of C that it received from other processes, elements that the root handed out (where
-    there is a root), panels, and seconds spent waiting for panels and multiplying them.
+    results of C that it received from other processes, elements of A and B that it sent as a root,
+    panels, and seconds spent waiting for panels and multiplying them.
     """
 
     a: int = 0
@@ -126,14 +125,19 @@ def _check(a, b, c, alpha, beta, panel, look_ahead, product, threads) -> None:
             if x.local.dtype != a.local.dtype:
                 dtypes = " and ".join((a.local.dtype.name, x.local.dtype.name))
                 raise TypeError(f"a and {name} are of {dtypes}; convert one of them")
-        for name, value in (("alpha", alpha), ("beta", 0 if beta is None else beta)):
-            if not isinstance(value, (int, float, np.integer, np.floating)):
-                raise TypeError(f"{name} is a real number; got {value!r}")
+        check_scalars(alpha, beta)
         if c is None and beta not in (None, 0):
             raise ValueError(f"beta = {beta} is the factor of c, and there is no c")
         if panel is not None and panel < 1:
             raise ValueError(f"panel is 1 or more elements; got {panel}")
         _check_layouts(a.layout, b.layout, c.layout if c else _result_layout(a, b))
+
+
+def check_scalars(alpha: float, beta: float | None) -> None:
+    """`TypeError` unless the two are real numbers, or beta None."""
+    for name, value in (("alpha", alpha), ("beta", 0 if beta is None else beta)):
+        if not isinstance(value, int | float | np.integer | np.floating):
+            raise TypeError(f"{name} is a real number; got {value!r}")
 
 
 def _result_layout(a: DistMatrix, b: DistMatrix) -> BlockCyclic:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -178,9 +178,14 @@ def scatter(
     local: np.ndarray,
     root: int,
     datatypes: str | None = None,
-) -> None:
-    """Send every process of `communicator` its part of the root's C-ordered `array`."""
-    _exchange(communicator, layout, array, local, root, datatypes, out=True)
+    parts: Sequence[int | None] | None = None,
+) -> int:
+    """Send every process of `communicator` its part of the root's C-ordered `array`, and return
+    how many elements were sent in all; on the other ranks, 0.
+
+    parts: the part that each rank gets, a rank of the layout, None for nothing; left out, its own.
+    """
+    return _exchange(communicator, layout, array, local, root, datatypes, parts, out=True)
 
 
 def gather(
@@ -189,28 +194,30 @@ def gather(
     local: np.ndarray,
     array: np.ndarray | None,
     root: int,
-    datatypes: str | None = None,
 ) -> None:
     """Collect the parts of all processes in the root's C-ordered `array`."""
-    _exchange(communicator, layout, array, local, root, datatypes, out=False)
+    _exchange(communicator, layout, array, local, root, None, None, out=False)
 
 
-def _exchange(communicator, layout, array, local, root, datatypes, out) -> None:
+def _exchange(communicator, layout, array, local, root, datatypes, parts, out) -> int:
     """One message for every part that is not empty, out of the root's array or into it."""
-    requests = []
+    requests, elements = [], 0
+    parts = range(layout.size) if parts is None else parts
     mine = contiguous(local.size, local.dtype)
-    if local.size:
+    if local.size and parts[communicator.rank] is not None:
         post = communicator.Irecv if out else communicator.Isend
         requests.append(post([local, 1, mine], root))
     if communicator.rank == root:
         flat = array.reshape(-1).view(np.uint8)
-        with Parts(layout, local.dtype, kind=datatypes) as parts:
-            post = communicator.Isend if out else communicator.Irecv
-            for rank in range(layout.size):
-                found = parts.of(rank)
+        post = communicator.Isend if out else communicator.Irecv
+        with Parts(layout, local.dtype, kind=datatypes) as types:
+            for rank, part in enumerate(parts):
+                found = None if part is None else types.of(part)
                 if found is not None:
-                    part, at = found
-                    requests.append(post([flat[at:], 1, part], rank))
+                    made, at = found
+                    elements += made.Get_size() // local.itemsize
+                    requests.append(post([flat[at:], 1, made], rank))
             MPI.Request.Waitall(requests)
     MPI.Request.Waitall(requests)
     mine.Free()
+    return elements
