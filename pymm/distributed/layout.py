@@ -81,6 +81,12 @@ class BlockCyclic:
         """The rank at row p and column q of the grid in layer r."""
         return (r * self.grid[0] + p) * self.grid[1] + q
 
+    def transposed(self) -> BlockCyclic:
+        """The layout of the transpose, process (p, q) in the place of (q, p)."""
+        return BlockCyclic(
+            self.shape[::-1], self.block[::-1], self.grid[::-1], self.layers, 1 - self.axis
+        )
+
     def bounds(self, axis: int, r: int = 0) -> tuple[int, int]:
         """First row (column, for axis 1) of layer r, and the one after its last."""
         n, block = self.shape[axis], self.block[axis]
