@@ -41,8 +41,8 @@ LAYERS = {
     "selection": "core console kernels backends",
     "runtime": "core kernels backends selection",
     "api": "core kernels backends selection runtime",
-    "distributed": "core console kernels backends selection runtime api",
     "measure": "core console kernels backends",
+    "distributed": "core console kernels backends selection runtime api measure",
     "tune": "core console kernels backends selection measure",
     "bench": "core console kernels backends selection measure tune",
     "report": "core console kernels backends selection measure tune bench",
@@ -56,7 +56,7 @@ BASELINES = {"cupy", "torch", "triton"}
 #: What may be imported only in some places: elsewhere everything runs and is tested without it.
 PLACES = {
     "pycuda": ("backends.cuda", "simulator"),
-    "ctypes": ("backends", "simulator", "doctor", "measure.cublas"),
+    "ctypes": ("backends", "simulator", "doctor", "measure.cublas", "distributed.scalapack"),
     "subprocess": ("backends", "simulator", "doctor"),
     "optuna": ("tune",),
     "mpi4py": ("distributed",),

@@ -293,6 +293,18 @@ def choose_panel(
     return min(fitting, key=lambda plan: (plan.seconds, -plan.panel))
 
 
+def full_grid(
+    m: int, n: int, k: int, p: int, itemsize: int, rates: Rates | None = None, block: int = 64
+) -> Grid:
+    """The grid P x Q of all p processes, in one layer, with the least predicted time: for data that
+    other libraries share, and comparisons on a given number of processes.
+    """
+    _check(m, n, k, p, itemsize, block)
+    found = [grid for grid in grids(p, 1) if grid.size == p]
+    plans = [choose_panel(m, n, k, grid, itemsize, rates=rates, block=block) for grid in found]
+    return min(plans, key=lambda plan: (plan.seconds, plan.received, plan.grid)).grid
+
+
 def grids(p: int, layers: int | None = None) -> Iterator[Grid]:
     """All grids of at most p processes, of so many layers if it is said how many."""
     for r in range(1, p + 1) if layers is None else (layers,):

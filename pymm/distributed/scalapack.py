@@ -1,5 +1,5 @@
-"""ScaLAPACK's PDGEMM and PSGEMM on the blocks of distributed matrices, without copies: the reference
-that results are compared with, and a baseline of the benchmark.
+"""ScaLAPACK's PDGEMM and PSGEMM on the blocks of distributed matrices, without copies: what results
+are compared with, and a baseline of the benchmark.
 
 The row-major blocks of A, B and C on a P x Q grid are column-major blocks of their transposes on a
 Q x P grid (`BlockCyclic.descriptor`), and C^T = B^T A^T: PxGEMM gets B first.
@@ -12,8 +12,10 @@ import ctypes.util
 from typing import TYPE_CHECKING
 
 import numpy as np
+from threadpoolctl import threadpool_info
 
 from pymm.core.errors import NoDevice
+from pymm.distributed.communicator import MPI, library
 
 if TYPE_CHECKING:
     from pymm.distributed.matrix import DistMatrix
@@ -36,9 +38,7 @@ class NoScalapack(NoDevice):
 
 def load() -> ctypes.CDLL:
     """The library, loaded. `NoScalapack` if there is none that fits the MPI of this process."""
-    from mpi4py import MPI
-
-    version = MPI.Get_library_version().partition(",")[0]
+    version = library()
     if not version.startswith("Open MPI"):
         raise NoScalapack(
             f"ScaLAPACK is looked for as built for Open MPI, and this process runs {version}: "
@@ -53,6 +53,17 @@ def load() -> ctypes.CDLL:
     raise NoScalapack(f"no ScaLAPACK ({reasons[0]}): {INSTALL}")
 
 
+def blas(foreign: bool = True) -> str:
+    """The BLAS that ScaLAPACK calls, or NumPy's if not `foreign`, and its version: "openblas
+    0.3.21". "reference" for the system's unoptimised one, which no comparison should use.
+    """
+    found = [library for library in threadpool_info() if library["user_api"] == "blas"]
+    kept = [x for x in found if ("/numpy" not in x["filepath"]) == foreign]
+    if not kept:
+        return "reference" if foreign else ""
+    return f"{kept[0]['internal_api']} {kept[0]['version'] or ''}".strip()
+
+
 class Scalapack:
     """PxGEMM on matrices of one communicator and one grid, made by all processes together. Close
     it, or use it as a context manager, before MPI ends.
@@ -61,8 +72,6 @@ class Scalapack:
     """
 
     def __init__(self, comm, grid: tuple[int, int]) -> None:
-        from mpi4py import MPI
-
         self._library = load()
         self.grid = grid
         self._comm = comm  # its handle is BLACS's as well: it lives as long
