@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
+import io
 import math
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 from pymm.core.files import commit
 from pymm.core.shapes import parse_shapes
@@ -39,28 +44,39 @@ ENGINES = "pymm,scalapack,once,document"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. Returns the exit status that `--help` describes."""
-    reader = parser()
-    options = reader.parse_args(arguments)
+    """The command. Returns the exit status that `--help` describes. What all processes would say
+    alike is said by one.
+    """
+    reader, said = parser(), io.StringIO()
+    try:
+        with redirect_stdout(said), redirect_stderr(said):
+            options = reader.parse_args(arguments)
+    except SystemExit as end:
+        with contextlib.suppress(ImportError):  # without MPI there is one process
+            importlib.import_module("pymm.distributed.communicator")
+        return _leave(said.getvalue().rstrip(), int(end.code or 0))
     try:
         return options.run(options)
-    except (ValueError, MemoryError, OSError, ImportError) as error:
-        if getattr(error, "on_every_rank", False) or not _several():
-            return _refuse(reader, str(error))
+    except (ValueError, MemoryError, OSError, ImportError, RuntimeError) as error:
+        if _world() is None or _world().size == 1 or getattr(error, "on_every_rank", False):
+            return _leave(f"{reader.prog}: {error}", 2)
         raise  # of one process: the job ends
 
 
-def _several() -> bool:
-    """Whether other processes may wait for this one."""
+def _world() -> Any:
+    """All processes, None where MPI was not started."""
     module = sys.modules.get("pymm.distributed.communicator")
-    return getattr(module, "MPI", None) is not None and module.MPI.COMM_WORLD.size > 1
+    return module.MPI.COMM_WORLD if hasattr(module, "MPI") else None
 
 
-def _refuse(reader: argparse.ArgumentParser, message: str) -> int:
-    """Say once what is wrong."""
-    if not _several() or sys.modules["pymm.distributed.communicator"].MPI.COMM_WORLD.rank == 0:
-        print(f"{reader.prog}: {message}", file=sys.stderr)
-    return 2
+def _leave(message: str, status: int) -> int:
+    """Print a message on rank 0 before any process ends. Returns the exit status."""
+    world = _world()
+    if world is None or world.rank == 0:
+        print(message, file=sys.stderr if status else sys.stdout, flush=True)
+    if world is not None:
+        world.Barrier()
+    return status
 
 
 def parser() -> argparse.ArgumentParser:

@@ -28,7 +28,7 @@ from pymm.core.inputs import rows_of
 from pymm.core.reference import gamma
 from pymm.core.shapes import Shape
 from pymm.distributed.calibrate import measure
-from pymm.distributed.communicator import MPI, library
+from pymm.distributed.communicator import MPI, library, raise_together
 from pymm.distributed.engine import Traffic, matmul
 from pymm.distributed.layout import BlockCyclic
 from pymm.distributed.local_products import LocalProducts
@@ -84,7 +84,14 @@ def run(order: Order, communicator: MPI.Comm = MPI.COMM_WORLD) -> int:
     begun = time.monotonic()
     teams = {count: communicator.Split(communicator.rank >= count) for count in order.processes}
     site = _Site.of(communicator, LocalProducts(communicator, order.product).threads)
-    known = communicator.bcast(_measured(order) if communicator.rank == 0 else None)
+    known, wrong = set(), None
+    if communicator.rank == 0:
+        try:
+            known = _measured(order)
+        except (OSError, ValueError) as error:
+            wrong = error
+    raise_together(communicator, wrong)
+    known = communicator.bcast(known)
     shown: list[dict[str, object]] = []
     left = 0
     if communicator.rank == 0:
