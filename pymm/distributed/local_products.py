@@ -166,7 +166,7 @@ class LocalProducts:
     """
 
     def __init__(self, communicator: MPI.Comm, name: str, threads: int | None = None) -> None:
-        with everywhere():
+        with everywhere(communicator):
             if name not in NAMES:
                 raise ValueError(f"product {name!r} is none of {', '.join(NAMES)}")
             if threads is not None and threads < 1:

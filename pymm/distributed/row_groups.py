@@ -27,7 +27,7 @@ from pymm.distributed.datatypes import checked_dtype
 from pymm.distributed.engine import Traffic, check_scalars
 from pymm.distributed.layout import BlockCyclic
 from pymm.distributed.local_products import LocalProducts, scale
-from pymm.distributed.matrix import gather, scatter
+from pymm.distributed.matrix import check_root, gather, scatter
 
 #: Elements of one broadcast at most: counts of MPI have 32 bits before version 4.
 _COUNT = 1 << 30
@@ -63,12 +63,11 @@ def matmul_from_root(
     communicator = MPI.COMM_WORLD if communicator is None else communicator
     options = {"grid": grid, "block": block, "alpha": alpha, "beta": beta, "root": root}
     check_same(communicator, **options, send=send, product=product, threads=threads)
-    with everywhere():
+    with everywhere(communicator):
         check_scalars(alpha, beta)
         if send not in ("copies", "once"):
             raise ValueError(f"send is 'copies' or 'once'; got {send!r}")
-        if not 0 <= root < communicator.size:
-            raise ValueError(f"root is a rank below {communicator.size}; got {root}")
+        check_root(communicator, root)
     wrong = described = None
     if communicator.rank == root:
         try:
@@ -77,7 +76,7 @@ def matmul_from_root(
             wrong = error
     raise_together(communicator, wrong)
     (m, k, n), dtype = communicator.bcast(described, root)
-    with everywhere():
+    with everywhere(communicator):
         layout = BlockCyclic((m, n), block, grid)
     places = process_grid(communicator, (*layout.grid, 1))
     products = LocalProducts(communicator, product, threads)
