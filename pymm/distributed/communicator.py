@@ -3,8 +3,8 @@ error, end the job when one of them fails. Importing this module starts MPI.
 
 An exception that nobody catches on one rank would leave the others waiting for it. So in a job of
 more than one process `sys.excepthook` ends the whole job after it has printed the exception
-(`MPI_Abort`). An exception that all ranks raise alike is printed by one. `sys.exit` does not come by
-that hook: raise an exception instead, or run `python -m mpi4py program.py`.
+(`MPI_Abort`). An exception that all ranks raise alike is printed by one. `sys.exit` does not come
+by that hook: raise an exception instead, or run `python -m mpi4py program.py`.
 """
 
 from __future__ import annotations
