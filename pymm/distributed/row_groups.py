@@ -68,14 +68,7 @@ def matmul_from_root(
         if send not in ("copies", "once"):
             raise ValueError(f"send is 'copies' or 'once'; got {send!r}")
         check_root(communicator, root)
-    wrong = described = None
-    if communicator.rank == root:
-        try:
-            a, b, c, described = _check_operands(a, b, c, beta)
-        except (TypeError, ValueError) as error:
-            wrong = error
-    raise_together(communicator, wrong)
-    (m, k, n), dtype = communicator.bcast(described, root)
+    operands, (m, k, n), dtype = _shared_operands(communicator, a, b, c, beta, root)
     with everywhere(communicator):
         layout = BlockCyclic((m, n), block, grid)
     places = process_grid(communicator, (*layout.grid, 1))
@@ -83,14 +76,13 @@ def matmul_from_root(
     traffic = Traffic() if traffic is None else traffic
     local = np.empty(layout.local_shape(places.p, places.q), dtype)
     if beta:
-        scatter(places.everyone, layout, c, local, root)
+        scatter(places.everyone, layout, operands[2], local, root)
     if k and alpha:
         rows = BlockCyclic((m, k), (layout.block[0], k), (layout.grid[0], 1))
         columns = BlockCyclic((k, n), (k, layout.block[1]), (1, layout.grid[1]))
-        left = np.empty((local.shape[0], k), dtype)
-        right = np.empty((k, local.shape[1]), dtype)
-        traffic.a += _hand_out(places, rows, a, left, 0, root, send, traffic)
-        traffic.b += _hand_out(places, columns, b, right, 1, root, send, traffic)
+        left, right = np.empty((local.shape[0], k), dtype), np.empty((k, local.shape[1]), dtype)
+        traffic.a += _hand_out(places, rows, operands[0], left, 0, root, send, traffic)
+        traffic.b += _hand_out(places, columns, operands[1], right, 1, root, send, traffic)
         with products.limits():
             running = products.start(local, alpha, beta or 0)
             running.add(left, right, lambda: None)
@@ -102,6 +94,20 @@ def matmul_from_root(
     if whole is not None:
         traffic.c += whole.size - local.size
     return whole
+
+
+def _shared_operands(communicator, a, b, c, beta, root) -> tuple:
+    """The root's operands in C order, None on the other ranks; on all of them (m, k, n) and the
+    dtype.
+    """
+    operands, wrong, described = (None, None, None), None, None
+    if communicator.rank == root:
+        try:
+            *operands, described = _check_operands(a, b, c, beta)
+        except (TypeError, ValueError) as error:
+            wrong = error
+    raise_together(communicator, wrong)
+    return operands, *communicator.bcast(described, root)
 
 
 def _check_operands(a, b, c, beta) -> tuple:
