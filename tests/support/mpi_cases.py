@@ -241,11 +241,11 @@ def budget() -> None:
     """Matrices that no process could hold: generated, multiplied, written, read and compared with
     less memory than one of them takes, on each of at least four processes.
     """
-    n = 1024
+    n = 1600
     path = FOLDER / "budget.npy"
     of_a, of_b, _ = product_layouts(n, n, n, 32, (2, WORLD.size // 2))
     tracemalloc.start()
-    a = DistMatrix.generate(of_a, lambda i, j: (i + 2 * j) % 7 - 3.0)
+    a = DistMatrix.generate(of_a, lambda i, j: np.cos(i) * (j + 1))
     identity = DistMatrix.generate(of_b, lambda i, j: i == j)
     matmul(a, identity, product="numpy", panel=128).to_npy(path)
     assert np.array_equal(DistMatrix.from_npy(path, of_a).local, a.local)
