@@ -9,6 +9,7 @@ was sent by MPI.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,6 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from pymm import __version__
 from pymm.backends.cpu.device import processor_name
 from pymm.console import duration, significant
 from pymm.core.device import Device
@@ -457,7 +457,7 @@ class _Products:
         return {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "device": self.site.device,
-            "pymm": __version__,
+            "pymm": sys.modules["pymm"].__version__,
             "commit": self.order.commit,
             "mpi": self.site.mpi,
             "blas": blas(name == "scalapack"),

@@ -3,8 +3,8 @@ error, end the job when one of them fails. Importing this module starts MPI.
 
 An exception that nobody catches on one rank would leave the others waiting for it. So in a job of
 more than one process `sys.excepthook` ends the whole job after it has printed the exception
-(`MPI_Abort`). An exception that every rank raises alike is printed by rank 0 alone. `sys.exit`
-does not come by that hook: raise an exception instead, or run `python -m mpi4py program.py`.
+(`MPI_Abort`). An exception that all ranks raise alike is printed by one. `sys.exit` does not come
+by that hook: raise an exception instead, or run `python -m mpi4py program.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import hashlib
 import os
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,38 +37,43 @@ class NoMPI(ImportError):
     """mpi4py or an MPI library is missing, or another MPI's launcher started the processes."""
 
 
+def _launched() -> tuple[int, int]:
+    """How many processes a launcher says that it started, and which of them this is."""
+    for size, rank in LAUNCHERS:
+        told = os.environ.get(size, ""), os.environ.get(rank, "")
+        if all(value.isdecimal() for value in told):
+            return int(told[0]), int(told[1])
+    return 1, 0
+
+
+def _unusable(message: str) -> NoMPI:
+    """The error of processes that all fail to start MPI, and cannot agree who says so."""
+    if _launched()[1] != 0:
+        sys.excepthook = lambda kind, error, trace: time.sleep(PATIENCE / 5)
+    return NoMPI(message)
+
+
 try:
-    from mpi4py import MPI
-except ModuleNotFoundError as _missing:
-    raise NoMPI(f"pymm.distributed needs mpi4py and an MPI library: {INSTALL}") from _missing
-except (ImportError, RuntimeError) as _broken:
-    raise NoMPI(
-        f"mpi4py cannot load an MPI library ({str(_broken).splitlines()[0]}): {INSTALL}, or "
-        "load the module of the MPI that mpi4py was built for"
-    ) from _broken
+    with warnings.catch_warnings():  # what it suspects is an error here, `_check_launcher`
+        warnings.filterwarnings("ignore", "suspicious MPI execution environment")
+        from mpi4py import MPI
+except ModuleNotFoundError:
+    raise _unusable(f"pymm.distributed needs mpi4py and an MPI library: {INSTALL}") from None
+except (ImportError, RuntimeError) as _error:
+    raise _unusable(
+        f"mpi4py cannot load an MPI library ({str(_error).splitlines()[0]}): {INSTALL}, or "
+        "load the module of the MPI that you want to use"
+    ) from None
 
 
 def _check_launcher() -> None:
     """Refuse processes that another MPI's launcher started: each would be alone."""
-    if MPI.COMM_WORLD.size > 1:
-        return
-    for size, rank in LAUNCHERS:
-        started = os.environ.get(size, "1")
-        if started.isdecimal() and int(started) > 1:
-            error = NoMPI(
-                f"{started} processes were started, but each is alone in its "
-                f"{library()}: the launcher belongs to another MPI. Use the mpirun of the "
-                "MPI library that mpi4py loads"
-            )
-            error.on_every_rank = True
-            if os.environ.get(rank, "0") != "0":
-                sys.excepthook = _quiet
-            raise error
-
-
-def _quiet(kind, error, trace) -> None:
-    """An excepthook that says nothing, and leaves rank 0 the time to say something."""
-    time.sleep(PATIENCE / 5)
+    started, _ = _launched()
+    if MPI.COMM_WORLD.size == 1 and started > 1:
+        raise _unusable(
+            f"{started} processes were started, but each is alone in its {library()}: the "
+            "launcher belongs to another MPI. Use the mpirun of the MPI library that mpi4py loads"
+        )
 
 
 def library() -> str:
@@ -82,14 +88,13 @@ _previous_hook = sys.excepthook
 def _end_job(kind, error, trace) -> None:
     """The excepthook of a job of several processes."""
     world = MPI.COMM_WORLD
-    together = getattr(error, "on_every_rank", False)
-    if not together or world.rank == 0:
-        if not together:
+    if getattr(error, "said_by_another", False):
+        time.sleep(PATIENCE)  # the rank that says it ends the job, unless it caught the error
+    else:
+        if not hasattr(error, "said_by_another"):
             print(f"rank {world.rank} of {world.size} failed:", file=sys.stderr)
         _previous_hook(kind, error, trace)
         sys.stderr.flush()
-    elif together:  # rank 0 ends the job; if its error was caught there, this rank does
-        time.sleep(PATIENCE)
     world.Abort(1)
 
 
@@ -99,14 +104,14 @@ if MPI.COMM_WORLD.size > 1:
 
 
 @contextlib.contextmanager
-def everywhere() -> Iterator[None]:
+def everywhere(communicator: MPI.Comm) -> Iterator[None]:
     """A `with` whose exceptions every rank raises alike, because they follow from arguments that
-    all ranks have in common.
+    all ranks have in common: uncaught, rank 0 prints them.
     """
     try:
         yield
     except Exception as error:
-        error.on_every_rank = True
+        error.said_by_another = communicator.rank != 0
         raise
 
 
@@ -119,7 +124,7 @@ def raise_together(communicator: MPI.Comm, error: Exception | None) -> None:
     if first == nobody:
         return
     shared = communicator.bcast(error, first)
-    with everywhere():
+    with everywhere(communicator):
         raise shared
 
 
@@ -135,7 +140,7 @@ def check_same(communicator: MPI.Comm, **arguments: Any) -> None:
     if extremes[0] == -extremes[1]:
         return
     given = communicator.allgather(told)
-    with everywhere():
+    with everywhere(communicator):
         for rank, theirs in enumerate(given):
             for name in sorted(set(given[0]) | set(theirs)):
                 if given[0].get(name) != theirs.get(name):
@@ -176,7 +181,7 @@ def process_grid(communicator: MPI.Comm, shape: tuple[int, int, int]) -> Process
     count = shape[0] * shape[1] * shape[2]
     if count != communicator.size:
         told = " x ".join(map(str, shape[:2] if shape[2] == 1 else shape))
-        with everywhere():
+        with everywhere(communicator):
             raise ValueError(
                 f"a grid of {told} takes {count} processes and the communicator has "
                 f"{communicator.size}: choose another grid, or start with mpirun -n {count}"

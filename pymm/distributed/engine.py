@@ -118,7 +118,7 @@ def _check(a, b, c, alpha, beta, panel, look_ahead, product, threads) -> None:
     described = {name: (x.layout, x.local.dtype.name) for name, x in given.items()}
     options = {"alpha": alpha, "beta": beta, "panel": panel, "look_ahead": look_ahead}
     check_same(a.communicator, **described, **options, product=product, threads=threads)
-    with everywhere():
+    with everywhere(a.communicator):
         for name, x in given.items():
             if MPI.Comm.Compare(x.communicator, a.communicator) > MPI.CONGRUENT:
                 raise ValueError(f"{name} is on another communicator than a")

@@ -44,7 +44,7 @@ class NumpyProduct:
 
     def __init__(self, c: np.ndarray, alpha: float, beta: float) -> None:
         self.c, self.alpha, self.beta = c, c.dtype.type(alpha), beta
-        self._piece = np.empty(PIECE[0] * PIECE[1], c.dtype)
+        self._piece = np.empty(min(PIECE[0], c.shape[0]) * min(PIECE[1], c.shape[1]), c.dtype)
 
     def add(self, a: np.ndarray, b: np.ndarray, between: Callable[[], None]) -> None:
         """Add the product of two panels."""
@@ -166,7 +166,7 @@ class LocalProducts:
     """
 
     def __init__(self, communicator: MPI.Comm, name: str, threads: int | None = None) -> None:
-        with everywhere():
+        with everywhere(communicator):
             if name not in NAMES:
                 raise ValueError(f"product {name!r} is none of {', '.join(NAMES)}")
             if threads is not None and threads < 1:

@@ -8,13 +8,7 @@ from typing import Any
 import numpy as np
 
 from pymm.distributed import npy
-from pymm.distributed.communicator import (
-    MPI,
-    check_same,
-    everywhere,
-    process_grid,
-    raise_together,
-)
+from pymm.distributed.communicator import MPI, check_same, everywhere, process_grid, raise_together
 from pymm.distributed.datatypes import Parts, checked_dtype, checked_kind, contiguous
 from pymm.distributed.layout import BlockCyclic
 
@@ -32,45 +26,41 @@ class DistMatrix:
 
     def __init__(self, layout: BlockCyclic, local: np.ndarray, communicator: Any = None) -> None:
         """A matrix of parts that exist already; `local` is used in place."""
-        self.communicator = MPI.COMM_WORLD if communicator is None else communicator
-        with everywhere():
-            if not isinstance(layout, BlockCyclic):
-                raise TypeError(f"layout is a BlockCyclic; got {layout!r}")
-        check_same(self.communicator, layout=layout, dtype=getattr(local, "dtype", None))
-        self.layout = layout
-        self.grid = process_grid(self.communicator, (*layout.grid, layout.layers))
-        self.coordinates = layout.coordinates(self.communicator.rank)
-        wrong = None
-        try:
-            checked_dtype(getattr(local, "dtype", type(local)))
-            shape = layout.local_shape(*self.coordinates)
-            if local.shape != shape or not local.flags.c_contiguous:
-                wrong = ValueError(
-                    f"rank {self.communicator.rank} holds {shape} elements in C order; "
-                    f"got {local.shape} with strides {local.strides}"
-                )
-        except TypeError as error:
-            wrong = error
+        self._describe(layout, getattr(local, "dtype", type(local)), communicator)
+        shape, wrong = layout.local_shape(*self.coordinates), None
+        if local.shape != shape or not local.flags.c_contiguous:
+            wrong = ValueError(
+                f"rank {self.communicator.rank} holds {shape} elements in C order; "
+                f"got {local.shape} with strides {local.strides}"
+            )
         raise_together(self.communicator, wrong)
         self.local = local
 
-    @classmethod
-    def _empty(cls, layout: BlockCyclic, dtype: Any, communicator: Any) -> DistMatrix:
-        communicator = MPI.COMM_WORLD if communicator is None else communicator
-        with everywhere():
+    def _describe(self, layout: BlockCyclic, dtype: Any, communicator: Any) -> np.dtype:
+        """Set everything but `local`, and return the dtype that it is to have."""
+        self.communicator = MPI.COMM_WORLD if communicator is None else communicator
+        check_same(self.communicator, layout=layout, dtype=dtype)
+        with everywhere(self.communicator):
             if not isinstance(layout, BlockCyclic):
                 raise TypeError(f"layout is a BlockCyclic; got {layout!r}")
             dtype = checked_dtype(dtype)
-            if layout.size != communicator.size:
-                process_grid(communicator, (*layout.grid, layout.layers))
-        shape = layout.local_shape(*layout.coordinates(communicator.rank))
-        lacking = local = None
+        self.layout = layout
+        self.grid = process_grid(self.communicator, (*layout.grid, layout.layers))
+        self.coordinates = layout.coordinates(self.communicator.rank)
+        return dtype
+
+    @classmethod
+    def _empty(cls, layout: BlockCyclic, dtype: Any, communicator: Any) -> DistMatrix:
+        made = cls.__new__(cls)
+        dtype = made._describe(layout, dtype, communicator)
+        lacking = None
         try:
-            local = np.empty(shape, dtype)
+            made.local = np.empty(layout.local_shape(*made.coordinates), dtype)
         except MemoryError as error:
-            lacking = MemoryError(f"rank {communicator.rank} has no room for its part: {error}")
-        raise_together(communicator, lacking)
-        return cls(layout, local, communicator)
+            rank = made.communicator.rank
+            lacking = MemoryError(f"rank {rank} has no room for its part: {error}")
+        raise_together(made.communicator, lacking)
+        return made
 
     @classmethod
     def zeros(
@@ -117,13 +107,15 @@ class DistMatrix:
         """
         communicator = MPI.COMM_WORLD if communicator is None else communicator
         check_same(communicator, layout=layout, root=root, datatypes=datatypes)
+        with everywhere(communicator):
+            check_root(communicator, root)
+            if datatypes is not None:
+                checked_kind(datatypes)
         dtype, wrong = None, None
         if communicator.rank == root:
             try:
                 array = np.ascontiguousarray(array)
                 dtype = checked_dtype(array.dtype)
-                if datatypes is not None:
-                    checked_kind(datatypes)
                 if array.shape != layout.shape:
                     raise ValueError(f"the layout is of {layout.shape}; got {array.shape}")
             except (TypeError, ValueError) as error:
@@ -160,6 +152,8 @@ class DistMatrix:
     def gather(self, root: int = 0) -> np.ndarray | None:
         """The whole matrix as a new NumPy array on rank `root`, None on the others."""
         check_same(self.communicator, root=root)
+        with everywhere(self.communicator):
+            check_root(self.communicator, root)
         everyone, lacking, whole = self.grid.everyone, None, None
         if everyone.rank == root:
             try:
@@ -169,6 +163,12 @@ class DistMatrix:
         raise_together(everyone, lacking)
         gather(everyone, self.layout, self.local, whole, root)
         return whole
+
+
+def check_root(communicator: MPI.Comm, root: int) -> None:
+    """`ValueError` unless `root` is a rank of the communicator."""
+    if not isinstance(root, int) or not 0 <= root < communicator.size:
+        raise ValueError(f"root is a rank from 0 to {communicator.size - 1}; got {root!r}")
 
 
 def scatter(

@@ -27,7 +27,7 @@ from pymm.distributed.datatypes import checked_dtype
 from pymm.distributed.engine import Traffic, check_scalars
 from pymm.distributed.layout import BlockCyclic
 from pymm.distributed.local_products import LocalProducts, scale
-from pymm.distributed.matrix import gather, scatter
+from pymm.distributed.matrix import check_root, gather, scatter
 
 #: Elements of one broadcast at most: counts of MPI have 32 bits before version 4.
 _COUNT = 1 << 30
@@ -63,35 +63,26 @@ def matmul_from_root(
     communicator = MPI.COMM_WORLD if communicator is None else communicator
     options = {"grid": grid, "block": block, "alpha": alpha, "beta": beta, "root": root}
     check_same(communicator, **options, send=send, product=product, threads=threads)
-    with everywhere():
+    with everywhere(communicator):
         check_scalars(alpha, beta)
         if send not in ("copies", "once"):
             raise ValueError(f"send is 'copies' or 'once'; got {send!r}")
-        if not 0 <= root < communicator.size:
-            raise ValueError(f"root is a rank below {communicator.size}; got {root}")
-    wrong = described = None
-    if communicator.rank == root:
-        try:
-            a, b, c, described = _check_operands(a, b, c, beta)
-        except (TypeError, ValueError) as error:
-            wrong = error
-    raise_together(communicator, wrong)
-    (m, k, n), dtype = communicator.bcast(described, root)
-    with everywhere():
+        check_root(communicator, root)
+    operands, (m, k, n), dtype = _shared_operands(communicator, a, b, c, beta, root)
+    with everywhere(communicator):
         layout = BlockCyclic((m, n), block, grid)
     places = process_grid(communicator, (*layout.grid, 1))
     products = LocalProducts(communicator, product, threads)
     traffic = Traffic() if traffic is None else traffic
     local = np.empty(layout.local_shape(places.p, places.q), dtype)
     if beta:
-        scatter(places.everyone, layout, c, local, root)
+        scatter(places.everyone, layout, operands[2], local, root)
     if k and alpha:
         rows = BlockCyclic((m, k), (layout.block[0], k), (layout.grid[0], 1))
         columns = BlockCyclic((k, n), (k, layout.block[1]), (1, layout.grid[1]))
-        left = np.empty((local.shape[0], k), dtype)
-        right = np.empty((k, local.shape[1]), dtype)
-        traffic.a += _hand_out(places, rows, a, left, 0, root, send, traffic)
-        traffic.b += _hand_out(places, columns, b, right, 1, root, send, traffic)
+        left, right = np.empty((local.shape[0], k), dtype), np.empty((k, local.shape[1]), dtype)
+        traffic.a += _hand_out(places, rows, operands[0], left, 0, root, send, traffic)
+        traffic.b += _hand_out(places, columns, operands[1], right, 1, root, send, traffic)
         with products.limits():
             running = products.start(local, alpha, beta or 0)
             running.add(left, right, lambda: None)
@@ -103,6 +94,20 @@ def matmul_from_root(
     if whole is not None:
         traffic.c += whole.size - local.size
     return whole
+
+
+def _shared_operands(communicator, a, b, c, beta, root) -> tuple:
+    """The root's operands in C order, None on the other ranks; on all of them (m, k, n) and the
+    dtype.
+    """
+    operands, wrong, described = (None, None, None), None, None
+    if communicator.rank == root:
+        try:
+            *operands, described = _check_operands(a, b, c, beta)
+        except (TypeError, ValueError) as error:
+            wrong = error
+    raise_together(communicator, wrong)
+    return operands, *communicator.bcast(described, root)
 
 
 def _check_operands(a, b, c, beta) -> tuple:

@@ -20,9 +20,9 @@ from pymm.distributed.communicator import MPI, library
 if TYPE_CHECKING:
     from pymm.distributed.matrix import DistMatrix
 
-#: File names of the library for Open MPI, Debian's first; their MPI is that of mpi4py's processes,
-#: whose library has the same name and is loaded already.
-LIBRARIES = ("libscalapack-openmpi.so.2.2", "libscalapack-openmpi.so.2.1", "libscalapack.so.2.2")
+#: Names of the library as built for Open MPI, Debian's first. It finds the MPI of this process, whose
+#: library has the same file name and is loaded already.
+LIBRARIES = ("scalapack-openmpi", "scalapack")
 
 INSTALL = "apt install libscalapack-openmpi2.2 libopenblas0-pthread (Debian, Ubuntu)"
 
@@ -44,13 +44,13 @@ def load() -> ctypes.CDLL:
             f"ScaLAPACK is looked for as built for Open MPI, and this process runs {version}: "
             "start it with Open MPI's mpirun"
         )
-    reasons = []
-    for name in LIBRARIES:
+    reason = "the system knows no library of that name"
+    for found in filter(None, map(ctypes.util.find_library, LIBRARIES)):
         try:
-            return ctypes.CDLL(name)
+            return ctypes.CDLL(found)
         except OSError as error:
-            reasons.append(str(error))
-    raise NoScalapack(f"no ScaLAPACK ({reasons[0]}): {INSTALL}")
+            reason = str(error)
+    raise NoScalapack(f"no ScaLAPACK ({reason}): {INSTALL}")
 
 
 def blas(foreign: bool = True) -> str:

@@ -41,6 +41,7 @@ def rows_in(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.scalapack
 @pytest.mark.mpi
 @pytest.mark.parametrize("grid", ["1x1", "2x2", "3x2"])
 def test_scalapack_agrees(grid):
@@ -51,6 +52,7 @@ def test_scalapack_agrees(grid):
     assert done.stdout.split() == ["36"]
 
 
+@pytest.mark.scalapack
 @pytest.mark.mpi
 def test_bench(tmp_path):
     """Every engine is measured and right, on 1 and 2 processes; the byte counter is the plan's;
@@ -81,6 +83,7 @@ def test_bench(tmp_path):
     assert again.returncode == 0 and rows_in(path) == rows
 
 
+@pytest.mark.scalapack
 @pytest.mark.mpi
 def test_an_error_that_is_not_zero_is_not_shown_as_zero(tmp_path):
     path = tmp_path / "bench.csv"
