@@ -140,7 +140,13 @@ def test_guarded_modules_stay_in_their_places():
 
 
 #: Where the kind of a device is data: saved, shown, or matched with a declaration.
-KINDS_SHOWN = ("core.device", "measure.libraries", "report.load", "selection.records", "tune.tuner")
+KINDS_SHOWN = (
+    "core.device",
+    "measure.libraries",
+    "measure.worker",
+    "report.load",
+    "selection.records",
+)
 
 
 def test_only_backends_ask_for_the_kind_of_a_device():
