@@ -20,7 +20,7 @@ from pymm.distributed.communicator import MPI, library
 if TYPE_CHECKING:
     from pymm.distributed.matrix import DistMatrix
 
-#: Names of the library as built for Open MPI, Debian's first. It finds the MPI of this process, whose
+#: The library as built for Open MPI, Debian's name first. It finds the MPI of this process, whose
 #: library has the same file name and is loaded already.
 LIBRARIES = ("scalapack-openmpi", "scalapack")
 
