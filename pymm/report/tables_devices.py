@@ -22,7 +22,7 @@ def blocked(found: Sequence[Row]) -> list[Table]:
         _scaling([*by_part.get("single", ()), *by_part.get("scaling", ())]),
         _larger(by_part.get("outofcore", ())),
         _links(by_part.get("links", ())),
-        _failed(by_part.get("", ())),
+        _failed("several-gpus-failed", by_part.get("", ())),
     ]
 
 
@@ -94,7 +94,7 @@ def _links(found: Sequence[Row]) -> Table:
     return Table("links", "Copies", rows, "Rates of the links, measured alone.")
 
 
-def _failed(found: Sequence[Row]) -> Table:
+def _failed(name: str, found: Sequence[Row]) -> Table:
     rows = [
         {
             "what": Cell(" ".join(filter(None, map(row.text, ("part", "name", "engine"))))),
@@ -103,7 +103,7 @@ def _failed(found: Sequence[Row]) -> Table:
         }
         for row in found
     ]
-    return Table("devices-failed", "Not measured, or wrong", rows)
+    return Table(name, "Not measured, or wrong", rows)
 
 
 def searches_by_devices(found: Sequence[Row]) -> Table:
@@ -151,7 +151,7 @@ def distributed(found: Sequence[Row]) -> list[Table]:
         "The error is relative to float64, in the infinity norm."
     )
     table = Table("mpi", "Products of several processes", rows, note)
-    return [table, _failed([row for row in latest if row.text("outcome") != "ok"])]
+    return [table, _failed("mpi-failed", [row for row in latest if row.text("outcome") != "ok"])]
 
 
 def _positive(row: Row, column: str) -> float:

@@ -90,7 +90,7 @@ def test_every_figure_of_several_gpus_has_a_line(folder):
         ],
         "larger": [["f32", "4000", "8GB, again", "500 ms", "0.256", "75.0%", "", "", "1.50"]],
         "links": [["GPU to GPU, ring", "2", "", "385", "GB/s"]],
-        "devices-failed": [["scaling NCCL", "failed", "no PyTorch"]],
+        "several-gpus-failed": [["scaling NCCL", "failed", "no PyTorch"]],
         "tuning-gpus": [
             ["f32", "4096", "1", "16", "100", "4", "1.00", "75%"],
             ["f32", "4096", "2", "16", "100", "7.5", "1.88", "75%"],
@@ -102,7 +102,7 @@ def test_every_figure_of_several_processes_has_a_line(folder):
     line = ["f64", "3000", "4", "pymm numpy", "2x2", "500 ms", "108", "3.25", "1.25", "1.50"]
     assert rows_of(folder, "distributed") == {
         "mpi": [[*line, "1.0e-15"]],
-        "devices-failed": [["scalapack", "failed", "no library"]],
+        "mpi-failed": [["scalapack", "failed", "no library"]],
     }
 
 
