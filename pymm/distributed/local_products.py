@@ -9,7 +9,6 @@ so that messages on their way get on: MPI libraries move most of them during cal
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -20,7 +19,7 @@ from pymm.api import Plan, plan
 from pymm.backends import open_device
 from pymm.backends.base import Backend
 from pymm.core.errors import NoDevice
-from pymm.distributed.communicator import MPI, everywhere, raise_together
+from pymm.distributed.communicator import MPI, everywhere, host, raise_together
 from pymm.runtime.arrays import adopt
 
 NAMES = ("auto", "numpy", "cpu", "gpu")
@@ -171,14 +170,11 @@ class LocalProducts:
                 raise ValueError(f"product {name!r} is none of {', '.join(NAMES)}")
             if threads is not None and threads < 1:
                 raise ValueError(f"threads is 1 or more; got {threads}")
-        host = communicator.Split_type(MPI.COMM_TYPE_SHARED)
+        place = host(communicator)
+        self.threads = threads or place.cores
         self.backend = lacking = None
-        try:
-            if name in ("auto", "gpu"):
-                self.backend, lacking = _gpu(host.rank)
-            self.threads = threads or _share(host)
-        finally:
-            host.Free()
+        if name in ("auto", "gpu"):
+            self.backend, lacking = _gpu(place.rank)
         if name == "auto":
             without = communicator.allreduce(int(lacking is not None), MPI.SUM)
             name = "numpy" if without else "gpu"
@@ -227,13 +223,3 @@ def _gpu(place: int) -> tuple[Backend | None, NoDevice | None]:
         if not found:
             return None, error
     return found[place % len(found)], None
-
-
-def _share(host: MPI.Comm) -> int:
-    """The cores of this process: those that any process of the host may use, in equal parts."""
-    if hasattr(os, "sched_getaffinity"):
-        own = os.sched_getaffinity(0)
-    else:
-        own = set(range(os.cpu_count() or 1))
-    cores = set().union(*host.allgather(own))
-    return max(1, min(len(own), len(cores) // host.size))
