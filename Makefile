@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV := .venv/bin/python
 ARGS ?=
 
-.PHONY: help setup tune report test test-gpu lint docs clean
+.PHONY: help setup tune report mpi-demo test test-gpu lint docs clean
 
 help:
 	@echo "make tune      find the device, tune a standard set of shapes, show the table"
 	@echo "make report    pages of all that was measured, under reports/"
+	@echo "make mpi-demo  products that four processes share, over MPI, on this machine"
 	@echo "make test      every test; the CUDA kernels run in the simulator"
 	@echo "make test-gpu  the tests on this machine's GPU"
 	@echo "make lint      ruff and the rules of the code base"
@@ -22,6 +23,14 @@ tune: setup
 
 report: setup
 	@$(VENV) -m pymm.report $(ARGS)
+
+mpi-demo: export OMPI_ALLOW_RUN_AS_ROOT = 1
+mpi-demo: export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
+mpi-demo: export OMPI_MCA_mpi_yield_when_idle = 1
+mpi-demo:
+	@$(PYTHON) tools/set_up.py mpi
+	@.venv/bin/mpirun --oversubscribe -n 4 $(VENV) -m pymm.distributed bench \
+		--sizes 500,1000,2000,3000x3000x128 $(ARGS)
 
 test: setup
 	$(VENV) -m pytest -n 2 --dist loadgroup $(ARGS)

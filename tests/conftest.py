@@ -19,6 +19,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from ctypes.util import find_library
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,12 @@ def _library(name: str) -> str:
     return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
 
 
+def _mpi_found(mark: str) -> bool:
+    """Whether mpi4py is here and the mpirun of the package index's Open MPI ("mpi") or MPICH."""
+    launcher = {"mpi": "bin/mpirun", "mpich": "mpich/bin/mpirun"}[mark]
+    return find_spec("mpi4py") is not None and Path(sys.prefix, launcher).is_file()
+
+
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), ""
 )
@@ -42,6 +50,8 @@ SANITIZERS = all(
     os.path.isabs(_found) and os.path.exists(_found)
     for _found in (_library(name) for name in ("libasan.so", "libubsan.so", "libtsan.so"))
 )
+SCALAPACK = bool(find_library("scalapack-openmpi"))  # of Debian and Ubuntu
+MPIS = {name: _mpi_found(name) for name in ("mpi", "mpich")}
 ON_GPU = os.environ.get("PYMM_TEST_GPU") == "1"
 
 # A checkout can be tested without being installed, as on a machine that only lends its GPU.
@@ -69,6 +79,7 @@ LONG_FIRST = (
     "test_package",
     "test_sanitizers",
     "test_torture",
+    "test_mpi",
     "test_tune_faults",
     "test_simulator_build",
     "test_api_real",
@@ -102,13 +113,17 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what this machine is not asked to run or cannot; pytest reports how many. What
     takes longest comes first.
-    Continuous integration has to have a browser and the sanitizers.
+    Continuous integration has to have a browser, the sanitizers, both MPI libraries and
+    ScaLAPACK.
     """
     unwanted = ["simulator" if ON_GPU else "gpu"]
     if not BROWSER and not os.environ.get("CI"):
         unwanted.append("browser")
     if not SANITIZERS and not os.environ.get("CI"):
         unwanted.append("sanitizers")
+    if not os.environ.get("CI"):
+        unwanted += [mark for mark, found in MPIS.items() if not found]
+        unwanted += [] if SCALAPACK else ["scalapack"]
     left_out = [item for item in items if any(map(item.get_closest_marker, unwanted))]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -118,11 +133,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_report_header() -> list[str]:
-    """Where the CUDA kernels run, and what looks at the pages of reports and at our own C++."""
+    """Where the CUDA kernels run, what looks at the pages of reports and at our own C++, and
+    which MPI libraries there are.
+    """
     kernels = "on the GPU" if ON_GPU else "in the simulator"
     looked = f"in {BROWSER}" if BROWSER else "NOT LOOKED AT, no Chromium: apt install chromium"
     checked = "by g++'s sanitizers" if SANITIZERS else "NOT CHECKED, no libasan, libubsan, libtsan"
-    return [f"CUDA kernels: {kernels}", f"pages of reports: {looked}", f"our own C++: {checked}"]
+    missing = [{"mpi": "Open MPI", "mpich": "MPICH"}[mark] for mark in MPIS if not MPIS[mark]]
+    under = f"NOT UNDER {' AND '.join(missing)}: make setup" if missing else "Open MPI and MPICH"
+    under += (
+        "" if SCALAPACK else ", NOT COMPARED WITH SCALAPACK: apt install libscalapack-openmpi2.2"
+    )
+    return [
+        f"CUDA kernels: {kernels}",
+        f"pages of reports: {looked}",
+        f"our own C++: {checked}",
+        f"several processes: {under}",
+    ]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

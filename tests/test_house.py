@@ -43,6 +43,7 @@ LAYERS = {
     "blocked": "core kernels backends selection runtime",
     "api": "core kernels backends selection runtime blocked",
     "measure": "core console kernels backends",
+    "distributed": "core console kernels backends selection runtime api measure",
     "tune": "core console kernels backends selection measure",
     "bench": "core console kernels backends selection measure tune",
     "report": "core console kernels backends selection measure tune bench",
@@ -56,11 +57,18 @@ BASELINES = {"cupy", "torch", "triton"}
 #: What may be imported only in some places: elsewhere everything runs and is tested without it.
 PLACES = {
     "pycuda": ("backends.cuda", "simulator"),
-    "ctypes": ("backends", "simulator", "doctor", "measure.cublas"),
+    "ctypes": ("backends", "simulator", "doctor", "measure.cublas", "distributed.scalapack"),
     "subprocess": ("backends", "simulator", "doctor"),
     "optuna": ("tune",),
+    "mpi4py": ("distributed",),
     "yaml": ("selection.store",),
-    "os.environ": ("core.paths", "backends", "simulator", "measure.precompile"),
+    "os.environ": (
+        "core.paths",
+        "backends",
+        "simulator",
+        "measure.precompile",
+        "distributed.communicator",
+    ),
 }
 
 #: Headers and kernels that hold inline PTX.
@@ -172,7 +180,7 @@ def loaded_by(module: str, names: tuple[str, ...]) -> str:
 
 
 def test_importing_is_light():
-    heavy = ("optuna", "pycuda", "rich", "sqlalchemy", "yaml")
+    heavy = ("mpi4py", "optuna", "pycuda", "rich", "sqlalchemy", "yaml")
     assert loaded_by("pymm", heavy).strip() == "[]"
     for command in ("pymm.bench.kernels", "pymm.report.cli"):
         assert loaded_by(command, ("optuna", "sqlalchemy", "pycuda")).strip() == "[]", command
@@ -188,7 +196,7 @@ def test_every_foreign_package_is_declared():
     """An import that no requirement brings works only where somebody installed it by hand."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    required = [*project["dependencies"], *extras["cuda"], *extras["report"]]
+    required = [*project["dependencies"], *extras["cuda"], *extras["mpi"], *extras["report"]]
     declared = {re.match(r"[\w-]+", line)[0] for line in required}
     given = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py", "cuda": "cuda-pathfinder"}
     own = {"pymm", "", *sys.stdlib_module_names}

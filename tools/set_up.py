@@ -25,6 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PYCUDA = "2026.1"  # the version that the simulator is tested with
+MPICH = "mpich>=5"  # for tests: a second MPI library, in a folder of its own for its own mpirun
 
 # Free space that an empty .venv takes in the end, with what pip unpacks meanwhile, and a wheel.
 VENV_BYTES, WHEEL_BYTES = 3 << 29, 16 << 20
@@ -324,6 +325,7 @@ def make_environment(venv, key):
         )
         wheels = [need for need in requirements("cuda") if not need.startswith("pycuda")]
         run(*install, "numpy>=1.26", "wheel", *wheels, *requirements("test"))
+        run(*install, "--ignore-installed", "--prefix", venv / "mpich", MPICH)
         write_stamp(venv, key, "packages")
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
     toolkit = Path(run(python, "-c", where).strip(), "nvidia", "cu13")

@@ -136,6 +136,23 @@ BLOCKED = Schema(
     ),
 )
 
+#: `python -m pymm.distributed bench`: one row for each engine on one product. seconds, mean and
+#: fastest are of the slowest process; gflops is 2 m n k / mean, sequential the mean of one process
+#: alone, speedup sequential / mean, ratio the mean of ScaLAPACK in the same run / mean; received,
+#: planned and bound are bytes of the process that received most, of the plan, and of the lower
+#: bound; predicted is the plan's seconds; handed_out elements of A and B sent by the root, as a
+#: part of all of them.
+DISTRIBUTED = Schema(
+    1,
+    (
+        *("schema", "time", "device", "pymm", "commit", "mpi", "blas", "suite"),
+        *("engine", "product", "threads", "dtype", "m", "n", "k"),
+        *("processes", "grid", "block", "panel", "outcome", "repeats"),
+        *("seconds", "mean", "fastest", "gflops", "sequential", "speedup", "ratio", "error_inf"),
+        *("received", "planned", "bound", "predicted", "handed_out", "detail"),
+    ),
+)
+
 
 def one_line(text: str) -> str:
     """A `detail`: one line, shortened if need be."""

@@ -11,6 +11,7 @@ from pymm.core.dtypes import DTYPES
 from pymm.core.problem import FILLS, Problem
 from pymm.core.shapes import parse_shapes
 from pymm.tune.devices import parse_devices
+from pymm.tune.storage import parse_storage
 from pymm.tune.study import SAMPLERS
 
 EXAMPLES = """\
@@ -53,6 +54,7 @@ DEFAULT_BUDGET = 240.0
 class Options:
     """What to tune, how long, where. `shapes` None: the standard set of the device. `transposes`
     None: NN, of a symmetric C both layouts that it can have. `beta` 1: C += op(A) op(B).
+    `storage` is a folder of journals, `shared` a storage that other tuners use at the same time.
     """
 
     shapes: tuple[tuple[int, int, int], ...] | None = None
@@ -68,6 +70,7 @@ class Options:
     seed: int = 0
     devices: tuple[str | int | None, ...] = (None,)
     storage: Path | None = None
+    shared: str = ""
     output: Path | None = None
     csv: Path | None = None
     resume: str = "auto"
@@ -98,12 +101,15 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     parser = _parser()
     given = parser.parse_args(argv)
     try:
+        storage, shared = parse_storage(given.storage)
         fields = {
             "shapes": tuple(parse_shapes(given.shapes)) if given.shapes else None,
             "dtypes": _choose(given.dtypes, tuple(DTYPES), "dtype"),
             "transposes": _layouts(given.transposes, given.op),
             "kernels": tuple(given.kernels.split(",")) if given.kernels else (),
             "devices": parse_devices(given.devices),
+            "storage": storage,
+            "shared": shared,
         }
     except (ValueError, OSError) as failure:
         parser.error(str(failure))
@@ -122,7 +128,6 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         "budget",
         "sampler",
         "seed",
-        "storage",
         "output",
         "csv",
         "resume",
@@ -242,9 +247,10 @@ WHERE = {
         "CPU)",
     },
     "--storage": {
-        "type": Path,
-        "metavar": "DIR",
-        "help": "folder of the studies' journals (default: the user's state)",
+        "metavar": "DIR|URL",
+        "help": "folder of the studies' journals (default: the user's state); or one storage that "
+        "several tuners share: a file name.journal on this host, sqlite:///name.db, "
+        "postgresql://user@host/name, grpc://host:port",
     },
     "--output": {
         "type": Path,
@@ -254,7 +260,8 @@ WHERE = {
     "--csv": {
         "type": Path,
         "metavar": "FILE",
-        "help": "file that every trial is appended to (default: in --storage)",
+        "help": "file that every trial is appended to (default: in the folder --storage, else in "
+        "the user's state)",
     },
     "--resume": {
         "default": "auto",

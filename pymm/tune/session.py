@@ -188,6 +188,7 @@ class Session:
                 to_come = self._expected + max(reserve, FEWEST_FINALISTS * self._expected)
                 if time.monotonic() + to_come >= (ends if enough else latest):
                     break
+                self.search.attend()
                 asked = self._ask(most)
                 if not self._ahead and not self._measuring:
                     break
@@ -223,13 +224,10 @@ class Session:
             return False
         if len(self._ahead) >= len(self.setup.crew) + self.setup.ahead or self.setup.stop():
             return False
-        begun = len(self.search) + len(self._ahead) + len(self._measuring)
-        if most is not None and begun >= most:
-            return False
         late = self._ends - time.monotonic() < TO_COMPILE
         if self.setup.quick and not self.search.queued and late:
             return False  # it would not be compiled in time
-        if (asked := self.search.ask()) is None:
+        if (asked := self.search.ask(most)) is None:
             return False
         self._ahead.append(Asked(*asked, self._compile(asked[1])))
         return True

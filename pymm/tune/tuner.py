@@ -7,14 +7,15 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Any
 
 from rich.console import Console
+from threadpoolctl import threadpool_limits
 
 from pymm.console import Stop
 from pymm.core.device import Device
@@ -44,7 +45,14 @@ from pymm.tune.initial import FIRST, InitialConfigs, Prefetcher, Task
 from pymm.tune.options import Options, parse
 from pymm.tune.progress import Line, Progress, show_lines
 from pymm.tune.session import FEWEST_TRIALS, Broken, Session, Setup, Streak
-from pymm.tune.study import Search, open_storage, open_study
+from pymm.tune.storage import (
+    StorageLost,
+    open_shared,
+    open_storage,
+    open_study,
+    shared_name,
+)
+from pymm.tune.study import Company, Search
 from pymm.tune.trial_log import ForeignFile, TrialLog
 
 
@@ -98,18 +106,15 @@ TUNED, NOT_ALL, BAD_OPTIONS, NO_DEVICE, INTERRUPTED = 0, 1, 2, 3, 130
 #: duration in seconds.
 FINAL_PART, FINAL_MOST, LEAST_FINAL = 0.3, 15.0, 1.0
 
-#: How many shares of the time a problem may take until enough of its first sources are compiled.
+#: Shares of the time that a problem may take until enough of its first sources are compiled.
 PATIENCE = 4
 
 #: Seconds to compile one source (1564 sources in 293 s by 15 processes on an H200's host), and how
 #: many configurations a search begins with, at least and at most, where the time is limited.
 SECONDS_PER_SOURCE, FEWEST_FIRST, MOST_FIRST = 2.8, 16, 39
+FIRST_IF_STALE = 4  # fewest, of a stale record that is tuned again
 
-#: The same for a stale record that is tuned again.
-FIRST_IF_STALE = 4
-
-#: Seconds for which the lock on a device is free between two problems, so that another tuner can
-#: take it.
+#: Seconds between two problems for which a device's lock is free for another tuner.
 YIELD = 0.15
 
 
@@ -139,6 +144,7 @@ class Tuner:
     find_gpus: Callable[[], list[str | int | None]] = gpu_names
     lines: list[Line] = field(default_factory=list, init=False)
     records: list[Record] = field(default_factory=list, init=False)
+    shared: Any = field(default=None, init=False)
     failed: int = field(default=0, init=False)
     streak: Streak = field(default_factory=Streak, init=False)
     short: list[str] = field(default_factory=list, init=False)
@@ -152,7 +158,11 @@ class Tuner:
         try:
             with ExitStack() as held:
                 held.enter_context(self.stop.listening())
+                # The surrogate's matrices are small: more threads only wait for the compilers.
+                held.enter_context(threadpool_limits(1, user_api="blas"))
                 try:
+                    if self.options.shared:
+                        self.shared = held.enter_context(open_shared(self.options.shared))
                     self.crew = self._hire(held)
                     self.device: Device = self.crew.device
                     self.output = self.options.output or config_directory()
@@ -169,7 +179,7 @@ class Tuner:
             return self._end(NO_DEVICE, str(failure))
         except (ForeignFile, StoreError, OSError) as failure:
             return self._end(BAD_OPTIONS, str(failure))
-        except Broken as failure:
+        except (Broken, StorageLost) as failure:
             self.failed += 1
             self.say(str(failure))
         except KeyboardInterrupt:
@@ -312,13 +322,12 @@ class Tuner:
             ) from None
 
     def _device_alone(self) -> AbstractContextManager[None]:
-        """Every device that is tuned, locked against other runs. Entering raises `Busy` if the time
-        is over before they are free, or the run is to stop.
-        """
+        """Every device that is tuned, locked. Entering raises `Busy` if the run must end first."""
         devices = [self.crew[place].device for place in self.crew.places]
-        return devices_alone(
-            devices, lambda: self.stop() or time.monotonic() >= self._over, self._once
-        )
+        return devices_alone(devices, self._must_end, self._once)
+
+    def _must_end(self) -> bool:
+        return self.stop() or time.monotonic() >= self._over
 
     @property
     def _over(self) -> float:
@@ -377,10 +386,9 @@ class Tuner:
             self.failed += 1
             return self.say(f"{problem.slug} {kernel.name}: no configuration is valid here")
         setup.progress.begin(problem, kernel.name, len(initial.valid), ends, of)
-        with open_storage(self.folder / f"{problem.slug}.journal", self.say) as storage:
-            name = kernel.name + "-beta1" * options.beta  # other times, so another study
-            study = open_study(storage, name, self._facts(kernel), options.resume)
-            search = Search(study, initial.valid, options.sampler, options.seed)
+        with self._study(problem, kernel) as study:
+            company = Company(study) if self.shared else None
+            search = Search(study, initial.valid, options.sampler, options.seed, company)
             search.enqueue(initial.first(self._known(), self.count))
             session = Session(problem, kernel, search, setup)
             reserve = max(0.0, min(FINAL_MOST, FINAL_PART * (ends - time.monotonic())))
@@ -393,6 +401,18 @@ class Tuner:
             if self._conclude(session, until) and not self.stop():
                 search.finish()
         return None
+
+    @contextmanager
+    def _study(self, problem: Problem, kernel: Kernel) -> Iterator[Any]:
+        """The study of a task, in the shared storage or a journal of its own. Raises `Busy`."""
+        facts, resume = self._facts(kernel), self.options.resume
+        name = kernel.name + "-beta1" * self.options.beta  # other times, so another study
+        if self.shared is not None:
+            name = shared_name(self.device.slug, problem.slug, name, facts)
+            yield open_study(self.shared, name, facts, resume)
+            return
+        with open_storage(self.folder / f"{problem.slug}.journal", self.say) as storage:
+            yield open_study(storage, name, facts, resume)
 
     def _conclude(self, session: Session, ends: float) -> bool:
         """Compare the best of a search until `ends`, save the winner and report what the search

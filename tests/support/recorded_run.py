@@ -38,7 +38,7 @@ def smooth(config, problem):
 
 def numbered(name):
     """One of several GPUs of a model, by its name in `--devices`."""
-    return replace(GPU, index=name, bus=f"0000:{name:02x}:00.0")
+    return replace(GPU, index=name or 0, bus=f"0000:{name or 0:02x}:00.0")
 
 
 class Run:

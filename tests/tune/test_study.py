@@ -14,7 +14,8 @@ from pymm.core.problem import Problem
 from pymm.kernels import find_kernel
 from pymm.measure.workbench import OUTCOMES, Trial
 from pymm.tune import strategies
-from pymm.tune.study import LASTING, SAMPLERS, Search, open_storage, open_study
+from pymm.tune.storage import open_storage, open_study
+from pymm.tune.study import LASTING, SAMPLERS, Search
 from pymm.tune.trial_log import repair
 
 PROBLEM = Problem(256, 256, 256)

@@ -100,9 +100,9 @@ class Clock:
         monkeypatch.setattr(session, "wait", self.wait)
         ask = Search.ask
 
-        def asked(search):
+        def asked(search, most):
             self.advance(0.25)
-            return ask(search)
+            return ask(search, most)
 
         monkeypatch.setattr(Search, "ask", asked)
 

@@ -1,0 +1,245 @@
+"""`python -m pymm.distributed`: bench, calibrate and explain."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import io
+import math
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from pymm.core.files import commit
+from pymm.core.shapes import parse_shapes
+from pymm.distributed import calibrate
+from pymm.distributed.plan import Grid, Rates, choose_grid
+
+EXAMPLES = """\
+examples:
+  mpirun -n 4 python -m pymm.distributed bench --sizes 1000,2000 --csv distributed.csv
+      C <- C + A B by pymm, by ScaLAPACK and from matrices of one process, in turn
+  mpirun -n 4 python -m pymm.distributed bench --suite o4 --csv o4.csv --time-limit 500
+      squares 250 to 10000 and m = n from 1000 with k = 32, 64, 128, 156; started again it continues
+  mpirun -n 6 python -m pymm.distributed bench --sizes 4000 --processes 1,2,4,6
+  mpirun -n 4 python -m pymm.distributed calibrate
+      measure what the processes here can do, for plans
+  python -m pymm.distributed explain 10000 10000 128 -p 16
+      grid, words that a process receives, lower bound and predicted time, without MPI
+
+exit status: 0 everything measured is right, 1 something is wrong, or was left out for want of time,
+2 bad options
+"""
+
+#: Sizes of a suite.
+SUITES = {"o4": "o4-square,o4-rank-k"}
+
+DTYPES = {"f32": 4, "f64": 8}
+
+ENGINES = "pymm,scalapack,once,document"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command. Returns the exit status that `--help` describes. What all processes would say
+    alike is said by one.
+    """
+    reader, said = parser(), io.StringIO()
+    try:
+        with redirect_stdout(said), redirect_stderr(said):
+            options = reader.parse_args(arguments)
+    except SystemExit as end:
+        with contextlib.suppress(ImportError):  # without MPI there is one process
+            importlib.import_module("pymm.distributed.communicator")
+        return _leave(said.getvalue().rstrip(), int(end.code or 0))
+    try:
+        return options.run(options)
+    except (ValueError, MemoryError, OSError, ImportError, RuntimeError) as error:
+        if _world() is None or _world().size == 1 or getattr(error, "on_every_rank", False):
+            return _leave(f"{reader.prog}: {error}", 2)
+        raise  # of one process: the job ends
+
+
+def _world() -> Any:
+    """All processes, None where MPI was not started."""
+    module = sys.modules.get("pymm.distributed.communicator")
+    return module.MPI.COMM_WORLD if hasattr(module, "MPI") else None
+
+
+def _leave(message: str, status: int) -> int:
+    """Print a message on rank 0 before any process ends. Returns the exit status."""
+    world = _world()
+    if world is None or world.rank == 0:
+        print(message, file=sys.stderr if status else sys.stdout, flush=True)
+    if world is not None:
+        world.Barrier()
+    return status
+
+
+def parser() -> argparse.ArgumentParser:
+    """What reads the command line."""
+    read = argparse.ArgumentParser(
+        prog="python -m pymm.distributed",
+        description="Products that several processes share, over MPI.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = read.add_subparsers(metavar="COMMAND", required=True)
+    for add, run in ((_bench, _run_bench), (_calibrate, _run_calibrate), (_explain, _run_explain)):
+        command = add(commands)
+        command.formatter_class = argparse.RawDescriptionHelpFormatter
+        command.epilog = EXAMPLES
+        command.set_defaults(run=run)
+    return read
+
+
+def _bench(commands) -> argparse.ArgumentParser:
+    command = commands.add_parser("bench", help="measure pymm, ScaLAPACK and one process alone")
+    add = command.add_argument
+    add(
+        "--sizes",
+        action="append",
+        metavar="SHAPES",
+        help="as for pymm.tune: 1000, 4000x4000x128, 250:2001:250, a CSV file, a named set",
+    )
+    add("--suite", choices=list(SUITES), help="the sizes of an experiment that pymm comes from")
+    add("--engines", default=ENGINES, help="a list (default: %(default)s)")
+    add("--processes", metavar="LIST", help="how many take part, 1,2,4 (default: all)")
+    add("--grid", type=_grid, help="2x2 or 2x2x2 (default: the least predicted time of PxQ)")
+    add("--panel", type=_positive, help="elements of k at a time (default: by the plan)")
+    add("--sequential-to", type=int, default=5000, metavar="N", help=_SEQUENTIAL)
+    add("--repeats", type=_positive, default=3, help="runs of each (default: %(default)s)")
+    add("--time-limit", type=float, default=math.inf, metavar="SECONDS", help=_LIMIT)
+    add("--csv", type=Path, metavar="FILE", help="file to append to (default: only the table)")
+    add("--commit", metavar="ID", help="what rows say of pymm's commit (default: the checkout's)")
+    _add_product(add)
+    return command
+
+
+_SEQUENTIAL = "largest extent that one process alone computes too (default: %(default)s)"
+_LIMIT = "begin no product after so many seconds"
+
+
+def _add_product(add) -> None:
+    add("--dtype", choices=list(DTYPES), default="f64", help="(default: %(default)s)")
+    add("--block", type=_positive, default=64, help="edge of the blocks (default: %(default)s)")
+    add(
+        "--product",
+        default="auto",
+        choices=("auto", "numpy", "cpu", "gpu"),
+        help="what multiplies in each process (default: the GPUs if all have one, else NumPy)",
+    )
+
+
+def _calibrate(commands) -> argparse.ArgumentParser:
+    command = commands.add_parser("calibrate", help="measure rates and keep them for explain")
+    _add_product(command.add_argument)
+    return command
+
+
+def _explain(commands) -> argparse.ArgumentParser:
+    command = commands.add_parser("explain", help="say how a product would be shared, and why")
+    add = command.add_argument
+    for name in "mnk":
+        add(name, type=int)
+    add("-p", "--processes", type=_positive, required=True, help="how many there are")
+    add("--layers", type=_positive, help="parts of k (default: by predicted time)")
+    add("--memory", type=_size, default=math.inf, metavar="8GB", help="of a process, at most")
+    _add_product(add)
+    return command
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no integer from 1 on")
+    return int(text)
+
+
+def _grid(text: str) -> Grid:
+    found = re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})(?:x([1-9]\d{0,5}))?", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no grid as 2x2 or 2x2x2")
+    return Grid(*(int(number or 1) for number in found.groups()))
+
+
+def _size(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMGT]?)B?", text)
+    if found is None or float(found[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes as 500MB or 8GB")
+    return float(found[1]) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}[found[2]]
+
+
+def _run_bench(options: argparse.Namespace) -> int:
+    from pymm.distributed.bench import ENGINES as KNOWN
+    from pymm.distributed.bench import Order, run
+    from pymm.distributed.communicator import MPI, everywhere
+
+    size = MPI.COMM_WORLD.size
+    with everywhere():
+        engines = options.engines.split(",")
+        if wrong := [name for name in engines if name not in KNOWN]:
+            raise ValueError(f"--engines {wrong[0]!r} is none of {', '.join(KNOWN)}")
+        if bool(options.sizes) == bool(options.suite):
+            raise ValueError("give --sizes or --suite, one of the two")
+        counts = [_positive(text) for text in (options.processes or str(size)).split(",")]
+        if max(counts) > size:
+            raise ValueError(f"--processes {max(counts)}: there are {size}; use mpirun -n")
+        if options.grid and counts != [options.grid.size]:
+            raise ValueError(f"--grid {options.grid} takes {options.grid.size} processes")
+        order = Order(
+            parse_shapes(options.sizes or SUITES[options.suite]),
+            counts,
+            engines,
+            options.suite or "",
+            options.dtype,
+            options.block,
+            options.grid,
+            options.panel,
+            options.product,
+            options.repeats,
+            options.time_limit,
+            options.sequential_to,
+            options.csv,
+            commit() if options.commit is None else options.commit,
+        )
+    return run(order)
+
+
+def _run_calibrate(options: argparse.Namespace) -> int:
+    from pymm.distributed.bench import DTYPES, rates_of
+    from pymm.distributed.communicator import MPI
+    from pymm.distributed.local_products import LocalProducts
+
+    world = MPI.COMM_WORLD
+    products = LocalProducts(world, options.product)
+    rates = rates_of(world, products, DTYPES[options.dtype])
+    if world.rank == 0:
+        path = calibrate.path_of_rates()
+        calibrate.keep(path, calibrate.key_of(world.size, options.product, options.dtype), rates)
+        print(f"{world.size} processes, {products.name}, {options.dtype}, kept in {path}")
+        print(calibrate.describe(rates))
+    return 0
+
+
+def _run_explain(options: argparse.Namespace) -> int:
+    key = calibrate.key_of(options.processes, options.product, options.dtype)
+    rates = calibrate.kept(calibrate.path_of_rates(), key)
+    plan = choose_grid(
+        *(options.m, options.n, options.k, options.processes, DTYPES[options.dtype]),
+        memory=options.memory,
+        rates=rates,
+        block=options.block,
+        layers=options.layers,
+    )
+    print(plan.describe())
+    told = "measured by calibrate" if rates else "round figures; measure them with calibrate"
+    print(f"\nrates of a process: {told}")
+    print(calibrate.describe(rates or Rates()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
