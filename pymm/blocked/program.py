@@ -16,7 +16,7 @@ from pymm.blocked.sharded import PITCH, ShardedMatrix, Team, settle_before_end
 from pymm.blocked.sizes import shown
 from pymm.blocked.streaming import config_for
 from pymm.core.dtypes import FLOAT32, product_type
-from pymm.core.integers import ceil_div, round_up
+from pymm.core.integers import round_up
 from pymm.core.problem import Problem
 from pymm.kernels import Config
 from pymm.runtime.arguments import MatmulOptions, common_dtype, real
@@ -27,12 +27,9 @@ from pymm.selection.select import Choice
 
 Call = Callable[[], None]
 
-#: Rows or columns of one strip, about: enough tiles for all multiprocessors, and the first product
-#: begins when the first two are there.
+#: Rows or columns of the first strip: enough tiles for all multiprocessors. The others double what
+#: is there, so that each is copied while at least as much as that is multiplied.
 STRIP = 2048
-
-#: Strips of a block at most.
-MOST_STRIPS = 8
 
 #: Bytes a second from a neighbour where nobody has measured: NVLink 4 as seen on four H200.
 PEER = 320e9
@@ -63,10 +60,14 @@ class Strip:
 
 
 def strips_of(extent: int) -> list[tuple[int, int]]:
-    """An extent in strips of about `STRIP`."""
-    count = min(max(extent // STRIP, 1), MOST_STRIPS)
-    step = round_up(ceil_div(extent, count), 16)
-    return [(i, min(i + step, extent)) for i in range(0, extent, step)]
+    """An extent in strips: the first of `STRIP`, the next as large as all before them; what is left
+    in the end belongs to the last one if it is less than `STRIP`.
+    """
+    ends, end = [0], STRIP
+    while extent - end >= STRIP:
+        ends.append(end)
+        end *= 2
+    return list(itertools.pairwise((*ends, extent))) if extent else []
 
 
 def schedule(m: int, n: int, collect_a: bool, collect_b: bool) -> tuple[list[Strip], list[Region]]:

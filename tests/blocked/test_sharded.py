@@ -12,7 +12,7 @@ import pytest
 import pymm
 import pymm.simulator as simulator
 from pymm.blocked import program
-from pymm.blocked.program import schedule
+from pymm.blocked.program import schedule, strips_of
 from pymm.blocked.sharded import grid_of, split
 
 pytestmark = pytest.mark.simulator
@@ -107,6 +107,13 @@ def test_every_element_is_computed_once():
                 assert region.row + region.rows <= max(s.stop for s in there if s.side == "a")
             if both & 2:
                 assert region.column + region.columns <= max(s.stop for s in there if s.side == "b")
+
+
+def test_strips_double():
+    assert strips_of(8192) == [(0, 2048), (2048, 4096), (4096, 8192)]
+    assert strips_of(5008) == [(0, 2048), (2048, 5008)]
+    assert strips_of(4095) == [(0, 4095)]
+    assert strips_of(0) == []
 
 
 def test_grids_and_parts():
