@@ -201,7 +201,9 @@ def _multiply(grid: ProcessGrid, a, b, into, width: int, look_ahead: bool, produ
         traffic.waiting_s += arrived - start
         traffic.multiplying_s += time.perf_counter() - arrived
     if steps:
+        start = time.perf_counter()
         local.finish()
+        traffic.multiplying_s += time.perf_counter() - start
     traffic.a += of_a.received
     traffic.b += of_b.received
     traffic.panels += steps

@@ -21,6 +21,7 @@ from pymm.backends.base import Backend
 from pymm.core.errors import NoDevice
 from pymm.distributed.communicator import MPI, everywhere, host, raise_together
 from pymm.runtime.arrays import adopt
+from pymm.runtime.transfer import TransferMode
 
 NAMES = ("auto", "numpy", "cpu", "gpu")
 
@@ -143,14 +144,19 @@ class GpuProduct:
 
     def _copy_in(self, array: np.ndarray, target) -> None:
         pitch = array.shape[1] * array.itemsize
-        self.backend.copy_in(array, adopt(target, "panel").address, pitch)
+        self.backend.copy_in(array, adopt(target, "panel").address, pitch, _transfer(array))
 
     def finish(self) -> None:
         """Copy C back."""
         if self._result is not None:
             pitch = self.c.shape[1] * self.c.itemsize
             address = adopt(self._result, "C").address
-            self.backend.copy_out(address, pitch, self.c)
+            self.backend.copy_out(address, pitch, self.c, _transfer(self.c))
+
+
+def _transfer(array: np.ndarray) -> str:
+    """How an array of this size travels to a GPU and back."""
+    return TransferMode().for_size(array.nbytes).transfer
 
 
 class LocalProducts:
