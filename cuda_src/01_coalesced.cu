@@ -1,13 +1,13 @@
 // 01 coalesced: rung 00 with threadIdx.x and threadIdx.y exchanged, nothing else.
 //
 // Still one thread for one element, but the neighbouring threads of a warp now walk *along* a row
-// of C, which is how matrices lie in memory:
+// of C, which is how matrices are stored:
 //
 //             j    j+1  j+2
 //     i    .  0    1    2  .      lane 0 reads B[p * ldb + j]       all lanes read the same
 //          .  .    .    .  .      lane 1 reads B[p * ldb + j + 1]   A[i * lda + p]: one broadcast
 //
-// A warp reads 32 elements of B that lie side by side: 4 sectors for float, 8 for double, and uses
+// A warp reads 32 elements of B that are neighbours: 4 sectors for float, 8 for double, and uses
 // every byte. A comes as one broadcast, C is written in one piece.
 // Cost of a thread: the same 2k operations for 2k + 1 accesses as rung 00; only their addresses
 // differ. The origin of this ladder measured a factor of 14 between the two rungs. What remains is

@@ -1,7 +1,7 @@
 // 04 transposed A: rung 03 with the tile of A stored as KB x MB, so that fragments load as vectors.
 //
-// The TA elements of A that a thread needs for one p lie KB apart in rung 03's As[MB][KB]. Turned
-// round they are neighbours, like those of B, and come 16 bytes at a time:
+// The TA elements of A that a thread needs for one p are KB apart in rung 03's As[MB][KB]. With A
+// transposed they are neighbours, like those of B, and are read 16 bytes at a time:
 //
 //     As[KB][MB]   row p  | . . . . a0 a1 a2 a3 . . . . |   one vector read for 4 floats
 //     Bs[KB][NB]   row p  | . . b0 b1 b2 b3 . . . . . . |   one vector read for 4 floats

@@ -1,13 +1,13 @@
 // 05 pipelined: kernel 04 with the memory system kept busy while the threads compute.
 //
-// Kernel 04 loads, waits, computes, waits: no warp multiplies while the next tile is on its way.
+// Kernel 04 loads, waits, computes, waits: no warp multiplies while the next tile is loaded.
 // Here a ring of STAGES tiles hides that time, and three smaller waits go with it:
 //
 //     step s      | fetch tile s + STAGES - 1 |  multiply tile s           | barrier | step s + 1
 //     row p of s  |  read the fragments of row p + 1   | TA x TB multiply-adds of row p |
 //
 // - Tiles come by cp.async, past the registers. A tile that is K-major (A stored by rows) is read
-//   16 bytes at a time and transposed on its way into shared memory (common/staged_tile.cuh).
+//   16 bytes at a time and transposed while copied to shared memory (common/staged_tile.cuh).
 // - Fragments are read one row ahead, the first of the next tile before the last of this one is
 //   multiplied: no warp waits for shared memory after the barrier.
 // - A warp owns a compact tile, LANES x 32/LANES threads. Its fragments are 16-byte vectors that
@@ -38,7 +38,7 @@
 #define TB 8  // columns of C that one thread computes
 #endif
 #ifndef LANES
-#define LANES 4  // threads of a warp along m; 32 / LANES lie along n
+#define LANES 4  // threads of a warp along m; 32 / LANES along n
 #endif
 #ifndef STAGES
 #define STAGES 3  // tiles in shared memory
@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     REAL* const As = reinterpret_cast<REAL*>(shared);
     REAL* const Bs = As + STAGES * TileA::ELEMENTS;
     const unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-    // Where the lane's first vectors lie: its warp's tile, then its place in the warp.
+    // Offsets of the lane's first vectors: its warp's tile, then its place in the warp.
     const unsigned y = warp / WARPS_N * (TA * LANES) + lane / LANES_N * VECTOR;
     const unsigned x = warp % WARPS_N * (TB * LANES_N) + lane % LANES_N * VECTOR;
     unsigned i0, j0;

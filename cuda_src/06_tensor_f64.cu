@@ -102,7 +102,7 @@ __device__ __forceinline__ bool add_parts(double (&sum)[ROWS * COLUMNS][4], doub
     constexpr unsigned EACH = WARPS_MN * 32, PAIRS = ROWS * COLUMNS * 2;
     double2* const mine = reinterpret_cast<double2*>(scratch) + thread % EACH;
     const unsigned part = thread / EACH;
-    __syncthreads();  // nobody reads a tile any more
+    __syncthreads();  // no thread reads a tile any more
     if (part > 0) {
 #pragma unroll
         for (int s = 0; s < PAIRS; s++)

@@ -1,4 +1,4 @@
-// 07 wgmma: Hopper's own way. One thread fetches, warpgroups multiply, nobody else does anything.
+// 07 wgmma: Hopper's own way. One thread loads, warpgroups multiply, no other thread does work.
 //
 // 16-bit elements in, sums in float32, 16-bit elements or float32 out. What this kernel adds:
 //
@@ -17,7 +17,7 @@
 //   (DeepGEMM's figures); in a cluster for 32.
 // - Blocks are persistent and take tile after tile, so that the next tile comes while this one is
 //   stored, through shared memory and by TMA again. With little k storing is all there is to do:
-//   SLOTS pieces of a warpgroup's tile are on their way at a time (8192 x 8192 x 128: 47 us, not
+//   SLOTS pieces of a warpgroup's tile are stored at a time (8192 x 8192 x 128: 47 us, not
 //   58).
 // - Deep products of few tiles: SPLIT parts of k, which `combine` adds up.
 // - Instructions come from device memory too: every warpgroup warms up the end of a tile, with
@@ -29,7 +29,7 @@
 //
 // Boxes have rows of 128 bytes, a swizzle's: 64 elements. Any layout is a pile of such boxes, and
 // wgmma reads both kinds. Rows must start at multiples of 16 bytes: `repack` copies matrices whose
-// rows do not. C may lie anywhere: `boxed` says whether TMA, or 16 bytes at a time, can store it.
+// rows do not. C may start anywhere: `boxed` says whether TMA, or 16 bytes at a time, can store it.
 //
 // What did not help: arriving at the other block's barrier with `.release.cluster` (0.68 of the
 // speed: a fence of the whole GPU each time); first steps of large tiles fetched before the block
@@ -75,7 +75,7 @@
 #define SPLIT 1  // parts that k is split into
 #endif
 #ifndef SLOTS
-#define SLOTS 1  // pieces of C on their way out, of each warpgroup
+#define SLOTS 1  // pieces of C that each warpgroup stores at a time
 #endif
 
 #include "common/hopper.cuh"
@@ -87,12 +87,12 @@ constexpr int WARPGROUPS_N = NB < 64 ? 1 : NB / TB,
 constexpr int THREADS = 128 * (CONSUMERS + 1);
 constexpr int BOX = KB < 64 ? KB : 64, K_BOXES = KB / BOX;
 constexpr int A_BYTES = MB * KB * sizeof(REAL), STAGE_BYTES = A_BYTES + NB * KB * sizeof(REAL);
-// A block of 16 or 32 rows or columns multiplies 64, of which the rest is whatever lies behind.
+// A block of 16 or 32 rows or columns multiplies 64; the rest is whatever follows in memory.
 constexpr int PADDING_BYTES = NB < 64 ? (64 - NB) * 128 : 0;
 constexpr int ROWS = TA / 64;            // pieces of 64 rows
 constexpr int PIECE = 64 * 128;          // bytes of 64 rows of 128
 constexpr int LINE = 128 / sizeof(OUT);  // columns of C in 128 bytes
-// Columns of C that are staged at a time on their way out.
+// Columns of C that are staged at a time.
 constexpr int PIECE_COLUMNS = TB % 128 == 0 && sizeof(OUT) == 2 ? 128 : 64;
 constexpr int STAGED_BYTES = SPLIT > 1 ? 0 : PIECE_COLUMNS / LINE * PIECE;  // in one slot
 // Skinny and deep products wait for memory alone, and few blocks read the same of it.

@@ -256,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         return;
     }
     setmaxnreg_inc<CONSUMER_REGISTERS>();
-    // Where the lane's first vectors lie: its slice, its warp's tile, its place in the warp.
+    // Offsets of the lane's first vectors: its slice, its warp's tile, its place in the warp.
     const unsigned slice = warp / WARPS_MN, tile = warp % WARPS_MN;
     const unsigned y = tile / WARPS_N * (TA * LANES) + lane / LANES_N * VECTOR;
     const unsigned x = tile % WARPS_N * (TB * LANES_N) + lane % LANES_N * VECTOR;

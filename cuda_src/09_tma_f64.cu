@@ -104,7 +104,7 @@ struct Maps {
     TensorMap a, b, c;
 };
 
-// The ring of pieces of tiles: where it lies, and how far a warp is.
+// The ring of pieces of tiles: its address, and how far a warp has read.
 struct Ring {
     unsigned tiles, full, empty;  // `full` and `empty`: barriers, one for each slot
     unsigned slot = 0, parity = 0;

@@ -2,7 +2,7 @@
 //
 // tf32 is float32 whose fraction has 10 bits instead of 23. What this kernel adds to kernel 07:
 //
-// - Of 16-bit elements wgmma reads tiles that lie either way, of tf32 only such that are K-major.
+// - wgmma reads 16-bit tiles that are MN-major or K-major, but tf32 tiles only if K-major.
 //   Rows of A do. Where B is MN-major it comes through registers, of which wgmma takes its first
 //   operand, too: what is multiplied is C^T = B^T A^T, 64 columns of C by TA rows. Where A lies
 //   across k and B along it, the two swap roles. Of two across k the smaller is copied
@@ -10,7 +10,7 @@
 // - A thread reads from shared memory what it holds of B, and while the tensor cores multiply that
 //   it reads the next step's. Which lane holds which column of C is free: so that the banks of 32
 //   lanes differ, they take columns that are 4 and 16 apart (Place::column).
-// - C is transposed on its way out, through shared memory, where that costs nothing.
+// - C is transposed while it is stored, through shared memory, where that costs nothing.
 // - k may be split into SPLIT parts, each a unit of work of its own, which `combine` adds up, and
 //   the steps of a unit among SLICES of warpgroups: one transposes tiles while the other
 //   multiplies.
@@ -65,7 +65,7 @@
 #define SLICES 1  // warpgroups that share a tile of C and take turns along k
 #endif
 #ifndef SLOTS
-#define SLOTS 2  // pieces of C of a warpgroup on their way out
+#define SLOTS 2  // pieces of C that a warpgroup stores at a time
 #endif
 #ifndef TERMS
 #define TERMS 1  // terms of an element

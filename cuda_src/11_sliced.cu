@@ -14,7 +14,7 @@
 //   and L2 fetches whole lines (18 % where a slice has 64 bytes of each).
 // - At the end a block adds up its warps, and the blocks are added up in a tree
 //   (common/split_k_tree.cuh), both in a fixed order.
-// - An operand lies in shared memory as in global memory. One that is K-major is read 16 bytes
+// - An operand is stored in shared memory as in global memory. One that is K-major is read 16 bytes
 //   of k at a time: TA reads give a thread its TA rows of four columns.
 // - Or, with the largest register tiles of floats and slices of 8 rows: both operands are MN-major,
 //   what is K-major is transposed by copies of 4 bytes, and rows are read one ahead. Then 6 % of
@@ -58,7 +58,7 @@
 #include "common/vector.cuh"
 #include "common/split_k_tree.cuh"
 
-constexpr int LANES_N = NB / TB;  // threads of a warp along n; MB / TA lie along m
+constexpr int LANES_N = NB / TB;  // threads of a warp along n; MB / TA along m
 constexpr int THREADS = 32 * SLICES;
 constexpr int SLICE_STRIDE = SPLIT * SLICES;  // slices from one of a warp to its next
 constexpr int ROWS = 8;                       // of a slice that is multiplied row by row
@@ -180,12 +180,12 @@ __device__ __forceinline__ void multiply_slices(REAL (&sum)[TA][TB], REAL* As, R
 constexpr int RING = STAGES * (SliceA::ELEMENTS + SliceB::ELEMENTS);  // elements of a warp's ring
 constexpr int VECTORS = MB * NB / (THREADS * VECTOR);  // of the tile, for each thread at the end
 
-// Where in the tile the thread's number e of vector v lies.
+// Position in the tile of the thread's element e of vector v.
 __device__ __forceinline__ unsigned place_of(int v, int e, unsigned thread) {
     return PIECE == 1 ? (v * VECTOR + e) * THREADS + thread : (v * THREADS + thread) * VECTOR + e;
 }
 
-// Whether a thread's sums lie side by side in a row of the tile. They are then stored VECTOR at a
+// Whether a thread's sums are neighbours in a row of the tile. They are then stored VECTOR at a
 // time, scaled, so that registers side by side are needed for the results and not for the sums.
 constexpr bool IN_VECTORS = BY_ROWS || !TRANS_B;
 

@@ -10,7 +10,7 @@
 //   instruction: its elements are read one by one.
 // - No padding: the 16-byte chunks of a line are swapped (common/swizzled_tile.cuh), so that
 //   neither reads nor copies meet a bank twice.
-// - A row of A's fragments is read again, 32 bytes deeper, once its last product is on its way;
+// - A row of A's fragments is read again, 32 bytes deeper, once its last product is issued;
 //   those of B, which all rows need, are kept twice. So 64 x 64 fits in the registers.
 // - The order of the words of A and of B is the one in which an instruction takes them, one after
 //   the other. With another order for B the main loop had 76 moves of registers.

@@ -56,7 +56,7 @@
 #define SPLIT 1  // parts that k is split into
 #endif
 #ifndef SLOTS
-#define SLOTS 1  // pieces of C on their way out, of each warpgroup
+#define SLOTS 1  // pieces of C that each warpgroup stores at a time
 #endif
 
 #define CLUSTER \

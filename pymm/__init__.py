@@ -7,9 +7,10 @@ transpose. `python -m pymm.tune` tunes, `python -m pymm.doctor` says what this m
 
 __version__ = "0.1.0"
 
-from pymm.api import Plan, Tuned, configs, explain_syrk, matmul, plan, plan_syrk, syrk
+from pymm.api import Plan, Tuned, configs, explain, explain_syrk, matmul, plan, plan_syrk, syrk
+from pymm.blocked.sharded import ShardedMatrix, scatter
 from pymm.core.errors import CompileFailed, LaunchFailed, NoDevice
-from pymm.runtime.explain import Explanation, explain
+from pymm.runtime.explain import Explanation
 from pymm.selection.choose import freeze, reload
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "LaunchFailed",
     "NoDevice",
     "Plan",
+    "ShardedMatrix",
     "Tuned",
     "configs",
     "explain",
@@ -27,5 +29,6 @@ __all__ = [
     "plan",
     "plan_syrk",
     "reload",
+    "scatter",
     "syrk",
 ]

@@ -78,16 +78,18 @@ def _usage(commands: dict) -> str:
 
 def explain(arguments: list[str]) -> int:
     """`pymm explain SHAPE`."""
+    from pymm.api import explain
     from pymm.core.dtypes import DTYPES
     from pymm.core.errors import CompileFailed, LaunchFailed, NoDevice
     from pymm.core.problem import Problem
     from pymm.core.shapes import parse_shapes
-    from pymm.runtime.explain import explain
 
     text = "Says what a product would run with, and why."
     parser = argparse.ArgumentParser(prog="pymm explain", description=text)
-    device = "cpu, cuda, cuda:1; by default the first GPU, else the CPU"
+    device = "cpu, cuda, cuda:1, cuda:all; by default the first GPU, else the CPU"
     parser.add_argument("--device", help=device)
+    memory = "most of a GPU's memory to take, as 8GB: the product is computed in blocks"
+    parser.add_argument("--device-memory", help=memory)
     parser.add_argument("shapes", nargs="+", metavar="SHAPE", help="1024, 8192x8192x128")
     parser.add_argument("--dtype", default="f32", help=f"{', '.join(DTYPES)} (default: f32)")
     layouts = ("NN", "NT", "TN", "TT")
@@ -96,6 +98,8 @@ def explain(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     trans_a, trans_b = (letter == "T" for letter in options.layout)
     more = {"kernel": options.kernel, "device": options.device}
+    if options.device_memory is not None:
+        more["device_memory"] = options.device_memory
     try:
         kind = Problem(0, 0, 0, options.dtype)
         more |= dict(dtype=kind.numpy_dtype, out_dtype=kind.out_dtype, precision=kind.precision)

@@ -8,12 +8,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from pymm.backends.base import Resources
+from pymm.blocked.call import (
+    BlockedExplanation,
+    explain_in_blocks,
+    fits_in_blocks,
+    fits_whole,
+    in_blocks,
+    multiply_in_blocks,
+)
+from pymm.blocked.program import ShardedExplanation, explain_sharded, multiply_sharded
+from pymm.blocked.sharded import ShardedMatrix
 from pymm.core.problem import Problem
 from pymm.kernels import Config
 from pymm.runtime.arguments import Call, MatmulOptions, Options, SyrkOptions
 from pymm.runtime.arrays import adopt, result_maker
 from pymm.runtime.bind import Binding, executable, find_backend, open_backend, prepare
-from pymm.runtime.explain import Explanation, explain_call
+from pymm.runtime.explain import Explanation, explain_call, shape_adopter
 from pymm.runtime.launch_cache import Arguments, Key, cache
 from pymm.selection.choose import reload, tuned_directory
 from pymm.selection.records import Environment, Record
@@ -41,6 +51,7 @@ def matmul(
     config: Any = None,
     device: Any = None,
     transfer: str | None = None,
+    device_memory: int | str | None = None,
 ) -> Any:
     """`alpha op(a) op(b) + beta c`, by the kernel and configuration tuned for this product.
 
@@ -80,9 +91,13 @@ def matmul(
         the work goes to the stream that the operands name, else to the default stream.
     kernel, config: a kernel by name or number, and its parameters: dict, slug or `Config`.
     device: "cpu", "cuda", "cuda:1", 1; left out, where the operands are, and for NumPy arrays a
-        GPU if there is one, else the CPU.
+        GPU if there is one, else the CPU. "cuda:all", or a list as ["cuda:0", "cuda:1"]: several
+        GPUs, each of which computes a part of the result, from NumPy arrays.
     transfer: how NumPy arrays reach a GPU: "pageable", "pinned" or "registered" host memory, with
         "+pitched" into padded rows; left out, by size. Nothing is transferred on a CPU.
+    device_memory: most bytes of each GPU's memory that the call may take, as 8000000000 or "8GB".
+        NumPy arrays are then multiplied in blocks that stream through the device; so are, left
+        out, those that do not fit the memory that is free. They may be memory-mapped.
 
     Calls may be captured into CUDA graphs, also at their first use, and made from any thread. A
     long product on a CPU answers Ctrl-C between its pieces; what `out` holds then is unspecified.
@@ -95,9 +110,11 @@ def matmul(
     types, operands on host and device at once), `NotImplementedError` (combinations that pymm does
     not have), `NoDevice`, `MemoryError`, and `CompileFailed` or `LaunchFailed` from the device.
     """
+    if type(a) is ShardedMatrix or type(b) is ShardedMatrix:
+        return _multiply_sharded(a, b, out, c, locals())
     scalars = alpha, type(alpha), beta, type(beta)
     what = trans_a, trans_b, dtype, casting, precision, out_dtype
-    given = scalars, what, (stream, kernel, config, device, transfer)
+    given = scalars, what, (stream, kernel, config, device, transfer, device_memory)
     key, out, launch = cache.lookup(a, b, out, c, given)
     if launch is not None:
         launch()
@@ -116,10 +133,41 @@ def matmul(
         config=config,
         device=device,
         transfer=transfer,
+        device_memory=device_memory,
     )
+    return _multiply(options, key, Arguments(a, b, out, c, given))
+
+
+def _multiply_sharded(a: Any, b: Any, out: Any, c: Any, given: dict[str, Any]) -> ShardedMatrix:
+    """`matmul` of matrices on several devices; `given` are all its arguments."""
+    options = {name: x for name, x in given.items() if name not in ("a", "b", "out", "c")}
+    return multiply_sharded(a, b, out, c, MatmulOptions(**options))
+
+
+def _multiply(options: MatmulOptions, key: Key | None, arguments: Arguments) -> Any:
+    """`matmul` of arrays: whole, or in blocks if that is asked for or if NumPy arrays do not fit
+    the device.
+    """
+    a, b, out, c, _ = arguments
     call = options.check(a, b, out, c)
-    result = _run(call, options, key, Arguments(a, b, out, c, given))
+    result = None if in_blocks(options) else _run_if_it_fits(call, options, key, arguments)
+    if result is None:
+        result = multiply_in_blocks(call, options)
     return result[()] if out is None and call.on_host and not call.shape else result
+
+
+def _run_if_it_fits(
+    call: Call, options: MatmulOptions, key: Key | None, arguments: Arguments
+) -> Any:
+    """`_run`; None where there is too little memory, but enough for blocks. Nothing holds then what
+    was allocated before.
+    """
+    try:
+        return _run(call, options, key, arguments)
+    except MemoryError:
+        if not fits_in_blocks(call, options):
+            raise
+        return None
 
 
 def _run(
@@ -134,7 +182,7 @@ def _run(
     backend = find_backend(call, options.device)
     prepared = prepare(backend, call, options)
     if not call.on_host:  # a graph replays the launches after this call has returned
-        backend.own_captured(prepared.opened.stream, prepared)
+        backend.own_captured(prepared.placed.stream, prepared)
     for step in prepared.steps:
         step()
     if key is not None and prepared.cacheable:
@@ -174,7 +222,7 @@ class Plan:
                     self._rebind((), None, None)
                     break
         if self._owns:  # a graph replays the copies when the plan may be gone
-            self.backend.own_captured(self._prepared.opened.stream, self._prepared)
+            self.backend.own_captured(self._prepared.placed.stream, self._prepared)
         for step in self._steps:
             step()
         return self.out
@@ -242,13 +290,41 @@ class Plan:
 
 def plan(a: Any, b: Any, /, out: Any = None, *, c: Any = None, **options: Any) -> Plan:
     """`matmul` prepared: shapes checked, configuration chosen, kernel compiled, arguments packed,
-    so that each `plan()` only launches. Takes the arguments of `matmul` and raises what it raises.
+    so that each `plan()` only launches. Takes the arguments of `matmul` and raises what it raises,
+    and `NotImplementedError` for several devices and for `device_memory`: a plan keeps its operands
+    on one device.
 
     Without `out` the plan makes one result array and fills it at every call. For NumPy arrays on a
     GPU it keeps the device memory and copies each time. Plans of arrays on a GPU do not look at
     streams again: work goes to the stream that was current when the plan was made.
     """
-    return Plan(MatmulOptions.parse(options), a, b, out=out, c=c)
+    parsed = MatmulOptions.parse(options)
+    if in_blocks(parsed):
+        raise NotImplementedError(
+            "a plan keeps its operands on one device: for several devices, or less memory, call "
+            "pymm.matmul"
+        )
+    return Plan(parsed, a, b, out=out, c=c)
+
+
+def explain(
+    a: Any, b: Any, /, out: Any = None, *, c: Any = None, **options: Any
+) -> Explanation | BlockedExplanation | ShardedExplanation:
+    """What `pymm.matmul` would do with these arguments: kernel, configuration, the reason for it,
+    geometry, resources, copies; for a product in blocks the blocks, the bytes that move, the time
+    expected and what limits it. Compiles the kernel if it must; multiplies nothing.
+
+    A tuple of integers in the place of an array is the shape of a C-ordered NumPy array of `dtype`
+    (float64 if there is none): `explain((4096, 64), (64, 4096), dtype="f32")`. Raises what
+    `matmul` raises.
+    """
+    parsed = MatmulOptions.parse(options)
+    if isinstance(a, ShardedMatrix) or isinstance(b, ShardedMatrix):
+        return explain_sharded(a, b, out, c, parsed)
+    call = parsed.check(a, b, out=out, c=c, adopt=shape_adopter(parsed))
+    if in_blocks(parsed) or not fits_whole(call, parsed):
+        return explain_in_blocks(call, parsed)
+    return explain_call(parsed, a, b, out=out, c=c)
 
 
 @dataclass(frozen=True)

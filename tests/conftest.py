@@ -69,6 +69,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit what the first pr
         os.environ["PYMM_SIMULATOR"] = "1"
         # Most kernels are compiled for a few small products: 2.5 times less work in all.
         os.environ.setdefault("PYMM_SIMULATOR_OPTIMIZE", "0")
+else:  # but not the locks of devices, or each would wait for the others' measurements
+    os.environ["PYMM_STATE_DIR"] += "-" + os.environ["PYTEST_XDIST_WORKER"]
 
 #: Files whose tests take longest, by seconds of one test: they begin first, so that all workers end
 #: at the same time.

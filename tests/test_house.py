@@ -40,7 +40,8 @@ LAYERS = {
     "backends": "core simulator kernels",
     "selection": "core console kernels backends",
     "runtime": "core kernels backends selection",
-    "api": "core kernels backends selection runtime",
+    "blocked": "core kernels backends selection runtime",
+    "api": "core kernels backends selection runtime blocked",
     "measure": "core console kernels backends",
     "distributed": "core console kernels backends selection runtime api measure",
     "tune": "core console kernels backends selection measure",
@@ -148,7 +149,13 @@ def test_guarded_modules_stay_in_their_places():
 
 
 #: Where the kind of a device is data: saved, shown, or matched with a declaration.
-KINDS_SHOWN = ("core.device", "measure.libraries", "report.load", "selection.records", "tune.tuner")
+KINDS_SHOWN = (
+    "core.device",
+    "measure.libraries",
+    "report.load",
+    "selection.records",
+    "tune.devices",
+)
 
 
 def test_only_backends_ask_for_the_kind_of_a_device():

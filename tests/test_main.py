@@ -11,9 +11,9 @@ import pytest
 
 import pymm
 from pymm import __main__ as door
+from pymm import api
 from pymm.console import duration, show_table
 from pymm.core.dtypes import FLOAT32
-from pymm.runtime import explain
 
 
 def test_help_names_every_command_that_is_there_and_no_other(capsys):
@@ -57,7 +57,7 @@ def test_help_imports_neither_tuner_nor_driver():
 def test_explain_is_the_librarys(monkeypatch, capsys):
     asked = []
     told = lambda *shapes, **more: asked.append((shapes, more)) or "because"  # noqa: E731
-    monkeypatch.setattr(explain, "explain", told)
+    monkeypatch.setattr(api, "explain", told)
     assert door.main(["explain", "4", "2x3x5", "--layout", "TN", "--kernel", "1"]) == 0
     assert capsys.readouterr().out == "because\n\nbecause\n"
     more = {

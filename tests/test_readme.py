@@ -24,6 +24,15 @@ def test_the_ladder_has_every_rung():
     assert [name for name in names if f"| {name} |" not in text] == []
 
 
+def test_every_column_of_the_ladder_is_explained():
+    """Those of figures by a line above the table; kernel, dtype and what it adds need none."""
+    text = (ROOT / "README.md").read_text()
+    page = text.partition("## Measured")[2]
+    header = re.search(r"<!-- short ladder.*?-->\n\|(.*?)\|\n", page)
+    figures = [name.strip() for name in header[1].split("|")][3:]
+    assert figures and [name for name in figures if f"- **{name}**: " not in page] == []
+
+
 def test_the_layout_names_every_package():
     """And every folder of sources and documents."""
     text = (ROOT / "README.md").read_text()

@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(256, 6) repack(scaling::Copy a, sca
     F16* const to = copy.to + matrix * 2 * behind + (first + row) * copy.pitch + deep * SIDE + at;
     float* const inverse = reinterpret_cast<float*>(copy.to + copy.count * 2 * behind) +
                            (1ll * matrix * blocks + deep) * ((made + 31) / 32 * 32) + first + row;
-    float4 x[PASSES];  // all on their way before the first is stored
+    float4 x[PASSES];  // all are loaded before the first is stored
     if (!copy.turned) {
 #pragma unroll
         for (int p = 0; p < PASSES; p++)

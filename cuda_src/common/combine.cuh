@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     if (is_split) {
         const Sums* const from = reinterpret_cast<const Sums*>(parts) + id;
         for (unsigned first = threadIdx.y; first < SPLIT; first += AHEAD * blockDim.y) {
-            Sums next[AHEAD];  // all on their way before the first is added
+            Sums next[AHEAD];  // all are loaded before the first is added
 #pragma unroll
             for (int i = 0; i < AHEAD; i++) {
                 const unsigned part = first + i * blockDim.y;

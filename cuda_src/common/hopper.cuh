@@ -100,7 +100,7 @@ __device__ __forceinline__ void tma_load(unsigned target, const TensorMap* map, 
         "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(blocks)
         : "memory");
 }
-// Copy a box from shared memory; what lies outside the matrix is left out.
+// Copy a box from shared memory; elements outside the matrix are left out.
 __device__ __forceinline__ void tma_store(const TensorMap* map, unsigned source, int x, int y,
                                           int z) {
     asm volatile(

@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(256)
     C += blockIdx.z * batch_c;
     griddepcontrol_wait<false>();
     const MIRRORED* const from = C + i0 * ldc + j0 + x;
-    MIRRORED pieces[side / lines];  // all on their way before the first is needed
+    MIRRORED pieces[side / lines];  // all are loaded before the first is needed
 #pragma unroll
     for (unsigned s = 0; s < side / lines; s++) {
         const unsigned y = first + s * lines;

@@ -88,23 +88,24 @@ __device__ double products(float, unsigned a, unsigned b) {
     return static_cast<double>(__uint_as_float(a & ~0x1FFFu)) * __uint_as_float(b & ~0x1FFFu);
 }
 
-// The simulator asks each word from the lane that holds it, two at a time.
+// The simulator reads each word where the lane that holds it has it.
 template <class TYPE>
 __device__ void mma(TYPE type, float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    struct Fragments {
+        unsigned a[4], b[2];
+    };
+    const Fragments mine{{a[0], a[1], a[2], a[3]}, {b0, b1}};
+    const Fragments* const* const of = pymm_sim::of_every_lane(mine);
     const unsigned lane = threadIdx.x % 32;
-    const auto pair = [](unsigned low, unsigned high) { return low | 1ull * high << 32; };
     double sum[4] = {c[0], c[1], c[2], c[3]};
     for (unsigned t = 0; t < 4; t++) {
-        unsigned long long left[2], right[2];
-        for (int x = 0; x < 2; x++)
-            left[x] = __shfl_sync(~0u, pair(a[2 * x], a[2 * x + 1]), lane / 4 * 4 + t);
-        for (int e = 0; e < 2; e++)
-            right[e] = __shfl_sync(~0u, pair(b0, b1), (lane % 4 * 2 + e) * 4 + t);
-        for (int i = 0; i < 4; i++)
-            for (int x = 0; x < 2; x++)
-                sum[i] += products(type, static_cast<unsigned>(left[x] >> i / 2 * 32),
-                                   static_cast<unsigned>(right[i % 2] >> x * 32));
+        const unsigned(&left)[4] = of[lane / 4 * 4 + t]->a;
+        for (int i = 0; i < 4; i++) {
+            const unsigned(&right)[2] = of[(lane % 4 * 2 + i % 2) * 4 + t]->b;
+            for (int x = 0; x < 2; x++) sum[i] += products(type, left[2 * x + i / 2], right[x]);
+        }
     }
+    __syncwarp();  // no lane's words change before all have been read
     for (int i = 0; i < 4; i++) c[i] = static_cast<float>(sum[i]);
 }
 

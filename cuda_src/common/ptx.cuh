@@ -114,18 +114,22 @@ struct AsyncCopies {
     }
 };
 
-// The simulator asks each number from the lane that holds it.
+// The simulator reads each number where the lane that holds it has it.
 template <int DEPTH>
 __device__ void mma(double (&c)[4], const double (&a)[DEPTH / 2], const double (&b)[DEPTH / 4]) {
+    struct Fragments {
+        const double *a, *b;
+    };
+    const Fragments mine{a, b};
+    const Fragments* const* const of = pymm_sim::of_every_lane(mine);
     const unsigned lane = threadIdx.x % 32;
     for (int p = 0; p < DEPTH; p++) {
         double left[2], right[2];
-        for (int h = 0; h < 2; h++)
-            left[h] = __shfl_sync(~0u, a[p / 4 * 2 + h], lane / 4 * 4 + p % 4);
-        for (int e = 0; e < 2; e++)
-            right[e] = __shfl_sync(~0u, b[p / 4], (lane % 4 * 2 + e) * 4 + p % 4);
+        for (int h = 0; h < 2; h++) left[h] = of[lane / 4 * 4 + p % 4]->a[p / 4 * 2 + h];
+        for (int e = 0; e < 2; e++) right[e] = of[(lane % 4 * 2 + e) * 4 + p % 4]->b[p / 4];
         for (int i = 0; i < 4; i++) c[i] += left[i / 2] * right[i % 2];
     }
+    __syncwarp();  // no lane's numbers change before all have been read
 }
 
 #endif

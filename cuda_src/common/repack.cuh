@@ -1,5 +1,5 @@
-// Copies of matrices for TMA: of those whose rows do not start at multiples of 16 bytes, of those
-// that lie along the other axis than the kernel wants, and of those whose elements it wants
+// Repacks matrices for TMA: those whose rows do not start at multiples of 16 bytes, those that are
+// MN-major where the kernel needs K-major or the reverse, and those whose elements the kernel needs
 // rounded.
 
 #include "common/half_types.cuh"
@@ -30,7 +30,7 @@ struct alignas(16) Piece {
 };
 
 // A batch of `count` matrices in place, and where it goes: to rows `pitch` elements apart, a
-// multiple of WIDE; turned, to `columns` rows of `rows` elements. With two terms each matrix is
+// multiple of WIDE; transposed, to `columns` rows of `rows` elements. With two terms each matrix is
 // followed by that of its low terms.
 struct Copy {
     const REAL* from;
@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(256, repack_details::BLOCKS_PER_SM)
         if (j >= columns) return;
 #pragma unroll
         for (int first = i; first < SIDE; first += AHEAD * DOWN) {
-            Piece pieces[AHEAD];  // all on their way before the first is stored
+            Piece pieces[AHEAD];  // all are loaded before the first is stored
 #pragma unroll
             for (int p = 0; p < AHEAD; p++)
                 if (first + p * DOWN < rows)

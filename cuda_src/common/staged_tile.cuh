@@ -1,4 +1,4 @@
-// Tiles on their way from global to shared memory while the block computes on older ones.
+// Tiles copied from global to shared memory while the block computes on older ones.
 
 #include "common/vector.cuh"
 
@@ -18,7 +18,7 @@ struct StagedTile {
 
     const REAL* source;  // the thread's first piece at k = 0
     long long ld;
-    unsigned line, at;       // where that piece lies within the tile
+    unsigned line, at;       // offset of that piece within the tile
     unsigned lines, length;  // of the matrix, from this tile's start; k counts from 0
     Piece pieces[K_MAJOR ? PIECES : 1];
 

@@ -121,7 +121,7 @@ __device__ __forceinline__ void add_slots(double2 (&sum)[PLACES], const double2*
                                           unsigned from, unsigned to, unsigned stride,
                                           unsigned first, unsigned across) {
     for (unsigned slot = from; slot <= to; slot += stride * 2) {
-        double2 next[2][PLACES];  // all on their way before the first is added
+        double2 next[2][PLACES];  // all are loaded before the first is added
 #pragma unroll
         for (unsigned i = 0; i < 2; i++)
 #pragma unroll

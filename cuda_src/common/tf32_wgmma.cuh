@@ -1,7 +1,7 @@
-// C^T = B^T A^T by wgmma on tf32: tiles of float32 on their way in, C transposed on its way out.
+// C^T = B^T A^T by wgmma on tf32: how float32 tiles are loaded, and C transposed and stored.
 //
 // The 64 rows of a wgmma are columns of C, its up to 256 columns are rows of C. A is K-major;
-// where B does not, it goes through registers. Where both are transposed it is the other way round:
+// where B does not, it goes through registers. Where both are transposed the roles are swapped:
 // SWAPPED, A and B, rows and columns of C swap roles, and C is not transposed. Where neither
 // is K-major the warpgroups transpose A's tiles in shared memory: TRANSPOSES_A.
 //
@@ -25,9 +25,9 @@ constexpr int BOX = 32, ROW = BOX * 4, K_BOXES = KB / BOX;   // elements and byt
 constexpr int A_BYTES = MB * KB * 4, B_BYTES = NB * KB * 4;  // of one term
 constexpr int STAGE_BYTES = TERMS * (A_BYTES + B_BYTES);
 constexpr int PIECES = TB / 64;                             // pieces of 64 columns
-constexpr int PIECE_ROWS = TA % 32 == 0 ? 32 : 16;          // rows of a piece on its way out
+constexpr int PIECE_ROWS = TA % 32 == 0 ? 32 : 16;          // rows of a piece of C that is stored
 constexpr int SLOT_BYTES = 32 * 2 * ROW;                    // of a piece
-constexpr int EXCHANGE_BYTES = (SLICES - 1) * MB * NB * 4;  // sums that slices hand to each other
+constexpr int EXCHANGE_BYTES = (SLICES - 1) * MB * NB * 4;  // sums that slices exchange
 constexpr bool GREEDY = TERMS * TA * TB > 128 * 128 && CONSUMERS <= 2;
 // Registers as in common/warpgroups.cuh, but for the largest tiles.
 constexpr int PRODUCER_REGISTERS = GREEDY ? 24 : CONSUMERS <= 2 ? 40 : CONSUMERS == 3 ? 32 : 64;
@@ -123,8 +123,8 @@ struct Position {
           t(threadIdx.x % 4) {}
     // The column of C, in a piece of 64, that row 16 warp + g + 8 h of wgmma stands for. Where B
     // is MN-major, eight lanes g take four columns each of two chunks that are four apart: with
-    // those of the four rows t these lie in different banks. SWAPPED, these are rows of C on its
-    // way out: those of odd g lie in the other half of 8 rows, so that banks differ there, too.
+    // those of the four rows t these are in different banks. SWAPPED, these are rows of C that is
+    // stored: those of odd g are in the other half of 8 rows, so that banks differ there, too.
     __device__ __forceinline__ unsigned column(unsigned h) const {
         return BOTH_K_MAJOR
                    ? warp * 16 + g + h * 8

@@ -1,4 +1,4 @@
-// C of common/tf32_wgmma.cuh on its way out.
+// How kernels with common/tf32_wgmma.cuh store C.
 
 // A piece of C: 64 columns of PIECE_ROWS rows, or SWAPPED 64 rows of PIECE_ROWS columns.
 constexpr unsigned HIGH = SWAPPED ? 64 : PIECE_ROWS, WIDE = SWAPPED ? PIECE_ROWS : 64;

@@ -1,4 +1,4 @@
-// A and B of common/tf32_wgmma.cuh on their way in.
+// How kernels with common/tf32_wgmma.cuh load A and B.
 
 // Rows of a tile of A that a block fetches and of B, or columns where these are MN-major: no more
 // than the matrices have, in whole boxes. Zeros around a matrix take as long as elements: 8192 x 16

@@ -34,7 +34,7 @@ __device__ __forceinline__ long long offset(bool transposed, unsigned row, unsig
 //                      0 1 2                  by column)   2 2 2   threads 4 and 5 idle
 //                      3 4 5                               3 3 3
 //
-// What lies outside the matrix becomes zero. Beyond k that holds for both tiles of a product, so a
+// Elements outside the matrix become zero. Beyond k that holds for both tiles of a product, so a
 // sum gets 0 * 0 and padding never meets an Inf or NaN of the other operand.
 template <int THREADS, bool TRANSPOSED, int ROWS, int COLS>
 __device__ __forceinline__ void load_tile(REAL (&tile)[ROWS][COLS], const REAL* X, long long ld,

@@ -17,7 +17,7 @@ struct Slice {
 
     const REAL* source;  // the lane's first piece of the next slice
     long long ld;
-    unsigned line, at;  // where that piece lies within the slice
+    unsigned line, at;  // offset of that piece within the slice
     int down, along;    // from it to the matrix's end, across lines and along them, at k = 0
 
     __device__ __forceinline__ Slice(const REAL* X, long long ld, unsigned first, unsigned outer,
@@ -77,7 +77,7 @@ struct Slice {
     }
 };
 
-// One that is K-major, transposed on its way in: KB rows of OUTER elements, 4 longer than they need
+// One that is K-major, transposed while loaded: KB rows of OUTER elements, 4 longer than they need
 // to be. Each lane copies one element at a time, eight lanes side by side along k: what a warp
 // writes at a time then lies in 32 different banks. A copy takes a multiprocessor some 8 cycles.
 template <int OUTER, int T>
@@ -86,7 +86,7 @@ struct TransposedSlice {
 
     const REAL* source;  // the lane's first element of the next slice
     long long ld;
-    unsigned place;   // where that lies within the slice
+    unsigned place;   // its offset within the slice
     int down, along;  // from it to the matrix's end, across lines and along them, at k = 0
 
     __device__ __forceinline__ TransposedSlice(const REAL* X, long long ld, unsigned first,

@@ -1,4 +1,4 @@
-// Tiles of A and B as TMA loads them for wgmma, and the tile of C on its way out.
+// Tiles of A and B as TMA loads them for wgmma, and the tile of C as it is stored.
 //
 // The kernel defines REAL, OUT; TA, TB; BOX (columns of a box along k) and K_BOXES (boxes of a tile
 // along k); STAGES, CLUSTER, SPLIT; STREAMED (loads carry an L2 policy); ROWS (pieces of 64 rows of

@@ -1,4 +1,4 @@
-"""The only code that touches a compiler or a driver."""
+"""Devices and their compilers: the only package that touches a driver or a compiler."""
 
 from __future__ import annotations
 
@@ -12,31 +12,48 @@ from pathlib import Path
 from pymm.backends.base import Backend
 from pymm.core.device import Device
 from pymm.core.errors import NoDevice
-from pymm.core.forking import importing
+from pymm.core.forking import call_in_child, importing
 from pymm.core.paths import cache_directory, private
 
-__all__ = ["available_devices", "open_device"]
-
-_opening = threading.RLock()
+__all__ = ["available_devices", "lookup_device", "open_device"]
 
 
-def _renew_lock() -> None:
-    """In a forked child: another thread of the parent may have held it."""
-    global _opening
-    _opening = threading.RLock()
+class _OpenBackends:
+    """The backends that this process has opened. They are found by the process's id, too: what a
+    parent has opened is of no use in a forked child, but must stay alive there.
+    """
 
+    def __init__(self) -> None:
+        self._open = lru_cache(maxsize=64)(_open)
+        self._by_spec: dict[tuple, Backend] = {}
+        self._renew_lock()
+        call_in_child(self._renew_lock)
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+    def _renew_lock(self) -> None:
+        """In a forked child another thread of the parent may have held the old one."""
+        self._lock = threading.RLock()
+
+    def open(self, kind: str | None, number: int | None, cache: Path) -> Backend:
+        """The backend of that kind and number, opened at the first call."""
+        with self._lock:
+            return self._open(kind, number, cache, os.getpid())
+
+    def lookup(self, spec: str | int | None) -> Backend:
+        """What `open_device(spec)` gave the first time."""
+        key = type(spec), spec, os.getpid()
+        found = self._by_spec.get(key)
+        if found is None:
+            found = self._by_spec[key] = open_device(spec)
+        return found
 
 
 def open_device(spec: str | int | None = None, cache: Path | None = None) -> Backend:
-    """The backend for a device. Opening is remembered: the same spec gives the same backend.
+    """The backend for a device. The same `spec` and `cache` give the same backend again.
 
     `spec` is "cuda", "cuda:1" or 1 for a GPU, "cpu" for this machine's CPU with all the cores
     that the process may use, "cpu:1" with one thread, "simulator" for the CUDA kernels on a CPU.
     None is the first GPU, else the CPU. With PYMM_SIMULATOR=1 in the environment the simulator
-    stands in for the GPU. `cache` is where binaries are kept, else `cache_directory()`.
+    stands in for the GPU. `cache` is the folder of compiled kernels, else `cache_directory()`.
 
     `NoDevice` says what is missing and what to do; `ValueError` if `spec` is no device's name.
     """
@@ -44,8 +61,14 @@ def open_device(spec: str | int | None = None, cache: Path | None = None) -> Bac
     if os.environ.get("PYMM_SIMULATOR", "0") not in ("", "0") and kind in ("cuda", None):
         kind, number = "simulator", number or 0
     where = private(Path(cache).absolute()) if cache is not None else cache_directory()
-    with _opening:
-        return _opened(kind, number, where, os.getpid())
+    return _backends.open(kind, number, where)
+
+
+def lookup_device(spec: str | int | None = None) -> Backend:
+    """`open_device(spec)`, which reads the environment and looks at directories, for callers that
+    have no time for that: the backend that it gave the first time.
+    """
+    return _backends.lookup(spec)
 
 
 def available_devices() -> list[Device]:
@@ -82,9 +105,8 @@ def _parsed(spec: str | int | None) -> tuple[str | None, int | None]:
     return kind, int(number)
 
 
-@lru_cache(maxsize=64)
-def _opened(kind: str | None, number: int | None, cache: Path, process: int) -> Backend:
-    """`process` is the caller's id: what a parent has opened is of no use in a forked child."""
+def _open(kind: str | None, number: int | None, cache: Path, process: int) -> Backend:
+    """A new backend. Without a kind the first GPU's, else the CPU's."""
     if kind == "cpu":
         with importing:
             from pymm.backends.cpu.backend import open_cpu
@@ -96,8 +118,11 @@ def _opened(kind: str | None, number: int | None, cache: Path, process: int) -> 
 
         return open_cuda(number, cache, simulator=kind == "simulator")
     try:
-        return _opened("cuda", 0, cache, process)
+        return _backends.open("cuda", 0, cache)
     except NoDevice as error:
         if any(Path(node).exists() for node in ("/dev/nvidiactl", "/dev/dxg")):
             warnings.warn(f"working on the CPU, not on this machine's GPU: {error}", stacklevel=4)
-        return _opened("cpu", None, cache, process)
+        return _backends.open("cpu", None, cache)
+
+
+_backends = _OpenBackends()

@@ -1,9 +1,10 @@
-"""What a backend offers: memory, binaries, launches, a stopwatch. Above this line nobody knows
-which machine it is.
+"""The interface of a backend: memory, binaries, launches, timing. The packages above use nothing
+else of a device.
 """
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -34,7 +35,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Resources:
-    """What the compiler gave: registers and spilled bytes of a thread, shared ones of a block."""
+    """Registers and spilled bytes of a thread, shared bytes of a block, most threads of a block."""
 
     registers: int = 0
     spilled_bytes: int = 0
@@ -43,7 +44,7 @@ class Resources:
 
 
 class Compiler(ABC):
-    """Source to binary on disk, without a device. Small, picklable, the same in every process."""
+    """Compiles sources to binaries on disk, without a device. Small and picklable."""
 
     @property
     @abstractmethod
@@ -54,13 +55,13 @@ class Compiler(ABC):
     def build(self, source: Source) -> Path:
         """The binary of `source` in the cache, compiled unless a sound one is there.
 
-        Many processes may build the same source at once: each sees a whole file or none.
+        Many processes may build the same source at once: each sees a complete file or none.
         Raises `CompileFailed`.
         """
 
 
 class Buffer(ABC):
-    """Device memory that is given back when the object goes, from any thread."""
+    """Device memory, freed when the object is destroyed, in whatever thread."""
 
     address: int
     nbytes: int
@@ -80,9 +81,88 @@ class Buffer(ABC):
         """Set every byte."""
 
 
+class Mark(ABC):
+    """A place in the work of a queue: where `Queue.mark` last put it."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait in this thread until the work before the mark is done."""
+
+
+class Queue(ABC):
+    """Work of a device that is done in its order, and overlaps with that of other queues. `stream`
+    is what launches are bound to. Copies are counted: `bytes_in` from the host, `bytes_out` to it.
+    """
+
+    stream: Any
+    bytes_in: int
+    bytes_out: int
+
+    @abstractmethod
+    def mark(self, mark: Mark) -> None:
+        """Put a mark, of the same device, behind the work so far."""
+
+    @abstractmethod
+    def wait(self, mark: Mark) -> None:
+        """Later work waits for a mark, of any device. One that was never put is not waited for."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait in this thread for all work so far. Raises `LaunchFailed`."""
+
+    @abstractmethod
+    def upload(self, array: np.ndarray, dtype: np.dtype, address: int, pitch: int) -> None:
+        """Queue the copy of a NumPy matrix, of any strides and type, to rows of `dtype` that are
+        `pitch` bytes apart on the device. Returns when `array` has been read, or, if its memory is
+        page-locked, at once.
+        """
+
+    @abstractmethod
+    def download(self, address: int, pitch: int, dtype: np.dtype, array: np.ndarray) -> None:
+        """The way back: returns when `array` holds the rows."""
+
+    @abstractmethod
+    def copy(
+        self,
+        source: int,
+        source_pitch: int,
+        target: int,
+        target_pitch: int,
+        shape: tuple[int, int],
+    ) -> None:
+        """Queue a copy of `shape` = (rows, bytes of a row) between two places of devices, rows
+        their pitches apart. The devices are the same, or `Backend.reach` each other.
+        """
+
+    # The same as calls without arguments, for who makes them often; to be made within `here`
+
+    @abstractmethod
+    def here(self) -> AbstractContextManager[None]:
+        """Have the queue's device be the one that this thread works on, for a `with`."""
+
+    @abstractmethod
+    def marking(self, mark: Mark) -> Callable[[], None]:
+        """`mark` as a call."""
+
+    @abstractmethod
+    def waiting(self, mark: Mark) -> Callable[[], None]:
+        """`wait` as a call."""
+
+    @abstractmethod
+    def copying(
+        self,
+        source: int,
+        source_pitch: int,
+        target: int,
+        target_pitch: int,
+        shape: tuple[int, int],
+    ) -> Callable[[], None]:
+        """`copy` as a call."""
+
+
 class RebindableLaunch(ABC):
-    """A bound launch of a backend that can do more with it than call it. Where a backend cannot,
-    a bound launch is any callable.
+    """A bound launch that can be made again for other addresses. Backends that have no such thing
+    return any callable as a bound launch.
     """
 
     __slots__ = ()
@@ -90,7 +170,7 @@ class RebindableLaunch(ABC):
     @property
     @abstractmethod
     def context(self) -> int:
-        """Number of the context that it works in."""
+        """Number of the context that it launches in."""
 
     @property
     @abstractmethod
@@ -103,13 +183,38 @@ class RebindableLaunch(ABC):
 
     @abstractmethod
     def assume_context(self, number: int) -> Callable[[], None]:
-        """The same launch for a caller that knows the number of the current context."""
+        """The same launch for a caller that knows `number`, that of the current context."""
 
     @abstractmethod
     def rebind(self, *addresses: int) -> RebindableLaunch:
         """The same launch for A, B and C of the same forms at other addresses, equal to the old
         ones modulo 128.
         """
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, eq=False)
+class TimedCall:
+    """A call that `Backend.time` is to time. `prepare` is called before each run, and its time does
+    not count. `library` names the library whose CPU threads the call uses ("" for pymm's).
+    """
+
+    call: Callable[[], object]
+    prepare: Callable[[], object] = _nothing
+    library: str = ""
+
+    @classmethod
+    def of(cls, call: Callable[[], object]) -> TimedCall:
+        """`call` itself if it is one already."""
+        return call if isinstance(call, cls) else cls(call)
+
+    def __call__(self) -> None:
+        """Prepare and call."""
+        self.prepare()
+        self.call()
 
 
 class Executable(ABC):
@@ -131,21 +236,23 @@ class Executable(ABC):
     ) -> Callable[[], None]:
         """A call without arguments that launches the product on `stream` and does not wait for it.
 
-        Everything that can be worked out ahead (geometry, packed arguments) is worked out here,
-        and a geometry that the device cannot launch raises `LaunchFailed` here. The call keeps
-        the owners of the matrices alive, may be made from any thread, and raises `LaunchFailed`.
-        `stream` is anything that `Backend.stream` takes. `problem` has no empty extent but
-        possibly k.
+        Geometry and arguments are worked out here, and a geometry that the device cannot launch
+        raises `LaunchFailed` here. The call keeps the owners of the matrices alive, may be made
+        from any thread, and raises `LaunchFailed`. `stream` is anything that `Backend.stream`
+        takes. Of the extents of `problem` only k may be 0.
         """
 
 
 class Backend(ABC):
-    """One device and its compiler. Made by `pymm.backends.open_device`, cheap to keep, not shared
-    between processes. Everything may be called from any thread.
+    """One device and its compiler. Made by `pymm.backends.open_device`, not shared between
+    processes. All methods may be called from any thread.
     """
 
     device: Device
     compiler: Compiler
+
+    #: Whether there are queues: the device has memory of its own, and copies overlap its work.
+    has_queues = False
 
     @property
     def toolchain(self) -> str:
@@ -173,6 +280,16 @@ class Backend(ABC):
             found = self._executables[source.key] = self.load(source)
         return found
 
+    @cached_property
+    def _warnings(self) -> set[str]:
+        return set()
+
+    def warn_once(self, text: str) -> None:
+        """Give `text` as a `RuntimeWarning`, the first time that this device has cause to."""
+        if text not in self._warnings:
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
+            self._warnings.add(text)
+
     # Memory
 
     @abstractmethod
@@ -180,13 +297,13 @@ class Backend(ABC):
         """Uninitialised device memory. Raises `MemoryError` that says what is free."""
 
     def reset(self) -> None:  # noqa: B027 there may be nothing to do
-        """Have what is bound from now on use fresh scratch memory. What was bound before keeps its
-        own. Also gives back what no launch uses any more.
+        """Give launches that are bound from now on fresh scratch memory; those bound before keep
+        theirs. Memory that no launch uses any more is freed.
         """
 
     def preparing(self) -> AbstractContextManager[None]:
-        """Held while a product is prepared: compiling, loading and allocating then disturb no graph
-        that is being captured.
+        """Entered while a product is prepared, so that compiling, loading and allocating do not
+        break the capture of a graph.
         """
         return nullcontext()
 
@@ -211,8 +328,8 @@ class Backend(ABC):
 
     @abstractmethod
     def row_pitch(self, row_bytes: int) -> int:
-        """Bytes from row to row, `row_bytes` or more, at which every row starts on a boundary that
-        the device reads well: what "pitched" rows mean here.
+        """Bytes from row to row, `row_bytes` or more, of pitched rows: each starts on a boundary
+        that the device reads fast.
         """
 
     @abstractmethod
@@ -224,12 +341,13 @@ class Backend(ABC):
         transfer: str = "pageable",
         stream: Any = None,
     ) -> None:
-        """Copy the rows of a NumPy matrix (rows x columns, neighbours of a row next to each other,
-        rows any distance of at least a row apart) to device rows `pitch` bytes apart.
+        """Copy a NumPy matrix (contiguous rows, any distance of at least a row apart) to device
+        rows `pitch` bytes apart.
 
-        After the work already on `stream`, before work put there later. On return `array` may be
-        changed. `transfer` is one of `TRANSFERS`; all give the same bytes. A memory that cannot be
-        registered goes the pinned way. `ValueError` for another transfer or layout.
+        The copy runs after the work that is on `stream` now and before work put there later. On
+        return `array` may be changed. `transfer` is one of `TRANSFERS`; all give the same bytes.
+        Memory that cannot be registered is transferred as "pinned". `ValueError` for another
+        transfer or layout.
         """
 
     @abstractmethod
@@ -241,7 +359,7 @@ class Backend(ABC):
         transfer: str = "pageable",
         stream: Any = None,
     ) -> None:
-        """The way back, same layout: waits for `stream` and returns when `array` holds the rows.
+        """The reverse of `copy_in`: waits for `stream` and returns when `array` holds the rows.
         Raises `LaunchFailed` if the work on the stream failed.
         """
 
@@ -254,9 +372,9 @@ class Backend(ABC):
         shape: tuple[int, int],
         stream: Any = None,
     ) -> None:
-        """Copy `shape` = (rows, bytes of a row) from one place of the device to another that does
-        not overlap it, rows their pitches apart, in the stream's order and perhaps without waiting
-        for it. By way of the host, where a backend knows no shorter one.
+        """Copy `shape` = (rows, bytes of a row) from one address of the device to another, without
+        overlap, in the order of the stream and possibly without waiting for it. Where a backend has
+        no direct copy, through the host.
         """
         rows = np.empty(shape, np.uint8)
         self.copy_out(source, source_pitch, rows, stream=stream)
@@ -264,17 +382,41 @@ class Backend(ABC):
 
     @contextmanager
     def locked(self, array: np.ndarray) -> Iterator[bool]:
-        """Keep the pages of a contiguous array locked for a `with`; False where they cannot be."""
+        """Page-lock a contiguous array for a `with`; False where that is not possible."""
         yield False
+
+    # Queues: only of devices with memory of their own
+
+    def queue(self) -> Queue:
+        """A new queue, with staging of its own for what it copies from and to the host."""
+        raise NotImplementedError(f"{self.device.name} has no queues: it works in host memory")
+
+    def new_mark(self) -> Mark:
+        """A mark for queues of this device."""
+        raise NotImplementedError(f"{self.device.name} has no queues: it works in host memory")
+
+    def free_bytes(self) -> int:
+        """Memory of the device that nobody has allocated."""
+        raise NotImplementedError(f"{self.device.name} works in host memory")
+
+    def reach(self, other: Backend) -> bool:
+        """Let queues of this device copy from the memory of `other`; False if they cannot."""
+        return False
+
+    def scratch_bytes(self, config: Config, problem: Problem, a: Matrix, b: Matrix) -> int:
+        """Bytes of device memory that launches of `config` need besides their operands: for copies
+        of them that the kernel can read, and parts of sums.
+        """
+        return 0
 
     # Order
 
     @abstractmethod
     def stream(self, stream: Any) -> Any:
-        """What a user may give as a stream in the form that the rest of this class takes: None
-        (the default stream), a PyCUDA `Stream`, an integer handle, or an object with
-        `__cuda_stream__` (PyTorch, CuPy, cuda.core), `cuda_stream` or `ptr`. `TypeError` for
-        anything else; on a CPU for anything but None.
+        """A user's stream in the form that the rest of this class takes. It may be None (the
+        default stream), a PyCUDA `Stream`, an integer handle, or an object with `__cuda_stream__`
+        (PyTorch, CuPy, cuda.core), `cuda_stream` or `ptr`. `TypeError` for anything else; on a CPU
+        for anything but None.
         """
 
     @abstractmethod
@@ -294,23 +436,23 @@ class Backend(ABC):
         self, calls: Sequence[Callable[[], None]], flush: bool = True, ahead: int = 1
     ) -> list[float]:
         """Seconds that each call takes on the device, one after the other, with cold caches if
-        `flush`; NaN where the host did not queue the call in time, so that its delay would count.
-        Then a larger `ahead` helps: so many times as long the device is kept busy before each call.
-        The calls use the default stream. What a call's attribute `prepare` does, if it has one, is
-        done before the call and not timed. Its attribute `library`, if it has one, names whose
-        threads it works with ("": pymm's). Raises `LaunchFailed`.
+        `flush`. The calls use the default stream; each is a function without arguments or a
+        `TimedCall`. Raises `LaunchFailed`.
+
+        NaN stands for a call that the host queued too late, so that its delay would count. A larger
+        `ahead` helps then: the device is kept busy that many times as long before each call.
         """
 
     @abstractmethod
     def telemetry(self) -> Mapping[str, float | str]:
-        """What can be read of: `sm_mhz`, `memory_mhz`, `power_w`, `temperature_c`, `throttle`
+        """Those that can be read of: `sm_mhz`, `memory_mhz`, `power_w`, `temperature_c`, `throttle`
         (reasons joined by "+", "" for none); on a CPU `load` (mean length of the run queue over a
         minute). Never raises.
         """
 
 
-#: How host memory travels: as it is, through a page-locked staging area, or page-locked in place
-#: for the time of the copy.
+#: How host memory is transferred: from where it is by the driver, through page-locked staging
+#: memory, or page-locked in place during the copy.
 TRANSFERS = ("pageable", "pinned", "registered")
 
 
@@ -326,8 +468,8 @@ def check_rows(array: np.ndarray, pitch: int) -> tuple[int, int]:
     apart = rows > 1 and steps[0] < row_bytes
     if array.size and (apart or (columns > 1 and steps[1] != array.itemsize)):
         raise ValueError(
-            f"copies take rows of neighbouring elements, one after the other; shape {array.shape} "
-            f"has strides {steps} bytes for elements of {array.itemsize}"
+            f"copies take contiguous rows, one after the other; shape {array.shape} has strides of "
+            f"{steps} bytes for elements of {array.itemsize}"
         )
     if pitch < row_bytes:
         raise ValueError(f"rows of {row_bytes} bytes do not fit {pitch} bytes apart")

@@ -1,6 +1,6 @@
-"""What the caches of launches share with the backends: which context a thread has current, asked at
-every call of a product whose operands are on a GPU; and when scratch memory was given up, so that
-cached launches let go of it, too.
+"""What the launch cache and the backends share: which CUDA context is current, asked at every call
+with operands on a GPU; and when scratch memory was released, so that cached launches release it,
+too.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 
 class Current:
-    """`context()` says which context of a GPU this thread has current: a number that no other
-    context of this process ever has, destroyed ones included; 0 if it has none; None while no GPU
-    is open. The backend of a GPU puts its driver's question here. `forget` are the caches' answers
-    to `scratch_dropped`.
+    """`context()` is the number of the context that this thread has current: one that no other
+    context of this process ever has, destroyed ones included; 0 if there is none; None while no GPU
+    is open. The backend of a GPU replaces the function. `forget` holds the functions that
+    `scratch_dropped` calls.
     """
 
     context: Callable[[], int | None]
@@ -22,7 +22,7 @@ class Current:
         self.forget: list[Callable[[], None]] = []
 
     def scratch_dropped(self) -> None:
-        """Have every cache of launches forget them."""
+        """Have every launch cache drop its launches."""
         for forget in self.forget:
             forget()
 

@@ -1,5 +1,5 @@
-"""What a GPU reports while it works (NVML), and what Nsight Compute measures where it is installed.
-Reading NVML never raises.
+"""What a GPU reports while it works (NVML; reading it never raises), and what Nsight Compute
+measures where it is installed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from types import ModuleType
 
-#: Names of the bits of nvmlDeviceGetCurrentClocksEventReasons that mean "slower than asked".
+#: The bits of nvmlDeviceGetCurrentClocksEventReasons that mean a reduced clock, and their names
+#: here.
 THROTTLING = {
     "nvmlClocksEventReasonSwPowerCap": "power cap",
     "nvmlClocksThrottleReasonHwSlowdown": "hardware slowdown",
@@ -22,14 +23,14 @@ THROTTLING = {
     "nvmlClocksEventReasonApplicationsClocksSetting": "application clocks",
 }
 
-#: Of these what is no disturbance: a large product draws all the power that a GPU may take (10 % of
-#: the trials on an H200), and clocks that somebody has set stay so.
+#: Those of them that are no disturbance: a large product draws all the power that a GPU may take
+#: (10 % of the trials on an H200), and clocks that somebody has set do not change.
 USUAL = ("power cap", "application clocks")
 
 
 @lru_cache(maxsize=1)
 def _nvml() -> ModuleType | None:
-    """The library, initialised once per process; None where it is not to be had."""
+    """NVML, initialised once per process; None where it is not available."""
     try:
         import pynvml
 
@@ -47,44 +48,44 @@ def driver_version() -> str:
 
 def read_telemetry(bus_id: str) -> Mapping[str, float | str]:
     """Clocks (MHz), power (W), temperature (C) and throttle reasons of the GPU at a PCI bus id:
-    NVML counts GPUs otherwise than CUDA does. What cannot be read is left out.
+    NVML and CUDA number GPUs differently. What cannot be read is left out.
     """
     nvml = _nvml()
     gpu = _asked(nvml.nvmlDeviceGetHandleByPciBusId, bus_id) if nvml else None
     if gpu is None:
         return {}
-    told = {
+    values = {
         "sm_mhz": _asked(nvml.nvmlDeviceGetClockInfo, gpu, nvml.NVML_CLOCK_SM),
         "memory_mhz": _asked(nvml.nvmlDeviceGetClockInfo, gpu, nvml.NVML_CLOCK_MEM),
         "power_w": _asked(nvml.nvmlDeviceGetPowerUsage, gpu),
         "temperature_c": _asked(nvml.nvmlDeviceGetTemperature, gpu, nvml.NVML_TEMPERATURE_GPU),
     }
-    if told["power_w"] is not None:
-        told["power_w"] /= 1000  # from milliwatts
+    if values["power_w"] is not None:
+        values["power_w"] /= 1000  # from milliwatts
     reasons = _asked(getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None), gpu)
-    read: dict[str, float | str] = {k: float(v) for k, v in told.items() if v is not None}
+    read: dict[str, float | str] = {k: float(v) for k, v in values.items() if v is not None}
     if reasons is not None:
         bits = {name: getattr(nvml, name, 0) for name in THROTTLING}
         read["throttle"] = "+".join(THROTTLING[n] for n, bit in bits.items() if reasons & bit)
     return read
 
 
-def _asked(question: Callable | None, *arguments: object):
-    """The answer, or None: a GPU may not know; errors of the library are not our caller's."""
+def _asked(function: Callable | None, *arguments: object):
+    """What a function of NVML returns; None for an error, since not every GPU supports each one."""
     try:
-        return question(*arguments)
+        return function(*arguments)
     except Exception:
         return None
 
 
-#: Where a CUDA toolkit has it, besides the PATH.
+#: Where a CUDA toolkit installs it; the PATH comes first.
 USUAL_PATH = "/usr/local/cuda/bin/ncu"
 
 Figures = dict[str, tuple[str, str]]
 
 
 class ProfileFailed(RuntimeError):
-    """No profile; the message says why, in Nsight Compute's words where it has some."""
+    """There is no profile; the message says why, with Nsight Compute's own words if it gave any."""
 
 
 def find_profiler() -> str | None:
@@ -129,8 +130,8 @@ def profile(
 
 
 def parse(text: str) -> list[Figures]:
-    """The table in what `ncu --csv` prints, one line for each metric of a launch. The program's own
-    words stand before it.
+    """The table that `ncu --csv` prints, one line for each metric of a launch, after what the
+    program itself prints.
     """
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), len(lines))

@@ -21,11 +21,12 @@ from rich.progress import Progress
 
 from pymm.console import Stop
 from pymm.core.device import Device
+from pymm.core.errors import Busy
 from pymm.core.problem import Problem
 from pymm.kernels.source import Source
 from pymm.measure.precompile import Precompiler, compilers_beside
 from pymm.measure.results import Schema
-from pymm.measure.worker import Reply, Request, Site, Worker, begin
+from pymm.measure.worker import Reply, Request, Site, Worker, begin, devices_alone
 from pymm.selection.records import Environment
 
 Row = dict[str, object]
@@ -74,16 +75,31 @@ class Runner:
                 build.cancel()
 
     def each(self, tasks: Sequence[Task], title: Callable[[Task], str]) -> Iterator[Task]:
-        """The tasks in turn, shown as progress, until the run is to end."""
-        with Progress(console=self.console, disable=not self.console.is_terminal) as progress:
-            bar = progress.add_task(self.device.name, total=len(tasks))
-            for count, task in enumerate(tasks):
-                if self.stop() or time.monotonic() > self.deadline:
-                    self.left += len(tasks) - count
-                    return
-                progress.update(bar, description=title(task))
-                yield task
-                progress.advance(bar)
+        """The tasks in turn, shown as progress, until the run is to end. The device is locked
+        against other runs of `pymm.bench` and `pymm.tune` from the first task to the last.
+        """
+        done = 0
+        try:
+            with (
+                devices_alone([self.device], self._over, self.say),
+                Progress(console=self.console, disable=not self.console.is_terminal) as progress,
+            ):
+                bar = progress.add_task(self.device.name, total=len(tasks))
+                for task in tasks:
+                    if self._over():
+                        break
+                    progress.update(bar, description=title(task))
+                    yield task
+                    progress.advance(bar)
+                    done += 1
+        except Busy as other:
+            if not self.stop():
+                self.say(f"{other} until the time was over")
+        self.left += len(tasks) - done
+
+    def _over(self) -> bool:
+        """Whether no task is to be begun any more."""
+        return self.stop() or time.monotonic() > self.deadline
 
     def ask(self, request: Request, limit: float) -> Reply:
         """Have the worker measure; a child that is lost costs this reply alone. Raises
@@ -105,7 +121,7 @@ class Runner:
 
 
 @contextmanager
-def opened(name: str | None, console: Console) -> Iterator[tuple[Worker, Stop]]:
+def open_worker(name: str | None, console: Console) -> Iterator[tuple[Worker, Stop]]:
     """A worker on the device of that name, for a `with` in which the first Ctrl-C is a request.
     Raises `WorkerFailed` where there is no such device.
     """

@@ -1,4 +1,4 @@
-"""Exceptions of pymm besides Python's own: no device, no compilation, no launch."""
+"""Exceptions of pymm besides Python's own."""
 
 
 class NoDevice(RuntimeError):
@@ -23,6 +23,10 @@ class CompilerKilled(CompileFailed):
     """The compiling process was killed, by whomever; another time it may not be."""
 
     outcome = "crashed"
+
+
+class Busy(RuntimeError):
+    """Another process of this user has taken what this one needs: a device, a tuner's journal."""
 
 
 class LaunchFailed(RuntimeError):

@@ -213,7 +213,8 @@ def drop_partial_line(path: Path) -> None:
     """Cut off what comes after the last line break, as a killed run leaves it."""
     with open(path, "r+b") as file:
         content = file.read()
-        file.truncate(content.rfind(b"\n") + 1)
+        if content and not content.endswith(b"\n"):  # else another process may append just now
+            file.truncate(content.rfind(b"\n") + 1)
 
 
 def commit() -> str:

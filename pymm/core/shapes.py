@@ -49,6 +49,10 @@ NAMED_SETS: dict[str, tuple[str, str]] = {
         "one or two extents far below the others",
         "8192x16x8192,16x8192x8192,256x256x65536,64x64x262144",
     ),
+    "distributed": (
+        "tiles of C to which distributed products add thin panels: tune it with --beta 1",
+        ",".join(f"{m}x{m}x{k}" for m in (2048, 4096, 5001, 8192) for k in (256, 512, 1024, 2048)),
+    ),
     "o4-square": ("squares from 250 to 10000 in steps of 250", "250:10001:250"),
     "o4-rank-k": (
         "m = n in the thousands, k = 32, 64, 128, 156",

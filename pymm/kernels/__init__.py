@@ -90,8 +90,8 @@ known_kernel = lru_cache(maxsize=256)(find_kernel)
 
 
 def kernels_for(problem: Problem, device: Device) -> list[Kernel]:
-    """The kernels that can compute `problem` on a device of this kind, lowest rung first; before
-    them those that are preferred for other problems.
+    """The kernels that can compute `problem` on a device of this kind, from the lowest to the
+    highest rung; those that are preferred only for other problems come before all others.
     """
     able = [k for k in KERNELS if problem.dtype in k.dtypes and k.runs_on(device)]
     return sorted(able, key=lambda kernel: kernel.preferred_for(problem, device))
@@ -105,4 +105,4 @@ def parse_slug(slug: str, backend: str = "cuda") -> Config:
     try:
         return kernel.config({key: int(field[len(key) :]) for key, field in parameters.items()})
     except ValueError as error:
-        raise ValueError(f"{slug!r} is no configuration of {kernel.name}: {error}") from None
+        raise ValueError(f"{slug!r} is not a configuration of {kernel.name}: {error}") from None

@@ -23,7 +23,7 @@ MAX_GRID_YZ = 65535
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition that a configuration must meet, and the sentence about one that does not."""
+    """A condition that a configuration must meet, and the sentence that states it."""
 
     reason: str
     holds: Callable[[Config, Problem, Device], bool]
@@ -31,8 +31,8 @@ class Rule:
 
 @dataclass(frozen=True)
 class Box:
-    """What a tensor map loads or stores at a time: `columns` elements of `rows` rows, in shared
-    memory swizzled in rows of 128 bytes, or with `swizzle` 0 as they come.
+    """What a tensor map loads or stores at a time: `rows` rows of `columns` elements, in shared
+    memory swizzled in rows of `swizzle` bytes (0: not swizzled).
     """
 
     columns: int
@@ -44,13 +44,13 @@ class Box:
 class Tma:
     """How a kernel loads its operands by TMA (the tensor memory accelerator).
 
-    The kernel gets tensor maps of A, B and C in the place of pointers; their hardware puts zeros
-    around a matrix, so that one source serves all sizes. `boxes` of A, B and C, for the problem as
-    the kernel loads it; None for a C that it never stores by TMA. `major` says which axis of A and
-    B must be contiguous, for all problems or for each: "any" (as stored), "k" (K-major) or "mn"
-    (MN-major). With two `terms` an element comes as high + low, both rounded to tf32, the matrix of
-    the low terms behind that of the high ones. If `scaled` the terms are float16 with block scaling
-    (common/block_scaling_repack.cuh).
+    The kernel gets tensor maps of A, B and C instead of pointers. The hardware reads zeros outside
+    of a matrix, so that one source serves all sizes. `boxes` gives those of A, B and C, for the
+    problem in the layout that the kernel loads; None for a C that is never stored by TMA. `major`
+    says which axis of A and B must be contiguous, for all problems or for each: "any" (as stored),
+    "k" (K-major) or "mn" (MN-major). With two `terms` an element comes as high + low, both rounded
+    to tf32, the matrix of the low terms behind that of the high ones. If `scaled` the terms are
+    float16 with block scaling (common/block_scaling_repack.cuh).
     """
 
     boxes: Callable[[Config, Problem], tuple[Box, Box, Box | None]]
@@ -72,9 +72,9 @@ class Persistent:
     """A kernel of as many blocks as the device holds at a time, `blocks_per_sm` on each
     multiprocessor, which take unit after unit of the whole batch.
 
-    Where the kernel has a parameter SPLIT, so many parts of k are units of their own, and a second
-    launch adds up their sums; with `splits_last_wave` only the tiles of the last wave are split.
-    `partial_bytes` gives the bytes of the sums, if they are not whole matrices.
+    A unit is a tile, or with a parameter SPLIT one of that many parts of k of a tile, whose sums a
+    second launch adds. With `splits_last_wave` only the tiles of the last wave are split.
+    `partial_bytes` gives the bytes of the sums, if they are not stored as whole matrices.
     """
 
     blocks_per_sm: Callable[[Config], int] = lambda c: 1
@@ -97,19 +97,20 @@ class Kernel:
 
     `tiles` gives the blocks along x and y. With `dynamic_shared` the launch sets the block's shared
     memory, which may then exceed 48 KiB. An `aligned` kernel is compiled for the alignment of its
-    operands: `ALIGN` bytes. One with a `workspace` takes a pointer to so many bytes as its last
-    argument: zeros at first, and zeros again after each launch where it counts.
+    operands: `ALIGN` bytes. A kernel with a `workspace` takes a pointer to that many bytes as its
+    last argument. They are zero at first, and the kernel leaves its counters there zero.
 
-    Three properties say what a GPU must offer and how the kernel is launched, each on its own:
+    Three independent properties say what a GPU must offer and how the kernel is launched:
     `min_capability` is the least compute capability, and the only major one if the kernel is
     `arch_specific` (made of instructions that later GPUs do not have, compiled for sm_90a alone;
-    the simulator runs it in tests, but never selects it); `tma` says how operands are loaded by
-    tensor maps, None by pointers; `persistent` says that blocks stay, None that each has one tile.
+    the simulator runs it in tests, but never selects it); `tma` says how operands are loaded
+    through tensor maps (None: through pointers); `persistent` says how many blocks there are, each
+    of which computes several tiles (None: each block computes one).
 
-    One that fills `both_halves` of a symmetric C stores each element of the computed half twice: no
-    launch mirrors it. `heuristic` gives a default for a problem and device, where one for all is
-    not enough; the `extra_points` are searched besides the space. For problems that it is not
-    `preferred_for` a kernel comes last.
+    A kernel that fills `both_halves` of a symmetric C stores each element of the computed half
+    twice, so that no launch mirrors it. `heuristic` makes a default for each problem and device,
+    where one for all is not good enough. `extra_points` are searched besides the space. For
+    problems that it is not `preferred_for`, a kernel ranks below all others.
     """
 
     number: int
@@ -148,14 +149,14 @@ class Kernel:
 
     @property
     def default_config(self) -> Config:
-        """The first choice without tuning."""
+        """The default, if a kernel has only one."""
         return self.config(self.default)
 
     def default_for(self, problem: Problem, device: Device) -> Config:
-        """The configuration that every tuned one is compared with: what is `heuristic`, else the
-        default, or where a rule forbids it the first of `fallbacks` that obeys them all. A
-        persistent kernel takes the first whose tiles keep nine multiprocessors of ten busy, else
-        the last.
+        """The default for a problem on a device, with which every tuned configuration is compared:
+        that of `heuristic`, else the first of `default` and `fallbacks` that obeys all rules. Of
+        these a persistent kernel takes the first whose tiles keep nine of ten multiprocessors busy,
+        else the last.
         """
         if self.heuristic:
             config = self.config(self.heuristic(problem, device))
@@ -174,8 +175,8 @@ class Kernel:
         """A configuration of this kernel. `ValueError` unless it names exactly this kernel's
         parameters, as positive integers.
 
-        Values outside `space` are allowed: `space` is what a search walks through, `violations`
-        is what decides.
+        Values outside `space` are allowed: `space` is what a search tries; whether a configuration
+        may run is decided by the rules (`violations`).
         """
         if set(parameters) != set(self.space):
             got = ", ".join(map(str, parameters)) or "none"
@@ -191,7 +192,7 @@ class Kernel:
         return self.shared_elements(config, problem) * problem.numpy_dtype.itemsize
 
     def runs_on(self, device: Device) -> bool:
-        """Whether a device of this kind has the instructions that the kernel is made of."""
+        """Whether the device has the instructions that the kernel uses."""
         if self.backend != device.kernel_backend:
             return False
         if self.backend == "cpu":
@@ -264,7 +265,7 @@ class Config:
 
     @cached_property
     def slug(self) -> str:
-        """The one spelling of a configuration: `register_tile-MB64-NB64-KB16-TA4-TB4`."""
+        """The configuration in one word: `register_tile-MB64-NB64-KB16-TA4-TB4`."""
         return "-".join([self.kernel_name, *(f"{name}{value}" for name, value in self.parameters)])
 
     def as_dict(self) -> dict[str, int]:
@@ -272,11 +273,11 @@ class Config:
         return dict(self.parameters)
 
 
-# Split-k of persistent kernels: the sums of each part in memory, added up by common/combine.cuh
+# Split-k of persistent kernels: the sums of each part are stored, and common/combine.cuh adds them
 
 
 def parts_of(config: Config) -> int:
-    """Parts that k is split into."""
+    """The number of parts of k."""
     return getattr(config, "SPLIT", 1)
 
 

@@ -8,15 +8,15 @@ from pymm.core.problem import Problem
 from pymm.kernels.kernel import Config, Rule, parts_bytes
 from pymm.kernels.tiles import COUNTERS, tiles, workspace_bytes
 
-#: Bytes that the parts of a split product may take: in the memory of a persistent kernel, and in
-#: the workspace of one whose blocks add up the parts themselves.
+#: Most bytes of the parts of a split product: of a persistent kernel, whose parts a second launch
+#: adds, and of a kernel whose blocks add them themselves.
 MAX_PARTS_BYTES, MAX_WORKSPACE_BYTES = 256 * 2**20, 128 * 2**20
 
-#: Accumulators that a thread has room for, by the number of warpgroups that multiply: their
-#: registers (232, 232, 160, 104) less 40 for the rest.
+#: Most accumulators of a thread, by the number of warpgroups that multiply: its registers (232,
+#: 232, 160, 104) less 40 for everything else.
 ACCUMULATORS = {1: 192, 2: 192, 3: 120, 4: 64}
 
-#: Shared memory that the driver keeps of each block.
+#: Bytes of shared memory of each block that the driver reserves.
 RESERVED_SHARED = 1024
 
 THREADS_FIT = Rule(
@@ -45,18 +45,18 @@ PARTS_HAVE_STEPS = Rule(
 )
 
 TILES_ALIKE = Rule(
-    "a symmetric C that is computed whole has all tiles alike: SPLIT is 1",
+    "a symmetric C of which both halves are computed has no split tiles: SPLIT is 1",
     lambda c, p, d: c.SPLIT == 1 or not p.in_full,
 )
 
 
 def _split_pays(c: Config, p: Problem, d: Device) -> bool:
-    """True unless there are blocks enough without splitting k, or parts without a step."""
+    """False if there are enough blocks without splitting k, or if a part has no step."""
     shared = tiles(c, p) * p.batch
     return c.SPLIT == 1 or (shared * c.SPLIT <= 8 * d.sms and c.SPLIT * c.KB <= p.k)
 
 
-#: Of kernels whose blocks add up the parts themselves (common/split_k.cuh).
+#: Rules of kernels whose blocks add the parts themselves (common/split_k.cuh).
 SPLIT_RULES = (
     Rule(
         "k is split only into parts of a step or more, and only for idle multiprocessors",
@@ -73,7 +73,7 @@ SPLIT_RULES = (
 
 
 def registers_fit(c: Config, d: Device, registers: int) -> bool:
-    """True if BLOCKS blocks have so many registers for each thread; they are allocated by eight."""
+    """True if the threads of BLOCKS blocks have `registers` each, allocated in eights."""
     threads = c.BLOCKS * c.kernel.threads(c)
     return (
         registers <= d.max_registers_per_thread

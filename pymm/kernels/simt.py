@@ -1,4 +1,4 @@
-"""Kernels 0 to 4, the ladder that the project started from: every thread multiplies and adds."""
+"""Kernels 0 to 4: ordinary multiply-adds by every thread, from naive to register tiles."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def words(problem: Problem) -> int:
 
 def _registers(c: Config, p: Problem) -> int:
     """Registers of a thread with a TA x TB tile: accumulators, one row of B, one column of A, and
-    48 for addresses, counters and elements on their way to shared memory.
+    48 for addresses, counters and elements that are copied to shared memory; rounded up to the
+    eight that are allocated at a time.
 
-    In kernel 3 a column of A crosses the rows of the tile, and the compiler reads up to 32 bytes
-    of each row ahead: the columns of several steps along k. In steps of eight, as registers are
-    allocated. Checked with nvcc 13.0 for sm_75 to sm_90a: what these rules let through does not
-    spill.
+    In kernel 3 a column of A is read across the rows of the tile, and the compiler reads up to 32
+    bytes of each row ahead: the columns of several steps along k. Checked with nvcc 13.0 for sm_75
+    to sm_90a: configurations that obey these rules do not spill.
     """
     column = 8 * c.TA if c.kernel_name == "register_tile" else c.TA * words(p)
     return round_up(((c.TA * c.TB + c.TB) * words(p) + column + 48), 8)

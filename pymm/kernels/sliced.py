@@ -19,7 +19,7 @@ from pymm.kernels.rules import (
 from pymm.kernels.simt import words
 from pymm.kernels.tiles import COUNTERS, tiles
 
-#: Parts that one block adds up at a time (common/split_k_tree.cuh).
+#: Parts that one block adds at a time (common/split_k_tree.cuh).
 FAN = 16
 
 
@@ -36,8 +36,8 @@ def _by_rows(c: Config, p: Problem) -> bool:
 
 
 def _shared_elements(c: Config, p: Problem) -> int:
-    """The rings of all warps, and in their place at the end the sums of all warps. What is
-    transposed on its way in has rows of 4 elements more.
+    """The stages of all warps, whose memory holds the sums of all warps at the end. Operands that
+    are transposed when they are loaded have rows longer by 4 elements.
     """
     more = 4 * ((not p.trans_a) + p.trans_b) if _by_rows(c, p) else 0
     return c.SLICES * max(c.STAGES * c.KB * (c.MB + c.NB + more), c.MB * c.NB)
@@ -55,7 +55,7 @@ def _lines_are_shared(c: Config, p: Problem) -> bool:
 
 
 def _groups(parts: int) -> int:
-    """Groups of FAN parts on all levels of the tree that adds up the parts of a tile."""
+    """Groups of FAN parts on all levels of the tree that adds the parts of a tile."""
     groups = ceil_div(parts, FAN)
     return groups + _groups(groups) if parts > 1 else 0
 
@@ -69,7 +69,7 @@ def _workspace_bytes(c: Config, p: Problem) -> int:
 
 
 def _split_pays(c: Config, p: Problem, d: Device) -> bool:
-    """True unless there are blocks enough without splitting k, or warps without a slice."""
+    """False if there are enough blocks without splitting k, or if a warp has no slice."""
     shared = tiles(c, p) * p.batch
     return c.SPLIT == 1 or (shared * c.SPLIT <= 4 * d.sms and c.SPLIT * c.SLICES * c.KB <= p.k)
 
@@ -80,7 +80,7 @@ def _registers(c: Config, p: Problem) -> int:
     for each vector of a line along k, and 33 for the rest (49 for doubles). The largest register
     tiles of doubles make do with 10 less, if it is the K-major operand that has their longer side
     and not both are K-major in two stages; but not few slices of rows that start anywhere. Checked
-    with nvcc 13.0 for sm_80 and sm_90a: what this lets through does not spill.
+    with nvcc 13.0 for sm_80 and sm_90a: what this allows does not spill.
     """
     if _by_rows(c, p):
         return c.TA * c.TB + 2 * (c.TA + c.TB) + 64
@@ -142,7 +142,7 @@ _ROWS_ALONE, _ROWS_TOGETHER = (8, 8, 3, 1), (8, 4, 4, 2)
 _SQUARES_ALONE, _SQUARES_TOGETHER, _PIECES = (8, 8, 4, 1), (8, 4, 2, 2), (16, 4, 2, 3)
 #: Depth up to which three blocks with two stages are quicker than two with three.
 _THREE = 1024
-#: And for small tiles of floats, which wait for memory: more steps on their way (256 cubed 6.8 us;
+#: And for small tiles of floats, which wait for memory: more stages (256 cubed 6.8 us;
 #: 77 x 831 x 594 10.1 instead of 11.5, 173 x 223 x 612 9.5 and 11.4: benchmarks/unseen.py).
 _SMALL, _WAITING = 512, (16, 4, 4, 2)
 #: Three blocks on each multiprocessor, of tiles whose k is shared by so many that fill it thrice.

@@ -17,13 +17,13 @@ from pymm.core.forking import cached_property
 from pymm.core.problem import Problem
 from pymm.kernels import Config, Tma
 
-#: Headers that a kernel may still include because nothing else gives what they declare. None so
-#: far: the source is the key.
+#: Headers that a kernel may include although they are not inserted into its source: none, since the
+#: source is the key of a binary.
 ALLOWED_INCLUDES: tuple[str, ...] = ()
 
 #: F16 and BF16 are the kernels' own (common/half_types.cuh): CUDA's names need an include.
 _C_NAMES = {"f32": "float", "f64": "double", "f16": "F16", "bf16": "BF16"}
-#: Types of so many bytes, whatever they mean.
+#: Unsigned types by their bytes.
 _BITS = {2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
 
 C_TYPES = {ELEMENTS[name]: spelled for name, spelled in _C_NAMES.items()}
@@ -135,7 +135,7 @@ def kernel_digest(backend: str, file: str) -> str:
     return _digest(kernel_text(backend, file))
 
 
-@lru_cache(maxsize=64)  # asked for with every record, and takes 1 to 2 ms
+@lru_cache(maxsize=64)  # needed for every record, and takes 1 to 2 ms
 def _digest(text: str) -> str:
     lines = "\n".join(line for line in _NO_CODE.sub("", text).splitlines() if line.strip())
     return hashlib.sha256(lines.encode()).hexdigest()[:12]

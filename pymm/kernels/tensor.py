@@ -42,8 +42,8 @@ def _registers(c: Config, p: Problem) -> int:
     """Registers of a thread: sums, the fragments of A, those of B twice, and the rest, which is
     less where nothing is checked, 16 bytes are copied at a time and k is not split. Each 16-bit
     element that comes through registers, because rows start anywhere, takes up to four: where it
-    comes from, where it goes to. Checked with nvcc 13.0 for sm_80 to sm_90a: what this lets through
-    does not spill.
+    comes from, where it goes to. Checked with nvcc 13.0 for sm_80 to sm_90a: what this allows does
+    not spill.
     """
     kept = c.TA * c.TB // 32 + c.TA // 4 + c.TB // 2
     if p.alignment >= 4:

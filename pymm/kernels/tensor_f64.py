@@ -51,7 +51,7 @@ def _warps(c: Config) -> int:
 def _registers(c: Config, p: Problem) -> int:
     """Registers of a thread: accumulators, the fragments of two depths, and the rest, which is
     less where nothing is checked, 16 bytes are copied at a time, k is not split and C is not
-    symmetric. Checked with nvcc 13.0 for sm_80 and sm_90a: what this lets through does not spill.
+    symmetric. Checked with nvcc 13.0 for sm_80 and sm_90a: what this allows does not spill.
     """
     doubles = c.TA * c.TB // 32 + (c.TA + c.TB) * c.KI // 16
     plain = p.alignment == 16 and c.SPLIT == 1 and not p.symmetric

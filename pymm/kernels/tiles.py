@@ -1,5 +1,5 @@
-"""Tiles of C, and the workspace of blocks that share one, each with its part of k: the host's side
-of common/schedule.cuh and common/split_k.cuh.
+"""The number of tiles of C, and the workspace of blocks that share a tile by splitting k: what the
+host must know of common/schedule.cuh and common/split_k.cuh.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def tiles_in(problem: Problem, rows: int, columns: int) -> int:
 
 @lru_cache(maxsize=4096)
 def _whole_lines(lines: int, high: int, wide: int) -> int:
-    """Tiles of the first lines of a half, all of them whole."""
+    """Tiles in the first lines of tiles of a half, in all of which every row exists."""
     return sum(ceil_div((line + 1) * high, wide) for line in range(lines))
 
 
-#: Tiles of C that can be shared by several blocks: the counters of common/split_k.cuh.
+#: Most tiles of C that blocks may share: the counters of common/split_k.cuh.
 COUNTERS = 16384
 
 

@@ -54,7 +54,7 @@ def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box | None]:
 #: Bytes that the parts of a split product may take: four of 4097 x 4097.
 _MAX_PARTS_BYTES = 384 * 2**20
 
-# What to run where nothing is tuned: the form that a few measured times expect most of
+# The default: the configuration with the least expected time, by a few measured times
 
 
 def _form(mb: int, nb: int, ta: int, tb: int, **others: int) -> dict[str, int]:

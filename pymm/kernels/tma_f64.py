@@ -22,13 +22,13 @@ from pymm.kernels.tiles import tiles, tiles_in
 
 
 def form(mb: int, nb: int, ta: int, tb: int, stages: int, **more: int) -> dict[str, int]:
-    """Parameters of a block; all of k at once and one block on a multiprocessor unless said."""
+    """Parameters of a block; one block on a multiprocessor and SPLIT 1 unless given."""
     given = dict(MB=mb, NB=nb, KB=16, TA=ta, TB=tb, TK=16, KI=8, DEPTHS=2, STAGES=stages)
     return given | dict(BLOCKS=1, GROUP=8, SPLIT=1) | more
 
 
-#: Forms and their multiply-adds in a clock of a multiprocessor, of 128 (one H200:
-#: benchmarks/LOG.md).
+#: Configurations to choose from, and the multiply-adds per clock of a multiprocessor (of 128) that
+#: they reach (one H200: benchmarks/LOG.md).
 FORMS = (
     (form(128, 128, 64, 32, 6), 125),
     (form(128, 128, 64, 32, 6, KI=16, DEPTHS=1), 125.5),  # for shallow products
@@ -61,7 +61,7 @@ FORMS = (
     (form(16, 16, 16, 16, 8, KB=64, DEPTHS=1), 22),
 )
 
-#: Fits wherever TMA is.
+#: Runs on every GPU with TMA.
 SMALLEST = form(64, 64, 32, 32, 4)
 
 #: Clocks of a microsecond under load; microseconds of a tile besides its multiply-adds, and of each
@@ -72,7 +72,7 @@ _CLOCKS, _TILE, _STORED, _SHARING, _MEMORY = 1900, 0.1, (4.3e-5, 5e-4), 8.5, 4.0
 
 
 def heuristic(kernel: Kernel, p: Problem, d: Device) -> dict[str, int]:
-    """The form with the least expected time, and whether its last wave is shared."""
+    """The configuration with the least expected time, and whether its last wave is split."""
     options = [(given | dict(SPLIT=s), rate) for given, rate in FORMS for s in _parts(given, p, d)]
     for option, _ in sorted(options, key=lambda option: _microseconds(*option, p, d)):
         if not kernel.violations(kernel.config(option), p, d):
@@ -81,8 +81,8 @@ def heuristic(kernel: Kernel, p: Problem, d: Device) -> dict[str, int]:
 
 
 def _parts(given: dict[str, int], p: Problem, d: Device) -> Iterator[int]:
-    """One, and where tiles are left for a last wave the blocks that each can have, two at least;
-    none of a form that is not for products of this depth.
+    """The values of SPLIT to consider: 1, and if the last wave is not full the number of blocks for
+    each of its tiles, at least two. None at all for a configuration that is not for this k.
     """
     if given["DEPTHS"] == 1 and given["MB"] == 128:
         if given["NB"] == 128 and given["KI"] == 16 and p.k > 256:
@@ -102,9 +102,9 @@ def _waves(given: dict[str, int], p: Problem, d: Device) -> tuple[int, int, int]
 
 
 def _microseconds(given: dict[str, int], rate: float, p: Problem, d: Device) -> float:
-    """Arithmetic and memory, of which the lesser hides for the most part. Of blocks that share a
-    multiprocessor one stores while others multiply: b store in b^(2/3) of the time of one, and q
-    of b multiply in (q / b)^(1/3) of the time of all.
+    """The time of arithmetic and that of memory, of which the smaller mostly overlaps. Where blocks
+    share a multiprocessor, one stores while others multiply: b blocks store in b^(2/3) of the time
+    of one, and q of b blocks multiply in (q / b)^(1/3) of the time of all.
     """
     waves, left, blocks = _waves(given, p, d)
     area, together = given["MB"] * given["NB"], given["BLOCKS"]
@@ -124,7 +124,7 @@ def _microseconds(given: dict[str, int], rate: float, p: Problem, d: Device) -> 
     return max(sums, memory) + 0.2 * min(sums, memory)
 
 
-#: Numbers in the 128 bytes that TMA swizzles.
+#: Elements in the 128 bytes that TMA swizzles.
 _LINE = 16
 
 
@@ -297,7 +297,7 @@ TMA_F64 = Kernel(
         PARTS_HAVE_STEPS,
         TILES_ALIKE,
         Rule(
-            "the steps of tiles that blocks share are counted in 32 bits, on up to 144 "
+            "the steps of the tiles that blocks share fit a count of 32 bits, on at most 144 "
             "multiprocessors",
             lambda c, p, d: (
                 c.SPLIT == 1
@@ -305,7 +305,10 @@ TMA_F64 = Kernel(
             ),
         ),
         STAGES_FIT,
-        Rule("tiles are shared where registers are left to find them", _finds_shares),
+        Rule(
+            "a split last wave leaves a thread registers to find the tiles that blocks share",
+            _finds_shares,
+        ),
         Rule(
             "BLOCKS blocks fit in a multiprocessor's registers, threads and shared memory",
             _registers_and_blocks_fit,

@@ -25,7 +25,7 @@ def _consumers(c: Config) -> int:
 
 def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
     """A K-major box has all rows of a tile, or what a block of the cluster loads of it; an MN-major
-    one all depth of 64 columns, or of a narrow tile's. C goes out in pieces of 64 rows.
+    one all depth of 64 columns, or of a narrow tile's. C is stored in pieces of 64 rows.
     """
     deep = min(c.KB, _COLUMNS)
     a = _across(c.MB, deep) if p.trans_a else Box(deep, c.MB, 2 * deep)
@@ -39,8 +39,8 @@ def _across(extent: int, deep: int) -> Box:
 
 
 def _shared_bytes(c: Config, p: Problem) -> int:
-    """The stages and what is read behind a narrow B, SLOTS pieces of C for each warpgroup, two
-    barriers for each stage, and up to 1 KiB to the boundary that swizzled boxes need.
+    """The stages, and what is read behind a narrow B; SLOTS pieces of C for each warpgroup; two
+    barriers for each stage; up to 1 KiB for the alignment of swizzled boxes.
     """
     stages = c.STAGES * (c.MB + c.NB) * c.KB * 2 + max(64 - c.NB, 0) * _ROW
     size = p.out_dtype.itemsize
@@ -59,7 +59,7 @@ def _shared_evenly(tile: int, own: int) -> bool:
     return own % 64 == 0 and (tile % own == 0 or narrow)
 
 
-# What to run where nothing is tuned: the form that a few measured times expect most of
+# The default: the configuration with the least expected time, by a few measured times
 
 #: Forms of a block: parameters, microseconds of a step of 64 k, of one where rows of A or B start
 #: within lines of memory, and of the rest of a tile, measured on an H200 (benchmarks/LOG.md). Pairs
@@ -82,8 +82,9 @@ _FORMS = (
     (dict(MB=64, NB=32, KB=128, TA=64, TB=64, STAGES=8), 0.145, 0.17, 0.1),
 )
 
-#: For products of so few steps that storing C takes longest: more of C on its way, row by row.
-#: Pieces of float32 are half as wide: smaller tiles. A K-major box of a k of 32 has no more.
+#: For products of few steps, of which storing C takes longest, up to this k: in rows of tiles, with
+#: more pieces of C being stored at a time. A C of float32 has pieces half as wide, so tiles are
+#: smaller. For k up to 32 a K-major box has no more than that.
 _SMALLER = dict(MB=128, NB=128, TA=64, TB=128, STAGES=4, SLOTS=2, GROUP=1)
 _SHALLOW = (
     (32, _SMALLER | dict(KB=32, STAGES=8)),
@@ -139,9 +140,10 @@ def _options(p: Problem, d: Device) -> Iterator[tuple[tuple, int]]:
 
 
 def _competes(given: dict[str, int], p: Problem) -> bool:
-    """Not where others were quicker or registers spill: what TMA stores after few steps has forms
-    of its own; pairs share B, which is little where C is tall, and are two tiles; 64 x 192 is for
-    what threads store after few steps; 256 x 192 for C of 16 bits.
+    """Whether a configuration is considered for a problem. Pairs of blocks share B, which saves
+    little if C is tall, and need two tiles. 64 x 192 is for products of few steps whose C is stored
+    by threads, 256 x 192 for a C of 16 bits. Products of few steps whose C is stored by TMA have
+    configurations of their own (`_SHALLOW`).
     """
     if given.get("CLUSTER", 1) > 1 and (p.m > 5 * p.n or p.m <= given["MB"] or p.n <= 64):
         return False
@@ -236,7 +238,7 @@ WGMMA = Kernel(
             lambda c, p, d: c.TA * c.TB // 128 <= ACCUMULATORS.get(_consumers(c), 0),
         ),
         Rule(
-            "parts of k do not go through shared memory: SLOTS is 1 where SPLIT is more",
+            "a split product is stored from registers, not shared memory: SPLIT or SLOTS is 1",
             lambda c, p, d: c.SPLIT == 1 or c.SLOTS == 1,
         ),
         PARTS_HAVE_STEPS,

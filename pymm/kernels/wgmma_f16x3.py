@@ -1,4 +1,4 @@
-"""Kernel 14: float32 as the sum of two float16 times a power of two, on Hopper's tensor cores."""
+"""Kernel 14: float32 as the sum of two block-scaled float16 values, on Hopper's tensor cores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma
 from pymm.kernels.rules import ACCUMULATORS, PARTS_FIT, PARTS_HAVE_STEPS, STAGES_FIT
 from pymm.kernels.tiles import tiles_in
 
-#: Rows and columns of a piece of C on its way out: 128 bytes of float32.
+#: Rows and columns of a piece of C that is stored at a time: 128 bytes of float32.
 _HIGH, _WIDE = 64, 32
 
 
@@ -26,9 +26,9 @@ def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
 
 
 def _shared_bytes(c: Config) -> int:
-    """The stages, each of one term, SLOTS pieces of C for each warpgroup, the powers of two stages
-    each and one more, two barriers for each stage, and up to 1 KiB to the boundary that swizzled
-    boxes need.
+    """The stages, each of one term; SLOTS pieces of C for each warpgroup; the scales, once for two
+    stages and once more; two barriers for each stage; up to 1 KiB for the alignment of swizzled
+    boxes.
     """
     stages = c.STAGES * (c.MB + c.NB) * c.KB * 2
     pieces = _consumers(c) * c.SLOTS * 4 * _HIGH * _WIDE if c.SPLIT == 1 else 0
@@ -40,7 +40,7 @@ def _accumulators_fit(c: Config, p: Problem, d: Device) -> bool:
     return c.TA * c.TB // 64 <= ACCUMULATORS.get(_consumers(c), 0)
 
 
-# What to run where nothing is tuned: the form that a few measured times expect most of
+# The default: the configuration with the least expected time, by a few measured times
 
 #: Forms of a block: parameters, microseconds of a step of 64 k and of the rest of a tile, measured
 #: on an H200 (benchmarks/LOG.md).
@@ -52,7 +52,8 @@ _FORMS = (
     (dict(MB=64, NB=64, TB=64, STAGES=12), 0.55, 2.0),
 )
 
-#: For products of so few steps that storing C takes longest: row by row, more of C on its way.
+#: For products of few steps, of which storing C takes longest, up to this k: in rows of tiles, with
+#: more pieces of C being stored at a time.
 _SHALLOW = (
     (96, dict(MB=128, NB=128, TB=64, STAGES=4, GROUP=1)),
     (256, dict(MB=128, NB=128, TB=128, STAGES=4, GROUP=1, SLOTS=2)),
@@ -136,7 +137,7 @@ WGMMA_F16X3 = Kernel(
             _accumulators_fit,
         ),
         Rule(
-            "parts of k do not go through shared memory: SLOTS is 1 where SPLIT is more",
+            "a split product is stored from registers, not shared memory: SPLIT or SLOTS is 1",
             lambda c, p, d: c.SPLIT == 1 or c.SLOTS == 1,
         ),
         PARTS_HAVE_STEPS,

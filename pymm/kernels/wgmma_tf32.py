@@ -17,8 +17,8 @@ from pymm.kernels.tiles import tiles_in
 
 
 class Form(NamedTuple):
-    """A block's tile and ring, and the microseconds of 32 of k and of the rest of a tile: measured
-    on an H200 (benchmarks/LOG.md).
+    """A block's tile and stages, and the microseconds of 32 along k and of the rest of a tile,
+    measured on an H200 (benchmarks/LOG.md).
     """
 
     MB: int
@@ -127,9 +127,9 @@ def _swapped(p: Problem) -> bool:
 
 
 def _major(p: Problem) -> tuple[str, str]:
-    """What TMA cannot read is copied, K-major. Of two MN-major operands the smaller one is made
-    K-major by a copy; but the kernel transposes A's tiles itself where that costs less: where A is
-    thin, the product little or k short.
+    """Operands that TMA cannot read are repacked, K-major. If both operands are MN-major, the
+    smaller one is repacked K-major; but the kernel transposes the tiles of A itself where that
+    costs less: if A is thin, the product small or k short.
     """
     copied_a, copied_b = (4 * shape[2] % _ROW > 0 for shape in stored_shapes(p)[:2])
     if copied_a or copied_b:
@@ -152,8 +152,8 @@ def _staged(c: Config) -> int:
 
 
 def _shared_elements(c: Config, p: Problem) -> int:
-    """The stages, pieces of C of 32 x 64 on their way out, the sums of all slices but one, two
-    barriers for each stage, and up to 1 KiB to the boundary that swizzled boxes need.
+    """The stages; pieces of C of 32 x 64 that are being stored; the sums of all slices but one; two
+    barriers for each stage; up to 1 KiB for the alignment of swizzled boxes.
     """
     stages = c.STAGES * c.kernel.tma.terms * (c.MB + c.NB) * c.KB
     sums = (_slices(c) - 1) * c.MB * c.NB
@@ -169,8 +169,8 @@ def _tiles(c: Config, p: Problem) -> tuple[int, int]:
 
 
 def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box | None]:
-    """Of C pieces. A K-major operand comes by so many rows as it has, an MN-major one as it is, and
-    by squares where it is to be transposed.
+    """A K-major operand is loaded in boxes of all its rows, an MN-major one in boxes of 32 columns,
+    or of 32 x 32 where it is transposed; C is stored in pieces.
     """
     across = Box(32, c.KB)
     if _transposes_a(p):
@@ -215,7 +215,7 @@ _SQUARES = Rule(
 
 
 def _fit(c: Config, p: Problem, d: Device) -> bool:
-    """Sums, and of two steps the columns that go through registers."""
+    """Accumulators, and the columns of two steps that go through registers."""
     wanted = c.TA * c.TB // 128 + c.KB * c.TB // 64
     if _transposes_a(c.kernel.tma.as_loaded(p)):
         wanted += 32  # a column that is being transposed
@@ -225,7 +225,7 @@ def _fit(c: Config, p: Problem, d: Device) -> bool:
 
 
 def _fit_twice(c: Config, p: Problem, d: Device) -> bool:
-    """Sums, and those of the step."""
+    """Accumulators, and those of the step."""
     return c.TA * c.TB // 64 <= ACCUMULATORS.get(_consumers(c), 0)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pymm.backends.base import Backend, Matrix
+from pymm.backends.base import Backend, Matrix, TimedCall
 from pymm.core.dtypes import BFLOAT16
 from pymm.core.problem import Problem
 from pymm.measure.cublas import syrk
@@ -20,20 +20,10 @@ from pymm.measure.cublas import syrk
 Call = Callable[[], Any]
 
 
-class Prepared:
-    """A call, and what has to be done before each run of it and is not timed."""
-
-    def __init__(self, prepare: Call, call: Call) -> None:
-        self.prepare, self._call = prepare, call
-
-    def __call__(self) -> Any:
-        return self._call()
-
-
 @dataclass(frozen=True)
 class Operands:
-    """The matrices of a problem in a device's memory, for a library to compute C = op(A) op(B), on
-    a CPU with so many `threads`.
+    """The matrices of a problem in a device's memory, for a library to compute C = op(A) op(B), or
+    with `accumulate` C += op(A) op(B), on a CPU with so many `threads`.
     """
 
     problem: Problem
@@ -41,6 +31,7 @@ class Operands:
     b: Matrix
     c: Matrix
     threads: int = 1
+    accumulate: bool = False
 
     def strided(self) -> list[_Strided]:
         """The stored matrices, for whatever reads one of the two array protocols."""
@@ -103,8 +94,14 @@ def _numpy(numpy: Any, given: Operands) -> Call:
     # once, here: within the call it would be timed
     threadpool_limits(limits=given.threads, user_api="blas")
     call = functools.partial(numpy.matmul, left, right, out=out)
-    call.library = "numpy"
-    return call
+    if given.accumulate:  # NumPy has no such operation: its users write two
+        product = numpy.empty_like(out)
+
+        def call() -> None:
+            numpy.matmul(left, right, out=product)
+            numpy.add(out, product, out=out)
+
+    return TimedCall(call, library="numpy")
 
 
 def _torch_product(torch: Any, given: Operands) -> Call | None:
@@ -112,10 +109,16 @@ def _torch_product(torch: Any, given: Operands) -> Call | None:
     problem = given.problem
     left, right, out = given.oriented(*given.tensors(torch))
     torch.backends.cuda.matmul.allow_tf32 = problem.type.tf32
+    one = problem.batch == 1
+    if given.accumulate:
+        multiply, operands = (torch.addmm if one else torch.baddbmm), (out, left, right)
+    elif problem.out_dtype == problem.numpy_dtype:
+        multiply, operands = torch.matmul, (left, right)
+    else:
+        multiply, operands = (torch.mm if one else torch.bmm), (left, right)
     if problem.out_dtype == problem.numpy_dtype:
-        return functools.partial(torch.matmul, left, right, out=out)
-    multiply = torch.mm if problem.batch == 1 else torch.bmm
-    call = functools.partial(multiply, left, right, out_dtype=torch.float32, out=out)
+        return functools.partial(multiply, *operands, out=out)
+    call = functools.partial(multiply, *operands, out_dtype=torch.float32, out=out)
     try:
         call()
     except (TypeError, RuntimeError):  # before PyTorch 2.8
@@ -125,23 +128,30 @@ def _torch_product(torch: Any, given: Operands) -> Call | None:
 
 def _torch_cublas(torch: Any, given: Operands) -> Call | None:
     call, choose = _torch_product(torch, given), _preferred(torch)
-    return call and (Prepared(functools.partial(choose, "cublas"), call) if choose else call)
+    return _switched(call, "cublas", choose) if call and choose else call
 
 
 def _torch_cublaslt(torch: Any, given: Operands) -> Call | None:
     """None where PyTorch has no switch between the two."""
     call, choose = _torch_product(torch, given), _preferred(torch)
-    return Prepared(functools.partial(choose, "cublaslt"), call) if call and choose else None
+    return _switched(call, "cublaslt", choose) if call and choose else None
+
+
+def _switched(call: Call, library: str, choose: Callable[[str], Any]) -> TimedCall:
+    """A call with PyTorch switched to a BLAS library before each run. The switch is not timed: it
+    takes longer than a small product.
+    """
+    return TimedCall(call, prepare=functools.partial(choose, library))
 
 
 def _preferred(torch: Any) -> Callable[[str], Any] | None:
-    """What selects PyTorch's BLAS library; it takes longer than a small product."""
+    """PyTorch's switch between its BLAS libraries; None where it has none."""
     return getattr(torch.backends.cuda, "preferred_blas_library", None)
 
 
 def _cupy_cublas(cupy: Any, given: Operands) -> Call | None:
     problem = given.problem
-    if problem.type.tf32 or problem.out_dtype != problem.numpy_dtype:
+    if problem.type.tf32 or problem.out_dtype != problem.numpy_dtype or given.accumulate:
         return None
     stored = (cupy.asarray(x).view(problem.numpy_dtype) for x in given.strided())
     left, right, out = given.oriented(*stored)
@@ -189,9 +199,10 @@ class Baseline:
     It is measured on devices of `kind`. `providers` are the modules that it may be called through,
     each with the function that makes the call; the first that can be imported is taken. Types and
     layouts that it lacks are known to that function. One that is `symmetric` computes only a
-    symmetric C. Ratios are formed with the fastest of those that are `compared`. `on_request` says
-    why one is measured only if it is asked for. With a `column` its times have one in the CSV of
-    `pymm.bench --classes` (a new column is a new schema: `pymm.measure.results`).
+    symmetric C, one that `accumulates` can also add to C. Ratios are formed with the fastest of
+    those that are `compared`. `on_request` says why one is measured only if it is asked for. With a
+    `column` its times have one in the CSV of `pymm.bench --classes` (a new column is a new schema:
+    `pymm.measure.results`).
     """
 
     name: str
@@ -200,6 +211,7 @@ class Baseline:
     providers: Mapping[str, Callable[[Any, Operands], Call | None]]
     family: str = ""
     symmetric: bool = False
+    accumulates: bool = False
     compared: bool = True
     on_request: str = ""
     column: bool = False
@@ -207,6 +219,8 @@ class Baseline:
     def call(self, given: Operands) -> Call | None:
         """What computes C; None where the library is not installed or does not have the product."""
         if self.symmetric and not given.problem.symmetric:
+            return None
+        if given.accumulate and not self.accumulates:
             return None
         for module, make in self.providers.items():
             try:
@@ -230,6 +244,7 @@ BASELINES = {
             "cuda",
             {"torch": _torch_cublas, "cupy": _cupy_cublas},
             family="cuBLAS",
+            accumulates=True,
             column=True,
         ),
         Baseline(
@@ -238,6 +253,7 @@ BASELINES = {
             "cuda",
             {"torch": _torch_cublaslt},
             family="cuBLAS",
+            accumulates=True,
             column=True,
         ),
         Baseline(
@@ -257,7 +273,7 @@ BASELINES = {
             family="cuBLAS",
             symmetric=True,
         ),
-        Baseline("numpy", "NumPy", "cpu", {"numpy": _numpy}, family="NumPy"),
+        Baseline("numpy", "NumPy", "cpu", {"numpy": _numpy}, family="NumPy", accumulates=True),
         Baseline(
             "triton",
             "Triton",
@@ -297,15 +313,15 @@ def baseline_calls(
     b: Matrix,
     c: Matrix,
     requested: Iterable[str] = (),
+    accumulate: bool = False,
 ) -> dict[str, Call]:
-    """By name, calls that compute C = op(A) op(B) with the baselines that are installed here and
-    have the product; `requested` names those of `ON_REQUEST` that are wanted. Empty in the
-    simulator.
+    """By name, calls that compute C = op(A) op(B), or with `accumulate` C += op(A) op(B), with the
+    baselines that are installed here and have the product; `requested` names those of `ON_REQUEST`
+    that are wanted. Empty in the simulator.
 
-    One with an attribute `prepare` wants that called before each run. The calls write C and must be
-    made in the process that owns the memory.
+    The calls write C and must be made in the process that owns the memory.
     """
-    given = Operands(problem, a, b, c, backend.device.sms)
+    given = Operands(problem, a, b, c, backend.device.sms, accumulate)
     found = {
         name: baseline.call(given)
         for name, baseline in BASELINES.items()

@@ -35,7 +35,8 @@ __all__ = [
 #: More compilers at once than this gain nothing: the timing loop takes a configuration at a time.
 MOST_WORKERS = 8
 
-#: Unless many configurations wait to be measured, as in a search or a comparison of hundreds.
+#: Unless many configurations wait to be measured, as in a search or a comparison of hundreds: so
+#: many for each device that measures.
 MOST_BESIDE = 16
 
 #: Niceness added to the processes that work in parallel with this one.
@@ -167,11 +168,12 @@ class Precompiler:
         self.close()
 
 
-def compilers_beside(device: Device) -> int:
-    """How many processes may compile while this one measures: two cores are left to it and to the
-    one that measures. On a CPU nothing is measured meanwhile.
+def compilers_beside(device: Device, devices: int = 1) -> int:
+    """How many processes may compile while so many devices measure: a core is left to this process
+    and to each that measures. On a CPU nothing is measured meanwhile.
     """
-    return max(1, min(MOST_BESIDE, _cores() - 2 * (not device.shares_host_cores)))
+    taken = 0 if device.shares_host_cores else 1 + devices
+    return max(1, min(MOST_BESIDE * devices, _cores() - taken))
 
 
 def _cores() -> int:

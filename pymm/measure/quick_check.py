@@ -130,8 +130,10 @@ class OperandPool:
         self._patterns: dict[tuple, np.ndarray] = {}
         self._result: Buffer | None = None
 
-    def verifier(self, problem: Problem) -> QuickVerifier:
-        """The matrices of `problem`. Raises `MemoryError`; `ValueError` for an empty problem."""
+    def verifier(self, problem: Problem, accumulate: bool = False) -> QuickVerifier:
+        """The matrices of `problem`, of which C is also added to with `accumulate`. Raises
+        `MemoryError`; `ValueError` for an empty problem.
+        """
         if problem.empty:
             raise ValueError(f"{problem.slug} has no element to compute or to verify")
         if problem.dtype != self._dtype:
@@ -139,7 +141,7 @@ class OperandPool:
             self._dtype = problem.dtype
         if not all(buffer.intact(self.torch) for buffer in self._buffers.values()):
             self.refresh()  # a store of another problem's kernel went further than its guards
-        return QuickVerifier(self, problem)
+        return QuickVerifier(self, problem, accumulate)
 
     def refresh(self) -> None:
         """Write all operands anew. Raises `LaunchFailed`, `MemoryError`."""
@@ -192,11 +194,13 @@ class QuickVerifier:
 
     A result is right if Freivalds' check finds nothing on integers, which every element takes part
     in, if some hundred elements of a product of normal numbers are within the bound of the
-    arithmetic, and if nothing is written around C, into A and B or around them.
+    arithmetic, and if nothing is written around C, into A and B or around them. With `accumulate`
+    the product of normal numbers is also added to itself (beta = 1) and judged again.
     """
 
-    def __init__(self, pool: OperandPool, problem: Problem) -> None:
+    def __init__(self, pool: OperandPool, problem: Problem, accumulate: bool = False) -> None:
         self.pool, self.problem, self.backend = pool, problem, pool.backend
+        self.accumulate = accumulate
         self._shapes = stored_shapes(problem)
         self._result_dtype = problem.out_dtype
         self._nbytes = int(np.prod(self._shapes[2])) * self._result_dtype.itemsize
@@ -239,7 +243,25 @@ class QuickVerifier:
             finding = self._around() or self._written_into(kind) or judge()
             if not finding.right:
                 return finding
-        return finding
+        return self._added(executable, finding) if self.accumulate else finding
+
+    def _added(self, executable: Executable, before: Finding) -> Finding:
+        """Add the normal product to the C that holds it, and judge the elements that are looked
+        at.
+        """
+        held = self._seen()
+        executable.bind(self.problem, 1.0, *self._operands("normal")[:2], 1.0, self.c)()
+        self.backend.synchronize()
+        if wrong := self._around() or self._written_into("normal"):
+            return wrong
+        if stray := self._stray("normal"):
+            return Finding(np.inf, f"beta = 1: {stray}")
+        few, a, b = self._few
+        arguments = (few, a, b, held.astype(np.float64), 1.0, 1.0)
+        bound = reference.error_bound(*arguments)
+        found = compare(self._seen(), reference.product(*arguments), bound)
+        detail = found.detail and f"beta = 1: {found.detail}"
+        return Finding(max(before.error, found.error), detail)
 
     def again(self, executable: Executable) -> Finding:
         """Judge the configuration once more after it was timed: what is wrong now and then, or from
@@ -338,12 +360,16 @@ class QuickVerifier:
 
     @cached_property
     def _expected(self) -> tuple[np.ndarray, np.ndarray]:
+        return reference.product(*self._few), reference.error_bound(*self._few)
+
+    @cached_property
+    def _few(self) -> tuple[Problem, np.ndarray, np.ndarray]:
+        """The product of the elements that are looked at: problem, A and B."""
         p, (rows, columns) = self.problem, self._crossings
         of_a = (None, rows) if p.trans_a else (rows, None)
         of_b = (columns, None) if p.trans_b else (None, columns)
         a, b = self._values("normal", (of_a, of_b))
-        few = replace(p, m=len(rows), n=len(columns), op="gemm")
-        return reference.product(few, a, b), reference.error_bound(few, a, b)
+        return replace(p, m=len(rows), n=len(columns), op="gemm"), a, b
 
     # Integers
 

@@ -63,11 +63,13 @@ class Schema:
 # per second), peak (part of the device's peak rate), error (largest deviation / its bound), spills
 # (bytes of a thread), shared (bytes of a block), and `SEEN`.
 
-#: Trials of `python -m pymm.tune`.
+#: Trials of `python -m pymm.tune`. measured_on: which of the machine's devices (`cuda:1`); beta: 1
+#: where the product was added to C.
 TRIALS = Schema(
-    2,
+    3,
     (
         *("schema", "time", "device", "problem", "kernel", "config", "role", "outcome"),
+        *("measured_on", "beta"),
         *("seconds", "spread", "repeats", "void", "gflops", "error"),
         *_RESOURCES,
         *SEEN,
@@ -118,6 +120,19 @@ EXPERIMENTS = Schema(
         *_RESOURCES,
         *SEEN,
         "detail",
+    ),
+)
+
+#: `benchmarks/blocked.py`: one row for each figure. part: links, single, scaling or outofcore;
+#: devices: how many took part; value in `unit` (GB/s for copies); ratio: of the rate to that of as
+#: many single devices, or for outofcore to the kernel's in memory; bytes_in, bytes_out: over the
+#: link or between devices, bound: what must move at least.
+BLOCKED = Schema(
+    1,
+    (
+        *("schema", "time", "device", *_ORIGIN, "part", "name", "devices", "dtype", "m", "n", "k"),
+        *("outcome", "seconds", "spread", "rounds", "gflops", "value", "unit", "ratio"),
+        *("bytes_in", "bytes_out", "bound", "error", "detail"),
     ),
 )
 

@@ -1,5 +1,5 @@
-"""Is a configuration correct? Poisoned output, guard zones around every matrix, operands that must
-stay as they are, a float64 reference, odd sizes; before any timing and after it.
+"""Verification of a configuration, before it is timed and after: a float64 reference, output filled
+with NaN before, guard zones around every matrix, operands that must not change, odd extents.
 """
 
 from __future__ import annotations
@@ -12,37 +12,38 @@ import numpy as np
 
 from pymm.backends.base import Backend, Executable, Matrix
 from pymm.core import reference
+from pymm.core.integers import round_up
 from pymm.core.problem import Problem, stored_shapes
 from pymm.core.reference import mirrored, other_half
 from pymm.kernels import Config
 from pymm.kernels.source import Source, render
 
-#: Every byte of the poison: in every type such bytes are a NaN, which no right kernel
-#: writes here and which spoils every sum that it is read into.
+#: The byte that memory is poisoned with. In every dtype such bytes are a NaN: no correct kernel
+#: writes one here, and it makes every sum that it is read into a NaN.
 POISON = 0xFF
 
-#: Such bytes are an ordinary number: 48.5 as float32, 1.6e11 as float64, 3.1 as float16.
+#: Bytes that are an ordinary number: 48.5 as float32, 1.6e11 as float64, 3.1 as float16.
 NUMBER = 0x42
 
-#: Guard zone on each side of a matrix: as many rows as the highest tile has, so that a store which
-#: misses by a whole tile is met as well, within these bounds.
+#: Rows of the guard zone on each side of a matrix: those of the highest tile, so that a store that
+#: is wrong by a whole tile is found, too. And the least and most bytes of a guard zone.
 GUARD_ROWS, LEAST_GUARD, MOST_GUARD = 256, 1 << 16, 1 << 26
 
 
 def guard_bytes(row_bytes: int) -> int:
     """Bytes of a guard zone for rows of `row_bytes` bytes: a multiple of 256, so that the matrix
-    stays aligned as the allocator made it.
+    has the alignment of an allocation.
     """
     wanted = min(max(LEAST_GUARD, GUARD_ROWS * row_bytes), MOST_GUARD)
-    return -(-wanted // 256) * 256
+    return round_up(wanted, 256)
 
 
 class GuardedMatrix:
     """A matrix (or a stack) on the device between two guard zones, rows `ld` elements apart.
 
-    Guards and the gaps between row end and next row hold the byte `around`. `POISON` there spoils
-    every result that it is read into; `NUMBER` shows writes that poison hides, since a NaN plus
-    one is the same NaN. What was written last is kept on the host: `changed` compares with it.
+    Guard zones and the gaps between rows are filled with the byte `around`. `POISON` makes every
+    result that reads it a NaN. `NUMBER` shows additions that poison hides: a NaN plus one is the
+    same NaN. What was written last is kept on the host: `changed` compares with it.
     """
 
     def __init__(
@@ -65,30 +66,30 @@ class GuardedMatrix:
         self.matrix = Matrix(address, ld, rows * ld, owner=self._buffer)
 
     def poison(self) -> None:
-        """Make every element a NaN, and with them gaps and guards."""
+        """Fill the elements, the gaps and the guard zones with NaN."""
         self._around = POISON
         self._buffer.fill(POISON)
 
     def write(self, values: np.ndarray) -> None:
-        """Set the elements (batch x rows x columns), gaps and guards."""
+        """Set the elements (batch x rows x columns), the gaps and the guard zones."""
         self._written = np.asarray(values, self.dtype)
         self.restore()
 
     def restore(self) -> None:
-        """Set elements, gaps and guards once more to what was written last."""
+        """Write again what was written last, gaps and guard zones included."""
         image = np.full(self._bytes + 2 * self.guard, self._around, np.uint8)
         self._inner(image)[..., : self.shape[2]] = self._written
         self._buffer.write(image)
 
     def changed(self) -> str:
-        """In words where memory is not as it was written last (empty if it is)."""
+        """Where memory differs from what was written last, in words; empty if nowhere."""
         values, touched = self.read()
         bits = f"u{self.dtype.itemsize}"
         same = np.array_equal(values.view(bits), self._written.view(bits))
         return touched if same else "into the matrix"
 
     def read(self) -> tuple[np.ndarray, str]:
-        """The elements, and in words what was written outside of them (empty if nothing)."""
+        """The elements, and where memory outside of them was written; empty if nowhere."""
         image = np.empty(self._bytes + 2 * self.guard, np.uint8)
         self._buffer.read(image)
         inner = self._inner(image)
@@ -106,29 +107,30 @@ class GuardedMatrix:
 
 
 def normal(problem: Problem, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Standard normal A, B and C as stored. Numbers of random bits also draw the power that real
-    data draw: a GPU multiplies zeros at higher clocks. Of a symmetric product A and B are the same.
+    """Standard normal A, B and C as stored. Random bits also make a GPU draw the power of real
+    data; it multiplies zeros at higher clocks. In a symmetric product A and B are the same.
     """
     generator = np.random.default_rng(seed)
-    reals = (problem.numpy_dtype, problem.numpy_dtype, problem.out_dtype)
+    dtypes = (problem.numpy_dtype, problem.numpy_dtype, problem.out_dtype)
     a, b, c = (
-        generator.standard_normal(shape, np.float32).astype(real)
-        for shape, real in zip(stored_shapes(problem), reals, strict=True)
+        generator.standard_normal(shape, np.float32).astype(dtype)
+        for shape, dtype in zip(stored_shapes(problem), dtypes, strict=True)
     )
     return (a, a if problem.symmetric else b, c)
 
 
-#: Up to this many operations every element is compared with the float64 product (a second of one
-#: core); above it rows and columns are, and Freivalds' check looks at the rest.
+#: Products of up to this many operations are compared with the float64 product element by element
+#: (a second on one core). Larger ones are so in some rows and columns, and Freivalds' check covers
+#: the rest.
 FULL_CHECK_FLOPS = 2**31
 
 #: Random vectors of Freivalds' check: a wrong product passes with a probability of at most 2^-16.
 VECTORS = 16
 
-#: Rows and columns of a large product that are compared element by element, besides the outermost.
+#: Rows and columns of a large product that are compared by element, besides the first and last.
 LINES = 16
 
-#: Scalars of the small hard problem: exact in every type, neither trivial nor a power of two.
+#: alpha and beta of the hard problem: exact in every dtype, no powers of two.
 HARD_ALPHA, HARD_BETA = -1.25, 0.75
 
 #: Depth of the hard problem for a kernel without KB: a prime.
@@ -137,9 +139,9 @@ HARD_DEPTH = 37
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found: `error` is the largest |C - C64| as a part of its bound (at most 1 for a
-    right answer), `detail` says in words what is wrong and is empty if nothing is. `stray`: it
-    wrote where it must not.
+    """The result of a check: `error` is the largest |C - C64| divided by its bound (at most 1 if C
+    is right), `detail` says what is wrong, and is empty if nothing is. `stray` is True if memory
+    was written that must not be.
     """
 
     error: float
@@ -148,7 +150,7 @@ class Finding:
 
     @property
     def right(self) -> bool:
-        """True if nothing wrong was found."""
+        """True if nothing is wrong."""
         return not self.detail
 
 
@@ -171,7 +173,7 @@ class Verifier:
         return tuple(field.matrix for field in self.fields)
 
     def check(self, executable: Executable, load: Callable[[Problem], Executable]) -> Finding:
-        """Run the configuration on the problem and on a small hard one and judge what it wrote.
+        """Run the configuration on the problem and on a small hard one, and check the results.
 
         `load` gives the executable for another problem of the same configuration. Raises
         `LaunchFailed`, `CompileFailed`, `MemoryError`.
@@ -189,9 +191,8 @@ class Verifier:
         return finding
 
     def again(self, executable: Executable) -> Finding:
-        """Judge the configuration once more after it was timed, every element of the problem's
-        product: what is wrong now and then, or from some launch on, was right before. Raises
-        `LaunchFailed`, `MemoryError`.
+        """Check every element of the problem's product once more after timing, for errors that
+        occur in some launches only. Raises `LaunchFailed`, `MemoryError`.
         """
         a, b, c = self.fields
         if self._small:
@@ -199,11 +200,11 @@ class Verifier:
         return self.untouched() or self._freivalds(executable) or Finding(0.0)
 
     def untouched(self) -> Finding | None:
-        """What was written into A and B, or around them, since they were made."""
+        """A finding if A or B, or memory around them, was written since they were made."""
         return _written_into(self.fields[:2])
 
     def refresh(self) -> None:
-        """Write all operands anew. Raises `LaunchFailed`, `MemoryError`."""
+        """Write all operands again. Raises `LaunchFailed`, `MemoryError`."""
         self._hard.clear()
         fields = [*self.fields[:2], *(self._integers[0] if "_integers" in vars(self) else ())]
         for field in fields:
@@ -249,7 +250,7 @@ class Verifier:
 
     @cached_property
     def _lines(self) -> list[tuple[tuple, np.ndarray, np.ndarray]]:
-        """Rows and columns of C to look at: index, float64 values, bounds."""
+        """Rows and columns of C that are compared: index, float64 values, bounds."""
         p, generator = self.problem, np.random.default_rng(self.seed)
         rows = np.unique(np.r_[0, p.m - 1, generator.integers(0, p.m, LINES)])
         columns = np.unique(np.r_[0, p.n - 1, generator.integers(0, p.n, LINES)])
@@ -293,7 +294,7 @@ class Verifier:
             for row in range(0, self.problem.m, block):
                 rows = slice(row, row + block)
                 got = values[batch, rows].astype(np.float64) @ x
-                wrong = (got != expected[batch, rows]).any(axis=1)  # true for NaN as well
+                wrong = (got != expected[batch, rows]).any(axis=1)  # NaN counts as wrong, too
                 if wrong.any():
                     where = f"row {row + int(np.argmax(wrong))}"
                     return Finding(np.inf, f"wrong in {where} (Freivalds' check on integers)")
@@ -301,7 +302,9 @@ class Verifier:
 
 
 class _Hard:
-    """The small hard problem: no extent a multiple of the tile, rows apart, alpha and beta."""
+    """The hard problem: extents that are no multiples of the tile, gaps between rows, alpha and
+    beta.
+    """
 
     def __init__(self, backend: Backend, problem: Problem, seed: int) -> None:
         self.backend, self.problem = backend, problem
@@ -334,8 +337,8 @@ def _fields(
     gaps: tuple[int, int, int] = (0, 0, 0),
     arounds: tuple[int, int, int] = (POISON, POISON, POISON),
 ) -> list[GuardedMatrix]:
-    """Room for A, B and C; of a symmetric product A and B are one."""
-    described = zip(_reals(problem), stored_shapes(problem), gaps, arounds, strict=True)
+    """Matrices A, B and C; in a symmetric product A and B are one."""
+    described = zip(_dtypes(problem), stored_shapes(problem), gaps, arounds, strict=True)
     a, b, c = (partial(GuardedMatrix, backend, *details) for details in described)
     first = a()
     return [first, first if problem.symmetric else b(), c()]
@@ -344,8 +347,8 @@ def _fields(
 def _stray(
     touched: str, values: np.ndarray, problem: Problem, before: np.ndarray | None = None
 ) -> Finding | None:
-    """What was written where it should not be: around C, or in the half that is not computed, which
-    held `before`, or else poison.
+    """A finding if memory around C was written, or the half that is not computed, which held
+    `before` (None: poison).
     """
     if touched:
         return Finding(np.inf, f"writes {touched}", stray=True)
@@ -357,22 +360,22 @@ def _stray(
 
 
 def _written_into(operands: Sequence[GuardedMatrix]) -> Finding | None:
-    """What was written into A and B, which every kernel only reads, or around them."""
+    """A finding if A or B, or memory around them, was written."""
     for name, field in zip("AB", dict.fromkeys(operands), strict=False):
         if where := field.changed():
             return Finding(np.inf, f"writes {where} (operand {name})", stray=True)
     return None
 
 
-def _reals(problem: Problem) -> tuple[np.dtype, ...]:
-    """Types of A, B and C."""
+def _dtypes(problem: Problem) -> tuple[np.dtype, ...]:
+    """Dtypes of A, B and C."""
     return problem.numpy_dtype, problem.numpy_dtype, problem.out_dtype
 
 
 def hard_problem(config: Config, problem: Problem) -> Problem:
-    """A small problem of the same kind with partial tiles on every side: MB + 1 rows, NB - 1
-    columns (of a square the larger of both), depth KB + 3 (for a split product that of every part).
-    Where one half is computed it is so there, too.
+    """A small problem of the same kind with partial tiles on every side: m = MB + 1, n = NB - 1 (in
+    a symmetric product both are the larger of the two), k = KB + 3, or SPLIT KB + 3. Only one half
+    of it is computed if that is so in `problem`.
     """
     tile = config.as_dict()
     m, n = tile.get("MB", 32) + 1, max(tile.get("NB", 32) - 1, 1)
@@ -385,7 +388,7 @@ def hard_problem(config: Config, problem: Problem) -> Problem:
 
 
 def compare(values: np.ndarray, expected: np.ndarray, bound: np.ndarray) -> Finding:
-    """Judge every element of `values` against the float64 `expected` and its `bound`."""
+    """Compare every element of `values` with the float64 `expected` and its `bound`."""
     difference = np.abs(values.astype(np.float64) - expected)
     ratio = np.divide(difference, bound, where=bound > 0, out=np.zeros_like(bound))
     ratio[(bound == 0) & (difference > 0)] = np.inf
@@ -404,13 +407,13 @@ def compare(values: np.ndarray, expected: np.ndarray, bound: np.ndarray) -> Find
 
 
 def render_hard(config: Config, hard: Problem) -> Source:
-    """The text for the hard problem, whose rows start at any element."""
+    """The source for the hard problem, whose rows may start at any element."""
     return render(config, hard, alignment=hard.numpy_dtype.itemsize)
 
 
 def sources(config: Config, problem: Problem) -> list[Source]:
-    """The texts that checking and timing `config` compiles: one, or two where the problem itself
-    has no partial tile or rows that are better aligned.
+    """The sources that are compiled to check and time `config`: one, or two if the problem has no
+    partial tile, or rows of a higher alignment.
     """
-    texts = (render(config, problem), render_hard(config, hard_problem(config, problem)))
-    return list({source.key: source for source in texts}.values())
+    both = (render(config, problem), render_hard(config, hard_problem(config, problem)))
+    return list({source.key: source for source in both}.values())

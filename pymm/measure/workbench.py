@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pymm.backends.base import Backend, Executable, Resources
+from pymm.backends.base import Backend, Executable, Resources, TimedCall
 from pymm.core.errors import CompileFailed, LaunchFailed
 from pymm.core.problem import Problem
 from pymm.kernels import Config
@@ -103,13 +103,19 @@ class Workbench:
     `calls` holds further calls by name, which `compare` runs in turn with the configurations;
     `times` has what its last run measured, by name, without samples with host launch delay, and
     `void` how many those were. With a `quick` verifier the operands and the checks are its own, and
-    `deviations` has how far each call's result is from float64.
+    `deviations` has how far each call's result is from float64. With `accumulate` what is timed is
+    C += op(A) op(B).
     """
 
     def __init__(
-        self, backend: Backend, problem: Problem, seed: int = 0, quick: QuickVerifier | None = None
+        self,
+        backend: Backend,
+        problem: Problem,
+        seed: int = 0,
+        quick: QuickVerifier | None = None,
+        accumulate: bool = False,
     ) -> None:
-        self.backend, self.problem = backend, problem
+        self.backend, self.problem, self.accumulate = backend, problem, accumulate
         self.seed, self.lost = seed, False
         self.calls: dict[str, Call] = {}
         self.times: dict[str, list[float]] = {}
@@ -137,8 +143,10 @@ class Workbench:
         return executable
 
     def call(self, executable: Executable) -> Call:
-        """`executable` bound to the operands, alpha = 1 and beta = 0."""
-        return executable.bind(self.problem, 1.0, self.a, self.b, 0.0, self.c)
+        """`executable` bound to the operands, alpha = 1; beta = 1 if C is to be added to, else
+        0.
+        """
+        return executable.bind(self.problem, 1.0, self.a, self.b, float(self.accumulate), self.c)
 
     def verify(self, config: Config) -> Trial:
         """Check `config` without timing it: outcome `ok` (no time), `wrong` or a failure."""
@@ -187,7 +195,7 @@ class Workbench:
                 found["telemetry"] = telemetry
                 trials[config] = Trial(**{**trial.__dict__, **found})
         self._look_again(trials)
-        if self.quick is not None and not self.lost:
+        if self.quick is not None and not self.lost and not self.accumulate:
             right = [config for config in right if trials[config].outcome == "ok"]
             bound = {config.slug: self.call(self.load(config)) for config in right}
             self._deviate({**bound, **self.calls})
@@ -203,8 +211,7 @@ class Workbench:
     def _deviate(self, calls: Mapping[str, Call]) -> None:
         self.deviations = {}
         for name, call in calls.items():
-            getattr(call, "prepare", lambda: None)()
-            call()
+            TimedCall.of(call)()
             self.backend.synchronize()
             self.deviations[name] = self.quick.deviation()
 

@@ -1,5 +1,5 @@
 """Measuring in a child process, so that a kernel that crashes, hangs or faults costs one trial and
-not the run.
+not the run; and on one device one run at a time.
 
 The parent holds a `Worker` for each device. It sends one `Request` at a time and gets a `Reply`; a
 child that dies, is killed, exceeds its time limit or answers with what is no reply is an outcome,
@@ -12,11 +12,16 @@ import multiprocessing
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from pymm.backends.base import Compiler
 from pymm.core.device import Device
-from pymm.core.files import Workplace
+from pymm.core.errors import Busy
+from pymm.core.files import Workplace, locked
+from pymm.core.paths import state_directory
 from pymm.core.problem import Problem
 from pymm.measure.channel import Channel, Garbled
 from pymm.measure.worker_process import Hello, Reply, Request, Site, serve
@@ -45,6 +50,9 @@ UNKNOWN_PEAK = 1e10
 
 #: A worker that cannot even start is tried so often before the run gives up.
 STARTS = 3
+
+#: Seconds between two attempts to lock devices.
+POLL = 0.05
 
 
 class WorkerFailed(RuntimeError):
@@ -82,11 +90,43 @@ class Worker:
         self._process: Any = None
         self._channel: Channel | None = None
         self._deadline = 0.0
+        self._greeted = False
         self._temporary: Any = None
         self._words: Any = None
 
     def start(self) -> None:
         """Start the child and wait until it has opened its device. Raises `WorkerFailed`."""
+        while not self.ready(START_SECONDS):
+            pass
+
+    def ready(self, timeout: float = 0.0) -> bool:
+        """Whether there is a child that has opened its device; one is started if there is none.
+        Waits up to `timeout` seconds for it. Raises `WorkerFailed`.
+        """
+        if self._process is None:
+            self._launch()
+        if self._greeted:
+            return True
+        hello, detail = None, ""
+        try:
+            hello = self._received(min(timeout, self.seconds_left), Hello)
+            if hello is None and self.seconds_left > 0:
+                return False
+            detail = f"no word within {START_SECONDS:.0f} s" if hello is None else ""
+        except Garbled as failure:
+            detail = str(failure)
+        except (EOFError, OSError):
+            detail = self._ending()
+        if detail or hello.refusal:
+            self.stop()
+            said = f"the measuring process did not start: {detail}"
+            raise WorkerFailed(said if detail else hello.refusal)
+        self.device, self.compiler = hello.device, hello.compiler
+        self._greeted = True
+        return True
+
+    def _launch(self) -> None:
+        """Start a child, which has `START_SECONDS` to open its device."""
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         self._channel = Channel(ours)
@@ -97,25 +137,12 @@ class Worker:
         self._process = context.Process(target=serve, args=arguments, daemon=True)
         _start_ignoring_interrupts(self._process)
         theirs.close()
-        try:
-            hello = self._received(START_SECONDS, Hello)
-            detail = f"no word within {START_SECONDS:.0f} s" if hello is None else ""
-        except Garbled as failure:
-            detail = str(failure)
-        except (EOFError, OSError):
-            detail = self._ending()
-        if detail:
-            self.stop()
-            raise WorkerFailed(f"the measuring process did not start: {detail}")
-        if hello.refusal:
-            self.stop()
-            raise WorkerFailed(hello.refusal)
-        self.device, self.compiler = hello.device, hello.compiler
+        self._greeted = False
+        self._deadline = time.monotonic() + START_SECONDS
 
     def begin(self, request: Request, limit: float) -> None:
         """Send a request that may take `limit` seconds; starts a child if there is none."""
-        if self._process is None:
-            self.start()
+        self.start()
         self.request = request
         self._deadline = time.monotonic() + limit
         try:
@@ -201,6 +228,45 @@ def begin(worker: Worker, request: Request, limit: float) -> None:
             if attempt == STARTS - 1:
                 raise
     return None
+
+
+@contextmanager
+def devices_alone(
+    devices: Sequence[Device], give_up: Callable[[], bool], say: Callable[[str], object]
+) -> Iterator[None]:
+    """Lock `devices` for a `with` against every other run of this user that measures, waiting for
+    those, which `say` is told once. Raises `Busy` when `give_up()` is true before they are free.
+    Devices whose times are not real are not locked.
+    """
+    real = [device for device in devices if device.times_are_real]
+    names = {f"{d.kernel_backend}-{d.bus or d.index}".replace(":", "-") for d in real}
+    if not names:
+        yield
+        return
+    folder = state_directory() / "devices"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    waiting = False
+    with ExitStack() as held:
+        while not _take(held, [folder / f"{name}.lock" for name in sorted(names)]):
+            if not waiting:
+                say("Another run of pymm measures on this device: waiting for it.")
+            waiting = True
+            if give_up():
+                raise Busy("another run measured on this device")
+            time.sleep(POLL)
+        yield
+
+
+def _take(held: ExitStack, locks: Sequence[Path]) -> bool:
+    """Take all `locks` into `held`, or none if one of them is taken."""
+    with ExitStack() as taken:
+        try:
+            for lock in locks:
+                taken.enter_context(locked(lock, seconds=0))
+        except TimeoutError:
+            return False
+        held.push(taken.pop_all())
+        return True
 
 
 def _start_ignoring_interrupts(process: Any) -> None:

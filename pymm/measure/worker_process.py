@@ -55,7 +55,8 @@ class Request:
 
     `quick` takes operands and checks of an `OperandPool`, which cost milliseconds however large the
     product is. A comparison has `rounds` rounds, fewer where `budget` seconds do not suffice, and
-    fewer configurations where `checking` seconds do not suffice for the checks before it.
+    fewer configurations where `checking` seconds do not suffice for the checks before it. With
+    `accumulate` C += op(A) op(B) is timed, else C = op(A) op(B).
     """
 
     action: str
@@ -70,6 +71,7 @@ class Request:
     requested: tuple[str, ...] = ()
     arguments: tuple = ()
     checking: float = math.inf
+    accumulate: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,8 +133,8 @@ def serve(connection: Connection, site: Site, words: str) -> None:
 
 
 def _differs(bench: Workbench, request: Request) -> bool:
-    known = (bench.problem, bench.seed, bench.quick is not None)
-    return known != (request.problem, request.seed, request.quick)
+    known = (bench.problem, bench.seed, bench.quick is not None, bench.accumulate)
+    return known != (request.problem, request.seed, request.quick, request.accumulate)
 
 
 def _answer(
@@ -140,8 +142,9 @@ def _answer(
 ) -> tuple[Reply, Workbench | None]:
     try:
         if bench is None:
-            quick = pool.verifier(request.problem) if request.quick else None
-            bench = Workbench(backend, request.problem, request.seed, quick)
+            adds = request.accumulate
+            quick = pool.verifier(request.problem, adds) if request.quick else None
+            bench = Workbench(backend, request.problem, request.seed, quick, adds)
     except MemoryError as failure:
         detail = str(failure) or "out of memory"
         failed = [
@@ -162,7 +165,8 @@ def compared(bench: Workbench, request: Request) -> Reply:
     """The configurations of a request in turn, with the other libraries if it wants them."""
     if request.against_others:
         operands = (request.problem, bench.a, bench.b, bench.c)
-        bench.calls = baseline_calls(bench.backend, *operands, request.requested)
+        more = request.requested, request.accumulate
+        bench.calls = baseline_calls(bench.backend, *operands, *more)
     trials = bench.compare(request.configs, request.rounds, request.budget, request.checking)
     times = {name: bench.times[name] for name in bench.calls if name in bench.times}
     deviations = bench.deviations if request.quick else {}

@@ -220,6 +220,7 @@ class MatmulOptions(Options):
 
     trans_a: bool | str = False
     trans_b: bool | str = False
+    device_memory: int | str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,20 +1,18 @@
-"""From a checked call to a bound launch: device, configuration, memory, launches; and whether the
-arrays of a plan are still where it was bound to them.
+"""From a checked call to a bound launch: device, configuration, memory, launches. And whether the
+arrays of a plan still have the memory that it is bound to.
 """
 
 from __future__ import annotations
 
-import os
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from pymm.backends import open_device
+from pymm.backends import lookup_device, open_device
 from pymm.backends.base import Backend, Executable, Matrix, RebindableLaunch
 from pymm.core.errors import LaunchFailed
 from pymm.core.problem import Problem, common_alignment
@@ -23,11 +21,18 @@ from pymm.kernels.source import render
 from pymm.runtime.arguments import Call, Options
 from pymm.runtime.arrays import Operand
 from pymm.runtime.layout import MatrixOffset, Product, arrange
-from pymm.runtime.transfer import InPlace, OnDevice, Opened, Route, StagedRoute, TransferMode
+from pymm.runtime.transfer import (
+    InPlace,
+    OnDevice,
+    PlacedOperands,
+    Route,
+    StagedRoute,
+    TransferMode,
+)
 from pymm.selection.choose import choose, snapshot
 from pymm.selection.select import Choice
 
-#: What makes a launch for other addresses of a, b and the result.
+#: Makes the launch for other addresses of a, b and the result.
 Rebind = Callable[[int, int, int], Callable[[], None]]
 
 #: First and last byte of a matrix, relative to its address.
@@ -35,22 +40,21 @@ Span = tuple[int, int]
 
 
 class Binding:
-    """One array of a plan. `unchanged()` is False when it is seen to have other memory (PyCUDA,
-    PyTorch, CuPy), another dtype (NumPy, PyCUDA) or, for a NumPy array that is `written`, to be
-    read-only by now. `owner` keeps the memory that the plan is bound to.
+    """One array of a plan. `unchanged()` is False once the array has other memory (PyCUDA, PyTorch,
+    CuPy) or another dtype (NumPy, PyCUDA), and for a NumPy array that is `written` once it is
+    read-only. `owner` keeps the memory alive that the plan is bound to.
 
-    A NumPy array, and what it is a view of, cannot be resized in place while its binding lives:
-    NumPy refuses that for arrays that are referenced weakly. Shapes and strides that are changed in
-    place are not noticed: the product is of those that the plan was made for.
+    While a binding lives, NumPy refuses to resize its array, or what that is a view of, in place:
+    it does so for any array with a weak reference. A shape or strides changed in place go
+    unnoticed: the product is of those that the plan was made for.
     """
 
     def __init__(self, operand: Operand, written: bool) -> None:
-        array = operand.owner
-        make = _MAKERS.get(operand.kind, _of_unknown)
-        self.unchanged, self.owner = make(array, written)
+        watch = _WATCHES.get(operand.kind, _watch_unknown)
+        self.unchanged, self.owner = watch(operand.owner, written)
 
 
-def _of_numpy(array: np.ndarray, written: bool) -> tuple[Callable[[], bool], Any]:
+def _watch_numpy(array: np.ndarray, written: bool) -> tuple[Callable[[], bool], Any]:
     dtype = array.dtype
     bases: list[np.ndarray] = [array]
     while isinstance(bases[-1].base, np.ndarray):
@@ -61,29 +65,34 @@ def _of_numpy(array: np.ndarray, written: bool) -> tuple[Callable[[], bool], Any
     return (lambda: array.dtype is dtype), owner
 
 
-def _of_pycuda(array: Any, written: bool) -> tuple[Callable[[], bool], Any]:
+def _watch_pycuda(array: Any, written: bool) -> tuple[Callable[[], bool], Any]:
     memory, dtype = array.gpudata, array.dtype
     owner = array, memory, getattr(array, "base", None)
     return (lambda: array.gpudata is memory and array.dtype is dtype), owner
 
 
-def _of_torch(tensor: Any, written: bool) -> tuple[Callable[[], bool], Any]:
+def _watch_torch(tensor: Any, written: bool) -> tuple[Callable[[], bool], Any]:
     read = tensor.data_ptr
     address = read()
     return (lambda: read() == address), (tensor, tensor.detach())
 
 
-def _of_cupy(array: Any, written: bool) -> tuple[Callable[[], bool], Any]:
+def _watch_cupy(array: Any, written: bool) -> tuple[Callable[[], bool], Any]:
     memory = array.data
     address = memory.ptr
     return (lambda: array.data.ptr == address), (array, memory)
 
 
-def _of_unknown(array: Any, written: bool) -> tuple[Callable[[], bool], Any]:
+def _watch_unknown(array: Any, written: bool) -> tuple[Callable[[], bool], Any]:
     return (lambda: True), array
 
 
-_MAKERS = {"numpy": _of_numpy, "pycuda": _of_pycuda, "torch": _of_torch, "cupy": _of_cupy}
+_WATCHES = {
+    "numpy": _watch_numpy,
+    "pycuda": _watch_pycuda,
+    "torch": _watch_torch,
+    "cupy": _watch_cupy,
+}
 
 
 def executable(
@@ -104,11 +113,11 @@ def bind(
     scalars: tuple[float, float],
     stream: Any = None,
 ) -> Callable[[], None]:
-    """A call that launches all of `product` on `stream`: `addresses` are those of the first
-    elements of a, b and the result, `scalars` alpha and beta. Geometry and arguments are worked
+    """A function that launches all of `product` on `stream`: `addresses` are those of the first
+    elements of a, b and the result, `scalars` are alpha and beta. Geometry and arguments are worked
     out here, once.
 
-    alpha = 0 is a product with k = 0: as in BLAS, it reads neither a nor b.
+    alpha = 0 makes it a product with k = 0: as in BLAS, neither a nor b is read.
     """
     a, b, out = addresses
     left, right = (b, a) if product.swapped else (a, b)
@@ -132,8 +141,9 @@ def bind(
 
 
 def rebinder(product: Product, launch: Callable[[], None]) -> Rebind | None:
-    """What makes `launch` for other addresses of a, b and the result, equal to those that it was
-    bound to modulo 128. None if a backend has no such thing, or for a product of several launches.
+    """A function that makes `launch` for other addresses of a, b and the result, equal modulo 128
+    to those that it is bound to. None where the backend's launches are not rebindable, and for a
+    product of several launches.
     """
     if not isinstance(launch, RebindableLaunch):
         return None
@@ -143,8 +153,8 @@ def rebinder(product: Product, launch: Callable[[], None]) -> Rebind | None:
 
 
 def alignment(problem: Problem, matrices: Sequence[Matrix]) -> int:
-    """Bytes, at most 16, that every row of `matrices` starts at a multiple of, its length counted
-    in: a kernel may then move rows in whole pieces of that size.
+    """The largest number of bytes, at most 16, that divides the address and the length of every row
+    of `matrices`: a kernel may move rows in whole pieces of that size.
     """
     size = problem.numpy_dtype.itemsize
     sizes = size, size, problem.out_dtype.itemsize
@@ -157,19 +167,19 @@ def _at(address: int, place: MatrixOffset) -> Matrix:
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A call that can be run any number of times: `steps` in their order leave the product in
-    `result`. `choice` is None for an empty product, which has no steps. `opened` owns the memory
-    that the steps use. `rebind` makes the one step for operands of the same forms elsewhere
-    (`rebinder`); `spans` are the bytes that a, b and the result take; `chosen_in` is the generation
-    of the tuned configurations that `choice` is from. `fallback` says that the kernel is not the
-    best one, for want of memory.
+class PreparedCall:
+    """A call that can be run any number of times: `steps`, in their order, leave the product in
+    `result`. `choice` is None for an empty product, which has no steps. `placed` owns the memory
+    that the steps use. `rebind` makes the launch, if it is the only step, for operands of the same
+    forms at other addresses (`rebinder`). `spans` are the bytes that a, b and the result take.
+    `chosen_in` is the generation of the tuned configurations that `choice` comes from. `fallback`
+    is True where the best kernel found too little memory and another one computes the product.
     """
 
     product: Product
     choice: Choice | None
     steps: tuple[Callable[[], None], ...]
-    opened: Opened
+    placed: PlacedOperands
     rebind: Rebind | None = None
     spans: tuple[Span, ...] = ()
     chosen_in: int = 0
@@ -178,11 +188,11 @@ class Prepared:
     @property
     def result(self) -> Any:
         """The array to return."""
-        return self.opened.result
+        return self.placed.result
 
     @property
     def cacheable(self) -> bool:
-        """True if there is nothing to do but launch, by the best kernel there is."""
+        """True if the call is one launch, of the best kernel."""
         return len(self.steps) == 1 and not self.fallback
 
 
@@ -213,28 +223,22 @@ def open_backend(device: Any = None) -> Backend:
     if isinstance(device, Backend):
         return device
     if device is None or isinstance(device, str | int):
-        return _device(device, os.getpid())
+        return lookup_device(device)
     return open_device(device)  # which says what a device is
 
 
-@lru_cache(maxsize=64)
-def _device(spec: Any, process: int) -> Backend:
-    """`open_device` reads the environment and looks at directories; a call has no time for that."""
-    return open_device(spec)
-
-
 def find_route(backend: Backend, call: Call, transfer: str | None = None) -> Route:
-    """How the operands of `call` get to `backend`'s device. Touches no memory.
+    """How the operands of `call` reach `backend`'s device. Touches no memory.
 
     Raises `ValueError` for an unknown transfer, `NotImplementedError` for a conversion that would
     have to happen on a device.
     """
-    way = TransferMode.parse(transfer)
+    mode = TransferMode.parse(transfer)
     if not call.on_host:
         return OnDevice(backend, call)
     if backend.device.shares_host_memory:
         return InPlace(backend, call)
-    return StagedRoute(backend, call, way)
+    return StagedRoute(backend, call, mode)
 
 
 def find_product(call: Call, route: Route) -> Product:
@@ -242,8 +246,8 @@ def find_product(call: Call, route: Route) -> Product:
     return arrange(*route.forms, call.trans_a, call.trans_b, call.kind, call.op)
 
 
-def prepare(backend: Backend, call: Call, options: Options) -> Prepared:
-    """Everything that comes before the work itself. Nothing is written yet.
+def prepare(backend: Backend, call: Call, options: Options) -> PreparedCall:
+    """Choose, compile, allocate and bind. No array is read or written yet.
 
     Raises `ValueError`, `NotImplementedError`, `TypeError` as `pymm.matmul` documents, and
     `CompileFailed`, `LaunchFailed`, `MemoryError`.
@@ -259,27 +263,29 @@ def prepare(backend: Backend, call: Call, options: Options) -> Prepared:
             "their transfers wait for the device. Copy them to the device before the capture"
         )
     with backend.preparing():
-        opened = route.open(stream)
+        placed = route.place(stream)
         if not product.steps:
-            return Prepared(product, None, (), opened)
+            return PreparedCall(product, None, (), placed)
         binding = partial(
             bind,
             backend,
-            addresses=opened.addresses,
+            addresses=placed.addresses,
             scalars=(call.alpha, call.beta),
-            stream=opened.stream,
+            stream=placed.stream,
         )
         try:
             launch, fallback = binding(config=choice.config, product=product), False
         except MemoryError as error:
             if options.kernel is not None or options.config is not None:
                 raise
+            if call.on_host and call.op == "gemm" and not backend.device.shares_host_memory:
+                raise  # pymm.blocked needs less
             choice, launch = _with_less_memory(backend, product, choice, binding, error)
             fallback = True
-    steps = (*opened.before, launch, *opened.after)
+    steps = (*placed.before, launch, *placed.after)
     rebind = rebinder(product, launch) if len(steps) == 1 else None
     spans = tuple(form.bounds for form in route.forms)
-    return Prepared(product, choice, steps, opened, rebind, spans, known.generation, fallback)
+    return PreparedCall(product, choice, steps, placed, rebind, spans, known.generation, fallback)
 
 
 def _with_less_memory(
@@ -289,9 +295,9 @@ def _with_less_memory(
     binding: Callable[..., Callable[[], None]],
     error: MemoryError,
 ) -> tuple[Choice, Callable[[], None]]:
-    """Another kernel's configuration and launch where the chosen one found no memory for its
-    copies of the operands: the highest rung that does with what there is. Raises `error` if there
-    is none.
+    """Another kernel's configuration and launch, where the chosen one found too little memory for
+    its copies of the operands: those of the highest kernel that needs no more than there is. Raises
+    `error` if none does.
     """
     problem = product.problem
     for other in reversed(kernels_for(problem, backend.device)):
@@ -302,14 +308,11 @@ def _with_less_memory(
             launch = binding(config=found.config, product=product)
         except (MemoryError, ValueError, LaunchFailed):
             continue
-        _warn_once(choice.config.kernel_name, problem.slug, other.name)
-        reason = f"{found.reason}; {choice.config.kernel_name} found too little free memory"
+        best = choice.config.kernel_name
+        backend.warn_once(
+            f"{best} found too little free device memory for {problem.slug}: {other.name} "
+            f"computes it"
+        )
+        reason = f"{found.reason}; {best} found too little free memory"
         return replace(found, reason=reason), launch
     raise error
-
-
-@lru_cache(maxsize=1024)
-def _warn_once(kernel: str, slug: str, other: str) -> None:
-    """Say that a product is computed by another kernel than the best one."""
-    words = f"{kernel} found too little free device memory for {slug}: {other} computes it"
-    warnings.warn(words, RuntimeWarning, stacklevel=2)

@@ -13,7 +13,7 @@ from pymm.backends.base import Backend, Resources
 from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.kernels import Config
-from pymm.runtime.arguments import MatmulOptions, Options
+from pymm.runtime.arguments import Adopt, Options
 from pymm.runtime.arrays import Form, Operand, adopt
 from pymm.runtime.bind import executable, find_backend, find_product, find_route
 from pymm.runtime.layout import Product
@@ -77,24 +77,13 @@ class Explanation:
             whole = self.problem.in_full and self.device.kernel_backend != "cpu"
             words += "; both halves are computed" if whole else _MIRRORED
         if self.swapped:
-            words += "; C lies by columns, so C^T = op(B)^T op(A)^T is computed"
+            words += "; C is column-major, so C^T = op(B)^T op(A)^T is computed"
         return words if self.launches else "none: the result has no elements"
-
-
-def explain(a: Any, b: Any, /, out: Any = None, *, c: Any = None, **options: Any) -> Explanation:
-    """What `pymm.matmul` would do with these arguments: kernel, configuration, the reason for it,
-    geometry, resources, copies. Compiles the kernel if it must; multiplies nothing.
-
-    A tuple of integers in the place of an array is the shape of a C-ordered NumPy array of `dtype`
-    (float64 if there is none): `explain((4096, 64), (64, 4096), dtype="f32")`. Raises what
-    `matmul` raises.
-    """
-    return explain_call(MatmulOptions.parse(options), a, b, out=out, c=c)
 
 
 def explain_call(options: Options, *operands: Any, out: Any, c: Any) -> Explanation:
     """What a call with these options and arrays, or shapes of arrays, would do."""
-    call = options.check(*operands, out=out, c=c, adopt=partial(_adopt, dtype=options.dtype))
+    call = options.check(*operands, out=out, c=c, adopt=shape_adopter(options))
     backend = find_backend(call, options.device)
     if options.stream is not None:
         backend.stream(options.stream)
@@ -102,6 +91,11 @@ def explain_call(options: Options, *operands: Any, out: Any, c: Any) -> Explanat
     product = find_product(call, route)
     choice = choose(backend, product.problem, options.kernel, options.config)
     return _explained(backend, product, choice.config, choice.reason, route.notes)
+
+
+def shape_adopter(options: Options) -> Adopt:
+    """What makes operands of arrays, and of tuples that are shapes of arrays."""
+    return partial(_adopt, dtype=options.dtype)
 
 
 def _adopt(array: Any, name: str, dtype: np.dtype | None) -> Operand:

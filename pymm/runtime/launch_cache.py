@@ -15,7 +15,7 @@ from pymm.backends.base import RebindableLaunch
 from pymm.backends.current import current
 from pymm.core.forking import call_in_child
 from pymm.runtime.arrays import library_of
-from pymm.runtime.bind import Prepared, Rebind, Span
+from pymm.runtime.bind import PreparedCall, Rebind, Span
 from pymm.selection.choose import generation
 
 #: Libraries for whose arrays a result can be made from the forms of the operands alone.
@@ -177,7 +177,7 @@ class LaunchCache:
         """Cache what makes the result of a call without `out` from its first operand."""
         self._insert(key, (make, chosen_in))
 
-    def insert(self, key: Key, prepared: Prepared) -> None:
+    def insert(self, key: Key, prepared: PreparedCall) -> None:
         """Cache the only step of a prepared call, and what makes it for other addresses.
 
         Not cached: a launch bound for a graph that is being captured, and one that works in another

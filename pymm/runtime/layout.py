@@ -40,7 +40,7 @@ class Step:
 @dataclass(frozen=True)
 class Product:
     """One call: shape of the result and the launches that fill it, none if it is empty. `swapped`
-    says that C lies by columns, so that C^T = op(B)^T op(A)^T is what the launches compute.
+    says that C is column-major, so the launches compute C^T = op(B)^T op(A)^T.
     `problem` is the first launch's, or what it would be.
     """
 

@@ -1,5 +1,5 @@
-"""Operands on their way to the device and back: used in place, copied on the device, or transferred
-from and to the host by the fewest two-dimensional copies.
+"""How operands reach the device: used in place, copied on the device, or transferred from and to
+the host by as few two-dimensional copies as possible.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from typing import Any
 import numpy as np
 
 from pymm.backends.base import TRANSFERS, Backend
+from pymm.core.integers import round_up
 from pymm.runtime.arguments import Call
 from pymm.runtime.arrays import Form, Operand, adopt, result_maker, view_at
 from pymm.runtime.layout import merge_axes
 
-#: Bytes from which an operand goes through page-locked staging, copied there by several threads.
-#: To an H200, in GB/s, pageable, staged and registered in place: 1 MiB 11, 7, 5; 16 MiB 17, 16, 15;
-#: 256 MiB 10, 21, 19. So registering is never chosen by size, and neither are padded rows, which
-#: travel and multiply as fast as packed ones.
+#: Operands of this many bytes or more go through page-locked staging memory, which several threads
+#: fill. To an H200, in GB/s, pageable, staged and registered in place: 1 MiB 11, 7, 5; 16 MiB 17,
+#: 16, 15; 256 MiB 10, 21, 19. So registering is never chosen by size. Neither are padded rows,
+#: which are transferred and multiplied as fast as packed ones.
 PINNED_FROM = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class TransferMode:
-    """How host memory travels: one of `TRANSFERS`, to rows on the device that are padded
-    ("pitched") or packed. None means chosen by size.
+    """How host memory is transferred: one of `TRANSFERS`, to rows on the device that are padded
+    (`pitched`) or packed. None means chosen by size.
     """
 
     transfer: str | None = None
@@ -36,8 +37,8 @@ class TransferMode:
 
     @classmethod
     def parse(cls, text: str | None) -> TransferMode:
-        """`pageable`, `pinned` or `registered`, then perhaps `+pitched`; None leaves all to the
-        sizes. `ValueError` for anything else.
+        """From `pageable`, `pinned` or `registered`, with or without `+pitched`; None chooses all
+        by size. `ValueError` for anything else.
         """
         if text is None:
             return cls()
@@ -48,7 +49,7 @@ class TransferMode:
         return cls(transfer, rows == "pitched")
 
     def for_size(self, nbytes: int) -> TransferMode:
-        """What it comes to for an array of so many bytes."""
+        """This mode for an array of `nbytes` bytes, with nothing left to choose."""
         transfer = self.transfer
         if transfer is None:
             transfer = "pageable" if nbytes < PINNED_FROM else "pinned"
@@ -59,8 +60,9 @@ class TransferMode:
 
 
 def device_form(form: Form, pitched: bool, backend: Backend) -> Form:
-    """The form of a host array's image on the device: rows stay rows and columns columns, packed
-    or padded; what is broadcast on the host is so on the device.
+    """The form of a host array's image on the device: row-major stays row-major and column-major
+    column-major, rows packed or padded; an axis that is broadcast on the host is broadcast on the
+    device.
     """
     if len(form.shape) < 2:
         return Form.packed(form.shape, form.dtype)
@@ -69,7 +71,7 @@ def device_form(form: Form, pitched: bool, backend: Backend) -> Form:
     *stack, rows, columns = flat.shape
     step = max(columns, 1) * form.dtype.itemsize
     pitch = backend.row_pitch(step) if pitched else step
-    pitch = -(-pitch // form.dtype.itemsize) * form.dtype.itemsize
+    pitch = round_up(pitch, form.dtype.itemsize)
     strides, step = [], pitch * rows
     for extent, old in zip(reversed(stack), reversed(flat.strides[:-2]), strict=True):
         repeated = old == 0 and extent > 1
@@ -102,17 +104,18 @@ def download(
 
 
 def _pieces(array: np.ndarray, image: Form) -> Iterator[tuple[np.ndarray, int, int]]:
-    """The array as matrices of neighbouring elements, with the place and pitch of each image."""
+    """The array as matrices with contiguous rows, with the offset and pitch of each one's image."""
     form = Form(array.shape, array.strides, array.dtype)
     start = array.__array_interface__["data"][0]
     for here, there, (rows, width), step, pitch in rows_of(form, image):
-        place = Form((rows, width // array.itemsize), (step, array.itemsize), array.dtype)
-        yield view_at(start + here, place, array), there, pitch
+        matrix = Form((rows, width // array.itemsize), (step, array.itemsize), array.dtype)
+        yield view_at(start + here, matrix, array), there, pitch
 
 
 def rows_of(form: Form, image: Form) -> Iterator[tuple[int, int, tuple[int, int], int, int]]:
-    """Two forms of one array walked through together, in as few pieces as both allow: offset of
-    the piece in each, its rows and their bytes, distance of rows in each.
+    """Two forms of one array, cut into as few matrices with contiguous rows as both allow. For each
+    piece: its offsets in the two forms, (rows, bytes of a row), the distances of rows in the two.
+    Offsets and distances are in bytes.
     """
     if not form.size:
         return
@@ -122,7 +125,7 @@ def rows_of(form: Form, image: Form) -> Iterator[tuple[int, int, tuple[int, int]
     axes = list(zip(one.shape[:-1], one.strides[:-1], other.strides[:-1], strict=True))
     axes = merge_axes([axis for axis in axes if axis[2] != 0])
     rows, step, pitch = axes[-1] if axes else (1, width, width)
-    if min(step, pitch) < width:  # rows that overlap or run backwards go one by one
+    if min(step, pitch) < width:  # overlapping or reversed: one row at a time
         rows, step, pitch = 1, width, width
     elif axes:
         axes.pop()
@@ -141,8 +144,8 @@ def _rows_last(form: Form, by_columns: bool) -> Form:
 
 
 def shared_rows(form: Form, image: Form) -> bool | None:
-    """Which lines are contiguous in both forms of an array: False for its rows, True for its
-    columns, None for neither.
+    """What is contiguous in both forms of an array: False for its rows, True for its columns, None
+    for neither.
     """
     for by_columns in (False, True):
         flats = [_rows_last(f, by_columns) for f in (form, image)]
@@ -152,7 +155,7 @@ def shared_rows(form: Form, image: Form) -> bool | None:
 
 
 def elements(form: Form) -> Form:
-    """The form with every element a row of its own."""
+    """The form with each element as a row of its own."""
     size = form.dtype.itemsize
     return Form((*form.shape, 1), (*form.strides, size), form.dtype)
 
@@ -171,9 +174,10 @@ Step = Callable[[], None]
 
 
 @dataclass(frozen=True)
-class Opened:
-    """Memory taken: addresses of a, b and the place of the result, the stream to launch on, what
-    to do before and after the launches, and the array to return. `kept` must outlive the work.
+class PlacedOperands:
+    """The operands of a call in memory that its kernels can use: `addresses` of a, b and the result
+    there, the stream to launch on, the steps `before` and `after` the launches, and the array to
+    return. `owners` are what keeps the memory alive.
     """
 
     addresses: tuple[int, int, int]
@@ -181,12 +185,12 @@ class Opened:
     before: tuple[Step, ...]
     after: tuple[Step, ...]
     result: Any
-    kept: tuple[Any, ...]
+    owners: tuple[Any, ...]
 
 
 class Route(ABC):
-    """How the operands of one call reach its launches. Making one touches no memory: `forms` are
-    those that a, b and the result will have, `notes` says in words what will be copied.
+    """How the operands of one call reach its launches. Making one touches no memory. `forms` are
+    those of a, b and the result as the launches find them; `notes` says in words what is copied.
     """
 
     def __init__(self, backend: Backend, call: Call) -> None:
@@ -200,8 +204,8 @@ class Route(ABC):
         return tuple(f"{name} is copied: {why}" for name, why in self.copies.items())
 
     @abstractmethod
-    def open(self, stream: Any) -> Opened:
-        """Take the memory, and say what to do with it. Raises `MemoryError`."""
+    def place(self, stream: Any) -> PlacedOperands:
+        """Allocate what is needed. Raises `MemoryError`."""
 
     def _copies(self) -> dict[str, str]:
         return self.call.copies
@@ -220,8 +224,8 @@ class Route(ABC):
 class InPlace(Route):
     """NumPy arrays on the CPU: used in place, or copied by NumPy."""
 
-    def open(self, stream: Any) -> Opened:
-        """Copies are host memory; there is no stream but the calling thread."""
+    def place(self, stream: Any) -> PlacedOperands:
+        """Copies are in host memory; work is done by the calling thread."""
         call, before, after = self.call, [], []
         a = self._source(call.a, before)
         b = a if call.b is call.a else self._source(call.b, before)
@@ -236,7 +240,9 @@ class InPlace(Route):
             before.append(partial(np.copyto, target, call.c.owner, casting="unsafe"))
         addresses = tuple(x.__array_interface__["data"][0] for x in (a, b, target))
         stream = self.backend.stream(stream)
-        return Opened(addresses, stream, tuple(before), tuple(after), result, (a, b, target))
+        return PlacedOperands(
+            addresses, stream, tuple(before), tuple(after), result, (a, b, target)
+        )
 
     def _source(self, operand: Operand, before: list[Step]) -> np.ndarray:
         if operand.name not in self.copies:
@@ -247,45 +253,49 @@ class InPlace(Route):
 
 
 class StagedRoute(Route):
-    """NumPy arrays on a GPU: to the device, and the result back."""
+    """NumPy arrays and a GPU: operands to the device, the result back."""
 
-    def __init__(self, backend: Backend, call: Call, way: TransferMode) -> None:
-        self.way = way
+    def __init__(self, backend: Backend, call: Call, mode: TransferMode) -> None:
+        self.mode = mode
         super().__init__(backend, call)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Conversions on the host, then what travels and how."""
+        """Conversions on the host, then the transfers."""
         notes = []
         factors = (self.call.a,) if self.call.b is self.call.a else (self.call.a, self.call.b)
         for operand, form in zip(factors, self.forms, strict=False):
-            notes.append(f"{operand.name}: {form.nbytes} bytes to the device, {self._way(form)}")
+            notes.append(f"{operand.name}: {form.nbytes} bytes to the device, {self._mode(form)}")
         out = self.forms[2]
         if self.call.reads_c:
-            notes.append(f"c: {out.nbytes} bytes to the device, {self._way(out)}")
-        notes.append(f"out: {out.nbytes} bytes to the host, {self._way(out)}")
+            notes.append(f"c: {out.nbytes} bytes to the device, {self._mode(out)}")
+        notes.append(f"out: {out.nbytes} bytes to the host, {self._mode(out)}")
         return super().notes + tuple(notes)
 
-    def open(self, stream: Any) -> Opened:
-        """Device memory for all three; c travels to the place of the result."""
+    def place(self, stream: Any) -> PlacedOperands:
+        """Device memory for a, b and the result; c is transferred to that of the result."""
         call, before = self.call, []
         a = self._image(call.a, self.forms[0], before, stream)
         b = a if call.b.is_at(call.a) else self._image(call.b, self.forms[1], before, stream)
         image = self.forms[2]
         target = self.backend.allocate(max(footprint(image), 1))
-        way = self._way(image)
+        mode = self._mode(image)
         if call.reads_c:
             host = self._host(call.c, image, before)
             before.append(
-                partial(upload, self.backend, host, target.address, image, way.transfer, stream)
+                partial(upload, self.backend, host, target.address, image, mode.transfer, stream)
             )
         result = call.out.owner if call.out else np.empty(call.shape, call.out_dtype)
         host = np.empty(call.shape, call.out_dtype) if "out" in self.copies else result
-        after = [partial(download, self.backend, target.address, image, host, way.transfer, stream)]
+        after = [
+            partial(download, self.backend, target.address, image, host, mode.transfer, stream)
+        ]
         if host is not result:
             after.append(partial(np.copyto, result, host, casting="unsafe"))
         addresses = (a.address, b.address, target.address)
-        return Opened(addresses, stream, tuple(before), tuple(after), result, (a, b, target))
+        return PlacedOperands(
+            addresses, stream, tuple(before), tuple(after), result, (a, b, target)
+        )
 
     def _copies(self) -> dict[str, str]:
         copies = dict(self.call.needs_copy)
@@ -297,24 +307,24 @@ class StagedRoute(Route):
 
     def _form(self, operand: Operand) -> Form:
         form = super()._form(operand)
-        return device_form(form, self._way(form).pitched, self.backend)
+        return device_form(form, self._mode(form).pitched, self.backend)
 
     def _out_form(self) -> Form:
         form = super()._out_form()
-        return form if self.call.out else device_form(form, self._way(form).pitched, self.backend)
+        return form if self.call.out else device_form(form, self._mode(form).pitched, self.backend)
 
-    def _way(self, form: Form) -> TransferMode:
-        return self.way.for_size(form.nbytes)
+    def _mode(self, form: Form) -> TransferMode:
+        return self.mode.for_size(form.nbytes)
 
     def _image(self, operand: Operand, image: Form, before: list[Step], stream: Any) -> Any:
         buffer = self.backend.allocate(max(footprint(image), 1))
         host = self._host(operand, image, before)
-        transfer = self._way(image).transfer
+        transfer = self._mode(image).transfer
         before.append(partial(upload, self.backend, host, buffer.address, image, transfer, stream))
         return buffer
 
     def _host(self, operand: Operand, image: Form, before: list[Step]) -> np.ndarray:
-        """The operand as it can travel: itself, or a copy in the type and order of its image."""
+        """What is transferred: the operand, or a copy in the dtype and order of its image."""
         fits = operand.form.dtype == image.dtype and operand.aligned
         if (
             fits
@@ -331,9 +341,9 @@ class StagedRoute(Route):
 
 
 class OnDevice(Route):
-    """Arrays of a device: used in place, or copied there; ordered by streams alone."""
+    """Arrays on a device: used in place, or copied there; ordered by streams, without waiting."""
 
-    def open(self, stream: Any) -> Opened:
+    def place(self, stream: Any) -> PlacedOperands:
         """The launches go to `stream`, else to the stream of the first operand that names one."""
         call, backend = self.call, self.backend
         result = self._result()
@@ -349,26 +359,22 @@ class OnDevice(Route):
         after: list[Step] = []
         a = self._source(call.a, self.forms[0], before, first)
         b = a if call.b is call.a else self._source(call.b, self.forms[1], before, first)
-        place, kept = target.address, None
+        address, buffer, form = target.address, None, self.forms[2]
         if "out" in self.copies:
-            kept = backend.allocate(max(footprint(self.forms[2]), 1))
-            place = kept.address
+            buffer = backend.allocate(max(footprint(form), 1))
+            address = buffer.address
             after.append(
-                partial(
-                    copy_across, backend, place, self.forms[2], target.address, target.form, first
-                )
+                partial(copy_across, backend, address, form, target.address, target.form, first)
             )
         if "c" in self.copies:
             before.append(
-                partial(
-                    copy_across, backend, call.c.address, call.c.form, place, self.forms[2], first
-                )
+                partial(copy_across, backend, call.c.address, call.c.form, address, form, first)
             )
         if stream is None and target.stream is None and first is not None:
             after.append(partial(backend.order, first, backend.stream(None)))
-        addresses = (a[0], b[0], place)
-        owners = (a, b, kept, [operand.owner for operand in call.operands])
-        return Opened(addresses, first, tuple(before), tuple(after), result, owners)
+        addresses = (a[0], b[0], address)
+        owners = (a, b, buffer, [operand.owner for operand in call.operands])
+        return PlacedOperands(addresses, first, tuple(before), tuple(after), result, owners)
 
     def _copies(self) -> dict[str, str]:
         for operand in self.call.operands:

@@ -1,5 +1,5 @@
-"""Which configuration a call gets: the caller's own, else what the store selects, remembered until
-the store changes.
+"""Which configuration a call gets: the caller's own, else the selected one, which is kept until the
+files of tuned configurations change.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -20,15 +19,15 @@ from pymm.core.device import Device
 from pymm.core.paths import config_directory, frozen_from_start
 from pymm.core.problem import Problem
 from pymm.kernels import Config, Kernel, find_kernel, parse_slug
-from pymm.selection.records import Environment, StoreError
-from pymm.selection.select import Choice, select
-from pymm.selection.store import keep_files, load, record_files
+from pymm.selection.records import Environment
+from pymm.selection.select import Choice, select, tuned_files
+from pymm.selection.store import record_files
 
-#: Seconds after which the files of tuned configurations are looked at again: two calls of `stat`
-#: a second, and what another process has tuned is used within one.
+#: Seconds between two looks at the files of tuned configurations, two calls of `stat` each: what
+#: another process has tuned is used after that long at most.
 LOOK_AGAIN = 1.0
 
-#: Choices kept; a program with more problems than this pays for selecting again.
+#: Choices that are kept. When there are more they are all dropped, and selected again when needed.
 MAX_CHOSEN = 8192
 
 
@@ -40,11 +39,11 @@ def choose(
     known: Snapshot | None = None,
 ) -> Choice:
     """The configuration for `problem` and the reason: `config` if given (a `Config`, a slug, or a
-    dict of parameters for `kernel`), else what `store` has, of `kernel` if that is given. It counts
-    as chosen in the generation of `known`, by default the present one.
+    dict of parameters for `kernel`), else what `select` finds, of `kernel` if that is given. The
+    choice belongs to the generation of `known`, by default the present one.
 
-    `ValueError` for an unknown kernel, and with the rules' own sentences for a configuration that
-    breaks them.
+    `ValueError` for an unknown kernel, and for a configuration that breaks rules: the message names
+    them.
     """
     if config is not None:
         return _own(config, kernel, problem, backend.device)
@@ -64,25 +63,24 @@ def choose(
 
 
 def reload() -> None:
-    """Forget all choices, so that the next call looks at the tuned configurations afresh. Needed
-    only where a second is too long, since changed files are noticed by themselves, and in a frozen
-    process: it stays frozen, to the files as they are now.
+    """Drop all choices, so that the next call reads the tuned configurations again. A process
+    notices changed files by itself within a second; call this where that is too long, and in a
+    frozen process, which then stays frozen to the files as they are now.
     """
     _watch.forget()
 
 
 def freeze(frozen: bool = True) -> None:
-    """Keep the configurations of this process: files of tuned configurations that change from now
-    on change nothing here, so that the same product gives the same bits until the process ends.
-    A file that this process has not read yet counts as it is when it is first read.
-    `freeze(False)` goes back to noticing changes. With PYMM_FREEZE=1 in the environment a process
-    is frozen from the start.
+    """Use the tuned configurations as they are now, whatever happens to their files later: the same
+    product then gives the same bits until the process ends. A file that this process has not read
+    yet counts as it is when it is first read. `freeze(False)` goes back to noticing changes. With
+    PYMM_FREEZE=1 in the environment a process is frozen from the start.
     """
     _watch.freeze(frozen)
 
 
 def tuned_directory() -> Path | None:
-    """The user's files; None where no such directory can be had, as in a read-only home."""
+    """The folder of the user's files; None where none can be made, as in a read-only home."""
     try:
         return config_directory()
     except OSError:
@@ -90,7 +88,9 @@ def tuned_directory() -> Path | None:
 
 
 def generation() -> int:
-    """A number that grows when choices may have changed. Looks at the files now and then."""
+    """A number that grows when the tuned configurations change. Looks at the files at most once in
+    `LOOK_AGAIN` seconds.
+    """
     if time.monotonic() >= _watch.next_look:
         _watch.look()
     return _watch.known.generation
@@ -104,8 +104,8 @@ def snapshot() -> Snapshot:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The choices made since the files last changed. A change makes a new snapshot: a thread that
-    has begun with this one may continue with it, and what it adds is dropped with it.
+    """The choices made since the files last changed. A change makes a new snapshot. A thread that
+    still uses the old one may go on; the choices that it adds are dropped with it.
     """
 
     generation: int = 0
@@ -115,8 +115,8 @@ class Snapshot:
 
 
 class _Watch:
-    """The files of tuned configurations. `known` is replaced as a whole, by one thread at a time,
-    and read by any.
+    """Watches the files of tuned configurations for changes. `known` is replaced as a whole, by one
+    thread at a time, and read by all.
     """
 
     def __init__(self) -> None:
@@ -126,14 +126,14 @@ class _Watch:
         self._turn = threading.RLock()
 
     def add(self, device: Device) -> None:
-        """Look at the files of `device` too from now on."""
+        """Watch the files of `device`, too, from now on."""
         with self._turn:
             if device not in self.known.seen:
                 seen = {**self.known.seen, device: _stamps(device)}
                 self.known = replace(self.known, seen=seen)
 
     def look(self) -> None:
-        """Forget all choices if a file changed. One thread looks, the others do not wait for it."""
+        """Drop all choices if a file changed. One thread looks; the others do not wait for it."""
         if not self._turn.acquire(blocking=False):
             return
         try:
@@ -147,7 +147,7 @@ class _Watch:
 
     def forget(self) -> None:
         with self._turn:
-            keep_files(self.frozen)
+            tuned_files.freeze(self.frozen)
             self.known = Snapshot(self.known.generation + 1)
             self.next_look = math.inf if self.frozen else 0.0
 
@@ -156,10 +156,9 @@ class _Watch:
             if frozen != self.frozen:
                 self.look()
                 self.frozen = frozen
-                keep_files(frozen)
+                tuned_files.freeze(frozen)
                 for device in self.known.seen if frozen else ():
-                    with suppress(StoreError):
-                        load(device, tuned_directory())
+                    tuned_files.readable(device, tuned_directory())
                 self.next_look = math.inf if frozen else 0.0
 
     def renew_lock(self) -> None:
@@ -188,7 +187,7 @@ def _stamp(path: Any) -> tuple:
 
 
 def _own(config: Any, kernel: str | int | None, problem: Problem, device: Device) -> Choice:
-    """The caller's configuration, held to the rules."""
+    """The caller's configuration, if it obeys the rules."""
     backend = device.kernel_backend
     wanted = None if kernel is None else find_kernel(kernel, backend)
     if isinstance(config, Mapping):

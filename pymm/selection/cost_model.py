@@ -1,9 +1,9 @@
-"""How long a configuration should take on a GPU, from what it does: work in waves, numbers through
-shared memory, L2 and device memory, parts of k and their sums, copies ahead of the product.
+"""A model of the time that a configuration takes on a GPU: waves of tiles, traffic through shared
+memory, L2 and device memory, split k and its sums, repacking of operands before the product.
 
-Good to order candidates and to refuse bad ones, not to predict a time: benchmarks/LOG.md has the
-rank correlation with what was measured. It knows the parameters that families share by their
-names, so a new kernel needs nothing here.
+It is good enough to order candidates and to reject bad ones, not to predict a time:
+benchmarks/LOG.md has its rank correlation with measurements. It finds parameters by the names that
+all kernels share, so a new kernel needs nothing here.
 """
 
 from __future__ import annotations
@@ -19,52 +19,55 @@ from pymm.kernels import Config
 from pymm.kernels.kernel import parts_of
 from pymm.kernels.tiles import tiles_in
 
-# Fitted, but for those with a measurement beside them, to 1,039 times of 123 problems in f32, f64
-# and bf16 on an H200 (benchmarks/results), above all to the ratios within each problem;
-# benchmarks/LOG.md has how well, also on problems left out of the fit.
+# Constants without a measurement beside them are fitted to 1,039 times of 123 problems in f32, f64
+# and bf16 on an H200 (benchmarks/results), above all to the ratios within each problem.
+# benchmarks/LOG.md says how well they fit, also on problems that were left out of the fit.
 
-#: Seconds: an event-timed kernel that finds its text and arguments cold, copies ahead of it and, of
-#: numbers of two bytes, what they take besides, one launch behind it (which all begin early, so
-#: they cost less than the 4 us of an empty kernel), from a load of device memory to its use, and
-#: the barriers of a step.
-LAUNCH, BEFORE, BEFORE_16_BITS, BEHIND = 4.8e-6, 1.0e-6, 2.2e-6, 2.2e-6
+#: Seconds: of an event-timed launch whose code and arguments are not in a cache; of the repacking
+#: launch before it, and what that takes longer for elements of two bytes; of one launch after it.
+#: (Dependent launches begin early, so they cost less than the 4 us of an empty kernel.) Then the
+#: latency from a load of device memory to its use, and the barriers of a step along k.
+LAUNCH, BEFORE, BEFORE_16_BITS, AFTER = 4.8e-6, 1.0e-6, 2.2e-6, 2.2e-6
 LATENCY, STEP = 0.76e-6, 2e-8
 
-#: Parts of the peak: multiply-adds from registers (59 to 61 of 66.9 TFLOP/s), and doubles on tensor
-#: cores, which nothing else keeps waiting; device memory (3.95 of 4.8 TB/s), and what one
-#: multiprocessor gets from L2 in bytes per clock (of 64).
+#: Parts of the peak that can be had: of multiply-adds from registers (59 to 61 of 66.9 TFLOP/s), of
+#: doubles on tensor cores, of device memory (3.95 of 4.8 TB/s). And the bytes per clock that one
+#: multiprocessor gets from L2 (of 64).
 ISSUE, ISSUE_DOUBLES, MEMORY, L2_BYTES = 0.92, 1.0, 0.82, 50.0
 
-#: Clocks of a multiprocessor for each instruction of a warp that copies lines into shared memory,
-#: whose pieces are as long as the lines are aligned, and that stores such a piece of C.
+#: Clocks of a multiprocessor for one instruction of a warp that copies into shared memory, and for
+#: one that stores C. Each thread moves as many bytes as the rows are aligned to.
 COPIED, STORED = 3.6, 5.8
 
-#: Part of the bandwidth at which operands are turned round ahead (134 MB in 50 us).
+#: Part of the bandwidth at which operands are repacked (134 MB in 50 us).
 COPY = 0.7
 
 #: Bytes per clock that a multiprocessor reads from shared memory, and instructions it issues.
 SHARED_BYTES, SLOTS = 128.0, 4.0
 
-#: Warps that hide the latency of multiply-adds, and of tensor instructions.
+#: Warps of a multiprocessor that hide the latency of multiply-adds, and of tensor instructions.
 WARPS_TO_HIDE, TENSOR_WARPS_TO_HIDE = 10.0, 5.0
 
-#: Steps before a stage that TMA fills is free again: one of `wgmma` is read until the next
-#: instructions have ended; those of which fragments are read earlier.
+#: Steps until a stage that TMA filled is free again: `wgmma` reads its stage until the instructions
+#: of the next step have ended; where fragments are read into registers, it is free earlier.
 HELD, HELD_BY_WGMMA = 1.4, 2.0
 
-#: Registers of a thread besides its sums and fragments.
+#: Registers of a thread besides accumulators and fragments.
 OTHER_REGISTERS = 32
 
-#: Parameters that make two configurations different kernels, not variants of one.
+#: Parameters that make up the tile: configurations that differ only in others are variants.
 TILE = ("MB", "NB", "TA", "TB", "TK", "SPLIT", "SLICES")
 
-#: Where a device does not say: an H200's share of one multiprocessor.
+#: Clock, bandwidth and L2 of one multiprocessor for devices that do not say: those of an H200.
 CLOCK, BANDWIDTH, L2 = 1.5e9, 3e10, 4e5
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What one block of a configuration is: tile, depth of a step, tile of a thread or warp."""
+    """What one block of a configuration works on: its tile, the depth of a step, the tile of a
+    thread or warp. `parts` is the split of k. In a kernel that splits only the last wave that is 1,
+    and `sharers` is the most blocks that share one of its tiles.
+    """
 
     mb: int
     nb: int
@@ -75,7 +78,7 @@ class Shape:
     stages: int
     threads: int
     by_threads: bool
-    sharers: int  # blocks for each tile of the last round, at most
+    sharers: int
 
     @classmethod
     def of(cls, config: Config, problem: Problem) -> Shape:
@@ -83,7 +86,8 @@ class Shape:
         mb, nb = c.get("MB", 32), c.get("NB", 32)
         ta, tb = c.get("TA", 1), c.get("TB", 1)
         owners = max(mb // ta, 1) * max(nb // tb, 1)
-        slices = 1 if config.kernel.tma else c.get("SLICES", 1)  # those of a step, or steps each
+        # of a kernel without TMA each slice is KB deep; of one with TMA all of them together
+        slices = 1 if config.kernel.tma else c.get("SLICES", 1)
         depth = c.get("KB", 1) * slices
         split = c.get("SPLIT", 1)
         parts, sharers = split, 1
@@ -104,8 +108,8 @@ class Shape:
 
 
 def predicted_seconds(config: Config, problem: Problem, device: Device) -> float:
-    """Seconds that `config` should take for `problem` on `device`, a GPU. Never fails, never 0: a
-    product without elements takes a launch.
+    """Seconds that `config` should take for `problem` on `device`, a GPU. Never 0: an empty product
+    takes the time of a launch.
     """
     if problem.empty:
         return LAUNCH
@@ -115,11 +119,11 @@ def predicted_seconds(config: Config, problem: Problem, device: Device) -> float
     units = tiles * shape.parts * problem.batch
     on_one = math.ceil(units / device.sms)
     resident = min(_resident(config, problem, device, shape), on_one)
-    if kernel.persistent:  # blocks that stay take whole units in turn
+    if kernel.persistent:  # each block computes whole units in turn
         on_one = math.ceil(units / (device.sms * resident)) * resident
-    if shape.sharers > 1:  # they share those of the last round
-        rounds, left = divmod(units, device.sms * resident)
-        on_one = (rounds + _last_round(config, left, device.sms * resident)) * resident
+    if shape.sharers > 1:  # blocks share the tiles of the last wave
+        waves, left = divmod(units, device.sms * resident)
+        on_one = (waves + _last_wave(config, left, device.sms * resident)) * resident
     depth = math.ceil(problem.k / shape.parts / shape.kb) * shape.kb
     steps = depth / shape.kb
     step = _step_seconds(config, problem, device, shape, resident, clock)
@@ -138,9 +142,9 @@ def predicted_seconds(config: Config, problem: Problem, device: Device) -> float
 def most_promising(
     configs: Iterable[Config], problem: Problem, device: Device, count: int
 ) -> list[Config]:
-    """Up to `count` of the configurations, the one that should be quickest first, no more than two
-    of one tile, and none that the model cannot tell from one before it. None at all for a CPU,
-    which it knows nothing of.
+    """Up to `count` of the configurations, the one that should be fastest first, at most two of one
+    tile, and none that the model cannot tell from one before it. None for a CPU, of which the model
+    knows nothing.
     """
     if device.kernel_backend == "cpu":
         return []
@@ -167,7 +171,7 @@ def most_promising(
 
 
 def _resident(config: Config, problem: Problem, device: Device, shape: Shape) -> int:
-    """Blocks on a multiprocessor at a time."""
+    """Blocks that a multiprocessor holds at a time."""
     kernel = config.kernel
     if kernel.persistent and config.as_dict().get("BLOCKS") is None:
         return max(kernel.persistent.blocks_per_sm(config), 1)
@@ -189,9 +193,9 @@ def _registers(problem: Problem, shape: Shape) -> float:
     return sums * words + OTHER_REGISTERS
 
 
-def _last_round(config: Config, left: int, blocks: int) -> float:
-    """How much of a whole round `blocks` take for tiles that they share: all of them as long as
-    there is work (common/stream_k.cuh), or each a part of a tile at a time
+def _last_wave(config: Config, left: int, blocks: int) -> float:
+    """Time of the last wave, in whole waves, where `blocks` share its `left` tiles: all blocks work
+    as long as there is work (common/stream_k.cuh), or each takes one part of a tile after the other
     (common/last_wave_schedule.cuh).
     """
     parts = left * parts_of(config)
@@ -203,19 +207,19 @@ def _last_round(config: Config, left: int, blocks: int) -> float:
 def _step_seconds(
     config: Config, problem: Problem, device: Device, shape: Shape, resident: int, clock: float
 ) -> float:
-    """One step along k of one block, `resident` of which share the multiprocessor."""
+    """Seconds of one step along k of a block, `resident` of which share the multiprocessor."""
     size = problem.numpy_dtype.itemsize
     flops = 2.0 * shape.mb * shape.nb * shape.kb
     peak = device.peak_flops.get(problem.dtype) or 128.0 * device.sms * clock
     if shape.by_threads and problem.dtype == "f64" and device.capability >= (8, 0):
-        peak /= 2 if device.capability[0] in (8, 9) else 1  # the peak is the tensor cores'
+        peak /= 2 if device.capability[0] in (8, 9) else 1  # the peak is that of tensor cores
     issue = ISSUE_DOUBLES if problem.dtype == "f64" and not shape.by_threads else ISSUE
     cycles = flops / (peak * issue / device.sms / clock)
     warps = max(shape.threads // 32, 1) * resident
     if shape.by_threads:
         lanes = config.as_dict().get("LANES", 4)
-        across = max(32 // lanes, 1)
-        read = (shape.ta * lanes + shape.tb * across) * size / SHARED_BYTES
+        rows = max(32 // lanes, 1)
+        read = (shape.ta * lanes + shape.tb * rows) * size / SHARED_BYTES
         reads = max(2.0 * read, (shape.ta + shape.tb) * size / 16)  # wavefronts of a warp's LDS.128
         words = size // 4
         issued = shape.ta * shape.tb * words + (shape.ta + shape.tb) * size / 16 + 1
@@ -240,7 +244,7 @@ def _step_seconds(
 
 
 def _unit_seconds(problem: Problem, device: Device, shape: Shape, size: int, clock: float) -> float:
-    """Beginning and end of a tile: its first loads, its results on their way out."""
+    """Seconds of the beginning and the end of a tile: its first loads, and the stores of C."""
     out = problem.out_dtype.itemsize if shape.parts == 1 else problem.scalar_dtype.itemsize
     elements = shape.mb * shape.nb
     cycles = elements * out / L2_BYTES
@@ -252,8 +256,8 @@ def _unit_seconds(problem: Problem, device: Device, shape: Shape, size: int, clo
 def _memory_bytes(
     config: Config, problem: Problem, device: Device, shape: Shape, units: int
 ) -> float:
-    """Bytes from and to device memory: everything once, and what is read again because the tiles of
-    a wave do not share it and L2 does not hold it.
+    """Bytes from and to device memory: everything once, and again what the tiles of one wave do not
+    share and L2 does not hold.
     """
     size = problem.numpy_dtype.itemsize
     least = problem.bytes
@@ -273,23 +277,23 @@ def _memory_bytes(
 def _extra_seconds(
     config: Config, problem: Problem, device: Device, shape: Shape, tiles: int, clock: float
 ) -> float:
-    """Parts of k added up, operands copied ahead, one half of C mirrored into the other."""
+    """Seconds of adding the parts of k, repacking operands, mirroring one half of C."""
     seconds, tma, persistent = 0.0, config.kernel.tma, config.kernel.persistent
     if problem.halved and problem.fill == "full" and not config.kernel.both_halves:
         moved = problem.elements * problem.out_dtype.itemsize * problem.batch
-        seconds += BEHIND + moved / (COPY * _bandwidth(device))
+        seconds += AFTER + moved / (COPY * _bandwidth(device))
     sums = problem.scalar_dtype.itemsize
     if shape.sharers > 1:
         slots = (
             tiles * problem.batch % (device.sms * persistent.blocks_per_sm(config)) * shape.sharers
         )
         moved = min(slots, 2 * device.sms) if persistent.partial_bytes else 2 * slots
-        seconds += BEHIND + moved * shape.mb * shape.nb * sums / _bandwidth(device)
+        seconds += AFTER + moved * shape.mb * shape.nb * sums / _bandwidth(device)
     if shape.parts > 1:
         elements = tiles * shape.mb * shape.nb * problem.batch * shape.parts
         seconds += 2 * elements * sums / (2 * _bandwidth(device))
         one = shape.parts * shape.mb * shape.nb * sums / L2_BYTES / clock
-        seconds += BEHIND if persistent else LATENCY + one
+        seconds += AFTER if persistent else LATENCY + one
     if tma:
         received, moved = tma.as_loaded(problem), 0
         size = problem.numpy_dtype.itemsize
@@ -297,9 +301,9 @@ def _extra_seconds(
             problem.m if problem.trans_a else problem.k,
             problem.k if problem.trans_b else problem.n,
         )
-        numbers = (problem.m * problem.k, problem.k * problem.n)
-        turned = (received.trans_a != problem.trans_a, received.trans_b != problem.trans_b)
-        for row, count, other in zip(rows, numbers, turned, strict=True):
+        elements = (problem.m * problem.k, problem.k * problem.n)
+        transposed = (received.trans_a != problem.trans_a, received.trans_b != problem.trans_b)
+        for row, count, other in zip(rows, elements, transposed, strict=True):
             if other or row * size % 16 or tma.terms > 1:
                 written = tma.terms / 2 if tma.scaled else tma.terms
                 moved += count * size * problem.batch * (1 + written)

@@ -1,5 +1,5 @@
-"""What tuning has found out: one frozen `Record` per problem, kernel and environment, and whether
-it still holds.
+"""Results of tuning: one `Record` per problem, kernel and environment, and whether it is still
+current.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pymm.core.problem import Problem
 from pymm.kernels import MAX_PARAMETER, Config, find_kernel
 from pymm.kernels.source import kernel_digest
 
-#: Longest text in a file: it ends in messages and tables.
+#: Longest text in a file, since texts end up in messages and tables.
 MAX_TEXT = 200
 
-#: Fields of a record's line and their types: first those that every line has, then those that it
-#: has where the value is not the usual one.
+#: Fields of a record's line and their types: those that every line has, then those that are left
+#: out where they have their usual values.
 FIELDS = {
     "m": int,
     "n": int,
@@ -67,12 +67,12 @@ class Environment:
 
     @property
     def tools(self) -> tuple[str, str]:
-        """The part that makes a record outdated: driver and compiler."""
+        """Driver and compiler: a record made with others is outdated."""
         return (self.driver, self.compiler)
 
     @property
     def name(self) -> str:
-        """Short name in a file, the same in every file, so that merged lines do not change."""
+        """Its short name, the same in every file, so that lines can be merged as they are."""
         text = "\n".join(astuple(self))
         return "e" + hashlib.sha256(text.encode()).hexdigest()[:6]
 
@@ -80,8 +80,9 @@ class Environment:
 @dataclass(frozen=True)
 class Record:
     """The best configuration of one kernel for one problem. `seconds` is the median time of the
-    kernel, `spread` its relative spread (0.006 is 0.6 %), `date` the day as YYYY-MM-DD, `digest`
-    that of the kernel's text. `device` and `file` say where a record was read from.
+    kernel, `spread` their interquartile range divided by it (0.006 is 0.6 %), `date` the day as
+    YYYY-MM-DD, `digest` that of the kernel's source. `device` and `file` say where the record was
+    read from.
     """
 
     problem: Problem
@@ -107,7 +108,7 @@ class Record:
 
     @property
     def key(self) -> tuple:
-        """Two records with equal keys are about the same thing: the newer replaces the older."""
+        """Of two records with equal keys the newer replaces the older."""
         return (self.problem, self.config.kernel_name, self.environment.tools)
 
     @property
@@ -138,11 +139,11 @@ class Record:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any], backend: str, env: Environment) -> Record:
-        """The record that a line's fields spell, each of the type that `FIELDS` demands.
-        `ValueError` or `NotImplementedError` for values that make no sense.
+        """The record of a line's fields, each of the type in `FIELDS`. `ValueError` or
+        `NotImplementedError` for values that are not possible.
 
-        A kernel that this pymm does not know is kept, so that going back to an older pymm loses
-        nothing; `unusable_because` keeps it from being used.
+        A record of a kernel that this pymm does not have is read as well, so that writing the file
+        with an older pymm loses nothing. `unusable_because` keeps it from being used.
         """
         if fields["layout"] not in _TRANSPOSED:
             raise ValueError(f"layout {fields['layout']!r} is none of {', '.join(_TRANSPOSED)}")
@@ -181,8 +182,9 @@ def _config(name: str, parameters: Mapping[str, int], backend: str) -> Config:
 
 
 def device_facts(device: Device) -> dict[str, str | int]:
-    """What identifies a device in the head of a file. Records do not move to a device that differs
-    in any of it: another number of multiprocessors under the same name wants other tiles.
+    """What identifies a device in the head of a file. Records are not used on a device that differs
+    in any of it: with another number of multiprocessors, even under the same name, other tiles are
+    best.
     """
     facts: dict[str, str | int] = {"name": _line(device.name), "kind": device.kind}
     if device.kernel_backend == "cpu":
@@ -198,8 +200,8 @@ def device_words(facts: Mapping[str, str | int]) -> str:
 
 
 def foreign_because(record: Record) -> str:
-    """Why a record's configuration is none of this pymm, but of an older or a newer one. "" if it
-    is: of any other neither `config.kernel` nor a parameter may be asked for.
+    """Why a record's configuration does not exist in this pymm, but in an older or a newer one. ""
+    if it does exist. Of any other record `config.kernel` must not be asked for.
     """
     name = record.config.kernel_name
     try:
@@ -210,7 +212,7 @@ def foreign_because(record: Record) -> str:
 
 
 def source_changed(record: Record) -> str:
-    """How the kernel of a record is another one by now, whatever the device. "" if it is not."""
+    """How the kernel of a record has changed since, on any device. "" if it has not."""
     if foreign := foreign_because(record):
         return foreign
     name, kernel = record.config.kernel_name, record.config.kernel
@@ -224,8 +226,8 @@ def source_changed(record: Record) -> str:
 
 
 def unusable_because(record: Record, device: Device) -> str:
-    """Why a record must not be used at all: its kernel or its device is another one by now. "" if
-    it may.
+    """Why a record must not be used at all: its kernel or its device has changed. "" if it may be
+    used.
     """
     if changed := source_changed(record):
         return changed
@@ -236,7 +238,7 @@ def unusable_because(record: Record, device: Device) -> str:
 
 
 def outdated_because(record: Record, environment: Environment) -> str:
-    """Which tools changed since a record was measured: compiler, driver. "" if none did."""
+    """How compiler and driver differ from those of the record. "" if they do not."""
     changes = []
     for tool in ("compiler", "driver"):
         then, now = getattr(record.environment, tool), getattr(environment, tool)
@@ -246,5 +248,5 @@ def outdated_because(record: Record, environment: Environment) -> str:
 
 
 def stale_because(record: Record, device: Device, environment: Environment) -> str:
-    """Why a record does not describe the present any more, in words; "" if it is current."""
+    """Why a record is stale, in words; "" if it is current."""
     return unusable_because(record, device) or outdated_because(record, environment)

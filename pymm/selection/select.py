@@ -1,4 +1,6 @@
-"""Which configuration for a problem, and why: exact, else nearest of its kind, else a default."""
+"""Which configuration a problem gets, and why: one tuned for this problem, else one tuned for a
+near problem, else a default.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,6 @@ import itertools
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 
 from pymm.console import duration
@@ -36,7 +37,9 @@ from pymm.selection.store import load_file, record_files
 
 @dataclass(frozen=True)
 class Choice:
-    """What to run, the sentence that says why, and the record it comes from if there is one."""
+    """The configuration to run, a sentence that says why, and the record that it comes from, if it
+    comes from one.
+    """
 
     config: Config
     reason: str
@@ -50,25 +53,32 @@ def select(
     environment: Environment,
     kernel: str | int | None = None,
 ) -> Choice:
-    """The configuration for `problem`, of any kernel or of the one named.
+    """The configuration for `problem`, of any kernel or of the one named `kernel`.
 
-    In this order: a current record of this very problem; where the cost model expects clearly more
-    of it than of the default, what is tuned for one of the nearest problems in (log m, log n, log
-    k), of this type or one of the same size, another layout and alignment counting as distance; the
-    same two once more among records that another driver or compiler made; the default, of another
-    rung than the highest that is measured beside it if the model prefers that. A record counts only
-    if its configuration obeys every rule for `problem` on `device`, and one of a lower rung than
-    the highest that is meant for this problem only where that was measured on the record's problem,
-    too, and the rung was somewhere about as quick: one tuned by itself may be far slower than the
-    others untuned. Never fails for want of a
-    record or for a damaged file (one warning, and the reason names it); `ValueError` for an unknown
-    kernel and for one that cannot run here at all.
+    The first of these that there is:
+
+    1. A current record of this problem.
+    2. A current record of one of the nearest problems, if the cost model expects its configuration
+       to be clearly faster than the default. Near is measured in (log m, log n, log k); another
+       layout, alignment or dtype of the same size adds to the distance.
+    3. As 1 and 2, among the records made with another driver or compiler.
+    4. The default: that of the highest kernel for this problem, or that of a lower kernel which
+       records compare with it, if the cost model expects that to be clearly faster.
+
+    A record counts only if its configuration obeys every rule for `problem` on `device`. A record
+    of a lower kernel counts only where the highest was measured on the same problem, and if
+    somewhere the lower one was about as fast: a kernel tuned by itself may be far slower than the
+    others untuned.
+
+    A damaged file is left out, with one warning, and the reason names it. `ValueError` for an
+    unknown kernel and for one that cannot run here at all; `NotImplementedError` for a dtype that
+    no kernel here computes in.
     """
     wanted = None if kernel is None else find_kernel(kernel, device.kernel_backend)
-    files, damage = _readable(device, directory)
+    files, damage = tuned_files.readable(device, directory)
     highest = wanted or _highest(problem, device)
-    passed_over = False
-    for records in _usable_records(device, environment, files):
+    none_near = False
+    for records in tuned_files.usable(device, environment, files):
         found = _nearest(problem, records)
         found = competitive_records(
             highest, [one for one in found if wanted in (None, one[0].config.kernel)]
@@ -77,8 +87,8 @@ def select(
         choice = _of_records(problem, device, found, defaults)
         if choice is not None:
             return replace(choice, reason=choice.reason + damage)
-        passed_over |= bool(found)
-    return _default(problem, device, wanted, " near enough" * passed_over, damage)
+        none_near |= bool(found)
+    return _default(problem, device, wanted, none_near, damage)
 
 
 def _of_records(
@@ -87,8 +97,8 @@ def _of_records(
     found: list[tuple[Record, str]],
     defaults: list[Config],
 ) -> Choice | None:
-    """The choice among records, nearest first: the quickest of this very problem, else what
-    transfers.
+    """The choice among records, nearest first: the fastest of this problem, else what transfers
+    from another.
     """
     changes = dict(found)
     exact = [r for r, _ in found if r.problem == problem]
@@ -97,13 +107,13 @@ def _of_records(
             return Choice(record.config, _reason(problem, record, device, changes[record]), record)
     nearest: dict[Problem, Record] = {}
     for record, _ in found:
-        nearest.setdefault(record.problem, record)  # the quickest of each problem comes first
+        nearest.setdefault(record.problem, record)  # the fastest of each problem comes first
     chosen = transferred(problem, device, list(nearest.values()), defaults)
     if chosen is None:
         return None
     config, record = chosen
     if record is None:
-        return Choice(config, _of_rung(config, defaults[0], problem, device))
+        return Choice(config, _why_lower(config, defaults[0], problem, device))
     reason = _reason(problem, record, device, changes[record])
     if config != record.config:
         reason += f", k in {config.as_dict()['SPLIT']} parts"
@@ -117,11 +127,11 @@ def _of_records(
 def _defaults(
     problem: Problem, device: Device, highest: Kernel, found: list[tuple[Record, str]]
 ) -> list[Config]:
-    """The default of the highest rung, and of the others that records compare with it and that make
-    their defaults for a problem.
+    """The default of the highest kernel, then those of the kernels that records compare with it and
+    that make their defaults for each problem.
     """
-    rungs = {r.config.kernel_name: r.config.kernel for r, _ in found}
-    others = (k for k in rungs.values() if k.heuristic and k.name != highest.name)
+    kernels = {r.config.kernel_name: r.config.kernel for r, _ in found}
+    others = (k for k in kernels.values() if k.heuristic and k.name != highest.name)
     configs = (untuned(kernel, problem, device) for kernel in (highest, *others))
     return [config for config in configs if config is not None]
 
@@ -129,11 +139,11 @@ def _defaults(
 def configs(
     device: Device, directory: Path | None, environment: Environment
 ) -> list[tuple[Record, str, str]]:
-    """What is tuned for `device`: records, the file of each, and why it is stale ("" if current).
-    Files that are damaged are left out with a warning.
+    """What is tuned for `device`: each record, its file, and why it is stale ("" if it is current).
+    Damaged files are left out, with a warning.
     """
     rows = []
-    for record in itertools.chain.from_iterable(_readable(device, directory)[0]):
+    for record in itertools.chain.from_iterable(tuned_files.readable(device, directory)[0]):
         stale = unusable_because(record, device) or outdated_because(record, environment)
         rows.append((record, record.file, stale))
     return rows
@@ -145,63 +155,90 @@ def configs(
 #: The records of one file.
 File = tuple[Record, ...]
 
-#: By type, records that may be used and what has changed since ("" if nothing).
-Found = dict[str, list[tuple[Record, str]]]
+#: By dtype, records that may be used, each with what has changed since it was made ("" if nothing).
+Usable = dict[str, list[tuple[Record, str]]]
 
 
-def _readable(device: Device, directory: Path | None) -> tuple[tuple[File, ...], str]:
-    """The files that can be read, the user's first, and words about the others."""
-    found, damage = [], ""
-    for path in record_files(device, directory):
-        try:
-            found.append(load_file(device, path))
-        except StoreError as error:
-            damage += f" (not read: {error})"
-            _warn(str(error))
-    return tuple(found), damage
-
-
-def _usable_records(
-    device: Device, environment: Environment, files: tuple[File, ...]
-) -> tuple[Found, Found]:
-    """What may be used of the files, made by the present tools and by others. Of the records of one
-    problem and kernel the user's comes before a shipped one and a newer before an older one; the
-    rest of them is left out. It is remembered while the files stay the same: records are many.
+class TunedFiles:
+    """The files of tuned configurations as this process sees them: each as it is now, or, while
+    they are frozen, as it was when it was first read.
     """
-    key = device, environment
-    before, shelf = _usable_cache.get(key, ((), ({}, {})))
-    if [*map(id, before)] != [*map(id, files)]:
-        taken, shelf = set(), ({}, {})
-        for record in _in_order(device, files):
-            changes = outdated_because(record, environment)
-            name = (bool(changes), record.problem, record.config.kernel_name)
-            if name not in taken:
-                taken.add(name)
-                of_type = shelf[bool(changes)].setdefault(record.problem.dtype, [])
-                of_type.append((record, changes))
-        _usable_cache[key] = files, shelf
-    return shelf
+
+    def __init__(self) -> None:
+        self._frozen: dict[Path, File] | None = None
+        self._usable: dict[tuple[Device, Environment], tuple[tuple[File, ...], list[Usable]]] = {}
+        self._warnings: set[str] = set()
+
+    def freeze(self, frozen: bool) -> None:
+        """From now on a file counts as it is when it is next read, whatever it holds later;
+        `freeze(False)` ends that.
+        """
+        self._frozen = {} if frozen else None
+
+    def load(self, device: Device, path: Path) -> File:
+        """The records of one file. `StoreError` if it is damaged or another device's."""
+        frozen = self._frozen
+        if frozen is None:
+            return load_file(device, path)
+        if path not in frozen:
+            frozen.setdefault(path, load_file(device, path))
+        return frozen[path]
+
+    def readable(self, device: Device, directory: Path | None) -> tuple[tuple[File, ...], str]:
+        """The files that can be read, the user's first, and a remark that names the others. The
+        first time, a file that cannot be read is a warning, too.
+        """
+        found, damage = [], ""
+        for path in record_files(device, directory):
+            try:
+                found.append(self.load(device, path))
+            except StoreError as error:
+                damage += f" (not read: {error})"
+                self._warn_once(f"tuned configurations not read: {error}")
+        return tuple(found), damage
+
+    def usable(
+        self, device: Device, environment: Environment, files: tuple[File, ...]
+    ) -> list[Usable]:
+        """What may be used of the files: records made with the present driver and compiler, then
+        those made with others. Of several records of one problem and kernel the user's comes before
+        a shipped one and a newer before an older one; the rest are left out. Files have thousands
+        of records, so the result is kept until one of them changes.
+        """
+        key = device, environment
+        before, usable = self._usable.get(key, ((), [{}, {}]))
+        if [*map(id, before)] != [*map(id, files)]:
+            taken, usable = set(), [{}, {}]
+            for record in _in_order(device, files):
+                changes = outdated_because(record, environment)
+                name = (bool(changes), record.problem, record.config.kernel_name)
+                if name not in taken:
+                    taken.add(name)
+                    of_dtype = usable[bool(changes)].setdefault(record.problem.dtype, [])
+                    of_dtype.append((record, changes))
+            self._usable[key] = files, usable
+        return usable
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warnings:
+            warnings.warn(text, UserWarning, stacklevel=5)
+            self._warnings.add(text)
 
 
-_usable_cache: dict[tuple[Device, Environment], tuple[tuple[File, ...], tuple[Found, Found]]] = {}
+#: The files of this process.
+tuned_files = TunedFiles()
 
 
 def _in_order(device: Device, files: tuple[File, ...]) -> Iterator[Record]:
-    """The records that may be used here, file by file, of each the newest first."""
+    """The records that may be used on `device`, file by file, the newest of each file first."""
     for file in files:
         for record in sorted(file, key=lambda record: record.date, reverse=True):
             if not unusable_because(record, device):
                 yield record
 
 
-@lru_cache(maxsize=256)
-def _warn(message: str) -> None:
-    """Say it once in a process."""
-    warnings.warn(f"tuned configurations not read: {message}", UserWarning, stacklevel=5)
-
-
-def _nearest(problem: Problem, records: Found) -> list[tuple[Record, str]]:
-    """Records of the same type or one alike, nearest first."""
+def _nearest(problem: Problem, records: Usable) -> list[tuple[Record, str]]:
+    """Records whose configurations may serve `problem`, nearest first."""
     found = [
         one
         for dtype, of_type in records.items()
@@ -212,7 +249,7 @@ def _nearest(problem: Problem, records: Found) -> list[tuple[Record, str]]:
     return sorted(found, key=lambda one: rank(problem, one[0]))
 
 
-# Words
+# Reasons
 
 
 def _reason(problem: Problem, record: Record, device: Device, changes: str) -> str:
@@ -236,8 +273,8 @@ def _reason(problem: Problem, record: Record, device: Device, changes: str) -> s
     return words
 
 
-def _of_rung(config: Config, first: Config, problem: Problem, device: Device) -> str:
-    """Why another rung's default."""
+def _why_lower(config: Config, first: Config, problem: Problem, device: Device) -> str:
+    """Why the default of another kernel than the highest."""
     here, there = (duration(predicted_seconds(c, problem, device), 3) for c in (config, first))
     return (
         f"default of {config.kernel_name}: nothing tuned near enough for {problem.dtype} on "
@@ -247,7 +284,7 @@ def _of_rung(config: Config, first: Config, problem: Problem, device: Device) ->
 
 def tune_command(problem: Problem, device: Device) -> str:
     """The command that tunes `problem` on `device`."""
-    where = "cpu" if device.kernel_backend == "cpu" else str(device.index)
+    where = f"cpu:{device.sms}" if device.kernel_backend == "cpu" else str(device.index)
     words = [f"--shapes {problem.m}x{problem.n}x{problem.k}", f"--dtypes {problem.dtype}"]
     words += [] if problem.layout == "NN" else [f"--transposes {problem.layout}"]
     words += [f"--op {problem.op}"] if problem.symmetric else []
@@ -258,7 +295,7 @@ def tune_command(problem: Problem, device: Device) -> str:
 
 
 def _highest(problem: Problem, device: Device) -> Kernel:
-    """The highest rung whose default may run here, else the highest of all."""
+    """The highest kernel whose default may run here, else the highest of all."""
     kernels = kernels_for(problem, device)[::-1]
     if not kernels:
         raise _no_kernel(problem, device)
@@ -269,7 +306,7 @@ def _highest(problem: Problem, device: Device) -> Kernel:
 
 
 def _no_kernel(problem: Problem, device: Device) -> NotImplementedError:
-    """What to say of a type that no kernel computes in here."""
+    """The error for a dtype that no kernel here computes in."""
     runs = [dtype for dtype in DTYPES if kernels_for(replace(problem, dtype=dtype), device)]
     there = ", ".join(runs) or "nothing"
     return NotImplementedError(
@@ -278,9 +315,11 @@ def _no_kernel(problem: Problem, device: Device) -> NotImplementedError:
 
 
 def _default(
-    problem: Problem, device: Device, wanted: Kernel | None, near: str, damage: str
+    problem: Problem, device: Device, wanted: Kernel | None, none_near: bool, damage: str
 ) -> Choice:
-    """The default of the highest rung that may run here, or the first configuration that may."""
+    """The default of the highest kernel that may run here, or the first configuration that may.
+    `none_near` says that there were records, but none near enough.
+    """
     kernels = [k for k in kernels_for(problem, device)[::-1] if wanted in (None, k)]
     if not kernels:
         what = "no kernel of pymm" if wanted is None else f"{wanted.name} cannot"
@@ -289,8 +328,7 @@ def _default(
     for kernel in kernels:
         config = untuned(kernel, problem, device)
         if config is not None:
-            why = _why_untuned(config, problem, device, near, damage)
-            return Choice(config, why)
+            return Choice(config, _why_untuned(config, problem, device, none_near) + damage)
     for kernel in kernels:
         valid, rejected = kernel.configs(problem, device)
         if valid:
@@ -300,10 +338,11 @@ def _default(
     raise ValueError(f"no configuration of {names} may run on {device.name}: {broken}")
 
 
-def _why_untuned(config: Config, problem: Problem, device: Device, near: str, damage: str) -> str:
-    kernel, why = config.kernel, f"nothing tuned{near} for {problem.dtype}"
+def _why_untuned(config: Config, problem: Problem, device: Device, none_near: bool) -> str:
+    kernel = config.kernel
+    why = f"nothing tuned {'near enough ' if none_near else ''}for {problem.dtype}"
     if not device.times_are_real:
         why = "in the simulator"
     made = kernel.heuristic or config == kernel.default_for(problem, device)
     what = "default" if made else "cost model's choice"
-    return f"{what} of {kernel.name}: {why} on {device.name}{damage}"
+    return f"{what} of {kernel.name}: {why} on {device.name}"

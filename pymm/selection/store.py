@@ -1,8 +1,8 @@
-"""Tuned configurations as files: `<device>.yaml`, one line per record, read with distrust and
-written so that nothing is lost.
+"""Files of tuned configurations: `<device>.yaml`, one line per record. Every value is checked when
+a file is read, and a file is replaced as a whole when it is written.
 
-Files shipped with pymm are read-only defaults; the user's own live in a directory that the caller
-names and come first.
+The user's files are in a directory that the caller names; they come before the read-only ones
+shipped with pymm.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ __all__ = [
 
 SCHEMA = 1
 
-#: Some 20000 records; a file beyond it is not one of ours.
+#: Longest file that is read: some 20000 records.
 MAX_BYTES = 4 * 2**20
 
-#: A parameter stands in its configuration, in its record, in the list, in the file.
+#: Deepest nesting that is read: file, list of records, record, configuration.
 MAX_DEPTH = 4
 
 HEADER = """\
@@ -68,7 +68,7 @@ _DEVICE_MORE = {"capability": str, "sms": int, "cores": int, "vector_bytes": int
 
 @dataclass(frozen=True)
 class Table:
-    """What one file holds: the facts of its device (`device_facts`) and its records."""
+    """The contents of one file: the facts of its device (`device_facts`) and its records."""
 
     device: Mapping[str, str | int]
     records: tuple[Record, ...]
@@ -92,17 +92,17 @@ def files(directory: Path | None) -> list[Path]:
 
 
 def load(device: Device, directory: Path | None) -> tuple[Record, ...]:
-    """All records of `device`: the user's from `directory`, then those shipped with pymm, so that
-    of several with the same problem and kernel the first counts.
+    """All records of `device`: the user's from `directory`, then those shipped with pymm. Of
+    several with the same problem and kernel the first counts.
 
-    Raises `StoreError` if a file is damaged or foreign.
+    Raises `StoreError` if a file is damaged or belongs to another device.
     """
     paths = record_files(device, directory)
     return tuple(record for path in paths for record in load_file(device, path))
 
 
 def record_files(device: Device, directory: Path | None) -> list[Path]:
-    """Where records of `device` may be: the user's file, then the shipped one. Nowhere for a
+    """The files that may hold records of `device`: the user's, then the shipped one. None for a
     simulated device.
     """
     if not device.times_are_real:
@@ -112,41 +112,26 @@ def record_files(device: Device, directory: Path | None) -> list[Path]:
 
 
 def load_file(device: Device, path: Path) -> tuple[Record, ...]:
-    """The records of one file, which is `device`'s own or absent. `StoreError` if it is not. Of a
-    file that `keep_files` keeps, what it held when it was first read.
+    """The records of one file, none if there is no file. `StoreError` if it is damaged or belongs
+    to another device.
     """
-    kept = _kept_files
-    if kept is not None and path in kept:
-        table = kept[path]
-    else:
-        table = read(path)
-        if kept is not None:
-            table = kept.setdefault(path, table)
+    table = read(path)
     if table and table.device["name"] != device.name:
-        raise StoreError(f"{path} belongs to {table.device['name']}, not to {device.name}; {_MEND}")
+        raise StoreError(f"{path} belongs to {table.device['name']}, not to {device.name}; {_FIX}")
     return table.records if table else ()
-
-
-#: What `load_file` has read since `keep_files(True)`; None: it reads anew each time.
-_kept_files: dict[Path, Table | None] | None = None
-
-
-def keep_files(keep: bool) -> None:
-    """From now on `load_file` gives what a file holds when it is first read, whatever it holds
-    later; with False, and until then, what it holds at the time.
-    """
-    global _kept_files
-    _kept_files = {} if keep else None
 
 
 def put(records: Iterable[Record], device: Device, directory: Path) -> Path:
     """Merge `records` into the user's file of `device` and return its path.
 
     A record replaces the one with the same problem, kernel, driver and compiler. Many processes may
-    do this at once; one that dies leaves the old file or the new one. Raises `ValueError` for a
-    record that `device` could not run and for a simulated device, and `StoreError` for a file that
-    cannot be read or is another device's: it is left as it is. Without records it checks that and
-    that it could write, so that a tuner need not learn it at the end. `OSError` if it cannot.
+    do this at once; one that dies leaves the old file or the new one. Without `records` nothing is
+    written, but all is checked: a tuner learns at its beginning, not at its end, that it could not
+    save anything.
+
+    Raises `ValueError` for a record that `device` could not run and for a simulated device,
+    `StoreError` for a file that cannot be read or is another device's, which is left as it is, and
+    `OSError` where no file can be written.
     """
     records = list(records)
     _refuse_useless(records, device)
@@ -156,20 +141,20 @@ def put(records: Iterable[Record], device: Device, directory: Path) -> Path:
         table = read(path)
         if table and table.device != facts:
             was, now = device_words(table.device), device_words(facts)
-            raise StoreError(f"{path} belongs to {was}; this device is {now}; {_MEND}")
+            raise StoreError(f"{path} belongs to {was}; this device is {now}; {_FIX}")
         if not records:
             tempfile.TemporaryFile(dir=Path(os.path.realpath(path)).parent).close()
             return path
         merged = {record.key: record for record in (*(table.records if table else ()), *records)}
         text = render_table(Table(facts, tuple(merged.values())))
         if len(text.encode()) > MAX_BYTES:
-            raise StoreError(f"{path} would be longer than {MAX_BYTES} bytes; {_MEND}")
+            raise StoreError(f"{path} would be longer than {MAX_BYTES} bytes; {_FIX}")
         parse_table(text, str(path))  # nothing is written that could not be read back
         replace_text(path, text)
     return path
 
 
-_MEND = "move the file away or set PYMM_CONFIG_DIR to another directory"
+_FIX = "move the file away or set PYMM_CONFIG_DIR to another directory"
 
 
 def _refuse_useless(records: list[Record], device: Device) -> None:
@@ -185,7 +170,7 @@ def _refuse_useless(records: list[Record], device: Device) -> None:
 
 
 def read(path: Path) -> Table | None:
-    """What the file at `path` holds; `None` if there is none. `StoreError` if it is damaged."""
+    """The contents of the file at `path`; None if there is none. `StoreError` if it is damaged."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -200,15 +185,15 @@ def _read(path: Path, mtime_ns: int, size: int, inode: int) -> Table:
     try:
         text = read_text(path, MAX_BYTES)
     except (BadInput, OSError) as error:
-        raise StoreError(f"{error}; {_MEND}") from None
+        raise StoreError(f"{error}; {_FIX}") from None
     return parse_table(text, str(path))
 
 
-# Text
+# YAML
 
 
 def render_table(table: Table) -> str:
-    """The text of a file: a head, then the records sorted, each on a line of its own."""
+    """The text of a file: a head, then the sorted records, one line each."""
     records = sorted(table.records, key=lambda record: record.order)
     environments = sorted({r.environment for r in records}, key=lambda env: env.name)
     lines = [f"{HEADER}schema: {SCHEMA}", f"device: {_flow(table.device)}"]
@@ -228,8 +213,8 @@ def _flow(mapping: Mapping) -> str:
 
 
 def parse_table(text: str, path: str) -> Table:
-    """The inverse of `render_table`. `StoreError` naming `path`, the line and what to do for a text
-    that is not one of ours.
+    """The inverse of `render_table`. For any other text `StoreError`, which names `path`, the line
+    and what to do.
     """
     reader = _Reader(text, path)
     top = reader.mapping(reader.root, "the file")
@@ -266,8 +251,8 @@ def _record(reader: _Reader, node: Any, kind: str, environments: Mapping) -> Rec
 
 @dataclass(slots=True)
 class _Node:
-    """A value of a file: kind (`scalar`, `sequence`, `mapping`), its text or its parts, its line.
-    The parts of a mapping are keys and values in turn.
+    """A value in a file: `id` is "scalar", "sequence" or "mapping", `value` its text or its parts.
+    The parts of a mapping are its keys and values in turn.
     """
 
     id: str
@@ -276,11 +261,11 @@ class _Node:
 
 
 def _compose(text: str, error: Callable[[int, str], StoreError]) -> _Node | None:
-    """The one document of a YAML text, None if it has none. The parser's events are taken one by
-    one: what is nested deeper than `MAX_DEPTH`, or named to be repeated, ends the reading before
-    anything is built of it, so that neither the parser's stack nor the memory depend on the text.
+    """The one document of a YAML text, None if it has none. The parser's events are read one by
+    one. Anchors, and nesting deeper than `MAX_DEPTH`, end the reading at once, so that a text can
+    neither overflow the parser's stack nor fill the memory.
     """
-    import yaml  # 15 ms, which a process that never meets a tuned file does not pay
+    import yaml  # takes 15 ms, and is needed only where there is a file
 
     root, open_nodes = None, []
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
@@ -308,7 +293,7 @@ def _compose(text: str, error: Callable[[int, str], StoreError]) -> _Node | None
 
 
 class _Reader:
-    """Takes a YAML text apart node by node. No tag is obeyed, every complaint knows its line."""
+    """Reads a YAML text node by node. YAML's tags are ignored; every error names its line."""
 
     def __init__(self, text: str, path: str) -> None:
         with importing:
@@ -332,22 +317,22 @@ class _Reader:
 
     def sequence(self, node: Any, what: str) -> list[Any]:
         if node is None or node.id != "sequence":
-            raise self.error(node, f"{what} is no list")
+            raise self.error(node, f"{what} is not a list")
         return node.value
 
     def mapping(self, node: Any, what: str) -> dict[str, Any]:
         if node is None or node.id != "mapping":
-            raise self.error(node, f"{what} is no mapping of keys to values")
+            raise self.error(node, f"{what} is not a mapping")
         found: dict[str, Any] = {}
         for key, value in zip(node.value[::2], node.value[1::2], strict=True):
             if key.id != "scalar" or key.value in found or len(key.value) > MAX_TEXT:
-                raise self.error(key, f"{what} has a key twice, or one that is no short word")
+                raise self.error(key, f"{what} has a key twice, or one that is not a short word")
             found[key.value] = value
         return found
 
     def fields(self, node: Any, what: str, must: Mapping, may: Mapping) -> dict[str, Any]:
-        """The values of a mapping that has all keys of `must`, perhaps some of `may`, no other.
-        Values of the type `dict` stay nodes.
+        """The values of a mapping that has all keys of `must`, perhaps some of `may`, and no other.
+        Values whose type is `dict` are returned as nodes.
         """
         nodes = self.mapping(node, what)
         if missing := [key for key in must if key not in nodes]:
@@ -361,9 +346,9 @@ class _Reader:
         }
 
     def scalar(self, node: Any, what: str, kind: type) -> Any:
-        """One value, read from its text as `kind`, whatever YAML would take it for."""
+        """One value, converted from its text to `kind`, whatever type YAML would give it."""
         if node.id != "scalar" or len(node.value) > MAX_TEXT:
-            raise self.error(node, f"{what} is no short value")
+            raise self.error(node, f"{what} is not a short value")
         pattern, wanted = _PATTERNS[kind]
         if not re.fullmatch(pattern, node.value):
             raise self.error(node, f"{what} is {node.value!r}, not {wanted}")

@@ -18,7 +18,15 @@ from pathlib import Path
 from .build import CannotSimulate
 from .build import build as _build
 
-__all__ = ["CannotSimulate", "activate", "active", "nvcc"]
+__all__ = [
+    "CannotSimulate",
+    "activate",
+    "active",
+    "limit_memory",
+    "most_used",
+    "nvcc",
+    "set_devices",
+]
 
 _driver: ctypes.CDLL | None = None
 _folder: Path | None = None
@@ -64,3 +72,20 @@ def activate() -> None:
 def nvcc() -> str:
     """Absolute path of the stand-in nvcc, for ``SourceModule(..., nvcc=...)``."""
     return str((_folder or _build()) / "bin" / "nvcc")
+
+
+def set_devices(count: int) -> None:
+    """From now on there are so many devices, at most 16, all alike. For tests."""
+    _driver.pymm_simulator_set_devices(ctypes.c_int(count))
+
+
+def limit_memory(nbytes: int) -> None:
+    """From now on every device has so many bytes; 0: as many as at first. For tests."""
+    _driver.pymm_simulator_limit_memory(ctypes.c_size_t(nbytes))
+
+
+def most_used(device: int = 0) -> int:
+    """The most bytes that were allocated on a device at a time since this was last asked."""
+    ask = _driver.pymm_simulator_most_used
+    ask.restype = ctypes.c_size_t
+    return ask(ctypes.c_int(device))

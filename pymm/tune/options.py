@@ -10,6 +10,8 @@ from pathlib import Path
 from pymm.core.dtypes import DTYPES
 from pymm.core.problem import FILLS, Problem
 from pymm.core.shapes import parse_shapes
+from pymm.tune.devices import parse_devices
+from pymm.tune.storage import parse_storage
 from pymm.tune.study import SAMPLERS
 
 EXAMPLES = """\
@@ -20,10 +22,12 @@ examples:
       one product, two minutes
   python -m pymm.tune --shapes 250:10001:250,8192x8192x128 --dtypes f64 --trials 100
       squares from 250 to 10000 and a shallow product, at most 100 configurations each
-  python -m pymm.tune --shapes shapes.csv --transposes NN,TN --kernels all --devices 0,1
-      shapes from a file with the columns m, n, k; every kernel; two GPUs
+  python -m pymm.tune --shapes shapes.csv --transposes NN,TN --kernels all --devices all
+      shapes from a file with the columns m, n, k; every kernel; every GPU
   python -m pymm.tune --shapes large,small,odd,rank-k,skinny --checks quick --budget 300
       every shape of the classes, a few seconds each
+  python -m pymm.tune --shapes distributed --beta 1 --checks quick --devices all
+      tiles of C that thin panels are added to, on every GPU
   python -m pymm.tune --op syrk --shapes 2048,8192x8192x64 --dtypes f64 --transposes TN
       A^T A for A of 2048 x 2048 and of 64 x 8192, both halves of it
   python -m pymm.tune --stale --checks quick
@@ -49,13 +53,15 @@ DEFAULT_BUDGET = 240.0
 @dataclass(frozen=True)
 class Options:
     """What to tune, how long, where. `shapes` None: the standard set of the device. `transposes`
-    None: NN, of a symmetric C both layouts that it can have.
+    None: NN, of a symmetric C both layouts that it can have. `beta` 1: C += op(A) op(B).
+    `storage` is a folder of journals, `shared` a storage that other tuners use at the same time.
     """
 
     shapes: tuple[tuple[int, int, int], ...] | None = None
     dtypes: tuple[str, ...] = ("f32", "f64")
     transposes: tuple[str, ...] | None = None
     op: str = "gemm"
+    beta: int = 0
     kernels: tuple[str, ...] = ()
     stale: bool = False
     trials: int | None = None
@@ -64,6 +70,7 @@ class Options:
     seed: int = 0
     devices: tuple[str | int | None, ...] = (None,)
     storage: Path | None = None
+    shared: str = ""
     output: Path | None = None
     csv: Path | None = None
     resume: str = "auto"
@@ -94,12 +101,15 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     parser = _parser()
     given = parser.parse_args(argv)
     try:
+        storage, shared = parse_storage(given.storage)
         fields = {
             "shapes": tuple(parse_shapes(given.shapes)) if given.shapes else None,
             "dtypes": _choose(given.dtypes, tuple(DTYPES), "dtype"),
             "transposes": _layouts(given.transposes, given.op),
             "kernels": tuple(given.kernels.split(",")) if given.kernels else (),
-            "devices": tuple(map(_device, given.devices.split(","))) if given.devices else (None,),
+            "devices": parse_devices(given.devices),
+            "storage": storage,
+            "shared": shared,
         }
     except (ValueError, OSError) as failure:
         parser.error(str(failure))
@@ -113,11 +123,11 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         given.budget = DEFAULT_BUDGET
     others = (
         "op",
+        "beta",
         "trials",
         "budget",
         "sampler",
         "seed",
-        "storage",
         "output",
         "csv",
         "resume",
@@ -134,11 +144,6 @@ def _layouts(text: str | None, op: str) -> tuple[str, ...] | None:
     """Layouts by name. `ValueError` for one that the operation does not have."""
     known = ("NN", "NT", "TN", "TT") if op == "gemm" else ("NT", "TN")
     return None if text is None else _choose(text, known, f"layout of {op}")
-
-
-def _device(text: str) -> str | int:
-    """What `open_device` takes: a number is a GPU's."""
-    return int(text) if text.isdigit() else text
 
 
 def _choose(text: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:
@@ -174,6 +179,12 @@ WHAT = {
         "choices": list(FILLS),
         "help": "gemm, or a matrix times its transpose, layout NT (A A^T) or TN (A^T A): syrk "
         "(both halves), syrk_lower, syrk_upper (default: gemm)",
+    },
+    "--beta": {
+        "type": int,
+        "default": 0,
+        "choices": [0, 1],
+        "help": "1: time C += op(A) op(B), as a product in panels along k does (default: 0)",
     },
     "--shapes": {
         "action": "append",
@@ -231,12 +242,15 @@ HOW = {
 WHERE = {
     "--devices": {
         "metavar": "DEVICES",
-        "help": "0 or 0,1 (GPUs), cpu, cpu:1 (one thread) (default: the first GPU, else the CPU)",
+        "help": "0 or cuda:0,cuda:1 (GPUs), all (every GPU), cpu, cpu:1 (one thread); devices of "
+        "one model share a study, each other model has its own (default: the first GPU, else the "
+        "CPU)",
     },
     "--storage": {
-        "type": Path,
-        "metavar": "DIR",
-        "help": "folder of the studies' journals (default: the user's state)",
+        "metavar": "DIR|URL",
+        "help": "folder of the studies' journals (default: the user's state); or one storage that "
+        "several tuners share: a file name.journal on this host, sqlite:///name.db, "
+        "postgresql://user@host/name, grpc://host:port",
     },
     "--output": {
         "type": Path,
@@ -246,7 +260,8 @@ WHERE = {
     "--csv": {
         "type": Path,
         "metavar": "FILE",
-        "help": "file that every trial is appended to (default: in --storage)",
+        "help": "file that every trial is appended to (default: in the folder --storage, else in "
+        "the user's state)",
     },
     "--resume": {
         "default": "auto",

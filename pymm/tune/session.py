@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,8 @@ from pymm.core.problem import Problem
 from pymm.kernels import Config, Kernel
 from pymm.measure.verify import sources
 from pymm.measure.workbench import Trial
-from pymm.measure.worker import Reply, Request, Worker, begin, time_limit
+from pymm.measure.worker import Reply, Request, Worker, WorkerFailed, begin, time_limit
+from pymm.tune.devices import Crew
 from pymm.tune.finals import Decision, choose, doubtful, impossible
 from pymm.tune.progress import Progress
 from pymm.tune.study import Search
@@ -97,13 +98,14 @@ class Streak:
 @dataclass
 class Asked:
     """A trial that the study suggested: its number there, and its sources at the compiler. `again`
-    if it failed before; `began` is when a worker got it.
+    if it failed before, `failed_at` in which place; `began` is when a worker got it.
     """
 
     number: int
     config: Config
     builds: list[Future] = field(default_factory=list)
     again: bool = False
+    failed_at: int | None = None
     began: float = 0.0
 
     @property
@@ -126,10 +128,10 @@ class Asked:
 class Setup:
     """What the searches of a run share. `ahead` configurations are compiled before they are needed;
     `limit` is the seconds that one trial may take (None: by its problem); `quick` has operands and
-    checks of `measure.quick_check`.
+    checks of `measure.quick_check`; `accumulate` adds the product to C.
     """
 
-    workers: Sequence[Worker]
+    crew: Crew
     compiler: Any
     log: TrialLog
     progress: Progress
@@ -138,6 +140,7 @@ class Setup:
     seed: int = 0
     limit: float | None = None
     quick: bool = False
+    accumulate: bool = False
     streak: Streak = field(default_factory=Streak)
 
 
@@ -163,11 +166,12 @@ class Session:
         self._took: deque[float] = deque(maxlen=LATEST)
         self._warm = False
         self._measuring: dict[int, Asked] = {}
+        self._handed_out: Counter[int] = Counter()
 
     @property
     def device(self):
-        """The device that is tuned; all workers have the same kind."""
-        return self.setup.workers[0].device
+        """The device that is tuned; all workers have the same model."""
+        return self.setup.crew.device
 
     def run(
         self, ends: float, most: int | None = None, latest: float = 0.0, reserve: float = 0.0
@@ -184,11 +188,13 @@ class Session:
                 to_come = self._expected + max(reserve, FEWEST_FINALISTS * self._expected)
                 if time.monotonic() + to_come >= (ends if enough else latest):
                     break
-                self._ask(most)
+                self.search.attend()
+                asked = self._ask(most)
                 if not self._ahead and not self._measuring:
                     break
                 self._hand_out()
-                self._wait()
+                if not asked:
+                    self._wait()
                 self._collect()
                 self.setup.progress.tick(self.setup.compiler.pending)
             self._let_end(0.0 if self.setup.stop() else latest)
@@ -207,25 +213,24 @@ class Session:
             self._wait()
             self._collect()
 
-    def _ask(self, most: int | None) -> None:
-        """Keep as many configurations compiled ahead as there are workers and compilers.
+    def _ask(self, most: int | None) -> bool:
+        """Ask for one configuration more, unless as many as there are workers and compilers are
+        compiled ahead; whether there was one. Asking takes the time of a short measurement, so that
+        idle workers get theirs between two questions.
 
         On a CPU nothing is sent to the compiler while something is measured.
         """
         if self.device.shares_host_cores and self._measuring:
-            return
-        depth = len(self.setup.workers) + self.setup.ahead
-        while len(self._ahead) < depth and not self.setup.stop():
-            begun = len(self.search) + len(self._ahead) + len(self._measuring)
-            if (
-                self.setup.quick
-                and not self.search.queued
-                and self._ends - time.monotonic() < TO_COMPILE
-            ):
-                return  # it would not be compiled in time
-            if (most is not None and begun >= most) or (asked := self.search.ask()) is None:
-                return
-            self._ahead.append(Asked(*asked, self._compile(asked[1])))
+            return False
+        if len(self._ahead) >= len(self.setup.crew) + self.setup.ahead or self.setup.stop():
+            return False
+        late = self._ends - time.monotonic() < TO_COMPILE
+        if self.setup.quick and not self.search.queued and late:
+            return False  # it would not be compiled in time
+        if (asked := self.search.ask(most)) is None:
+            return False
+        self._ahead.append(Asked(*asked, self._compile(asked[1])))
+        return True
 
     def _compile(self, config: Config) -> list[Future]:
         texts = sources(config, self.problem)[: 1 if self.setup.quick else None]
@@ -238,65 +243,82 @@ class Session:
         """
         if self.device.shares_host_cores and self.setup.compiler.pending:
             return
-        for place, worker in enumerate(self.setup.workers):
-            while place not in self._measuring and (asked := self._next_built()):
+        crew = self.setup.crew
+        for place in sorted(crew.places, key=self._handed_out.__getitem__):
+            if place in self._measuring or not crew.ready(place):
+                continue
+            while place not in self._measuring and (asked := self._next_built(place)):
                 if failure := asked.failure():
                     outcome, words = failure.outcome, str(failure)
-                    self._record(asked, Trial(self.problem, asked.config, outcome, detail=words))
-                    continue
-                best = self.search.best[1] if self.search.best else None
-                request = Request(
-                    "measure",
-                    self.problem,
-                    (asked.config,),
-                    self.setup.seed,
-                    best,
-                    quick=self.setup.quick,
-                )
-                limit = self.setup.limit or time_limit(
-                    self.problem, self.device, best, self.setup.quick
-                )
-                asked.began = time.monotonic()
-                self._measuring[place] = asked
-                begin(worker, request, limit)
+                    trial = Trial(self.problem, asked.config, outcome, detail=words)
+                    self._record(asked, trial)
+                else:
+                    self._measure(place, asked)
 
-    def _next_built(self) -> Asked | None:
-        """The first that is compiled, so that a slow compilation delays no other."""
+    def _measure(self, place: int, asked: Asked) -> None:
+        best = self.search.best[1] if self.search.best else None
+        quick, seed = self.setup.quick, self.setup.seed
+        request = Request("measure", self.problem, (asked.config,), seed, best, quick=quick)
+        request = replace(request, accumulate=self.setup.accumulate)
+        limit = self.setup.limit or time_limit(self.problem, self.device, best, quick)
+        asked.began = time.monotonic()
+        self._measuring[place] = asked
+        self._handed_out[place] += 1
+        begin(self.setup.crew[place], request, limit)
+
+    def _next_built(self, place: int) -> Asked | None:
+        """The first that is compiled, so that a slow compilation delays no other; on the place
+        where it failed only if there is no other.
+        """
         for asked in self._ahead:
-            if asked.built:
+            elsewhere = asked.failed_at == place and len(self.setup.crew) > 1
+            if asked.built and not elsewhere:
                 self._ahead.remove(asked)
                 return asked
         return None
 
     def _wait(self) -> None:
-        connections = [self.setup.workers[place].connection for place in self._measuring]
+        connections = [self.setup.crew[place].connection for place in self._measuring]
         if connections:
             wait(connections, timeout=PAUSE)
+        elif waiting := [b for a in self._ahead for b in a.builds if not b.done()]:
+            _settle(waiting[0], PAUSE)
         elif self._ahead:
-            waiting = [build for build in self._ahead[0].builds if not build.done()]
-            if waiting:
-                _settle(waiting[0], PAUSE)
+            time.sleep(PAUSE)  # a worker is being started
 
     def _collect(self) -> None:
         for place in list(self._measuring):
-            reply = self.setup.workers[place].result()
+            if place not in self._measuring:
+                continue  # its device was left out because of what another one said
+            reply = self.setup.crew[place].result()
             if reply is not None:
                 asked = self._measuring.pop(place)
                 if not reply.lost and self._warm:
                     self._took.append(time.monotonic() - asked.began)
                 self._warm = True  # the first request also makes the operands
-                self._record(asked, trial_of(reply, self.problem, asked.config))
+                self._record(asked, trial_of(reply, self.problem, asked.config), place)
 
-    def _record(self, asked: Asked, trial: Trial) -> None:
-        trial = self._plausible(trial)
-        self.setup.log.write(trial, self.device)
-        if trial.outcome in TRIED_AGAIN and not asked.again:
+    def _record(self, asked: Asked, trial: Trial, place: int | None = None) -> None:
+        """Log and tell a trial of the device in `place`, or of the compiler."""
+        trial, crew = self._plausible(trial), self.setup.crew
+        measured_on = "" if place is None else crew.name(place)
+        self.setup.log.write(trial, self.device, measured_on=measured_on)
+        failed = trial.outcome in TRIED_AGAIN
+        if failed and not asked.again:
             again = self._compile(asked.config)
-            self._ahead.append(Asked(asked.number, asked.config, again, again=True))
+            self._ahead.append(Asked(asked.number, asked.config, again, True, place))
         else:
             self.search.tell(asked.number, trial)
+        if place is not None and not failed:
+            crew.worked(place, asked.failed_at)
+            self._take_back()
         self.setup.progress.trial(trial)
         self.setup.streak.add(trial)
+
+    def _take_back(self) -> None:
+        """Have what a device that was left out was measuring measured by another."""
+        for place in set(self._measuring) - set(self.setup.crew.places):
+            self._ahead.appendleft(self._measuring.pop(place))
 
     def _plausible(self, trial: Trial) -> Trial:
         """The trial; one whose time is impossible is `disturbed`."""
@@ -307,7 +329,7 @@ class Session:
     def _give_up(self) -> None:
         """Return trials that were not measured to the study; the next run gets them again."""
         for place, asked in self._measuring.items():
-            self.setup.workers[place].stop()
+            self.setup.crew[place].stop()
             self.search.forget(asked.number, asked.config)
         for asked in self._ahead:
             for build in asked.builds:
@@ -379,14 +401,18 @@ class Session:
             self.setup.quick,
             ROUNDS_PART * budget,
             checking=CHECK_PART * budget,
+            accumulate=self.setup.accumulate,
         )
         limit = self.setup.limit or time_limit(self.problem, self.device, quick=self.setup.quick)
         limit *= 1 if self.setup.quick else len(configs)
         trials, times = self._compare(request, limit)
+        if self._lead_is_lost(trials):
+            return self._final(configs, against_others, budget)
         doubts = {t.config: why for t in trials if (why := impossible(t, self.device))}
         trials = [self._plausible(trial) for trial in trials]
         for trial in trials:
-            self.setup.log.write(trial, self.device, role="final")
+            crew = self.setup.crew
+            self.setup.log.write(trial, self.device, "final", crew.name(crew.lead))
         default = self.kernel.default_for(self.problem, self.device)
         decision = choose(default, trials, times)
         if decision is not None and self.device.times_are_real:  # its times mean nothing
@@ -406,20 +432,40 @@ class Session:
         """The trials and times of a comparison. If a configuration kills the child, each is tried
         by itself. Empty if the comparison was aborted after Ctrl-C.
         """
-        worker = self.setup.workers[0]
-        begin(worker, request, limit + 2 * FINAL_SECONDS)
-        reply = self._awaited(worker)
+        reply = self._reply(request, limit + 2 * FINAL_SECONDS)
         if reply is None or not reply.lost:
             return (list(reply.trials), reply.times) if reply else ([], {})
         trials = []
         for config in request.configs:
             alone = replace(request, configs=(config,), against_others=False)
-            begin(worker, alone, limit)
-            reply = self._awaited(worker)
-            if reply is None:
+            if (reply := self._reply(alone, limit)) is None:
                 break
             trials.append(trial_of(reply, self.problem, config))
         return trials, {}
+
+    def _reply(self, request: Request, limit: float) -> Reply | None:
+        """The reply of the device that times finals; of the next one where it cannot be opened any
+        more. None if it was aborted after Ctrl-C.
+        """
+        crew = self.setup.crew
+        while True:
+            worker = crew[crew.lead]
+            try:
+                begin(worker, request, limit)
+                return self._awaited(worker)
+            except WorkerFailed as failure:
+                crew.leave_out(crew.lead, failure)
+
+    def _lead_is_lost(self, trials: Sequence[Trial]) -> bool:
+        """Leave out the device that times finals if all of them failed there, all of which have
+        worked in the search, and there is another; whether it was.
+        """
+        crew = self.setup.crew
+        works = any(trial.outcome not in TRIED_AGAIN for trial in trials)
+        if works or not trials or len(crew) == 1 or self.setup.stop():
+            return False
+        crew.leave_out(crew.lead, WorkerFailed("every finalist failed there"))
+        return True
 
     def _awaited(self, worker: Worker) -> Reply | None:
         """The reply to the request; None if it was aborted after Ctrl-C, with the child."""

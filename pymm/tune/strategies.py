@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -30,6 +30,11 @@ NEIGHBOUR_CHANGES, NEIGHBOURS_OF = 2, 4
 #: factorisation of all measured points). Evaluations to 95 % of the optimum on the three GPUs of
 #: the replay data, 30 seeds: medians 43, 46, 50 with three of 30 steps, 61, 45, 62 with one of 60.
 SURROGATES, FIT_STEPS = 3, 30
+
+#: While n configurations are under way, a fit may lack the latest n / LAG results: those asked for
+#: meanwhile are the best of the so many best candidates at the fit. A fit takes longer than many a
+#: measurement.
+LAG, SHORT_LIST = 8, 256
 
 #: Priors of the surrogate, normal in the logarithm: length scale of a parameter whose range is 1,
 #: and variance of the noise beside that of the times.
@@ -69,11 +74,26 @@ def _ranks(column: np.ndarray) -> np.ndarray:
 
 
 @dataclass
+class Fit:
+    """What `local` keeps for its next questions: its surrogates, how many results they know, which
+    configurations under way they believe a time of, and the best candidates.
+    """
+
+    surrogates: list[Surrogate]
+    results: int
+    believed: set[int]
+    candidates: np.ndarray
+
+
+@dataclass
 class Known:
-    """What a strategy may know: seconds by index (NaN for what failed) and indices under way."""
+    """What a strategy may know: seconds by index (NaN for what failed) and indices under way; `fit`
+    is its own.
+    """
 
     seconds: dict[int, float]
     pending: AbstractSet[int]
+    fit: Fit | None = field(default=None, repr=False)
 
     def free(self, pool: Pool) -> np.ndarray:
         """Indices that were neither measured nor asked for."""
@@ -106,6 +126,11 @@ def local(pool: Pool, known: Known, generator: np.random.Generator) -> int:
     the slowest; what is under way as fast as the process expects it to be.
     """
     free = known.free(pool)
+    if known.fit is not None:
+        latest = len(known.seconds) - known.fit.results
+        candidates = np.intersect1d(known.fit.candidates, free)
+        if len(candidates) and latest <= len(known.pending) // LAG:
+            return _best_of(candidates, pool, known)
     usable = [i for i, seconds in known.seconds.items() if math.isfinite(seconds)]
     if len(known.seconds) + len(known.pending) < START or len(usable) < 2:
         return _far_from(pool, [*known.seconds, *known.pending], free, generator)
@@ -115,13 +140,24 @@ def local(pool: Pool, known: Known, generator: np.random.Generator) -> int:
     best = indices[np.argsort(times, kind="stable")[:NEIGHBOURS_OF]]
     others = generator.choice(free, min(CANDIDATES, len(free)), replace=False)
     candidates = np.union1d(np.intersect1d(pool.neighbours(best), free), others)
-    gain = np.zeros(len(candidates))
-    for _ in range(SURROGATES):
-        surrogate = Surrogate(pool.points[indices], np.log(times), generator)
-        if known.pending:
-            surrogate.believe(pool.points[list(known.pending)])
+    points, logs = pool.points[indices], np.log(times)
+    surrogates = [Surrogate(points, logs, generator) for _ in range(SURROGATES)]
+    known.fit = Fit(surrogates, len(known.seconds), set(), candidates)
+    return _best_of(candidates, pool, known)
+
+
+def _best_of(candidates: np.ndarray, pool: Pool, known: Known) -> int:
+    """The candidate of the largest expected improvement; the next best ones stay candidates."""
+    fit, gain = known.fit, np.zeros(len(candidates))
+    under_way = sorted(set(known.pending) - fit.believed)
+    for surrogate in fit.surrogates:
+        if under_way:
+            surrogate.believe(pool.points[under_way])
         gain += surrogate.expected_improvement(pool.points[candidates])
-    return int(candidates[np.argmax(gain)])
+    fit.believed.update(under_way)
+    order = np.argsort(-gain, kind="stable")
+    fit.candidates = candidates[order[:SHORT_LIST]]
+    return int(candidates[order[0]])
 
 
 def _far_from(

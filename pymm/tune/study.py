@@ -1,34 +1,33 @@
 """Asking and telling an Optuna study about one kernel on one problem, over its valid space only.
 
 One study for each problem and kernel: kernels have different parameters, and Optuna's importance
-plots, its TPE and a surrogate all want one fixed set of them. The study lives in a journal file,
-so a killed run goes on where it was, and `optuna-dashboard` reads it.
+plots, its TPE and a surrogate all want one fixed set of them. The study lives in a storage
+(`pymm.tune.storage`), so a killed run goes on where it was, several tuners can work on it, and
+`optuna-dashboard` reads it.
 """
 
 from __future__ import annotations
 
 import math
-import re
+import os
+import time
+import uuid
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, IntDistribution
-from optuna.samplers import BaseSampler, TPESampler
-from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.samplers import TPESampler
 from optuna.study import Study
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from pymm.core.files import locked, named
 from pymm.kernels import Config
-from pymm.measure.workbench import Trial
-from pymm.tune.strategies import STRATEGIES, Known, Pool, Strategy
-from pymm.tune.trial_log import Busy, JournalLock, repair, set_aside
+from pymm.measure.workbench import OUTCOMES, Trial
+from pymm.tune.strategies import STRATEGIES, Known, Pool
 
 #: Outcomes that say something of a configuration, whoever tries it again with the same compiler.
 #: Any other may have been the machine's, and is forgotten by the next run.
@@ -37,155 +36,197 @@ LASTING = ("ok", "too_slow", "wrong", "compile_failed")
 #: Names for `--sampler`.
 SAMPLERS = (*STRATEGIES, "tpe")
 
+#: A tuner of a shared study shows every so many seconds that it lives; one that has not for so many
+#: is taken for dead, and what it was measuring is tried again.
+BEAT, SILENT = 5.0, 60.0
+
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
-class Snapped:
+def tpe(pool: Pool, known: Known, generator: np.random.Generator) -> int:
     """Optuna's TPE, its suggestion moved to the nearest free configuration of the pool."""
-
-    def __init__(self, seed: int) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            self.tpe = TPESampler(
-                n_startup_trials=10,
-                n_ei_candidates=24,
-                seed=seed,
-                multivariate=True,
-                group=False,
-                constant_liar=True,
-            )
-
-    def suggest(
-        self, study: Study, trial: FrozenTrial, space: Mapping[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        """What TPE would like to try, valid or not."""
-        related = self.tpe.infer_relative_search_space(study, trial)
-        wanted = self.tpe.sample_relative(study, trial, related)
-        for name, distribution in space.items():
-            if name not in wanted:
-                wanted[name] = self.tpe.sample_independent(study, trial, name, distribution)
-        return wanted
-
-
-class PoolSampler(BaseSampler):
-    """A sampler that only ever names free configurations of a pool."""
-
-    def __init__(self, search: Search, name: str, seed: int) -> None:
-        self._search, self._seed = search, seed
-        self._strategy: Strategy | None = STRATEGIES.get(name)
-        self._snapped = Snapped(seed) if name == "tpe" else None
-
-    def infer_relative_search_space(
-        self, study: Study, trial: FrozenTrial
-    ) -> dict[str, BaseDistribution]:
-        """Every parameter, always with the same distribution."""
-        return self._search.distributions
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        """The parameters of a configuration that is valid and new; an enqueued one as it is."""
-        if "fixed_params" in trial.system_attrs:
-            return dict(trial.system_attrs["fixed_params"])
-        known, pool = self._search.known, self._search.pool
-        if self._snapped is not None:
-            wanted = self._snapped.suggest(study, trial, search_space)
-            index = _nearest(pool, wanted, known.free(pool))
-        else:
-            generator = np.random.default_rng((self._seed, trial.number))
-            index = self._strategy(pool, known, generator)
-        return dict(zip(pool.names, pool.values[index].tolist(), strict=True))
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: Any
-    ) -> Any:
-        """Never needed: every parameter is part of the relative search space."""
-        raise KeyError(f"{param_name!r} is no parameter of this study")
-
-
-def _nearest(pool: Pool, wanted: Mapping[str, int], free: np.ndarray) -> int:
-    """The free configuration with the smallest distance in the logarithms of the parameters."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        sampler = TPESampler(
+            n_startup_trials=10,
+            n_ei_candidates=24,
+            seed=int(generator.integers(2**31)),
+            multivariate=True,
+            group=False,
+            constant_liar=True,
+        )
+    space = distributions_of(pool)
+    study = optuna.create_study(sampler=sampler)
+    for index, seconds in known.seconds.items():
+        if math.isfinite(seconds):
+            study.add_trial(_trial(pool, index, space, TrialState.COMPLETE, value=seconds))
+    for index in sorted(known.pending):
+        study.add_trial(_trial(pool, index, space, TrialState.RUNNING))
+    wanted = study.ask(space).params
+    free = known.free(pool)
     target = np.log2([wanted[name] for name in pool.names])
     distance = np.abs(np.log2(pool.values[free]) - target).sum(axis=1)
     return int(free[np.argmin(distance)])
 
 
+def distributions_of(pool: Pool) -> dict[str, BaseDistribution]:
+    """The range of each parameter as Optuna has it."""
+    columns = zip(pool.names, pool.values.T, strict=True)
+    return {name: IntDistribution(int(v.min()), int(v.max()), log=True) for name, v in columns}
+
+
+def _trial(
+    pool: Pool, index: int, space: dict[str, BaseDistribution], state: TrialState, **details
+) -> FrozenTrial:
+    """A trial of the configuration with that index."""
+    params = dict(zip(pool.names, pool.values[index].tolist(), strict=True))
+    return create_trial(state=state, params=params, distributions=space, **details)
+
+
+class Company:
+    """The tuners that share a study. Each writes a number there that grows while it lives; nothing
+    depends on the clocks of their hosts.
+    """
+
+    def __init__(self, study: Study) -> None:
+        self._study = study
+        self._machine = _machine()
+        self.me = f"{self._machine}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self._beats = 0
+        self._beaten, self._looked = -math.inf, -math.inf
+        self._numbers: Mapping[str, object] = {}
+        self._seen: dict[str, tuple[object, float]] = {}
+
+    def beat(self) -> None:
+        """Show that this one lives, if it is time to."""
+        if time.monotonic() - self._beaten >= BEAT:
+            self._beaten = time.monotonic()
+            self._beats += 1
+            self._study.set_user_attr(f"tuner {self.me}", self._beats)
+
+    def lives(self, owner: str, number: int) -> bool:
+        """Whether the tuner `owner` lives, which began trial `number`."""
+        machine, _, rest = owner.partition(":")
+        if machine == self._machine and not Path("/proc", rest.partition(":")[0]).exists():
+            return False
+        now = time.monotonic()
+        if now - self._looked >= BEAT:
+            self._looked, self._numbers = now, self._study.user_attrs
+        key = owner or f"trial {number}"  # of a program that writes no name
+        beat = self._numbers.get(f"tuner {owner}")
+        if key not in self._seen or self._seen[key][0] != beat:
+            self._seen[key] = beat, now
+        return now - self._seen[key][1] < SILENT
+
+
+def _machine() -> str:
+    """The machine and the name space of its process ids; a random name where neither is known."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return uuid.uuid4().hex
+
+
 class Search:
     """One study: ask for configurations that are valid and new, tell what became of them. `queued`
-    counts those that `enqueue` has brought and nobody asked for yet.
+    counts those that `enqueue` has brought and nobody asked for yet. With `company` other tuners
+    work on the study, too; without, whatever it says is under way was begun by one that is dead.
+
+    A trial is made with its parameters in one step. Of trials with the same parameters the one with
+    the lowest number counts, and whoever has made another gives it up: so nothing is measured
+    twice, whatever tuners do at the same time.
     """
 
     def __init__(
-        self, study: Study, configs: Sequence[Config], sampler: str = "local", seed: int = 0
+        self,
+        study: Study,
+        configs: Sequence[Config],
+        sampler: str = "local",
+        seed: int = 0,
+        company: Company | None = None,
     ) -> None:
         if sampler not in SAMPLERS:
             raise ValueError(f"sampler {sampler!r} is none of {', '.join(SAMPLERS)}")
-        self.study, self.configs = study, list(configs)
+        self.study, self.configs, self.company = study, list(configs), company
         self.pool = Pool([config.as_dict() for config in self.configs])
         self._index = {config: index for index, config in enumerate(self.configs)}
-        columns = zip(self.pool.names, self.pool.values.T, strict=True)
-        self.distributions: dict[str, BaseDistribution] = {
-            name: IntDistribution(int(v.min()), int(v.max()), log=True) for name, v in columns
-        }
+        self._space = distributions_of(self.pool)
+        self._strategy = tpe if sampler == "tpe" else STRATEGIES[sampler]
+        self._seed = (seed, *company.me.encode()) if company else (seed,)
         self.known = Known({}, set())
         self.best: tuple[Config, float] | None = None
         self.ranking: dict[Config, float] = {}
-        self._asked: dict[int, optuna.trial.Trial] = {}
-        self.queued = len(study.get_trials(False, (TrialState.WAITING,)))
-        study.sampler = PoolSampler(self, sampler, seed)
-        self._recall()
+        self._asked: dict[int, tuple[int, int]] = {}  # number: id, index
+        self._others: dict[int, int] = {}  # number: index
+        self._queue: deque[int] = deque()
+        self._settled: dict[int, int | None] = {}  # number: index of one that counts
+        self._refresh(LASTING)
 
     def __len__(self) -> int:
         """Configurations measured so far."""
         return len(self.known.seconds)
 
     @property
+    def queued(self) -> int:
+        """How many configurations wait to be asked for."""
+        return len(self._queue)
+
+    @property
+    def begun(self) -> int:
+        """Configurations measured so far and those under way, with whichever tuner."""
+        return len(self.known.seconds) + len(self.known.pending)
+
+    @property
     def exhausted(self) -> bool:
         """True if every configuration was measured or is under way."""
-        return len(self.known.seconds) + len(self.known.pending) >= len(self.pool)
+        return self.begun >= len(self.pool)
+
+    def update(self) -> None:
+        """Take over what other tuners have found out since the last question."""
+        self._refresh(OUTCOMES)
+
+    def attend(self) -> None:
+        """Show other tuners that this one lives."""
+        if self.company:
+            self.company.beat()
 
     def enqueue(self, configs: Iterable[Config]) -> None:
         """Have these asked for first, those that are valid and new."""
-        trials = self.study.get_trials(False, (TrialState.WAITING,))
-        waiting = {self._of(_parameters(trial)) for trial in trials}
         for config in configs:
             index = self._index.get(config)
-            if index is not None and index not in self.known.seconds and index not in waiting:
-                self.study.enqueue_trial(config.as_dict())
-                waiting.add(index)
-                self.queued += 1
+            if index is not None and index not in self.known.seconds and index not in self._queue:
+                self._queue.append(index)
 
-    def ask(self) -> tuple[int, Config] | None:
-        """The number of a new trial and its configuration; None if there is nothing left."""
-        while not self.exhausted:
-            trial = self.study.ask(self.distributions)
-            self.queued = max(0, self.queued - 1)  # the queue goes first
-            index = self._of(trial.params)
-            if index is not None and index not in self.known.seconds:
-                if index not in self.known.pending:
-                    self.known.pending.add(index)
-                    self._asked[trial.number] = trial
-                    return trial.number, self.configs[index]
-            self._fail(trial, "repeated")  # enqueued twice, or by an older space
+    def ask(self, most: int | None = None) -> tuple[int, Config] | None:
+        """The number of a new trial and its configuration; None if there is nothing left, or `most`
+        configurations have been begun.
+        """
+        self._refresh(OUTCOMES)
+        while not self.exhausted and (most is None or self.begun < most):
+            index = self._queue_head()
+            index = self._chosen() if index is None else index
+            number = self._create(index)
+            self._refresh(OUTCOMES)
+            if self._may_have(number, index, most):
+                return number, self.configs[index]
+            self._fail(number, "repeated")
         return None
 
     def tell(self, number: int, trial: Trial) -> None:
         """What became of a trial: a time is told, also a rough one; a failure fails the trial."""
         index = self._index[trial.config]
-        self.known.pending.discard(index)
-        asked = self._asked.pop(number)
-        asked.set_user_attr("outcome", trial.outcome)
-        if trial.outcome in ("ok", "too_slow"):
-            self.study.tell(asked, trial.seconds)
-        else:
-            asked.set_user_attr("detail", trial.detail[:200])
-            self.study.tell(asked, state=TrialState.FAIL)
+        worked = trial.outcome in ("ok", "too_slow")
+        said = {"outcome": trial.outcome} | ({} if worked else {"detail": trial.detail[:200]})
+        trial_id, _ = self._asked.pop(number)
+        self._end(trial_id, said, trial.seconds if worked else None)
+        self._settled[number] = index
         self._remember(index, trial.outcome, trial.seconds)
+        self._count_pending()
 
     def forget(self, number: int, config: Config) -> None:
         """Give up a trial that was asked for and not measured."""
-        self.known.pending.discard(self._index[config])
-        self._fail(self._asked.pop(number), "interrupted")
+        self._fail(number, "interrupted")
 
     def finish(self) -> None:
         """Mark the study as done: the next run begins a new one."""
@@ -195,9 +236,62 @@ class Search:
         """The configurations with the smallest times, fastest first."""
         return sorted(self.ranking, key=self.ranking.__getitem__)[:count]
 
-    def _fail(self, trial: optuna.trial.Trial, outcome: str) -> None:
-        trial.set_user_attr("outcome", outcome)
-        self.study.tell(trial, state=TrialState.FAIL)
+    # Trials
+
+    def _create(self, index: int) -> int:
+        """Begin a trial; its number."""
+        who = {"tuner": self.company.me} if self.company else {}
+        trial = _trial(self.pool, index, self._space, TrialState.RUNNING, user_attrs=who)
+        storage, study = self.study._storage, self.study._study_id
+        trial_id = storage.create_new_trial(study, template_trial=trial)
+        number = storage.get_trial_number_from_id(trial_id)
+        self._asked[number] = trial_id, index
+        return number
+
+    def _queue_head(self) -> int | None:
+        """The index of the first that was queued and is still free."""
+        while self._queue:
+            index = self._queue.popleft()
+            if index not in self.known.seconds and index not in self.known.pending:
+                return index
+        return None
+
+    def _chosen(self) -> int:
+        """The index that the strategy names."""
+        count = len(self._settled) + len(self._asked) + len(self._others)
+        generator = np.random.default_rng((*self._seed, count))
+        return self._strategy(self.pool, self.known, generator)
+
+    def _may_have(self, number: int, index: int, most: int | None) -> bool:
+        """Whether a trial is the first of its configuration, and among the first `most`."""
+        before = {n: i for n, i in self._others.items() if n < number}
+        before |= {n: i for n, (_, i) in self._asked.items() if n < number}
+        if index in self.known.seconds or index in before.values():
+            return False
+        return most is None or len(self.known.seconds) + len(before) < most
+
+    def _fail(self, number: int, outcome: str) -> None:
+        """End an own trial that says nothing of its configuration."""
+        trial_id, _ = self._asked.pop(number)
+        self._settled[number] = None
+        self._end(trial_id, {"outcome": outcome}, None)
+        self._count_pending()
+
+    def _end(self, trial_id: int, said: Mapping[str, str], seconds: float | None) -> None:
+        """End a trial in the storage. One that another tuner has ended stays as that left it."""
+        storage = self.study._storage
+        try:
+            for key, value in said.items():
+                storage.set_trial_user_attr(trial_id, key, value)
+            state = TrialState.FAIL if seconds is None else TrialState.COMPLETE
+            values = None if seconds is None else [float(seconds)]
+            storage.set_trial_state_values(trial_id, state, values)
+        except UpdateFinishedTrialError:
+            return
+
+    def _count_pending(self) -> None:
+        own = {index for _, index in self._asked.values()}
+        self.known.pending = own | set(self._others.values())
 
     def _of(self, params: Mapping[str, int]) -> int | None:
         """The index of a configuration by its parameters, None if it is none of the pool."""
@@ -212,105 +306,35 @@ class Search:
             if self.best is None or seconds < self.best[1]:
                 self.best = self.configs[index], seconds
 
-    def _recall(self) -> None:
-        """Take over what an earlier run of the study has found out; ask again for what it had
-        begun.
+    def _refresh(self, counting: Sequence[str]) -> None:
+        """Take over what other tuners, or an earlier run, have found out, where the outcome is one
+        of `counting`; queue what dead ones had begun.
         """
-        begun = []
+        self._others, dropped = {}, []
         for trial in self.study.get_trials(deepcopy=False):
-            outcome = trial.user_attrs.get("outcome", "")
+            number = trial.number
+            if number in self._settled or number in self._asked:
+                continue
             index = self._of(_parameters(trial))
-            if trial.state == TrialState.RUNNING:
-                self._fail(optuna.trial.Trial(self.study, trial._trial_id), "interrupted")
-                begun.append(index)
-            elif index is not None and trial.state.is_finished() and outcome in LASTING:
-                self._remember(index, outcome, trial.value if trial.value else math.nan)
-        self.enqueue(self.configs[index] for index in begun if index is not None)
+            if trial.state.is_finished():
+                outcome = trial.user_attrs.get("outcome", "")
+                self._settled[number] = index
+                if index is not None and index not in self.known.seconds and outcome in counting:
+                    self._remember(index, outcome, trial.value if trial.value else math.nan)
+            elif trial.state == TrialState.RUNNING:
+                owner = trial.user_attrs.get("tuner", "")
+                if self.company is None or not self.company.lives(owner, number):
+                    dropped.append((number, trial._trial_id, index))
+                elif index is not None:
+                    self._others[number] = index
+        for number, trial_id, _ in dropped:
+            self._settled[number] = None
+            self._end(trial_id, {"outcome": "interrupted"}, None)
+        self._count_pending()
+        again = [index for _, _, index in dropped if index is not None]
+        self.enqueue(self.configs[index] for index in again)
 
 
 def _parameters(trial: FrozenTrial) -> Mapping[str, int]:
-    """The parameters of a trial, also of one that waits to be asked for."""
+    """The parameters of a trial, also of one that an older pymm had queued."""
     return trial.system_attrs.get("fixed_params") or trial.params
-
-
-# Studies in files
-
-
-@contextmanager
-def open_storage(
-    path: Path | None, say: Callable[[str], object] = warnings.warn
-) -> Iterator[BaseStorage]:
-    """The storage in the journal file `path` (None: in memory), held against other tuners.
-
-    A half-written last line (the process was killed in the middle) is cut off; a file damaged
-    elsewhere is kept as `<name>.damaged`, which `say` is told, and a new one begun. Raises `Busy`.
-    """
-    if path is None:
-        yield InMemoryStorage()
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as held:
-        try:
-            held.enter_context(locked(path.with_suffix(".tuner"), seconds=0))
-        except TimeoutError:
-            raise Busy(f"another tuner works with {path}") from None
-        yield _read_journal(path, say)
-
-
-class _Journal(JournalFileBackend):
-    """Optuna's file, whose errors name it, and which knows what line was read last."""
-
-    line = 0
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(str(path), JournalLock(path.with_suffix(".lock")))
-        self._path = path
-
-    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
-        """The entries from that one on."""
-        entries = super().read_logs(log_number_from)
-        for self.line, entry in enumerate(entries, log_number_from + 1):
-            yield entry
-
-    def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Append lines."""
-        with named(self._path):
-            super().append_logs(logs)
-
-
-def _read_journal(path: Path, say: Callable[[str], object]) -> BaseStorage:
-    if not (damage := repair(path)):
-        journal = _Journal(path)
-        try:
-            return JournalStorage(journal)
-        except OSError:
-            raise
-        except Exception as error:  # what an entry lacks shows itself in Optuna in any way
-            damage = f"line {journal.line} is no entry of a study ({type(error).__name__})"
-    kept = set_aside(path, "damaged")
-    say(f"the journal {path} cannot be used ({damage}): kept as {kept}, its trials are made again")
-    return JournalStorage(_Journal(path))
-
-
-def open_study(
-    storage: BaseStorage, name: str, facts: Mapping[str, str], resume: str = "auto"
-) -> Study:
-    """The study `name-1`, `name-2`, ... to work on.
-
-    `resume` "auto": the last one if it is unfinished and its `facts` (kernel's source, compiler,
-    driver) are the same; "always": the last one if its facts are the same; "never": a new one.
-    """
-    names = optuna.get_all_study_names(storage)
-    found = [s for s in names if re.fullmatch(rf"{re.escape(name)}-[0-9]{{1,9}}", s)]
-    numbers = sorted(int(s.rpartition("-")[2]) for s in found)
-    if numbers and resume != "never":
-        study = optuna.load_study(study_name=f"{name}-{numbers[-1]}", storage=storage)
-        attributes = study.user_attrs
-        same = all(attributes.get(key) == value for key, value in facts.items())
-        if same and (resume == "always" or not attributes.get("finished")):
-            return study
-    number = numbers[-1] + 1 if numbers else 1
-    study = optuna.create_study(study_name=f"{name}-{number}", storage=storage)
-    for key, value in facts.items():
-        study.set_user_attr(key, value)
-    return study

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pymm.core.device import Device
-from pymm.core.files import locked, named
+from pymm.core.files import drop_partial_line, locked, named
 from pymm.core.inputs import rows_of
 from pymm.measure.results import SEEN, TRIALS, one_line
 from pymm.measure.workbench import Trial
@@ -39,11 +39,13 @@ class TrialLog:
 
     A half-written last line of a killed run is cut off. A file of another pymm, with other columns,
     is kept under another name, which `say` is told. `ForeignFile` if the file is none of a tuner's:
-    it is not written to.
+    it is not written to. `beta` is that of every trial.
     """
 
-    def __init__(self, path: Path, say: Callable[[str], object] = warnings.warn) -> None:
-        self.path = path
+    def __init__(
+        self, path: Path, say: Callable[[str], object] = warnings.warn, beta: int = 0
+    ) -> None:
+        self.path, self._beta = path, beta
         path.parent.mkdir(parents=True, exist_ok=True)
         header = TRIALS.header
         begun = path.exists() and path.stat().st_size > 0
@@ -54,8 +56,7 @@ class TrialLog:
                 raise ForeignFile(f"{path} has other columns than {header}; name another file")
             begun = first == header
             if begun:
-                with open(path, "r+b") as file:
-                    file.truncate(file.read().rfind(b"\n") + 1)
+                drop_partial_line(path)
             else:
                 kept = set_aside(path, "older")
                 say(f"{path} has the columns of another pymm: kept as {kept}, a new one is begun")
@@ -67,9 +68,14 @@ class TrialLog:
                 self.close()
                 raise
 
-    def write(self, trial: Trial, device: Device, role: str = "search") -> None:
-        """Append a trial; `role` is `search`, or `final` in the interleaved comparison."""
-        self._append(TRIALS.line(_row(trial, device, role)))
+    def write(
+        self, trial: Trial, device: Device, role: str = "search", measured_on: str = ""
+    ) -> None:
+        """Append a trial; `role` is `search`, or `final` in the interleaved comparison, and
+        `measured_on` the name of the device of that model, empty for what was not run.
+        """
+        row = _row(trial, device, role) | {"measured_on": measured_on, "beta": self._beta}
+        self._append(TRIALS.line(row))
 
     def close(self) -> None:
         """Close the file."""
@@ -131,10 +137,6 @@ class JournalLock:
     def release(self) -> None:
         """Give the lock back."""
         self._held.__exit__(None, None, None)
-
-
-class Busy(RuntimeError):
-    """Another process tunes the same problem with the same journal."""
 
 
 def _entry(line: bytes) -> bool:

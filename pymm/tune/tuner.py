@@ -5,37 +5,55 @@ table at the end.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from threadpoolctl import threadpool_limits
 
 from pymm.console import Stop
 from pymm.core.device import Device
 from pymm.core.dtypes import DTYPES
-from pymm.core.files import locked
+from pymm.core.errors import Busy
 from pymm.core.problem import Problem
 from pymm.core.shapes import parse_shapes
 from pymm.kernels import Kernel, find_kernel, kernels_for
 from pymm.kernels.source import kernel_digest
 from pymm.measure.precompile import Precompiler, compilers_beside, config_directory, state_directory
-from pymm.measure.worker import Site, Worker, WorkerFailed
+from pymm.measure.worker import Site, Worker, WorkerFailed, devices_alone
 from pymm.selection.records import Environment, Record, StoreError, foreign_because
 from pymm.selection.select import configs
 from pymm.selection.store import put
+from pymm.tune.devices import (
+    ALL,
+    POLL,
+    Crew,
+    SeveralModels,
+    gpu_names,
+    require_one_model,
+    start,
+    tune_each,
+)
 from pymm.tune.finals import Decision, rivals_of, saved_for
 from pymm.tune.initial import FIRST, InitialConfigs, Prefetcher, Task
 from pymm.tune.options import Options, parse
 from pymm.tune.progress import Line, Progress, show_lines
 from pymm.tune.session import FEWEST_TRIALS, Broken, Session, Setup, Streak
-from pymm.tune.study import Search, open_storage, open_study
-from pymm.tune.trial_log import Busy, ForeignFile, TrialLog
+from pymm.tune.storage import (
+    StorageLost,
+    open_shared,
+    open_storage,
+    open_study,
+    shared_name,
+)
+from pymm.tune.study import Company, Search
+from pymm.tune.trial_log import ForeignFile, TrialLog
 
 
 def tasks_of(
@@ -88,31 +106,33 @@ TUNED, NOT_ALL, BAD_OPTIONS, NO_DEVICE, INTERRUPTED = 0, 1, 2, 3, 130
 #: duration in seconds.
 FINAL_PART, FINAL_MOST, LEAST_FINAL = 0.3, 15.0, 1.0
 
-#: How many shares of the time a problem may take until enough of its first sources are compiled.
+#: Shares of the time that a problem may take until enough of its first sources are compiled.
 PATIENCE = 4
 
 #: Seconds to compile one source (1564 sources in 293 s by 15 processes on an H200's host), and how
 #: many configurations a search begins with, at least and at most, where the time is limited.
 SECONDS_PER_SOURCE, FEWEST_FIRST, MOST_FIRST = 2.8, 16, 39
+FIRST_IF_STALE = 4  # fewest, of a stale record that is tuned again
 
-#: The same for a stale record that is tuned again.
-FIRST_IF_STALE = 4
-
-#: Seconds between two attempts to lock the device, and for which the lock is free between two
-#: problems, so that another tuner can take it.
-POLL, YIELD = 0.05, 0.15
+#: Seconds between two problems for which a device's lock is free for another tuner.
+YIELD = 0.15
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command. Returns the exit status that `--help` describes."""
-    options = parse(argv)
-    return Tuner(options).run()
+    tuner = Tuner(parse(argv))
+    try:
+        return tuner.run()
+    except SeveralModels as several:
+        given = sys.argv[1:] if argv is None else list(argv)
+        return tune_each(main, given, several.groups, tuner.stop, tuner.say)
 
 
 @dataclass
 class Tuner:
     """One run of the command. `hire` makes a worker from a site, `open_compiler` a pool of
-    compilers from a worker's compiler and their number; tests replace both.
+    compilers from a worker's compiler and their number, `find_gpus` says what "all" means; tests
+    replace them.
     """
 
     options: Options
@@ -121,22 +141,30 @@ class Tuner:
     open_compiler: Callable[[Any, int], Any] = Precompiler
     console: Console = field(default_factory=Console)
     stop: Stop = field(default_factory=Stop)
+    find_gpus: Callable[[], list[str | int | None]] = gpu_names
     lines: list[Line] = field(default_factory=list, init=False)
     records: list[Record] = field(default_factory=list, init=False)
+    shared: Any = field(default=None, init=False)
     failed: int = field(default=0, init=False)
     streak: Streak = field(default_factory=Streak, init=False)
     short: list[str] = field(default_factory=list, init=False)
     _said: set[str] = field(default_factory=set, init=False)
 
     def run(self) -> int:
-        """Tune everything that the options name."""
+        """Tune everything that the options name. Raises `SeveralModels` before anything is tuned if
+        the devices are not of one model.
+        """
         self.started = time.monotonic()
         try:
             with ExitStack() as held:
                 held.enter_context(self.stop.listening())
+                # The surrogate's matrices are small: more threads only wait for the compilers.
+                held.enter_context(threadpool_limits(1, user_api="blas"))
                 try:
-                    self.workers = self._hire(held)
-                    self.device: Device = self.workers[0].device
+                    if self.options.shared:
+                        self.shared = held.enter_context(open_shared(self.options.shared))
+                    self.crew = self._hire(held)
+                    self.device: Device = self.crew.device
                     self.output = self.options.output or config_directory()
                     self._introduce()
                     tasks = tasks_of(self.options, self.device, self._stored)
@@ -151,15 +179,15 @@ class Tuner:
             return self._end(NO_DEVICE, str(failure))
         except (ForeignFile, StoreError, OSError) as failure:
             return self._end(BAD_OPTIONS, str(failure))
-        except Broken as failure:
+        except (Broken, StorageLost) as failure:
             self.failed += 1
-            self._say(str(failure))
+            self.say(str(failure))
         except KeyboardInterrupt:
             return self._end(INTERRUPTED, "interrupted; what was measured is kept")
         if self.lines:
             show_lines(self.lines, self.console)
         for left_out in self.short:
-            self._say(left_out)
+            self.say(left_out)
         if self.stop():
             return self._end(INTERRUPTED, "interrupted; the best so far is saved")
         return NOT_ALL if self.failed else TUNED
@@ -170,19 +198,23 @@ class Tuner:
 
     # Before the search
 
-    def _hire(self, held: ExitStack) -> list[Any]:
-        """A started worker for each device. Raises `WorkerFailed`, `ValueError`."""
+    def _hire(self, held: ExitStack) -> Crew:
+        """A started worker for each device. Raises `WorkerFailed`, `SeveralModels`."""
+        names = list(self.options.devices)
+        every = names == [ALL]
+        if every and not (names := self.find_gpus()):
+            raise WorkerFailed(
+                "--devices all: no NVIDIA GPU that pymm can use here "
+                "(python -m pymm.doctor says what is missing)"
+            )
         workers = []
-        for name in self.options.devices:
-            site = Site(name, self.site.cache, self.site.opener, self.site.modules)
-            worker = self.hire(site)
-            held.callback(worker.stop)
-            worker.start()
-            workers.append(worker)
-        names = sorted({worker.device.name for worker in workers})
-        if len(names) > 1:
-            raise ValueError(f"the devices differ ({', '.join(names)}): tune each by itself")
-        return workers
+        for name in names:
+            workers.append(self.hire(replace(self.site, device=name)))
+            held.callback(workers[-1].stop)
+        workers, names = start(workers, names, self.say if every else None)
+        require_one_model(workers, names)
+        self.compiler = workers[0].compiler
+        return Crew(workers, self.say)
 
     def _introduce(self) -> None:
         device, say = self.device, self.console.print
@@ -192,7 +224,7 @@ class Tuner:
                 "(python -m pymm.doctor says what is missing).",
                 soft_wrap=True,
             )
-        count = f"{len(self.workers)} x " if len(self.workers) > 1 else ""
+        count = f"{len(self.crew)} x " if len(self.crew) > 1 else ""
         say(f"Device: {count}{device.name}", markup=False, highlight=False, soft_wrap=True)
         if not device.times_are_real:
             say("The simulator's times mean nothing: nothing will be saved.")
@@ -206,33 +238,34 @@ class Tuner:
                 continue
             total = len(valid) + rejected.total()
             name = f"{problem.slug} {kernel.label}"
-            self._say(f"{name}: {len(valid)} of {total} configurations are valid")
+            self.say(f"{name}: {len(valid)} of {total} configurations are valid")
             for reason, count in rejected.most_common():
-                self._say(f"  {count:6d} rejected: {reason}")
+                self.say(f"  {count:6d} rejected: {reason}")
         return TUNED
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """Print a line."""
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _once(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            self._say(text)
+            self.say(text)
 
     # The search
 
     def _tune(self, tasks: Sequence[tuple[Problem, Kernel]], held: ExitStack) -> None:
-        self.ahead = compilers_beside(self.device)
+        self.ahead = compilers_beside(self.device, len(self.crew))
         storage = self.options.storage or state_directory()
         self.folder = storage / self.device.slug
         self._check_output()
-        compiler = held.enter_context(self.open_compiler(self.workers[0].compiler, self.ahead))
-        log = TrialLog(self.options.csv or self.folder / "trials.csv", self._say)
+        compiler = held.enter_context(self.open_compiler(self.compiler, self.ahead))
+        log = TrialLog(self.options.csv or self.folder / "trials.csv", self.say, self.options.beta)
         held.callback(log.close)
         progress = held.enter_context(Progress(self.console))
         options, quick = self.options, self.options.checks == "quick"
         setup = Setup(
-            self.workers,
+            self.crew,
             compiler,
             log,
             progress,
@@ -241,6 +274,7 @@ class Tuner:
             options.seed,
             options.limit,
             quick,
+            bool(options.beta),
             self.streak,
         )
         self.count = self._first(len(tasks))
@@ -273,7 +307,7 @@ class Tuner:
     def _leave_out(self, task: Task, why: str) -> None:
         problem, kernel = task
         self.failed += 1
-        self._say(f"{problem.slug} {kernel.name}: not tuned, {why}")
+        self.say(f"{problem.slug} {kernel.name}: not tuned, {why}")
 
     def _check_output(self) -> None:
         """Raise now, not at the end, if the file of records is damaged or cannot be written."""
@@ -287,37 +321,13 @@ class Tuner:
                 f"({error.strerror or error}): name another folder with --output"
             ) from None
 
-    @contextmanager
-    def _device_alone(self) -> Iterator[None]:
-        """Lock every device that is tuned against other tuners of this user, waiting for them.
-        Raises `Busy` if the time is over before that, or the run is to stop.
-        """
-        if not self.device.times_are_real:
-            yield
-            return
-        folder = state_directory() / "devices"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        devices = [worker.device for worker in self.workers]
-        names = sorted({f"{d.kind}-{d.bus or d.index}".replace(":", "-") for d in devices})
-        with ExitStack() as held:
-            while not self._taken(held, [folder / f"{name}.lock" for name in names]):
-                self._once("Another tuner measures on this device: waiting for it.")
-                if self.stop() or time.monotonic() >= self._over:
-                    raise Busy("another tuner measured on this device")
-                time.sleep(POLL)
-            yield
+    def _device_alone(self) -> AbstractContextManager[None]:
+        """Every device that is tuned, locked. Entering raises `Busy` if the run must end first."""
+        devices = [self.crew[place].device for place in self.crew.places]
+        return devices_alone(devices, self._must_end, self._once)
 
-    @staticmethod
-    def _taken(held: ExitStack, locks: Sequence[Path]) -> bool:
-        """Take all `locks` into `held`, or none if one of them is taken."""
-        with ExitStack() as taken:
-            try:
-                for lock in locks:
-                    taken.enter_context(locked(lock, seconds=0))
-            except TimeoutError:
-                return False
-            held.push(taken.pop_all())
-            return True
+    def _must_end(self) -> bool:
+        return self.stop() or time.monotonic() >= self._over
 
     @property
     def _over(self) -> float:
@@ -374,11 +384,11 @@ class Tuner:
         problem, kernel, options = initial.problem, initial.kernel, self.options
         if not initial.valid:
             self.failed += 1
-            return self._say(f"{problem.slug} {kernel.name}: no configuration is valid here")
+            return self.say(f"{problem.slug} {kernel.name}: no configuration is valid here")
         setup.progress.begin(problem, kernel.name, len(initial.valid), ends, of)
-        with open_storage(self.folder / f"{problem.slug}.journal", self._say) as storage:
-            study = open_study(storage, kernel.name, self._facts(kernel), options.resume)
-            search = Search(study, initial.valid, options.sampler, options.seed)
+        with self._study(problem, kernel) as study:
+            company = Company(study) if self.shared else None
+            search = Search(study, initial.valid, options.sampler, options.seed, company)
             search.enqueue(initial.first(self._known(), self.count))
             session = Session(problem, kernel, search, setup)
             reserve = max(0.0, min(FINAL_MOST, FINAL_PART * (ends - time.monotonic())))
@@ -392,12 +402,25 @@ class Tuner:
                 search.finish()
         return None
 
+    @contextmanager
+    def _study(self, problem: Problem, kernel: Kernel) -> Iterator[Any]:
+        """The study of a task, in the shared storage or a journal of its own. Raises `Busy`."""
+        facts, resume = self._facts(kernel), self.options.resume
+        name = kernel.name + "-beta1" * self.options.beta  # other times, so another study
+        if self.shared is not None:
+            name = shared_name(self.device.slug, problem.slug, name, facts)
+            yield open_study(self.shared, name, facts, resume)
+            return
+        with open_storage(self.folder / f"{problem.slug}.journal", self.say) as storage:
+            yield open_study(storage, name, facts, resume)
+
     def _conclude(self, session: Session, ends: float) -> bool:
         """Compare the best of a search until `ends`, save the winner and report what the search
         lacks. Returns whether something was saved.
         """
         problem, kernel, search = session.problem, session.kernel, session.search
         task = problem, kernel
+        search.update()
         if not search.ranking:
             none = "no configuration works" if len(search) else "no configuration was tried in time"
             more = "" if len(search) else ": give it a larger --budget"
@@ -415,7 +438,7 @@ class Tuner:
             self._leave_out(task, why)
             return False
         if doubts:
-            self._say(f"{problem.slug} {kernel.name}: left out, {doubts}")
+            self.say(f"{problem.slug} {kernel.name}: left out, {doubts}")
         self._save(problem, kernel, decision)
         return True
 
@@ -423,7 +446,8 @@ class Tuner:
         """Note a problem with fewer than `FEWEST_TRIALS` trials, for the end of the run."""
         tried, valid = len(session.search), len(session.search.configs)
         most = self.options.trials or math.inf
-        if tried < min(FEWEST_TRIALS, valid, most) and not self.stop():
+        timed = self.options.budget is not None
+        if timed and tried < min(FEWEST_TRIALS, valid, most) and not self.stop():
             self.short.append(
                 f"{session.problem.slug} {session.kernel.name}: {tried} of {valid} configurations "
                 f"tried, fewer than {FEWEST_TRIALS}: the {self.options.budget:.0f} s of --budget "
@@ -432,7 +456,7 @@ class Tuner:
 
     @property
     def _environment(self) -> Environment:
-        return Environment.of(self.device, self.workers[0].compiler.toolchain)
+        return Environment.of(self.device, self.compiler.toolchain)
 
     def _facts(self, kernel: Kernel) -> dict[str, str]:
         """What must be unchanged for the times of an earlier run to count."""

@@ -213,7 +213,7 @@ REFUSED = {
         r"no kernel \[\] for cpu; there are 00_reordered",
         lambda f: f(X, X, kernel=[]),
     ),
-    "device list": (ValueError, r"device \[\] is none of 'cuda'", lambda f: f(X, X, device=[])),
+    "device set": (ValueError, r"device \{1\} is none of 'cuda'", lambda f: f(X, X, device={1})),
     "config alone": (ValueError, "needs kernel=", lambda f: f(X, X, config=dict(MB=8))),
     "config's names": (
         ValueError,

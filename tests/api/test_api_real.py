@@ -158,7 +158,7 @@ def test_streams_of_other_libraries(cuda, context):
         out = on(cuda, a * 0)
     result = pymm.matmul(a, a, stream=stream, device=cuda, **KERNEL)
     np.testing.assert_array_equal(result, a @ a)
-    with pytest.raises(TypeError, match="is no stream"):
+    with pytest.raises(TypeError, match="is not a stream"):
         pymm.matmul(x, x, out, stream="fast", **KERNEL)
 
 

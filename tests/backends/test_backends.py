@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pymm.backends import available_devices, open_device
-from pymm.backends.base import Matrix
+from pymm.backends.base import Matrix, TimedCall
 from pymm.core.device import Device
 from pymm.core.errors import NoDevice
 from pymm.core.problem import Problem
@@ -235,9 +235,11 @@ def test_what_prepares_a_call_is_done_before_it(kernel):
         log.append("call")
         call()
 
-    counted.prepare = lambda: log.append("prepare")
-    assert len(backend.time([counted] * 2, ahead=3)) == 2
+    timed = TimedCall(counted, prepare=lambda: log.append("prepare"))
+    assert len(backend.time([timed] * 2, ahead=3)) == 2
     assert log == ["prepare", "call"] * 2
+    timed()
+    assert log == ["prepare", "call"] * 3
 
 
 def test_telemetry_is_a_mapping_of_plain_values(backend):

@@ -54,7 +54,7 @@ def test_nvcc_is_taken_where_asked_for(nvcc, tmp_path, monkeypatch):
 
 def test_an_nvcc_newer_than_the_driver_is_refused(nvcc, monkeypatch):
     monkeypatch.setenv("PYMM_NVCC", str(nvcc("99.1")))
-    wanted = "is of CUDA 99.1, and the driver knows CUDA 12.4.*PYMM_NVCC"
+    wanted = "is of CUDA 99.1, and the driver supports CUDA 12.4.*PYMM_NVCC"
     with pytest.raises(NoDevice, match=wanted):
         find_nvcc((12, 4))
 

@@ -108,7 +108,7 @@ def test_streams_of_every_kind(cuda, driver, primary, product):
 
 @pytest.mark.parametrize("wrong", ["0", True, 1.5, object()])
 def test_what_is_no_stream(cuda, wrong):
-    with pytest.raises(TypeError, match="is no stream"):
+    with pytest.raises(TypeError, match="is not a stream"):
         cuda.stream(wrong)
 
 

@@ -144,12 +144,12 @@ def test_a_fork_while_another_thread_opens_a_device():
                 backends.open_device("cuda:9")
             except backends.NoDevice:
                 pass
-        opened = backends._opened
-        backends._opened = slow
+        opener = backends._backends._open
+        backends._backends._open = slow
         thread = threading.Thread(target=opens)
         thread.start()
         reached.wait()
-        backends._opened = opened
+        backends._backends._open = opener
         assert forked(multiply) == 0
         go_on.set()
         thread.join()

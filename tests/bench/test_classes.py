@@ -3,6 +3,7 @@
 import csv
 import math
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -11,10 +12,12 @@ from recorded import NoCompiler
 from pymm.bench import classes, kernels, runner
 from pymm.core import shapes
 from pymm.core.device import Device
+from pymm.core.errors import Busy
 from pymm.core.problem import Problem
 from pymm.core.shapes import class_problems
 from pymm.measure import results
 from pymm.measure.workbench import Trial
+from pymm.measure.worker import devices_alone
 from pymm.measure.worker_process import Reply
 
 
@@ -167,6 +170,32 @@ def test_a_run_that_is_cut_off_says_so(tmp_path, capsys):
     assert run(path, "--classes", "odd", "--transposes", "NN", "--time-limit", "-1") == 1
     assert "2 products left out" in capsys.readouterr().out
     assert not path.exists()
+
+
+def test_nothing_is_measured_beside_another_run(capsys):
+    """The lock is the tuner's. It is held to the end, and free for the next run then."""
+    problems = class_problems(["odd"], ["f32"], ["NN"])
+    locked = partial(devices_alone, [Disturbed.device], lambda: True, print)
+
+    class Locked(Disturbed):
+        def begin(self, request, limit):
+            with pytest.raises(Busy), locked():
+                raise AssertionError("the benchmark holds no lock")
+            super().begin(request, limit)
+
+    worker = Locked()
+    with locked():
+        waiting = benchmark(worker, deadline=-1.0)
+        assert waiting.run(waiting.entries(problems)) == 0
+        assert worker.asked == 0 and waiting.runner.left == len(problems) > 0
+    told = capsys.readouterr().out
+    assert "Another run of pymm measures on this device: waiting for it." in told
+    assert "another run measured on this device until the time was over" in told
+    held = benchmark(worker)
+    held.run(held.entries(problems))
+    assert worker.asked and held.runner.left == 0
+    with locked():
+        pass
 
 
 def test_triton_is_measured_in_the_layouts_asked_for(tmp_path, monkeypatch, capsys):

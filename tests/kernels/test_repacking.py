@@ -182,7 +182,7 @@ def run_scaled(drv, function, stack, turn):
     matrices, rows, columns = copy.shape
     terms = np.empty((matrices // 2, 2, rows, copy.pitch), np.float16)
     drv.memcpy_dtoh(terms, target)
-    matrix, (count, blocks, _) = copy.powers_at(int(target)), copy.powers
+    matrix, (count, blocks, _) = copy.scales_at(int(target)), copy.scales
     powers = np.empty((count, blocks, matrix.ld), np.float32)
     drv.memcpy_dtoh(powers, matrix.address)  # what lies behind a row of them is never used
     assert not terms[..., columns:].any()

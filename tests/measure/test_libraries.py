@@ -31,7 +31,6 @@ def calls_of(backend, problem):
 
 def judged(quick, call, backend):
     """What a call leaves in C, element by element beside float64."""
-    getattr(call, "prepare", lambda: None)()
     call()
     backend.synchronize()
     a, b = quick.sources()
@@ -52,6 +51,28 @@ def test_numpy(problem, cpu):
     quick, calls = calls_of(cpu, problem)
     assert list(calls) == ["numpy"]
     assert compare(*judged(quick, calls["numpy"], cpu)).right
+
+
+def judge_what_adds_to_c(backend, problem):
+    """C = AB, to which AB is added: twice AB, within the rounding of the three."""
+    quick, calls = calls_of(backend, problem)
+    got, expected, bound = judged(quick, next(iter(calls.values())), backend)
+    more = baseline_calls(backend, problem, *quick.operands, accumulate=True)
+    assert more and set(more) <= {"cublas", "cublaslt", "numpy"}
+    for count, call in enumerate(more.values(), 2):
+        got, _, _ = judged(quick, call, backend)
+        assert compare(got, count * expected, 2 * count * bound).right
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.slug)
+def test_numpy_adds_to_c(problem, cpu):
+    judge_what_adds_to_c(cpu, problem)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.slug)
+def test_cublas_adds_to_c(problem, cuda):
+    judge_what_adds_to_c(cuda, problem)
 
 
 @pytest.mark.gpu

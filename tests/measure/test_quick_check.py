@@ -32,9 +32,10 @@ def short(monkeypatch):
     monkeypatch.setattr(arenas, "PERIOD", 97)
 
 
-def quick(problem, spoil=None):
+def quick(problem, spoil=None, accumulate=False):
     machine = Machine(spoil)
-    return Workbench(machine, problem, quick=OperandPool(machine).verifier(problem))
+    verifier = OperandPool(machine).verifier(problem, accumulate)
+    return Workbench(machine, problem, 0, verifier, accumulate)
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES))
@@ -45,6 +46,42 @@ def test_right_kernels_pass(dtype, layout, extents):
     trial = quick(problem).verify(CONFIG)
     assert trial.outcome == "ok", trial.detail
     assert 0 <= trial.error <= 1
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_right_kernels_pass_when_they_add_to_c(dtype):
+    problem = Problem(31, 33, 64, dtype)
+    trial = quick(problem, accumulate=True).verify(CONFIG)
+    assert trial.outcome == "ok", trial.detail
+    assert 0 <= trial.error <= 1
+
+
+@pytest.mark.parametrize("forgets", [True, False])
+def test_what_is_wrong_only_when_it_adds_to_c_is_found(forgets):
+    """One that forgets beta, and one that stores NaN in one element: found only where that is what
+    is tuned.
+    """
+
+    def spoil(c, problem, matrix, beta):
+        if beta and forgets:
+            c -= c / 2
+        elif beta:
+            c[0, 0, 0] = np.nan
+
+    problem = Problem(31, 33, 64)
+    assert quick(problem, spoil).verify(CONFIG).outcome == "ok"
+    trial = quick(problem, spoil, accumulate=True).verify(CONFIG)
+    assert trial.outcome == "wrong" and trial.detail.startswith("beta = 1: ")
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_what_is_timed_adds_to_c(fast):
+    bound = []
+    bench = quick(Problem(31, 33, 64), lambda c, p, m, beta: bound.append(beta), accumulate=True)
+    if not fast:
+        bench = Workbench(bench.backend, bench.problem, accumulate=True)
+    bench.compare([CONFIG], rounds=7)
+    assert bound.count(1.0) >= 7 and bench.calls == {}
 
 
 def test_a_right_stack_passes():

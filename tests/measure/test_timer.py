@@ -5,6 +5,7 @@ import math
 import numpy as np
 from recorded import NumpyBackend
 
+from pymm.backends.base import TimedCall
 from pymm.backends.cuda.timing import TOGETHER, timed
 from pymm.core.problem import Problem
 from pymm.kernels import find_kernel
@@ -88,8 +89,7 @@ def test_what_prepares_a_call_comes_before_the_device_is_kept_busy():
         clock.log.append("prepare")
         clock.host += 1e-3
 
-    call.prepare = prepare
-    (seconds,) = clock.take([call])
+    (seconds,) = clock.take([TimedCall(call, prepare)])
     assert clock.log == ["prepare", "busy", "call", "end"] and abs(seconds - 7e-6) < 1e-9
 
 

@@ -13,12 +13,12 @@ from pymm.selection import store
 from pymm.selection.records import StoreError
 
 DAMAGE = {
-    "empty": ("", "the file is no mapping"),
+    "empty": ("", "the file is not a mapping"),
     "binary": ("\x00\x01", "not YAML"),
     "cut off": (GOOD[: len(GOOD) // 2], "lacks records|not YAML"),
     "conflict": ("<<<<<<< HEAD\n" + GOOD, "not YAML"),
     "unclosed": (GOOD.replace("}\n", "\n"), "not YAML"),
-    "list": ("- 1\n", "no mapping"),
+    "list": ("- 1\n", "not a mapping"),
     "newer": (GOOD.replace("schema: 1", "schema: 2"), "schema 2; this pymm reads schema 1"),
     "no schema": (GOOD.replace("schema: 1\n", ""), "schema"),
     "new key": (GOOD.replace("{m: 64", "{colour: red, m: 64"), "unknown 'colour' .*newer"),
@@ -39,7 +39,7 @@ DAMAGE = {
     "zero tile": (GOOD.replace("MB: 64", "MB: 0"), "MB=0"),
     "large tile": (GOOD.replace("MB: 64", "MB: 65537"), "MB=65537"),
     "path": (GOOD.replace("kernel: transposed_a", "kernel: ../x"), "no name of a kernel"),
-    "tag": (GOOD.replace("m: 64", "m: !!python/object/apply:os.getcwd []"), "no short value"),
+    "tag": (GOOD.replace("m: 64", "m: !!python/object/apply:os.getcwd []"), "not a short value"),
     "alias bomb": (
         "a: &a [x, x, x, x, x, x, x, x]\n"
         + "".join(
@@ -50,8 +50,8 @@ DAMAGE = {
         "anchors and aliases",
     ),
     "deep": ("[" * 30_000, "line 1: nested deeper than 4"),
-    "long text": (GOOD.replace("nvcc 13.0.88", "n" * 201), "no short value"),
-    "device": (GOOD.replace("name: Test GPU 9", "name: [Test]"), "no short value"),
+    "long text": (GOOD.replace("nvcc 13.0.88", "n" * 201), "not a short value"),
+    "device": (GOOD.replace("name: Test GPU 9", "name: [Test]"), "not a short value"),
     "other device": (GOOD.replace("name: Test GPU 9", "name: Other"), "belongs to Other"),
 }
 

@@ -145,7 +145,7 @@ def test_other_tools_are_a_labelled_last_resort(tuned):
 @pytest.mark.parametrize("change", [{"digest": "0123456789ab"}, {"device": "Another GPU"}])
 def test_another_source_or_device_is_never_used(tuned, monkeypatch, change):
     stale = replace(record(64, mb=128), **change)
-    monkeypatch.setattr(selecting, "_readable", lambda device, directory: (((stale,),), ""))
+    monkeypatch.setattr(selecting.tuned_files, "readable", lambda *given: (((stale,),), ""))
     assert tuned(Problem(64, 64, 64)).record is None
     ((row, _, reason),) = configs(GPU, None, NOW)
     assert row == stale and "changed" in reason
@@ -182,6 +182,11 @@ def test_the_cpu_has_kernels_and_words_of_its_own(tuned):
     assert choice.config == best.config
     assert choice.reason == "nearest tuned problem 64x64x64 on this CPU"
     assert tuned(Problem(9, 9, 9), device=CPU, environment=here, kernel=0).record is None
+    newer = Environment("", "g++ 13")
+    reason = tuned(Problem(64, 64, 64), device=replace(CPU, sms=1), environment=newer).reason
+    assert "--devices" not in reason, "records of two cores say nothing about one"
+    reason = tuned(Problem(64, 64, 64), device=CPU, environment=newer).reason
+    assert reason.endswith("--dtypes f32 --devices cpu:2`")
 
 
 def test_the_simulator_knows_defaults_only(tuned):
@@ -255,7 +260,7 @@ def test_a_record_is_judged_once_while_its_file_stays_the_same(tuned, monkeypatc
     monkeypatch.setattr(
         selecting, "unusable_because", lambda *given: calls.append(1) or before(*given)
     )
-    monkeypatch.setattr(selecting, "_usable_cache", {})
+    monkeypatch.setattr(selecting, "tuned_files", selecting.TunedFiles())
     for n in range(3):
         tuned(Problem(90 + n, 64, 64))
     assert len(calls) == 20

@@ -52,11 +52,15 @@ class RecordedWorker:
     before: Callable[[Config], None] = lambda config: None
     library: float | None = None
     compiler = SimpleNamespace(toolchain="recorder 1.0")
+    requests: list = field(default_factory=list)
     _reply: Reply | None = None
 
     def __post_init__(self):
         self.connection, self._other = Pipe()  # always ready: there is something to read
         self._other.send("ready")
+
+    def ready(self, timeout=0.0):
+        return True
 
     def start(self):
         self.started += 1
@@ -65,6 +69,7 @@ class RecordedWorker:
         self._reply = None
 
     def begin(self, request, limit):
+        self.requests.append(request)
         trials = []
         for config in request.configs:
             self.asked.append(config)

@@ -2,6 +2,7 @@
 
 import io
 import math
+from dataclasses import replace
 
 from recorded import NoCompiler, RecordedWorker
 from rich.console import Console
@@ -35,16 +36,26 @@ def smooth(config, problem):
     return 1e-4 * (1 + sum(abs(math.log2(x / y)) for (_, x), (_, y) in pairs))
 
 
-class Run:
-    """A tuner on recorded workers, with its files in `folder`."""
+def numbered(name):
+    """One of several GPUs of a model, by its name in `--devices`."""
+    return replace(GPU, index=name or 0, bus=f"0000:{name or 0:02x}:00.0")
 
-    def __init__(self, folder, arguments, outcome=smooth, device=GPU, workers=1, **details):
+
+class Run:
+    """A tuner on recorded workers, with its files in `folder`. `device` is that of every worker, or
+    a function of its name in `--devices`; `gpus` is what "all" finds.
+    """
+
+    def __init__(
+        self, folder, arguments, outcome=smooth, device=GPU, worker=None, gpus=(), **details
+    ):
         self.folder, self.text = folder, io.StringIO()
         self.workers, self.compilers = [], []
         self.stop = Stop()
 
         def hire(site):
-            self.workers.append(RecordedWorker(outcome, device, **details))
+            of = device if isinstance(device, Device) else device(site.device)
+            self.workers.append((worker or RecordedWorker)(outcome, of, **details))
             return self.workers[-1]
 
         def open_compiler(compiler, count):
@@ -57,7 +68,9 @@ class Run:
         where = f"--storage {folder}/state --output {folder}/out --csv {folder}/trials.csv"
         options = parse(f"{defaults} {where} {arguments}".split())
         console = Console(file=self.text, width=200)
-        self.tuner = Tuner(options, Site(), hire, open_compiler, console, self.stop)
+        self.tuner = Tuner(
+            options, Site(), hire, open_compiler, console, self.stop, lambda: list(gpus)
+        )
         self.status = self.tuner.run()
         self.output = self.text.getvalue()
 

@@ -73,8 +73,9 @@ class Case:
 
 
 SMALL = ((21, 33, 9), (33, 17, 25), (65, 63, 31))
+#: Tiles of 64 x 64 take the simulator a while: kernels that have them do without the last.
 DEEP = ((21, 33, 65), (33, 17, 97), (65, 63, 71), (97, 65, 130))
-DEEPER = ((21, 33, 129), (33, 17, 161), (65, 63, 135), (97, 65, 130))
+DEEPER = ((21, 33, 129), (33, 17, 161), (65, 63, 135))
 _SMALL_WGMMA = dict(MB=64, NB=64, KB=64, TA=64, TB=64, STAGES=3, CLUSTER=1)
 _PIPELINED = dict(MB=32, NB=32, KB=8, TA=4, TB=4, LANES=4, STAGES=2, BLOCKS=1)
 _SLICED = dict(MB=32, NB=16, KB=8, TA=4, TB=4, SLICES=2, STAGES=2, BLOCKS=1)
@@ -83,15 +84,15 @@ CASES = (
     Case("pipelined", _PIPELINED | dict(SPLIT=4), F32, DEEP),
     Case("pipelined", _PIPELINED | dict(SPLIT=2), F64, DEEP, (True, False)),
     Case("sliced", _SLICED | dict(SPLIT=3), F32, DEEP, (False, True)),
-    Case("wgmma", _SMALL_WGMMA | dict(SPLIT=1), BF16, DEEP),
+    Case("wgmma", _SMALL_WGMMA | dict(SPLIT=1), BF16, DEEP[:3]),
     Case("wgmma", _SMALL_WGMMA | dict(SPLIT=2), F16, DEEPER, (False, True)),
-    Case("tma_f64", dict(MB=64, NB=64, KB=32, TA=32, TB=32, TK=16, KI=8, SPLIT=2), F64, DEEP),
+    Case("tma_f64", dict(MB=64, NB=64, KB=32, TA=32, TB=32, TK=16, KI=8, SPLIT=2), F64, DEEP[:3]),
     Case("tma_f32", dict(MB=64, NB=64, KB=32, TA=8, TB=8, SLICES=2, STAGES=2, SPLIT=1), F32, DEEP),
     Case(
         "wgmma_tf32",
         dict(MB=64, NB=64, KB=32, TA=64, TB=64, CLUSTER=1, SPLIT=2),
         F32,
-        DEEP,
+        DEEP[:3],
         (True, True),
         "tf32",
     ),

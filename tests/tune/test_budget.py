@@ -11,11 +11,13 @@ import pytest
 from recorded import NumpyBackend
 
 from pymm.backends import open_device
+from pymm.backends.base import TimedCall
 from pymm.backends.cpu import backend as cpu_backend
 from pymm.core.problem import Problem
 from pymm.kernels import find_kernel
 from pymm.measure.workbench import FEWEST_ROUNDS, Workbench
 from pymm.tune import session as sessions
+from pymm.tune.devices import Crew
 from pymm.tune.session import Session, Setup
 from pymm.tune.trial_log import read_trials
 
@@ -60,14 +62,8 @@ def test_threads_rest_between_libraries(monkeypatch, tmp_path, libraries, rests)
     backend = open_device("cpu:1", tmp_path)
     backend.device = SimpleNamespace(sms=2, cache_bytes=())
 
-    def call(library):
-        def nothing():
-            pass
-
-        nothing.library = library
-        return nothing
-
-    assert len(backend.time([call(library) for library in libraries])) == len(libraries)
+    calls = [TimedCall(lambda: None, library=library) for library in libraries]
+    assert len(backend.time(calls)) == len(libraries)
     assert slept == [cpu_backend.SETTLED] * rests
 
 
@@ -96,7 +92,9 @@ def test_a_comparison_does_not_outlive_an_interrupt(monkeypatch):
     ranking = {config: 0.01 * (i + 1) for i, config in enumerate(CONFIGS)}
     search = SimpleNamespace(ranking=ranking, best_configs=lambda count: CONFIGS[:count])
     progress = SimpleNamespace(tick=lambda pending: None)
-    session = Session(PROBLEM, KERNEL, search, Setup([worker], None, None, progress, lambda: True))
+    session = Session(
+        PROBLEM, KERNEL, search, Setup(Crew([worker]), None, None, progress, lambda: True)
+    )
     assert session.decide(True, time.monotonic() + 60) is None
     assert worker.stopped == 1
     assert worker.request.budget <= 0.2 and not worker.request.against_others

@@ -9,12 +9,14 @@ import pytest
 from recorded import replayed
 
 from pymm.core.device import Device
+from pymm.core.errors import Busy
 from pymm.core.problem import Problem
 from pymm.kernels import find_kernel
 from pymm.measure.workbench import OUTCOMES, Trial
 from pymm.tune import strategies
-from pymm.tune.study import LASTING, SAMPLERS, Search, open_storage, open_study
-from pymm.tune.trial_log import Busy, repair
+from pymm.tune.storage import open_storage, open_study
+from pymm.tune.study import LASTING, SAMPLERS, Search
+from pymm.tune.trial_log import repair
 
 PROBLEM = Problem(256, 256, 256)
 DEVICE = Device("recorder", "cuda", capability=(9, 0), memory_bytes=2**33)

@@ -7,7 +7,6 @@ from recorded import RecordedWorker
 from recorded_run import GPU, KERNEL, Run, smooth
 from rich.console import Console
 
-from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.measure.worker import WorkerFailed
 from pymm.tune.options import parse
@@ -52,6 +51,8 @@ def test_what_cannot_be_tuned_is_refused_before_anything_is_written(tmp_path, ar
         ("--sampler best", "best"),
         ("--shapes no-such-file.csv", "no-such-file.csv"),
         ("--stale --dtypes f16", "--stale says itself what is tuned"),
+        ("--devices 0,cuda:0", "device 0 is named twice"),
+        ("--devices all,1", "all means every GPU"),
     ],
 )
 def test_bad_options(arguments, says, capsys):
@@ -80,14 +81,3 @@ def test_no_device(tmp_path):
     )
     assert tuner.run() == NO_DEVICE
     assert "install one" in tuner.console.file.getvalue()
-
-
-def test_unlike_devices_are_refused(tmp_path):
-    devices = iter([GPU, Device("another GPU", "cuda", capability=(9, 0))])
-    tuner = Tuner(
-        parse(["--devices", "0,1"]),
-        hire=lambda site: RecordedWorker(smooth, next(devices)),
-        console=Console(file=io.StringIO()),
-    )
-    assert tuner.run() == BAD_OPTIONS
-    assert "differ" in tuner.console.file.getvalue()

@@ -56,7 +56,7 @@ def test_a_device_that_is_never_free_is_said(tmp_path):
     with device_lock():
         run = Run(tmp_path, "--shapes 256,300 --budget 0.5")
     assert run.status == NOT_ALL and not run.asked
-    assert run.output.count("another tuner measured on this device until the time was over") == 2
+    assert run.output.count("another run measured on this device until the time was over") == 2
     assert Run(tmp_path, "--trials 3").status == TUNED
 
 

@@ -1,4 +1,4 @@
-"""The CPU as a device of its own: kernels in C++, memory as it is, a clock on the wall."""
+"""The CPU as a device: kernels in C++, NumPy's memory, wall-clock times."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from pymm.backends.base import (
     Executable,
     Matrix,
     Resources,
+    TimedCall,
     check_range,
     check_rows,
 )
@@ -28,6 +29,7 @@ from pymm.backends.cpu.pieces import Pace, Piece, half_product, pieces, whole
 from pymm.backends.cpu.threads import forks
 from pymm.core.device import Device
 from pymm.core.errors import LaunchFailed, NoDevice
+from pymm.core.integers import round_up
 from pymm.core.problem import Problem
 from pymm.kernels.source import Source
 
@@ -36,7 +38,7 @@ REALS = {"f32": ctypes.c_float, "f64": ctypes.c_double}
 #: Buffers start on a boundary of this many bytes: a cache line, and the widest vector.
 ALIGNMENT = 64
 
-#: The walk that empties the caches goes through twice the largest cache, at most this far.
+#: Caches are flushed by writing twice the size of the largest, at most this many bytes.
 MOST_FLUSHED = 64 * 2**20
 
 
@@ -53,10 +55,9 @@ def open_cpu(threads: int | None, cache: Path) -> CpuBackend:
     return CpuBackend(describe(threads or usable, compiler), compiler)
 
 
-#: Seconds after which the threads of another library have gone to sleep: the rest where calls of
-#: two libraries follow each other (pymm's kernels are one, with one pool of threads). Two pools
-#: that spin on two cores halve each other's rate: 512 x 512 x 512 f32 100 and 47 GFLOP/s in turn,
-#: 152 and 146 alone.
+#: Seconds to wait between calls of two libraries with thread pools of their own, one of which may
+#: be pymm, until idle threads stop spinning. Two spinning pools on two cores halve each other's
+#: rate: 512 x 512 x 512 f32 reached 100 and 47 GFLOP/s in turn, 152 and 146 alone.
 SETTLED = 0.1
 
 
@@ -86,14 +87,14 @@ class CpuBuffer(Buffer):
         self._bytes[:] = byte
 
 
-#: Multiply-adds that a piece of a long product is cut to, until its kernel's rate is known, are
-#: those of one core at this part of its peak: slow kernels use one core and no vectors.
+#: The rate of a kernel, as a part of one core's peak, that the first piece of a long product is cut
+#: for, before the rate is known: slow kernels use one core and no vectors.
 FIRST_GUESS = 1 / 4
 
 
 class CpuExecutable(Executable):
-    """A kernel in a loaded shared object, for a device with `threads` cores whose peak rate is
-    `peak` multiply-adds a second.
+    """A kernel in a loaded shared object, for a device with `threads` cores and a peak rate of
+    `peak` multiply-adds per second.
     """
 
     def __init__(self, source: Source, path: Path, threads: int, peak: float) -> None:
@@ -190,12 +191,12 @@ def _call(gemm: Callable[[], int], config: Any, owners: Any) -> None:
 
 
 class CpuBackend(Backend):
-    """This machine's CPU. A launch is a call and is over when it returns."""
+    """This machine's CPU. A launch is a function call, complete when it returns."""
 
     def __init__(self, device: Device, compiler: CpuCompiler) -> None:
         self.device = device
         self.compiler = compiler
-        self._walk: np.ndarray | None = None
+        self._flush_array: np.ndarray | None = None
 
     def load(self, source: Source) -> CpuExecutable:
         device, path = self.device, self.compiler.build(source)
@@ -212,7 +213,7 @@ class CpuBackend(Backend):
         return isinstance(array, np.ndarray)
 
     def row_pitch(self, row_bytes: int) -> int:
-        return -(-row_bytes // ALIGNMENT) * ALIGNMENT
+        return round_up(row_bytes, ALIGNMENT)
 
     def copy_in(
         self,
@@ -250,29 +251,28 @@ class CpuBackend(Backend):
         self, calls: Sequence[Callable[[], None]], flush: bool = True, ahead: int = 1
     ) -> list[float]:
         seconds = []
-        libraries = [getattr(call, "library", "") for call in calls]
-        several, last = self.device.sms > 1 and len(set(libraries)) > 1, None
-        for call, library in zip(calls, libraries, strict=True):
-            prepare = getattr(call, "prepare", None)
-            if prepare is not None:
-                prepare()
-            if several and library != last:  # the other's threads go on spinning, these sleep
+        timed = [TimedCall.of(call) for call in calls]
+        several = self.device.sms > 1 and len({one.library for one in timed}) > 1
+        last = None
+        for one in timed:
+            one.prepare()
+            if several and one.library != last:  # wait for the other's threads, wake these
                 time.sleep(SETTLED)
-                call()
-            last = library
+                one.call()
+            last = one.library
             if flush:
                 self._flush()
             start = time.perf_counter_ns()
-            call()
+            one.call()
             seconds.append((time.perf_counter_ns() - start) * 1e-9)
         return seconds
 
     def _flush(self) -> None:
-        """Walk through more memory than the caches hold."""
-        if self._walk is None:
+        """Write more memory than the caches hold."""
+        if self._flush_array is None:
             largest = max(self.device.cache_bytes, default=MOST_FLUSHED // 2)
-            self._walk = np.ones(min(2 * largest, MOST_FLUSHED) // 8, np.int64)
-        np.negative(self._walk, out=self._walk)
+            self._flush_array = np.ones(min(2 * largest, MOST_FLUSHED) // 8, np.int64)
+        np.negative(self._flush_array, out=self._flush_array)
 
     def telemetry(self) -> Mapping[str, float | str]:
         try:
@@ -284,7 +284,7 @@ class CpuBackend(Backend):
 def only_default(stream: Any) -> None:
     """`TypeError` unless `stream` is None: a CPU has no others."""
     if stream is not None:
-        raise TypeError(f"the CPU has no streams; got {stream!r}, only None will do")
+        raise TypeError(f"the CPU has no streams; got {stream!r}, pass None")
 
 
 def _rows(like: np.ndarray, address: int, pitch: int, transfer: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The machine's C++ compiler: which one, with which flags, and what it makes."""
+"""The machine's C++ compiler: finding it, its flags, and compiling with it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pymm.core.files import Workplace
 from pymm.core.paths import out_of_space
 from pymm.kernels.source import Source
 
-#: No -ffast-math: NaN and infinity have to come through. Contraction alone lets a*b + c be one
-#: instruction.
+#: Without -ffast-math, so that NaN and infinity are computed as IEEE 754 says; contraction lets
+#: a*b + c be one instruction.
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=fast")
 
-#: Taken where the compiler takes them: Apple's has no OpenMP, some have no -march=native.
+#: Used where the compiler accepts them: Apple's has no OpenMP, some have no -march=native.
 OPTIONAL_FLAGS = ("-march=native", "-fopenmp")
 
 
@@ -44,7 +44,7 @@ class CpuCompiler(Compiler):
         return self.build_text(source.text, source.config.slug)
 
     def build_text(self, text: str, name: str) -> Path:
-        """The shared object of a C++ text; `name` stands in the message of `CompileFailed`."""
+        """The shared object of a C++ source; the message of `CompileFailed` names it `name`."""
         key = key_of(text, self.path, self.version, " ".join(self.flags), self.processor)
         return obtain(self.cache / "cpu" / key, lambda place: self._compile(text, name, place))
 
@@ -87,7 +87,7 @@ def _described(path: str, cache: Path) -> CpuCompiler:
 
 
 def _accepts(path: str, flags: tuple[str, ...]) -> bool:
-    """True if the compiler takes these flags. `NoDevice` if that cannot be tried."""
+    """True if the compiler accepts these flags. `NoDevice` if that cannot be tried."""
     temporary = Path(tempfile.gettempdir())
     try:
         with Workplace("pymm-probe-", temporary) as place:
@@ -114,7 +114,7 @@ def _run(*command: str, temporary: Path | None = None) -> subprocess.CompletedPr
 
 @lru_cache(maxsize=1)
 def processor_lines() -> tuple[str, ...]:
-    """What the system says about the first processor, as "key: value" lines."""
+    """The system's description of the first processor, as "key: value" lines."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -131,7 +131,7 @@ def processor_field(*names: str) -> str:
 
 
 def processor_digest() -> str:
-    """What -march=native depends on: model and instruction sets, not the clock of the moment."""
+    """A digest of what -march=native depends on: the model and its instruction sets."""
     parts = (processor_field("model name", "CPU part"), processor_field("flags", "Features"))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""This machine's CPU as data: cores, vectors, caches, memory, and the measured peak rate."""
+"""The description of this machine's CPU: cores, vectors, caches, memory, measured peak rate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pymm.core.binaries import key_of, obtain, sound
 from pymm.core.device import Device
 from pymm.kernels.source import kernel_text
 
-#: Types whose peak rate cpu_src/peak.cpp measures.
+#: Dtypes whose peak rate cpu_src/peak.cpp measures.
 MEASURED = ("f32", "f64")
 
 
@@ -65,7 +65,9 @@ def _vectors() -> tuple[int, int]:
 
 @lru_cache(maxsize=1)
 def cache_sizes() -> tuple[int, ...]:
-    """Bytes of the data caches seen by one core, innermost first. Empty if the system is silent."""
+    """Bytes of the data caches seen by one core, innermost first. Empty where the system does not
+    say.
+    """
     sizes = {}
     for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
         try:
@@ -105,14 +107,14 @@ def _peaks(threads: int, width: int, compiler: CpuCompiler) -> dict[str, float]:
         return place / "rates"
 
     if forks.team(threads).value < threads and sound(folder) is None:
-        # a forked child that cannot have threads: a guess, not kept
+        # a forked child that cannot have threads: an estimate, which is not stored
         return {dtype: peak * threads for dtype, peak in measured(1).items()}
     values = obtain(folder, measure).read_text(encoding="ascii").split()
     return dict(zip(MEASURED, map(float, values), strict=True))
 
 
 def _measured(path: Path, threads: int) -> dict[str, float]:
-    """The best of twenty runs of about 1 ms for each type."""
+    """The best of twenty runs of about 1 ms for each dtype."""
     library = ctypes.CDLL(str(path))
     forks.watch(library)
     peaks = {}

@@ -1,10 +1,9 @@
 """A product on a CPU in parts: a long one in pieces of about a fifth of a second, so that Ctrl-C is
-answered between them; a symmetric C as panels of rows of one half.
+handled between them; a symmetric C as panels of rows of one half.
 
-Pieces begin where the kernels' own blocks begin, and of one element of C they come in the order of
-k, each adding to what the ones before have left there. That is what the kernels do with their
-blocks, so that the result has the same bits however the product is cut, and the next piece may
-have any size.
+A piece begins where a block of the kernel would begin, and the pieces of one element of C are
+computed in the order of k, each adding to the sum so far. The kernels do the same with their
+blocks, so the result has the same bits however the product is cut.
 """
 
 from __future__ import annotations
@@ -17,11 +16,13 @@ from typing import NamedTuple
 import numpy as np
 
 from pymm.backends.base import Matrix
+from pymm.core.integers import ceil_div
 from pymm.core.problem import Problem
 from pymm.kernels import Config
 
-#: Rows of a panel: a sixteenth of C, so that what is computed of the other half along the diagonal
-#: costs that part of the work; not so few that packing costs more, nor more than a cache's worth.
+#: Rows of a panel: n / PANELS, since the elements of the other half that are computed along the
+#: diagonal cost that part of the work; at least LEAST, so that packing costs less than it saves; at
+#: most MOST, so that a panel fits a cache.
 PANELS, LEAST, MOST = 16, 48, 768
 
 Bind = Callable[[Problem, Matrix, Matrix, Matrix], Callable[[], None]]
@@ -30,12 +31,12 @@ Bind = Callable[[Problem, Matrix, Matrix, Matrix], Callable[[], None]]
 def half_product(
     bind: Bind, problem: Problem, matrices: tuple[Matrix, Matrix, Matrix], reads: bool
 ) -> Callable[[], None]:
-    """A call that computes one half of C, and mirrors it if `problem` wants both. `bind` makes the
-    call of a product of any shape; `reads` says whether that reads C.
+    """A call that computes one half of C, and mirrors it if `problem` is of both halves. `bind`
+    makes the call for a product of any shape; `reads` says whether C is read.
     """
     a, b, c = matrices
     n, upper = problem.n, problem.fill == "upper"
-    height = min(max(-(-n // PANELS), LEAST), MOST)
+    height = min(max(ceil_div(n, PANELS), LEAST), MOST)
     whole = _view(c, problem)
     square = np.empty((problem.batch, height, height), problem.out_dtype)
     on_diagonal = Matrix(square.ctypes.data, height, height * height, owner=square)
@@ -74,7 +75,7 @@ def _diagonal(
     problem: Problem,
     reads: bool,
 ) -> Callable[[], None]:
-    """A square on the diagonal is computed beside C, of which one half is read or written."""
+    """A call that computes a square on the diagonal in its own memory and copies one half to C."""
     line = np.arange(square.shape[1])
     upper = problem.fill == "upper"
     half = np.less_equal.outer(line, line) if upper else np.greater_equal.outer(line, line)
@@ -97,7 +98,7 @@ def _moved(matrix: Matrix, problem: Problem, elements: int) -> Matrix:
 
 
 def _view(c: Matrix, problem: Problem) -> np.ndarray:
-    """C where it lies: (batch, n, n)."""
+    """C in place, as an array (batch, n, n)."""
     size, n = problem.out_dtype.itemsize, problem.n
     nbytes = ((problem.batch - 1) * c.batch_stride + (n - 1) * c.ld + n) * size
     memory = (ctypes.c_char * nbytes).from_address(c.address)
@@ -105,7 +106,7 @@ def _view(c: Matrix, problem: Problem) -> np.ndarray:
     return np.ndarray((problem.batch, n, n), problem.out_dtype, memory, strides=strides)
 
 
-#: Seconds that a piece should take.
+#: Seconds that one piece should take.
 PIECE = 0.2
 
 
@@ -130,8 +131,8 @@ class Piece(NamedTuple):
 
 
 class Pace:
-    """How many multiply-adds make a piece: first a guess at a kernel's rate, then the rate of the
-    pieces done.
+    """How many multiply-adds a piece has: by an estimate of the kernel's rate at first, then by the
+    rate of the piece before.
     """
 
     def __init__(self, multiply_adds_per_second: float) -> None:
@@ -146,15 +147,15 @@ class Pace:
 
 
 def whole(problem: Problem) -> Piece:
-    """The product in one piece."""
+    """The whole product as one piece."""
     return Piece(0, problem.batch, 0, problem.m, 0, problem.n, 0, problem.k)
 
 
 def pieces(
     problem: Problem, config: Config, threads: int, budget: Callable[[], float]
 ) -> Iterator[Piece]:
-    """The product in pieces of about `budget()` multiply-adds each, asked for before every piece:
-    whole matrices where several make a piece, else parts of one.
+    """The product in pieces of about `budget()` multiply-adds, which is called before each: several
+    whole matrices, or a part of one.
     """
     one = problem.m * problem.n * problem.k
     matrix = 0
@@ -170,9 +171,9 @@ def pieces(
 def _of_one(
     problem: Problem, config: Config, threads: int, matrix: int, budget: Callable[[], float]
 ) -> Iterator[Piece]:
-    """In the order of the kernels' loops, so that caches hold what they hold without cuts: columns
-    of C, as many as give every thread a block, first; within them k. Rows are cut only where one
-    block along k is more than a piece.
+    """The pieces of one matrix in the order of the kernel's loops, so that caches are used as they
+    are without cuts: columns of C, as many as give every thread a block; within them k. Rows are
+    cut only where one block along k is more than a piece.
     """
     m, n, k = problem.m, problem.n, problem.k
     blocks = config.as_dict()
@@ -196,4 +197,4 @@ def _of_one(
 def _share(extent: int, most: float, block: int) -> int:
     """An equal share of `extent`, about `most` and a multiple of `block`; or all of it."""
     shares = max(round(extent / most), 1)
-    return min(-(-extent // (shares * block)) * block, extent)
+    return min(ceil_div(extent, shares * block) * block, extent)

@@ -2,12 +2,12 @@
 
 A forked child has one thread, the one that forked. GCC's OpenMP runtime (libgomp) keeps a team of
 threads for every thread that has run a parallel region, and knows nothing of forks: in the child
-the next parallel region waits for a team that is not there, for good. So the team of the thread
-that forks is dissolved first. It forms again at that thread's next product, in the parent and in
-the child. Teams of other threads need nothing: they go on working in the parent, and nothing in
-the child can reach them.
+the next parallel region would wait forever for a team that does not exist. So the team of the
+thread that forks is released first. It is formed again at that thread's next product, in the parent
+and in the child. Teams of other threads need nothing: they go on working in the parent, and no
+thread of the child uses them.
 
-Where a team cannot be dissolved (libgomp before GCC 9, another compiler's runtime), kernels run
+Where a team cannot be released (libgomp before GCC 9, another compiler's runtime), kernels run
 with one thread in the child.
 """
 
@@ -32,7 +32,7 @@ class Forks:
         self._forking = threading.local()
 
     def watch(self, library: ctypes.CDLL) -> None:
-        """Take care of the runtime that a kernel's library has loaded, if it has one."""
+        """Note the OpenMP runtime that a kernel's library has loaded, if it has one."""
         if hasattr(library, "__kmpc_fork_call"):  # LLVM's: pausing stops other threads' work, too
             self._unknown = True
         elif hasattr(library, "omp_pause_resource_all"):
@@ -48,15 +48,15 @@ class Forks:
         return self._teams.setdefault(threads, ctypes.c_int(1 if self._alone else threads))
 
     def before(self) -> None:
-        """Dissolve this thread's team. A process that cannot have one has none to dissolve."""
-        self._forking.dissolved = False
+        """Release this thread's team, in a process that can have one."""
+        self._forking.released = False
         if not (self._alone or self._unknown):
             failed = [pause for pause in tuple(self._pauses.values()) if pause(PAUSE_HARD)]
-            self._forking.dissolved = not failed
+            self._forking.released = not failed
 
     def in_child(self) -> None:
-        """One thread from now on, unless the team was dissolved."""
-        if not getattr(self._forking, "dissolved", False):
+        """Use one thread from now on, unless the team was released."""
+        if not getattr(self._forking, "released", False):
             self._alone = True
             for threads in self._teams.values():
                 threads.value = 1

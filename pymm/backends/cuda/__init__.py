@@ -1,4 +1,4 @@
-"""NVIDIA GPUs through PyCUDA, and the simulator that stands in for one."""
+"""NVIDIA GPUs through PyCUDA, and the simulated GPU."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def open_cuda(number: int, cache: Path, simulator: bool = False) -> CudaBackend:
     """The backend for GPU `number` (as the CUDA runtime counts them), or for the simulator.
 
-    Makes no context: the first allocation or load does. `NoDevice` if there is no such GPU, or
-    nothing to use it with.
+    No context is made before the first allocation or load. `NoDevice` if there is no such GPU, or
+    no driver, PyCUDA or nvcc to use it with.
     """
     driver = _driver(simulator)
     count = driver.Device.count()
@@ -44,7 +44,7 @@ def open_cuda(number: int, cache: Path, simulator: bool = False) -> CudaBackend:
 
 
 def _driver(simulator: bool):
-    """`pycuda.driver`, initialised, or `NoDevice` with what is missing. `LaunchFailed` in a process
+    """`pycuda.driver`, initialised. `NoDevice` says what is missing. `LaunchFailed` in a process
     that was forked from one that used CUDA.
     """
     process.check()

@@ -1,4 +1,4 @@
-"""The GPU through PyCUDA: memory, kernels, streams, time."""
+"""A GPU through PyCUDA: memory, kernels, streams, timing."""
 
 from __future__ import annotations
 
@@ -14,41 +14,46 @@ from typing import Any
 import numpy as np
 import pycuda.driver as drv
 
-from pymm.backends.base import Backend, Buffer, check_range
+from pymm.backends.base import Backend, Buffer, Matrix, check_range
 from pymm.backends.cuda.compiler import CudaCompiler
 from pymm.backends.cuda.context import Contexts, active, failure, working
 from pymm.backends.cuda.copies import HostCopies
 from pymm.backends.cuda.driver import Driver, DriverError, relaxed_capture
 from pymm.backends.cuda.executable import CudaExecutable
-from pymm.backends.cuda.scratch import Captures, Scratch, StreamPlace
+from pymm.backends.cuda.queues import CudaMark, CudaQueue, reach
+from pymm.backends.cuda.scratch import Captures, Scratch, StreamPlace, size_of
 from pymm.backends.cuda.timing import timed
-from pymm.backends.cuda.tma import MappedExecutable
+from pymm.backends.cuda.tma import MappedExecutable, scratch_bytes
 from pymm.backends.current import current
 from pymm.backends.telemetry import read_telemetry
 from pymm.core.device import Device
+from pymm.core.integers import round_up
+from pymm.core.problem import Problem
+from pymm.kernels import Config
 from pymm.kernels.source import Source
 
-#: Rows start on a boundary of this many bytes: four sectors, and the line of the caches.
+#: Pitched rows start at multiples of this many bytes: a cache line.
 ROW_ALIGNMENT = 128
 
-#: Least bytes that are written to flush the L2 cache: also what keeps the device busy while
-#: the host queues the next launch, so that its time does not count.
+#: Least bytes that are written to flush the L2 cache. The writing also keeps the device busy while
+#: the host queues the next launch, so that the host's time does not count.
 LEAST_FLUSH = 64 * 2**20
 
-#: How often they are written: before each call, for 0.12 ms on an H200 (the host needs 20 to 50 us
-#: to queue one), and before the first of a run, so that the device is awake.
+#: How often they are written: before each call, which takes 0.12 ms on an H200 (the host needs 20
+#: to 50 us to queue a launch), and before the first call, so that the clock is not an idle
+#: device's.
 WRITES, FIRST_WRITES = 2, 8
 
 
-#: Part of a device's memory that the scratch memory of all streams may take: of kernels that count
-#: in it, and of those that copy operands to it.
+#: Part of a device's memory that the scratch memory of all streams may take, once for kernels with
+#: a workspace and once for those that repack operands.
 MOST_SCRATCH = 1 / 4
 
 
 class CudaBuffer(Buffer):
     """Device memory in the context that was current for this thread when it was allocated. It is
-    freed when the object goes, from whatever thread, also while a graph is being captured: the
-    driver first ends all work that may still use it.
+    freed when the object is destroyed, in whatever thread, also while a graph is being captured.
+    The driver first waits for all work that may still use it.
     """
 
     def __init__(self, context: drv.Context, driver: Driver, nbytes: int) -> None:
@@ -81,13 +86,15 @@ class CudaBuffer(Buffer):
 
 
 def _free(context: drv.Context, driver: Driver, address: int) -> None:
-    """Give memory back. In a lost or destroyed context there is nothing to give."""
+    """Free memory. In a lost or destroyed context there is nothing to free."""
     with suppress(drv.Error, DriverError), active(context), relaxed_capture():
         driver.free(address)
 
 
 class CudaBackend(Backend):
-    """One GPU, or the simulator. Makes no context before something needs one."""
+    """One GPU, or the simulated one. It makes no context before something needs one."""
+
+    has_queues = True
 
     def __init__(self, gpu: drv.Device, device: Device, compiler: CudaCompiler) -> None:
         self.device = device
@@ -101,7 +108,7 @@ class CudaBackend(Backend):
         most = int(device.memory_bytes * MOST_SCRATCH)
         common = self._zeroed, self._captures, most, current.scratch_dropped
         self._scratch, self._padding = Scratch(*common), Scratch(*common)
-        self._trash: dict[drv.Context, CudaBuffer] = {}
+        self._flushed: dict[drv.Context, CudaBuffer] = {}
         self._lock = threading.Lock()
         limit = drv.device_attribute
         self._most_blocks = tuple(
@@ -172,7 +179,7 @@ class CudaBackend(Backend):
         return module is not None and isinstance(array, module.GPUArray)
 
     def row_pitch(self, row_bytes: int) -> int:
-        return -(-row_bytes // ROW_ALIGNMENT) * ROW_ALIGNMENT
+        return round_up(row_bytes, ROW_ALIGNMENT)
 
     def copy_in(
         self,
@@ -246,6 +253,27 @@ class CudaBackend(Backend):
             if done:
                 self._drive("unlocking pages", lambda: self._driver.unregister(start))
 
+    # Queues
+
+    def queue(self) -> CudaQueue:
+        return CudaQueue(self._contexts.current(), self._driver)
+
+    def new_mark(self) -> CudaMark:
+        return CudaMark(self._contexts.current(), self._driver)
+
+    def free_bytes(self) -> int:
+        with working(self._contexts.current(), "asking for free memory"):
+            return drv.mem_get_info()[0]
+
+    def reach(self, other: CudaBackend) -> bool:
+        if other is self:
+            return True
+        return reach(self._contexts.current(), other._contexts.current(), self._driver)
+
+    def scratch_bytes(self, config: Config, problem: Problem, a: Matrix, b: Matrix) -> int:
+        wanted = scratch_bytes(config, problem, a, b)
+        return size_of(wanted) if wanted else 0
+
     # Order
 
     def stream(self, stream: Any) -> drv.Stream | int | None:
@@ -261,7 +289,7 @@ class CudaBackend(Backend):
             if isinstance(handle, numbers.Integral):
                 return self.stream(handle)
         raise TypeError(
-            f"{type(stream).__name__} is no stream: pass None, a PyCUDA Stream, an integer "
+            f"{type(stream).__name__} is not a stream: pass None, a PyCUDA Stream, an integer "
             "handle, or an object with __cuda_stream__ (PyTorch, CuPy)"
         )
 
@@ -296,36 +324,36 @@ class CudaBackend(Backend):
     def time(
         self, calls: Sequence[Callable[[], None]], flush: bool = True, ahead: int = 1
     ) -> list[float]:
-        """With CUDA events. The device is given something to write before each call (without
-        `flush` once before all), so that it is still busy while the host queues the call: what is
-        between the two events is then the kernel alone, and the clock is not an idle device's.
-        L2 is then full of lines to be written back, for every call alike.
+        """Timed by CUDA events. The device writes memory before each call (without `flush` once
+        before all), so that it is still busy while the host queues the call: only the kernel runs
+        between the two events, and at the clock of a busy device. For every call L2 is then full of
+        lines to be written back.
         """
         if not calls:
             return []
         context = self._contexts.current()
-        trash = self._trash_of(context)
+        flushed = self._flush_buffer(context)
         real = self.device.kind != "simulator"
 
         def write(times: int) -> None:
             for _ in range(times if real else 1):
-                drv.memset_d8(trash.address, 0, trash.nbytes)
+                drv.memset_d8(flushed.address, 0, flushed.nbytes)
 
         with working(context, "timing"):
             write(FIRST_WRITES if flush else min(len(calls), 64))
             keep_busy = functools.partial(write, WRITES * ahead if flush else 0)
             return timed(calls, keep_busy, drv.Event, drv.Context.synchronize, flush and real)
 
-    def _trash_of(self, context: drv.Context) -> CudaBuffer:
-        """Memory to write to, twice what L2 holds. It is kept: what was mapped just before a
-        kernel runs costs that kernel microseconds.
+    def _flush_buffer(self, context: drv.Context) -> CudaBuffer:
+        """Memory to write, twice as large as L2. It is kept, because memory that was mapped just
+        before a kernel runs costs the kernel microseconds.
         """
-        if context not in self._trash:
+        if context not in self._flushed:
             size = 2 * self.device.l2_bytes
             if self.device.kind != "simulator":
                 size = max(size, LEAST_FLUSH)
-            self._trash = {context: self.allocate(size)}
-        return self._trash[context]
+            self._flushed = {context: self.allocate(size)}
+        return self._flushed[context]
 
     def telemetry(self) -> Mapping[str, float | str]:
         return {} if self.device.kind == "simulator" else read_telemetry(self._bus_id)

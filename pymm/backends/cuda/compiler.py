@@ -1,4 +1,4 @@
-"""Kernel text to cubin, through PyCUDA's own compiler, into a cache that is safe to share."""
+"""Sources compiled to cubins by PyCUDA's compiler, into a cache that processes may share."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from pymm.core.errors import CompileFailed
 from pymm.core.paths import out_of_space
 from pymm.kernels.source import Source
 
-#: -w, because PyCUDA turns every remark of the compiler into a Python warning. -lineinfo costs
+#: -w, because PyCUDA makes a Python warning of every remark of the compiler. -lineinfo costs
 #: nothing at run time and lets profilers and compute-sanitizer name lines of the kernel files.
 OPTIONS = ("-O3", "-std=c++17", "-lineinfo", "-w")
 
-#: nvcc takes these from the environment, and PyCUDA's own key of a binary does not know of them.
+#: nvcc reads these from the environment; PyCUDA's own key of a binary leaves them out.
 _AMBIENT = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN")
 
 
 def import_pycuda(simulator: bool) -> ModuleType:
-    """`pycuda.driver`, over the simulator if asked. Opens no device. Raises `ImportError`, and
-    `RuntimeError` where the simulator cannot be had.
+    """`pycuda.driver`, on the simulator if `simulator`. Opens no device. Raises `ImportError`, and
+    `RuntimeError` where there is no simulator.
     """
     if simulator:
         import pymm.simulator
@@ -39,7 +39,7 @@ def import_pycuda(simulator: bool) -> ModuleType:
 
 @dataclass(frozen=True)
 class CudaCompiler(Compiler):
-    """nvcc at `nvcc` for one target architecture; the same in every process."""
+    """The nvcc at the path `nvcc`, for one target architecture."""
 
     nvcc: str
     version: str
@@ -52,18 +52,16 @@ class CudaCompiler(Compiler):
         return self.version
 
     def folder(self, source: Source) -> Path:
-        """The folder of a source's cubin. `SourceModule` is given it as its cache, and finds there
-        the one file that it looks for.
-
-        Its name covers what decides the binary, the environment included.
+        """The folder of a source's cubin. It is given to `SourceModule` as its cache. Its name is a
+        digest of everything that the binary depends on, the environment included.
         """
         ambient = [f"{name}={os.environ.get(name, '')}" for name in _AMBIENT]
         key = key_of(source.text, self.nvcc, self.version, self.arch, *OPTIONS, *ambient)
         return self.cache / "cuda" / key
 
     def arguments(self, folder: Path) -> dict:
-        """What `SourceModule` and `compile` get besides the text: the same, so that one finds what
-        the other left.
+        """The arguments of `SourceModule` and `compile` besides the source. They are the same, so
+        that one finds what the other has written.
         """
         return dict(
             nvcc=self.nvcc,
@@ -77,8 +75,8 @@ class CudaCompiler(Compiler):
         return obtain(self.folder(source), lambda place: self._compile(source, place))
 
     def _compile(self, source: Source, place: Path) -> Path:
-        """Compile in the private directory `place`. PyCUDA writes its cache without a rename and
-        without a check, so nobody else may see the directory until it is complete.
+        """Compile in the private directory `place`. PyCUDA's writing to its cache is not atomic, so
+        other processes may see the directory only when it is complete.
         """
         driver = import_pycuda(self.simulator)
         from pycuda.compiler import compile
@@ -106,13 +104,13 @@ def _message(source: Source, compiler: CudaCompiler, error: Exception) -> str:
 
 
 def _text(output: str | bytes) -> str:
-    """PyCUDA gives the preprocessor's words as bytes and the compiler's as str."""
+    """PyCUDA returns the preprocessor's output as bytes and the compiler's as str."""
     return output.decode("utf-8", "replace") if isinstance(output, bytes) else output
 
 
 def _remove_leftovers(message: str) -> None:
-    """Remove what PyCUDA leaves behind when a compilation fails: a temporary directory, or one
-    file if it was the preprocessor that failed. Its message names them.
+    """Remove what PyCUDA leaves behind when a compilation fails, and names in its message: a
+    temporary directory, or one file if the preprocessor failed.
     """
     found = re.search(r"nvcc (compilation|preprocessing) of (.+?\.cu) failed", message)
     if not found:

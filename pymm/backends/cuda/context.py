@@ -1,14 +1,14 @@
-"""The context that work runs in, what lives and dies with it, and what its errors mean.
+"""CUDA contexts: which one work runs in, the objects that belong to one, and what its errors mean.
 
-PyCUDA keeps a stack of contexts of its own for every thread, and aborts the process if a thread
-ends with something on it: what is pushed here is popped in a `finally`, always. Its objects can
-only be destroyed while their context is on top of the stack or in the thread that made it: they
-are kept in `Held` objects, which see to it.
+PyCUDA keeps a stack of contexts for each thread, and aborts the process if a thread ends with
+something on it: whatever is pushed here is popped in a `finally`. PyCUDA's objects can be destroyed
+only while their context is on top of the stack, or in the thread that made them: `Held` objects own
+them and see to that.
 
-What is remembered of a context has its object as the key, not its handle: the driver gives the
-handle of a destroyed context to the next one. PyCUDA's objects are equal if their handles are, and
-their hash is made of the handle and of the place of what they stand for, which nothing else has
-while one of them is kept: so a dictionary tells contexts apart, and finds one by all its objects.
+Dictionaries have the context object as their key, not its handle: the driver gives the handle of a
+destroyed context to the next one. PyCUDA's objects are equal if their handles are, and their hash
+also contains the address of the context that they wrap, which no other context has while one of
+them is kept. So a dictionary tells contexts apart, and finds one by any of its objects.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ pop_context = drv.Context.pop
 
 
 class Contexts:
-    """The contexts of one device: the caller's own if PyCUDA has one current in this thread, else
-    the device's primary context, which PyTorch, CuPy and the CUDA runtime share.
+    """The contexts of one device: the one that PyCUDA has current in the calling thread, else the
+    device's primary context, which PyTorch, CuPy and the CUDA runtime share.
     """
 
     def __init__(self, device: drv.Device) -> None:
@@ -40,7 +40,7 @@ class Contexts:
         self._lock = threading.Lock()
 
     def current(self) -> drv.Context:
-        """The context for new work of this thread. Nothing is pushed."""
+        """The context for new work of this thread. It is not pushed."""
         process.check()
         context = current_context()
         if context is not None and drv.Context.get_device() == self._device:
@@ -54,10 +54,10 @@ class Contexts:
 
 @contextmanager
 def active(context: drv.Context) -> Iterator[None]:
-    """Have `context` current in this thread, without touching the stack where it is already.
+    """Have `context` current in this thread for a `with`; it is not pushed where it already is.
 
-    Compared by identity: PyCUDA's objects insist on the very one they were made in, and it has
-    several that are equal. One push too many costs 0.4 us and is right.
+    It is compared by identity: PyCUDA has several equal objects for one context, and its other
+    objects accept only the one that they were made with. An unneeded push costs 0.4 us.
     """
     if current_context() is context:
         yield
@@ -71,8 +71,9 @@ def active(context: drv.Context) -> Iterator[None]:
 
 @contextmanager
 def working(context: drv.Context, doing: str) -> Iterator[None]:
-    """`active`, with PyCUDA's errors told as pymm's. `doing` says what was asked. A graph that is
-    being captured meanwhile is not disturbed by what this thread allocates, frees and loads.
+    """`active`, with PyCUDA's errors turned into pymm's; `doing` says in the message what was being
+    done. What this thread allocates, frees and loads meanwhile does not break the capture of a
+    graph.
     """
     try:
         with active(context), relaxed_capture():
@@ -85,9 +86,9 @@ def failure(context: drv.Context, error: Exception, doing: str) -> Exception:
     """The exception to raise for an error of PyCUDA: a `MemoryError`, or a `LaunchFailed` that is
     sticky if the context does not recover.
 
-    Errors of a kernel show up in some later call, and PyCUDA gives no error numbers. Whether the
-    context is lost is found by asking it for something that otherwise cannot fail. A lost one says
-    so before it says that its memory is full.
+    Errors of a kernel are reported by some later call, and PyCUDA gives no error numbers. So a
+    context counts as lost if it cannot be synchronised. A lost one reports that before it reports
+    that its memory is full.
     """
     if process.forked:
         return LaunchFailed(f"{doing}: {WORDS}", sticky=True)
@@ -102,7 +103,7 @@ def failure(context: drv.Context, error: Exception, doing: str) -> Exception:
 
 
 def lost(context: drv.Context) -> bool:
-    """Whether nothing works any more in `context`. Waits for its work."""
+    """Whether `context` can no longer be used. Waits for its work."""
     if process.forked:
         return True
     try:
@@ -114,8 +115,8 @@ def lost(context: drv.Context) -> bool:
 
 
 class Held:
-    """PyCUDA objects of one context, as attributes. They are destroyed with that context active
-    when the holder goes, from whatever thread, at the latest when the interpreter exits.
+    """PyCUDA objects of one context, as attributes. They are destroyed, with that context active,
+    when their holder is destroyed, in whatever thread, or when the interpreter exits.
     """
 
     def __init__(self, context: drv.Context, **objects: object) -> None:
@@ -124,8 +125,8 @@ class Held:
 
 
 def _drop(context: drv.Context, objects: dict[str, object]) -> None:
-    """In a lost context destroying fails, and PyCUDA says so on stderr for every single object:
-    there they are left to the driver, which cleans up after the process.
+    """Destroy them. In a lost context that fails, with a message of PyCUDA on stderr for each
+    object: there they are left to the driver, which frees them when the process ends.
     """
     if objects and not lost(context):
         with suppress(drv.Error), active(context):

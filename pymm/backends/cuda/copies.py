@@ -1,10 +1,9 @@
-"""Matrices between NumPy and the device: as they are, through page-locked staging, or page-locked
-in place; into rows at any pitch.
+"""Transfers of matrices between NumPy and the device, to and from rows of any pitch: pageable,
+through page-locked staging memory, or page-locked in place.
 
 The device's copy engine reads page-locked memory by itself, at the full rate of the bus. From
-pageable memory the driver copies every piece into a buffer of its own first. Staging does the
-same with buffers of ours, the two steps overlapped; registering pays for locking the pages instead
-of for a copy.
+pageable memory the driver first copies every piece to a buffer of its own. Staging does the same
+with buffers of pymm, and overlaps the two steps; registering locks the pages instead of copying.
 """
 
 from __future__ import annotations
@@ -22,25 +21,25 @@ from pymm.backends.cpu.device import usable_cores
 from pymm.backends.cuda.context import Held
 from pymm.backends.cuda.driver import Driver
 
-#: Two staging buffers of this many bytes: the bus moves one in 0.3 ms (PCIe 5), long enough for
-#: several cores to fill the other together.
+#: Bytes of each of two staging buffers: the bus transfers one in 0.3 ms (PCIe 5), while several
+#: cores fill the other.
 STAGE = 16 * 2**20
 
-#: One core copies some 10 GB/s, the bus 50: pieces of SHARED_OUT bytes and more are shared out to
-#: this many threads. 256 MiB to an H200 with 16 cores: 10 GB/s pageable, 10 staged by one thread,
+#: One core copies some 10 GB/s, the bus 50: pieces of SHARED_OUT bytes and more are copied by this
+#: many threads. 256 MiB to an H200 with 16 cores: 10 GB/s pageable, 10 staged by one thread,
 #: 21 staged by six, 19 registered; 16 MiB: 17, 12, 16, 15; 1 MiB: 11, 7, 3 (threads), 5.
 MOVERS = 6
 SHARED_OUT = 4 * 2**20
 
-#: Bytes that one copy command moves at most: PyCUDA keeps the width of a row in 32 bits.
+#: Most bytes of one copy command: PyCUDA keeps the width of a row in 32 bits.
 PIECE = 2**30
 
-#: Largest distance of rows that the driver takes (CU_DEVICE_ATTRIBUTE_MAX_PITCH).
+#: Largest distance of rows that the driver accepts (CU_DEVICE_ATTRIBUTE_MAX_PITCH).
 MAX_PITCH = 2**31 - 1
 
 
 class HostCopies:
-    """The copies of one context. To be used with that context active."""
+    """The copies of one context, which must be active when they are made."""
 
     def __init__(self, context: drv.Context, driver: Driver) -> None:
         self._driver = driver
@@ -56,8 +55,8 @@ class HostCopies:
         stream: int,
         into_device: bool,
     ) -> None:
-        """Rows of `array` to (or from) device rows `pitch` bytes apart, in order with the stream
-        of that handle. On return the array is free to be changed (holds the rows).
+        """Copy the rows of `array` to (or from) device rows `pitch` bytes apart, in the order of
+        the stream with that handle. On return the array may be changed (holds the rows).
         """
         if transfer not in TRANSFERS:
             raise ValueError(f"transfer {transfer!r} is none of {', '.join(TRANSFERS)}")
@@ -87,8 +86,8 @@ class HostCopies:
         shape: tuple[int, int],
         stream: int,
     ) -> None:
-        """`shape` = (rows, bytes of a row) from one (address, pitch) on the device to another, in
-        order with the stream of that handle and without waiting for it.
+        """Copy `shape` = (rows, bytes of a row) from one (address, pitch) on the device to another,
+        in the order of the stream with that handle and without waiting for it.
         """
         rows, width = shape
         down = 1 if max(source[1], target[1]) > MAX_PITCH else max(rows, 1)
@@ -108,7 +107,7 @@ class HostCopies:
             self._driver.order(own.handle, stream)
 
     def _registered(self, array: np.ndarray, address: int, pitch: int, into_device: bool) -> bool:
-        """Copy with the array's pages locked for the time of it; False if they cannot be."""
+        """Copy with the array page-locked meanwhile; False if it cannot be."""
         start = array.__array_interface__["data"][0]
         row = array.shape[1] * array.itemsize
         if not self._driver.register(start, (array.shape[0] - 1) * array.strides[0] + row):
@@ -122,8 +121,8 @@ class HostCopies:
         return True
 
     def _staged(self, array: np.ndarray, address: int, pitch: int, into_device: bool) -> None:
-        """Copy in pieces through two page-locked buffers in turn: while the device moves one, the
-        CPU fills (or empties) the other.
+        """Copy in pieces through two page-locked buffers: while the device transfers one, the CPU
+        fills (or empties) the other.
         """
         held = self._held
         if not held.stages:
@@ -136,7 +135,7 @@ class HostCopies:
             if len(waiting) == 2:
                 _finish(*waiting.pop(0), into_device)
             if into_device:
-                _move(stage, host)
+                move(stage, host)
             _command(stage, place, pitch, into_device)(held.stream)
             event.record(held.stream)
             waiting.append((host, stage, event))
@@ -145,21 +144,27 @@ class HostCopies:
 
 
 def _finish(host: np.ndarray, stage: np.ndarray, event: drv.Event, into_device: bool) -> None:
-    """Wait until a stage is free again, and take out what it brought."""
+    """Wait for the transfer of a stage; copy what it holds to the host's array."""
     event.synchronize()
     if not into_device:
-        _move(host, stage)
+        move(host, stage)
 
 
-def _move(to: np.ndarray, source: np.ndarray) -> None:
-    """Copy on the CPU, large pieces with several threads: NumPy lets them run side by side."""
+def move(to: np.ndarray, source: np.ndarray) -> None:
+    """Copy on the CPU, converting where the types differ, large pieces by several
+    threads: NumPy releases the GIL while it copies.
+    """
     lanes = min(MOVERS, usable_cores())
     if to.nbytes < SHARED_OUT or lanes == 1:
-        np.copyto(to, source)
+        _copy(to, source)
         return
     axis = 0 if to.shape[0] >= lanes else 1
     parts = (np.array_split(array, lanes, axis) for array in (to, source))
-    list(_movers().map(np.copyto, *parts))
+    list(_movers().map(_copy, *parts))
+
+
+def _copy(to: np.ndarray, source: np.ndarray) -> None:
+    np.copyto(to, source, casting="unsafe")
 
 
 @lru_cache(maxsize=1)
@@ -170,7 +175,7 @@ def _movers() -> ThreadPoolExecutor:
 def pieces(
     array: np.ndarray, address: int, pitch: int, limit: int
 ) -> Iterator[tuple[np.ndarray, int]]:
-    """Parts of a matrix of at most `limit` bytes each, with their places on the device: as many
+    """Parts of a matrix of at most `limit` bytes each, with their addresses on the device: as many
     whole rows as fit, or parts of one row.
     """
     rows, columns = array.shape
@@ -185,7 +190,7 @@ def pieces(
 
 
 def _command(host: np.ndarray, place: int, pitch: int, into_device: bool) -> drv.Memcpy2D:
-    """PyCUDA's description of one copy of rows."""
+    """PyCUDA's command for one copy of rows."""
     rows, columns = host.shape
     width = columns * host.itemsize
     far, near = (pitch, host.strides[0]) if rows > 1 else (width, width)

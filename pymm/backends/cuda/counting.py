@@ -1,4 +1,6 @@
-"""What a kernel that was compiled with counting numbers has counted; in the simulator alone."""
+"""Counts of operations, loads and stores, by kernels compiled with counting elements: in the
+simulator only.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ COUNTS = ("operations", "global_loads", "global_stores", "shared_loads", "shared
 def count(
     backend: CudaBackend, source: Source, problem: Problem, matrices: Sequence[tuple[Matrix, int]]
 ) -> dict[str, int]:
-    """Launch once with alpha = 1 and beta = 0 on A, B and C, each with its bytes: the sums of all
-    threads, by name.
+    """The counts, by name, of one launch with alpha = 1 and beta = 0. `matrices` are A, B and C,
+    each with its size in bytes.
     """
     executable = backend.load(source)
     a, b, c = (matrix for matrix, _ in matrices)

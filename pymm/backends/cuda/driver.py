@@ -1,8 +1,9 @@
-"""The few driver calls that PyCUDA has no door to: streams that others made, page-locking in place.
+"""Calls of the CUDA driver that PyCUDA does not offer: launches on streams that other libraries
+made, dependent launches, graphs, tensor maps, page-locking in place.
 
-PyCUDA launches on its own `Stream` objects only, one by one and in order, and shows no handle of a
-function. The cubin is therefore loaded once more through here. All of it works in the
-context that is current, and raises `DriverError`, which the callers translate.
+PyCUDA launches on its own `Stream` objects only, and does not expose the handles of functions. So
+the cubin is loaded a second time here. All calls work in the current context and raise
+`DriverError`, which the callers turn into pymm's exceptions.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from collections.abc import Callable
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_ulonglong, c_void_p
 from functools import lru_cache
 from typing import NamedTuple
+
+from pymm.core.integers import round_up
 
 _OUT_OF_MEMORY = 2
 _ALREADY_REGISTERED = 712
@@ -34,18 +37,18 @@ _ACTIVE = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
 
 
 class DriverError(RuntimeError):
-    """A driver call that failed; the message names it and holds the driver's words."""
+    """A driver call that failed; the message names it and says why, in the driver's words."""
 
 
 class OutOfMemory(DriverError):
-    """The device has no room for what was asked."""
+    """The device has too little free memory."""
 
 
 _SHOWN = struct.Struct("<6Q")
 
 
 class _LaunchAttribute(ctypes.Structure):
-    """CUlaunchAttribute: what, and a value in 64 bytes."""
+    """CUlaunchAttribute: an id, and a value of 64 bytes."""
 
     _fields_ = (("id", c_int), ("unused", c_int), ("value", c_int), ("rest", c_int * 15))
 
@@ -66,8 +69,8 @@ _EARLY = _LaunchAttribute(6, 0, 1)
 
 
 def shown(arguments: bytes) -> ctypes.Array:
-    """Packed arguments of a launch as the driver is shown them ("CU_LAUNCH_PARAM_BUFFER_POINTER",
-    cuda.h): where they are, how many bytes, and then they.
+    """The `extra` argument of a launch with packed arguments ("CU_LAUNCH_PARAM_BUFFER_POINTER",
+    cuda.h): their address, their size, and then the arguments themselves.
     """
     room = ctypes.create_string_buffer(_SHOWN.size + len(arguments))
     start = ctypes.addressof(room)
@@ -78,7 +81,7 @@ def shown(arguments: bytes) -> ctypes.Array:
 
 
 class _Answer(threading.local):
-    """Room for a number, one for each thread."""
+    """An output argument for a number, one for each thread."""
 
     def __init__(self) -> None:
         self.number = c_uint64()
@@ -86,8 +89,9 @@ class _Answer(threading.local):
 
 
 class StreamState(NamedTuple):
-    """Which stream a handle means now, or the number of the graph that its work is captured into
-    (0: it is not captured). Neither number is ever given out again, while handles are.
+    """The number of the stream that a handle means now, and the number of the graph that its work
+    is captured into (0 if it is not captured). Handles are used again by the driver, numbers are
+    not.
     """
 
     stream: int = 0
@@ -95,7 +99,9 @@ class StreamState(NamedTuple):
 
 
 class _StateRoom(threading.local):
-    """Room for the answers about a stream, one for each thread, and a number of the thread."""
+    """Output arguments for questions about a stream, one for each thread, and a number of the
+    thread.
+    """
 
     numbers = itertools.count(1)
 
@@ -113,8 +119,8 @@ def _exchange_capture_mode() -> Callable[[object], int] | None:
 
 
 class relaxed_capture:  # noqa: N801 it is used like a function
-    """Let this thread allocate, free and load although a graph is being captured somewhere in the
-    process: what is done so is not captured ("cuThreadExchangeStreamCaptureMode", cuda.h).
+    """Let this thread allocate, free and load while a graph is being captured somewhere in the
+    process; none of that is captured ("cuThreadExchangeStreamCaptureMode", cuda.h).
     """
 
     __slots__ = ("_mode",)
@@ -132,12 +138,12 @@ class relaxed_capture:  # noqa: N801 it is used like a function
 
 
 class _MapRoom(threading.local):
-    """Room for a tensor map, one for each thread: `place` is where the map lies."""
+    """Memory for a tensor map at `place`, one for each thread."""
 
     def __init__(self) -> None:
         self._room = ctypes.create_string_buffer(MAP_BYTES + _MAP_ALIGNMENT)
         start = ctypes.addressof(self._room)
-        self.place = c_void_p(-(-start // _MAP_ALIGNMENT) * _MAP_ALIGNMENT)
+        self.place = c_void_p(round_up(start, _MAP_ALIGNMENT))
 
 
 class Driver:
@@ -145,15 +151,16 @@ class Driver:
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
-        #: The same, for calls that are over at once: other threads do not run meanwhile.
+        #: The same for calls that return at once: they keep the GIL.
         self.quick = ctypes.PyDLL("libcuda.so.1")
         self.current_context = self._asks_for_context()
         self._map_room, self._state_rooms = _MapRoom(), _StateRoom()
 
     def _asks_for_context(self) -> Callable[[], int]:
-        """A call that says which context this thread has current, made by anyone, in 0.5 us: its
-        number, 0 for none. The handle of a destroyed context is given out again, its number is not
-        ("cuCtxGetId", cuda.h), but to ask for that of none is an error, which tools report.
+        """A function that returns the number of the context that this thread has current, whichever
+        library made it; 0 for none. It takes 0.5 us. The handle of a destroyed context is used
+        again, its number is not ("cuCtxGetId", cuda.h). Asking for the number where no context is
+        current is an error, which compute-sanitizer reports.
         """
         handle, number, answer = self.quick.cuCtxGetCurrent, self.quick.cuCtxGetId, _Answer()
 
@@ -182,7 +189,7 @@ class Driver:
             raise kind(f"{name} failed: {self.words(code)}")
 
     def words(self, code: int) -> str:
-        """What the driver says of an error."""
+        """The driver's description of an error."""
         words = c_char_p()
         self._library.cuGetErrorString(c_int(code), byref(words))
         return (words.value or b"unknown error").decode() + f" (error {code})"
@@ -211,8 +218,9 @@ class Driver:
         return address.value or 0
 
     def parameters(self, function: int, count: int) -> list[tuple[int, int]]:
-        """Offset and size in bytes of the first `count` parameters of a function. Not what C's
-        rules give: an aligned structure is aligned where the GPU keeps it, 0x210 further on.
+        """Offset and size in bytes of the first `count` parameters of a function. Alignments count
+        from the beginning of the GPU's constant bank, where the parameters are at 0x210, so the
+        offsets are not those of a C structure.
         """
         found = []
         for index in range(count):
@@ -231,8 +239,8 @@ class Driver:
         box: tuple[int, ...],
         swizzle: int,
     ) -> bytes:
-        """A tensor map of elements of `kind` (CUtensorMapDataType): extents innermost first, bytes
-        between neighbours along all axes but the first, boxes swizzled in rows of so many bytes.
+        """A tensor map of elements of `kind` (CUtensorMapDataType): extents innermost first,
+        strides in bytes of all axes but the first, the extents of a box, and its swizzle in bytes.
         """
         rank = len(extents)
         place = self._map_room.place
@@ -252,19 +260,19 @@ class Driver:
         return ctypes.string_at(place, MAP_BYTES)
 
     def unload(self, module: int) -> None:
-        """Give a module back."""
+        """Unload a module."""
         self.call("cuModuleUnload", c_void_p(module))
 
     def launcher(
         self, stream: int, function: int, sizes: tuple[int, ...], early: bool = False
     ) -> Callable[[bytes], Callable[[], None]]:
-        """What makes calls that launch `function` on the stream with that handle, of its packed
-        arguments. `sizes` are those of the grid, of a block, and of its shared memory in bytes. An
-        `early` launch may begin before the one before it on the stream has ended, and waits for
-        that by itself (common/dependent_launch.cuh).
+        """A function that makes, from packed arguments, a call that launches `function` on the
+        stream with that handle. `sizes` are the grid, the block and its shared memory in bytes. An
+        `early` launch may begin before the previous one on the stream has ended, and waits for it
+        itself (common/dependent_launch.cuh).
 
-        Of a launch's 4 us ctypes takes 0.5 with four arguments, and 1.2 with the eleven of
-        `cuLaunchKernel`.
+        `cuLaunchKernelEx` has four arguments, for which ctypes takes 0.5 of a launch's 4 us; for
+        the eleven of `cuLaunchKernel` it takes 1.2.
         """
         attributes = ctypes.addressof(_EARLY) if early else None
         config = byref(_LaunchConfig((c_uint * 7)(*sizes), stream, attributes, int(early)))
@@ -337,7 +345,7 @@ class Driver:
         self.call("cuGraphRetainUserObject", c_void_p(graph), made, c_uint(1), c_uint(1))
 
     def order(self, before: int, after: int) -> None:
-        """Later work on stream `after` waits for the work that is on `before` now."""
+        """Make later work on stream `after` wait for the work that is on `before` now."""
         event = c_void_p()
         self.call("cuEventCreate", byref(event), c_uint(_DISABLE_TIMING))
         try:
@@ -351,8 +359,8 @@ class Driver:
         self.call("cuStreamSynchronize", c_void_p(stream))
 
     def zero(self, address: int, nbytes: int) -> None:
-        """Fill device memory with zeros, on a stream of its own, and wait for it: so it can be done
-        while other streams are being captured.
+        """Fill device memory with zeros and wait for it. It is done on a stream of its own, so that
+        it works while other streams are being captured.
         """
         stream = c_void_p()
         self.call("cuStreamCreate", byref(stream), c_uint(_NON_BLOCKING))
@@ -370,15 +378,15 @@ class Driver:
         return address.value or 0
 
     def free(self, address: int) -> None:
-        """Give device memory back when the device has done all work so far: `cudaMalloc` and
-        `cudaFree` make the device synchronise across all streams (CUDA C++ Programming Guide,
-        "Stream Ordered Memory Allocator").
+        """Free device memory when the device has done all its work so far: `cudaFree` makes the
+        device synchronise across all streams (CUDA C++ Programming Guide, "Stream Ordered Memory
+        Allocator").
         """
         self.call("cuMemFree_v2", c_void_p(address))
 
     def register(self, address: int, nbytes: int) -> bool:
-        """Page-lock host memory in place; False where the system does not allow it, or where part
-        of it is page-locked already.
+        """Page-lock host memory in place; False where the system does not allow it, or part of it
+        is page-locked already.
         """
         size = c_size_t(nbytes)
         return self._library.cuMemHostRegister_v2(c_void_p(address), size, c_uint(0)) == 0

@@ -26,13 +26,13 @@ from pymm.kernels.source import Source
 #: Bytes of shared memory that every block may have.
 STATIC_SHARED = 48 * 1024
 
-#: m n k alpha A lda batch_a B ldb batch_b beta C ldc batch_c as `pack` spells them, by the bytes of
-#: alpha and beta. It aligns every item to its own size, as CUDA does.
+#: The parameters m n k alpha A lda batch_a B ldb batch_b beta C ldc batch_c as a format of `pack`,
+#: by the bytes of alpha and beta. `pack` aligns every item to its own size, as CUDA does.
 FORMATS = {4: "iiifPqqPqqfPqq", 8: "iiidPqqPqqdPqq"}
 
 
 class CudaExecutable(Executable):
-    """One kernel in whatever contexts it is called in; loaded once into each."""
+    """One kernel, loaded once into each context that it is called in."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class CudaExecutable(Executable):
             )
 
     def _in(self, context: drv.Context) -> Held:
-        """The kernel in a context, as PyCUDA has it: `module`, `function`; and the handles of all
-        its `functions`, which PyCUDA does not show: the cubin is loaded twice.
+        """The kernel in a context: PyCUDA's `module` and `function`, and the handles of all its
+        `functions`. PyCUDA does not expose those, so the cubin is loaded a second time.
         """
         with self._lock:
             found = self._loaded.get(context)
@@ -82,11 +82,11 @@ class CudaExecutable(Executable):
                 found = {name: self._driver.function(own, name) for name in self._entries()}
             except DriverError as error:
                 raise failure(context, error, f"loading {self.config.slug}") from error
-        owner = _Foreign(self._driver, own)
+        owner = _OwnModule(self._driver, own)
         return Held(context, module=module, function=function, owner=owner, functions=found)
 
     def _entries(self) -> tuple[str, ...]:
-        """Functions of the kernel's text."""
+        """The functions of the kernel's source that are launched."""
         return ("gemm", "mirror") if self._source.mirrors else ("gemm",)
 
     def bind(
@@ -127,7 +127,7 @@ class CudaExecutable(Executable):
         return self._bound(place, launches, memory, (problem, alpha, a, b, beta, c, stream))
 
     def _place(self, context: drv.Context, stream: Any, flops: int, what: str) -> LaunchSite:
-        """Where launches run; `what` they are, of `flops` operations."""
+        """The site of launches that have `flops` operations; `what` they are in messages."""
         handle = getattr(stream, "handle", stream) or 0
         early = int("".join(filter(str.isdigit, self._compiler.arch))) >= 90
         functions = self._in(context).functions
@@ -140,13 +140,13 @@ class CudaExecutable(Executable):
 
     def _lease(self, place: LaunchSite, nbytes: int) -> Buffer | Nothing:
         """Scratch memory for launches at `place`."""
-        with active(place.context):  # a graph that is captured is asked for
+        with active(place.context):  # if the stream is captured, the driver is asked for its graph
             return self._scratch.lease(_stream_place(place), nbytes)
 
     def _bound(
         self, place: LaunchSite, launches: list[Launch], memory: Buffer | Nothing, given: tuple
     ) -> BoundLaunch:
-        """A call of `launches`; `given` are the arguments of `bind` that it was made of."""
+        """A call of `launches`; `given` are the arguments of `bind` that it was made from."""
         problem, alpha, a, b, beta, c, stream = given
 
         def bind(a: Matrix, b: Matrix, c: Matrix) -> BoundLaunch:
@@ -169,7 +169,7 @@ class CudaExecutable(Executable):
         c: Matrix,
         stream: Any,
     ) -> Callable[[], None]:
-        """A stack of more matrices than a grid has blocks along z, in several launches."""
+        """Several launches, for a batch of more matrices than a grid has blocks along z."""
         sizes = (problem.numpy_dtype.itemsize,) * 2 + (problem.out_dtype.itemsize,)
 
         def from_matrix(first: int, matrix: Matrix, size: int) -> Matrix:
@@ -207,8 +207,8 @@ class CudaExecutable(Executable):
         return grid, block
 
     def _claim(self, loaded: Held, context: drv.Context, problem: Problem) -> int:
-        """Bytes of shared memory that the launch hands to a block; beyond 48 KiB the kernel has to
-        be told before (CUDA C++ Programming Guide, "Shared Memory" of compute capability 9.0).
+        """Bytes of dynamic shared memory of a block. More than 48 KiB must be allowed for the
+        function before (CUDA C++ Programming Guide, "Shared Memory" of compute capability 9.0).
         """
         kernel = self.config.kernel
         shared = kernel.shared_bytes(self.config, problem) if kernel.dynamic_shared else 0
@@ -222,7 +222,7 @@ class CudaExecutable(Executable):
         return shared
 
     def _check_alignment(self, problem: Problem, matrices: tuple[Matrix, ...]) -> None:
-        """`ValueError` for matrices whose rows lie where the compiled kernel cannot fetch them."""
+        """`ValueError` for rows that are aligned to less than the kernel is compiled for."""
         wanted, inner = self._source.alignment, problem.numpy_dtype.itemsize
         sizes = (inner, inner, problem.out_dtype.itemsize)
         for matrix, size in zip(matrices, sizes, strict=True):
@@ -235,12 +235,12 @@ class CudaExecutable(Executable):
 
 
 def _stream_place(place: LaunchSite) -> StreamPlace:
-    """What scratch memory for launches at `place` belongs to."""
+    """The stream that scratch memory for launches at `place` belongs to."""
     return StreamPlace(place.number, place.stream, place.found)
 
 
-class _Foreign:
-    """A module loaded without PyCUDA, unloaded with the holder's context active."""
+class _OwnModule:
+    """A module loaded without PyCUDA. It is unloaded when its `Held` object goes."""
 
     def __init__(self, driver: Driver, module: int) -> None:
         self._driver, self.module = driver, module
@@ -251,5 +251,5 @@ class _Foreign:
 
 
 def _offset(form: str, index: int) -> int:
-    """Bytes before item `index` of what `pack` makes by `form`."""
+    """Offset in bytes of item `index` in what `pack` makes by the format `form`."""
     return struct.calcsize(form[: index + 1]) - struct.calcsize(form[index])

@@ -1,5 +1,5 @@
-"""The launches of a product as one CUDA graph: queued by one call of the driver, which takes 2.5 us
-for any number of them, where each launch by itself takes 4 (when one is made: launch.py).
+"""The launches of a product as one CUDA graph. One driver call, of 2.5 us, queues all of them; each
+launch by itself takes 4 us. launch.py decides which products become graphs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ctypes import byref, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 
 from pymm.backends.cuda.driver import Driver, DriverError, shown
 
-#: Graphs of a process: each keeps some 10 KiB of the driver's memory.
+#: Most graphs of a process: each takes some 10 KiB of the driver's memory.
 MOST_GRAPHS = 1024
 
 
@@ -40,14 +40,15 @@ class _Edge(ctypes.Structure):
     )
 
 
-#: From kernel to kernel: when the first has ended; as an early launch
+#: Dependencies of a launch on the one before it: on its end, or as an early launch
 #: (common/dependent_launch.cuh).
 _ORDINARY, _EARLY = _Edge(0, 0, 0), _Edge(1, 0, 1)
 
 
 class Graph:
-    """Launches one behind the other: each is what `Driver.launcher` takes besides a stream, and
-    packed arguments. Raises `DriverError` where the driver cannot make it.
+    """Launches that run one after the other. Each is given by the arguments of `Driver.launcher`
+    besides the stream, and its packed arguments. Raises `DriverError` if the driver cannot make the
+    graph.
     """
 
     alive = 0
@@ -86,8 +87,8 @@ class Graph:
         return node
 
     def launcher(self, stream: int) -> Callable[[], None]:
-        """A call that launches it on a stream. The driver does not lock graphs: no other thread
-        runs meanwhile.
+        """A call that launches the graph on a stream. It keeps the GIL, since the driver does not
+        lock graphs against other threads.
         """
         launch, words = self._driver.quick.cuGraphLaunch, self._driver.words
         given = self._made, c_void_p(stream)

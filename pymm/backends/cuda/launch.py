@@ -1,5 +1,5 @@
-"""Bound launches: everything that a launch uses, kept alive by it; the same launches for operands
-at other addresses; and the launch that mirrors half of a symmetric C.
+"""Bound launches, which own everything that they use and can be bound to operands at other
+addresses; and the launch that mirrors one half of a symmetric C.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from pymm.backends.cuda.driver import (
     relaxed_capture,
 )
 from pymm.backends.cuda.graphs import MOST_GRAPHS, Graph
+from pymm.core.integers import ceil_div
 from pymm.core.problem import Problem
 
 Call = Callable[[], None]
 
-#: A call that is made so many times will be made again, and becomes a graph.
+#: A bound launch becomes a graph when it has been called this many times.
 REPEATED = 3
 
-#: Operations up to which a single launch does, too: the device has computed 256 x 256 x 256 before
-#: the host has launched the next one (an H200: 4.3 us from call to call, 5.3 a launch, 2.7 a
-#: graph). Beyond that the host has time, and a graph of one launch takes the device longer than the
-#: launch: 0.1 to 0.2 us of 6 to 9 (bf16, 512 to 1024), up to 0.5 between kernels of many kinds.
+#: Most operations of a product of one launch that becomes a graph. Below it the device is faster
+#: than the host (an H200 computes 256 x 256 x 256 in 4.3 us; a launch takes the host 5.3 us, a
+#: graph 2.7). Above it the host has time, and a graph of one launch takes the device longer than
+#: the launch: 0.1 to 0.2 us of 6 to 9 (bf16, 512 to 1024), up to 0.5 between kernels of many kinds.
 BRIEF = 2**25
 
-#: Held while the launches of one product are queued: those of another thread on the same stream
-#: must not come between, they use the same memory.
+#: Held while the launches of one product are queued: launches of another thread on the same stream
+#: use the same scratch memory and must not come between them.
 _turn = threading.Lock()
 
 
 class Launch(NamedTuple):
-    """One launch of the function `entry`: `places` and `maps` say where in its arguments the
-    address or the tensor map of an operand stands: bytes from their start, and 0, 1 or 2 for A, B
-    or C.
+    """One launch of the function `entry`. `places` are the addresses of operands in its packed
+    arguments, `maps` their tensor maps: each is an offset in bytes, and 0, 1 or 2 for A, B or C.
     """
 
     entry: str
@@ -56,7 +56,7 @@ class Launch(NamedTuple):
     maps: tuple[tuple[int, int], ...] = ()
 
     def at(self, addresses: Sequence[int], driver: Driver) -> Launch:
-        """The same for operands of the same form at `addresses`."""
+        """The same launch for operands of the same forms at `addresses`."""
         arguments = bytearray(self.arguments)
         for offset, operand in self.places:
             struct.pack_into("<Q", arguments, offset, addresses[operand])
@@ -68,11 +68,11 @@ class Launch(NamedTuple):
 
 
 class LaunchSite(NamedTuple):
-    """Where launches run: functions by their names, the handle of a stream, whether a launch may
-    begin before the one before it has ended, and how many operations they do together. `number` is
-    the context's, `what` is for error messages. `state` asks which stream the handle means and
-    whether it is being captured (None: neither changes), and `found` is what it said when the
-    launches were bound.
+    """Where the launches of a product run: the context and its `number`, the functions by name, the
+    handle of the stream. `state` is a function that returns which stream the handle means now and
+    whether it is being captured (None if neither can change); `found` is what it returned when the
+    launches were bound. `early` says whether a launch may begin before the previous one has ended,
+    `flops` how many operations they have together, `what` they are in error messages.
     """
 
     context: drv.Context
@@ -88,8 +88,9 @@ class LaunchSite(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """What a `BoundLaunch` is bound to: the matrices A, B and C, and what binds other ones in the
-    state that the stream is in then. `scratch` says whether the launches use scratch memory.
+    """What a `BoundLaunch` is bound to: the matrices A, B and C, and the function that binds other
+    ones, in the state that the stream then has. `scratch` says whether the launches use scratch
+    memory.
     """
 
     matrices: tuple[Matrix, ...]
@@ -98,15 +99,14 @@ class Bound(NamedTuple):
 
 
 class BoundLaunch(RebindableLaunch):
-    """One call of all launches of a product. It owns what they use: the loaded kernel, the scratch
-    memory, and the owners of the matrices where these have one.
+    """All launches of a product as one call. It owns what they use: the loaded kernel, the scratch
+    memory, and the owners of the matrices where they have one.
 
-    The call that costs least: where the context is current for the driver, whatever is on PyCUDA's
-    own stack, asking for it and the launch (0.6 us on top of the driver's time); else a push and a
-    pop (0.6 us more).
+    If its context is current for the driver, whatever is on PyCUDA's stack, a call takes 0.6 us
+    more than the driver does; if not, the context is pushed and popped, which takes another 0.6 us.
 
-    Scratch memory belongs to one stream, or to one graph that is being captured. Where the stream's
-    handle means another stream by now, or its work is captured, the product is bound anew.
+    Scratch memory belongs to one stream, or to one graph that is being captured. If the stream's
+    handle means another stream by now, or its work is being captured, the product is bound again.
     """
 
     __slots__ = (
@@ -151,7 +151,7 @@ class BoundLaunch(RebindableLaunch):
 
     @property
     def context(self) -> int:
-        """Number of the context that it works in."""
+        """Number of the context that it launches in."""
         return self._place.number
 
     @property
@@ -161,11 +161,11 @@ class BoundLaunch(RebindableLaunch):
 
     @property
     def owners(self) -> tuple[Any, ...]:
-        """What lives as long as the launch."""
+        """The objects that live as long as the launch."""
         return self._owners
 
     def assume_context(self, number: int) -> Call:
-        """The same call for who knows the number of the current context."""
+        """The same call for a caller that knows `number`, that of the current context."""
         return self._here if number == self._number else self._pushed
 
     def __call__(self) -> None:
@@ -200,10 +200,10 @@ class BoundLaunch(RebindableLaunch):
                 self._repeat()
 
     def _launch_in(self, state: StreamState | bool) -> None:
-        """Launch on a stream of the same handle that is not the one that this is bound to, or is
-        being captured.
+        """Launch on a stream that has the same handle but is not the one bound to, or that is being
+        captured.
         """
-        if not self._bound.scratch:  # a graph of pymm's own cannot go into another graph
+        if not self._bound.scratch:  # a graph cannot be captured into another graph
             try:
                 self._single()
             except DriverError as error:
@@ -218,8 +218,9 @@ class BoundLaunch(RebindableLaunch):
         other[1]._here()
 
     def _repeat(self) -> None:
-        """From now on all launches as one graph, if that helps, there is room for one and the
-        driver can make it. Where the stream is captured they still go one by one.
+        """Make all launches one graph from now on, if that is faster, fewer than `MOST_GRAPHS`
+        exist and the driver can make it. While the stream is captured they are still launched one
+        by one.
         """
         place, launches = self._place, self._launches
         if (len(launches) == 1 and place.flops > BRIEF) or Graph.alive >= MOST_GRAPHS:
@@ -239,7 +240,7 @@ class BoundLaunch(RebindableLaunch):
 
     def rebind(self, *addresses: int) -> BoundLaunch:
         """The same call for operands of the same forms at other addresses, equal to these modulo
-        128, in a tenth of the time that binding takes.
+        128. It takes a tenth of the time of `bind`.
         """
         bound, driver = self._bound, self._place.driver
         pairs = zip(bound.matrices, addresses, strict=True)
@@ -252,7 +253,7 @@ class BoundLaunch(RebindableLaunch):
 
 
 def _kernel(place: LaunchSite, one: Launch, follows: bool) -> tuple[int, tuple[int, ...], bool]:
-    """What `Driver.launcher` wants besides a stream."""
+    """The arguments of `Driver.launcher` besides the stream."""
     sizes = *one.grid, *one.block, one.shared
     return place.functions[one.entry], sizes, follows and place.early
 
@@ -271,16 +272,16 @@ SIDE, THREADS = 64, 256
 
 
 def mirrors(problem: Problem, beta: float) -> bool:
-    """Whether a product ends with that launch; the kernel's text then has `mirror`. One that is
-    computed whole does if it adds to C: not all elements are rounded alike then, and of the given C
-    one half is enough.
+    """Whether a product ends with a mirror launch; the kernel's source then has `mirror`. A product
+    whose halves are both computed does if it adds to C: its elements are then not all rounded
+    alike, and only one half of the given C counts.
     """
     return problem.fill == "full" and (problem.halved or beta != 0)
 
 
 def mirror_launch(problem: Problem, c: Matrix) -> Launch:
-    """A block for each square on and below the diagonal, two rows of them in one of the grid."""
-    squares = -(-problem.n // SIDE)
+    """A block for each square on and below the diagonal; two rows of them in a row of the grid."""
+    squares = ceil_div(problem.n, SIDE)
     grid = squares | 1, (squares + 1) // 2, problem.batch
     arguments = pack("Pqqi", c.address, c.ld, c.batch_stride, problem.n)
     return Launch("mirror", grid, (THREADS, 1, 1), 0, arguments, ((0, 2),))

@@ -1,4 +1,6 @@
-"""Which nvcc compiles the kernels: asked for, on the path, or from a wheel, and not too new."""
+"""Which nvcc compiles the kernels: the one asked for, on the path, or from a wheel, if the driver
+supports its version.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,13 @@ from pathlib import Path
 
 from pymm.core.errors import NoDevice
 
-#: What brings PyCUDA and a toolkit. Not by the name pymm, which on the index is somebody else's.
+#: The command that installs PyCUDA and a toolkit. (The name pymm on PyPI is another project's.)
 INSTALL = "`pip install '.[cuda]'` in a checkout of pymm"
 
 
 @dataclass(frozen=True)
 class Nvcc:
-    """Absolute path of a compiler that works, and what it calls itself."""
+    """A compiler that works: its absolute path, its release and its version as it prints it."""
 
     path: str
     release: tuple[int, int]
@@ -29,8 +31,9 @@ def find_nvcc(driver: tuple[int, int] | None = None) -> Nvcc:
     """The first nvcc that works, of: `$PYMM_NVCC`; `$CUDA_HOME/bin` and `$CUDA_PATH/bin`; the
     path; the toolkit wheels and other places that cuda-pathfinder knows.
 
-    `driver` is the CUDA version that the driver supports: an nvcc of a later major version makes
-    binaries that it does not load, and is refused. `NoDevice` lists what was found and why not.
+    `driver` is the CUDA version that the driver supports. An nvcc of a later major version makes
+    binaries that the driver cannot load, and is not taken. `NoDevice` lists what was found and what
+    is wrong with each.
     """
     refused = []
     for path, origin in _candidates():
@@ -42,8 +45,8 @@ def find_nvcc(driver: tuple[int, int] | None = None) -> Nvcc:
             if driver is None or found.release[0] <= driver[0]:
                 return found
             refused.append(
-                f"{path} ({origin}) is of CUDA {_dotted(found.release)}, and the driver knows "
-                f"CUDA {_dotted(driver)}: it takes an nvcc of {driver[0]}.x or older, or a newer "
+                f"{path} ({origin}) is of CUDA {_dotted(found.release)}, and the driver supports "
+                f"CUDA {_dotted(driver)}: use an nvcc of {driver[0]}.x or older, or a newer "
                 "driver"
             )
         if origin == "PYMM_NVCC":
@@ -56,7 +59,7 @@ def find_nvcc(driver: tuple[int, int] | None = None) -> Nvcc:
 
 
 def describe(path: str) -> Nvcc:
-    """What the nvcc at `path` says about itself. `OSError` or `ValueError` if it is none."""
+    """The nvcc at `path`. `OSError` or `ValueError` if that is not an nvcc."""
     done = subprocess.run(
         [path, "--version"], capture_output=True, text=True, errors="replace", check=False
     )
@@ -69,7 +72,7 @@ def describe(path: str) -> Nvcc:
 
 
 def _candidates() -> Iterator[tuple[str, str]]:
-    """Paths that may be an nvcc, in the order of preference, with where each comes from."""
+    """Paths that may be an nvcc, in order of preference, each with its origin."""
     explicit = os.environ.get("PYMM_NVCC")
     if explicit:
         yield shutil.which(explicit) or explicit, "PYMM_NVCC"
@@ -91,8 +94,8 @@ def _candidates() -> Iterator[tuple[str, str]]:
 
 
 def _unlinked(path: str) -> str:
-    """The file that a link to nvcc stands for: nvcc looks for its parts next to the name it was
-    called by. Links to something of another name (ccache) stay.
+    """The target of a link to nvcc, since nvcc looks for its parts next to the path it is called
+    by. Links to a program of another name (ccache) stay.
     """
     real = os.path.realpath(path)
     return real if os.path.basename(real) == os.path.basename(path) else os.path.abspath(path)

@@ -1,5 +1,5 @@
-"""Memory that launches need while they run: a piece for each stream, and pieces of their own for
-the launches that are captured into a graph.
+"""Scratch memory of launches: one piece for each stream, and pieces of their own for launches that
+are captured into a graph.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import pycuda.driver as drv
 from pymm.backends.base import Buffer
 from pymm.backends.cuda.context import active, current_context
 from pymm.backends.cuda.driver import PER_THREAD, Driver, StreamState
+from pymm.core.integers import round_up
 
-#: Pieces are made in multiples of this many bytes, and below the second number as powers of two, so
-#: that few products make a new one.
+#: Least bytes of a piece, and the size below which pieces are powers of two, so that few products
+#: need a new piece.
 GRAIN, DOUBLING = 4 * 2**20, 256 * 2**20
 
 #: A piece of which 256 leases in a row needed less than half is replaced by a smaller one.
@@ -27,14 +28,14 @@ WINDOW = 256
 
 
 class Nothing:
-    """What a launch gets that needs no memory."""
+    """The memory of a launch that needs none."""
 
     address = nbytes = 0
 
 
 class StreamPlace(NamedTuple):
-    """What scratch memory belongs to: a stream of a context. Work on one runs in order, so that all
-    its launches may use the same piece.
+    """The stream of a context that scratch memory belongs to. Work on a stream runs in order, so
+    all its launches may use the same piece.
     """
 
     context: int
@@ -43,8 +44,8 @@ class StreamPlace(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """Where the piece is kept. A handle has one piece: when it means another stream than
-        before, the former stream is gone.
+        """The key of the piece. A handle has one piece, since the former stream is gone when a
+        handle means another one than before.
         """
         own = self.state.stream if self.handle == PER_THREAD else 0
         return self.context, self.handle, own
@@ -52,7 +53,7 @@ class StreamPlace(NamedTuple):
 
 @dataclass
 class _Piece:
-    """The memory of a stream, and what was asked of it."""
+    """The memory of a stream, and how much of it was needed lately."""
 
     buffer: Buffer
     stream: int
@@ -61,8 +62,8 @@ class _Piece:
     recent: int = field(default=0)
 
     def serves(self, nbytes: int) -> bool:
-        """Note a lease; False if the piece is too small, or has long been more than twice what was
-        needed.
+        """Count a lease. False if the piece is too small, or was more than twice too large for
+        `WINDOW` leases.
         """
         self.leases, self.most = self.leases + 1, max(self.most, nbytes)
         if self.leases >= WINDOW:
@@ -76,16 +77,17 @@ def size_of(nbytes: int) -> int:
     """Bytes of a piece for launches that need `nbytes`."""
     if nbytes < DOUBLING:
         return max(GRAIN, 1 << (nbytes - 1).bit_length())
-    return -(-nbytes // (DOUBLING // 4)) * (DOUBLING // 4)
+    return round_up(nbytes, DOUBLING // 4)
 
 
 class Scratch:
-    """Device memory by stream, zeroed when it is allocated.
+    """The scratch memory of each stream, zeroed when it is allocated.
 
-    A launch owns the piece that it was bound to: nothing that is dropped here is freed under it.
-    `allocate` makes zeroed memory; `dropped` is called when a piece is given up, so that what
-    is cached above lets go of it, too. All pieces together take at most `most` bytes, unless a
-    single product needs more: then those of streams that did not ask for long are given up.
+    A launch owns the piece that it is bound to, so a piece that is dropped here is not freed while
+    a launch uses it. `allocate` makes zeroed memory; `dropped` is called when a piece is dropped,
+    so that cached launches release it, too. All pieces together take at most `most` bytes, except
+    that one product may need more by itself; the pieces of the streams used least recently are
+    dropped.
     """
 
     def __init__(
@@ -102,14 +104,14 @@ class Scratch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all pieces that are kept for streams."""
+        """Bytes of all pieces of streams."""
         return sum(piece.buffer.nbytes for piece in self._pieces.values())
 
     def lease(self, place: StreamPlace, nbytes: int) -> Buffer | Nothing:
         """At least `nbytes` bytes for launches on a stream. Raises `MemoryError`.
 
-        A launch that is captured gets memory that belongs to its graph alone: the graph may be
-        launched on any stream, at any time.
+        A launch that is being captured gets memory that only its graph uses, since the graph may be
+        launched on any stream at any time.
         """
         if not nbytes:
             return Nothing()
@@ -143,7 +145,7 @@ class Scratch:
         self._dropped()
 
     def clear(self) -> None:
-        """Give up all pieces: what is bound from now on gets fresh memory."""
+        """Drop all pieces: launches that are bound from now on get fresh memory."""
         with self._lock:
             if self._pieces:
                 self._pieces.clear()
@@ -151,8 +153,8 @@ class Scratch:
 
 
 class Capture:
-    """A graph that is, or was, captured: owns what its launches use, until the graph and all that
-    was instantiated from it are gone.
+    """A captured graph: owns what its launches use until the graph and everything instantiated from
+    it are destroyed.
     """
 
     def __init__(self, driver: Driver, stream: int) -> None:
@@ -164,11 +166,11 @@ class Capture:
 
     @property
     def over(self) -> bool:
-        """Whether nothing of the graph is left."""
+        """Whether the graph and everything instantiated from it are destroyed."""
         return self._gone.taken()
 
     def release(self) -> None:
-        """Let go of all that it owns, with its context current: PyCUDA's objects ask for that."""
+        """Release what it owns, with its context current, as PyCUDA's objects require."""
         with suppress(drv.Error), active(self._context):
             self._pieces.clear()
             self._owned.clear()
@@ -180,7 +182,7 @@ class Capture:
     def lease(
         self, kind: Any, place: StreamPlace, nbytes: int, allocate: Callable[[int], Buffer]
     ) -> Buffer:
-        """Memory for launches that are captured on one stream: the graph runs them in order."""
+        """Memory for the launches captured from one stream, which the graph runs in order."""
         key = (id(kind), place.key)
         found = self._pieces.get(key)
         if found is None or found.nbytes < nbytes:
@@ -190,7 +192,7 @@ class Capture:
 
 
 class Captures:
-    """The graphs of a process that pymm has captured launches into."""
+    """The graphs of this process into which launches of pymm were captured."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -198,7 +200,7 @@ class Captures:
         self._lock = threading.RLock()
 
     def of(self, place: StreamPlace) -> Capture:
-        """The one that a stream is captured into. What belongs to graphs that are gone is freed."""
+        """The graph that a stream is being captured into. Frees what destroyed graphs owned."""
         number = place.context, place.state.capture
         with self._lock:
             found = self._known.get(number)
@@ -208,7 +210,7 @@ class Captures:
             return found
 
     def sweep(self) -> None:
-        """Let go of what belongs to graphs that are gone."""
+        """Free what destroyed graphs owned."""
         with self._lock:
             over = {number: capture for number, capture in self._known.items() if capture.over}
             for number in over:
@@ -221,20 +223,20 @@ class Captures:
 
 
 class _Semaphore:
-    """What a driver's thread can raise without Python, and Python can ask for later."""
+    """A semaphore that a thread of the driver raises without Python, for Python to read later."""
 
     _c = ctypes.CDLL(None)
 
     def __init__(self) -> None:
         self._room = ctypes.create_string_buffer(64)  # sem_t has 32 bytes on Linux
         self._c.sem_init(self._room, 0, 0)
-        # The driver may raise it after all of Python is gone: the memory stays until it has.
+        # The driver may raise it after Python has ended: the memory is kept until it has.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._room))
         self._raised = False
 
     @property
     def post(self) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
-        """A function in C and its argument, which together raise it."""
+        """The C function that raises it, and its argument."""
         place = ctypes.c_void_p(ctypes.addressof(self._room))
         return ctypes.cast(self._c.sem_post, ctypes.c_void_p), place
 

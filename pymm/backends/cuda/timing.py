@@ -1,4 +1,4 @@
-"""The time between two events around a call, and whether the host was in time for it."""
+"""The time between two events around a call, and whether the host queued it in time."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-#: Samples that are queued at a time. Behind hundreds of others what the host has queued for a short
-#: call has left the device's caches when its turn comes, and its times stray (one H200, bf16 at
-#: 256: 6.1 us instead of 5.2, cuBLAS's 6.2 instead of 5.3; the lower quartile 5 % below, not 1).
+from pymm.backends.base import TimedCall
+
+#: Samples that are queued at a time. If hundreds are, what the host has queued for a short call is
+#: no longer in the device's caches when its turn comes, and times vary more (one H200, bf16 at 256:
+#: 6.1 us instead of 5.2, cuBLAS's 6.2 instead of 5.3; the lower quartile 5 % below, not 1).
 TOGETHER = 4
 
 
@@ -21,21 +23,19 @@ def timed(
 ) -> list[float]:
     """Seconds of each call between two events of the default stream, NaN where the sample is void.
 
-    `keep_busy` gives the device something to do before each. The device must get to the first event
-    only after the host has queued everything up to the second: else it waits for the host between
-    the two, and that wait would count (cuBLAS at 256: 83 us instead of 12, beside 15 compilers). So
-    with `check` a sample is void if its first event is over when its second has been queued. With
-    it, too, the host queues no more than `TOGETHER` samples ahead of the device.
+    `keep_busy` gives the device something to do before each call. The device must not reach the
+    first event before the host has queued the second: else it may wait for the host between the
+    two, and that wait would count (cuBLAS at 256 beside 15 compilers: 83 us instead of 12). So with
+    `check` a sample is void if its first event is over when its second has been queued. With
+    `check` the host also queues no more than `TOGETHER` samples ahead of the device.
     """
     events = []
-    for call in calls:
-        prepare = getattr(call, "prepare", None)
-        if prepare is not None:
-            prepare()
+    for one in map(TimedCall.of, calls):
+        one.prepare()
         keep_busy()
         start, end = event(), event()
         start.record()
-        call()
+        one.call()
         end.record()
         late = check and start.query()
         events.append((start, end, late))

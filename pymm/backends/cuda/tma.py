@@ -16,58 +16,59 @@ from pymm.backends.cuda.context import Held, active, failure
 from pymm.backends.cuda.driver import MAP_BYTES, DriverError
 from pymm.backends.cuda.executable import CudaExecutable
 from pymm.backends.cuda.launch import Launch, mirror_launch, mirrors
+from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem, stored_shapes
-from pymm.kernels import Box, Persistent, Tma
+from pymm.kernels import Box, Config, Persistent, Tma
 from pymm.kernels.kernel import parts_bytes, parts_of
 
 #: Rows of a tensor map start at multiples of this many bytes (CUDA driver API,
 #: "cuTensorMapEncodeTiled").
 ROW_BYTES = 16
 
-#: Rows of a copy start at multiples of this many bytes.
+#: Rows of a repacked operand start at multiples of this many bytes.
 PITCH_BYTES = 128
 
 #: A block of `repack` copies this many rows and columns.
 SIDE = 64
 
-#: from to ld batch pitch rows columns count turned
+#: The parameters of `repack` for one stack: from to ld batch pitch rows columns count transposed
 _COPY = "PPqqqIIII"
 
-#: Where the addresses of the two stacks that `repack` copies stand in its arguments.
+#: Offsets of the addresses of the two stacks that `repack` copies in its arguments.
 SOURCES = 0, struct.calcsize(_COPY)
 
 
 class Copy(NamedTuple):
-    """A stack on its way through the kernel file's `repack`: matrices, rows and columns as they are
-    stored; `turned` if its columns become rows; each matrix is followed by those of its further
-    `terms`. Sizes in elements of `size` bytes, those of what is made: 2 where it is `scaled`, and
-    then the powers are behind all of it.
+    """An operand that is repacked: a stack of matrices, with rows and columns as they are stored.
+    `transposed` says whether `repack` transposes it. The result has elements of `size` bytes; each
+    matrix in it is followed by those of its further `terms`. If it is `scaled`, `size` is 2 and the
+    power-of-two scales follow the whole stack.
     """
 
     stack: int
     rows: int
     columns: int
-    turned: bool
+    transposed: bool
     terms: int
     size: int
     scaled: bool = False
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Matrices, rows and columns of what is made."""
-        rows, columns = (self.columns, self.rows) if self.turned else (self.rows, self.columns)
+        """Matrices, rows and columns of the result."""
+        rows, columns = (self.columns, self.rows) if self.transposed else (self.rows, self.columns)
         return self.stack * self.terms, rows, columns
 
     @property
     def pitch(self) -> int:
-        """Elements from row to row of what is made."""
-        return -(-self.shape[2] * self.size // PITCH_BYTES) * PITCH_BYTES // self.size
+        """Elements from row to row of the result."""
+        return round_up(self.shape[2] * self.size, PITCH_BYTES) // self.size
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what is made."""
-        stack, blocks, _ = self.powers
-        return self._terms_bytes + self.scaled * stack * blocks * self.powers_pitch * 4
+        """Bytes of the result."""
+        stack, blocks, _ = self.scales
+        return self._terms_bytes + self.scaled * stack * blocks * self.scales_pitch * 4
 
     @property
     def _terms_bytes(self) -> int:
@@ -75,43 +76,43 @@ class Copy(NamedTuple):
         return matrices * rows * self.pitch * self.size
 
     @property
-    def powers(self) -> tuple[int, int, int]:
-        """Matrices, rows and columns of the powers: a row for each 64 numbers along k."""
+    def scales(self) -> tuple[int, int, int]:
+        """Matrices, rows and columns of the scales: a row for each 64 elements along k."""
         _, rows, columns = self.shape
-        return self.stack, -(-columns // SIDE), rows
+        return self.stack, ceil_div(columns, SIDE), rows
 
     @property
-    def powers_pitch(self) -> int:
-        """Powers from row to row."""
-        return -(-self.powers[2] * 4 // PITCH_BYTES) * PITCH_BYTES // 4
+    def scales_pitch(self) -> int:
+        """Scales from row to row."""
+        return round_up(self.scales[2] * 4, PITCH_BYTES) // 4
 
     @property
     def blocks(self) -> int:
-        """Squares to be copied."""
-        return self.stack * -(-self.rows // SIDE) * -(-self.columns // SIDE)
+        """Blocks of the launch: one for each square of `SIDE`."""
+        return self.stack * ceil_div(self.rows, SIDE) * ceil_div(self.columns, SIDE)
 
     def at(self, address: int) -> Matrix:
-        """What is made, at `address`."""
+        """The result at `address`."""
         return Matrix(address, self.pitch, self.shape[1] * self.pitch)
 
-    def powers_at(self, address: int) -> Matrix:
-        """The powers of what is made at `address`."""
-        pitch = self.powers_pitch
-        return Matrix(address + self._terms_bytes, pitch, self.powers[1] * pitch)
+    def scales_at(self, address: int) -> Matrix:
+        """The scales of the result at `address`."""
+        pitch = self.scales_pitch
+        return Matrix(address + self._terms_bytes, pitch, self.scales[1] * pitch)
 
 
 def wanted_copies(tma: Tma, problem: Problem, a: Matrix, b: Matrix) -> list[Copy | None]:
-    """What has to be copied of A and B; None for one that the kernel reads in place."""
+    """How A and B are repacked; None for one that the kernel reads in place."""
     given = tma.as_loaded(problem)
-    turned = given.trans_a != problem.trans_a, given.trans_b != problem.trans_b
+    transposed = given.trans_a != problem.trans_a, given.trans_b != problem.trans_b
     copies: list[Copy | None] = []
-    for matrix, shape, turn in zip((a, b), stored_shapes(problem), turned, strict=False):
-        if problem.k == 0 or (tma.terms == 1 and not turn and fits(matrix, problem)):
+    for matrix, shape, transpose in zip((a, b), stored_shapes(problem), transposed, strict=False):
+        if problem.k == 0 or (tma.terms == 1 and not transpose and fits(matrix, problem)):
             copies.append(None)
             continue
         stack = shape[0] if matrix.batch_stride else 1
         size = 2 if tma.scaled else problem.numpy_dtype.itemsize
-        copies.append(Copy(stack, *shape[1:], turn, tma.terms, size, tma.scaled))
+        copies.append(Copy(stack, *shape[1:], transpose, tma.terms, size, tma.scaled))
     return copies
 
 
@@ -123,52 +124,64 @@ def fits(matrix: Matrix, problem: Problem, size: int | None = None) -> bool:
     return all(place % ROW_BYTES == 0 for place in places)
 
 
+def scratch_bytes(config: Config, problem: Problem, a: Matrix, b: Matrix) -> int:
+    """Bytes that `bind` leases for one product: `config` need not be compiled."""
+    kernel = config.kernel
+    if not kernel.tma:
+        return kernel.workspace(config, problem) if kernel.workspace else 0
+    copies = wanted_copies(kernel.tma, problem, a, b)
+    return sum(copy.nbytes for copy in copies if copy) + parts_bytes(config, problem)
+
+
 def packed(copies: list[tuple[Copy, Matrix, Matrix]]) -> bytes:
-    """The arguments of `repack` for one or two stacks: what, from, to."""
+    """The arguments of `repack` for one or two stacks, each a `Copy`, its source and its target."""
     values: list[int] = []
     for copy, source, target in copies:
         values += (source.address, target.address, source.ld, source.batch_stride, target.ld)
-        values += (copy.rows, copy.columns, copy.stack, copy.turned)
+        values += (copy.rows, copy.columns, copy.stack, copy.transposed)
     return pack(2 * _COPY, *values, *[0] * (2 * len(_COPY) - len(values)))
 
 
-#: CUtensorMapDataType of the element types (cuda.h), and that of float32 that TMA rounds to tf32.
+#: CUtensorMapDataType of the element types (cuda.h), and of float32 that TMA rounds to tf32.
 KINDS = {"float16": 6, "float32": 7, "float64": 8, "bfloat16": 9}
 ROUNDED_KIND = 11
 
-#: Part of a device's memory that the copies of one stream may take: a longer stack is multiplied
-#: in parts.
+#: Part of a device's memory that the repacked operands of one stream may take. A larger batch is
+#: multiplied in parts.
 MOST_PADDING = 1 / 4
 
-#: Threads of a block of `combine`, and the parts that each reads at a time; more threads share the
-#: parts of a C that is too small to keep this many of a multiprocessor's busy.
+#: Threads of a block of `combine`, and the parts of k that each reads at a time. Several threads
+#: share the parts where C has fewer than BUSY pieces of 16 bytes for each multiprocessor.
 COMBINING, AHEAD, BUSY = 256, 8, 512
 
-#: Blocks of a `combine` of shared tiles (common/stream_k.cuh) that stay on a multiprocessor.
+#: Blocks on a multiprocessor of the persistent `combine` for shared tiles (common/stream_k.cuh).
 STAYING = 3
 
-#: maps m n k batch alpha beta stack_a stack_b boxed C ldc batch_c parts, the scalars apart
+#: The parameters maps m n k batch alpha beta stack_a stack_b boxed C ldc batch_c parts; {0} is the
+#: format of alpha and beta.
 _PARAMETERS = "384s i i i i {0} {0} i i i Q q q Q"
 _MAPS, _C = 0, 10
 
-#: The maps of the powers of two, behind all these, where numbers come scaled.
-_POWERS = " 256s"
+#: The maps of the scales, the last parameter of a kernel with scaled operands.
+_SCALES = " 256s"
 
-#: parts C ldc batch_c alpha beta m n batch
+#: The parameters of `combine`: parts C ldc batch_c alpha beta m n batch
 _COMBINE = "PPqq{0}{0}iii"
 _C_COMBINED = 8
 
 
 class MappedExecutable(CudaExecutable):
-    """A kernel of three tensor maps, and two more where numbers come scaled.
+    """A kernel with tensor maps of A, B and C, and of the scales where operands are scaled.
 
-    Operands that TMA cannot read, or that lie otherwise than the kernel wants, are copied first by
-    the kernel file's `repack`, to memory that the launches of a stream share. So are the parts of a
-    split product, which `combine` adds up. All launches but the first begin before the one before
-    them has ended, and wait for it (common/dependent_launch.cuh: why that is right). A C whose rows
-    do not also end at multiples of 16 bytes is stored without its map: TMA reads rows of any
-    length, but writes whole pieces of 16 bytes (seen on an H200: gaps behind the rows were
-    written). Where only tiles of the last round are split the others are stored as ever.
+    Operands that TMA cannot read, or that are MN-major where the kernel needs K-major or the
+    reverse, are first repacked by the kernel file's `repack` into scratch memory of the stream. The
+    parts of a split product are there, too, and `combine` adds them. All launches but the first may
+    begin before the previous one has ended, and wait for it themselves (common/dependent_launch.cuh
+    says why that is correct).
+
+    A C whose rows do not end at multiples of 16 bytes is stored without its tensor map: TMA reads
+    rows of any length, but writes whole pieces of 16 bytes (on an H200, bytes behind the rows were
+    overwritten). Where only tiles of the last wave are split, the others are stored as usual.
     """
 
     def __init__(self, *common: Any) -> None:
@@ -176,7 +189,7 @@ class MappedExecutable(CudaExecutable):
         config = common[0].config
         self._tma, self._parts = config.kernel.tma, parts_of(config)
         self._persistent = config.kernel.persistent or Persistent()
-        self._parameters = _PARAMETERS + (_POWERS if self._tma.scaled else "")
+        self._parameters = _PARAMETERS + (_SCALES if self._tma.scaled else "")
         super().__init__(*others)
 
     def bind(
@@ -197,7 +210,7 @@ class MappedExecutable(CudaExecutable):
         loaded = self._in(context)
         self._check_alignment(problem, (a, b, c))
         self._prepare(loaded, context)
-        own = copies[:1] if a == b and copies[0] == copies[1] else copies  # one copy serves both
+        own = copies[:1] if a == b and copies[0] == copies[1] else copies  # one result serves both
         room = [copy.nbytes if copy else 0 for copy in own]
         what = f"launching {self.config.slug} on {problem.slug}"
         place = self._place(context, stream, problem.flops, what)
@@ -224,7 +237,7 @@ class MappedExecutable(CudaExecutable):
         return self.config.kernel.grid(self.config, problem, self._device.sms), block
 
     def _together(self, copies: list[Copy | None]) -> int:
-        """Matrices of a stack whose copies may exist at a time: one at least."""
+        """Most matrices of a batch that may be repacked at a time; at least one."""
         one = sum(copy._replace(stack=1).nbytes for copy in copies if copy)
         most = int(self._device.memory_bytes * MOST_PADDING)
         return max(1, most // one) if one else self._most_blocks[2]
@@ -234,7 +247,7 @@ class MappedExecutable(CudaExecutable):
         return (*super()._entries(), "repack", *combining)
 
     def _prepare(self, loaded: Held, context: drv.Context) -> None:
-        """See to it that `loaded` has the places of the arguments."""
+        """Set `loaded.places`, offset and size of each parameter, unless it is set."""
         if hasattr(loaded, "places"):
             return
         count = len(self._parameters.split())
@@ -252,21 +265,21 @@ class MappedExecutable(CudaExecutable):
         stacked: list[int],
         parts: int,
     ) -> Launch:
-        """The launch of the kernel itself."""
+        """The launch of the kernel."""
         problem, c, places = run.problem, run.c, run.loaded.places
         grid, block = self._geometry(problem)
         shared = self._claim(run.loaded, run.context, problem)
         try:
             with active(run.context):
                 maps = self._maps(run, factors, copies)
-                powers = self._maps_of_powers(factors, copies)
+                scales = self._maps_of_scales(factors, copies)
         except DriverError as error:
             what = f"describing the matrices of {problem.slug} to TMA for {self.config.slug}"
             raise failure(run.context, error, what) from error
         values = (
             *(b"".join(maps), problem.m, problem.n, problem.k, problem.batch, *run.scalars),
             *(*stacked, int(any(maps[2])), c.address, c.ld, c.batch_stride, parts),
-            *powers,
+            *scales,
         )
         forms = self._parameters.format(_scalar(problem)).split()
         room = bytearray(max(offset + size for offset, size in places))
@@ -284,12 +297,12 @@ class MappedExecutable(CudaExecutable):
         boxes = self._tma.boxes(self.config, self._tma.as_loaded(problem))
         stored = stored_shapes(problem)
         maps = []
-        for matrix, copy, lies, box in zip(factors, copies, stored, boxes, strict=False):
+        for matrix, copy, shape, box in zip(factors, copies, stored, boxes, strict=False):
             kind = KINDS["float16" if self._tma.scaled else problem.numpy_dtype.name]
             if problem.type.tf32 and copy is None:
                 kind = ROUNDED_KIND
             size = copy.size if copy else problem.numpy_dtype.itemsize
-            described = kind, size, matrix, copy.shape if copy else lies, box
+            described = kind, size, matrix, copy.shape if copy else shape, box
             maps.append(self._map(*described) if problem.k else bytes(MAP_BYTES))
         size = problem.out_dtype.itemsize
         whole = fits(c, problem, size) and problem.n * size % ROW_BYTES == 0
@@ -299,9 +312,9 @@ class MappedExecutable(CudaExecutable):
             maps.append(bytes(MAP_BYTES))
         return maps
 
-    def _maps_of_powers(self, factors: list[Matrix], copies: list[Copy | None]) -> list[bytes]:
-        """Both as one argument; none where numbers are not scaled. A box is a row of powers: one
-        for each row or column of a tile of C.
+    def _maps_of_scales(self, factors: list[Matrix], copies: list[Copy | None]) -> list[bytes]:
+        """The maps of both operands' scales as one argument; none where operands are not scaled. A
+        box is a row of scales, one for each row or column of a tile of C.
         """
         if not self._tma.scaled:
             return []
@@ -309,7 +322,7 @@ class MappedExecutable(CudaExecutable):
             return [bytes(2 * MAP_BYTES)]
         boxes = Box(self.config.MB, 1, 0), Box(self.config.NB, 1, 0)
         maps = [
-            self._map(KINDS["float32"], 4, copy.powers_at(matrix.address), copy.powers, box)
+            self._map(KINDS["float32"], 4, copy.scales_at(matrix.address), copy.scales, box)
             for matrix, copy, box in zip(factors, copies, boxes, strict=True)
         ]
         return [b"".join(maps)]
@@ -317,7 +330,7 @@ class MappedExecutable(CudaExecutable):
     def _map(
         self, kind: int, size: int, matrix: Matrix, shape: tuple[int, int, int], box: Box
     ) -> bytes:
-        """The tensor map of a stack. One that repeats a matrix has it once."""
+        """The tensor map of a stack; of one that repeats a matrix, that of the matrix."""
         stack, rows, columns = shape
         step = matrix.batch_stride
         if step == 0 or stack == 1:
@@ -327,14 +340,14 @@ class MappedExecutable(CudaExecutable):
         return self._driver.tensor_map(kind, matrix.address, extents, strides, *boxed)
 
     def _combine(self, run: _Run, parts: int) -> Launch:
-        """The launch that adds up the parts: 16 bytes of a row for each thread."""
+        """The launch that adds the parts: each thread adds 16 bytes of a row."""
         problem, c = run.problem, run.c
         pieces = parts_bytes(self.config, problem) // self._parts // 16
         rows = 1
         while rows < 32 and rows * AHEAD < self._parts and pieces * rows < self._device.sms * BUSY:
             rows *= 2
-        blocks = -(-pieces * rows // COMBINING)
-        if self._persistent.partial_bytes:  # they go from piece to piece
+        blocks = ceil_div(pieces * rows, COMBINING)
+        if self._persistent.partial_bytes:  # persistent: each block adds piece after piece
             blocks = min(blocks, self._device.sms * STAYING)
         grid = blocks, 1, 1
         form = _COMBINE.format(_scalar(problem))
@@ -345,7 +358,7 @@ class MappedExecutable(CudaExecutable):
 
 
 class _Run(NamedTuple):
-    """What all launches of one product share."""
+    """What the launches of one product have in common."""
 
     loaded: Held
     context: drv.Context
@@ -355,12 +368,12 @@ class _Run(NamedTuple):
 
 
 def _scalar(problem: Problem) -> str:
-    """alpha and beta as `struct` spells them."""
+    """The format of alpha and of beta."""
     return "d" if problem.scalar_dtype.itemsize == 8 else "f"
 
 
 def _repack(moves: list[tuple[int, Copy, Matrix, Matrix]]) -> Launch:
-    """One launch that copies one or two operands: which, how, from and to."""
+    """One launch that repacks one or two operands: (number, `Copy`, source, target) of each."""
     grid = sum(copy.blocks for _, copy, _, _ in moves), 1, 1
     arguments = packed([move[1:] for move in moves])
     places = tuple((SOURCES[number], move[0]) for number, move in enumerate(moves))

@@ -1,9 +1,9 @@
 """The experiments by name, and what each compares.
 
-O1: tiles in shared memory, against one thread that reads all it needs by itself.
-O2: element by element against blocked through shared memory, seen from every side.
-O3: C = A^T A in double precision, compared with cuBLAS and a naive kernel.
-O4: the ladder of five kernels compared with the sequential product: speed-up and relative error.
+O1: tiles in shared memory compared with one thread per element that reads global memory. O2: one
+thread per element compared with tiles in shared memory: sizes, transfers, blocks, resources. O3: C
+= A^T A in double precision, compared with cuBLAS and a naive kernel. O4: the first five kernels
+compared with the sequential product: speed-up and relative error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WIDTHS = (16, 32)
 O1 = (
     Experiment(
         "o1",
-        "simple against tiled, over growing sizes",
+        "one thread per element and shared-memory tiles, by size",
         "128,256,512,768,1024,1536,2048,3072,4096",
         rungs=(
             *(f"01-MB{width}-NB{width}" for width in WIDTHS),
@@ -26,7 +26,7 @@ O1 = (
 )
 
 
-#: 32 x 32 threads, as the original has them.
+#: 32 x 32 threads, as in the original experiments.
 ELEMENT, BLOCKED = "01-MB32-NB32", "02-MB32-NB32-KB32"
 BOTH = (ELEMENT, BLOCKED)
 
@@ -39,7 +39,7 @@ SQUARES = tuple(f"02-MB{side}-NB{side}-KB{side}" for side in SIDES)
 O2 = (
     Experiment(
         "o2-transfers",
-        "total time and kernel time, with pageable and with page-locked host memory",
+        "total time and kernel time, from pageable and from page-locked host memory",
         "640,1024,2048,3200",
         rungs=BOTH,
         on_cpu=(),
@@ -50,7 +50,7 @@ O2 = (
     ),
     Experiment(
         "o2-split",
-        "where the time goes: to the device, kernel, to the host",
+        "time by part: transfer to the device, kernel, transfer to the host",
         "640,1024,2048,4096,8192",
         rungs=(ELEMENT, BLOCKED, CHOSEN),
         on_cpu=(),
@@ -61,7 +61,7 @@ O2 = (
     ),
     Experiment(
         "o2-sizes",
-        "GFLOP/s against N, multiples of 32, kernel alone and with its transfers",
+        "GFLOP/s by N, multiples of 32, with and without transfers",
         "o2-multiples",
         rungs=(*BOTH, CHOSEN),
         figures="journeys",
@@ -70,7 +70,7 @@ O2 = (
     ),
     Experiment(
         "o2-remainders",
-        "the influence of remainders: every N from 1000 to 1100",
+        "partial tiles: every N from 1000 to 1100",
         "o2-remainders",
         rungs=(*BOTH, CHOSEN),
         on_cpu=("01", CHOSEN),
@@ -87,7 +87,7 @@ O2 = (
     ),
     Experiment(
         "o2-kernels",
-        "a table of the kernels: grid, block, registers, shared memory, occupancy, throughputs",
+        "grid, block, registers, shared memory, occupancy and throughput of each kernel",
         "4096",
         rungs=(EVERY, CHOSEN),
         on_cpu=(),
@@ -98,7 +98,7 @@ O2 = (
     ),
     Experiment(
         "o2-counts",
-        "operations and accesses to memory of a thread, counted and by formula",
+        "operations and memory accesses of a thread, counted and by formula",
         "64,96,100",
         rungs=(
             "00",
@@ -123,7 +123,7 @@ WHOLE, HALVED = range(500, 18501, 1000), range(500, 20501, 1000)
 O3 = (
     Experiment(
         "o3",
-        "C = A^T A, A of N x N and of N/2 x N",
+        "C = A^T A for A of N x N and of N/2 x N",
         ",".join([*map(str, WHOLE), *(f"{n}x{n}x{n // 2}" for n in HALVED)]),
         rungs=("00", TILE_48, CHOSEN),
         dtypes=("f64",),
@@ -148,7 +148,7 @@ O4 = (
     ),
     Experiment(
         "o4-rectangular",
-        "m = n in the thousands, k = 32, 64, 128, 156",
+        "rectangular products: m = n in thousands, k = 32, 64, 128, 156",
         "o4-rank-k",
         rungs=LADDER,
         on_cpu=("01", CHOSEN),

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from pymm.backends.base import TimedCall
 from pymm.core.problem import Problem
 from pymm.kernels import Config, find_kernel
 from pymm.measure.libraries import Operands
@@ -71,8 +72,7 @@ def measure(bench: Workbench, request: Request) -> Reply:
             calls[trial.config.slug] = bench.call(bench.load(trial.config))
     found = {}
     for name, call in calls.items():
-        getattr(call, "prepare", lambda: None)()
-        call()
+        TimedCall.of(call)()
         bench.backend.synchronize()
         found[name] = apart.measure()
     return replace(reply, deviations=found)

@@ -43,6 +43,8 @@ struct Calls {
                              int line);
     std::uint64_t (*vote)(Vote what, unsigned mask, std::uint64_t value, const char* file,
                           int line);
+    // The words of all 32 lanes, until they meet again.
+    const std::uint64_t* (*gather)(std::uint64_t value, const char* file, int line);
     unsigned (*active_mask)();
     void (*named_barrier)(unsigned id, unsigned threads, bool wait, const char* file, int line);
     void (*yield)();
@@ -50,6 +52,7 @@ struct Calls {
     void (*load)(std::uintptr_t address, std::size_t bytes, const void* where);
     void (*store)(std::uintptr_t address, std::size_t bytes, const void* where);
     void (*fail)(Fault fault, const void* where, const char* text);
+    void* (*scratch)(std::size_t bytes);  // kept by the worker, zero at first; always as many bytes
 };
 
 struct Worker;  // one per CPU core, private to the driver
@@ -63,6 +66,7 @@ struct Thread {
     void* const* shared;          // address of each SharedVariable, by its index
     const Calls* calls;
     Worker* worker;
+    std::uint64_t run;            // of a block: differs from that of every other run in the process
 };
 static_assert(sizeof(Thread) <= record_bytes, "a Thread record outgrew its place on the stack");
 

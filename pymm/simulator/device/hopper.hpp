@@ -174,9 +174,10 @@ inline float cut_tf32(unsigned bits) { return __uint_as_float(bits & ~0x1FFFu); 
 
 // An operand in shared memory, as its descriptor says (PTX ISA 9.0, "Matrix Descriptor").
 struct Described {
+    unsigned long long bits;
     unsigned begin, across, down, width;  // bytes; `width` of a swizzled row
 
-    explicit Described(unsigned long long bits) {
+    explicit Described(unsigned long long descriptor) : bits(descriptor) {
         const unsigned base = address_of_shared(self().dynamic_shared);
         begin = base + (((bits & 0x3FFF) * 16 - base) & 0x3FFFF);
         across = (bits >> 16 & 0x3FFF) * 16;
@@ -184,35 +185,82 @@ struct Described {
         assert(bits >> 62 != 0 && "rows of an operand of wgmma are swizzled here");
         width = 256 >> (bits >> 62);
     }
-    // The number of `row` at depth p, where rows lie along k.
-    template <class Value>
-    Value along(unsigned row, unsigned p) const {
-        return at_shared<Value>(swizzled(begin + row / 8 * down + row % 8 * width +
-                                         p * unsigned(sizeof(Value)), width));
+    // Where the number of `row` at depth p is, from `begin` on, where rows lie along k.
+    unsigned along(unsigned row, unsigned p, unsigned size) const {
+        return row / 8 * down + row % 8 * width + p * size;
     }
-    float tf32(unsigned row, unsigned p) const { return cut_tf32(along<unsigned>(row, p)); }
     // The same where they lie across k.
-    template <class Value>
-    Value athwart(unsigned row, unsigned p) const {
-        const unsigned inside = row * unsigned(sizeof(Value));
-        return at_shared<Value>(swizzled(begin + inside / width * across + p / 8 * down +
-                                         p % 8 * width + inside % width, width));
+    unsigned athwart(unsigned row, unsigned p, unsigned size) const {
+        const unsigned inside = row * size;
+        return inside / width * across + p / 8 * down + p % 8 * width + inside % width;
+    }
+    template <class Word>
+    Word word(bool k_major, unsigned row, unsigned p) const {
+        const unsigned size = sizeof(Word);
+        const unsigned offset = k_major ? along(row, p, size) : athwart(row, p, size);
+        return at_shared<Word>(swizzled(begin + offset, width));
     }
 };
 
-// d += a b, of 64 x COUNT / 2 and so on: `left` is asked for numbers of a, `right` of b.
-template <unsigned DEPTH, int COUNT, class Left, class Right>
-void multiply_tiles(float (&d)[COUNT], bool add, Left left, Right right) {
+// The right operand of a wgmma as numbers. All 128 threads read the same ones: the first of them
+// takes them from shared memory, the others only look whether the bytes there are still the same.
+struct Numbers {
+    static constexpr unsigned MOST_BYTES = 65536, MOST = 16 * 256;
+    std::uint64_t run;
+    unsigned long long bits;
+    unsigned rows, depth;
+    bool k_major;
+    unsigned char bytes[MOST_BYTES];
+    float values[MOST];  // [p][row]
+};
+
+PYMM_SIM_UNCHECKED inline bool same_bytes(const void* a, const void* b, std::size_t bytes) {
+    return __builtin_memcmp(a, b, bytes) == 0;
+}
+PYMM_SIM_UNCHECKED inline void copy_bytes(void* to, const void* from, std::size_t bytes) {
+    __builtin_memcpy(to, from, bytes);
+}
+
+// What `read(row, p)` gives for all of an operand of `rows` x DEPTH words.
+template <class Word, unsigned DEPTH, class Read>
+const float* numbers(const Described& of, bool k_major, unsigned rows, Read read) {
+    constexpr unsigned ATOM = 1024, SLOTS = 16;  // a swizzled row stays within its 1024 bytes
+    auto* const table = static_cast<Numbers*>(self().calls->scratch(SLOTS * sizeof(Numbers)));
+    Numbers& found = table[(of.bits ^ of.bits >> 6) % SLOTS];
+    const unsigned last = k_major ? of.along(rows - 1, DEPTH - 1, sizeof(Word))
+                                  : of.athwart(rows - 1, DEPTH - 1, sizeof(Word));
+    const unsigned first = of.begin / ATOM * ATOM;
+    const unsigned bytes = (of.begin + last) / ATOM * ATOM + ATOM - first;
+    const void* const there = &at_shared<char>(first);
+    assert(rows * DEPTH <= Numbers::MOST && bytes <= Numbers::MOST_BYTES);
+    if (found.run == self().run && found.bits == of.bits && found.rows == rows &&
+        found.depth == DEPTH && found.k_major == k_major && same_bytes(found.bytes, there, bytes))
+        return found.values;
+    for (unsigned p = 0; p < DEPTH; p++)
+        for (unsigned row = 0; row < rows; row++) found.values[p * rows + row] = read(row, p);
+    copy_bytes(found.bytes, there, bytes);
+    found.run = self().run;
+    found.bits = of.bits;
+    found.rows = rows;
+    found.depth = DEPTH;
+    found.k_major = k_major;
+    return found.values;
+}
+
+// d += a b, of 64 x COUNT / 2 and so on: `left` is asked for numbers of a; those of b are at
+// right[p][column].
+template <unsigned DEPTH, int COUNT, class Left>
+void multiply_tiles(float (&d)[COUNT], bool add, Left left, const float* right) {
     const unsigned lane = self().lane, warp = threadIdx.x % 128 / 32;
     if (!add)
         for (float& x : d) x = 0.0f;
-    for (unsigned p = 0; p < DEPTH; p++) {
+    for (unsigned p = 0; p < DEPTH; p++, right += COUNT * 2) {
         const float a[2] = {left(warp * 16 + lane / 4, p), left(warp * 16 + lane / 4 + 8, p)};
+        const float* const b = right + lane % 4 * 2;
         for (unsigned j = 0; j < COUNT / 4; j++)
             for (unsigned e = 0; e < 2; e++) {
-                const float b = right(j * 8 + lane % 4 * 2 + e, p);
-                d[j * 4 + e] += a[0] * b;
-                d[j * 4 + 2 + e] += a[1] * b;
+                d[j * 4 + e] += a[0] * b[j * 8 + e];
+                d[j * 4 + 2 + e] += a[1] * b[j * 8 + e];
             }
     }
 }
@@ -243,31 +291,40 @@ void wgmma_wait_group() {
 template <bool K_MAJOR_A, bool K_MAJOR_B, class Half, int COUNT>
 void wgmma(Half, float (&d)[COUNT], unsigned long long a, unsigned long long b, bool add) {
     const Described left(a), right(b);
-    const auto number = [](const Described& of, bool along, unsigned row, unsigned p) {
-        return widen(along ? of.along<Half>(row, p) : of.athwart<Half>(row, p));
-    };
-    multiply_tiles<16>(d, add,
-                       [&](unsigned i, unsigned p) { return number(left, K_MAJOR_A, i, p); },
-                       [&](unsigned j, unsigned p) { return number(right, K_MAJOR_B, j, p); });
+    const float* const columns = numbers<Half, 16>(
+        right, K_MAJOR_B, COUNT * 2,
+        [&](unsigned j, unsigned p) { return widen(right.word<Half>(K_MAJOR_B, j, p)); });
+    multiply_tiles<16>(
+        d, add, [&](unsigned i, unsigned p) { return widen(left.word<Half>(K_MAJOR_A, i, p)); },
+        columns);
 }
 
 template <int COUNT>
-void wgmma_tf32(float (&d)[COUNT], unsigned long long a, unsigned long long b, bool add) {
-    const Described left(a), right(b);
-    multiply_tiles<8>(d, add,
-                      [&](unsigned i, unsigned p) { return left.tf32(i, p); },
-                      [&](unsigned j, unsigned p) { return right.tf32(j, p); });
+const float* columns_tf32(unsigned long long b) {
+    const Described right(b);
+    return numbers<unsigned, 8>(right, true, COUNT * 2, [&](unsigned j, unsigned p) {
+        return cut_tf32(right.word<unsigned>(true, j, p));
+    });
 }
-// a in registers: each number is asked from the lane that holds it.
+template <int COUNT>
+void wgmma_tf32(float (&d)[COUNT], unsigned long long a, unsigned long long b, bool add) {
+    const Described left(a);
+    multiply_tiles<8>(
+        d, add,
+        [&](unsigned i, unsigned p) { return cut_tf32(left.word<unsigned>(true, i, p)); },
+        columns_tf32<COUNT>(b));
+}
+// a in registers: each number is read where the lane that holds it has it.
 template <int COUNT>
 void wgmma_tf32(float (&d)[COUNT], const unsigned (&a)[4], unsigned long long b, bool add) {
-    const Described right(b);
+    const auto* const of = of_every_lane(a);
     multiply_tiles<8>(d, add,
                       [&](unsigned i, unsigned p) {
-                          const unsigned mine = a[p / 4 * 2 + i / 8 % 2];
-                          return cut_tf32(__shfl_sync(~0u, mine, self().lane / 4 * 4 + p % 4));
+                          const unsigned(&there)[4] = *of[self().lane / 4 * 4 + p % 4];
+                          return cut_tf32(there[p / 4 * 2 + i / 8 % 2]);
                       },
-                      [&](unsigned j, unsigned p) { return right.tf32(j, p); });
+                      columns_tf32<COUNT>(b));
+    __syncwarp();  // no lane's numbers change before all have been read
 }
 
 }  // namespace pymm_sim::hopper

@@ -23,6 +23,14 @@ Value shuffle(unsigned mask, Value value, unsigned lane, const char* file, int l
     return from_word<Value>(self().calls->shuffle(mask, to_word(value), lane, file, line));
 }
 
+// Where each of the 32 lanes has its `mine`. They stay there until the lanes meet again, so a
+// __syncwarp follows the reading. Without the lanes past the end of a block.
+template <class Value>
+const Value* const* of_every_lane(const Value& mine, PYMM_SIM_HERE) {
+    return reinterpret_cast<const Value* const*>(self().calls->gather(
+        reinterpret_cast<std::uintptr_t>(&mine), file, line));
+}
+
 inline std::uint64_t vote(Vote what, unsigned mask, std::uint64_t word, const char* file,
                           int line) {
     return self().calls->vote(what, mask, word, file, line);

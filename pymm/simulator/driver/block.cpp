@@ -3,6 +3,7 @@
 
 #include <sys/mman.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -42,7 +43,7 @@ void lay_out_shared(Worker& w) {
     auto add = [&](std::size_t bytes, std::size_t alignment, const SharedVariable* variable) {
         place = round_up(place + red_zone, alignment);
         if (place + bytes + red_zone > w.shared_begin + window_bytes) std::abort();
-        Region r{0, 0, Space::shared, 0, {nullptr, std::free}, variable};
+        Region r{0, 0, Space::shared, 0, 0, {nullptr, std::free}, variable};
         make_region(r, place, bytes, Space::shared);
         w.shared.push_back(std::move(r));
         place += bytes;
@@ -59,7 +60,7 @@ void lay_out_shared(Worker& w) {
                     i / (launch.block.x * launch.block.y)},
                    {0, 0, 0}, launch.block, launch.grid, i % 32, i,
                    static_cast<unsigned>(launch.dynamic_bytes), dynamic, w.addresses.data(), &calls,
-                   &w};
+                   &w, 0};
     }
 }
 
@@ -77,9 +78,12 @@ void run_block(Worker& w, std::uint64_t number) {
     w.block_index = dim3(static_cast<unsigned>(number % launch.grid.x),
                          static_cast<unsigned>(number / launch.grid.x % launch.grid.y),
                          static_cast<unsigned>(number / launch.grid.x / launch.grid.y));
+    static std::atomic<std::uint64_t> begun{0};
+    const std::uint64_t run = ++begun;
     for (Region& r : w.shared) forget_writes(r);
     for (unsigned i = 0; i < w.threads; i++) {
         w.thread(i).block_index = w.block_index;
+        w.thread(i).run = run;
         // Stacks are a power of two apart: stagger what they hold over the cache's sets.
         char* top = w.stack(i) + stack_bytes - record_bytes - i % 32 * 192;
         start_context(w.fibers[i].context, w.stack(i), top, body);
@@ -115,17 +119,29 @@ void yield() {
 
 void wait_for_launch() { this_worker->waited = true; }
 
+void* scratch(std::size_t bytes) {
+    Worker& w = *this_worker;
+    if (!w.scratch) {
+        w.scratch = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                         -1, 0);
+        if (w.scratch == MAP_FAILED) std::abort();
+        allow(w.scratch, bytes);
+    }
+    return w.scratch;
+}
+
 }  // namespace
 
 Worker* new_worker() {
     auto* w = new Worker;
     std::size_t bytes = device::max_threads * stack_bytes;
-    void* got = mmap(nullptr, bytes + stack_bytes, PROT_READ | PROT_WRITE,
+    void* got = mmap(nullptr, bytes + 2 * stack_bytes, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (got == MAP_FAILED) std::abort();
     auto begin = round_up(reinterpret_cast<std::uintptr_t>(got), stack_bytes);
     w->stacks = reinterpret_cast<char*>(begin);
-    allow(w->stacks, bytes);
+    w->gathered = reinterpret_cast<std::uint64_t(*)[32]>(w->stacks + bytes);
+    allow(w->stacks, bytes + stack_bytes);
     allow(&calls, sizeof calls);
     w->fibers.resize(device::max_threads);
     w->order.resize(device::max_threads);
@@ -220,9 +236,12 @@ extern void kernel_fail(Fault, const void*, const char*);
 extern void warp_sync(unsigned, const char*, int);
 extern std::uint64_t warp_shuffle(unsigned, std::uint64_t, unsigned, const char*, int);
 extern std::uint64_t warp_vote(Vote, unsigned, std::uint64_t, const char*, int);
+extern const std::uint64_t* warp_gather(std::uint64_t, const char*, int);
 extern unsigned warp_active_mask();
 
-const Calls calls = {barrier, barrier_reduce, warp_sync, warp_shuffle, warp_vote, warp_active_mask,
-                     named_barrier, yield, wait_for_launch, kernel_load, kernel_store, kernel_fail};
+const Calls calls = {barrier,       barrier_reduce, warp_sync,        warp_shuffle,
+                     warp_vote,     warp_gather,    warp_active_mask, named_barrier,
+                     yield,         wait_for_launch, kernel_load,     kernel_store,
+                     kernel_fail,   scratch};
 
 }  // namespace pymm_sim

@@ -1,4 +1,4 @@
-// The process: initialisation, the one device, contexts and their stacks, the sticky error.
+// The process: initialisation, contexts and their stacks, access to peers, the sticky error.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -14,7 +14,13 @@
 namespace pymm_sim {
 namespace {
 
-struct Context_ { bool primary; unsigned flags; std::uint64_t serial; };
+struct Context_ {
+    bool primary;
+    unsigned flags;
+    std::uint64_t serial;
+    int device;
+    std::set<int> peers;  // devices whose memory it may use
+};
 
 std::atomic<bool> initialized{false};
 std::atomic<bool> forked{false};       // from a process that had initialised the driver
@@ -23,8 +29,8 @@ std::mutex mutex;
 std::set<Context_*> contexts;
 std::vector<Context_*> destroyed;      // their handles are given out again, the last one first
 std::uint64_t created = 0;
-Context_* primary = nullptr;
-int primary_uses = 0;
+Context_* primary[device::most_devices];
+int primary_uses[device::most_devices];
 std::map<int, std::size_t> limits = {{0, 1024}, {1, 1 << 20}, {2, 8 << 20}, {3, 2}, {4, 2048},
                                      {5, 64}, {6, 0}};
 thread_local std::vector<Context_*> stack;
@@ -38,11 +44,13 @@ Context_* current() {
     return stack.empty() || !live(stack.back()) ? nullptr : stack.back();
 }
 
-Context_* create(bool is_primary, unsigned flags) {
+bool is_device(CUdevice d) { return 0 <= d && d < device::count(); }
+
+Context_* create(bool is_primary, unsigned flags, int device) {
     std::lock_guard lock(mutex);
     Context_* c = destroyed.empty() ? new Context_ : destroyed.back();
     if (!destroyed.empty()) destroyed.pop_back();
-    *c = {is_primary, flags, ++created};
+    *c = {is_primary, flags, ++created, device, {}};
     contexts.insert(c);
     return c;
 }
@@ -74,6 +82,11 @@ int poisoned() { return sticky; }
 std::uint64_t context_serial() {
     const Context_* c = current();
     return c ? c->serial : 0;
+}
+
+int current_device() {
+    const Context_* c = current();
+    return c ? c->device : 0;
 }
 
 }  // namespace pymm_sim
@@ -111,8 +124,8 @@ CU_EXPORT CUresult cuDriverGetVersion(int* version) {
 CU_EXPORT CUresult cuCtxCreate_v2(void** out, unsigned flags, CUdevice d) {
     if (CUresult e = guard_alive()) return e;
     if (!out) return invalid_value;
-    if (d != 0) return invalid_device;
-    stack.push_back(create(false, flags));
+    if (!is_device(d)) return invalid_device;
+    stack.push_back(create(false, flags, d));
     *out = stack.back();
     return success;
 }
@@ -123,14 +136,15 @@ CU_EXPORT CUresult cuCtxCreate_v4(void** out, void* parameters, unsigned flags, 
 
 CU_EXPORT CUresult cuCtxDestroy_v2(void* context) {
     if (!initialized) return not_initialized;
-    if (!live(context) || context == primary) return invalid_context;
+    if (!live(context) || static_cast<Context_*>(context)->primary) return invalid_context;
     return destroy(static_cast<Context_*>(context));
 }
 
 // Counts down the uses of a context. PyCUDA's destructor gives the primary one back this way.
 CU_EXPORT CUresult cuCtxDetach(void* context) {
-    return primary && context == primary ? cuDevicePrimaryCtxRelease_v2(0)
-                                         : cuCtxDestroy_v2(context);
+    const auto* c = static_cast<Context_*>(context);
+    return live(context) && c->primary ? cuDevicePrimaryCtxRelease_v2(c->device)
+                                       : cuCtxDestroy_v2(context);
 }
 
 CU_EXPORT CUresult cuCtxAttach(void** out, unsigned) {
@@ -183,7 +197,7 @@ CU_EXPORT CUresult cuCtxGetDevice(CUdevice* d) {
     if (!initialized) return not_initialized;
     if (!current()) return invalid_context;
     if (!d) return invalid_value;
-    *d = 0;
+    *d = current_device();
     return success;
 }
 
@@ -235,28 +249,45 @@ CU_EXPORT CUresult cuCtxSetSharedMemConfig(int) { return guard(); }
 CU_EXPORT CUresult cuDevicePrimaryCtxRetain(void** out, CUdevice d) {
     if (CUresult e = guard_alive()) return e;
     if (!out) return invalid_value;
-    if (d != 0) return invalid_device;
-    if (!primary) primary = create(true, 0);
-    primary_uses++;
-    *out = primary;
+    if (!is_device(d)) return invalid_device;
+    if (!primary[d]) primary[d] = create(true, 0, d);
+    primary_uses[d]++;
+    *out = primary[d];
     return success;
 }
 
 CU_EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice d) {
     if (!initialized) return not_initialized;
-    if (d != 0) return invalid_device;
-    if (!primary_uses) return invalid_context;
-    if (--primary_uses == 0) {
-        destroy(primary);
-        primary = nullptr;
+    if (!is_device(d)) return invalid_device;
+    if (!primary_uses[d]) return invalid_context;
+    if (--primary_uses[d] == 0) {
+        destroy(primary[d]);
+        primary[d] = nullptr;
     }
     return success;
 }
 
 CU_EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice d, unsigned* flags, int* active) {
     if (!initialized) return not_initialized;
-    if (d != 0) return invalid_device;
+    if (!is_device(d)) return invalid_device;
     if (flags) *flags = 0;
-    if (active) *active = primary != nullptr;
+    if (active) *active = primary[d] != nullptr;
     return success;
+}
+
+CU_EXPORT CUresult cuCtxEnablePeerAccess(void* peer, unsigned flags) {
+    if (CUresult e = guard()) return e;
+    if (!live(peer)) return invalid_context;
+    if (flags) return invalid_value;
+    Context_* own = current();
+    int other = static_cast<Context_*>(peer)->device;
+    if (other == own->device) return peer_access_unsupported;
+    return own->peers.insert(other).second ? success : peer_access_already_enabled;
+}
+
+CU_EXPORT CUresult cuCtxDisablePeerAccess(void* peer) {
+    if (CUresult e = guard()) return e;
+    if (!live(peer)) return invalid_context;
+    int other = static_cast<Context_*>(peer)->device;
+    return current()->peers.erase(other) ? success : peer_access_not_enabled;
 }

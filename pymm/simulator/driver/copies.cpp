@@ -236,6 +236,16 @@ CU_EXPORT CUresult cuMemcpy3DAsync_v2(const Copy3D* copy, void* stream) {
     IN_STREAM(stream, copy_3d(&own));
 }
 
+// Contexts only say where the two addresses are: with unified addresses the addresses do.
+CU_EXPORT CUresult cuMemcpyPeer(CUdeviceptr to, void*, CUdeviceptr from, void*,
+                                std::size_t bytes) {
+    AT_ONCE(on_device(to, from, bytes));
+}
+CU_EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, void*, CUdeviceptr from, void*,
+                                     std::size_t bytes, void* stream) {
+    IN_STREAM(stream, on_device(to, from, bytes));
+}
+
 #define FILL(bits, Value)                                                                       \
     CU_EXPORT CUresult cuMemsetD##bits##_v2(CUdeviceptr to, Value value, std::size_t n) {       \
         AT_ONCE(fill<Value>(to, 0, value, n, 1));                                               \

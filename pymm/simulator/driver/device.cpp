@@ -1,5 +1,7 @@
-// The invented device and what may be asked of it.
+// The invented devices, all alike, and what may be asked of them.
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 
@@ -10,7 +12,11 @@ using namespace pymm_sim;
 namespace {
 
 constexpr char name[] = "pymm simulator";
-constexpr char bus_id[] = "0000:00:00.0";
+constexpr int bus_id_bytes = 13;  // "0000:00:00.0" with its end
+
+std::atomic<int> devices{0};
+
+bool is_device(CUdevice d) { return 0 <= d && d < device::count(); }
 
 // Numbers of CUdevice_attribute. Textures, arrays, clusters, IPC and memory pools are absent, so
 // their attributes are 0.
@@ -35,25 +41,38 @@ const std::map<int, int> attributes = {
 
 }  // namespace
 
+int device::count() {
+    if (!devices) {
+        const char* text = std::getenv("PYMM_SIMULATOR_DEVICES");
+        devices = std::clamp(text ? std::atoi(text) : 1, 1, most_devices);
+    }
+    return devices;
+}
+
+// For tests: how many devices there are from now on.
+CU_EXPORT void pymm_simulator_set_devices(int count) {
+    devices = std::clamp(count, 1, device::most_devices);
+}
+
 CU_EXPORT CUresult cuDeviceGetCount(int* count) {
     if (guard_alive() == not_initialized) return not_initialized;
     if (!count) return invalid_value;
-    *count = 1;
+    *count = device::count();
     return success;
 }
 
 CU_EXPORT CUresult cuDeviceGet(CUdevice* out, int ordinal) {
     if (guard_alive() == not_initialized) return not_initialized;
     if (!out) return invalid_value;
-    if (ordinal != 0) return invalid_device;
-    *out = 0;
+    if (!is_device(ordinal)) return invalid_device;
+    *out = ordinal;
     return success;
 }
 
 CU_EXPORT CUresult cuDeviceGetName(char* out, int bytes, CUdevice d) {
     if (guard_alive() == not_initialized) return not_initialized;
     if (!out || bytes <= 0) return invalid_value;
-    if (d != 0) return invalid_device;
+    if (!is_device(d)) return invalid_device;
     std::snprintf(out, static_cast<std::size_t>(bytes), "%s", name);
     return success;
 }
@@ -61,15 +80,16 @@ CU_EXPORT CUresult cuDeviceGetName(char* out, int bytes, CUdevice d) {
 CU_EXPORT CUresult cuDeviceGetUuid_v2(char* out, CUdevice d) {
     if (guard_alive() == not_initialized) return not_initialized;
     if (!out) return invalid_value;
-    if (d != 0) return invalid_device;
+    if (!is_device(d)) return invalid_device;
     std::memcpy(out, "pymm simulator 0", 16);
+    out[15] = static_cast<char>('0' + d);
     return success;
 }
 
 CU_EXPORT CUresult cuDeviceTotalMem_v2(std::size_t* bytes, CUdevice d) {
     if (guard_alive() == not_initialized) return not_initialized;
     if (!bytes) return invalid_value;
-    if (d != 0) return invalid_device;
+    if (!is_device(d)) return invalid_device;
     *bytes = device::memory_bytes();
     return success;
 }
@@ -77,7 +97,7 @@ CU_EXPORT CUresult cuDeviceTotalMem_v2(std::size_t* bytes, CUdevice d) {
 CU_EXPORT CUresult cuDeviceComputeCapability(int* major, int* minor, CUdevice d) {
     if (guard_alive() == not_initialized) return not_initialized;
     if (!major || !minor) return invalid_value;
-    if (d != 0) return invalid_device;
+    if (!is_device(d)) return invalid_device;
     *major = 9;
     *minor = 0;
     return success;
@@ -86,7 +106,7 @@ CU_EXPORT CUresult cuDeviceComputeCapability(int* major, int* minor, CUdevice d)
 CU_EXPORT CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice d) {
     if (guard_alive() == not_initialized) return not_initialized;
     if (!value || attribute < 1 || attribute > 147) return invalid_value;
-    if (d != 0) return invalid_device;
+    if (!is_device(d)) return invalid_device;
     auto it = attributes.find(attribute);
     *value = it == attributes.end() ? 0 : it->second;
     return success;
@@ -94,34 +114,27 @@ CU_EXPORT CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevice d) {
 
 CU_EXPORT CUresult cuDeviceGetPCIBusId(char* out, int bytes, CUdevice d) {
     if (guard_alive() == not_initialized) return not_initialized;
-    if (!out || bytes < static_cast<int>(sizeof bus_id)) return invalid_value;
-    if (d != 0) return invalid_device;
-    std::memcpy(out, bus_id, sizeof bus_id);
+    if (!out || bytes < bus_id_bytes) return invalid_value;
+    if (!is_device(d)) return invalid_device;
+    std::snprintf(out, bus_id_bytes, "0000:%02x:00.0", d & 255);
     return success;
 }
 
 CU_EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice* out, const char* id) {
     if (guard_alive() == not_initialized) return not_initialized;
     if (!out || !id) return invalid_value;
-    if (std::strcmp(id, bus_id)) return invalid_device;
-    *out = 0;
-    return success;
+    char known[bus_id_bytes];
+    for (int d = 0; d < device::count(); d++) {
+        std::snprintf(known, sizeof known, "0000:%02x:00.0", d & 255);
+        if (!std::strcmp(id, known)) return *out = d, success;
+    }
+    return invalid_device;
 }
 
 CU_EXPORT CUresult cuDeviceCanAccessPeer(int* out, CUdevice a, CUdevice b) {
     if (guard_alive() == not_initialized) return not_initialized;
     if (!out) return invalid_value;
-    if (a != 0 || b != 0) return invalid_device;
-    *out = 0;  // a device is no peer of itself
+    if (!is_device(a) || !is_device(b)) return invalid_device;
+    *out = a != b;  // a device is no peer of itself
     return success;
-}
-
-CU_EXPORT CUresult cuCtxEnablePeerAccess(void*, unsigned) {
-    CUresult e = guard();
-    return e ? e : peer_access_unsupported;
-}
-
-CU_EXPORT CUresult cuCtxDisablePeerAccess(void*) {
-    CUresult e = guard();
-    return e ? e : peer_access_not_enabled;
 }

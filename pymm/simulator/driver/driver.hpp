@@ -20,7 +20,7 @@ enum : CUresult {
     unsupported_limit = 215,
     peer_access_unsupported = 217, file_not_found = 301, operating_system = 304,
     invalid_handle = 400, not_found = 500, launch_out_of_resources = 701,
-    peer_access_not_enabled = 705, primary_context_active = 708,
+    peer_access_already_enabled = 704, peer_access_not_enabled = 705, primary_context_active = 708,
     host_memory_already_registered = 712, host_memory_not_registered = 713, not_ready = 600,
     not_supported = 801,
     capture_unsupported = 900, capture_invalidated = 901, capture_unmatched = 903,
@@ -49,6 +49,8 @@ constexpr int threads_per_multiprocessor = 2048;
 constexpr int blocks_per_multiprocessor = 32;
 constexpr std::size_t alignment = 512;                  // of cuMemAlloc and of pitches
 std::size_t memory_bytes();                             // PYMM_SIMULATOR_MEMORY, else 8 GiB
+constexpr int most_devices = 16;
+int count();                                            // PYMM_SIMULATOR_DEVICES, else 1
 }  // namespace device
 
 // --- memory.cpp: device memory and the shadow that says what of it may be read ----------------
@@ -59,6 +61,7 @@ struct Region {
     std::uintptr_t begin;
     std::size_t bytes;
     Space space;
+    int device;                              // whose memory it is
     unsigned serial;                         // "allocation 3", counted from 1
     std::unique_ptr<std::uint8_t[], void (*)(void*)> written;  // one bit per byte
     const SharedVariable* variable;          // of a shared region; null: the dynamic one
@@ -73,7 +76,7 @@ Region* allocate(std::size_t bytes, Space space);       // null: out of memory
 bool release(std::uintptr_t begin, Space space);
 Region* find(std::uintptr_t address);                   // the region that holds it, or null
 Region* nearest(std::uintptr_t address);                // the one that ends or begins closest
-std::size_t free_bytes();
+std::size_t free_bytes();                               // of the current context's device
 
 void* reserve_window(std::size_t bytes);                // a stretch of the arena, all forbidden
 void commit_window(void* begin, std::size_t bytes);     // readable and writable by the driver
@@ -196,6 +199,8 @@ CUresult guard_alive();          // the same without the context
 void poison(int fault);
 int poisoned();
 std::uint64_t context_serial();  // of the current context: contexts are counted from 1
+int current_device();            // that of the current context; 0 without one
 bool live_stream(void* stream);
+bool launches_here(void* stream);  // whether it belongs to the current context's device
 
 }  // namespace pymm_sim

@@ -208,7 +208,7 @@ CU_EXPORT CUresult cuLaunchKernel(void* handle, unsigned gx, unsigned gy, unsign
                                   unsigned by, unsigned bz, unsigned dynamic, void* stream,
                                   void** parameters, void** extra) {
     if (CUresult e = guard()) return e;
-    if (!live_stream(stream)) return invalid_handle;
+    if (!live_stream(stream) || !launches_here(stream)) return invalid_handle;
     Prepared p;
     const dim3 grid(gx, gy, gz), block(bx, by, bz);
     if (CUresult e = prepare(p, handle, grid, block, dynamic, parameters, extra)) return e;
@@ -224,7 +224,7 @@ CU_EXPORT CUresult cuLaunchKernelEx(const LaunchConfig* c, void* handle, void** 
         if (c->attributes[i].id != programmatic_serialization) return not_supported;
         early = c->attributes[i].value != 0;
     }
-    if (!live_stream(c->stream)) return invalid_handle;
+    if (!live_stream(c->stream) || !launches_here(c->stream)) return invalid_handle;
     Prepared p;
     const dim3 grid(c->grid[0], c->grid[1], c->grid[2]);
     const dim3 block(c->block[0], c->block[1], c->block[2]);

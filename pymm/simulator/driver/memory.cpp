@@ -8,6 +8,7 @@
 // `undecided`: a store marks them, a load of one is an error.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -38,7 +39,8 @@ std::map<std::uintptr_t, std::unique_ptr<Region>> regions;
 std::map<std::uintptr_t, std::size_t> holes;  // free stretches of the arena
 std::uintptr_t cursor;       // next fit: an address comes back as late as possible, so that a use
                              // after free is seen
-std::size_t used;
+std::size_t used[device::most_devices], most_used[device::most_devices];
+std::size_t limit;           // what a device has; 0: as the environment says
 unsigned serials;
 
 std::uint8_t* shadow(std::uintptr_t address) {
@@ -128,6 +130,7 @@ std::uint8_t bits_between(std::size_t first, std::size_t last) {  // [first, las
 }  // namespace
 
 std::size_t device::memory_bytes() {
+    if (limit) return limit;
     static const std::size_t bytes = [] {
         const char* text = std::getenv("PYMM_SIMULATOR_MEMORY");
         long long n = text ? std::atoll(text) : 0;
@@ -171,16 +174,19 @@ Region* allocate(std::size_t bytes, Space space) {
     std::unique_lock lock(mutex);
     std::size_t charge = space == Space::global ? round_up(bytes, device::alignment) : 0;
     if (charge < (space == Space::global ? bytes : 0)) return nullptr;
-    if (charge > device::memory_bytes() || used > device::memory_bytes() - charge) return nullptr;
+    const int device = current_device();
+    if (charge > device::memory_bytes() || used[device] > device::memory_bytes() - charge)
+        return nullptr;
     std::uintptr_t begin = bytes < arena_bytes ? take(bytes) : 0;
     if (!begin) return nullptr;
     if (!open_pages(begin, bytes)) {
         give(begin, bytes);
         return nullptr;
     }
-    used += charge;
-    auto region = std::unique_ptr<Region>(new Region{0, 0, space, ++serials, {nullptr, std::free},
-                                                     nullptr});
+    used[device] += charge;
+    most_used[device] = std::max(most_used[device], used[device]);
+    auto region = std::unique_ptr<Region>(
+        new Region{0, 0, space, device, ++serials, {nullptr, std::free}, nullptr});
     make_region(*region, begin, bytes, space);
     return (regions[begin] = std::move(region)).get();
 }
@@ -190,7 +196,7 @@ bool release(std::uintptr_t begin, Space space) {
     auto it = regions.find(begin);
     if (it == regions.end() || it->second->space != space) return false;
     std::size_t bytes = it->second->bytes;
-    if (space == Space::global) used -= round_up(bytes, device::alignment);
+    if (space == Space::global) used[it->second->device] -= round_up(bytes, device::alignment);
     regions.erase(it);
     close_pages(begin, bytes);
     give(begin, bytes);
@@ -217,7 +223,8 @@ Region* nearest(std::uintptr_t address) {
 
 std::size_t free_bytes() {
     std::shared_lock lock(mutex);
-    return device::memory_bytes() - used;
+    const std::size_t all = device::memory_bytes(), taken = used[current_device()];
+    return all > taken ? all - taken : 0;
 }
 
 void* reserve_window(std::size_t bytes) {
@@ -285,3 +292,18 @@ void copy_state(Region& to, std::size_t to_offset, const Region& from, std::size
 }
 
 }  // namespace pymm_sim
+
+// For tests: what each device has from now on (0: as at first), and the most that was allocated on
+// one since the last such question.
+CU_EXPORT void pymm_simulator_limit_memory(std::size_t bytes) {
+    std::unique_lock lock(pymm_sim::mutex);
+    pymm_sim::limit = bytes;
+}
+
+CU_EXPORT std::size_t pymm_simulator_most_used(int device) {
+    std::unique_lock lock(pymm_sim::mutex);
+    if (device < 0 || device >= pymm_sim::device::most_devices) return 0;
+    const std::size_t most = pymm_sim::most_used[device];
+    pymm_sim::most_used[device] = pymm_sim::used[device];
+    return most;
+}

@@ -136,6 +136,24 @@ CU_EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* out, void* address,
     return success;
 }
 
+// Of what may be asked about an address only which memory it is in.
+CU_EXPORT CUresult cuPointerGetAttribute(void* out, int attribute, CUdeviceptr address) {
+    if (CUresult e = guard()) return e;
+    constexpr int memory_type = 2, host = 1, on_device = 2;
+    if (!out) return invalid_value;
+    if (attribute != memory_type) return not_supported;
+    Region* r = find(address);
+    std::lock_guard lock(mutex);
+    std::size_t bytes = 0;
+    if (r && r->space == Space::global)
+        *static_cast<unsigned*>(out) = on_device;
+    else if (host_range(address, &bytes))
+        *static_cast<unsigned*>(out) = host;
+    else
+        return invalid_value;
+    return success;
+}
+
 CU_EXPORT CUresult cuMemHostGetFlags(unsigned* flags, void* address) {
     if (CUresult e = guard()) return e;
     if (!flags) return invalid_value;

@@ -40,13 +40,14 @@ struct Queue {
     std::deque<Op> ops;
     std::shared_ptr<Capture> capture;
 };
-struct Stream { unsigned flags; int priority; std::shared_ptr<Queue> queue; };
+struct Stream { unsigned flags; int priority; std::shared_ptr<Queue> queue; int device; };
 struct Event {
     unsigned flags;
     bool recorded;
     Clock::time_point time;
     std::shared_ptr<Mark> mark;
     std::shared_ptr<Capture> capture;
+    int device;
 };
 constexpr unsigned disable_timing = 2, non_blocking = 1;
 constexpr int global_mode = 0, own_mode = 1, relaxed_mode = 2;
@@ -189,6 +190,12 @@ bool pymm_sim::live_stream(void* stream) {
     return streams.count(stream) != 0;
 }
 
+bool pymm_sim::launches_here(void* stream) {
+    std::lock_guard lock(mutex);
+    auto found = streams.find(stream);
+    return found == streams.end() || found->second->device == current_device();
+}
+
 CUresult pymm_sim::in_stream(void* stream, Work work) {
     std::lock_guard lock(mutex);
     auto queue = queue_of(stream);
@@ -269,7 +276,7 @@ CU_EXPORT CUresult cuStreamCreateWithPriority(void** out, unsigned flags, int pr
     if (CUresult e = guard()) return e;
     if (!out || flags > 1) return invalid_value;
     std::lock_guard lock(mutex);
-    auto* made = new Stream{flags, priority, new_queue(!(flags & non_blocking))};
+    auto* made = new Stream{flags, priority, new_queue(!(flags & non_blocking)), current_device()};
     streams[*out = made] = made;
     return success;
 }
@@ -360,7 +367,7 @@ CU_EXPORT CUresult cuEventCreate(void** out, unsigned flags) {
     if (CUresult e = guard()) return e;
     if (!out || flags > 7) return invalid_value;
     std::lock_guard lock(mutex);
-    *out = new Event{flags, false, {}, nullptr, nullptr};
+    *out = new Event{flags, false, {}, nullptr, nullptr, current_device()};
     events.insert(*out);
     return success;
 }
@@ -378,6 +385,9 @@ CU_EXPORT CUresult cuEventRecord(void* event, void* stream) {
     if (!live_event(event) || !live_stream(stream)) return invalid_handle;
     std::lock_guard lock(mutex);
     auto* ev = static_cast<Event*>(event);
+    auto found = streams.find(stream);
+    if ((found == streams.end() ? current_device() : found->second->device) != ev->device)
+        return invalid_handle;
     auto queue = queue_of(stream);
     ev->recorded = true;
     ev->time = Clock::now();

@@ -39,7 +39,7 @@ UNSUPPORTED(cuTexRefSetFilterMode)
 UNSUPPORTED(cuTexRefSetFlags)
 UNSUPPORTED(cuTexRefSetFormat)
 
-// Other processes and devices
+// Other processes, and arrays of other devices
 UNSUPPORTED(cuIpcCloseMemHandle)
 UNSUPPORTED(cuIpcGetEventHandle)
 UNSUPPORTED(cuIpcGetMemHandle)
@@ -47,8 +47,6 @@ UNSUPPORTED(cuIpcOpenEventHandle)
 UNSUPPORTED(cuIpcOpenMemHandle_v2)
 UNSUPPORTED(cuMemcpy3DPeer)
 UNSUPPORTED(cuMemcpy3DPeerAsync)
-UNSUPPORTED(cuMemcpyPeer)
-UNSUPPORTED(cuMemcpyPeerAsync)
 
 // The linker
 UNSUPPORTED(cuLinkAddData_v2)

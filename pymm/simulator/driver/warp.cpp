@@ -5,7 +5,8 @@ namespace pymm_sim {
 namespace {
 
 const char* name_of_operation(Operation o) {
-    return o == Operation::sync ? "__syncwarp" : o == Operation::shuffle ? "a shuffle" : "a vote";
+    static const char* const names[] = {"__syncwarp", "a shuffle", "a vote", "an mma"};
+    return names[static_cast<int>(o)];
 }
 
 std::uint64_t vote_result(const Worker& w, unsigned base, const Fiber& f) {
@@ -42,6 +43,7 @@ void complete(Worker& w, unsigned base, unsigned mask) {
         if (!(mask >> lane & 1)) continue;
         Fiber& f = w.fibers[base + lane];
         if (f.operation == Operation::vote) f.result = vote_result(w, base, f);
+        if (f.operation == Operation::gather) w.gathered[base / 32][lane] = f.value;
         if (f.operation != Operation::shuffle) continue;
         if (!(mask >> f.source & 1))
             abandon(w, launch_failed, nullptr,
@@ -100,6 +102,13 @@ std::uint64_t warp_vote(Vote what, unsigned mask, std::uint64_t value, const cha
     me.vote = what;
     meet(Operation::vote, mask, file, line);
     return me.result;
+}
+
+const std::uint64_t* warp_gather(std::uint64_t value, const char* file, int line) {
+    Worker& w = *this_worker;
+    w.me().value = value;
+    meet(Operation::gather, ~0u, file, line);
+    return w.gathered[w.current / 32];
 }
 
 unsigned warp_active_mask() {  // fibers of a warp never run in step: each is alone

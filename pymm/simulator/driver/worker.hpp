@@ -12,7 +12,7 @@
 namespace pymm_sim {
 
 enum class State : std::uint8_t { ready, barrier, named_barrier, warp, done };
-enum class Operation : std::uint8_t { sync, shuffle, vote };
+enum class Operation : std::uint8_t { sync, shuffle, vote, gather };
 
 // What a fiber waits for, and what it brings or takes away.
 struct Fiber {
@@ -37,6 +37,7 @@ struct Worker {
     std::uintptr_t shared_begin = 0;
     std::vector<Region> shared;              // static variables in module order, then dynamic
     std::vector<void*> addresses;            // of the static variables
+    void* scratch = nullptr;                 // of the kernels' simulated instructions
 
     Context scheduler;
     sigjmp_buf escape;
@@ -45,6 +46,7 @@ struct Worker {
     bool waited = false;                     // for the launch before
     unsigned threads = 0, current = 0, alive = 0, at_barrier = 0;
     unsigned waiting[32];                    // per warp: lanes inside a warp operation
+    std::uint64_t (*gathered)[32] = nullptr; // per warp: a word of each lane
     unsigned arrived[named_barriers];        // per named barrier
     std::vector<Fiber> fibers;
     std::vector<std::uint16_t> order;
