@@ -182,7 +182,7 @@ def _run(
     backend = find_backend(call, options.device)
     prepared = prepare(backend, call, options)
     if not call.on_host:  # a graph replays the launches after this call has returned
-        backend.own_captured(prepared.opened.stream, prepared)
+        backend.own_captured(prepared.placed.stream, prepared)
     for step in prepared.steps:
         step()
     if key is not None and prepared.cacheable:
@@ -222,7 +222,7 @@ class Plan:
                     self._rebind((), None, None)
                     break
         if self._owns:  # a graph replays the copies when the plan may be gone
-            self.backend.own_captured(self._prepared.opened.stream, self._prepared)
+            self.backend.own_captured(self._prepared.placed.stream, self._prepared)
         for step in self._steps:
             step()
         return self.out

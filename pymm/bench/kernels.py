@@ -18,7 +18,7 @@ from rich.console import Console
 from pymm.bench.classes import run_classes
 from pymm.bench.experiments.command import Order, execute
 from pymm.bench.options import parser
-from pymm.bench.runner import INTERRUPTED, Row, Runner, opened, origin, product, say
+from pymm.bench.runner import INTERRUPTED, Row, Runner, open_worker, origin, product, say
 from pymm.console import duration
 from pymm.core.device import Device
 from pymm.core.dtypes import DTYPES
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, NotImplementedError, OSError) as failure:
         reader.error(str(failure))
     try:
-        with opened(options.device, console) as (worker, stop):
+        with open_worker(options.device, console) as (worker, stop):
             schema = EXPERIMENTS if order else CLASSES if options.classes else KERNELS
             runner = Runner(
                 worker,

@@ -121,7 +121,7 @@ class Runner:
 
 
 @contextmanager
-def opened(name: str | None, console: Console) -> Iterator[tuple[Worker, Stop]]:
+def open_worker(name: str | None, console: Console) -> Iterator[tuple[Worker, Stop]]:
     """A worker on the device of that name, for a `with` in which the first Ctrl-C is a request.
     Raises `WorkerFailed` where there is no such device.
     """

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return options.run(options)
     except (ValueError, MemoryError, OSError, ImportError, RuntimeError) as error:
-        if _world() is None or _world().size == 1 or getattr(error, "on_every_rank", False):
+        if _world() is None or _world().size == 1 or hasattr(error, "said_by_another"):
             return _leave(f"{reader.prog}: {error}", 2)
         raise  # of one process: the job ends
 
@@ -178,7 +178,7 @@ def _run_bench(options: argparse.Namespace) -> int:
     from pymm.distributed.communicator import MPI, everywhere
 
     size = MPI.COMM_WORLD.size
-    with everywhere():
+    with everywhere(MPI.COMM_WORLD):
         engines = options.engines.split(",")
         if wrong := [name for name in engines if name not in KNOWN]:
             raise ValueError(f"--engines {wrong[0]!r} is none of {', '.join(KNOWN)}")

@@ -29,6 +29,7 @@ from pymm.core.reference import gamma
 from pymm.core.shapes import Shape
 from pymm.distributed.calibrate import measure
 from pymm.distributed.communicator import MPI, library, raise_together
+from pymm.distributed.elements import OPERANDS, START, whole
 from pymm.distributed.engine import Traffic, matmul
 from pymm.distributed.layout import BlockCyclic
 from pymm.distributed.local_products import LocalProducts
@@ -53,8 +54,6 @@ DTYPES = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
 
 #: Seconds between two looks of a process that waits for others without using its core.
 NAP = 0.002
-
-Function = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -231,39 +230,6 @@ def _alone(communicator: MPI.Comm, order: Order, shape: Shape, threads: int) -> 
         mean = float(np.mean(times[1:]))
     _wait(communicator)
     return communicator.bcast(mean)
-
-
-# The elements
-
-
-def elements(seed: int) -> Function:
-    """A function of indices with values spread evenly over -1 to 1: their bits mixed as by
-    SplitMix64 (G. Steele, D. Lea, C. Flood, Fast Splittable Pseudorandom Number Generators, 2014).
-    """
-
-    def value(i: np.ndarray, j: np.ndarray) -> np.ndarray:
-        mixed = i.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        mixed = mixed + j.astype(np.uint64) * np.uint64(0xD1B54A32D192ED03) + np.uint64(seed)
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
-            mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-        return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1
-
-    return value
-
-
-#: Of A and B, and of C before the product.
-OPERANDS = elements(1), elements(2)
-START = elements(3)
-
-
-def whole(layout: BlockCyclic, function: Function, dtype: np.dtype) -> np.ndarray:
-    """A whole matrix of such elements, made in ranges of rows that take little room besides."""
-    rows, columns = layout.shape
-    made = np.empty(layout.shape, dtype)
-    for top in range(0, rows, 256):
-        below = min(rows, top + 256)
-        made[top:below] = function(np.arange(top, below)[:, None], np.arange(columns)[None])
-    return made
 
 
 # All processes

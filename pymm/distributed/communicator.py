@@ -16,7 +16,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -200,3 +200,31 @@ def _free_grids(communicator: MPI.Comm, keyval: int, made: dict) -> None:
 
 
 _grids = MPI.Comm.Create_keyval(delete_fn=_free_grids)
+
+
+class Host(NamedTuple):
+    """Where a process is among those of its host, and how many cores are its share: those that any
+    of them may use, in equal parts.
+    """
+
+    rank: int
+    cores: int
+
+
+def host(communicator: MPI.Comm) -> Host:
+    """The place of this process on its host, found at the first call. Collective."""
+    found = communicator.Get_attr(_hosts)
+    if found is None:
+        shared = communicator.Split_type(MPI.COMM_TYPE_SHARED)
+        if hasattr(os, "sched_getaffinity"):
+            own = os.sched_getaffinity(0)
+        else:
+            own = set(range(os.cpu_count() or 1))
+        cores = set().union(*shared.allgather(own))
+        found = Host(shared.rank, max(1, min(len(own), len(cores) // shared.size)))
+        shared.Free()
+        communicator.Set_attr(_hosts, found)
+    return found
+
+
+_hosts = MPI.Comm.Create_keyval()

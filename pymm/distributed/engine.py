@@ -120,7 +120,8 @@ def _check(a, b, c, alpha, beta, panel, look_ahead, product, threads) -> None:
     check_same(a.communicator, **described, **options, product=product, threads=threads)
     with everywhere(a.communicator):
         for name, x in given.items():
-            if MPI.Comm.Compare(x.communicator, a.communicator) > MPI.CONGRUENT:
+            same = MPI.Comm.Compare(x.communicator, a.communicator)
+            if same not in (MPI.IDENT, MPI.CONGRUENT):
                 raise ValueError(f"{name} is on another communicator than a")
             if x.local.dtype != a.local.dtype:
                 dtypes = " and ".join((a.local.dtype.name, x.local.dtype.name))
@@ -200,7 +201,9 @@ def _multiply(grid: ProcessGrid, a, b, into, width: int, look_ahead: bool, produ
         traffic.waiting_s += arrived - start
         traffic.multiplying_s += time.perf_counter() - arrived
     if steps:
+        start = time.perf_counter()
         local.finish()
+        traffic.multiplying_s += time.perf_counter() - start
     traffic.a += of_a.received
     traffic.b += of_b.received
     traffic.panels += steps

@@ -9,7 +9,6 @@ so that messages on their way get on: MPI libraries move most of them during cal
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -20,8 +19,9 @@ from pymm.api import Plan, plan
 from pymm.backends import open_device
 from pymm.backends.base import Backend
 from pymm.core.errors import NoDevice
-from pymm.distributed.communicator import MPI, everywhere, raise_together
+from pymm.distributed.communicator import MPI, everywhere, host, raise_together
 from pymm.runtime.arrays import adopt
+from pymm.runtime.transfer import TransferMode
 
 NAMES = ("auto", "numpy", "cpu", "gpu")
 
@@ -144,14 +144,19 @@ class GpuProduct:
 
     def _copy_in(self, array: np.ndarray, target) -> None:
         pitch = array.shape[1] * array.itemsize
-        self.backend.copy_in(array, adopt(target, "panel").address, pitch)
+        self.backend.copy_in(array, adopt(target, "panel").address, pitch, _transfer(array))
 
     def finish(self) -> None:
         """Copy C back."""
         if self._result is not None:
             pitch = self.c.shape[1] * self.c.itemsize
             address = adopt(self._result, "C").address
-            self.backend.copy_out(address, pitch, self.c)
+            self.backend.copy_out(address, pitch, self.c, _transfer(self.c))
+
+
+def _transfer(array: np.ndarray) -> str:
+    """How an array of this size travels to a GPU and back."""
+    return TransferMode().for_size(array.nbytes).transfer
 
 
 class LocalProducts:
@@ -171,14 +176,11 @@ class LocalProducts:
                 raise ValueError(f"product {name!r} is none of {', '.join(NAMES)}")
             if threads is not None and threads < 1:
                 raise ValueError(f"threads is 1 or more; got {threads}")
-        host = communicator.Split_type(MPI.COMM_TYPE_SHARED)
+        place = host(communicator)
+        self.threads = threads or place.cores
         self.backend = lacking = None
-        try:
-            if name in ("auto", "gpu"):
-                self.backend, lacking = _gpu(host.rank)
-            self.threads = threads or _share(host)
-        finally:
-            host.Free()
+        if name in ("auto", "gpu"):
+            self.backend, lacking = _gpu(place.rank)
         if name == "auto":
             without = communicator.allreduce(int(lacking is not None), MPI.SUM)
             name = "numpy" if without else "gpu"
@@ -227,13 +229,3 @@ def _gpu(place: int) -> tuple[Backend | None, NoDevice | None]:
         if not found:
             return None, error
     return found[place % len(found)], None
-
-
-def _share(host: MPI.Comm) -> int:
-    """The cores of this process: those that any process of the host may use, in equal parts."""
-    if hasattr(os, "sched_getaffinity"):
-        own = os.sched_getaffinity(0)
-    else:
-        own = set(range(os.cpu_count() or 1))
-    cores = set().union(*host.allgather(own))
-    return max(1, min(len(own), len(cores) // host.size))

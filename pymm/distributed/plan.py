@@ -15,6 +15,11 @@ from dataclasses import dataclass
 from pymm.core.integers import ceil_div, round_up
 from pymm.distributed.layout import BlockCyclic, numroc, product_layouts
 
+#: Elements of k that a local product multiplies at full rate: of deeper panels, pieces of B leave
+#: the caches. 3000 x 3000 x 3000 in float64 on 2 x 2 processes of a host with two cores, time of
+#: ScaLAPACK / time of pymm: 1.05 with panels of 512, 0.88 with one of 3072.
+WIDEST = 512
+
 
 @dataclass(frozen=True, order=True)
 class Grid:
@@ -315,15 +320,15 @@ def grids(p: int, layers: int | None = None) -> Iterator[Grid]:
 def _panels(
     m: int, n: int, k: int, grid: Grid, block: int, itemsize: int, rates: Rates
 ) -> Iterator[Plan]:
-    """Plans with panels of 1, 2, 4 ... units of lcm(P, Q) blocks, up to all of a layer's part of k:
-    every process has as much of a unit as the others.
+    """Plans with panels of 1, 2, 4 ... units of lcm(P, Q) blocks, up to `WIDEST` elements or all of
+    a layer's part of k: every process has as much of a unit as the others.
     """
-    depth = max(1, _depth(k, block, grid.r))
+    depth = min(WIDEST, max(1, _depth(k, block, grid.r)))
     width = unit = math.lcm(grid.p, grid.q) * block
     while width < depth:
         yield Plan(m, n, k, grid, block, width, itemsize, rates)
         width *= 2
-    yield Plan(m, n, k, grid, block, round_up(depth, unit), itemsize, rates)
+    yield Plan(m, n, k, grid, block, min(width, round_up(depth, unit)), itemsize, rates)
 
 
 def _depth(k: int, block: int, layers: int) -> int:

@@ -20,8 +20,8 @@ from pymm.distributed.communicator import MPI, library
 if TYPE_CHECKING:
     from pymm.distributed.matrix import DistMatrix
 
-#: Names of the library as built for Open MPI, Debian's first. It finds the MPI of this process, whose
-#: library has the same file name and is loaded already.
+#: Names of the library as built for Open MPI, Debian's first. It finds the MPI of this process:
+#: that library has the same file name and is loaded already.
 LIBRARIES = ("scalapack-openmpi", "scalapack")
 
 INSTALL = "apt install libscalapack-openmpi2.2 libopenblas0-pthread (Debian, Ubuntu)"

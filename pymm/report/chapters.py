@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pymm.bench.experiments.catalog import EXPERIMENTS
-from pymm.report import tables, tables_experiments
+from pymm.report import tables, tables_devices, tables_experiments
 from pymm.report.content import Chapter, Report, Table, Tile
 from pymm.report.export import data_of
 from pymm.report.load import Results
@@ -44,6 +44,9 @@ POWERLESS = (
 
 UNSEEN = "python benchmarks/unseen.py --csv unseen.csv"
 CALLS = "python benchmarks/calls.py --csv calls.csv"
+BLOCKED = "python benchmarks/blocked.py --csv blocked.csv"
+TUNE_DEVICES = "python benchmarks/tune_devices.py --csv tune-devices.csv"
+DISTRIBUTED = "mpirun -n 4 python -m pymm.distributed bench --suite o4 --csv distributed.csv"
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,11 @@ def _draw(results: Results, chapters: list[Chapter]) -> str:
 def measurable(results: Results) -> dict[str, bool]:
     """What a report can show, and whether this one has the rows for it."""
     found = experiments(results)
-    of_gpus = {"host time of a call": bool(results.of("calls"))}
+    of_gpus = {
+        "host time of a call": bool(results.of("calls")),
+        "several GPUs": bool(results.of("blocked")),
+    }
+    of_hosts = {"processes over MPI": bool(results.of("distributed"))}
     origins = {origin.title: any(n in found for n in origin.experiments) for origin in ORIGINS}
     return {
         f"products compared with {baseline_name(results)}": bool(results.of("classes")),
@@ -144,7 +151,7 @@ def measurable(results: Results) -> dict[str, bool]:
         "searches": bool(results.of("trials")),
         **origins,
         "untuned shapes": bool(results.of("unseen")),
-        **({} if results.device.get("cores") else of_gpus),
+        **(of_hosts if results.device.get("cores") else of_gpus),
     }
 
 
@@ -308,6 +315,46 @@ def calls(results: Results) -> Chapter:
     )
 
 
+def several(results: Results) -> Chapter:
+    """Several GPUs, and matrices larger than one."""
+    rows, searched = results.of("blocked"), results.of("tune_devices")
+    intro = (
+        "One product shared by the GPUs of a host, and products whose matrices are larger than the "
+        "memory that they may use: a block of C stays where it is while parts of A and B are "
+        "copied to it, the next ones during the multiplication of the last."
+    )
+    found = [*tables_devices.blocked(rows), tables_devices.searches_by_devices(searched)]
+    commands = [c for c, of in ((BLOCKED, rows), (TUNE_DEVICES, searched)) if of]
+    absent = () if commands or results.device.get("cores") else not_measured([BLOCKED])
+    return Chapter(
+        "several",
+        "Several GPUs, and matrices larger than one",
+        intro,
+        tables=filled(*found),
+        commands=commands,
+        not_measured=absent,
+    )
+
+
+def distributed(results: Results) -> Chapter:
+    """Products of several processes."""
+    rows = results.of("distributed")
+    intro = (
+        "C + A B of several processes, over MPI, compared with ScaLAPACK on the same blocks and "
+        "with the distribution that the experiment began with: A by groups of rows, B by groups of "
+        "columns."
+    )
+    absent = () if rows or not results.device.get("cores") else not_measured([DISTRIBUTED])
+    return Chapter(
+        "distributed",
+        "Several processes",
+        intro,
+        tables=filled(*tables_devices.distributed(rows)),
+        commands=[DISTRIBUTED] if rows else (),
+        not_measured=absent,
+    )
+
+
 def origins(results: Results) -> list[Chapter]:
     """A chapter for each of `ORIGINS`."""
     found = experiments(results)
@@ -348,4 +395,10 @@ def _tables(experiment: Experiment) -> list[Table]:
 
 #: The chapters before those of `ORIGINS`, and those after them.
 FIRST: tuple[Callable[[Results], Chapter], ...] = (glance, baseline, ladder, sizes, limits, tuning)
-LAST: tuple[Callable[[Results], Chapter], ...] = (accuracy, unseen, calls)
+LAST: tuple[Callable[[Results], Chapter], ...] = (
+    accuracy,
+    unseen,
+    calls,
+    several,
+    distributed,
+)

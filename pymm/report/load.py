@@ -39,6 +39,9 @@ KINDS: dict[str, frozenset[str]] = {
     "suites": frozenset({"suite", "step", "quantity", "name", "m", "n", "k", "outcome"}),
     "trials": frozenset({"problem", "kernel", "config", "role", "outcome"}),
     "classes": frozenset({"class", "dtype", "layout", "m", "n", "k", "kernel", "us"}),
+    "blocked": frozenset({"part", "name", "devices", "dtype", "m", "n", "k", "value", "unit"}),
+    "distributed": frozenset({"engine", "processes", "dtype", "m", "n", "k", "received"}),
+    "tune_devices": frozenset({"devices", "compilers", "trials", "rate", "busy"}),
     "unseen": frozenset({"dtype", "m", "n", "k", "chosen_us", "of_fastest"}),
     "bench": frozenset({"dtype", "m", "n", "k", "name", "seconds"}),
     "calls": frozenset({"dtype", "m", "n", "k", "arrays", "call", "us"}),
@@ -50,6 +53,8 @@ SCHEMAS = {
     "trials": results.TRIALS.number,
     "classes": results.CLASSES.number,
     "bench": results.KERNELS.number,
+    "blocked": results.BLOCKED.number,
+    "distributed": results.DISTRIBUTED.number,
 }
 
 #: The columns of each kind that a report shows; a file without one of them is reported as older.
@@ -59,6 +64,8 @@ SHOWN = {
     "classes": "config reason outcome spread rounds gflops peak cublas_us cublaslt_us ratio error "
     "rms opponent_rms power_w",
     "bench": "variant config outcome spread rounds gflops peak ratio registers shared",
+    "blocked": "outcome seconds gflops ratio bytes_in bytes_out detail",
+    "distributed": "outcome grid mean gflops speedup ratio bound error_inf detail",
 }
 
 #: Experiments that are counted in the simulator and are valid for every device.
@@ -67,12 +74,15 @@ ON_EVERY_DEVICE = ("o2-counts",)
 #: Columns of measured numbers, besides the libraries' times, which end in `_us`.
 NUMBERS = frozenset(
     "us seconds mean spread rounds repeats void gflops ratio peak error rms opponent_rms error_inf "
-    "speedup power_w registers spills shared of_fastest of_default quartile_1 quartile_3".split()
+    "speedup power_w registers spills shared of_fastest of_default quartile_1 quartile_3 "
+    "devices compilers trials rate busy twice bytes_in bytes_out bound processes panel received "
+    "planned predicted sequential fastest handed_out".split()
 )
 
 #: Columns of names, which appear in legends and titles, and the maximal length of a name.
 NAMES = frozenset(
-    "class name kernel variant suite step quantity transfer arrays call role outcome file".split()
+    "class name kernel variant suite step quantity transfer arrays call role outcome file part "
+    "unit engine product grid block mpi blas".split()
 )
 MAX_NAME = 80
 
@@ -115,6 +125,12 @@ class Row:
             )
         except (ValueError, NotImplementedError):
             return None
+
+    @property
+    def usable(self) -> bool:
+        """Whether it describes a valid product, or none at all, as copies do."""
+        copies = self.kind == "blocked" and not self.text("dtype")
+        return copies or self.problem is not None
 
     @property
     def seconds(self) -> float:
@@ -290,9 +306,9 @@ def _usable(name: str, rows: Sequence[Row], slug: str, notices: list[str]) -> It
         f"{name}: rows of another device, {other}, left out" for other in sorted(others)
     ]
     notices += few(others_notices)
-    right = [row for row in own if row.problem is not None]
+    right = [row for row in own if row.usable]
     if len(right) < len(own):
-        first = next(row.line for row in own if row.problem is None)
+        first = next(row.line for row in own if not row.usable)
         count = len(own) - len(right)
         notices.append(
             f"{name}: {count} rows describe no valid product (first line {first}), left out"

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from pymm.core.integers import ceil_div
 from pymm.measure.libraries import BASELINES, GENERAL
 from pymm.report.markup import Markup, element, identifier, tag
 from pymm.report.stats import CHOICE, Curves
@@ -329,7 +330,7 @@ def figure(
         _scales(own, lines, axes)
         drawn.legend(loc="outside lower center", ncols=columns)
 
-    height = HEIGHT + 15 * max(0, -(-len(lines) // columns) - 1)
+    height = HEIGHT + 15 * max(0, ceil_div(len(lines), columns) - 1)
     return draw(name, title, caption, plot, height)
 
 

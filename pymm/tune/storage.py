@@ -27,9 +27,11 @@ from pymm.tune.trial_log import JournalLock, repair, set_aside
 #: How the name of a shared journal file ends. Any other path is a folder.
 JOURNAL = ".journal"
 
-#: Seconds to wait for a gRPC proxy, and between two attempts to open a database whose tables
-#: another tuner is making just now.
-PROXY_SECONDS, TABLES_SECONDS = 10.0, 1.0
+#: Seconds to wait for a gRPC proxy; attempts to open a database, and seconds between two.
+PROXY_SECONDS, ATTEMPTS, ATTEMPT_SECONDS = 10.0, 4, 0.5
+
+#: Seconds that SQLite waits for another tuner that writes.
+SQLITE_SECONDS = 60.0
 
 
 class StorageError(ValueError):
@@ -78,9 +80,10 @@ def open_shared(text: str) -> Iterator[BaseStorage]:
     try:
         yield storage
     except _failures() as failure:
+        why = _first_line(failure.__cause__ or failure)
         raise StorageLost(
-            f"the storage {shown(text)} failed: {_first_line(failure)}. The run stops here; what "
-            "was measured is in the table of trials"
+            f"the storage {shown(text)} failed: {why}. The run stops here; what was measured is in "
+            "the table of trials"
         ) from None
 
 
@@ -89,13 +92,21 @@ def _connect(text: str) -> BaseStorage:
         return _shared_journal(Path(text))
     if text.startswith("grpc://"):
         return _proxy(text)
-    try:
-        return optuna.storages.get_storage(text)
-    except Exception as failure:
-        if "already exists" not in str(failure):
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return _database(text)
+        except ImportError:
             raise
-        time.sleep(TABLES_SECONDS)
-        return optuna.storages.get_storage(text)
+        except Exception:  # perhaps another tuner is making its tables just now
+            time.sleep(ATTEMPT_SECONDS)
+    return _database(text)
+
+
+def _database(text: str) -> BaseStorage:
+    options: dict[str, Any] = {"pool_pre_ping": True}  # a connection may have been closed
+    if text.startswith("sqlite"):
+        options = {"connect_args": {"timeout": SQLITE_SECONDS}}
+    return optuna.storages.get_storage(optuna.storages.RDBStorage(text, options))
 
 
 def _proxy(text: str) -> BaseStorage:

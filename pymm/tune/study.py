@@ -13,6 +13,7 @@ import os
 import time
 import uuid
 import warnings
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -104,16 +105,14 @@ class Company:
             self._study.set_user_attr(f"tuner {self.me}", self._beats)
 
     def lives(self, owner: str, number: int) -> bool:
-        """Whether the tuner that began trial `number` lives; `owner` is "" where it is about to
-        write its name.
-        """
+        """Whether the tuner `owner` lives, which began trial `number`."""
         machine, _, rest = owner.partition(":")
         if machine == self._machine and not Path("/proc", rest.partition(":")[0]).exists():
             return False
         now = time.monotonic()
         if now - self._looked >= BEAT:
             self._looked, self._numbers = now, self._study.user_attrs
-        key = owner or f"trial {number}"
+        key = owner or f"trial {number}"  # of a program that writes no name
         beat = self._numbers.get(f"tuner {owner}")
         if key not in self._seen or self._seen[key][0] != beat:
             self._seen[key] = beat, now
@@ -160,7 +159,7 @@ class Search:
         self.ranking: dict[Config, float] = {}
         self._asked: dict[int, tuple[int, int]] = {}  # number: id, index
         self._others: dict[int, int] = {}  # number: index
-        self._waiting: dict[int, tuple[int, int]] = {}  # number: id, index
+        self._queue: deque[int] = deque()
         self._settled: dict[int, int | None] = {}  # number: index of one that counts
         self._refresh(LASTING)
 
@@ -171,7 +170,7 @@ class Search:
     @property
     def queued(self) -> int:
         """How many configurations wait to be asked for."""
-        return len(self._waiting)
+        return len(self._queue)
 
     @property
     def begun(self) -> int:
@@ -183,6 +182,10 @@ class Search:
         """True if every configuration was measured or is under way."""
         return self.begun >= len(self.pool)
 
+    def update(self) -> None:
+        """Take over what other tuners have found out since the last question."""
+        self._refresh(OUTCOMES)
+
     def attend(self) -> None:
         """Show other tuners that this one lives."""
         if self.company:
@@ -190,13 +193,10 @@ class Search:
 
     def enqueue(self, configs: Iterable[Config]) -> None:
         """Have these asked for first, those that are valid and new."""
-        waiting = {index for _, index in self._waiting.values()}
         for config in configs:
             index = self._index.get(config)
-            if index is not None and index not in self.known.seconds and index not in waiting:
-                waiting.add(index)
-                trial_id, number = self._create(index, TrialState.WAITING)
-                self._waiting[number] = trial_id, index
+            if index is not None and index not in self.known.seconds and index not in self._queue:
+                self._queue.append(index)
 
     def ask(self, most: int | None = None) -> tuple[int, Config] | None:
         """The number of a new trial and its configuration; None if there is nothing left, or `most`
@@ -204,10 +204,9 @@ class Search:
         """
         self._refresh(OUTCOMES)
         while not self.exhausted and (most is None or self.begun < most):
-            if (claimed := self._from_queue() or self._chosen()) is None:
-                continue
-            number, trial_id, index = claimed
-            self._asked[number] = trial_id, index
+            index = self._queue_head()
+            index = self._chosen() if index is None else index
+            number = self._create(index)
             self._refresh(OUTCOMES)
             if self._may_have(number, index, most):
                 return number, self.configs[index]
@@ -239,53 +238,37 @@ class Search:
 
     # Trials
 
-    def _create(self, index: int, state: TrialState) -> tuple[int, int]:
-        """Make a trial; its id and its number."""
-        owned = state == TrialState.RUNNING and self.company is not None
-        attributes = {"tuner": self.company.me} if owned else {}
-        trial = _trial(self.pool, index, self._space, state, user_attrs=attributes)
+    def _create(self, index: int) -> int:
+        """Begin a trial; its number."""
+        who = {"tuner": self.company.me} if self.company else {}
+        trial = _trial(self.pool, index, self._space, TrialState.RUNNING, user_attrs=who)
         storage, study = self.study._storage, self.study._study_id
         trial_id = storage.create_new_trial(study, template_trial=trial)
-        return trial_id, storage.get_trial_number_from_id(trial_id)
+        number = storage.get_trial_number_from_id(trial_id)
+        self._asked[number] = trial_id, index
+        return number
 
-    def _from_queue(self) -> tuple[int, int, int] | None:
-        """Number, id and index of the first that waits, now of this tuner."""
-        storage = self.study._storage
-        for number in sorted(self._waiting):
-            trial_id, index = self._waiting.pop(number)
-            try:
-                taken = storage.set_trial_state_values(trial_id, TrialState.RUNNING)
-            except UpdateFinishedTrialError:
-                continue
-            if taken:
-                if self.company:
-                    storage.set_trial_user_attr(trial_id, "tuner", self.company.me)
-                return number, trial_id, index
+    def _queue_head(self) -> int | None:
+        """The index of the first that was queued and is still free."""
+        while self._queue:
+            index = self._queue.popleft()
+            if index not in self.known.seconds and index not in self.known.pending:
+                return index
         return None
 
-    def _chosen(self) -> tuple[int, int, int] | None:
-        """Number, id and index of what the strategy names; None if everything is taken."""
+    def _chosen(self) -> int:
+        """The index that the strategy names."""
         count = len(self._settled) + len(self._asked) + len(self._others)
         generator = np.random.default_rng((*self._seed, count))
-        if self.exhausted:
-            return None
-        index = self._strategy(self.pool, self.known, generator)
-        trial_id, number = self._create(index, TrialState.RUNNING)
-        return number, trial_id, index
+        return self._strategy(self.pool, self.known, generator)
 
     def _may_have(self, number: int, index: int, most: int | None) -> bool:
         """Whether a trial is the first of its configuration, and among the first `most`."""
-        queue = ((n, i) for n, (_, i) in self._waiting.items())
-        own = [(n, i) for n, (_, i) in self._asked.items() if n != number]
-        under_way = [*own, *self._others.items()]
-        if index in self.known.seconds:
+        before = {n: i for n, i in self._others.items() if n < number}
+        before |= {n: i for n, (_, i) in self._asked.items() if n < number}
+        if index in self.known.seconds or index in before.values():
             return False
-        if any(i == index and (n < number or n in self._asked) for n, i in under_way):
-            return False
-        if any(i == index and n < number for n, i in queue):
-            return False
-        before = len(self.known.seconds) + sum(n < number for n, _ in under_way)
-        return most is None or before < most
+        return most is None or len(self.known.seconds) + len(before) < most
 
     def _fail(self, number: int, outcome: str) -> None:
         """End an own trial that says nothing of its configuration."""
@@ -327,7 +310,7 @@ class Search:
         """Take over what other tuners, or an earlier run, have found out, where the outcome is one
         of `counting`; queue what dead ones had begun.
         """
-        self._waiting, self._others, dropped = {}, {}, []
+        self._others, dropped = {}, []
         for trial in self.study.get_trials(deepcopy=False):
             number = trial.number
             if number in self._settled or number in self._asked:
@@ -344,8 +327,6 @@ class Search:
                     dropped.append((number, trial._trial_id, index))
                 elif index is not None:
                     self._others[number] = index
-            elif index is not None:
-                self._waiting[number] = trial._trial_id, index
         for number, trial_id, _ in dropped:
             self._settled[number] = None
             self._end(trial_id, {"outcome": "interrupted"}, None)
@@ -355,5 +336,5 @@ class Search:
 
 
 def _parameters(trial: FrozenTrial) -> Mapping[str, int]:
-    """The parameters of a trial, also of one that an older pymm has queued."""
+    """The parameters of a trial, also of one that an older pymm had queued."""
     return trial.system_attrs.get("fixed_params") or trial.params

@@ -420,6 +420,7 @@ class Tuner:
         """
         problem, kernel, search = session.problem, session.kernel, session.search
         task = problem, kernel
+        search.update()
         if not search.ranking:
             none = "no configuration works" if len(search) else "no configuration was tried in time"
             more = "" if len(search) else ": give it a larger --budget"
@@ -445,7 +446,8 @@ class Tuner:
         """Note a problem with fewer than `FEWEST_TRIALS` trials, for the end of the run."""
         tried, valid = len(session.search), len(session.search.configs)
         most = self.options.trials or math.inf
-        if tried < min(FEWEST_TRIALS, valid, most) and not self.stop():
+        timed = self.options.budget is not None
+        if timed and tried < min(FEWEST_TRIALS, valid, most) and not self.stop():
             self.short.append(
                 f"{session.problem.slug} {session.kernel.name}: {tried} of {valid} configurations "
                 f"tried, fewer than {FEWEST_TRIALS}: the {self.options.budget:.0f} s of --budget "

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pymm.distributed.plan import (
+    WIDEST,
     Grid,
     Plan,
     Rates,
@@ -199,7 +200,8 @@ def test_rates_decide_the_panel():
     hidden = Rates(flops=1e9, bandwidth=1e9, latency=0.0, memory=1e30, overlap=1.0)
     assert choose_panel(*shape, grid, 8, rates=hidden).panel == 128
     dear = Rates(flops=1e12, bandwidth=1e9, latency=1.0, memory=1e6, overlap=1.0)
-    assert choose_panel(*shape, grid, 8, rates=dear).steps == 1
+    assert choose_panel(*shape, grid, 8, rates=dear).panel == WIDEST
+    assert choose_panel(512, 512, 300, grid, 8, rates=dear).steps == 1
     little = choose_panel(*shape, grid, 8, memory=1, rates=dear)
     assert little.panel == 128
 

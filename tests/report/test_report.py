@@ -49,13 +49,15 @@ def test_what_is_no_problem_is_refused(slug):
 
 def test_every_kind_of_file_is_known(folder):
     found = read(folder)
-    kinds = ("classes", "bench", "trials", "unseen", "calls", "suites")
-    assert all(found.of(kind) for kind in kinds) and not found.notices
+    assert all(found.of(kind) for kind in load.KINDS) and not found.notices
     assert found.files == [
+        "blocked.csv",
         "calls.csv",
         "classes.csv",
+        "distributed.csv",
         "ladder.csv",
         "suites.csv",
+        "tune-devices.csv",
         "tuning.csv",
         "unseen.csv",
         "device.json",
@@ -69,6 +71,39 @@ def test_calls_have_a_chapter_of_their_own(folder):
     (chapter,) = [c for c in report(read(folder), False).chapters if c.name == "calls"]
     (row,) = chapter.tables[0].rows
     assert [cell.text for cell in row.values()] == ["CuPy", "plan()", "2.5", "2.25", "3.5"]
+
+
+def rows_of(folder, chapter):
+    """The texts of the rows of a chapter's tables, by the names of the tables."""
+    (found,) = [c for c in report(read(folder), False).chapters if c.name == chapter]
+    return {
+        table.name: [[cell.text for cell in row.values()] for row in table.rows]
+        for table in found.tables
+    }
+
+
+def test_every_figure_of_several_gpus_has_a_line(folder):
+    assert rows_of(folder, "several") == {
+        "several-gpus": [
+            ["f32", "4000", "1", "pymm, queued", "500 ms", "0.256", "100.0%"],
+            ["f32", "4000", "2", "pymm, queued", "500 ms", "0.256", "95.0%"],
+        ],
+        "larger": [["f32", "4000", "8GB, again", "500 ms", "0.256", "75.0%", "", "", "1.50"]],
+        "links": [["GPU to GPU, ring", "2", "", "385", "GB/s"]],
+        "several-gpus-failed": [["scaling NCCL", "failed", "no PyTorch"]],
+        "tuning-gpus": [
+            ["f32", "4096", "1", "16", "100", "4", "1.00", "75%"],
+            ["f32", "4096", "2", "16", "100", "7.5", "1.88", "75%"],
+        ],
+    }
+
+
+def test_every_figure_of_several_processes_has_a_line(folder):
+    line = ["f64", "3000", "4", "pymm numpy", "2x2", "500 ms", "108", "3.25", "1.25", "1.50"]
+    assert rows_of(folder, "distributed") == {
+        "mpi": [[*line, "1.0e-15"]],
+        "mpi-failed": [["scalapack", "failed", "no library"]],
+    }
 
 
 def test_means_are_those_of_the_rows(folder):

@@ -38,7 +38,10 @@ FILES = {
     "ladder.csv": (results.KERNELS.columns, measured.ladder),
     "tuning.csv": (results.TRIALS.columns, measured.trials),
     "unseen.csv": (measured.UNSEEN, measured.unseen),
+    "blocked.csv": (results.BLOCKED.columns, measured.blocked),
     "calls.csv": (measured.CALLS, measured.calls),
+    "distributed.csv": (results.DISTRIBUTED.columns, measured.distributed),
+    "tune-devices.csv": (measured.TUNE_DEVICES, measured.tune_devices),
     "suites.csv": (results.EXPERIMENTS.columns, lambda: measured.suites(sparse=48)),
 }
 

@@ -54,6 +54,10 @@ UNSEEN = (
     "of_fastest",
     "of_default",
 )
+TUNE_DEVICES = tuple(
+    "time device driver compiler pymm commit dtype m n k devices compilers trials seconds rate "
+    "ratio busy twice".split()
+)
 CALLS = (
     "time",
     "device",
@@ -225,6 +229,49 @@ def calls(slug: str = SLUG) -> list[dict[str, object]]:
     return [common(Problem(64, 64, 64), slug) | figures]
 
 
+def blocked(slug: str = SLUG) -> list[dict[str, object]]:
+    """One GPU and two, one product larger than the memory, a copy, and a figure that is missing."""
+    rows = [
+        {"part": "links", "name": "GPU to GPU, ring", "devices": 2, "value": 385.0, "unit": "GB/s"},
+        {"part": "single", "name": "pymm, queued", "devices": 1, "ratio": 1},
+        {"part": "scaling", "name": "pymm, queued", "devices": 2, "ratio": 0.95},
+        {
+            "part": "outofcore",
+            "name": "pymm, 8GB, again",
+            "devices": 1,
+            "ratio": 0.75,
+            "value": 1.5,
+        },
+        {"part": "scaling", "name": "NCCL", "outcome": "failed", "detail": "no PyTorch"},
+    ]
+    product = common(Problem(4000, 4000, 4000), slug)
+    copies = {name: "" for name in ("dtype", "m", "n", "k")}
+    measured = {"outcome": "ok", "seconds": 0.5, "gflops": 256.0, "schema": results.BLOCKED.number}
+    return [product | measured | (copies if row["part"] == "links" else {}) | row for row in rows]
+
+
+def tune_devices(slug: str = SLUG) -> list[dict[str, object]]:
+    """The tuner on one GPU and on two."""
+    product = common(Problem(4096, 4096, 4096), slug)
+    searches = [(1, 4.0, 1.0), (2, 7.5, 1.875)]
+    return [
+        product | dict(devices=count, compilers=16, trials=100, rate=rate, ratio=ratio, busy=0.75)
+        for count, rate, ratio in searches
+    ]
+
+
+def distributed(slug: str = SLUG) -> list[dict[str, object]]:
+    """Two engines on four processes, one of which failed."""
+    product = common(Problem(3000, 3000, 3000, "f64"), slug)
+    facts = dict(processes=4, grid="2x2", mean=0.5, gflops=108.0, speedup=3.25, ratio=1.25)
+    facts |= dict(received=3e6, bound=2e6, error_inf=1e-15, schema=results.DISTRIBUTED.number)
+    engines = [("pymm", "ok", ""), ("scalapack", "failed", "no library")]
+    return [
+        product | facts | dict(engine=engine, product="numpy", outcome=outcome, detail=detail)
+        for engine, outcome, detail in engines
+    ]
+
+
 def suites(slug: str = SLUG, sparse: int = 1) -> list[dict[str, object]]:
     """Every experiment, of its shapes each `sparse`-th."""
     rows: list[dict[str, object]] = []
@@ -317,6 +364,9 @@ def folder(root: Path, slug: str = SLUG, sparse: int = 8, faster: float = 1.0) -
     write(at / "tuning.csv", results.TRIALS.columns, trials(slug))
     write(at / "unseen.csv", UNSEEN, unseen(slug))
     write(at / "calls.csv", CALLS, calls(slug))
+    write(at / "blocked.csv", results.BLOCKED.columns, blocked(slug))
+    write(at / "distributed.csv", results.DISTRIBUTED.columns, distributed(slug))
+    write(at / "tune-devices.csv", TUNE_DEVICES, tune_devices(slug))
     write(at / "suites.csv", results.EXPERIMENTS.columns, suites(slug, sparse))
     facts = {
         "slug": slug,

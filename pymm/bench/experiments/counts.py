@@ -12,6 +12,7 @@ import numpy as np
 
 from pymm.backends.base import Resources
 from pymm.core.device import Device
+from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem, stored_shapes
 from pymm.kernels import Config
 from pymm.kernels.source import Source, render
@@ -51,19 +52,19 @@ def shared_of(config: Config, problem: Problem, resources: Resources) -> int:
 def occupancy(config: Config, problem: Problem, resources: Resources, device: Device) -> Occupancy:
     """What of a device's multiprocessor the blocks of a configuration can fill."""
     threads = config.kernel.threads(config)
-    warps = -(-threads // WARP)
+    warps = ceil_div(threads, WARP)
     modern = device.capability >= (8, 0)
     limits = {
         "blocks": MOST_BLOCKS.get(device.capability, USUAL_BLOCKS),
         "threads": device.max_threads_per_sm // WARP // warps,
     }
     if resources.registers:
-        pieces = -(-resources.registers * WARP // REGISTER_PIECE)
+        pieces = ceil_div(resources.registers * WARP, REGISTER_PIECE)
         held = device.registers_per_block // (pieces * REGISTER_PIECE)
         limits["registers"] = held // WARPS_TOGETHER * WARPS_TOGETHER // warps
     shared = shared_of(config, problem, resources)
     if shared:
-        taken = -(-(shared + SYSTEM_SHARED * modern) // SHARED_PIECE) * SHARED_PIECE
+        taken = round_up(shared + SYSTEM_SHARED * modern, SHARED_PIECE)
         limits["shared memory"] = device.shared_per_sm // taken
     least = min(limits, key=limits.__getitem__)
     return Occupancy(limits[least], limits[least] * warps * WARP / device.max_threads_per_sm, least)
