@@ -106,8 +106,7 @@ TUNED, NOT_ALL, BAD_OPTIONS, NO_DEVICE, INTERRUPTED = 0, 1, 2, 3, 130
 #: duration in seconds.
 FINAL_PART, FINAL_MOST, LEAST_FINAL = 0.3, 15.0, 1.0
 
-#: Shares of the time that a problem may take until enough of its first sources are compiled.
-PATIENCE = 4
+PATIENCE = 4  # shares of the time that a problem may wait for its first compiled sources
 
 #: Seconds to compile one source (1564 sources in 293 s by 15 processes on an H200's host), and how
 #: many configurations a search begins with, at least and at most, where the time is limited.
