@@ -28,9 +28,7 @@ def start(count: int, *arguments: object) -> subprocess.CompletedProcess:
     """`count` processes of this interpreter."""
     command, settings = LAUNCHERS["openmpi"]
     words = [*command, "-n", str(count), sys.executable, *map(str, arguments)]
-    # Open MPI would put every job of at most two processes on the same first cores
-    unbound = {"PRTE_MCA_hwloc_default_binding_policy": "none"}
-    environment = os.environ | settings | unbound | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | settings | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(
         words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120
     )

@@ -102,8 +102,16 @@ def test_no_routine_for_what_is_no_symmetric_product_in_float32_or_float64():
 
 PACKAGE = Path(__file__).resolve().parents[2] / "pymm"
 
-#: Where a library is named for another reason: its arrays are arguments of a call, it is required.
-OTHER_REASONS = {"doctor.py", "runtime/arrays.py", "runtime/bind.py", "runtime/explain.py"}
+#: Where a library is named for another reason: its arrays are arguments of a call, it is required,
+#: it multiplies in the processes of a distributed product.
+OTHER_REASONS = {
+    "distributed/__main__.py",
+    "distributed/local_products.py",
+    "doctor.py",
+    "runtime/arrays.py",
+    "runtime/bind.py",
+    "runtime/explain.py",
+}
 
 
 def test_a_new_baseline_is_one_declaration():
