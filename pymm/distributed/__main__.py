@@ -129,8 +129,8 @@ def _add_product(add) -> None:
     add(
         "--product",
         default="auto",
-        choices=("auto", "numpy", "cpu", "gpu"),
-        help="what multiplies in each process (default: the GPUs if all have one, else NumPy)",
+        choices=("auto", "blas", "cpu", "gpu"),
+        help="what multiplies in each process (default: GPUs if all have one, else SciPy's BLAS)",
     )
 
 

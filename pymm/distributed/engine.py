@@ -75,10 +75,10 @@ def matmul(
     panel: elements along k that are gathered and multiplied at once, rounded up to whole blocks;
         left out, about 512. Each process needs room for two panels of a and of b.
     look_ahead: gather the next panel while one is multiplied.
-    product: what multiplies panels in each process: "numpy" (its BLAS), "cpu" (pymm's tuned
+    product: what multiplies panels in each process: "blas" (SciPy's), "cpu" (pymm's tuned
         kernel), "gpu" (pymm's tuned kernel on the GPUs of the host, taken in turn), or "auto": the
-        GPUs if every process finds one, else NumPy.
-    threads: of a process, for "numpy" and "cpu"; left out, its share of the host's cores.
+        GPUs if every process finds one, else the BLAS.
+    threads: of a process, for "blas" and "cpu"; left out, its share of the host's cores.
     traffic: what was moved is added to it.
 
     Raises on every rank the same `ValueError` (shapes, layouts, scalars, arguments that differ

@@ -1,4 +1,4 @@
-"""What multiplies a panel of A with a panel of B inside a process: NumPy's BLAS, or pymm's tuned
+"""What multiplies a panel of A with a panel of B inside a process: SciPy's BLAS, or pymm's tuned
 kernels on the CPU or on a GPU.
 
 A local product is `add` for each pair of panels, C <- alpha A B + beta C with beta = 1 after the
@@ -19,16 +19,19 @@ from pymm.api import Plan, plan
 from pymm.backends import open_device
 from pymm.backends.base import Backend
 from pymm.core.errors import NoDevice
-from pymm.distributed.communicator import MPI, everywhere, host, raise_together
+from pymm.distributed.communicator import INSTALL, MPI, everywhere, host, raise_together
 from pymm.runtime.arrays import adopt
 from pymm.runtime.transfer import TransferMode
 
-NAMES = ("auto", "numpy", "cpu", "gpu")
+try:
+    from scipy.linalg.blas import get_blas_funcs
+except ModuleNotFoundError as missing:
+    raise ImportError(f"products of distributed matrices need SciPy: {INSTALL}") from missing
 
-#: Rows and columns of C that are computed at once: the sum with what is in C then finds it in a
-#: cache. On a Xeon with NumPy's OpenBLAS, float64, k = 512, whole matrices of 1500 x 1500 took 4 %
-#: longer, pieces of 128 x 750 12 %.
-PIECE = 256, 4096
+NAMES = ("auto", "blas", "cpu", "gpu")
+
+#: Rows of C that are computed at once on a CPU: messages get on between them.
+ROWS = 1024
 
 
 def scale(c: np.ndarray, beta: float) -> None:
@@ -39,32 +42,26 @@ def scale(c: np.ndarray, beta: float) -> None:
         c *= c.dtype.type(beta)
 
 
-class NumpyProduct:
-    """By `numpy.matmul`, which cannot add to its result, in pieces that stay in a cache."""
+class BlasProduct:
+    """By SciPy's BLAS, which adds to C in place, some rows at a time. NumPy's `matmul` cannot add
+    to its result: with k = 32 the addition takes longer than the product.
+    """
 
     def __init__(self, c: np.ndarray, alpha: float, beta: float) -> None:
-        self.c, self.alpha, self.beta = c, c.dtype.type(alpha), beta
-        self._piece = np.empty(min(PIECE[0], c.shape[0]) * min(PIECE[1], c.shape[1]), c.dtype)
+        self.c, self.alpha, self.beta = c, alpha, beta
+        self._gemm = get_blas_funcs("gemm", dtype=c.dtype)
 
     def add(self, a: np.ndarray, b: np.ndarray, between: Callable[[], None]) -> None:
         """Add the product of two panels."""
-        height, width = PIECE
-        for i in range(0, self.c.shape[0], height):
-            for j in range(0, self.c.shape[1], width):
-                self._add(
-                    self.c[i : i + height, j : j + width], a[i : i + height], b[:, j : j + width]
-                )
-                between()
+        for i in range(0, self.c.shape[0], ROWS):
+            c, left = self.c[i : i + ROWS], a[i : i + ROWS]
+            if c.size:
+                # Fortran's order is that of the transposes: C^T = B^T A^T
+                done = self._gemm(self.alpha, b.T, left.T, self.beta, c.T, overwrite_c=True)
+                if not np.may_share_memory(done, c):
+                    raise ValueError(f"C has strides {c.strides}, and is to be contiguous")
+            between()
         self.beta = 1
-
-    def _add(self, c: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
-        piece = c if self.beta == 0 else self._piece[: c.size].reshape(c.shape)
-        np.matmul(a, b, out=piece)
-        if self.alpha != 1:
-            piece *= self.alpha
-        if self.beta != 0:
-            scale(c, self.beta)
-            c += piece
 
     def finish(self) -> None:
         """C is there already."""
@@ -80,9 +77,8 @@ class CpuProduct:
 
     def add(self, a: np.ndarray, b: np.ndarray, between: Callable[[], None]) -> None:
         """Add the product of two panels."""
-        rows = 4 * PIECE[0]
-        for i in range(0, self.c.shape[0], rows):
-            c, left = self.c[i : i + rows], a[i : i + rows]
+        for i in range(0, self.c.shape[0], ROWS):
+            c, left = self.c[i : i + ROWS], a[i : i + ROWS]
             if c.size:
                 self._add(c, left, b)
             between()
@@ -162,9 +158,9 @@ def _transfer(array: np.ndarray) -> str:
 class LocalProducts:
     """What computes local products in each process of a communicator, chosen once for all.
 
-    name: "numpy", "cpu", "gpu", or "auto": the GPUs if every process finds one, else NumPy.
-    threads: of a process, for "numpy" and "cpu". Left out, the cores that the processes of a host
-        may use, divided by their number, and of NumPy's BLAS not more than it is set to.
+    name: "blas", "cpu", "gpu", or "auto": the GPUs if every process finds one, else the BLAS.
+    threads: of a process, for "blas" and "cpu". Left out, the cores that the processes of a host
+        may use, divided by their number, and of the BLAS not more than it is set to.
 
     The processes of a host take its GPUs in turn. Errors are those of the communicator: every rank
     raises `ValueError` for another name and `NoDevice` if one of them finds no device.
@@ -183,7 +179,7 @@ class LocalProducts:
             self.backend, lacking = _gpu(place.rank)
         if name == "auto":
             without = communicator.allreduce(int(lacking is not None), MPI.SUM)
-            name = "numpy" if without else "gpu"
+            name = "blas" if without else "gpu"
         elif name == "gpu":
             raise_together(communicator, lacking)
         elif name == "cpu":
@@ -200,14 +196,14 @@ class LocalProducts:
             return GpuProduct(c, alpha, beta, self.backend)
         if self.name == "cpu":
             return CpuProduct(c, alpha, beta, self.threads)
-        return NumpyProduct(c, alpha, beta)
+        return BlasProduct(c, alpha, beta)
 
     @contextlib.contextmanager
     def limits(self):
-        """A `with` in which NumPy's BLAS has no more threads than are asked for."""
+        """A `with` in which the BLAS has no more threads than are asked for."""
         pools = _pools()
         set_to = [pool["num_threads"] for pool in pools.info() if pool["user_api"] == "blas"]
-        if self.name != "numpy" or max(set_to, default=1) <= self.threads:
+        if self.name != "blas" or max(set_to, default=1) <= self.threads:
             yield
         else:
             with pools.limit(limits=self.threads, user_api="blas"):

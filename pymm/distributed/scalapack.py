@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,11 +55,14 @@ def load() -> ctypes.CDLL:
 
 
 def blas(foreign: bool = True) -> str:
-    """The BLAS that ScaLAPACK calls, or NumPy's if not `foreign`, and its version: "openblas
+    """The BLAS that ScaLAPACK calls, or SciPy's if not `foreign`, and its version: "openblas
     0.3.21". "reference" for the system's unoptimised one, which no comparison should use.
     """
     found = [library for library in threadpool_info() if library["user_api"] == "blas"]
-    kept = [x for x in found if ("/numpy" not in x["filepath"]) == foreign]
+    if foreign:
+        kept = [x for x in found if not re.search("/(numpy|scipy)", x["filepath"])]
+    else:
+        kept = [x for x in found if "/scipy" in x["filepath"]]
     if not kept:
         return "reference" if foreign else ""
     return f"{kept[0]['internal_api']} {kept[0]['version'] or ''}".strip()

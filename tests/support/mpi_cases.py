@@ -113,19 +113,19 @@ def products() -> None:
     engine.REDUCED_BYTES = 500  # layers add up some blocks at a time
     for shape, grid in itertools.product(SHAPES, grids()):
         panel, look_ahead = next(panels)
-        check_product(shape, grid, panel, "numpy", look_ahead=look_ahead)
+        check_product(shape, grid, panel, "blas", look_ahead=look_ahead)
     for dtype in (np.float32, np.float64):
-        check_product(SHAPES[3], grids()[0], 30, "numpy", dtype)
+        check_product(SHAPES[3], grids()[0], 30, "blas", dtype)
     a = DistMatrix.from_root(product_layouts(6, 6, 6, 2, grids()[0])[0], np.ones((6, 6)))
     b = DistMatrix.zeros(product_layouts(6, 6, 6, 2, grids()[0])[1])
     a.local.fill(np.nan)  # alpha = 0 reads neither
-    assert not matmul(a, b, alpha=0, product="numpy").local.any()
+    assert not matmul(a, b, alpha=0, product="blas").local.any()
 
 
 def few_products() -> None:
     """Some of `products`, where messages are slow."""
     for grid, shape in itertools.product(grids()[:3], SHAPES[:4]):
-        check_product(shape, grid, 17, "numpy")
+        check_product(shape, grid, 17, "blas")
 
 
 def kernels() -> None:
@@ -146,7 +146,7 @@ def communicators() -> None:
     for _ in range(2):
         left = DistMatrix.from_root(of_a, a, half)
         right = DistMatrix.from_root(of_b, b, half)
-        whole = matmul(left, right, product="numpy").gather()
+        whole = matmul(left, right, product="blas").gather()
         if half.rank == 0:
             np.testing.assert_allclose(whole, a @ b, rtol=1e-12, atol=1e-12)
     assert left.grid is right.grid
@@ -248,7 +248,7 @@ def budget() -> None:
     tracemalloc.start()
     a = DistMatrix.generate(of_a, lambda i, j: np.cos(i) * (j + 1))
     identity = DistMatrix.generate(of_b, lambda i, j: i == j)
-    matmul(a, identity, product="numpy", panel=128).to_npy(path)
+    matmul(a, identity, product="blas", panel=128).to_npy(path)
     assert np.array_equal(DistMatrix.from_npy(path, of_a).local, a.local)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -272,7 +272,7 @@ def root_matrices() -> None:
                 alpha=2,
                 beta=0.5,
                 send=send,
-                product="numpy",
+                product="blas",
                 root=root,
                 traffic=traffic,
             )
