@@ -19,7 +19,7 @@ import numpy as np
 from pymm.core.integers import ceil_div, round_up
 from pymm.distributed.communicator import MPI, ProcessGrid, check_same, everywhere
 from pymm.distributed.layout import BlockCyclic
-from pymm.distributed.local_products import LocalProducts, scale
+from pymm.distributed.local_products import local_products, scale
 from pymm.distributed.matrix import DistMatrix
 from pymm.distributed.panels import Panels
 
@@ -86,7 +86,7 @@ def matmul(
     `MemoryError` and the errors of `pymm.matmul`.
     """
     _check(a, b, c, alpha, beta, panel, look_ahead, product, threads)
-    products = LocalProducts(a.communicator, product, threads)
+    products = local_products(a.communicator, product, threads)
     if c is None:
         c = DistMatrix._empty(_result_layout(a, b), a.local.dtype, a.communicator)
     beta = 0 if beta is None else beta

@@ -210,6 +210,19 @@ class LocalProducts:
                 yield
 
 
+def local_products(communicator: MPI.Comm, name: str, threads: int | None = None) -> LocalProducts:
+    """`LocalProducts` of a communicator, made at the first call. Collective."""
+    made = communicator.Get_attr(_made)
+    if made is None:
+        communicator.Set_attr(_made, made := {})
+    if (name, threads) not in made:
+        made[name, threads] = LocalProducts(communicator, name, threads)
+    return made[name, threads]
+
+
+_made = MPI.Comm.Create_keyval()
+
+
 @lru_cache(maxsize=1)
 def _pools() -> ThreadpoolController:
     return ThreadpoolController()

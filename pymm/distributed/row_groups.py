@@ -26,7 +26,7 @@ from pymm.distributed.communicator import (
 from pymm.distributed.datatypes import checked_dtype
 from pymm.distributed.engine import Traffic, check_scalars
 from pymm.distributed.layout import BlockCyclic
-from pymm.distributed.local_products import LocalProducts, scale
+from pymm.distributed.local_products import local_products, scale
 from pymm.distributed.matrix import check_root, gather, scatter
 
 #: Elements of one broadcast at most: counts of MPI have 32 bits before version 4.
@@ -72,7 +72,7 @@ def matmul_from_root(
     with everywhere(communicator):
         layout = BlockCyclic((m, n), block, grid)
     places = process_grid(communicator, (*layout.grid, 1))
-    products = LocalProducts(communicator, product, threads)
+    products = local_products(communicator, product, threads)
     traffic = Traffic() if traffic is None else traffic
     local = np.empty(layout.local_shape(places.p, places.q), dtype)
     if beta:
