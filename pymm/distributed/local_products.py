@@ -158,7 +158,8 @@ def _transfer(array: np.ndarray) -> str:
 class LocalProducts:
     """What computes local products in each process of a communicator, chosen once for all.
 
-    name: "blas", "cpu", "gpu", or "auto": the GPUs if every process finds one, else the BLAS.
+    name: "blas", "cpu", "gpu", or "auto": the GPUs if every process finds a real one, else
+        the BLAS.
     threads: of a process, for "blas" and "cpu". Left out, the cores that the processes of a host
         may use, divided by their number, and of the BLAS not more than it is set to.
 
@@ -178,6 +179,8 @@ class LocalProducts:
         if name in ("auto", "gpu"):
             self.backend, lacking = _gpu(place.rank)
         if name == "auto":
+            if self.backend is not None and not self.backend.device.times_are_real:
+                lacking = NoDevice("a simulated GPU is taken only by its name")
             without = communicator.allreduce(int(lacking is not None), MPI.SUM)
             name = "blas" if without else "gpu"
         elif name == "gpu":

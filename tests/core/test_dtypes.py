@@ -29,6 +29,10 @@ REASONS = {
         "report/plots/experiments.py",
     ),
     "what the CPU's kernels compute": ("backends/cpu/backend.py", "backends/cpu/device.py"),
+    "what MPI and ScaLAPACK move and multiply": (
+        "distributed/__main__.py",
+        "distributed/bench.py",
+    ),
     "a model that was fitted to these": ("selection/cost_model.py",),
     "a routine or a word of a library": ("measure/cublas.py", "measure/triton_gemm.py"),
 }

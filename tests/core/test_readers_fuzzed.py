@@ -31,7 +31,8 @@ from pymm.measure import results as schemas
 from pymm.report import chapters, compare, export, html, load, markdown, verify
 from pymm.report.export import data_of
 from pymm.selection import store
-from pymm.tune import study, trial_log
+from pymm.tune import storage as studies
+from pymm.tune import trial_log
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -146,8 +147,8 @@ def report_file(path: Path) -> None:
 
 
 def a_study(path: Path) -> None:
-    with study.open_storage(path) as storage:
-        found = study.open_study(storage, "f32", {"source": "abc", "driver": "580"})
+    with studies.open_storage(path) as storage:
+        found = studies.open_study(storage, "f32", {"source": "abc", "driver": "580"})
         for _ in range(3):
             trial = found.ask()
             found.tell(trial, trial.suggest_int("MB", 1, 9) * 1e-3)
@@ -175,8 +176,8 @@ def compared(path: Path) -> None:
 def resumed(path: Path) -> None:
     """A damaged journal is kept under another name, which is said."""
     said: list[str] = []
-    with study.open_storage(path, said.append) as storage:
-        study.open_study(storage, "f32", {"source": "abc", "driver": "580"})
+    with studies.open_storage(path, said.append) as storage:
+        studies.open_study(storage, "f32", {"source": "abc", "driver": "580"})
     assert len(said) <= 1 and all(str(path) in line and "kept as" in line for line in said)
 
 

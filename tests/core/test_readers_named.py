@@ -15,7 +15,7 @@ from pymm.bench import classes
 from pymm.core import shapes
 from pymm.measure import results
 from pymm.report import main
-from pymm.tune import study
+from pymm.tune import storage as studies
 
 DEEP = "[" * 100_000
 DIGITS = "9" * 400
@@ -127,8 +127,8 @@ def test_a_journal_of_other_lines_is_no_traceback(tmp_path, entry):
     path = tmp_path / "studies.log"
     path.write_text(f"{entry}\n" * 3)
     with pytest.warns(UserWarning, match="studies.log cannot be used"):
-        with study.open_storage(path) as storage:
-            study.open_study(storage, "f32", {})
+        with studies.open_storage(path) as storage:
+            studies.open_study(storage, "f32", {})
     assert path.with_name("studies.log.damaged").read_text() == f"{entry}\n" * 3
 
 
@@ -137,13 +137,13 @@ def test_a_journal_of_other_lines_is_no_traceback(tmp_path, entry):
 )
 def test_an_entry_that_cannot_be_replayed_is_named(tmp_path, entry):
     path = tmp_path / "studies.log"
-    with study.open_storage(path) as storage:
-        study.open_study(storage, "f32", {})
+    with studies.open_storage(path) as storage:
+        studies.open_study(storage, "f32", {})
     before = path.read_text()
     path.write_text(f"{before}{entry}\n{before}")
     line = before.count("\n") + 1
     with pytest.warns(UserWarning, match=f"line {line} is no entry of a study"):
-        with study.open_storage(path):
+        with studies.open_storage(path):
             pass
     kept = path.with_name("studies.log.damaged")
     assert kept.read_text() == f"{before}{entry}\n{before}", "nothing of it is lost"

@@ -149,7 +149,11 @@ def test_explain_needs_no_mpi():
 def test_the_demo_runs_a_command_that_exists():
     """What `make mpi-demo` would run, with the options of today."""
     told = subprocess.run(
-        ["make", "-n", "mpi-demo"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["make", "--no-print-directory", "-n", "mpi-demo"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     words = shlex.split(told.stdout.replace("\\\n", " "))
     options = parser().parse_args(words[words.index("pymm.distributed") + 1 :])

@@ -299,7 +299,7 @@ def arguments() -> None:
     refused(ValueError, "shapes do not match", matmul, b, a)
     refused(ValueError, "beta = 2 is the factor of c", matmul, a, b, beta=2)
     refused(ValueError, "panel is 1 or more", matmul, a, b, panel=0)
-    refused(ValueError, "'blas' is none of auto", matmul, a, b, product="blas")
+    refused(ValueError, "'magic' is none of auto", matmul, a, b, product="magic")
     refused(ValueError, "threads is 1 or more", matmul, a, b, threads=0)
     refused(TypeError, "alpha is a real number", matmul, a, b, alpha=1j)
     refused(TypeError, "b is a DistMatrix; got ndarray", matmul, a, b.local)
