@@ -111,7 +111,7 @@ def _bench(commands) -> argparse.ArgumentParser:
     add("--grid", type=_grid, help="2x2 or 2x2x2 (default: the least predicted time of PxQ)")
     add("--panel", type=_positive, help="elements of k at a time (default: by the plan)")
     add("--sequential-to", type=int, default=5000, metavar="N", help=_SEQUENTIAL)
-    add("--repeats", type=_positive, default=3, help="runs of each (default: %(default)s)")
+    add("--repeats", type=_positive, default=3, help=_REPEATS)
     add("--time-limit", type=float, default=math.inf, metavar="SECONDS", help=_LIMIT)
     add("--csv", type=Path, metavar="FILE", help="file to append to (default: only the table)")
     add("--commit", metavar="ID", help="what rows say of pymm's commit (default: the checkout's)")
@@ -132,6 +132,9 @@ def _add_product(add) -> None:
         choices=("auto", "blas", "cpu", "gpu"),
         help="what multiplies in each process (default: GPUs if all have one, else SciPy's BLAS)",
     )
+
+
+_REPEATS = "least number of runs of each, up to 25 if they are short (default: %(default)s)"
 
 
 def _calibrate(commands) -> argparse.ArgumentParser:

@@ -52,6 +52,10 @@ WARM = 256
 
 DTYPES = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
 
+#: A short product runs more often than it is asked to, until its runs took this many seconds or
+#: there are this many of them: with more processes than cores single runs are several times slower.
+ENOUGH_S, MOST_RUNS = 1.0, 25
+
 #: Seconds between two looks of a process that waits for others without using its core.
 NAP = 0.002
 
@@ -172,12 +176,12 @@ def _cells(row: dict[str, object]) -> list[str]:
     """One row as the table shows it. An error that is not 0 never reads 0."""
     product = f"{row['m']}x{row['n']}x{row['k']}"
     head = [product, str(row["processes"]), str(row["grid"]), str(row["engine"])]
-    if not row.get("mean"):
+    if not row.get("seconds"):
         return [*head, str(row["outcome"]), "", "", ""]
     speedup = f"{row['speedup']:.2f}" if row["speedup"] else "-"
     error = f"{row['error_inf']:.1e}" if row["error_inf"] else "0"
     rate = significant(float(row["gflops"]))
-    return [*head, duration(float(row["mean"])), rate, speedup, error]
+    return [*head, duration(float(row["seconds"])), rate, speedup, error]
 
 
 def _measured(order: Order) -> set[tuple[int, ...]]:
@@ -206,10 +210,10 @@ def _wait(communicator: MPI.Comm) -> None:
 
 
 def _alone(communicator: MPI.Comm, order: Order, shape: Shape, threads: int) -> float:
-    """Mean seconds of rank 0 alone, with the threads that it has beside the others, who sleep; 0
+    """Median seconds of rank 0 alone, with the threads that it has beside the others, who sleep; 0
     for a product that is too large for it.
     """
-    mean = 0.0
+    median = 0.0
     if communicator.rank == 0 and max(shape) <= order.sequential_to:
         m, n, k = shape
         dtype = DTYPES[order.dtype]
@@ -227,9 +231,9 @@ def _alone(communicator: MPI.Comm, order: Order, shape: Shape, threads: int) -> 
                 local.add(a[small], b, lambda: None)
                 local.finish()
                 times.append(time.perf_counter() - begun)
-        mean = float(np.mean(times[1:]))
+        median = float(np.median(times[1:]))
     _wait(communicator)
-    return communicator.bcast(mean)
+    return communicator.bcast(median)
 
 
 # All processes
@@ -303,21 +307,27 @@ class _Products:
         with self._engines() as (calls, missing):
             found = {name: self._first(call) for name, call in calls.items()}
             times: dict[str, list[float]] = {name: [] for name in calls}
-            for _ in range(self.order.repeats):
+            while not self._enough(times):
                 for name, call in calls.items():
                     times[name].append(self._seconds(call))
         if self.team.rank:
             return []
-        means = {name: float(np.mean(taken)) for name, taken in times.items()}
+        medians = {name: float(np.median(taken)) for name, taken in times.items()}
         made = []
         for name in self.order.engines:
             row = self._common(name)
             if name in missing:
                 row |= {"outcome": "missing", "detail": one_line(missing[name])}
             else:
-                row |= found[name] | self._figures(times[name], means, name, alone)
+                row |= found[name] | self._figures(times[name], medians, name, alone)
             made.append(row)
         return made
+
+    def _enough(self, times: dict[str, list[float]]) -> bool:
+        """Whether every engine ran often enough: the same on all ranks, as the times are."""
+        least = min(sum(taken) for taken in times.values())
+        runs = min(len(taken) for taken in times.values())
+        return runs >= self.order.repeats and (least >= ENOUGH_S or runs >= MOST_RUNS)
 
     @contextmanager
     def _engines(self) -> Iterator[tuple[dict[str, Callable], dict[str, str]]]:
@@ -440,19 +450,19 @@ class _Products:
         }
 
     def _figures(
-        self, taken: list[float], means: dict[str, float], name: str, alone: float
+        self, taken: list[float], medians: dict[str, float], name: str, alone: float
     ) -> dict[str, object]:
         m, n, k = self.shape
-        mean = means[name]
+        seconds = medians[name]
         row = {
             "repeats": len(taken),
-            "seconds": float(np.median(taken)),
-            "mean": mean,
+            "seconds": seconds,
+            "mean": float(np.mean(taken)),
             "fastest": min(taken),
-            "gflops": 2e-9 * m * n * k / mean,
+            "gflops": 2e-9 * m * n * k / seconds,
             "sequential": alone or "",
-            "speedup": alone / mean if alone else "",
-            "ratio": means["scalapack"] / mean if "scalapack" in means else "",
+            "speedup": alone / seconds if alone else "",
+            "ratio": medians["scalapack"] / seconds if "scalapack" in medians else "",
         }
         if name == "scalapack":
             row["received"] = ""  # it does not say
