@@ -296,6 +296,7 @@ def _run_simulate(options: argparse.Namespace) -> int:
         plans = simgrid.against(options.against, DTYPES, lambda *key: _measured(options, *key))
     commit_id = commit() if options.commit is None else options.commit
     for plan, real in plans:
+        print(f"{simgrid.messages(plan)} messages, twice", flush=True)
         done = simgrid.replay(plan)
         row = done.row(real["dtype"] if real else options.dtype, commit_id)
         print(done.describe(), flush=True)

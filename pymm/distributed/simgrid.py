@@ -101,6 +101,12 @@ class Replay:
         }
 
 
+def messages(plan: Plan) -> int:
+    """How many a replay has, at most: 100000 take about a minute."""
+    grid = plan.grid
+    return grid.size * (plan.steps * (grid.p + grid.q - 2) + grid.r - 1)
+
+
 def replay(plan: Plan) -> Replay:
     """Run the plan without and with look-ahead. `NoSimGrid` where that cannot be."""
     work = work_of(plan)
@@ -134,8 +140,8 @@ def _run(work: dict[str, object]) -> dict:
         raise
     if done.returncode:
         check()
-        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-        raise RuntimeError(f"SimGrid failed: {lines[-1]}")
+        said = [line for line in done.stderr.splitlines() if line and "/INFO]" not in line]
+        raise RuntimeError(f"SimGrid ended with status {done.returncode}: {''.join(said[-1:])}")
     return json.loads(done.stdout)
 
 
