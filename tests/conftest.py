@@ -51,6 +51,7 @@ SANITIZERS = all(
     for _found in (_library(name) for name in ("libasan.so", "libubsan.so", "libtsan.so"))
 )
 SCALAPACK = bool(find_library("scalapack-openmpi"))  # of Debian and Ubuntu
+SIMGRID = any(Path("/usr/lib/python3/dist-packages").glob("simgrid*"))  # of the same
 MPIS = {name: _mpi_found(name) for name in ("mpi", "mpich")}
 ON_GPU = os.environ.get("PYMM_TEST_GPU") == "1"
 
@@ -113,8 +114,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what this machine is not asked to run or cannot; pytest reports how many. What
     takes longest comes first.
-    Continuous integration has to have a browser, the sanitizers, both MPI libraries and
-    ScaLAPACK.
+    Continuous integration has to have a browser, the sanitizers, both MPI libraries,
+    ScaLAPACK and SimGrid.
     """
     unwanted = ["simulator" if ON_GPU else "gpu"]
     if not BROWSER and not os.environ.get("CI"):
@@ -124,6 +125,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not os.environ.get("CI"):
         unwanted += [mark for mark, found in MPIS.items() if not found]
         unwanted += [] if SCALAPACK else ["scalapack"]
+        unwanted += [] if SIMGRID else ["simgrid"]
     left_out = [item for item in items if any(map(item.get_closest_marker, unwanted))]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -134,7 +136,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_report_header() -> list[str]:
     """Where the CUDA kernels run, what looks at the pages of reports and at our own C++, and
-    which MPI libraries there are.
+    which MPI libraries and simulator of networks there are.
     """
     kernels = "on the GPU" if ON_GPU else "in the simulator"
     looked = f"in {BROWSER}" if BROWSER else "NOT LOOKED AT, no Chromium: apt install chromium"
@@ -144,6 +146,7 @@ def pytest_report_header() -> list[str]:
     under += (
         "" if SCALAPACK else ", NOT COMPARED WITH SCALAPACK: apt install libscalapack-openmpi2.2"
     )
+    under += "" if SIMGRID else ", NOT REPLAYED: apt install python3-simgrid"
     return [
         f"CUDA kernels: {kernels}",
         f"pages of reports: {looked}",

@@ -51,14 +51,15 @@ LAYERS = {
     "show_configs": "core console backends selection",
 }
 
-#: Libraries compared with where a user has them; nothing asks for them.
-BASELINES = {"cupy", "torch", "triton"}
+#: Libraries used or compared with where a user has them; nothing asks for them.
+BASELINES = {"cupy", "simgrid", "torch", "triton"}
 
 #: What may be imported only in some places: elsewhere everything runs and is tested without it.
 PLACES = {
     "pycuda": ("backends.cuda", "simulator"),
     "ctypes": ("backends", "simulator", "doctor", "measure.cublas", "distributed.scalapack"),
-    "subprocess": ("backends", "simulator", "doctor"),
+    "subprocess": ("backends", "simulator", "doctor", "distributed.simgrid"),
+    "simgrid": ("distributed.simgrid_replay",),
     "optuna": ("tune",),
     "mpi4py": ("distributed",),
     "yaml": ("selection.store",),

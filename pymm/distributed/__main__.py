@@ -1,4 +1,4 @@
-"""`python -m pymm.distributed`: bench, calibrate and explain."""
+"""`python -m pymm.distributed`: bench, calibrate, explain and simulate."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import re
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pymm.core.files import commit
 from pymm.core.shapes import parse_shapes
 from pymm.distributed import calibrate
-from pymm.distributed.plan import Grid, Rates, choose_grid
+from pymm.distributed.plan import Grid, Plan, Rates, choose_grid, choose_panel
 
 EXAMPLES = """\
 examples:
@@ -30,6 +31,11 @@ examples:
       measure what the processes here can do, for plans
   python -m pymm.distributed explain 10000 10000 128 -p 16
       grid, words that a process receives, lower bound and predicted time, without MPI
+  python -m pymm.distributed simulate 262144 262144 262144 -p 256 --panel 8192 \\
+      --rates flops=50e12,bandwidth=45e9,latency=5e-6,memory=4e12,overlap=1 --csv simulated.csv
+      the same plan step by step in SimGrid, on more processes than there are
+  python -m pymm.distributed simulate --against distributed.csv --csv simulated.csv
+      the products that bench measured, with the rates of calibrate, and how far off that is
 
 exit status: 0 everything measured is right, 1 something is wrong, or was left out for want of time,
 2 bad options
@@ -88,7 +94,12 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = read.add_subparsers(metavar="COMMAND", required=True)
-    for add, run in ((_bench, _run_bench), (_calibrate, _run_calibrate), (_explain, _run_explain)):
+    for add, run in (
+        (_bench, _run_bench),
+        (_calibrate, _run_calibrate),
+        (_explain, _run_explain),
+        (_simulate, _run_simulate),
+    ):
         command = add(commands)
         command.formatter_class = argparse.RawDescriptionHelpFormatter
         command.epilog = EXAMPLES
@@ -153,6 +164,36 @@ def _explain(commands) -> argparse.ArgumentParser:
     add("--memory", type=_size, default=math.inf, metavar="8GB", help="of a process, at most")
     _add_product(add)
     return command
+
+
+def _simulate(commands) -> argparse.ArgumentParser:
+    command = commands.add_parser("simulate", help="replay plans in SimGrid, of any size")
+    add = command.add_argument
+    add("shape", type=int, nargs="*", metavar="M N K", help="unless --against")
+    add("-p", "--processes", type=_positive, help="how many there are (default: those of --grid)")
+    add("--grid", type=_grid, help="16x16 or 16x16x2 (default: the least predicted time)")
+    add("--panel", type=_positive, help="elements of k at a time (default: by the plan)")
+    add("--calibrated", type=_positive, metavar="N", help=_CALIBRATED)
+    add("--rates", type=_rates, default={}, metavar="NAME=VALUE,...", help=_RATES)
+    add("--against", type=Path, metavar="FILE", help="of bench: simulate what it measured")
+    add("--csv", type=Path, metavar="FILE", help="file to append to (default: only the text)")
+    add("--commit", metavar="ID", help="what rows say of pymm's commit (default: the checkout's)")
+    _add_product(add)
+    return command
+
+
+_CALIBRATED = "rates that calibrate measured with N processes (default: as many as simulated)"
+_RATES = "flops, bandwidth, latency, memory, overlap: in place of those, per second and in seconds"
+
+
+def _rates(text: str) -> dict[str, float]:
+    try:
+        pairs = [part.split("=") for part in text.split(",")]
+        given = {name: float(value) for name, value in pairs}
+        Rates(**given)
+    except (TypeError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+    return given
 
 
 def _positive(text: str) -> int:
@@ -242,6 +283,72 @@ def _run_explain(options: argparse.Namespace) -> int:
     print(f"\nrates of a process: {told}")
     print(calibrate.describe(rates or Rates()))
     return 0
+
+
+def _run_simulate(options: argparse.Namespace) -> int:
+    from pymm.distributed import simgrid
+
+    simgrid.check()
+    if options.csv is not None:
+        simgrid.SIMULATED.begun(options.csv)
+    if options.against is None:
+        plans = [(_plan_of(options), None)]
+    elif options.shape or options.processes or options.grid or options.panel:
+        raise ValueError("--against has products, grids and panels: give it alone")
+    else:
+        plans = simgrid.against(options.against, DTYPES, lambda *key: _measured(options, *key))
+    commit_id = commit() if options.commit is None else options.commit
+    for plan, real in plans:
+        print(f"{simgrid.messages(plan)} messages, twice", flush=True)
+        done = simgrid.replay(plan)
+        row = done.row(real["dtype"] if real else options.dtype, commit_id)
+        print(done.describe(), flush=True)
+        if real:
+            measured = float(real["seconds"])
+            ratio = done.simulated / measured
+            row |= {"device": real["device"], "measured": measured, "ratio": ratio}
+            print(f"measured              {measured:.4g} s, simulated / measured {ratio:.3f}")
+        if options.csv is not None:
+            simgrid.SIMULATED.append(options.csv, [row])
+    return 0
+
+
+def _plan_of(options: argparse.Namespace) -> Plan:
+    """What the options of `simulate` ask for."""
+    if len(options.shape) != 3:
+        raise ValueError("give the extents M N K, or --against FILE")
+    count = options.processes or (options.grid and options.grid.size)
+    if count is None:
+        raise ValueError("give -p, the number of processes, or --grid")
+    if options.grid and options.grid.size > count:
+        raise ValueError(f"--grid {options.grid} takes {options.grid.size} processes, not {count}")
+    key = calibrate.key_of(options.calibrated or count, options.product, options.dtype)
+    rates = calibrate.kept(calibrate.path_of_rates(), key)
+    if rates is None and options.calibrated:
+        raise ValueError(_UNMEASURED.format(options.calibrated, options.product, options.dtype))
+    rates = replace(rates or Rates(), **options.rates)
+    given = {"itemsize": DTYPES[options.dtype], "rates": rates, "block": options.block}
+    if options.grid:
+        plan = choose_panel(*options.shape, options.grid, **given)
+    else:
+        plan = choose_grid(*options.shape, count, **given)
+    return replace(plan, panel=options.panel or plan.panel)
+
+
+_UNMEASURED = (
+    "there are no rates of {0} processes: mpirun -n {0} python -m pymm.distributed calibrate "
+    "--product {1} --dtype {2}"
+)
+
+
+def _measured(options: argparse.Namespace, count: int, dtype: str) -> Rates:
+    """The rates for a row of `bench`."""
+    count = options.calibrated or count
+    key = calibrate.key_of(count, options.product, dtype)
+    rates = calibrate.kept(calibrate.path_of_rates(), key)
+    if rates is None:
+        raise ValueError(_UNMEASURED.format(count, options.product, dtype))
+    return replace(rates, **options.rates)
 
 
 if __name__ == "__main__":
