@@ -2,12 +2,24 @@
 
 `pymm.matmul(a, b)` multiplies, `pymm.plan` multiplies many times, `pymm.explain` says what would
 run and why, `pymm.configs` lists what is tuned; `pymm.syrk(a)` multiplies a matrix by its
-transpose. `python -m pymm.tune` tunes, `python -m pymm.doctor` says what this machine lacks.
+transpose, `pymm.grouped` the matrices of two lists. `python -m pymm.tune` tunes, `python -m
+pymm.doctor` says what this machine lacks.
 """
 
 __version__ = "0.1.0"
 
-from pymm.api import Plan, Tuned, configs, explain, explain_syrk, matmul, plan, plan_syrk, syrk
+from pymm.api import (
+    Plan,
+    Tuned,
+    configs,
+    explain,
+    explain_syrk,
+    grouped,
+    matmul,
+    plan,
+    plan_syrk,
+    syrk,
+)
 from pymm.blocked.sharded import ShardedMatrix, scatter
 from pymm.core.errors import CompileFailed, LaunchFailed, NoDevice
 from pymm.runtime.explain import Explanation
@@ -25,6 +37,7 @@ __all__ = [
     "explain",
     "explain_syrk",
     "freeze",
+    "grouped",
     "matmul",
     "plan",
     "plan_syrk",

@@ -1,9 +1,10 @@
-"""The public functions: `matmul` and `syrk` multiply, `plan` and `plan_syrk` prepare a product
-that is computed many times, `configs` lists what is tuned.
+"""The public functions: `matmul`, `syrk` and `grouped` multiply, `plan` and `plan_syrk` prepare a
+product that is computed many times, `configs` lists what is tuned.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from pymm.runtime.arguments import Call, MatmulOptions, Options, SyrkOptions
 from pymm.runtime.arrays import adopt, result_maker
 from pymm.runtime.bind import Binding, executable, find_backend, open_backend, prepare
 from pymm.runtime.explain import Explanation, explain_call, shape_adopter
+from pymm.runtime.grouped import checked_calls, multiply_grouped
 from pymm.runtime.launch_cache import Arguments, Key, cache
 from pymm.selection.choose import reload, tuned_directory
 from pymm.selection.records import Environment, Record
@@ -136,6 +138,59 @@ def matmul(
         device_memory=device_memory,
     )
     return _multiply(options, key, Arguments(a, b, out, c, given))
+
+
+def grouped(
+    a: Sequence[Any],
+    b: Sequence[Any],
+    /,
+    out: Sequence[Any] | None = None,
+    *,
+    alpha: float = 1,
+    trans_a: bool | str = False,
+    trans_b: bool | str = False,
+    dtype: Any = None,
+    casting: str = "same_kind",
+    precision: str = "ieee",
+    out_dtype: Any = None,
+    stream: Any = None,
+    device: Any = None,
+) -> list[Any]:
+    """The products `alpha op(a[i]) op(b[i])` of two lists of matrices, which may all differ in
+    size: a list of results, each as `pymm.matmul` returns it.
+
+    float32 and float64 arrays of a GPU are multiplied in one launch for each 60 products of one
+    type on one stream, whatever their layouts; a stack counts as so many products. Other types,
+    arrays that must be copied, and NumPy arrays are multiplied one after the other. The launch has
+    one tile for all its products, chosen for their sizes; nothing about it is tuned. It is meant
+    for many small products: a product that fills the GPU by itself is faster with `pymm.matmul`.
+
+    out: list of arrays to write to. None of them may overlap an array of another product, for the
+        products have no order.
+
+    All other arguments are those of `pymm.matmul`, for all products. Raises what that does, and
+    the message names the product; `TypeError` for what is no list or tuple, and for products of
+    NumPy arrays beside others of a GPU's; `ValueError` for lists of different lengths, arrays of
+    different devices, and results that overlap. Nothing is written then.
+    """
+    options = MatmulOptions(
+        alpha=alpha,
+        trans_a=trans_a,
+        trans_b=trans_b,
+        dtype=dtype,
+        casting=casting,
+        precision=precision,
+        out_dtype=out_dtype,
+        stream=stream,
+        device=device,
+    )
+    calls, backend = checked_calls(options, (a, b, out))
+    if not calls:
+        return []
+    if not calls[0].on_host:
+        return multiply_grouped(options, calls, backend)
+    given = zip(a, b, out or [None] * len(a), strict=True)
+    return [_multiply(options, None, Arguments(x, y, z, None, ())) for x, y, z in given]
 
 
 def _multiply_sharded(a: Any, b: Any, out: Any, c: Any, given: dict[str, Any]) -> ShardedMatrix:

@@ -64,8 +64,8 @@ def project_nvcc() -> Nvcc:
 
 @dataclass(frozen=True, order=True)
 class Row:
-    """What one source became on one architecture: registers and static shared memory of its entry
-    `gemm`, spilled bytes of all its functions.
+    """What one source became on one architecture: registers and static shared memory of its entry,
+    spilled bytes of all its functions.
     """
 
     nvcc: str
@@ -125,14 +125,14 @@ def compile_source(nvcc: Nvcc, source: Source) -> list[Row]:
     printed = done.stdout + done.stderr
     if done.returncode or "warning" in printed or re.search(r"\bC75\d\d\b", printed):
         raise NotCompiled(printed)
-    rows = _parse(nvcc.version, digest(nvcc.version, source), printed)
+    rows = _parse(nvcc.version, digest(nvcc.version, source), printed, source.entry)
     if [row.gpu for row in rows] != [gpu for gpus in _targets(source).values() for gpu in gpus]:
         raise NotCompiled(printed)
     return rows
 
 
-def _parse(version: str, key: str, printed: str) -> list[Row]:
-    """The rows that nvcc's output with -Xptxas=-v tells of."""
+def _parse(version: str, key: str, printed: str, kernel: str) -> list[Row]:
+    """The rows that nvcc's output with -Xptxas=-v tells of a source whose entry is `kernel`."""
     spilled: dict[str, int] = {}
     used: dict[str, tuple[int, int]] = {}
     entry = gpu = ""
@@ -141,7 +141,7 @@ def _parse(version: str, key: str, printed: str) -> list[Row]:
             entry, gpu = found["entry"], found["gpu"]
         elif found["stores"]:
             spilled[gpu] = spilled.get(gpu, 0) + int(found["stores"]) + int(found["loads"])
-        elif entry == "gemm":
+        elif entry == kernel:
             used[gpu] = int(found["registers"]), int(found["shared"] or 0)
     return [
         Row(version, key, gpu, registers, spilled[gpu], shared)

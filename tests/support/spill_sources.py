@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from pymm.core.device import Device
 from pymm.core.problem import Problem
-from pymm.kernels import KERNELS, Config, parse_slug
+from pymm.kernels import KERNELS, Config, grouped, parse_slug
 from pymm.kernels.source import Source, render
 from pymm.selection import store
 
@@ -85,7 +85,7 @@ def shipped_sample() -> Iterator[tuple[Config, Problem]]:
 
 def sources() -> dict[str, Source]:
     """What to compile, by name: every default, whole tiles by rows and partial ones by columns; a
-    sample of the shipped records; the tight ones. No source twice.
+    sample of the shipped records; the tight ones; those of grouped products. No source twice.
     """
     wanted = []
     for kernel in CUDA:
@@ -106,4 +106,8 @@ def sources() -> dict[str, Source]:
     for config, problem in wanted:
         source = render(config, problem)
         named.setdefault(source.key, (f"{config.slug}-{problem.slug}", source))
+    for config in grouped.configs():
+        for dtype in grouped.TYPES:
+            source = grouped.render_grouped(config, dtype)
+            named[source.key] = f"grouped-{config.slug}-{dtype}", source
     return dict(named.values())

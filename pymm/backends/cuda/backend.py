@@ -20,6 +20,7 @@ from pymm.backends.cuda.context import Contexts, active, failure, working
 from pymm.backends.cuda.copies import HostCopies
 from pymm.backends.cuda.driver import Driver, DriverError, relaxed_capture
 from pymm.backends.cuda.executable import CudaExecutable
+from pymm.backends.cuda.grouped import GroupedExecutable
 from pymm.backends.cuda.queues import CudaMark, CudaQueue, reach
 from pymm.backends.cuda.scratch import Captures, Scratch, StreamPlace, size_of
 from pymm.backends.cuda.timing import timed
@@ -29,7 +30,7 @@ from pymm.backends.telemetry import read_telemetry
 from pymm.core.device import Device
 from pymm.core.integers import round_up
 from pymm.core.problem import Problem
-from pymm.kernels import Config
+from pymm.kernels import Config, grouped
 from pymm.kernels.source import Source
 
 #: Pitched rows start at multiples of this many bytes: a cache line.
@@ -118,6 +119,8 @@ class CudaBackend(Backend):
 
     def load(self, source: Source) -> CudaExecutable:
         common = (source, self.compiler, self._contexts, self._driver, self._most_blocks)
+        if source.entry == grouped.ENTRY:
+            return GroupedExecutable(*common, self._scratch)
         if source.config.kernel.tma:
             return MappedExecutable(*common, self._padding, self.device)
         return CudaExecutable(*common, self._scratch)

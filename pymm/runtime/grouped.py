@@ -1,0 +1,168 @@
+"""Products of lists of matrices: those that one kernel computes together are one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from pymm.backends.base import Backend, Matrix
+from pymm.core.problem import Problem
+from pymm.kernels.grouped import TYPES, choose_config, render_grouped
+from pymm.runtime.arguments import Call, MatmulOptions
+from pymm.runtime.arrays import Operand
+from pymm.runtime.bind import find_backend, find_product, find_route, prepare
+from pymm.runtime.layout import MatrixOffset, Product
+from pymm.runtime.transfer import PlacedOperands
+
+Step = Callable[[], None]
+
+#: A product and its matrices A, B and C.
+Member = tuple[Problem, Matrix, Matrix, Matrix]
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A product of the list that is part of a common launch."""
+
+    call: Call
+    product: Product
+    operands: PlacedOperands
+
+
+def checked_calls(
+    options: MatmulOptions, lists: tuple[Any, Any, Any]
+) -> tuple[list[Call], Backend | None]:
+    """The calls for lists of a, b and out (None: none is given), and the device of all of them;
+    None if there are none. Raises what `pymm.grouped` documents.
+    """
+    a, b, out = (_listed(given, name) for given, name in zip(lists, ("a", "b", "out"), strict=True))
+    out = [None] * len(a) if out is None else out
+    if not len(a) == len(b) == len(out):
+        raise ValueError(f"{len(a)} matrices a, {len(b)} matrices b and {len(out)} to write to")
+    calls = [_checked(i, options.check, *one) for i, one in enumerate(zip(a, b, out, strict=True))]
+    if not calls:
+        return [], None
+    backends = [_checked(i, find_backend, call, options.device) for i, call in enumerate(calls)]
+    for number, (call, backend) in enumerate(zip(calls, backends, strict=True)):
+        if call.on_host != calls[0].on_host:
+            raise TypeError("some of the products are of arrays on a device, others of NumPy's")
+        if backend is not backends[0]:
+            raise ValueError(
+                f"product {number} is on {backend.device.name} {backend.device.index}, product 0 "
+                f"on {backends[0].device.name} {backends[0].device.index}: group those of a device"
+            )
+    _check_apart(calls)
+    return calls, backends[0]
+
+
+def _listed(given: Any, name: str) -> Sequence[Any] | None:
+    if given is None and name == "out":
+        return None
+    if not isinstance(given, list | tuple):
+        raise TypeError(f"{name} is a {type(given).__name__}, not a list or a tuple of matrices")
+    return given
+
+
+def _checked(number: int, check: Callable[..., Any], *arguments: Any) -> Any:
+    """What `check` returns; its errors name the product."""
+    try:
+        return check(*arguments)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise type(error)(f"product {number}: {error}") from error
+
+
+def _check_apart(calls: Sequence[Call]) -> None:
+    """`ValueError` if what one product writes may be read or written by another: the products have
+    no order.
+    """
+    places: list[tuple[int, int, int, Operand]] = []
+    for number, call in enumerate(calls):
+        for operand in (call.a, call.b, call.out):
+            if operand is not None and operand.form.size:
+                low, high = operand.form.bounds
+                places.append((operand.address + low, operand.address + high, number, operand))
+    open_places: list[tuple[int, int, int, Operand]] = []
+    for place in sorted(places, key=lambda place: place[:3]):
+        low, _, number, operand = place
+        open_places = [other for other in open_places if other[1] > low]
+        for _, _, earlier, other in open_places:
+            if earlier != number and "out" in (operand.name, other.name):
+                if operand.overlaps(other):
+                    raise ValueError(
+                        f"{other.name} of product {earlier} and {operand.name} of product {number} "
+                        "overlap, and the products of a group have no order: use two groups"
+                    )
+        open_places.append(place)
+
+
+def multiply_grouped(options: MatmulOptions, calls: Sequence[Call], backend: Backend) -> list[Any]:
+    """The results of calls of arrays on a device that `checked_calls` has returned. Products that
+    the kernel of groups does not compute, or that need copies, have launches of their own.
+    Everything is compiled and allocated before anything is launched.
+    """
+    results: list[Any] = [None] * len(calls)
+    groups: dict[tuple[Any, ...], list[_Placed]] = {}
+    steps: list[Step] = []
+    stream = None if options.stream is None else backend.stream(options.stream)
+    with backend.preparing():
+        for number, call in enumerate(calls):
+            if call.kind in TYPES and not call.copies:
+                route = find_route(backend, call)
+                operands = route.place(stream)
+                placed = _Placed(call, find_product(call, route), operands)
+                handle = getattr(operands.stream, "handle", operands.stream) or 0
+                groups.setdefault((call.kind, call.alpha, handle), []).append(placed)
+                results[number] = operands.result
+        for group in groups.values():
+            steps += _group_steps(backend, group)
+    for number, call in enumerate(calls):
+        if call.kind not in TYPES or call.copies:
+            prepared = prepare(backend, call, options)
+            results[number] = prepared.result
+            own = partial(backend.own_captured, prepared.placed.stream, prepared)
+            steps += [own, *prepared.steps]
+    for step in steps:
+        step()
+    return results
+
+
+def _group_steps(backend: Backend, group: Sequence[_Placed]) -> list[Step]:
+    """What computes products of one type on one stream."""
+    members = [member for one in group for member in _members(one)]
+    before = [step for one in group for step in one.operands.before]
+    after = [step for one in group for step in one.operands.after]
+    if not members:
+        return []
+    config = choose_config([problem for problem, *_ in members], backend.device)
+    executable = backend.executable(render_grouped(config, group[0].call.kind))
+    stream = group[0].operands.stream
+    launch = executable.bind_group(members, group[0].call.alpha, stream)
+    own = partial(backend.own_captured, stream, (launch, [one.operands for one in group]))
+    return [*before, own, launch, *after]
+
+
+def _members(placed: _Placed) -> list[Member]:
+    """The products of single matrices that a product of a list is made of: one, or those of a
+    stack. alpha = 0 makes them products with k = 0, so that neither a nor b is read.
+    """
+    product, (a, b, out) = placed.product, placed.operands.addresses
+    left, right = (b, a) if product.swapped else (a, b)
+    found = []
+    for step in product.steps:
+        problem = replace(step.problem, batch=1)
+        if placed.call.alpha == 0:
+            problem = replace(problem, k=0)
+        sizes = (problem.numpy_dtype.itemsize,) * 2 + (problem.out_dtype.itemsize,)
+        places = [*zip((left, right, out), (step.left, step.right, step.out), sizes, strict=True)]
+        found += [
+            (problem, *(_matrix(*place, number) for place in places))
+            for number in range(step.problem.batch)
+        ]
+    return found
+
+
+def _matrix(address: int, place: MatrixOffset, size: int, number: int) -> Matrix:
+    """One matrix of a stack."""
+    return Matrix(address + place.offset + number * place.batch_stride * size, place.ld)
