@@ -17,17 +17,20 @@ from pymm.api import (
     grouped,
     matmul,
     plan,
+    plan_grouped,
     plan_syrk,
     syrk,
 )
 from pymm.blocked.sharded import ShardedMatrix, scatter
 from pymm.core.errors import CompileFailed, LaunchFailed, NoDevice
 from pymm.runtime.explain import Explanation
+from pymm.runtime.grouped import GroupedPlan
 from pymm.selection.choose import freeze, reload
 
 __all__ = [
     "CompileFailed",
     "Explanation",
+    "GroupedPlan",
     "LaunchFailed",
     "NoDevice",
     "Plan",
@@ -40,6 +43,7 @@ __all__ = [
     "grouped",
     "matmul",
     "plan",
+    "plan_grouped",
     "plan_syrk",
     "reload",
     "scatter",

@@ -25,7 +25,12 @@ from pymm.runtime.arguments import Call, MatmulOptions, Options, SyrkOptions
 from pymm.runtime.arrays import adopt, result_maker
 from pymm.runtime.bind import Binding, executable, find_backend, open_backend, prepare
 from pymm.runtime.explain import Explanation, explain_call, shape_adopter
-from pymm.runtime.grouped import checked_calls, multiply_grouped
+from pymm.runtime.grouped import (
+    GroupedPlan,
+    checked_calls,
+    grouped_options,
+    prepare_grouped,
+)
 from pymm.runtime.launch_cache import Arguments, Key, cache
 from pymm.selection.choose import reload, tuned_directory
 from pymm.selection.records import Environment, Record
@@ -145,16 +150,7 @@ def grouped(
     b: Sequence[Any],
     /,
     out: Sequence[Any] | None = None,
-    *,
-    alpha: float = 1,
-    trans_a: bool | str = False,
-    trans_b: bool | str = False,
-    dtype: Any = None,
-    casting: str = "same_kind",
-    precision: str = "ieee",
-    out_dtype: Any = None,
-    stream: Any = None,
-    device: Any = None,
+    **options: Any,
 ) -> list[Any]:
     """The products `alpha op(a[i]) op(b[i])` of two lists of matrices, which may all differ in
     size: a list of results, each as `pymm.matmul` returns it.
@@ -163,34 +159,42 @@ def grouped(
     type on one stream, whatever their layouts; a stack counts as so many products. Other types,
     arrays that must be copied, and NumPy arrays are multiplied one after the other. The launch has
     one tile for all its products, chosen for their sizes; nothing about it is tuned. It is meant
-    for many small products: a product that fills the GPU by itself is faster with `pymm.matmul`.
+    for many small products: one that fills the GPU by itself is faster with `pymm.matmul`. To check
+    the arrays takes the host longer than to launch: `pymm.plan_grouped` does that once.
 
     out: list of arrays to write to. None of them may overlap an array of another product, for the
         products have no order.
+    options: alpha, trans_a, trans_b, dtype, casting, precision, out_dtype, stream and device of
+        `pymm.matmul`, for all products.
 
-    All other arguments are those of `pymm.matmul`, for all products. Raises what that does, and
-    the message names the product; `TypeError` for what is no list or tuple, and for products of
-    NumPy arrays beside others of a GPU's; `ValueError` for lists of different lengths, arrays of
-    different devices, and results that overlap. Nothing is written then.
+    Raises what `pymm.matmul` does, and the message names the product; `TypeError` for what is no
+    list or tuple, and for products of NumPy arrays beside others of a GPU's; `ValueError` for lists
+    of different lengths, arrays of different devices, and results that overlap. Nothing is written
+    then.
     """
-    options = MatmulOptions(
-        alpha=alpha,
-        trans_a=trans_a,
-        trans_b=trans_b,
-        dtype=dtype,
-        casting=casting,
-        precision=precision,
-        out_dtype=out_dtype,
-        stream=stream,
-        device=device,
-    )
-    calls, backend = checked_calls(options, (a, b, out))
-    if not calls:
-        return []
-    if not calls[0].on_host:
-        return multiply_grouped(options, calls, backend)
-    given = zip(a, b, out or [None] * len(a), strict=True)
-    return [_multiply(options, None, Arguments(x, y, z, None, ())) for x, y, z in given]
+    common = grouped_options(options)
+    calls, backend = checked_calls(common, (a, b, out))
+    if calls and calls[0].on_host:
+        given = zip(a, b, out or [None] * len(a), strict=True)
+        return [_multiply(common, None, Arguments(x, y, z, None, ())) for x, y, z in given]
+    results, steps = prepare_grouped(common, calls, backend)
+    for step in steps:
+        step()
+    return results
+
+
+def plan_grouped(
+    a: Sequence[Any],
+    b: Sequence[Any],
+    /,
+    out: Sequence[Any] | None = None,
+    **options: Any,
+) -> GroupedPlan:
+    """`grouped`, prepared: a function without arguments that computes the products of these arrays
+    again and returns the same list of results. Takes what `pymm.grouped` takes and raises what that
+    raises.
+    """
+    return GroupedPlan(grouped_options(options), (a, b, out))
 
 
 def _multiply_sharded(a: Any, b: Any, out: Any, c: Any, given: dict[str, Any]) -> ShardedMatrix:

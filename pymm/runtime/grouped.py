@@ -11,8 +11,8 @@ from pymm.backends.base import Backend, Matrix
 from pymm.core.problem import Problem
 from pymm.kernels.grouped import TYPES, choose_config, render_grouped
 from pymm.runtime.arguments import Call, MatmulOptions
-from pymm.runtime.arrays import Operand
-from pymm.runtime.bind import find_backend, find_product, find_route, prepare
+from pymm.runtime.arrays import Operand, adopt
+from pymm.runtime.bind import Binding, find_backend, find_product, find_route, prepare
 from pymm.runtime.layout import MatrixOffset, Product
 from pymm.runtime.transfer import PlacedOperands
 
@@ -29,6 +29,19 @@ class _Placed:
     call: Call
     product: Product
     operands: PlacedOperands
+
+
+#: Arguments of `pymm.matmul` that apply to a list of products.
+_OPTIONS = ("alpha", "trans_a", "trans_b", "dtype", "casting", "precision", "out_dtype")
+_OPTIONS += ("stream", "device")
+
+
+def grouped_options(given: dict[str, Any]) -> MatmulOptions:
+    """The options of all products. `TypeError` for one that does not apply to a list."""
+    unknown = ", ".join(name for name in given if name not in _OPTIONS)
+    if unknown:
+        raise TypeError(f"products of lists take no {unknown}; there are {', '.join(_OPTIONS)}")
+    return MatmulOptions(**given)
 
 
 def checked_calls(
@@ -97,18 +110,53 @@ def _check_apart(calls: Sequence[Call]) -> None:
         open_places.append(place)
 
 
-def multiply_grouped(options: MatmulOptions, calls: Sequence[Call], backend: Backend) -> list[Any]:
-    """The results of calls of arrays on a device that `checked_calls` has returned. Products that
-    the kernel of groups does not compute, or that need copies, have launches of their own.
-    Everything is compiled and allocated before anything is launched.
+class GroupedPlan:
+    """Products of two lists bound to their arrays: `plan()` computes them again from what the
+    arrays hold by then, and returns the list of results. Made by `pymm.plan_grouped`. Not to be
+    called from two threads at once.
+    """
+
+    def __init__(self, options: MatmulOptions, lists: tuple[Any, Any, Any]) -> None:
+        self._options, (self._a, self._b, self.out) = options, lists
+        self._bind()
+
+    def __call__(self) -> list[Any]:
+        """Launch. An array whose memory was replaced since (`GPUArray.gpudata`, `Tensor.set_`) is
+        bound anew, and a result that became read-only is refused.
+        """
+        for unchanged in self._checks:
+            if not unchanged():
+                self._bind()
+                break
+        for step in self._steps:
+            step()
+        return list(self.out)
+
+    def _bind(self) -> None:
+        calls, backend = checked_calls(self._options, (self._a, self._b, self.out))
+        self.out, self._steps = prepare_grouped(self._options, calls, backend)
+        read = [Binding(x, False) for call in calls for x in (call.a, call.b)]
+        bound = [*read, *(Binding(adopt(x, "out"), True) for x in self.out)]
+        self._bindings, self._checks = bound, tuple(one.unchanged for one in bound)
+
+
+def prepare_grouped(
+    options: MatmulOptions, calls: Sequence[Call], backend: Backend | None
+) -> tuple[list[Any], list[Step]]:
+    """The results of calls that `checked_calls` has returned, and the steps that compute them, in
+    their order; everything is compiled and allocated. Products of NumPy arrays, those that the
+    kernel of groups does not compute, and those that need copies have launches of their own.
     """
     results: list[Any] = [None] * len(calls)
     groups: dict[tuple[Any, ...], list[_Placed]] = {}
     steps: list[Step] = []
+    if backend is None:
+        return results, steps
+    common = [not call.on_host and call.kind in TYPES and not call.copies for call in calls]
     stream = None if options.stream is None else backend.stream(options.stream)
     with backend.preparing():
         for number, call in enumerate(calls):
-            if call.kind in TYPES and not call.copies:
+            if common[number]:
                 route = find_route(backend, call)
                 operands = route.place(stream)
                 placed = _Placed(call, find_product(call, route), operands)
@@ -118,14 +166,13 @@ def multiply_grouped(options: MatmulOptions, calls: Sequence[Call], backend: Bac
         for group in groups.values():
             steps += _group_steps(backend, group)
     for number, call in enumerate(calls):
-        if call.kind not in TYPES or call.copies:
+        if not common[number]:
             prepared = prepare(backend, call, options)
             results[number] = prepared.result
-            own = partial(backend.own_captured, prepared.placed.stream, prepared)
-            steps += [own, *prepared.steps]
-    for step in steps:
-        step()
-    return results
+            if not call.on_host:
+                steps.append(partial(backend.own_captured, prepared.placed.stream, prepared))
+            steps += prepared.steps
+    return results, steps
 
 
 def _group_steps(backend: Backend, group: Sequence[_Placed]) -> list[Step]:

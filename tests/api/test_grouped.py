@@ -197,6 +197,51 @@ def test_sequences_of_calls_keep_every_result(gpu, data):
 
 
 @pytest.mark.simulator
+def test_plans_compute_again_from_what_the_arrays_hold(gpu):
+    """More often than it takes to become a graph; with one array's memory replaced in between."""
+    count = kernel.MOST + 3
+    x = [on_gpu(np.full((1 + i % 5, 3), i, np.float32)) for i in range(count)]
+    y = [on_gpu(np.ones((3, 4), np.float64 if i % 9 == 8 else np.float32)) for i in range(count)]
+    x = [a if b.dtype == np.float32 else a.astype(np.float64) for a, b in zip(x, y, strict=True)]
+    whole = [*x]
+    whole[4] = on_gpu(np.full((6, 6), 4, np.float32))
+    x[4] = whole[4][:, ::2]  # no unit stride: it is copied
+    plan = pymm.plan_grouped(x, y, alpha=2)
+    first = plan()
+    for turn in range(1, 6):
+        for array in whole:
+            array.fill(turn)
+        if turn == 3:
+            other = on_gpu(np.full((3, 4), 5, np.float32))
+            y[0].gpudata = other.gpudata
+        results = plan()
+        assert all(one is same for one, same in zip(results, first, strict=True))
+        for number, result in enumerate(results):
+            factor = 5 if turn >= 3 and number == 0 else 1
+            assert (result.get() == 2 * 3 * turn * factor).all(), (turn, number)
+
+
+def test_plans_of_numpy_arrays(cpu):
+    a, b = [np.ones((2, 3)), np.ones((4, 5))], [np.ones((3, 7)), np.ones((5, 1))]
+    plan = pymm.plan_grouped(a, b, device="cpu:1")
+    assert type(plan) is pymm.GroupedPlan
+    a[1][...] = 2
+    small, tall = plan()
+    assert (small == 3).all() and (tall == 10).all() and small is plan()[0]
+    small.flags.writeable = False
+    with pytest.raises(ValueError, match="product 0: out is read-only"):
+        plan()
+    assert pymm.plan_grouped([], [])() == []
+
+
+@pytest.mark.parametrize("name", ["c", "beta", "kernel", "device_memory", "nonsense"])
+def test_options_that_do_not_apply_to_lists(name):
+    for function in (pymm.grouped, pymm.plan_grouped):
+        with pytest.raises(TypeError, match=f"take no {name}; there are alpha, "):
+            function([], [], **{name: 1})
+
+
+@pytest.mark.simulator
 def test_groups_are_captured_into_graphs(gpu):
     """Replayed after the call and its arrays' contents have changed."""
     import pycuda.driver as drv
