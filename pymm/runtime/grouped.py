@@ -157,7 +157,7 @@ def prepare_grouped(
     with backend.preparing():
         for number, call in enumerate(calls):
             if common[number]:
-                route = find_route(backend, call)
+                route = _checked(number, find_route, backend, call)
                 operands = route.place(stream)
                 placed = _Placed(call, find_product(call, route), operands)
                 handle = getattr(operands.stream, "handle", operands.stream) or 0
@@ -167,7 +167,7 @@ def prepare_grouped(
             steps += _group_steps(backend, group)
     for number, call in enumerate(calls):
         if not common[number]:
-            prepared = prepare(backend, call, options)
+            prepared = _checked(number, prepare, backend, call, options)
             results[number] = prepared.result
             if not call.on_host:
                 steps.append(partial(backend.own_captured, prepared.placed.stream, prepared))

@@ -261,6 +261,17 @@ def test_groups_are_captured_into_graphs(gpu):
 
 
 @pytest.mark.simulator
+def test_all_products_are_on_one_side(gpu):
+    host, far = np.ones((2, 2), np.float32), on_gpu(np.ones((2, 2), np.float32))
+    with pytest.raises(TypeError, match="some of the products are of arrays on a device"):
+        pymm.grouped([far, host], [far, host])
+    with pytest.raises(TypeError, match="product 1: a is a NumPy array on the host"):
+        pymm.grouped([far, host], [far, far])
+    with pytest.raises(NotImplementedError, match="product 0: .* convert"):
+        pymm.grouped([far], [on_gpu(np.ones((2, 2)))])
+
+
+@pytest.mark.simulator
 def test_launches_by_type_and_scalar(gpu, monkeypatch):
     """One for the products of each type, 60 at a time."""
     launches = []
