@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from pymm.core.integers import round_up
+from collections.abc import Iterator
+
+from pymm.core.device import Device
+from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem
+from pymm.kernels import wgmma
 from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma
 from pymm.kernels.rules import ACCUMULATORS, STAGES_FIT, STAGES_OVERLAP
 from pymm.kernels.tiles import tiles_in
@@ -36,6 +40,73 @@ def _tiles(c: Config, p: Problem) -> tuple[int, int]:
     return tiles_in(p, c.MB * c.CLUSTER, c.NB) * c.CLUSTER, 1
 
 
+# The default: the tile with the least expected time, by a few measured times
+
+#: Microseconds, measured on an H200 (benchmarks/LOG.md): a launch; the end of a tile. For each
+#: column, a step of 64 k of a tile of 128 rows, and what it lacks of 128 columns; the same of 64
+#: rows, and a constant. Bytes of a microsecond from memory, by as many blocks as reach that.
+_LAUNCH, _REST, _STEP_128, _STEP_64 = 4.0, 0.4, (2.6e-3, 1.2e-3), (1.0e-3, 0.075)
+_MEMORY, _BLOCKS = 3.6e6, 60
+
+#: Large products lower the clock: from so many operations on, up to so many more, by these parts of
+#: a step's time, of this kernel and of kernel 7.
+_COOL, _HOT, _SLOWER, _SLOWER_7 = 1e11, 2e11, 0.16, 0.22
+
+#: Part of kernel 7's expected time below which this one is preferred, for both are expected within
+#: a few percent; up to so many rows, where memory is the limit, all of it, from so many bytes on.
+_SURELY, _FEW, _LONG = 0.97, 128, 1e8
+
+#: Deep products have stages instead of second slots.
+_DEEP = 4096
+
+
+def _heuristic(p: Problem, d: Device) -> dict[str, int]:
+    """The tile with the least expected time, with as many stages as there is room for."""
+    given = min(_options(p), key=lambda option: _microseconds(option, p, d)) | dict(KB=64, GROUP=8)
+    for stages in (12, 10, 8, 7, 6, 5, 4, 3, 2):
+        config = PING_PONG.config(given | {"STAGES": stages})
+        if _shared_bytes(config, p) <= d.shared_per_block:
+            break
+    return config.as_dict()
+
+
+def _options(p: Problem) -> Iterator[dict[str, int]]:
+    """Tiles for the problem: of any width where rows of B lie along k, else of whole boxes."""
+    deep = p.k >= _DEEP
+    few = p.m <= _FEW
+    cluster = 2 if deep and p.m > (64 if few else 128) else 1
+    for nb in range(64, 193, 16) if p.trans_b else (64, 128, 192):
+        yield dict(MB=64 if few else 128, NB=nb, CLUSTER=cluster, SLOTS=1 if deep or few else 2)
+
+
+def _microseconds(given: dict[str, int], p: Problem, d: Device) -> float:
+    mb, nb, cluster = given["MB"], given["NB"], given["CLUSTER"]
+    tiles = tiles_in(p, mb * cluster, nb) * cluster * p.batch
+    if mb == 128:
+        step = _STEP_128[0] * nb + _STEP_128[1] * max(128 - nb, 0)
+    else:
+        step = _STEP_64[0] * nb + _STEP_64[1]
+    step *= 1 + _SLOWER * _hot(p)
+    busy = ceil_div(tiles, d.sms) * (ceil_div(p.k, 64) * step + _REST)
+    moved = p.bytes / (_MEMORY * min(1.0, max(tiles, 1) / _BLOCKS))
+    return _LAUNCH + max(busy, moved) + 0.05 * min(busy, moved)
+
+
+def _hot(p: Problem) -> float:
+    return min(max(p.flops - _COOL, 0.0) / _HOT, 1.0)
+
+
+def _preferred(p: Problem, d: Device) -> bool:
+    """Whether it should be faster than kernel 7, by more than the error of both expectations."""
+    if p.empty or p.k <= 128:
+        return False
+    own = min(_microseconds(option, p, d) for option in _options(p))
+    other = _LAUNCH + wgmma.expected_us(p, d) * (1 + _SLOWER_7 * _hot(p))
+    if p.m <= _FEW:
+        return p.bytes > _LONG and own < other
+    return own < _SURELY * other
+
+
 PING_PONG = Kernel(
     number=15,
     name="ping_pong",
@@ -51,6 +122,7 @@ PING_PONG = Kernel(
         SLOTS=(1, 2),
     ),
     default=dict(MB=128, NB=176, KB=64, STAGES=4, CLUSTER=2, GROUP=8, SLOTS=1),
+    heuristic=_heuristic,
     threads=lambda c: 128 * (1 + _CONSUMERS),
     block=lambda c: (128 * (1 + _CONSUMERS), 1, 1),
     tiles=_tiles,
@@ -61,6 +133,7 @@ PING_PONG = Kernel(
     arch_specific=True,
     tma=Tma(_boxes),
     persistent=Persistent(),
+    preferred_for=_preferred,
     rules=(
         Rule("a warpgroup has 64 or 128 rows: MB is 64 or 128", lambda c, p, d: c.MB in (64, 128)),
         Rule(
