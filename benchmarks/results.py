@@ -1,11 +1,12 @@
 """Writes benchmarks/RESULTS.md from the CSV of `python -m pymm.bench --classes`:
 `python benchmarks/results.py`; the part about shapes never tuned from what `benchmarks/unseen.py`
 wrote, that about the host from `benchmarks/calls.py`'s, that about A^T A from the rows of
-`python -m pymm.bench --suite o3`.
+`python -m pymm.bench --suite o3`. Rows of populations may stand in the same file or in
+`populations.csv` beside it.
 
-The goals are geometric means of a class: baseline's time / pymm's time, the baseline the faster of
-cuBLAS's two libraries. With `--check` nothing is written and the status is 1 if the file is not
-what the CSV says.
+The goals are geometric means of a class: baseline's time / pymm's time, the baseline the fastest of
+cuBLAS, cuBLASLt and cuBLASLt with its best algorithm. With `--check` nothing is written and the
+status is 1 if the file is not what the CSV says.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a checkout need not be installed
 
 import tables  # noqa: E402
+from populations import populations  # noqa: E402
 from symmetric import beside_gemm, transposes  # noqa: E402
 
 from pymm.core import inputs  # noqa: E402
-from pymm.core.shapes import SYMMETRIC, class_problems  # noqa: E402
+from pymm.core.shapes import SYMMETRIC, class_problems, is_population  # noqa: E402
 from pymm.measure import results as schemas  # noqa: E402
 
 TABLE = ROOT / "benchmarks" / "RESULTS.md"
 FOLDER = ROOT / "benchmarks" / "results" / "nvidia-h200"
 FILE, UNSEEN, CALLS = (FOLDER / f"{name}.csv" for name in ("classes", "unseen", "calls"))
+POPULATIONS = FOLDER / "populations.csv"
 #: What `python -m pymm.bench --shapes ladder --kernels all` wrote, here and on CPUs.
 LADDER = FOLDER / "ladder.csv"
 CPUS = sorted(FOLDER.parent.glob("*/cpu.csv"))
@@ -48,40 +51,40 @@ Row = dict[str, str]
 
 #: Columns of numbers of each file; ratios and times of libraries are above 0 where there are any.
 RATIOS = tuple(name for name in schemas.CLASSES.columns if re.search(r"_us$|ratio$", name))
-CLASS_NUMBERS = ("us", "gflops", "peak", "spread", "m", "n", "k", *RATIOS)
-UNSEEN_NUMBERS = ("of_fastest", "of_default")
+CLASS_NUMBERS = ("us", "gflops", "peak", "spread", "m", "n", "k", "batch", *RATIOS)
+UNSEEN_NUMBERS = ("of_fastest", "of_default", "ratio")
 CALL_NUMBERS = ("us", "quartile_1", "quartile_3")
 SUITE_NUMBERS = ("seconds", "gflops")
 
 #: Floor and goal of each class and type for row-major operands.
 GOALS: dict[str, dict[str, tuple[float, float]]] = {
     "f32": {
-        "large": (1.05, 1.15),
-        "small": (1.25, 1.6),
-        "odd": (1.15, 1.3),
-        "rank-k": (1.15, 1.4),
-        "skinny": (1.2, 1.7),
+        "large": (1.1, 1.13),
+        "small": (1.44, 1.6),
+        "odd": (1.16, 1.25),
+        "rank-k": (1.42, 1.55),
+        "skinny": (1.5, 1.65),
     },
     "f64": {
-        "large": (0.98, 1.06),
-        "small": (1.1, 1.4),
-        "odd": (1.1, 1.3),
-        "rank-k": (1.1, 1.35),
-        "skinny": (1.0, 1.1),
+        "large": (0.99, 1.03),
+        "small": (1.12, 1.18),
+        "odd": (1.14, 1.25),
+        "rank-k": (1.12, 1.35),
+        "skinny": (1.02, 1.1),
     },
     "bf16": {
-        "large": (0.98, 1.06),
-        "small": (1.0, 1.2),
-        "odd": (2.0, 4.0),
-        "rank-k": (1.1, 1.4),
-        "skinny": (1.05, 1.3),
+        "large": (0.98, 1.04),
+        "small": (1.03, 1.12),
+        "odd": (2.25, 2.9),
+        "rank-k": (1.13, 1.27),
+        "skinny": (1.14, 1.25),
     },
     "tf32": {
-        "large": (0.97, 1.08),
-        "small": (1.0, 1.4),
-        "odd": (1.6, 2.8),
-        "rank-k": (1.2, 1.7),
-        "skinny": (1.05, 1.3),
+        "large": (1.05, 1.09),
+        "small": (1.28, 1.4),
+        "odd": (1.63, 2.1),
+        "rank-k": (1.26, 1.5),
+        "skinny": (1.11, 1.25),
     },
     "tf32x3": {
         "2048": (1.6, 2.8),
@@ -93,9 +96,9 @@ GOALS: dict[str, dict[str, tuple[float, float]]] = {
 }
 GOALS["f16"], GOALS["f16x3"] = GOALS["bf16"], GOALS["tf32x3"]
 SYMMETRIC_GOALS = {
-    "f32": {"syrk-large": (1.0, 1.15), "syrk-small": (1.2, 2.0)},
-    "f64": {"syrk-large": (1.0, 1.1), "syrk-small": (1.2, 2.0)},
-    "bf16": {"syrk-large": (1.5, 1.85), "syrk-small": (1.1, 1.6)},
+    "f32": {"syrk-large": (1.26, 1.32), "syrk-small": (1.42, 2.0)},
+    "f64": {"syrk-large": (1.08, 1.2), "syrk-small": (1.44, 2.0)},
+    "bf16": {"syrk-large": (2.1, 2.3), "syrk-small": (1.2, 1.6)},
 }
 
 #: Floors and goals where an operand is transposed, beside those of NN.
@@ -129,10 +132,14 @@ def main(arguments: Sequence[str]) -> int:
 
 def page() -> str:
     """The text of RESULTS.md. `BadInput` names a file that is damaged, and its line."""
-    rows = latest(class_rows(FILE))
+    everything = [row for path in (FILE, POPULATIONS) if path.exists() for row in class_rows(path)]
+    rows = latest(row for row in everything if not is_population(row["class"]))
     if not rows:
         raise inputs.BadInput(f"{FILE}, line 1: no row; {COMMAND}")
     lines = document(rows)
+    if drawn := latest(row for row in everything if is_population(row["class"])):
+        path = POPULATIONS if POPULATIONS.exists() else FILE
+        lines += ["", *populations(drawn, str(path.relative_to(ROOT)))]
     if UNSEEN.exists():
         lines += ["", *unseen(unseen_rows(UNSEEN))]
     if CALLS.exists():
@@ -162,13 +169,13 @@ def kernel_tables() -> list[str]:
 
 def class_rows(path: Path) -> list[Row]:
     """The rows of the classes, each of a class, a type and a layout that there is."""
-    return inputs.rows_of(path, schemas.CLASSES.columns, CLASS_NUMBERS, _no_class)
+    return schemas.CLASSES.rows(path, CLASS_NUMBERS, _no_class)
 
 
 def unseen_rows(path: Path) -> list[Row]:
     """The rows of shapes never tuned, at least one."""
     filled = partial(_lacking, names=("of_fastest",))
-    rows = inputs.rows_of(path, ("dtype",), UNSEEN_NUMBERS, filled)
+    rows = schemas.UNSEEN.rows(path, UNSEEN_NUMBERS, filled)
     if not rows:
         raise inputs.BadInput(f"{path}, line 1: no row")
     return rows
@@ -208,7 +215,7 @@ def latest(rows: Iterable[Row]) -> list[Row]:
     """The last row of each product, in the order of the file."""
     found: dict[tuple[str, ...], Row] = {}
     for row in rows:
-        key = tuple(row[name] for name in ("class", "dtype", "layout", "m", "n", "k"))
+        key = tuple(row[name] for name in ("class", "dtype", "layout", "m", "n", "k", "batch"))
         found.pop(key, None)
         found[key] = row
     return list(found.values())
@@ -223,6 +230,7 @@ def document(rows: Sequence[Row]) -> list[str]:
         for device, driver, compiler, version in sorted(kinds)
     )
     wrong = sum(row["outcome"] != "ok" for row in rows)
+    best = sum(bool(row["nvmath_us"]) for row in rows)
     lines = [
         "# Every class of products beside cuBLAS",
         "",
@@ -235,9 +243,10 @@ def document(rows: Sequence[Row]) -> list[str]:
         *(["", *NOTE.read_text(encoding="utf-8").splitlines()] if NOTE.exists() else []),
         "",
         "A ratio is the baseline's time / pymm's time, above 1 where pymm is faster; the baseline",
-        "is the faster of cuBLAS and cuBLASLt on the same operands in the same run, measured in",
-        "turn with cold caches. pymm runs what `pymm.matmul` chooses; copies ahead of the product",
-        "count. Every result was checked.",
+        "is the fastest of cuBLAS, cuBLASLt and, where it was measured, cuBLASLt with the fastest",
+        f"of all algorithms that it offers (nvmath-python; {best} of {len(rows)} products), on the",
+        "same operands in the same run, measured in turn with cold caches. pymm runs what",
+        "`pymm.matmul` chooses; copies ahead of the product count. Every result was checked.",
         "",
         "## Classes",
         "",
@@ -345,17 +354,18 @@ def products(rows: Sequence[Row]) -> list[str]:
         "Times in microseconds, medians. Error: root mean square of C - C64 beside that of C64, of",
         "pymm and of the baseline.",
         "",
-        "| type | layout | class | m x n x k | pymm | cuBLAS | cuBLASLt | Triton | ratio | TFLOP/s "
-        "| of peak | spread | error | baseline's | configuration |",
-        "|---|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
+        "| type | layout | class | m x n x k | pymm | cuBLAS | cuBLASLt | its best | Triton "
+        "| ratio | TFLOP/s | of peak | spread | error | baseline's | configuration |",
+        "|---|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|",
     ]
     for row in rows:
         extents = " x ".join(row[axis] for axis in "mnk")
         start = f"| {row['dtype']} | {row['layout']} | {row['class']} | {extents} "
         if row["outcome"] != "ok":
-            lines.append(start + f"| {row['outcome']}" + " |" * 11)
+            lines.append(start + f"| {row['outcome']}" + " |" * 12)
             continue
-        times = " | ".join(time(row[f"{x}us"]) for x in ("", "cublas_", "cublaslt_", "triton_"))
+        names = ("", "cublas_", "cublaslt_", "nvmath_", "triton_")
+        times = " | ".join(time(row[f"{name}us"]) for name in names)
         rate = f"{float(row['gflops']) / 1e3:.2f}"
         peak = f"{float(row['peak']):.0%}" if row["peak"] else ""
         ratio = f"{float(row['ratio']):.2f}" if row["ratio"] else ""

@@ -5,17 +5,18 @@
 Each of `--count` random products (extents log-uniform between 64 and 8192, drawn from `--seed`, the
 types in turn) gets an equal share of the budget for a search of its own, whose result is thrown
 away. Then what `matmul` chooses, the default of its kernel, what it would choose had nothing been
-tuned on this device, and what the search found are measured in turn; the default is the quicker of
-the two. Prints the geometric mean of chosen against the fastest of them, and the worst case
-against the default. With `--budget 0` nothing is searched, and only products are measured whose
-choice is not the default in both senses: the others cannot be slower. Exit status 0 if the mean is
-at least 0.90 and no choice is more than 3 % slower than the default, else 1.
+tuned on this device, what the search found, and the baselines are measured in turn; the default is
+the quicker of the two. Prints the geometric mean of chosen against the fastest of pymm's, and the
+worst case against the default. With `--budget 0` nothing is searched, and only products are
+measured whose choice is not the default in both senses: the others cannot be slower. Exit status 0
+if the mean is at least 0.90 and no choice is more than 3 % slower than the default, else 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -29,12 +30,13 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a checkout need not be installed
 
-from pymm.core.files import append  # noqa: E402
 from pymm.core.problem import Problem  # noqa: E402
 from pymm.kernels import Config  # noqa: E402
 from pymm.kernels.source import render  # noqa: E402
+from pymm.measure.libraries import COMPARED  # noqa: E402
 from pymm.measure.precompile import Precompiler, compilers_beside, config_directory  # noqa: E402
-from pymm.measure.worker import Request, Site, Worker, time_limit  # noqa: E402
+from pymm.measure.results import UNSEEN  # noqa: E402
+from pymm.measure.worker import Reply, Request, Site, Worker, time_limit  # noqa: E402
 from pymm.selection.records import Environment, Record  # noqa: E402
 from pymm.selection.select import Choice, select  # noqa: E402
 from pymm.selection.store import load  # noqa: E402
@@ -50,29 +52,6 @@ WANTED, SLOWER = 0.90, 0.03
 
 #: Seconds of the comparison of one product.
 COMPARISON = 0.3
-
-COLUMNS = (
-    "time",
-    "device",
-    "driver",
-    "compiler",
-    "pymm",
-    "seed",
-    "dtype",
-    "layout",
-    "m",
-    "n",
-    "k",
-    "chosen",
-    "reason",
-    "chosen_us",
-    "default",
-    "default_us",
-    "found",
-    "found_us",
-    "of_fastest",
-    "of_default",
-)
 
 
 @dataclass(frozen=True)
@@ -148,7 +127,7 @@ def main(arguments: Sequence[str]) -> int:
                 if row := _row(worker, entry, given):
                     rows.append(row)
                     if given.csv:
-                        append(given.csv, COLUMNS, [row])
+                        UNSEEN.append(given.csv, [row])
         finally:
             worker.stop()
     return _judge(rows, len(entries))
@@ -198,7 +177,15 @@ def _row(worker: Worker, entry: Entry, given: argparse.Namespace) -> dict[str, o
     device, problem, choice = worker.device, entry.problem, entry.choice
     environment = Environment.of(device, worker.compiler.toolchain)
     own, configs = entry.found, entry.configs
-    request = Request("compare", problem, configs, rounds=31, quick=True, budget=COMPARISON)
+    request = Request(
+        "compare",
+        problem,
+        configs,
+        rounds=31,
+        quick=True,
+        budget=COMPARISON,
+        against_others=True,
+    )
     reply = worker.ask(request, time_limit(problem, device, quick=True))
     seconds = {t.config: t.seconds for t in reply.trials if t.outcome == "ok"}
     if choice.config not in seconds:
@@ -225,6 +212,7 @@ def _row(worker: Worker, entry: Entry, given: argparse.Namespace) -> dict[str, o
         "found_us": _us(seconds.get(own, math.nan)),
         "of_fastest": f"{min(seconds.values()) / chosen:.4g}",
         "of_default": f"{usual / chosen:.4g}" if usual == usual else "",
+        **_beside(reply, chosen),
     }
     print(
         f"{problem.slug}: {row['of_fastest']} of the fastest, {row['chosen_us']} us, "
@@ -232,6 +220,14 @@ def _row(worker: Worker, entry: Entry, given: argparse.Namespace) -> dict[str, o
         flush=True,
     )
     return row
+
+
+def _beside(reply: Reply, chosen: float) -> dict[str, str]:
+    """Times of the baselines, and the fastest of them / `chosen`."""
+    times = {n: statistics.median(of) for n, of in reply.times.items() if of and n in COMPARED}
+    columns = {f"{name}_us": _us(seconds) for name, seconds in times.items()}
+    found = {name: text for name, text in columns.items() if name in UNSEEN.columns}
+    return found | ({"ratio": f"{min(times.values()) / chosen:.4g}"} if times else {})
 
 
 def _us(seconds: float) -> str:

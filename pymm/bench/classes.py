@@ -18,6 +18,7 @@ from pymm.console import duration
 from pymm.core.errors import CompileFailed
 from pymm.core.inputs import rows_of
 from pymm.core.problem import Problem
+from pymm.core.shapes import is_population
 from pymm.kernels.source import kernel_digest, render
 from pymm.measure.libraries import BASELINES, COMPARED, HALF, MIRRORED, ON_REQUEST
 from pymm.measure.precompile import config_directory
@@ -47,20 +48,22 @@ class Entry:
         """What a row is found by again."""
         p, config = self.problem, self.choice.config
         digest = kernel_digest(config.backend, config.kernel.file)
-        return (self.name, p.dtype, p.layout, str(p.m), str(p.n), str(p.k), config.slug, digest)
+        extents = map(str, (p.m, p.n, p.k, p.batch))
+        return (self.name, p.dtype, p.layout, *extents, config.slug, digest)
 
 
 @dataclass
 class ClassBenchmark:
-    """One run over classes, with the configurations in `directory`. `requested` names baselines on
-    request and the layouts in which each is measured. `rounds` 0: as many as a product of its
-    length gets.
+    """One run over classes, with the configurations in `directory`, over populations with those in
+    `for_populations` (None: those shipped with pymm). `requested` names baselines on request and
+    the layouts in which each is measured. `rounds` 0: as many as a product of its length gets.
     """
 
     runner: Runner
     directory: Path | None
     requested: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rounds: int = 0
+    for_populations: Path | None = None
 
     def __post_init__(self) -> None:
         self.device, self.environment = self.runner.device, self.runner.environment
@@ -69,8 +72,9 @@ class ClassBenchmark:
         """What to run: each product that some kernel here computes."""
         found = []
         for name, problem in problems:
+            directory = self.for_populations if is_population(name) else self.directory
             try:
-                choice = select(problem, self.device, self.directory, self.environment)
+                choice = select(problem, self.device, directory, self.environment)
             except NotImplementedError:
                 continue
             found.append(Entry(name, problem, choice))
@@ -144,6 +148,7 @@ class ClassBenchmark:
             **origin(self.device, self.environment, self.runner.commit),
             "class": entry.name,
             **product(problem),
+            "batch": problem.batch,
             "kernel": config.kernel.label,
             "config": config.slug,
             "source": kernel_digest(config.backend, config.kernel.file),
@@ -214,6 +219,7 @@ def run_classes(
         options.records or config_directory(),
         {name: getattr(options, name) for name in ON_REQUEST},
         options.rounds or 0,
+        options.records,
     )
     entries = benchmark.entries(products)
     if options.dry_run:
@@ -229,7 +235,7 @@ def measured(path: Path) -> set[tuple[str, ...]]:
     """The keys of the products that a CSV has a sound row of."""
     if not CLASSES.begun(path):
         return set()
-    names = ("class", "dtype", "layout", "m", "n", "k", "config", "source")
+    names = ("class", "dtype", "layout", "m", "n", "k", "batch", "config", "source")
     return {tuple(row[name] for name in names) for row in rows_of(path) if row["outcome"] == "ok"}
 
 

@@ -24,7 +24,7 @@ from pymm.core.device import Device
 from pymm.core.dtypes import DTYPES
 from pymm.core.files import commit
 from pymm.core.problem import Problem
-from pymm.core.shapes import LAYOUTS, class_problems, parse_shapes
+from pymm.core.shapes import DRAWN, LAYOUTS, class_problems, parse_shapes
 from pymm.kernels import Config, Kernel, find_kernel, kernels_for
 from pymm.kernels.source import Source, kernel_digest, render
 from pymm.measure.precompile import config_directory
@@ -89,7 +89,9 @@ def _products(options: argparse.Namespace) -> list[tuple[str, Problem]]:
     given = options.transposes or ("all" if options.classes else usual)
     layouts = LAYOUTS if given == "all" else given.split(",")
     if options.classes:
-        return class_problems(options.classes.split(","), dtypes, layouts)
+        named = options.classes.split(",")
+        classes = [f"{name}-{options.seed}" if name in DRAWN else name for name in named]
+        return class_problems(classes, dtypes, layouts, options.count)
     if options.op != "gemm" and not set(layouts) <= {"NT", "TN"}:
         raise ValueError(f"--op {options.op} has layouts NT (A A^T) and TN (A^T A)")
     options.dtypes = "all" if every else ",".join(dtypes)

@@ -10,7 +10,7 @@ from pymm.bench.classes import ROUNDS, SHORT_ROUNDS
 from pymm.bench.experiments.sequential import LARGEST
 from pymm.core.dtypes import DTYPES
 from pymm.core.problem import FILLS
-from pymm.core.shapes import LAYOUTS
+from pymm.core.shapes import DRAWN, LAYOUTS
 from pymm.measure.libraries import BASELINES, ON_REQUEST
 
 EXAMPLES = """\
@@ -22,6 +22,8 @@ examples:
       every class, type and layout compared with cuBLAS and cuBLASLt, one row each; started
       again it continues
   python -m pymm.bench --classes large,odd --dtypes f32 --transposes NN --dry-run
+  python -m pymm.bench --classes random,llm,batch --seed 20261123 --dtypes bf16 --csv new.csv
+      populations: random products, those of language models, batches; nothing is tuned for them
   python -m pymm.bench --suite all --dry-run
       what every experiment would measure here, and how long that takes
   python -m pymm.bench --suite o2-remainders --csv suites.csv
@@ -38,6 +40,12 @@ def _layouts(text: str) -> tuple[str, ...]:
     if not set(given) <= set(LAYOUTS):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of {', '.join(LAYOUTS)}")
     return given
+
+
+def _natural(text: str) -> int:
+    if not (text.isdecimal() and text.isascii() and len(text) <= 12):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at most 12 digits")
+    return int(text)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -66,7 +74,9 @@ def _add_products(read: argparse.ArgumentParser) -> None:
         "--classes",
         metavar="CLASSES",
         help="instead of shapes: large, small, odd, rank-k, skinny or all, syrk-large, syrk-small; "
-        "then what matmul (syrk) would choose is measured, every type and layout, one row each",
+        "then what matmul (syrk) would choose is measured, every type and layout, one row each. "
+        "Or populations, with layouts of their own: random, llm, batch, syrk-uneven; they are "
+        "measured with the configurations shipped with pymm, or those of --records",
     )
     add(
         "--suite",
@@ -165,4 +175,19 @@ def _add_limits(read: argparse.ArgumentParser) -> None:
         default=LARGEST,
         metavar="N",
         help="of suites: largest square for the CPU's sequential kernel (default: %(default)s)",
+    )
+    add(
+        "--seed",
+        type=_natural,
+        default=1,
+        metavar="N",
+        help="of the classes random and syrk-uneven: what they are drawn with (default: 1)",
+    )
+    add(
+        "--count",
+        type=_natural,
+        metavar="N",
+        help="of the same: only the first N products (default: "
+        + ", ".join(f"{usual} of {name}" for name, (_, usual) in DRAWN.items())
+        + ")",
     )

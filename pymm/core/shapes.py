@@ -5,8 +5,10 @@ compared with other libraries as a whole.
 from __future__ import annotations
 
 import itertools
+import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pymm.core.dtypes import DTYPES, EMULATED
@@ -177,25 +179,119 @@ def shapes_of(dtype: str) -> dict[str, str]:
     return ACCURATE if dtype in EMULATED else {name: name for name in SETS}
 
 
-def class_problems(
-    classes: Sequence[str], dtypes: Sequence[str], layouts: Sequence[str]
-) -> list[tuple[str, Problem]]:
-    """Every product of the classes named ("all": all but the symmetric ones) with its class, layout
-    by layout and in each type by type, so that a run that is cut off has all types. `ValueError`
-    for an unknown name.
+@dataclass(frozen=True)
+class Member:
+    """One product of a population, of any type."""
+
+    m: int
+    n: int
+    k: int
+    layout: str
+    batch: int = 1
+    op: str = "gemm"
+
+    def problem(self, dtype: str) -> Problem:
+        """The product in a type."""
+        transposed = (letter == "T" for letter in self.layout)
+        return Problem(self.m, self.n, self.k, dtype, *transposed, self.batch, self.op)
+
+
+#: The dense products of language models that DeepGEMM's README lists, all NT: rows, and (n, k)
+#: (https://github.com/deepseek-ai/DeepGEMM).
+LLM_ROWS = (64, 128, 4096)
+LLM = ((2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (4096, 7168), (7168, 2048))
+
+#: Batches of squares: how many matrices, and their extent.
+BATCHES = (
+    *((10000, 16), (4000, 32), (1000, 64), (256, 128)),
+    *((64, 256), (16, 1024), (500, 100)),
+)
+
+#: Populations that are the same in every run.
+FIXED = {
+    "llm": [Member(m, n, k, "NT") for m in LLM_ROWS for n, k in LLM],
+    "batch": [
+        *(Member(extent, extent, extent, "NN", count) for count, extent in BATCHES),
+        Member(1024, 1024, 128, "NT", 64),
+    ],
+}
+
+
+def _random(uniform: Callable[[], float]) -> Member:
+    """Extents log-uniform between 32 and 8192, in any layout."""
+    extents = (round(32 * 256 ** uniform()) for _ in "mnk")
+    return Member(*extents, LAYOUTS[int(len(LAYOUTS) * uniform())])
+
+
+def _syrk_uneven(uniform: Callable[[], float]) -> Member:
+    """A A^T or A^T A, odd extents log-uniform: n between 300 and 1500, k between 2000 and 20000."""
+    n, k = int(300 * 5 ** uniform()) | 1, int(2000 * 10 ** uniform()) | 1
+    return Member(n, n, k, "NT" if uniform() < 0.5 else "TN", op="syrk")
+
+
+#: Populations that are drawn with a seed: how a product is made of numbers uniform in [0, 1), and
+#: how many products there are.
+DRAWN = {"random": (_random, 100), "syrk-uneven": (_syrk_uneven, 24)}
+
+#: Names of the populations: sets of products that nothing is tuned for.
+POPULATIONS = (*FIXED, *DRAWN)
+
+_SEEDED = re.compile(rf"({'|'.join(DRAWN)})-([0-9]{{1,12}})")
+
+
+def is_population(name: str) -> bool:
+    """Whether a class is a population: `llm`, `batch`, or a drawn one with its seed, `random-7`."""
+    return name in FIXED or bool(_SEEDED.fullmatch(name))
+
+
+def population(name: str, count: int | None = None) -> list[Member]:
+    """The products of a population. Of one that is drawn the first `count`, each once: they are the
+    same for a seed in every version of Python. `ValueError` for an unknown name.
     """
-    known = {"all"} | {name for dtype in DTYPES for name in shapes_of(dtype)} | set(SYMMETRIC)
+    if name in FIXED:
+        return FIXED[name]
+    match = _SEEDED.fullmatch(name)
+    if not match:
+        known = (*FIXED, *(f"{drawn}-SEED" for drawn in DRAWN))
+        raise ValueError(f"{name!r} is none of the populations {', '.join(known)}")
+    make, usual = DRAWN[match[1]]
+    generator, found = random.Random(int(match[2])), {}
+    while len(found) < (usual if count is None else count):
+        found[make(generator.random)] = None
+    return list(found)
+
+
+def class_problems(
+    classes: Sequence[str],
+    dtypes: Sequence[str],
+    layouts: Sequence[str],
+    count: int | None = None,
+) -> list[tuple[str, Problem]]:
+    """Every product of the classes named ("all": all but the symmetric ones and the populations)
+    with its class, layout by layout and in each type by type, so that a run that is cut off has all
+    types; then those of populations, each in all types. Of populations that are drawn there are
+    `count`. `ValueError` for an unknown name.
+    """
+    known = ["all", *dict.fromkeys(name for dtype in DTYPES for name in shapes_of(dtype))]
+    known += [*SYMMETRIC, *FIXED, *(f"{name}-SEED" for name in DRAWN)]
     for given, names in ((classes, known), (dtypes, DTYPES), (layouts, LAYOUTS)):
         for name in given:
-            if name not in names:
+            if name not in names and not (names is known and is_population(name)):
                 raise ValueError(f"{name!r} is none of {', '.join(names)}")
-    return [
+    found = [
         (name, Problem(m, n, k, dtype, layout[0] == "T", layout[1] == "T", op=op))
         for layout in layouts
         for dtype in dtypes
         for name, text, op in _of_layout(dtype, layout)
         if name in classes or ("all" in classes and op == "gemm")
         for m, n, k in parse_shapes(text)
+    ]
+    members = [(n, member) for n in classes if is_population(n) for member in population(n, count)]
+    return found + [
+        (name, member.problem(dtype))
+        for name, member in members
+        if member.layout in layouts
+        for dtype in dtypes
     ]
 
 

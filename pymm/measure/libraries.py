@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +17,14 @@ from pymm.backends.base import Backend, Matrix, TimedCall
 from pymm.core.dtypes import BFLOAT16
 from pymm.core.problem import Problem
 from pymm.measure.cublas import syrk
-
-Call = Callable[[], Any]
+from pymm.measure.timer import Call, Stopwatch
 
 
 @dataclass(frozen=True)
 class Operands:
     """The matrices of a problem in a device's memory, for a library to compute C = op(A) op(B), or
-    with `accumulate` C += op(A) op(B), on a CPU with so many `threads`.
+    with `accumulate` C += op(A) op(B), on a CPU with so many `threads`. A library that offers
+    several algorithms has them timed by `stopwatch`.
     """
 
     problem: Problem
@@ -32,6 +33,7 @@ class Operands:
     c: Matrix
     threads: int = 1
     accumulate: bool = False
+    stopwatch: Stopwatch | None = None
 
     def strided(self) -> list[_Strided]:
         """The stored matrices, for whatever reads one of the two array protocols."""
@@ -158,6 +160,55 @@ def _cupy_cublas(cupy: Any, given: Operands) -> Call | None:
     return lambda: cupy.matmul(left, right, out=out)
 
 
+#: Algorithms that cuBLASLt's heuristics are asked for, bytes of scratch memory that they may take,
+#: and seconds for choosing among them.
+ALGORITHMS, WORKSPACE, CHOOSING = 64, 2**30, 2.0
+
+
+def _nvmath(nvmath: Any, given: Operands) -> Call | None:
+    """cuBLASLt with the fastest of the algorithms that its heuristics offer, planned by
+    nvmath-python on tensors of PyTorch. They are timed as everything else is: `Matmul.autotune`
+    would copy an array of the size of the cache from the host before each of 640 runs.
+    """
+    try:
+        torch = importlib.import_module("torch")
+        advanced = importlib.import_module("nvmath.linalg.advanced")
+        cublas = importlib.import_module("nvmath.bindings.cublas")
+        cublaslt = importlib.import_module("nvmath.bindings.cublasLt")
+    except ImportError:
+        return None
+    left, right, out = given.oriented(*given.tensors(torch))
+    options = {"inplace": True, "memory_limit": WORKSPACE}
+    if given.problem.type.tf32:
+        options["compute_type"] = cublas.ComputeType.COMPUTE_32F_FAST_TF32
+    try:
+        beta = float(given.accumulate)
+        product = advanced.Matmul(left, right, c=out, beta=beta, options=options)
+    except ValueError:  # a layout or a combination of types that nvmath-python does not take
+        return None
+    try:
+        algorithms = product.plan(preferences={"limit": ALGORITHMS})
+    except (RuntimeError, cublaslt.cuBLASLtError):  # none computes this product
+        product.free()
+        return None
+
+    def runnable() -> Iterator[Call]:
+        for algorithm in algorithms:
+            call = functools.partial(product.execute, algorithm=algorithm)
+            try:
+                call()  # loads its kernel
+            except cublaslt.cuBLASLtError:
+                continue
+            yield call
+
+    call = given.stopwatch.fastest(runnable(), CHOOSING)
+    if call is None:
+        product.free()
+    else:
+        weakref.finalize(call, product.free).atexit = False
+    return call
+
+
 def _syrk(torch: Any, given: Operands) -> Call | None:
     """cuBLAS's own routine for one half of a symmetric C."""
     return syrk(given.problem, given.a, given.c)
@@ -200,9 +251,9 @@ class Baseline:
     each with the function that makes the call; the first that can be imported is taken. Types and
     layouts that it lacks are known to that function. One that is `symmetric` computes only a
     symmetric C, one that `accumulates` can also add to C. Ratios are formed with the fastest of
-    those that are `compared`. `on_request` says why one is measured only if it is asked for. With a
-    `column` its times have one in the CSV of `pymm.bench --classes` (a new column is a new schema:
-    `pymm.measure.results`).
+    those that are `compared`. `on_request` says why one is measured only if it is asked for.
+    `column` is the schema of the CSV of `pymm.bench --classes` from which on its times have a
+    column there (a new column is a new schema: `pymm.measure.results`), 0 without one.
     """
 
     name: str
@@ -214,7 +265,7 @@ class Baseline:
     accumulates: bool = False
     compared: bool = True
     on_request: str = ""
-    column: bool = False
+    column: int = 0
 
     def call(self, given: Operands) -> Call | None:
         """What computes C; None where the library is not installed or does not have the product."""
@@ -245,7 +296,7 @@ BASELINES = {
             {"torch": _torch_cublas, "cupy": _cupy_cublas},
             family="cuBLAS",
             accumulates=True,
-            column=True,
+            column=1,
         ),
         Baseline(
             "cublaslt",
@@ -254,7 +305,16 @@ BASELINES = {
             {"torch": _torch_cublaslt},
             family="cuBLAS",
             accumulates=True,
-            column=True,
+            column=1,
+        ),
+        Baseline(
+            "nvmath",
+            "cuBLASLt, best algorithm",
+            "cuda",
+            {"nvmath": _nvmath},
+            family="cuBLAS",
+            accumulates=True,
+            column=4,
         ),
         Baseline(
             HALF,
@@ -282,7 +342,7 @@ BASELINES = {
             family="Triton",
             compared=False,
             on_request="it compiles for half a minute and more",
-            column=True,
+            column=1,
         ),
     )
 }
@@ -321,7 +381,7 @@ def baseline_calls(
 
     The calls write C and must be made in the process that owns the memory.
     """
-    given = Operands(problem, a, b, c, backend.device.sms, accumulate)
+    given = Operands(problem, a, b, c, backend.device.sms, accumulate, Stopwatch(backend))
     found = {
         name: baseline.call(given)
         for name, baseline in BASELINES.items()

@@ -74,14 +74,21 @@ class PeriodicBuffer:
         address = self.buffer.address + self._lead * self.pattern.itemsize
         return Matrix(address, columns, rows * columns, owner=self.buffer)
 
-    def values(self, shape: tuple[int, int, int], rows: Any = None, columns: Any = None) -> Any:
-        """The same on the host; of each matrix all rows and columns, or those named."""
+    def values(
+        self,
+        shape: tuple[int, int, int],
+        rows: Any = None,
+        columns: Any = None,
+        matrices: Any = None,
+    ) -> Any:
+        """The same on the host: all rows and columns of all matrices, or those named."""
         batch, height, width = shape
-        if rows is None and columns is None:
+        if rows is None and columns is None and matrices is None:
             return np.resize(self.pattern, batch * height * width).reshape(shape)
         rows = np.arange(height) if rows is None else rows
         columns = np.arange(width) if columns is None else columns
-        first = np.arange(batch)[:, None, None] * height + rows[:, None]
+        matrices = np.arange(batch) if matrices is None else matrices
+        first = matrices[:, None, None] * height + rows[:, None]
         return self.pattern[(first * width + columns) % self.pattern.size]
 
 
@@ -108,8 +115,9 @@ PERIOD = 4_194_301
 #: and what is wrong in more than one row by less.
 VECTORS = 8
 
-#: Rows and columns of the normal product at whose crossings elements are compared with float64.
-ROWS, COLUMNS = 12, 24
+#: Rows and columns of the normal product at whose crossings elements are compared with float64, of
+#: at most so many matrices of a batch.
+ROWS, COLUMNS, MATRICES = 12, 24, 16
 
 #: Least depth that the integers of the check are made for: few buffers serve all problems.
 LEAST_DEPTH = 2**14
@@ -333,30 +341,33 @@ class QuickVerifier:
         return self._values("normal")
 
     def deviation(self) -> float:
-        """Root of the mean square of C - C64 over that of C64, of those elements."""
+        """Root of the mean square of C - C64 over that of C64, of the elements looked at."""
         expected, _ = self._expected
         apart = self._seen().astype(np.float64) - expected
         return float(np.sqrt((apart**2).mean() / max((expected**2).mean(), 1e-300)))
 
     def _seen(self) -> np.ndarray:
+        matrices, rows, columns = self._crossings
         if self._halved:
-            rows, columns = self._crossings
-            return mirrored(self.result(), self.problem)[:, rows][:, :, columns]
-        rows, columns = self._crossings
+            return mirrored(self.result(), self.problem)[matrices][:, rows][:, :, columns]
         _, height, width = self._shapes[2]
         size = self._result_dtype.itemsize
-        lines = np.empty((self.problem.batch, len(rows), width), self._result_dtype)
+        lines = np.empty((len(matrices), len(rows), width), self._result_dtype)
         for index in np.ndindex(lines.shape[:2]):
-            start = (index[0] * height + int(rows[index[1]])) * width * size
+            start = (int(matrices[index[0]]) * height + int(rows[index[1]])) * width * size
             self._buffer.read(lines[index].view(np.uint8), self._guard + start)
         return lines[:, :, columns]
 
     @cached_property
-    def _crossings(self) -> tuple[np.ndarray, np.ndarray]:
+    def _crossings(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Matrices, rows and columns of the elements that are looked at."""
         generator = np.random.default_rng(self.pool.seed)
         p = self.problem
-        rows = np.unique(np.r_[0, p.m - 1, generator.integers(0, p.m, ROWS - 2)])
-        return rows, np.unique(np.r_[0, p.n - 1, generator.integers(0, p.n, COLUMNS - 2)])
+        rows, columns, matrices = (
+            np.unique(np.r_[0, extent - 1, generator.integers(0, extent, most - 2)])
+            for extent, most in ((p.m, ROWS), (p.n, COLUMNS), (p.batch, MATRICES))
+        )
+        return matrices, rows, columns
 
     @cached_property
     def _expected(self) -> tuple[np.ndarray, np.ndarray]:
@@ -365,11 +376,12 @@ class QuickVerifier:
     @cached_property
     def _few(self) -> tuple[Problem, np.ndarray, np.ndarray]:
         """The product of the elements that are looked at: problem, A and B."""
-        p, (rows, columns) = self.problem, self._crossings
-        of_a = (None, rows) if p.trans_a else (rows, None)
-        of_b = (columns, None) if p.trans_b else (None, columns)
+        p, (matrices, rows, columns) = self.problem, self._crossings
+        of_a = (None, rows, matrices) if p.trans_a else (rows, None, matrices)
+        of_b = (columns, None, matrices) if p.trans_b else (None, columns, matrices)
         a, b = self._values("normal", (of_a, of_b))
-        return replace(p, m=len(rows), n=len(columns), op="gemm"), a, b
+        extents = {"m": len(rows), "n": len(columns), "batch": len(matrices)}
+        return replace(p, **extents, op="gemm"), a, b
 
     # Integers
 

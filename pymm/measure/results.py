@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pymm.core.files import append, begun
-from pymm.measure.libraries import BASELINES, ON_REQUEST
+from pymm.core.inputs import read_table, rows_of
+from pymm.measure.libraries import BASELINES, COMPARED, ON_REQUEST
 
 #: Most characters of a `detail`; a compiler's message can be pages.
 MAX_DETAIL = 500
@@ -22,21 +23,41 @@ _ORIGIN = ("driver", "compiler", "pymm", "commit")
 _PRODUCT = ("dtype", "layout", "m", "n", "k")
 _RESOURCES = ("registers", "spills", "shared")
 _COLUMN = tuple(f"{name}_us" for name, baseline in BASELINES.items() if baseline.column)
+_COMPARED = tuple(f"{name}_us" for name in COMPARED if BASELINES[name].column)
 
 
 @dataclass(frozen=True)
 class Schema:
     """One kind of file. Its first column says the number, which changes with the columns or with
-    what one of them means.
+    what one of them means. Files of earlier numbers may lack the columns `added`.
     """
 
     number: int
     columns: tuple[str, ...]
+    added: frozenset[str] = frozenset()
 
     @property
     def header(self) -> str:
         """The first line of a file."""
         return ",".join(self.columns)
+
+    def rows(
+        self,
+        path: Path,
+        numbers: Sequence[str] = (),
+        check: Callable[[dict[str, str]], str] = lambda row: "",
+    ) -> list[dict[str, str]]:
+        """The rows of a file as `core.inputs.rows_of` reads them; what has been added since it was
+        written is empty.
+        """
+        lacking = self.added.difference(read_table(path).columns)
+        needed = [name for name in self.columns if name not in lacking]
+        known = [name for name in numbers if name not in lacking]
+        rows = rows_of(path, needed, known, lambda row: check(self._whole(row)))
+        return [self._whole(row) for row in rows]
+
+    def _whole(self, row: dict[str, str]) -> dict[str, str]:
+        return dict.fromkeys(self.columns, "") | row
 
     def begun(self, path: Path) -> bool:
         """Whether the file has a header. `BadInput` if that is another one, or it cannot be
@@ -91,13 +112,14 @@ KERNELS = Schema(
     ),
 )
 
-#: `python -m pymm.bench --classes`: one row for each product. ratio: time of the fastest baseline /
-#: this time; void: of all that were timed; rms: root mean square of C - C64 relative to that of
-#: C64, opponent_rms: the same of the fastest baseline. A baseline on request has its own ratio.
+#: `python -m pymm.bench --classes`: one row for each product. batch: matrices of a batch; ratio:
+#: time of the fastest baseline / this time; void: of all that were timed; rms: root mean square of
+#: C - C64 relative to that of C64, opponent_rms: the same of the fastest baseline. A baseline on
+#: request has its own ratio.
 CLASSES = Schema(
-    3,
+    4,
     (
-        *("schema", "time", "device", *_ORIGIN, "class", *_PRODUCT),
+        *("schema", "time", "device", *_ORIGIN, "class", *_PRODUCT, "batch"),
         *("kernel", "config", "source", "reason", "outcome", "us", "spread", "rounds", "void"),
         *("gflops", "peak", *_COLUMN, "ratio", *(f"{name}_ratio" for name in ON_REQUEST)),
         *("error", "rms", "opponent_rms"),
@@ -105,6 +127,21 @@ CLASSES = Schema(
         *SEEN,
         "detail",
     ),
+    added=frozenset({"batch", *(f"{name}_us" for name, b in BASELINES.items() if b.column > 3)}),
+)
+
+#: `benchmarks/unseen.py`: one row for each product: what is chosen without a search of its own, the
+#: default and what its search found. of_fastest: time of the fastest of these / that of what is
+#: chosen; of_default: that of the default / that of what is chosen; ratio: time of the fastest
+#: baseline / that of what is chosen.
+UNSEEN = Schema(
+    2,
+    (
+        *("schema", "time", "device", *_ORIGIN[:-1], "seed", *_PRODUCT),
+        *("chosen", "reason", "chosen_us", "default", "default_us", "found", "found_us"),
+        *("of_fastest", "of_default", *_COMPARED, "ratio"),
+    ),
+    added=frozenset({"schema", *_COMPARED, "ratio"}),
 )
 
 #: `python -m pymm.bench --suite`: one row for each figure of a step. The docstring of

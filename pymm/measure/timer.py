@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from pymm.backends.base import Backend
 
-Call = Callable[[], object]
+Call = Callable[[], Any]
 
 #: A sample is taken at most so often. Each further time the device is kept busy twice as long
 #: before it, at most so many times as long as at first (0.12 ms on an H200, so 8 ms).
 TRIES, MOST_AHEAD = 7, 64
+
+#: Of many calls the fastest: each is timed once, then so many of the best in so many rounds.
+FINALISTS, FINAL_ROUNDS = 8, 7
 
 
 class Stopwatch:
@@ -74,3 +79,18 @@ class Stopwatch:
             if not math.isnan(seconds):
                 times[name].append(seconds)
         return times
+
+    def fastest(self, calls: Iterable[Call], seconds: float) -> Call | None:
+        """The call with the least median time. After so many seconds no further call is looked at:
+        the likely ones come first. None without a call, or if all samples are void.
+        """
+        ends, first = time.monotonic() + seconds, []
+        for call in calls:
+            first += [(sample, len(first), call) for sample in self.sound([call])]
+            if time.monotonic() > ends:
+                break
+        best = {str(number): call for _, number, call in sorted(first)[:FINALISTS]}
+        times, _ = self.rounds(best, FINAL_ROUNDS if len(best) > 1 else 0, 1, ends)
+        medians = {name: statistics.median(of) for name, of in times.items() if of}
+        name = min(best, key=lambda name: medians.get(name, math.inf), default=None)
+        return best.get(name)

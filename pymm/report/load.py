@@ -121,7 +121,7 @@ class Row:
             return parse_problem(
                 f"{self.text('op') or ('syrk' if symmetric else 'gemm')}-"
                 f"{self.text('dtype')}-{self.text('layout') or 'NN'}-"
-                f"{self.text('m')}x{self.text('n')}x{self.text('k')}"
+                f"{self.text('m')}x{self.text('n')}x{self.text('k')}-b{self.text('batch') or 1}"
             )
         except (ValueError, NotImplementedError):
             return None

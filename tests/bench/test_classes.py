@@ -247,3 +247,80 @@ def test_all_classes_have_every_type_and_layout(monkeypatch):
     assert len(found) == 4 * (21 + 8)
     assert len({problem for _, problem in found}) == len(found)
     assert math.prod(problem.m for _, problem in found) > 0
+
+
+def test_populations_have_rows_of_their_own_and_go_on(tmp_path, monkeypatch, capsys):
+    """Two runs, by classes and types, append to one file; nothing is measured twice."""
+    member = shapes.Member
+    monkeypatch.setitem(shapes.FIXED, "batch", [member(5, 5, 5, "NN", 7), member(5, 5, 5, "NN", 3)])
+    small = (lambda uniform: member(int(9 * uniform()) + 1, 3, 2, "TN"), 3)
+    monkeypatch.setitem(shapes.DRAWN, "random", small)
+    path, where = tmp_path / "classes.csv", ["--device", "cpu:1", "--rounds", "5"]
+    command = [*where, "--classes", "random,batch", "--seed", "12", "--csv", str(path)]
+    assert kernels.main([*command, "--dtypes", "f64", "--count", "2"]) == 0
+    assert kernels.main([*command, "--dtypes", "f64,f32"]) == 0
+    assert kernels.main([*command, "--dtypes", "f64,f32"]) == 0
+    rows = rows_of(path)
+    assert len(rows) == 2 * (3 + 2)
+    assert [r["class"] for r in rows[:4]] == ["random-12"] * 2 + ["batch"] * 2
+    assert [(r["batch"], r["outcome"]) for r in rows if r["class"] == "batch"] == [
+        ("7", "ok"),
+        ("3", "ok"),
+        ("7", "ok"),
+        ("3", "ok"),
+    ]
+    assert all(float(r["ratio"]) > 0 and float(r["rms"]) < 1e-6 for r in rows)
+
+
+def test_populations_are_not_measured_with_the_users_records(tmp_path, monkeypatch):
+    asked = []
+
+    def choose(problem, device, directory, environment):
+        asked.append((problem.m, directory))
+        raise NotImplementedError
+
+    monkeypatch.setattr(classes, "select", choose)
+    problems = [("large", Problem(1, 1, 1)), ("random-4", Problem(2, 2, 2))]
+    for records, expected in ((None, None), (tmp_path, tmp_path)):
+        asked.clear()
+        held = benchmark(Disturbed())
+        held.directory, held.for_populations = tmp_path, records
+        assert held.entries(problems) == []
+        assert asked == [(1, tmp_path), (2, expected)]
+
+
+@pytest.mark.parametrize("text", ["x", "-1", "1e3", "9" * 13])
+def test_seeds_are_whole_numbers(text, capsys):
+    with pytest.raises(SystemExit):
+        kernels.main(["--classes", "random", f"--seed={text}"])
+    assert "no whole number" in capsys.readouterr().err
+
+
+def test_the_ratio_is_to_the_fastest_of_all_baselines(tmp_path):
+    class Tuned(Disturbed):
+        def result(self, timeout):
+            reply = super().result(timeout)
+            times = reply.times | {"nvmath": [1.2e-5] * 5}
+            return replace(reply, times=times, deviations=reply.deviations | {"nvmath": 3e-7})
+
+    path = tmp_path / "classes.csv"
+    held = benchmark(Tuned(), path)
+    held.run(held.entries(class_problems(["large"], ["f32"], ["NN"])))
+    (row,) = rows_of(path)
+    assert (row["nvmath_us"], row["ratio"], row["opponent_rms"]) == ("12", "1.2", "3e-07")
+
+
+def test_older_files_are_read_and_never_appended_to(tmp_path, capsys):
+    path = tmp_path / "classes.csv"
+    assert run(path, "--classes", "small", "--transposes", "NN") == 0
+    (new,) = rows_of(path)
+    old = [name for name in results.CLASSES.columns if name not in results.CLASSES.added]
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, old, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerow(new)
+    (read,) = results.CLASSES.rows(path, ("us", "nvmath_us"))
+    assert read == new | dict.fromkeys(results.CLASSES.added, "")
+    with pytest.raises(SystemExit):
+        run(path, "--classes", "small", "--transposes", "NN")
+    assert "name another file" in capsys.readouterr().err

@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import populations  # noqa: E402
 import results  # noqa: E402
 import symmetric  # noqa: E402
 
@@ -55,14 +56,14 @@ def whole(ratio, dtype="f32", name="large", layout="NN"):
 
 
 def test_classes_are_judged_by_their_geometric_means():
-    rows = [*whole(1.2), *whole(0.95, layout="TT"), *whole(1.3, layout="NT")]
+    rows = [*whole(1.2), *whole(1.0, layout="TT"), *whole(1.3, layout="NT")]
     rows += [*whole(1.06, name="small"), *whole(1.24, name="odd"), *whole(2.0, "f16_f32")]
     rows += whole(9.0, name="rank-k")[:-1]
     lines = results.classes(rows)
     find = {tuple(line.split(" | ")[:2]): line for line in lines if line.startswith("| ")}
     large = find["| f32", "large"]
-    assert "| 1.05 | 1.15 | **1.20** | **1.30** |  | **0.95** | goal | floor |" in large
-    assert find["| f32", "small"].endswith("| 1.25 | 1.6 | 1.06 |  |  |  | missed |  |")
+    assert "| 1.1 | 1.13 | **1.20** | **1.30** |  | **1.00** | goal | floor |" in large
+    assert find["| f32", "small"].endswith("| 1.44 | 1.6 | 1.06 |  |  |  | missed |  |")
     assert find["| f32", "odd"].endswith("| **1.24** |  |  |  | floor |  |")
     assert find["| f32", "rank-k"].endswith("| 9.00 (2 of 3) |  |  |  | incomplete |  |")
     assert find["| f16_f32", "large"].endswith("|  |  | 2.00 |  |  |  |  |  |")
@@ -214,3 +215,70 @@ def test_every_goal_names_a_class(dtype):
     from pymm.core.shapes import shapes_of
 
     assert list(results.GOALS[dtype]) == list(shapes_of(dtype))
+
+
+def drawn(ratios, name="random-7", dtype="f32", **more):
+    """Rows of a population's products with these ratios, in order; the rest have the last."""
+    products = [p for _, p in class_problems((name,), (dtype,), ("NN", "NT", "TN", "TT"))]
+    ratios = [*ratios, *[ratios[-1]] * (len(products) - len(ratios))]
+    return [
+        row(ratio, dtype, p.layout, name, reason="default", batch=str(p.batch), **more)
+        | {axis: str(getattr(p, axis)) for axis in "mnk"}
+        for ratio, p in zip(ratios, products, strict=True)
+    ]
+
+
+def judged(rows):
+    """The line of each population, then those of products below their floor."""
+    lines = populations.populations(rows, "x.csv")
+    return [line for line in lines if line.startswith("| ") and not line.startswith("| type")]
+
+
+def test_populations_are_judged_by_their_mean_and_their_worst_product():
+    for ratios, said in (
+        ([1.0, 1.4], "goal"),
+        ([0.9, 1.2], "floor"),
+        ([0.899, 1.4], "missed"),
+        ([1.1], "missed"),
+    ):
+        (line, *below) = judged(drawn(ratios))
+        assert line.endswith(f"| {said} |") and "| random-7 | 1.15 | 1.3 | 0.9 | 100 |" in line
+        assert len(below) == (ratios[0] < 0.9)
+
+
+def test_populations_that_are_not_whole_or_not_untuned_reach_nothing():
+    rows = drawn([1.4])
+    assert judged(rows[:60])[0].endswith("| 60 of 100 |")
+    rows[3] |= {"reason": "tuned for this problem on this GPU (2026-11-21, 5.7 us)"}
+    assert judged(rows)[0].endswith("| 1 are tuned |")
+    rows[5] |= {"outcome": "wrong", "ratio": "", "us": ""}
+    assert judged(rows)[0].endswith("| 1 failed |")
+    assert judged([rows[5]])[0].endswith("|  |  |  | 1 failed |")
+
+
+def test_products_of_populations_below_their_floor_are_named():
+    rows = [*drawn([0.8, 0.7, 1.2], "batch", "f64"), *drawn([1.2], "syrk-uneven-5", "f64")]
+    (batch, uneven, worst, next_worst) = judged(rows)
+    assert "| 8 | 1.07 | 0.7 | NN 32 x 32 x 32, batch of 4000 | missed |" in batch
+    assert "| syrk-uneven-5 | 1.1 | 1.5 |  | 24 | 1.20 | 1.2 |" in uneven
+    assert worst == "| f64 | batch | NN 32 x 32 x 32, batch of 4000 | 100 | 70 | 0.70 | a MB1 |"
+    assert "10000" in next_worst
+    assert judged(drawn([0.1], "llm", "f32"))[0].endswith("|  |"), "no floor for this type"
+
+
+def test_the_page_takes_populations_from_a_file_of_their_own(tmp_path, monkeypatch):
+    """Rows of earlier schemas in one file, of the newest in the other."""
+    new, old = tmp_path / "populations.csv", tmp_path / "classes.csv"
+    schemas.CLASSES.append(new, drawn([1.4]))
+    names = [name for name in schemas.CLASSES.columns if name not in schemas.CLASSES.added]
+    schema = schemas.Schema(3, tuple(names))
+    schema.append(old, [{name: r[name] for name in names} | {"schema": "3"} for r in whole(1.2)])
+    files = {"FILE": old, "POPULATIONS": new, "SUITES": [], "CPUS": []}
+    files |= dict.fromkeys(("UNSEEN", "CALLS", "LADDER"), tmp_path / "none.csv")
+    for name, value in (files | {"ROOT": tmp_path}).items():
+        monkeypatch.setattr(results, name, value)
+    lines = results.page().splitlines()
+    assert "## Populations" in lines
+    assert any(line.startswith("| f32 | random-7 | 1.15 |") for line in lines)
+    assert any(line.startswith("| f32 | large | 1.1 |") for line in lines)
+    assert not any(line.startswith("| f32 | NN | random-7") for line in lines)

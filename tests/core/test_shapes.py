@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pymm.core.problem import MAX_EXTENT
-from pymm.core.shapes import MAX_SHAPES, NAMED_SETS, parse_shapes
+from pymm.core.problem import MAX_EXTENT, Problem
+from pymm.core.shapes import (
+    LAYOUTS,
+    MAX_SHAPES,
+    NAMED_SETS,
+    POPULATIONS,
+    class_problems,
+    parse_shapes,
+    population,
+)
 
 
 @pytest.mark.parametrize(
@@ -106,3 +115,48 @@ def test_a_csv_file_that_is_wrong_is_named_with_its_line(tmp_path, text, words):
     path.write_text(text)
     with pytest.raises(ValueError, match=words):
         parse_shapes(str(path))
+
+
+def test_drawn_populations_are_the_same_for_a_seed():
+    """The numbers are the Mersenne Twister's, which NumPy has as well."""
+    uniform = np.random.RandomState([20261123]).random_sample
+    first = population("random-20261123", 30)
+    assert first == population("random-20261123")[:30]
+    for member in first:
+        extents = [round(32 * 256 ** uniform()) for _ in range(3)]
+        assert [member.m, member.n, member.k] == extents
+        assert member.layout == LAYOUTS[int(4 * uniform())]
+    assert population("random-1", 5) != population("random-2", 5)
+
+
+@given(st.integers(0, 10**12 - 1))
+def test_drawn_products_are_within_their_bounds(seed):
+    for member in population(f"random-{seed}", 20):
+        assert all(32 <= extent <= 8192 for extent in (member.m, member.n, member.k))
+        assert member.layout in LAYOUTS and member.batch == 1
+    for member in population(f"syrk-uneven-{seed}", 20):
+        problem = member.problem("f64")
+        assert problem.symmetric and problem.layout in ("NT", "TN")
+        assert 300 <= problem.n <= 1500 and 2000 <= problem.k <= 20000
+        assert problem.n % 2 and problem.k % 2
+
+
+def test_populations_stand_behind_the_classes_each_product_in_all_types():
+    found = class_problems(["batch", "random-3", "large"], ["f32", "bf16"], ["NN"], 40)
+    names = [name for name, _ in found]
+    assert names[:10] == ["large"] * 10 and names[10:24] == ["batch"] * 14
+    assert set(names[24:]) == {"random-3"} and len(names[24:]) <= 80
+    assert {problem.layout for _, problem in found} == {"NN"}
+    assert found[10][1] == Problem(16, 16, 16, "f32", batch=10000)
+    assert found[11][1] == Problem(16, 16, 16, "bf16", batch=10000)
+    whole = class_problems(["random-3", "llm", "batch", "syrk-uneven-3"], ["f64"], LAYOUTS)
+    assert len(whole) == 100 + 18 + 8 + 24 == len(set(whole))
+    assert not {name for name, _ in class_problems(["all"], ["f32"], LAYOUTS)} & set(POPULATIONS)
+
+
+@pytest.mark.parametrize("name", ["random", "random-", "random-x", "llm-3", "random-" + "9" * 13])
+def test_populations_that_do_not_exist(name):
+    with pytest.raises(ValueError, match="random-SEED"):
+        class_problems([name], ["f32"], ["NN"])
+    with pytest.raises(ValueError, match="syrk-uneven-SEED"):
+        population(name)

@@ -3,6 +3,7 @@
 import ast
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -56,9 +57,9 @@ def test_numpy(problem, cpu):
 def judge_what_adds_to_c(backend, problem):
     """C = AB, to which AB is added: twice AB, within the rounding of the three."""
     quick, calls = calls_of(backend, problem)
-    got, expected, bound = judged(quick, next(iter(calls.values())), backend)
     more = baseline_calls(backend, problem, *quick.operands, accumulate=True)
-    assert more and set(more) <= {"cublas", "cublaslt", "numpy"}
+    assert more and set(more) <= {"cublas", "cublaslt", "nvmath", "numpy"}
+    got, expected, bound = judged(quick, next(iter(calls.values())), backend)
     for count, call in enumerate(more.values(), 2):
         got, _, _ = judged(quick, call, backend)
         assert compare(got, count * expected, 2 * count * bound).right
@@ -131,8 +132,8 @@ def test_a_new_baseline_is_one_declaration():
 
 
 def test_baselines_by_what_they_are_for():
-    assert COMPARED == ("cublas", "cublaslt", "cublas_syrk_mirror", "numpy")
-    assert GENERAL == ("cublas", "cublaslt", "numpy") and ON_REQUEST == ("triton",)
+    assert COMPARED == ("cublas", "cublaslt", "nvmath", "cublas_syrk_mirror", "numpy")
+    assert GENERAL == ("cublas", "cublaslt", "nvmath", "numpy") and ON_REQUEST == ("triton",)
 
 
 class FakeTorch:
@@ -166,3 +167,108 @@ def test_which_mode_a_library_is_compared_in(dtype, tf32, cpu, monkeypatch):
     assert BASELINES[HALF].call(given) is None, "the product is not symmetric"
     expected = reference.product(quick.problem, *quick.sources())
     assert np.allclose(quick.result(), expected, atol=1e-5)
+
+
+class Refused(Exception):
+    """What cuBLASLt raises."""
+
+
+class FakeMatmul:
+    """nvmath-python's plan, of which algorithm 1 cannot run."""
+
+    made = []
+
+    def __init__(self, left, right, c, beta, options):
+        if options["memory_limit"] < 1 or not options["inplace"]:
+            raise AssertionError("C is not the result")
+        if left.shape == (9, 9):
+            raise ValueError("no such layout")
+        self.left, self.right, self.c, self.beta = left, right, c, beta
+        self.options, self.freed = options, False
+        FakeMatmul.made.append(self)
+
+    def plan(self, preferences):
+        if self.left.shape == (8, 8):
+            raise RuntimeError("none is suitable")
+        return [f"algorithm {number}" for number in range(min(4, preferences["limit"]))]
+
+    def execute(self, algorithm):
+        if algorithm == "algorithm 1":
+            raise Refused(algorithm)
+        self.c[...] = self.left @ self.right + self.beta * self.c
+
+    def free(self):
+        self.freed = True
+
+
+class Last:
+    """A stopwatch that finds the last call fastest, or none."""
+
+    def __init__(self, sound=True):
+        self.sound = sound
+
+    def fastest(self, calls, seconds):
+        found = list(calls)
+        self.calls = [call.keywords["algorithm"] for call in found]
+        return found[-1] if self.sound else None
+
+
+@pytest.fixture
+def nvmath(monkeypatch):
+    """PyTorch and nvmath-python on NumPy's arrays."""
+    compute = SimpleNamespace(COMPUTE_32F_FAST_TF32="tf32")
+    modules = {
+        "torch": FakeTorch,
+        "nvmath": SimpleNamespace(),
+        "nvmath.linalg.advanced": SimpleNamespace(Matmul=FakeMatmul),
+        "nvmath.bindings.cublas": SimpleNamespace(ComputeType=compute),
+        "nvmath.bindings.cublasLt": SimpleNamespace(cuBLASLtError=Refused),
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(FakeMatmul, "made", [])
+
+
+def planned(problem, cpu, stopwatch=None, accumulate=False):
+    quick = OperandPool(cpu).verifier(problem)
+    given = Operands(problem, *quick.operands, 1, accumulate, stopwatch or Last())
+    return quick, BASELINES["nvmath"].call(given)
+
+
+@pytest.mark.parametrize("problem", [Problem(5, 4, 3), Problem(5, 4, 3, "tf32", True, True, 7)])
+def test_the_fastest_algorithm_of_cublaslt_is_kept(problem, cpu, nvmath):
+    stopwatch = Last()
+    quick, call = planned(problem, cpu, stopwatch)
+    assert stopwatch.calls == ["algorithm 0", "algorithm 2", "algorithm 3"], "what runs"
+    assert call.keywords["algorithm"] == "algorithm 3"
+    got, expected, bound = judged(quick, call, cpu)
+    assert np.allclose(got, expected, atol=1e-5)
+    (product,) = FakeMatmul.made
+    assert product.options.get("compute_type") == ("tf32" if problem.type.tf32 else None)
+    assert not product.freed
+    del call
+    assert product.freed, "with the call"
+
+
+def test_cublaslt_adds_to_c_if_that_is_timed(cpu, nvmath):
+    problem = Problem(5, 4, 3)
+    quick = OperandPool(cpu).verifier(problem)
+    once, more = (
+        BASELINES["nvmath"].call(Operands(problem, *quick.operands, 1, adds, Last()))
+        for adds in (False, True)
+    )
+    expected = judged(quick, once, cpu)[1]
+    assert np.allclose(judged(quick, more, cpu)[0], 2 * expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("extent, sound", [(9, True), (8, True), (5, False)])
+def test_nothing_where_cublaslt_has_no_algorithm(extent, sound, cpu, nvmath):
+    """No such layout, none suitable, no sound sample: what was planned is freed."""
+    _, call = planned(Problem(extent, extent, extent), cpu, Last(sound))
+    assert call is None
+    assert all(product.freed for product in FakeMatmul.made)
+
+
+def test_nvmath_needs_pytorch(cpu, nvmath, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert planned(Problem(5, 4, 3), cpu)[1] is None

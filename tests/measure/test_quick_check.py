@@ -220,3 +220,23 @@ def test_symmetric_products(layout):
         trial = quick(half, poisoned(upper)).verify(CONFIG)
         assert trial.outcome == "ok", trial.detail
         assert "was written" in quick(half, poisoned(not upper)).verify(CONFIG).detail
+
+
+def test_elements_of_a_few_matrices_of_a_large_batch_are_compared(monkeypatch):
+    """Reading all of a batch of thousands would take seconds; on integers every element counts."""
+    monkeypatch.setattr(arenas, "MATRICES", 5)
+    bench = quick(Problem(7, 9, 5, "f64", True, False, 40))
+    assert bench.verify(CONFIG).outcome == "ok"
+    matrices, rows, columns = bench.quick._crossings
+    assert {0, 39} < set(matrices) and len(matrices) <= 5
+    assert bench.quick._seen().shape == (len(matrices), len(rows), len(columns))
+    assert bench.quick.deviation() < 1e-15
+
+
+@pytest.mark.parametrize("matrix", [0, 17, 39])
+def test_one_wrong_matrix_of_a_batch_is_found(matrix):
+    def spoil(c, problem, number, beta):
+        c[matrix, 3, 2] += 1
+
+    trial = quick(Problem(7, 9, 5, "f32", batch=40), spoil).verify(CONFIG)
+    assert trial.outcome == "wrong" and f"C[{matrix}, 3, 2]" in trial.detail

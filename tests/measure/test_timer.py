@@ -1,6 +1,7 @@
 """A late host: its delays do not count, what is void is taken again and counted."""
 
 import math
+from functools import partial
 
 import numpy as np
 from recorded import NumpyBackend
@@ -10,7 +11,7 @@ from pymm.backends.cuda.timing import TOGETHER, timed
 from pymm.core.problem import Problem
 from pymm.kernels import find_kernel
 from pymm.kernels.source import render
-from pymm.measure.timer import Stopwatch
+from pymm.measure.timer import FINAL_ROUNDS, Stopwatch
 from pymm.measure.workbench import Workbench
 
 KERNEL = find_kernel("reordered", "cpu")
@@ -165,3 +166,51 @@ def test_the_device_is_kept_busy_for_less_again():
     for _ in range(6):
         watch.time([call])
     assert backend.ahead == [16, 8, 4, 2, 1, 1]
+
+
+class Scripted:
+    """A backend on which each call takes its own times in turn, the last one from then on."""
+
+    def __init__(self, times):
+        self.times = {name: list(of) for name, of in times.items()}
+        self.taken = []
+
+    def call(self, name):
+        return partial(str, name)
+
+    def time(self, calls, ahead=1):
+        found = []
+        for call in calls:
+            (name,) = call.args
+            of = self.times[name]
+            found.append(of.pop(0) if len(of) > 1 else of[0])
+            self.taken.append(name)
+        return found
+
+
+def fastest_of(times, seconds=math.inf):
+    backend = Scripted(times)
+    found = Stopwatch(backend).fastest(map(backend.call, times), seconds)
+    return found and found.args[0], backend
+
+
+def test_the_fastest_of_many_is_found_by_its_median():
+    times = {f"call {number}": [1.0 + number] for number in range(12)}
+    times["call 11"] = [1.5, 0.5]  # the first sample is one of the best, the others are better
+    times["call 10"] = [0.1, 9.0]  # one lucky sample
+    name, backend = fastest_of(times)
+    assert name == "call 11"
+    assert "call 9" not in backend.taken[12:], "only the best are timed again"
+    assert backend.taken.count("call 11") == 1 + FINAL_ROUNDS
+
+
+def test_what_comes_late_is_not_looked_at():
+    name, backend = fastest_of({"likely": [2.0], "late": [1.0]}, seconds=-1.0)
+    assert name == "likely" and backend.taken == ["likely"]
+
+
+def test_void_samples_are_no_times():
+    assert fastest_of({"void": [math.nan], "sound": [3.0]})[0] == "sound"
+    assert fastest_of({"void": [math.nan]})[0] is None
+    assert fastest_of({})[0] is None
+    assert fastest_of({"once": [1.0, math.nan], "always": [2.0, math.nan]})[0] == "once"
