@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pymm.core.device import Device
 from pymm.core.integers import ceil_div, round_up
-from pymm.core.problem import Problem
+from pymm.core.problem import Problem, stored_shapes
 from pymm.kernels import wgmma
 from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma
 from pymm.kernels.rules import ACCUMULATORS, STAGES_FIT, STAGES_OVERLAP
@@ -52,6 +52,10 @@ _MEMORY, _BLOCKS = 3.6e6, 60
 #: a step's time, of this kernel and of kernel 7.
 _COOL, _HOT, _SLOWER, _SLOWER_7 = 1e11, 2e11, 0.16, 0.22
 
+#: Part by which such rows lengthen a step, of this kernel with blocks in pairs, and of kernel 7.
+#: where it has so many operations or more.
+_CROSSING, _CROSSING_7, _LITTLE = 1.17, 1.25, 2e10
+
 #: Part of kernel 7's expected time below which this one is preferred, for both are expected within
 #: a few percent; up to so many rows, where memory is the limit, all of it, from so many bytes on.
 _SURELY, _FEW, _LONG = 0.97, 128, 1e8
@@ -74,9 +78,11 @@ def _options(p: Problem) -> Iterator[dict[str, int]]:
     """Tiles for the problem: of any width where rows of B lie along k, else of whole boxes."""
     deep = p.k >= _DEEP
     few = p.m <= _FEW
-    cluster = 2 if deep and p.m > (64 if few else 128) else 1
+    cluster = 2 if (deep or _crossing(p)) and p.m > (64 if few else 128) else 1
     for nb in range(64, 193, 16) if p.trans_b else (64, 128, 192):
-        yield dict(MB=64 if few else 128, NB=nb, CLUSTER=cluster, SLOTS=1 if deep or few else 2)
+        yield dict(
+            MB=64 if few else 128, NB=nb, CLUSTER=cluster, SLOTS=3 - cluster if not few else 1
+        )
 
 
 def _microseconds(given: dict[str, int], p: Problem, d: Device) -> float:
@@ -86,10 +92,15 @@ def _microseconds(given: dict[str, int], p: Problem, d: Device) -> float:
         step = _STEP_128[0] * nb + _STEP_128[1] * max(128 - nb, 0)
     else:
         step = _STEP_64[0] * nb + _STEP_64[1]
-    step *= 1 + _SLOWER * _hot(p)
+    step *= (1 + _SLOWER * _hot(p)) * (_CROSSING if _crossing(p) else 1)
     busy = ceil_div(tiles, d.sms) * (ceil_div(p.k, 64) * step + _REST)
     moved = p.bytes / (_MEMORY * min(1.0, max(tiles, 1) / _BLOCKS))
     return _LAUNCH + max(busy, moved) + 0.05 * min(busy, moved)
+
+
+def _crossing(p: Problem) -> bool:
+    """Whether rows of A or B start within sectors of 32 bytes, so that more are read."""
+    return any(shape[2] * 2 % 32 for shape in stored_shapes(p)[:2])
 
 
 def _hot(p: Problem) -> float:
@@ -98,10 +109,12 @@ def _hot(p: Problem) -> float:
 
 def _preferred(p: Problem, d: Device) -> bool:
     """Whether it should be faster than kernel 7, by more than the error of both expectations."""
-    if p.empty or p.k <= 128:
-        return False
+    if p.empty or p.k <= 128 or p.n * p.out_dtype.itemsize % 16:
+        return False  # storing takes too long, or TMA cannot store C
     own = min(_microseconds(option, p, d) for option in _options(p))
     other = _LAUNCH + wgmma.expected_us(p, d) * (1 + _SLOWER_7 * _hot(p))
+    if _crossing(p) and p.flops > _LITTLE:
+        other *= _CROSSING_7
     if p.m <= _FEW:
         return p.bytes > _LONG and own < other
     return own < _SURELY * other
