@@ -109,7 +109,7 @@ def _hot(p: Problem) -> float:
 
 def _preferred(p: Problem, d: Device) -> bool:
     """Whether it should be faster than kernel 7, by more than the error of both expectations."""
-    if p.empty or p.k <= 128 or p.n * p.out_dtype.itemsize % 16:
+    if p.symmetric or p.empty or p.k <= 128 or p.n * p.out_dtype.itemsize % 16:
         return False  # storing takes too long, or TMA cannot store C
     own = min(_microseconds(option, p, d) for option in _options(p))
     other = _LAUNCH + wgmma.expected_us(p, d) * (1 + _SLOWER_7 * _hot(p))
