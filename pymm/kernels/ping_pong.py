@@ -58,7 +58,11 @@ _CROSSING, _CROSSING_7, _LITTLE = 1.17, 1.25, 2e10
 
 #: Part of kernel 7's expected time below which this one is preferred, for both are expected within
 #: a few percent; up to so many rows, where memory is the limit, all of it, from so many bytes on.
-_SURELY, _FEW, _LONG = 0.97, 128, 1e8
+_SURELY, _FEW, _LONG = 0.955, 128, 1e8
+
+#: It is preferred for k above this, up to so many operations. Least width of a tile of large
+#: products.
+_SHALLOW, _LARGEST, _WIDE = 192, 1.2e12, 160
 
 #: Deep products have stages instead of second slots.
 _DEEP = 4096
@@ -80,6 +84,8 @@ def _options(p: Problem) -> Iterator[dict[str, int]]:
     few = p.m <= _FEW
     cluster = 2 if (deep or _crossing(p)) and p.m > (64 if few else 128) else 1
     for nb in range(64, 193, 16) if p.trans_b else (64, 128, 192):
+        if _hot(p) == 1 and nb < _WIDE:
+            continue  # L2 and the clock suffer from narrow tiles
         yield dict(
             MB=64 if few else 128, NB=nb, CLUSTER=cluster, SLOTS=3 - cluster if not few else 1
         )
@@ -99,8 +105,10 @@ def _microseconds(given: dict[str, int], p: Problem, d: Device) -> float:
 
 
 def _crossing(p: Problem) -> bool:
-    """Whether rows of A or B start within sectors of 32 bytes, so that more are read."""
-    return any(shape[2] * 2 % 32 for shape in stored_shapes(p)[:2])
+    """Whether rows of A or B, as TMA reads them, start within sectors of 32 bytes, so that more are
+    read.
+    """
+    return any(round_up(shape[2] * 2, 16) % 32 for shape in stored_shapes(p)[:2])
 
 
 def _hot(p: Problem) -> float:
@@ -109,8 +117,10 @@ def _hot(p: Problem) -> float:
 
 def _preferred(p: Problem, d: Device) -> bool:
     """Whether it should be faster than kernel 7, by more than the error of both expectations."""
-    if p.symmetric or p.empty or p.k <= 128 or p.n * p.out_dtype.itemsize % 16:
-        return False  # storing takes too long, or TMA cannot store C
+    if p.symmetric or p.k <= _SHALLOW or p.flops > _LARGEST or p.empty:
+        return False
+    if p.n * p.out_dtype.itemsize % 16:
+        return False  # TMA cannot store C
     own = min(_microseconds(option, p, d) for option in _options(p))
     other = _LAUNCH + wgmma.expected_us(p, d) * (1 + _SLOWER_7 * _hot(p))
     if _crossing(p) and p.flops > _LITTLE:
