@@ -1,4 +1,4 @@
-"""Kernel 15: its geometry, and products of any size, layout, start, stride and stack, in the
+"""Kernel 16: its geometry, and products of any size, layout, start, stride and stack, in the
 simulator and on a GPU.
 """
 

@@ -1,4 +1,4 @@
-// 15 ping pong: two warpgroups take turns, and the store of one hides behind the products of the
+// 16 ping pong: two warpgroups take turns, and the store of one hides behind the products of the
 // other.
 //
 // 16-bit elements in, sums in float32, 16-bit elements or float32 out. The tiles come as in rung 07,
