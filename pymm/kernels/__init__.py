@@ -21,6 +21,7 @@ from pymm.kernels.kernel import (
     Rule,
     Tma,
 )
+from pymm.kernels.ping_pong import PING_PONG
 from pymm.kernels.pipelined import PIPELINED
 from pymm.kernels.simt import COALESCED, NAIVE, REGISTER_TILE, SHARED_TILE, TRANSPOSED_A
 from pymm.kernels.sliced import SLICED
@@ -63,6 +64,7 @@ KERNELS: tuple[Kernel, ...] = (
     TENSOR,
     WGMMA_TF32X3,
     WGMMA_F16X3,
+    PING_PONG,
     REORDERED,
     BLOCKED,
 )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from pymm.core.device import Device
-from pymm.core.integers import ceil_div
+from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem
 from pymm.kernels.kernel import Config, Kernel, Rule
 from pymm.kernels.rules import (
@@ -17,6 +17,7 @@ from pymm.kernels.rules import (
     registers_fit,
 )
 from pymm.kernels.simt import words
+from pymm.kernels.tensor_f64 import small_batch
 from pymm.kernels.tiles import COUNTERS, tiles
 
 #: Parts that one block adds at a time (common/split_k_tree.cuh).
@@ -154,8 +155,37 @@ _SHARED = {64: (8, 4, 4, 3), 32: (16, 4, 2, 3), 16: (16, 4, 2, 3)}
 _LAUNCH, _LEVEL, _SHARED_MEMORY, _MEMORY, _L2 = 7000, 3500, 16, 24, 40
 
 
+#: Many float32 products of aligned rows, by their greatest extent: MB, NB, KB, TA, TB, STAGES; four
+#: slices, three blocks on a multiprocessor (measured on one H200, benchmarks/LOG.md).
+_MANY = {
+    16: (16, 32, 8, 4, 4, 4),
+    32: (32, 32, 8, 8, 4, 4),
+    64: (32, 64, 8, 8, 8, 4),
+    128: (32, 64, 16, 8, 8, 3),
+    256: (32, 64, 16, 8, 8, 2),
+}
+
+
+def _many(p: Problem) -> int | None:
+    """The key of `_MANY` for a problem; None if it is not of that kind. Two K-major operands would
+    spill with 8 x 8 elements a thread.
+    """
+    extent = max(p.m, p.n)
+    if p.batch < 16 or p.dtype != "f32" or p.alignment < 16 or extent > 256:
+        return None
+    found = next(most for most in _MANY if extent <= most)
+    covered = round_up(p.m, _MANY[found][0]) * round_up(p.n, _MANY[found][1])
+    if covered > 1.2 * p.m * p.n and found > 32:
+        return None
+    return None if found >= 64 and p.trans_b and not p.trans_a else found
+
+
 def _heuristic(p: Problem, d: Device) -> dict[str, int]:
     """The tile and the parts of k with the least expected time."""
+    if (many := _many(p)) is not None:
+        names = ("MB", "NB", "KB", "TA", "TB", "STAGES")
+        given = dict(zip(names, _MANY[many], strict=True))
+        return given | dict(SLICES=4, BLOCKS=3, GROUP=8, SPLIT=1)
     best = min(_options(p, d), key=lambda config: _clocks(config, p, d), default=None)
     return dict(SLICED.default) if best is None else best.as_dict()
 
@@ -231,8 +261,8 @@ def _preferred_for(p: Problem, d: Device) -> bool:
     wait for memory.
     """
     if p.dtype == "f64" and d.capability in ((8, 0), (9, 0)):
-        return min(p.m, p.n) <= 16
-    return min(p.m, p.n) <= 64 or p.m * p.n * p.batch <= 2**20
+        return min(p.m, p.n) <= 16 and not small_batch(p)
+    return min(p.m, p.n) <= 64 or p.m * p.n * p.batch <= 2**20 or _many(p) is not None
 
 
 SLICED = Kernel(

@@ -61,9 +61,12 @@ def _heuristic(p: Problem, d: Device) -> dict[str, int]:
     x 714 on an H200: 7.7 us in four parts, 9.4 in one).
     """
     found, enough = None, 9 * d.sms * (1 if p.alignment >= 4 else 2)
-    for sizes, (depth, stages, blocks) in itertools.product(_TILES, _PIPELINES):
+    fitting = [t for t in _TILES if not _wasteful(t["MB"], p.m) and not _wasteful(t["NB"], p.n)]
+    for sizes, (depth, stages, blocks) in itertools.product(fitting, _PIPELINES):
         if found and sizes["MB"] * sizes["NB"] == found.MB * found.NB:
             continue
+        if depth > 64 and depth >= 4 * p.k * p.numpy_dtype.itemsize:
+            continue  # most of a step would be empty
         pipeline = dict(KB=depth // p.numpy_dtype.itemsize, STAGES=stages, BLOCKS=blocks)
         config = TENSOR.config(sizes | pipeline | dict(GROUP=8, SPLIT=1))
         if not TENSOR.violations(config, p, d):
@@ -79,21 +82,40 @@ def _heuristic(p: Problem, d: Device) -> dict[str, int]:
     return (found if TENSOR.violations(shared, p, d) else shared).as_dict()
 
 
+def _wasteful(tile: int, extent: int) -> bool:
+    """Whether half of a tile would be empty, and there is a smaller one."""
+    return tile > 32 and tile >= 2 * extent
+
+
 def _hopper(d: Device) -> bool:
     return d.is_gpu and d.capability[0] == 9
 
 
-#: Multiply-adds up to which 16-bit products on Hopper are quicker here if TMA cannot read their
-#: rows: at 500 it takes 8.4 us, kernel 07 with its repacking 11.6; at 1500 52, and 26 (one H200).
-_SMALL = 2**27
+#: Multiply-adds up to which a product on Hopper is quicker here than with wgmma, which repacks rows
+#: that TMA cannot read, in a launch of 3 to 4 us (one H200, benchmarks/LOG.md, "Small products
+#: without a pre-pass"). By bytes of an element, and of the alignment of rows; what is repacked in
+#: any case, tf32 that is not K-major, counts as aligned.
+_SMALL = {(2, 2): 2**25, (2, 4): 2**27, (2, 8): 2**27, (4, 4): 2**25, (4, 8): 2**25, (4, 16): 2**23}
+
+#: Of a batch: multiply-adds of one product, where rows are not aligned; extents, where they are.
+_SMALL_OF_MANY, _NARROW = 2**21, {2: 32, 4: 64}
+
+#: Up to this k, tf32 may have four times as many.
+_SHALLOW = 128
 
 
 def _preferred_for(p: Problem, d: Device) -> bool:
-    """True but on Hopper, where `wgmma` multiplies at nearly twice the rate, wherever it is worth a
-    copy to have rows at multiples of 16 bytes.
+    """True but on Hopper, where wgmma multiplies at nearly twice the rate, unless a product is so
+    small that repacking it, or a tile of 64 rows, takes longer.
     """
-    small = p.m * p.n * p.k * p.batch <= _SMALL
-    return not _hopper(d) or p.numpy_dtype.itemsize == 2 and 4 <= p.alignment < 16 and small
+    if not _hopper(d):
+        return True
+    size, each = p.numpy_dtype.itemsize, p.m * p.n * p.k
+    if p.batch > 1:
+        narrow = max(p.m, p.n) <= _NARROW[size]
+        return narrow or p.alignment < 16 and each <= _SMALL_OF_MANY
+    more = 4 if size == 4 and p.k <= _SHALLOW else 1
+    return each <= more * _SMALL.get((size, min(p.alignment, 16)), 0)
 
 
 def _power_of_two(x: int) -> bool:

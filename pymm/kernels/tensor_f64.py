@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pymm.core.device import Device
+from pymm.core.integers import ceil_div
 from pymm.core.problem import Problem
 from pymm.kernels.kernel import Config, Kernel, Rule
 from pymm.kernels.rules import (
@@ -83,6 +85,54 @@ _FORMS = (
     _form(64, 128, 16, 32, 32, 16, 6),
 )
 
+#: What an untuned small product gets, measured on one H200 (benchmarks/LOG.md, "Small products
+#: without a pre-pass"): many of at most 32 rows and columns; deep ones; those whose tiles make
+#: about one wave; the others.
+_MANY = {
+    16: _form(32, 32, 16, 32, 32, 16, 2, KI=4, BLOCKS=4, GROUP=1),
+    32: _form(32, 32, 16, 16, 16, 16, 4, KI=4, BLOCKS=4, GROUP=1),
+}
+_DEEP = _form(32, 32, 32, 16, 16, 32, 4, KI=4, BLOCKS=3, GROUP=1)
+_NARROW = _FORMS[0]
+_SHALLOW = _form(32, 32, 64, 16, 32, 16, 4, KI=4, GROUP=1)
+
+#: Multiply-adds up to which kernel 9 takes longer: it repacks rows that TMA cannot read, in a
+#: launch of 3 to 4 us. By the alignment of rows.
+_SMALL = {8: 3e7, 16: 5e6}
+
+
+def small_batch(p: Problem) -> bool:
+    """Whether it is many products of at most 32 rows and columns."""
+    return p.batch > 1 and max(p.m, p.n) <= 32
+
+
+def small(p: Problem) -> bool:
+    """Whether kernel 9 takes longer on Hopper."""
+    one = p.batch == 1 and p.m * p.n * p.k <= _SMALL.get(min(p.alignment, 16), 0)
+    return small_batch(p) or one
+
+
+def _heuristic(p: Problem, d: Device) -> dict[str, int]:
+    """One of the forms above for a small product, else the default."""
+    if not small(p):
+        return dict(TENSOR_F64.default)
+    if p.batch > 1:
+        return dict(_MANY[16 if max(p.m, p.n) <= 16 else 32])
+    squares = ceil_div(p.m, 32) * ceil_div(p.n, 32)
+    if p.k >= 256:
+        parts = 1
+        while parts < 8 and 2 * parts * squares <= d.sms:
+            parts *= 2
+        return _DEEP | dict(SPLIT=parts)
+    few = ceil_div(p.m, 32) * ceil_div(p.n, 16) <= 1.5 * d.sms
+    return dict(_NARROW if few else _SHALLOW)
+
+
+def _preferred_for(p: Problem, d: Device) -> bool:
+    """On Hopper for small products only: elsewhere no other kernel computes doubles as fast."""
+    return not (d.is_gpu and d.capability[0] == 9) or small(p)
+
+
 TENSOR_F64 = Kernel(
     number=6,
     name="tensor_f64",
@@ -101,6 +151,8 @@ TENSOR_F64 = Kernel(
         GROUP=(1, 8),
         SPLIT=(1, 2, 4, 8, 16),
     ),
+    heuristic=_heuristic,
+    preferred_for=_preferred_for,
     default=_form(64, 64, 16, 32, 32, 16, 4, BLOCKS=2),
     fallbacks=(_form(64, 64, 16, 32, 32, 16, 3),),
     threads=lambda c: 32 * _warps(c),

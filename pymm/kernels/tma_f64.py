@@ -18,6 +18,7 @@ from pymm.kernels.rules import (
     TILES_ALIKE,
     blocks_fit,
 )
+from pymm.kernels.tensor_f64 import small
 from pymm.kernels.tiles import tiles, tiles_in
 
 
@@ -264,6 +265,7 @@ TMA_F64 = Kernel(
     persistent=Persistent(
         blocks_per_sm=lambda c: c.BLOCKS, splits_last_wave=True, partial_bytes=_slots_bytes
     ),
+    preferred_for=lambda p, d: not small(p),
     rules=(
         Rule(
             "a multiple of 4 warps tile the block in pieces of 16 x 16, of 16 x 8 if TB is NB",

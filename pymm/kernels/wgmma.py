@@ -115,6 +115,11 @@ def _heuristic(p: Problem, d: Device) -> dict[str, int]:
     return given
 
 
+def expected_us(p: Problem, d: Device) -> float:
+    """Microseconds that the default should take."""
+    return min(_microseconds(*option, p, d) for option in _options(p, d))
+
+
 def _by_threads(p: Problem) -> bool:
     """Whether threads must store a C of 16 bits: TMA cannot where dense rows start anywhere."""
     return p.out_dtype.itemsize == 2 and p.n % 8 != 0

@@ -84,7 +84,8 @@ class Shape:
     def of(cls, config: Config, problem: Problem) -> Shape:
         c = config.as_dict()
         mb, nb = c.get("MB", 32), c.get("NB", 32)
-        ta, tb = c.get("TA", 1), c.get("TB", 1)
+        own = (mb, nb) if config.kernel.tma else (1, 1)  # a tile of its own for each warpgroup
+        ta, tb = c.get("TA", own[0]), c.get("TB", own[1])
         owners = max(mb // ta, 1) * max(nb // tb, 1)
         # of a kernel without TMA each slice is KB deep; of one with TMA all of them together
         slices = 1 if config.kernel.tma else c.get("SLICES", 1)

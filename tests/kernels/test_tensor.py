@@ -203,7 +203,7 @@ HOPPER = replace(AMPERE, capability=(9, 0), sms=132)
 
 @pytest.mark.parametrize("dtype", TENSOR.dtypes)
 def test_who_runs_it(dtype):
-    problem = Problem(64, 64, 64, dtype)
+    problem = Problem(512, 512, 512, dtype)
     assert TENSOR in kernels_for(problem, replace(ADA, kind="simulator"))
     assert kernels_for(problem, AMPERE) == kernels_for(problem, ADA) == [TENSOR]
     assert TENSOR not in kernels_for(problem, replace(ADA, capability=(7, 5)))

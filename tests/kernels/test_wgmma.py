@@ -15,6 +15,7 @@ from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.core.reference import mirrored, other_half
 from pymm.kernels import find_kernel, kernels_for, parse_slug
+from pymm.kernels.kernel import parts_of
 from pymm.kernels.source import render
 from pymm.measure.verify import NUMBER, POISON, compare, normal
 from pymm.runtime.arrays import adopt
@@ -217,7 +218,9 @@ def check_half(backend, slug, dtype, op):
     """
     config = parse_slug(slug)
     for trans, gap, n in ((False, 0, 168), (True, 3, 65)):
-        problem = Problem(n, n, max(70, config.SPLIT * config.KB), dtype, trans, not trans, 1, op)
+        problem = Problem(
+            n, n, max(70, parts_of(config) * config.KB), dtype, trans, not trans, 1, op
+        )
         a, _, c = normal(problem, n)
         placed = [Placed(backend, a, 0, 0, POISON), Placed(backend, c, 0, gap, NUMBER)]
         left, result = (one.matrix for one in placed)

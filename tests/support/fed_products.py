@@ -20,6 +20,7 @@ from pymm.core import reference
 from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.kernels import Config, parse_slug
+from pymm.kernels.kernel import parts_of
 from pymm.measure.verify import NUMBER, POISON, GuardedMatrix, compare, normal
 from pymm.runtime.bind import executable
 
@@ -99,7 +100,7 @@ def allowed(config: Config, seed: int, draw: Callable[[], Problem]) -> Problem:
     for _ in range(100):
         problem = draw()
         if config.kernel.violations(config, problem, HOPPER):
-            problem = replace(problem, k=config.SPLIT * config.KB + seed)
+            problem = replace(problem, k=parts_of(config) * config.KB + seed)
         if not config.kernel.violations(config, problem, HOPPER):
             return problem
     pytest.fail(f"{config.slug}: no product is allowed, {problem.slug} for one is not")

@@ -1,0 +1,174 @@
+"""Kernel 16: as kernel 7, with a tile for each of two warpgroups, which multiply in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pymm.core.device import Device
+from pymm.core.integers import ceil_div, round_up
+from pymm.core.problem import Problem, stored_shapes
+from pymm.kernels import wgmma
+from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma
+from pymm.kernels.rules import ACCUMULATORS, STAGES_FIT, STAGES_OVERLAP
+from pymm.kernels.tiles import tiles_in
+
+#: Warpgroups that multiply; one more loads. Bytes of a row of a box, and of 64 such rows.
+_CONSUMERS, _ROW = 2, 128
+_PIECE = 64 * _ROW
+
+
+def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
+    """A K-major box has all rows of a tile, or what a block of the cluster loads of it; an MN-major
+    one 64 columns, of B as deep as a block's share. C is stored in pieces of 64 rows.
+    """
+    a = Box(64, c.KB) if p.trans_a else Box(c.KB, c.MB)
+    b = Box(c.KB, c.NB // c.CLUSTER) if p.trans_b else Box(64, c.KB // c.CLUSTER)
+    return a, b, Box(_ROW // p.out_dtype.itemsize, 64)
+
+
+def _shared_bytes(c: Config, p: Problem) -> int:
+    """The stages; SLOTS pieces of C for each warpgroup; two barriers for each stage and one for
+    each warpgroup; up to 1 KiB for the alignment of swizzled boxes.
+    """
+    columns = c.NB if p.trans_b else round_up(c.NB, 64)
+    stages = c.STAGES * (c.MB + columns) * c.KB * 2
+    return stages + _CONSUMERS * (c.SLOTS * _PIECE + 8) + 16 * c.STAGES + 1024
+
+
+def _tiles(c: Config, p: Problem) -> tuple[int, int]:
+    """Blocks that have a tile, in whole clusters, and 1."""
+    return tiles_in(p, c.MB * c.CLUSTER, c.NB) * c.CLUSTER, 1
+
+
+# The default: the tile with the least expected time, by a few measured times
+
+#: Microseconds, measured on an H200 (benchmarks/LOG.md): a launch; the end of a tile. For each
+#: column, a step of 64 k of a tile of 128 rows, and what it lacks of 128 columns; the same of 64
+#: rows, and a constant. Bytes of a microsecond from memory, by as many blocks as reach that.
+_LAUNCH, _REST, _STEP_128, _STEP_64 = 4.0, 0.4, (2.6e-3, 1.2e-3), (1.0e-3, 0.075)
+_MEMORY, _BLOCKS = 3.6e6, 60
+
+#: Large products lower the clock: from so many operations on, up to so many more, by these parts of
+#: a step's time, of this kernel and of kernel 7.
+_COOL, _HOT, _SLOWER, _SLOWER_7 = 1e11, 2e11, 0.16, 0.22
+
+#: Part by which such rows lengthen a step, of this kernel with blocks in pairs, and of kernel 7.
+#: where it has so many operations or more.
+_CROSSING, _CROSSING_7, _LITTLE = 1.17, 1.25, 2e10
+
+#: Part of kernel 7's expected time below which this one is preferred, for both are expected within
+#: a few percent; up to so many rows, where memory is the limit, all of it, from so many bytes on.
+_SURELY, _FEW, _LONG = 0.955, 128, 1e8
+
+#: It is preferred for k above this. Least width of a tile of large products.
+_SHALLOW, _WIDE = 192, 160
+
+#: Deep products have stages instead of second slots.
+_DEEP = 4096
+
+
+def _heuristic(p: Problem, d: Device) -> dict[str, int]:
+    """The tile with the least expected time, with as many stages as there is room for."""
+    given = min(_options(p), key=lambda option: _microseconds(option, p, d)) | dict(KB=64, GROUP=8)
+    for stages in (12, 10, 8, 7, 6, 5, 4, 3, 2):
+        config = PING_PONG.config(given | {"STAGES": stages})
+        if _shared_bytes(config, p) <= d.shared_per_block:
+            break
+    return config.as_dict()
+
+
+def _options(p: Problem) -> Iterator[dict[str, int]]:
+    """Tiles for the problem: of any width where rows of B lie along k, else of whole boxes."""
+    deep = p.k >= _DEEP
+    few = p.m <= _FEW
+    cluster = 2 if (deep or _crossing(p)) and p.m > (64 if few else 128) else 1
+    for nb in range(64, 193, 16) if p.trans_b else (64, 128, 192):
+        if _hot(p) == 1 and nb < _WIDE:
+            continue  # L2 and the clock suffer from narrow tiles
+        yield dict(
+            MB=64 if few else 128, NB=nb, CLUSTER=cluster, SLOTS=3 - cluster if not few else 1
+        )
+
+
+def _microseconds(given: dict[str, int], p: Problem, d: Device) -> float:
+    mb, nb, cluster = given["MB"], given["NB"], given["CLUSTER"]
+    tiles = tiles_in(p, mb * cluster, nb) * cluster * p.batch
+    if mb == 128:
+        step = _STEP_128[0] * nb + _STEP_128[1] * max(128 - nb, 0)
+    else:
+        step = _STEP_64[0] * nb + _STEP_64[1]
+    step *= (1 + _SLOWER * _hot(p)) * (_CROSSING if _crossing(p) else 1)
+    busy = ceil_div(tiles, d.sms) * (ceil_div(p.k, 64) * step + _REST)
+    moved = p.bytes / (_MEMORY * min(1.0, max(tiles, 1) / _BLOCKS))
+    return _LAUNCH + max(busy, moved) + 0.05 * min(busy, moved)
+
+
+def _crossing(p: Problem) -> bool:
+    """Whether rows of A or B, as TMA reads them, start within sectors of 32 bytes, so that more are
+    read.
+    """
+    return any(round_up(shape[2] * 2, 16) % 32 for shape in stored_shapes(p)[:2])
+
+
+def _hot(p: Problem) -> float:
+    return min(max(p.flops - _COOL, 0.0) / _HOT, 1.0)
+
+
+def _preferred(p: Problem, d: Device) -> bool:
+    """Whether it should be faster than kernel 7, by more than the error of both expectations."""
+    if p.symmetric or p.k <= _SHALLOW or p.empty:
+        return False
+    if p.n * p.out_dtype.itemsize % 16:
+        return False  # TMA cannot store C
+    own = min(_microseconds(option, p, d) for option in _options(p))
+    other = _LAUNCH + wgmma.expected_us(p, d) * (1 + _SLOWER_7 * _hot(p))
+    if _crossing(p) and p.flops > _LITTLE:
+        other *= _CROSSING_7
+    if p.m <= _FEW:
+        return p.bytes > _LONG and own < other
+    return own < _SURELY * other
+
+
+PING_PONG = Kernel(
+    number=16,
+    name="ping_pong",
+    file="16_ping_pong.cu",
+    title="Hopper: two warpgroups with a tile each: one multiplies while the other stores",
+    space=dict(
+        MB=(64, 128),
+        NB=tuple(range(64, 257, 16)),
+        KB=(64,),
+        STAGES=(3, 4, 5, 6, 7, 8, 10, 12),
+        CLUSTER=(1, 2),
+        GROUP=(1, 2, 4, 8, 16),
+        SLOTS=(1, 2),
+    ),
+    default=dict(MB=128, NB=176, KB=64, STAGES=4, CLUSTER=2, GROUP=8, SLOTS=1),
+    heuristic=_heuristic,
+    threads=lambda c: 128 * (1 + _CONSUMERS),
+    block=lambda c: (128 * (1 + _CONSUMERS), 1, 1),
+    tiles=_tiles,
+    shared_elements=lambda c, p: _shared_bytes(c, p) // p.numpy_dtype.itemsize,
+    dtypes=("f16", "bf16", "f16_f32", "bf16_f32"),
+    dynamic_shared=True,
+    min_capability=(9, 0),
+    arch_specific=True,
+    tma=Tma(_boxes),
+    persistent=Persistent(),
+    preferred_for=_preferred,
+    rules=(
+        Rule("a warpgroup has 64 or 128 rows: MB is 64 or 128", lambda c, p, d: c.MB in (64, 128)),
+        Rule(
+            "a tile has 64 to 256 columns, a multiple of 16: NB",
+            lambda c, p, d: c.NB % 16 == 0 and 64 <= c.NB <= 256,
+        ),
+        Rule("a step is as deep as a box: KB is 64", lambda c, p, d: c.KB == 64),
+        STAGES_OVERLAP,
+        Rule("blocks share B in pairs: CLUSTER is 1 or 2", lambda c, p, d: c.CLUSTER in (1, 2)),
+        Rule(
+            "at most 192 sums: MB * NB / 128",
+            lambda c, p, d: c.MB * c.NB // 128 <= ACCUMULATORS[_CONSUMERS],
+        ),
+        STAGES_FIT,
+    ),
+)

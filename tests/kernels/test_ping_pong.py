@@ -1,0 +1,84 @@
+"""Kernel 16: its geometry, and products of any size, layout, start, stride and stack, in the
+simulator and on a GPU.
+"""
+
+from __future__ import annotations
+
+import pytest
+from fed_products import HOPPER, check, check_many, check_on_gpu
+from test_wgmma import check_half
+
+from pymm.backends import open_device
+from pymm.core.problem import Problem
+from pymm.kernels import find_kernel, kernels_for, parse_slug
+
+PING_PONG = find_kernel("ping_pong")
+SLUGS = (
+    "ping_pong-MB128-NB176-KB64-STAGES4-CLUSTER2-GROUP8-SLOTS1",
+    "ping_pong-MB128-NB192-KB64-STAGES3-CLUSTER1-GROUP8-SLOTS2",
+    "ping_pong-MB128-NB112-KB64-STAGES6-CLUSTER2-GROUP4-SLOTS2",
+    "ping_pong-MB64-NB256-KB64-STAGES4-CLUSTER2-GROUP1-SLOTS1",
+    "ping_pong-MB64-NB64-KB64-STAGES2-CLUSTER1-GROUP8-SLOTS1",
+    "ping_pong-MB64-NB144-KB64-STAGES6-CLUSTER1-GROUP16-SLOTS2",
+    "ping_pong-MB128-NB80-KB64-STAGES2-CLUSTER2-GROUP8-SLOTS1",
+)
+#: Some that the simulator runs, and the layouts that they are compiled for.
+SIMULATED = (
+    ("ping_pong-MB128-NB80-KB64-STAGES3-CLUSTER1-GROUP8-SLOTS1", "bf16", ("NT",)),
+    ("ping_pong-MB64-NB112-KB64-STAGES2-CLUSTER1-GROUP1-SLOTS2", "f16", ("NN",)),
+    ("ping_pong-MB64-NB80-KB64-STAGES4-CLUSTER1-GROUP8-SLOTS1", "bf16_f32", ("TN", "TT")),
+)
+DTYPES = ("f16", "bf16", "f16_f32", "bf16_f32")
+
+
+@pytest.mark.parametrize("slug", SLUGS)
+def test_blocks_stay_and_come_in_whole_clusters(slug):
+    config = parse_slug(slug)
+    for problem in (Problem(1, 1, 999, "bf16"), Problem(129, 4097, 777, "f16_f32", batch=7)):
+        assert not PING_PONG.violations(config, problem, HOPPER)
+        every = PING_PONG.units(config, problem)
+        assert every * config.MB * config.NB >= problem.m * problem.n * problem.batch
+        for sms in (1, 2, 7, 132):
+            x, y, z = PING_PONG.grid(config, problem, sms)
+            assert (y, z) == (1, 1) and x % config.CLUSTER == 0
+            assert x == every or x == max(sms - sms % config.CLUSTER, config.CLUSTER) < every
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("slug, dtype, layouts", SIMULATED)
+def test_any_size_in_the_simulator(cuda, slug, dtype, layouts):
+    check_many(cuda, slug, (dtype,), layouts, count=8, most=300, deepest=300)
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("op", ["syrk", "syrk_lower", "syrk_upper"])
+def test_half_of_a_symmetric_c(cuda, op):
+    check_half(cuda, *SIMULATED[1][:2], op)
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("tiles", [1, 2, 3, 4, 5])
+def test_every_number_of_tiles_of_a_block(cuda, tiles):
+    """The turns of the two warpgroups end wherever the tiles do."""
+    config = parse_slug(SIMULATED[1][0])
+    for k in (1, 64, 65, 200):  # fewer steps than stages, as many, more
+        batch = tiles * cuda.device.sms
+        check(cuda, config, Problem(5, 9, k, "bf16", batch=batch), tiles)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("slug", SLUGS)
+def test_any_size_layout_stride_and_stack(slug):
+    check_on_gpu(slug, DTYPES)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", ["syrk", "syrk_lower", "syrk_upper"])
+@pytest.mark.parametrize("slug", SLUGS)
+def test_half_of_a_symmetric_c_on_a_gpu(slug, op):
+    backend = open_device("cuda")
+    if PING_PONG in kernels_for(Problem(8, 8, 8, "bf16", op=op), backend.device):
+        for dtype in DTYPES:
+            check_half(backend, slug, dtype, op)
+    else:
+        assert backend.device.capability != HOPPER.capability
