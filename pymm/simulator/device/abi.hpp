@@ -95,6 +95,7 @@ struct Thread {
     std::uintptr_t shared_window;  // where the addresses of shared memory begin
     Actor actor;                  // for whom the thread accesses memory now
     std::uintptr_t actor_key;     // of a fetch: the address of its mbarrier
+    const void* actor_where;      // the place in the kernel, if it calls an instruction's twin
     const void* where;            // of the access that is being checked, in watched modules
 };
 static_assert(sizeof(Thread) <= record_bytes, "a Thread record outgrew its place on the stack");

@@ -41,31 +41,32 @@ inline void settle(Barrier& barrier) {
     barrier.phase ^= 1;
     order(Sync::complete, reinterpret_cast<std::uintptr_t>(&barrier));
 }
-inline void mbarrier_init(unsigned barrier, unsigned arrivals) {
+PYMM_SIM_TWIN inline void mbarrier_init(unsigned barrier, unsigned arrivals) {
     const auto count = static_cast<unsigned short>(arrivals);
+    PYMM_SIM_ACTING(thread, 0);
     at_shared<Barrier>(barrier) = {count, count, 0, 0};
     order(Sync::make, key(barrier));
 }
 inline void fence_mbarrier_init() {}
-inline void mbarrier_arrive(unsigned barrier) {
-    const Acting acting(Actor::barrier);
+PYMM_SIM_TWIN inline void mbarrier_arrive(unsigned barrier) {
+    PYMM_SIM_ACTING(barrier, 0);
     order(Sync::arrive, key(barrier));
     auto& b = at_shared<Barrier>(barrier);
     assert(b.left > 0);
     b.left--;
     settle(b);
 }
-inline void mbarrier_arrive(unsigned barrier, unsigned block) {
+__forceinline__ void mbarrier_arrive(unsigned barrier, unsigned block) {
     assert(block == 0);
     mbarrier_arrive(barrier);
 }
-inline void mbarrier_expect_tx(unsigned barrier, unsigned bytes) {
-    const Acting acting(Actor::barrier);
+PYMM_SIM_TWIN inline void mbarrier_expect_tx(unsigned barrier, unsigned bytes) {
+    PYMM_SIM_ACTING(barrier, 0);
     at_shared<Barrier>(barrier).bytes += static_cast<int>(bytes);
     mbarrier_arrive(barrier);
 }
-inline void mbarrier_wait(unsigned barrier, unsigned parity) {
-    const Acting acting(Actor::barrier);
+PYMM_SIM_TWIN inline void mbarrier_wait(unsigned barrier, unsigned parity) {
+    PYMM_SIM_ACTING(barrier, 0);
     // While one thread waits, all others come as far as they can: more turns than these none takes.
     for (int turns = 0; at_shared<Barrier>(barrier).phase == parity; turns++) {
         assert(turns < 100000 && "some thread of the block does not come to this barrier");
@@ -141,7 +142,7 @@ template <class Word>
 void fetch_one(unsigned to, std::uintptr_t from, bool inside) {
     at_shared<Word>(to) = inside ? *reinterpret_cast<const Word*>(from) : Word{0};
 }
-inline void tma_load(unsigned target, const TensorMap* map, unsigned barrier, int x, int y,
+PYMM_SIM_TWIN inline void tma_load(unsigned target, const TensorMap* map, unsigned barrier, int x, int y,
                       int z) {
     unsigned bytes = 0;
     const auto fetch = [&](const TensorDescription& d, unsigned to, std::uintptr_t from,
@@ -154,22 +155,22 @@ inline void tma_load(unsigned target, const TensorMap* map, unsigned barrier, in
         if (d.rounded) at_shared<unsigned>(to) = round_tf32(at_shared<float>(to));
     };
     {
-        const Acting acting(Actor::fetch, key(barrier));
+        PYMM_SIM_ACTING(fetch, key(barrier));
         each_element(map, target, x, y, z, fetch);
     }
-    const Acting acting(Actor::barrier);
+    PYMM_SIM_ACTING(barrier, 0);
     auto& b = at_shared<Barrier>(barrier);
     b.bytes -= static_cast<int>(bytes);
     settle(b);
 }
-inline void tma_load(unsigned target, const TensorMap* map, unsigned barrier, int x, int y, int z,
-                      unsigned short blocks) {
+__forceinline__ void tma_load(unsigned target, const TensorMap* map, unsigned barrier, int x, int y,
+                              int z, unsigned short blocks) {
     assert(blocks == 1);
     tma_load(target, map, barrier, x, y, z);
 }
 // Whole pieces of 16 bytes, as a GPU does it: what begins inside of a row ends where it ends.
-inline void tma_store(const TensorMap* map, unsigned source, int x, int y, int z) {
-    const Acting acting(Actor::send);
+PYMM_SIM_TWIN inline void tma_store(const TensorMap* map, unsigned source, int x, int y, int z) {
+    PYMM_SIM_ACTING(send, 0);
     each_element(map, source, x, y, z, [&](const TensorDescription& d, unsigned from,
                                            std::uintptr_t to, long long column) {
         const long long piece = 16 / d.size, first = column / piece * piece;
@@ -314,8 +315,8 @@ void wgmma_wait_group() {
 }
 
 template <bool K_MAJOR_A, bool K_MAJOR_B, class Half, int COUNT>
-void wgmma(Half, float (&d)[COUNT], unsigned long long a, unsigned long long b, bool add) {
-    const Acting acting(Actor::product);
+PYMM_SIM_TWIN void wgmma(Half, float (&d)[COUNT], unsigned long long a, unsigned long long b, bool add) {
+    PYMM_SIM_ACTING(product, 0);
     const Described left(a), right(b);
     const float* const columns = numbers<Half, 16>(
         right, K_MAJOR_B, COUNT * 2,
@@ -333,8 +334,8 @@ const float* columns_tf32(unsigned long long b) {
     });
 }
 template <int COUNT>
-void wgmma_tf32(float (&d)[COUNT], unsigned long long a, unsigned long long b, bool add) {
-    const Acting acting(Actor::product);
+PYMM_SIM_TWIN void wgmma_tf32(float (&d)[COUNT], unsigned long long a, unsigned long long b, bool add) {
+    PYMM_SIM_ACTING(product, 0);
     const Described left(a);
     multiply_tiles<8>(
         d, add,
@@ -343,8 +344,8 @@ void wgmma_tf32(float (&d)[COUNT], unsigned long long a, unsigned long long b, b
 }
 // a in registers: each number is read where the lane that holds it has it.
 template <int COUNT>
-void wgmma_tf32(float (&d)[COUNT], const unsigned (&a)[4], unsigned long long b, bool add) {
-    const Acting acting(Actor::product);
+PYMM_SIM_TWIN void wgmma_tf32(float (&d)[COUNT], const unsigned (&a)[4], unsigned long long b, bool add) {
+    PYMM_SIM_ACTING(product, 0);
     const auto* const of = of_every_lane(a);
     multiply_tiles<8>(d, add,
                       [&](unsigned i, unsigned p) {

@@ -42,15 +42,25 @@ touch_atomically(const void* address, std::size_t bytes) {
           __builtin_return_address(0));
 }
 
-// While it lives, the thread's accesses are `actor`'s.
+// While it lives, the thread's accesses are `actor`'s, made where the kernel called the twin of an
+// instruction.
 struct Acting {
     Actor before;
-    PYMM_SIM_UNCHECKED Acting(Actor actor, std::uintptr_t key = 0) : before(self().actor) {
+    const void* called;
+    PYMM_SIM_UNCHECKED Acting(Actor actor, const void* where, std::uintptr_t key)
+        : before(self().actor), called(self().actor_where) {
         self().actor = actor;
         self().actor_key = key;
+        if (!called) self().actor_where = where;
     }
-    PYMM_SIM_UNCHECKED ~Acting() { self().actor = before; }
+    PYMM_SIM_UNCHECKED ~Acting() {
+        self().actor = before;
+        self().actor_where = called;
+    }
 };
+#define PYMM_SIM_TWIN __attribute__((noinline))
+#define PYMM_SIM_ACTING(actor, key) \
+    const pymm_sim::Acting acting(pymm_sim::Actor::actor, __builtin_return_address(0), key)
 PYMM_SIM_UNCHECKED inline void order(Sync event, std::uintptr_t key = 0) {
     self().calls->order(event, key);
 }
@@ -90,10 +100,9 @@ extern "C" PYMM_SIM_UNCHECKED void __tsan_atomic_thread_fence(int) {
 #define PYMM_SIM_ATOMIC_ACCESS
 namespace pymm_sim {
 inline void touch_atomically(const void*, std::size_t) {}
-struct Acting {
-    Acting(Actor, std::uintptr_t = 0) {}
-};
 inline void order(Sync, std::uintptr_t = 0) {}
 }  // namespace pymm_sim
+#define PYMM_SIM_TWIN
+#define PYMM_SIM_ACTING(actor, key) static_assert(true)
 
 #endif

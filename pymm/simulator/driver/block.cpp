@@ -60,7 +60,7 @@ void lay_out_shared(Worker& w) {
                     i / (launch.block.x * launch.block.y)},
                    {0, 0, 0}, launch.block, launch.grid, i % 32, i,
                    static_cast<unsigned>(launch.dynamic_bytes), dynamic, w.addresses.data(), &calls,
-                   &w, 0, w.shared_begin, Actor::thread, 0, nullptr};
+                   &w, 0, w.shared_begin, Actor::thread, 0, nullptr, nullptr};
     }
 }
 
@@ -189,6 +189,7 @@ void report(Worker& w, Fault fault, const void* where, const std::string& text) 
 }
 
 void abandon(Worker& w, Fault fault, const void* where, const std::string& text) {
+    report_unwritten(w);  // which is why
     report(w, fault, where, text);
     siglongjmp(w.escape, 1);
 }

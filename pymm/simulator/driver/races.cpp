@@ -46,6 +46,7 @@ Clocks& coming(Races& r, unsigned barrier) {
 // Who accesses memory, and how often that actor has released what it did.
 void identify(Races& r, const Thread& t, Touch& touch) {
     touch.interval = r.interval;
+    if (t.actor_where) touch.where = t.actor_where;
     switch (t.actor) {
         case Actor::product:
             touch.actor = static_cast<std::uint16_t>(product_actor(r, t.linear));
@@ -190,16 +191,19 @@ void note_request(Races& r, const Thread& t, std::size_t word, std::size_t bytes
     site.requests[number].lanes |= 1u << t.lane;
 }
 
-void report_unwritten(Worker& w) {
-    Races& r = *w.races;
-    if (r.unwritten.empty()) return;
-    w.current = r.unwritten_thread;
-    const std::string text = std::move(r.unwritten);
-    r.unwritten.clear();
-    abandon(w, launch_failed, r.unwritten_where, text);
+void abandon_unwritten(Worker& w) {
+    if (!w.races->unwritten.empty()) abandon(w, launch_failed, nullptr, "");
 }
 
 }  // namespace
+
+void report_unwritten(Worker& w) {
+    if (!w.races || w.races->unwritten.empty()) return;
+    Races& r = *w.races;
+    w.current = r.unwritten_thread;
+    report(w, launch_failed, r.unwritten_where, r.unwritten);
+    r.unwritten.clear();
+}
 
 void begin_races(Worker& w) {
     if (!w.launch->function->module->contents->watched) {
@@ -219,6 +223,7 @@ void begin_races(Worker& w) {
     }
     r.committed_products.assign(w.threads, 0);
     r.committed_sends.assign(w.threads, 0);
+    for (auto& groups : r.issued) groups.clear();
     r.fetched.assign(Races::fetches, 0);
     for (std::uint32_t word : r.touched) r.words[word].clear();
     r.touched.clear();
@@ -232,7 +237,7 @@ void begin_races(Worker& w) {
 void interval_ends(Worker& w) {
     if (!w.races) return;
     Races& r = *w.races;
-    report_unwritten(w);
+    abandon_unwritten(w);
     count_requests(r);
     r.interval++;
     if (!r.beside) return;
@@ -244,7 +249,7 @@ void interval_ends(Worker& w) {
 
 void end_races(Worker& w) {
     if (!w.races) return;
-    report_unwritten(w);
+    abandon_unwritten(w);
     count_requests(*w.races);
 }
 
@@ -293,7 +298,8 @@ void shared_touch(std::uintptr_t address, std::size_t bytes, Access access, cons
         std::uintptr_t first = address;
         while (is_written(*region, first - region->begin, 1)) first++;
         r.unwritten = "reads " + element(*region, first) + ", which was never written";
-        r.unwritten_where = where;
+        const void* const called = w.thread(w.current).actor_where;
+        r.unwritten_where = called ? called : where;
         r.unwritten_thread = w.current;
     }
     const Thread& t = w.thread(w.current);
@@ -306,7 +312,7 @@ void shared_touch(std::uintptr_t address, std::size_t bytes, Access access, cons
         now.bytes = static_cast<std::uint8_t>((1u << last) - (1u << first));
         touch_word(w, *region, word, now);
     }
-    if (t.actor == Actor::thread && now.access != Access::atomic)
+    if (!t.actor_where && now.access != Access::atomic)
         note_request(r, t, begin / 4, bytes, now);
 }
 
@@ -332,9 +338,20 @@ void shared_order(Sync event, std::uintptr_t key) {
             break;
         }
         case Sync::pass: join(r.clocks[me], mbarrier(r, key).known); break;
-        case Sync::commit_product: r.committed_products[me]++; break;
+        case Sync::commit_product: {
+            std::vector<Clocks>& groups = r.issued[me / 128];
+            const std::uint32_t number = r.committed_products[me]++;
+            if (number >= groups.size()) groups.emplace_back(r.width, 0);
+            join(groups[number], r.clocks[me]);
+            tick(r, me);
+            break;
+        }
         case Sync::commit_send: r.committed_sends[me]++; break;
-        case Sync::wait_product: reach(product_actor(r, me), r.committed_products[me]); break;
+        case Sync::wait_product:
+            reach(product_actor(r, me), r.committed_products[me]);
+            if (r.committed_products[me] > key)
+                join(r.clocks[me], r.issued[me / 128][r.committed_products[me] - key - 1]);
+            break;
         case Sync::wait_send: reach(send_actor(r, me), r.committed_sends[me]); break;
     }
 }

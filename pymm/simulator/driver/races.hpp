@@ -47,7 +47,8 @@ struct Site {
 // lies between.
 //
 // Actors are the threads of the block, and what goes on beside them: products of each warpgroup,
-// copies out of shared memory of each warp, copies into it for each mbarrier.
+// copies out of shared memory of each warp, copies into it for each mbarrier. Who has waited for
+// a product knows what all threads of its warpgroup did before it: it takes all four warps.
 struct Races {
     static constexpr unsigned products = 8, sends = 32, fetches = 64;
 
@@ -56,6 +57,7 @@ struct Races {
     bool beside = false;                     // whether anything has gone on beside the threads
     std::vector<Clocks> clocks;              // what each thread knows
     std::vector<std::uint32_t> committed_products, committed_sends;  // groups, by thread
+    std::array<std::vector<Clocks>, products> issued;  // by group: what its warpgroup knew then
     std::vector<std::uint32_t> fetched;      // phases complete, by slot
     std::vector<std::vector<Touch>> words;   // of shared memory
     std::vector<std::uint32_t> touched;      // words that have any
@@ -72,6 +74,7 @@ struct Races {
 void begin_races(Worker& worker);                              // of a block
 void interval_ends(Worker& worker);                            // all threads are at one barrier
 void end_races(Worker& worker);
+void report_unwritten(Worker& worker);                          // what nobody had written, if read
 void races_meet_warp(Worker& worker, unsigned base, unsigned mask);
 void races_come(Worker& worker, unsigned barrier);             // to a named barrier
 void races_leave(Worker& worker, unsigned barrier, unsigned thread);

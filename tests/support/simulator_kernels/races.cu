@@ -109,17 +109,17 @@ KERNEL(warp_exchange_without_sync) {
 KERNEL(warp_exchange_by_shuffle) {
     __shared__ float row[256];
     const int me = threadIdx.y * TILE + threadIdx.x;
-    row[me] = in[me];
+    row[me] = in[me];  // line:gives_by_shuffle
     const float zero = __shfl_sync(~0u, 0.0f, 0);
-    out[me] = row[me ^ 1] + zero;  // line:warp_exchange_by_shuffle
+    out[me] = row[me ^ 1] + zero;  // line:takes_by_shuffle
 }
-// Half a warp is told to wait for the other half's warp.
+// Only the threads of a warp wait for each other.
 KERNEL(warp_sync_across_warps) {
     __shared__ float row[256];
     const int me = threadIdx.y * TILE + threadIdx.x;
-    row[me] = in[me];
+    row[me] = in[me];  // line:gives_across
     __syncwarp();
-    out[me] = row[me ^ 32];  // line:warp_sync_across_warps
+    out[me] = row[me ^ 32];  // line:takes_across
 }
 
 __device__ void turn(float* out, const float* in, float (*tile)[TILE], bool turned) {
@@ -159,8 +159,8 @@ KERNEL(atomics_read_too_early) {
     __shared__ int count;
     if (threadIdx.x + threadIdx.y == 0) count = 0;
     __syncthreads();
-    atomicAdd(&count, 1);
-    if (threadIdx.x + threadIdx.y == 0) out[0] = count;  // line:atomics_read_too_early
+    atomicAdd(&count, 1);                                // line:adds
+    if (threadIdx.x + threadIdx.y == 0) out[0] = count;  // line:reads_the_count
 }
 // Neighbours write different bytes of one word.
 KERNEL(bytes) {
@@ -218,7 +218,24 @@ KERNEL(mbarrier_made_too_late) {
     const int me = threadIdx.y * TILE + threadIdx.x;
     if (me == 0) mbarrier_init(address_of_shared(memory), 256);  // line:mbarrier_made_too_late
     __syncwarp();
-    mbarrier_arrive(address_of_shared(memory));
+    mbarrier_arrive(address_of_shared(memory));  // line:mbarrier_used
     __syncthreads();
     out[me] = in[me];
+}
+
+KERNEL(banks) {
+    __shared__ float tile[TILE][TILE], padded[TILE][TILE + 1];
+    __shared__ float4 wide[8 * 256];
+    const int x = threadIdx.x, y = threadIdx.y, me = y * TILE + x;
+    tile[y][x] = in[me];  // line:bank_row
+    padded[y][x] = in[me];
+    for (int i = 0; i < 8; i++) wide[i * 256 + me] = float4{in[0], in[1], in[2], in[3]};
+    __syncthreads();
+    float sum = tile[x][y];      // line:bank_column
+    sum += padded[x][y];         // line:bank_padded
+    sum += tile[3][5];           // line:bank_all_one
+    float4 four = wide[me];      // line:bank_wide
+    float4 apart = wide[8 * me]; // line:bank_wide_apart
+    if (me == 0) sum += tile[1][1];  // line:bank_few
+    out[me] = sum + four.x + four.y + four.z + four.w + apart.x + apart.y + apart.z + apart.w;
 }
