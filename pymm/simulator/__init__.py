@@ -81,7 +81,9 @@ def activate(races: bool | None = None) -> None:
             f"this process already uses the driver {loaded[0]}; activate the "
             "simulator first, in a process of its own"
         )
-    os.environ["PYMM_SIMULATOR_RACES"] = "1" if races else "0"  # for the nvcc of child processes too
+    os.environ["PYMM_SIMULATOR_RACES"] = (
+        "1" if races else "0"
+    )  # for the nvcc of child processes too
     folder = _build()
     _races = races
     _driver = ctypes.CDLL(str(folder / "lib" / "libcuda.so.1"), mode=ctypes.RTLD_GLOBAL)

@@ -142,7 +142,8 @@ template <class Word>
 void fetch_one(unsigned to, std::uintptr_t from, bool inside) {
     at_shared<Word>(to) = inside ? *reinterpret_cast<const Word*>(from) : Word{0};
 }
-PYMM_SIM_TWIN inline void tma_load(unsigned target, const TensorMap* map, unsigned barrier, int x, int y,
+PYMM_SIM_TWIN
+inline void tma_load(unsigned target, const TensorMap* map, unsigned barrier, int x, int y,
                       int z) {
     unsigned bytes = 0;
     const auto fetch = [&](const TensorDescription& d, unsigned to, std::uintptr_t from,
@@ -315,7 +316,8 @@ void wgmma_wait_group() {
 }
 
 template <bool K_MAJOR_A, bool K_MAJOR_B, class Half, int COUNT>
-PYMM_SIM_TWIN void wgmma(Half, float (&d)[COUNT], unsigned long long a, unsigned long long b, bool add) {
+PYMM_SIM_TWIN
+void wgmma(Half, float (&d)[COUNT], unsigned long long a, unsigned long long b, bool add) {
     PYMM_SIM_ACTING(product, 0);
     const Described left(a), right(b);
     const float* const columns = numbers<Half, 16>(
@@ -334,7 +336,8 @@ const float* columns_tf32(unsigned long long b) {
     });
 }
 template <int COUNT>
-PYMM_SIM_TWIN void wgmma_tf32(float (&d)[COUNT], unsigned long long a, unsigned long long b, bool add) {
+PYMM_SIM_TWIN
+void wgmma_tf32(float (&d)[COUNT], unsigned long long a, unsigned long long b, bool add) {
     PYMM_SIM_ACTING(product, 0);
     const Described left(a);
     multiply_tiles<8>(
@@ -344,7 +347,8 @@ PYMM_SIM_TWIN void wgmma_tf32(float (&d)[COUNT], unsigned long long a, unsigned 
 }
 // a in registers: each number is read where the lane that holds it has it.
 template <int COUNT>
-PYMM_SIM_TWIN void wgmma_tf32(float (&d)[COUNT], const unsigned (&a)[4], unsigned long long b, bool add) {
+PYMM_SIM_TWIN
+void wgmma_tf32(float (&d)[COUNT], const unsigned (&a)[4], unsigned long long b, bool add) {
     PYMM_SIM_ACTING(product, 0);
     const auto* const of = of_every_lane(a);
     multiply_tiles<8>(d, add,
