@@ -258,8 +258,9 @@ const float* numbers(const Described& of, bool k_major, unsigned rows, Read read
 #else
     const unsigned reader = 0;
 #endif
-    if (found.run == self().run && found.reader == reader && found.bits == of.bits && found.rows == rows &&
-        found.depth == DEPTH && found.k_major == k_major && same_bytes(found.bytes, there, bytes))
+    if (found.run == self().run && found.reader == reader && found.bits == of.bits &&
+        found.rows == rows && found.depth == DEPTH && found.k_major == k_major &&
+        same_bytes(found.bytes, there, bytes))
         return found.values;
     for (unsigned p = 0; p < DEPTH; p++)
         for (unsigned row = 0; row < rows; row++) found.values[p * rows + row] = read(row, p);
