@@ -84,7 +84,7 @@ def resources(text: str, *options: str) -> str:
         Path(folder, "kernel.cu").write_text(text)
         command = [nvcc, "-arch=sm_90", "-cubin", "-Xptxas=-v", *options, "kernel.cu"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    told = re.findall(r"(\d+ bytes stack frame.*|Used .*)", done.stderr)
+    told = re.findall(r"([1-9]\d* bytes gmem.*|\d+ bytes stack frame.*|Used .*)", done.stderr)
     return "\n".join(told) if done.returncode == 0 else done.stderr
 
 
