@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV := .venv/bin/python
 ARGS ?=
 
-.PHONY: help setup tune report mpi-demo test test-gpu lint docs clean
+.PHONY: help setup tune report mpi-demo notebook test test-gpu lint docs clean
 
 help:
 	@echo "make tune      find the device, tune a standard set of shapes, show the table"
 	@echo "make report    pages of all that was measured, under reports/"
 	@echo "make mpi-demo  products that four processes share, over MPI, on this machine"
+	@echo "make notebook  the notebook about the kernels, docs/ladder.ipynb, in a browser"
 	@echo "make test      every test; the CUDA kernels run in the simulator"
 	@echo "make test-gpu  the tests on this machine's GPU"
 	@echo "make lint      ruff and the rules of the code base"
@@ -31,6 +32,10 @@ mpi-demo:
 	@$(PYTHON) tools/set_up.py mpi
 	@.venv/bin/mpirun --oversubscribe -n 4 $(VENV) -m pymm.distributed bench \
 		--sizes 500,1000,2000,3000x3000x128 $(ARGS)
+
+notebook:
+	@$(PYTHON) tools/set_up.py notebook
+	$(VENV) -m jupyterlab docs/ladder.ipynb $(ARGS)
 
 test: setup
 	$(VENV) -m pytest -n 2 --dist loadgroup $(ARGS)

@@ -89,6 +89,7 @@ LONG_FIRST = (
     "test_tma_simulated",
     "test_suites_device",
     "test_notebook",
+    "test_races",
     "test_syrk_kernels",
     "test_classes",
     "test_worker",

@@ -10,10 +10,14 @@ from . import CannotSimulate, activate
 
 
 def main() -> None:
+    if "--races" in sys.argv[1:2]:
+        del sys.argv[1]
+        os.environ["PYMM_SIMULATOR_RACES"] = "1"
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
         print(
-            "usage: python -m pymm.simulator [-m module | script.py] [arguments]\n\n"
-            "Runs a program that uses PyCUDA on a CPU, and reports what its kernels do wrong."
+            "usage: python -m pymm.simulator [--races] [-m module | script.py] [arguments]\n\n"
+            "Runs a program that uses PyCUDA on a CPU, and reports what its kernels do wrong.\n"
+            "--races: watches shared memory for races between threads, which takes longer."
         )
         sys.exit(0 if len(sys.argv) > 1 else 2)
     os.environ["PYMM_SIMULATOR"] = "1"  # for the program's own child processes

@@ -74,12 +74,18 @@ def _optimize() -> str:
     return "0" if os.environ.get("PYMM_SIMULATOR_OPTIMIZE") == "0" else "1"
 
 
+def _races() -> str:
+    """Whether kernels are watched for races in shared memory ("1" or "0"): of all of a folder."""
+    return "1" if os.environ.get("PYMM_SIMULATOR_RACES") == "1" else "0"
+
+
 def key() -> str:
     """Hash of all that the built files depend on: sources, compiler, processor, interpreter."""
     digest = hashlib.sha256()
     for path in _sources():
         digest.update(f"{path.relative_to(_HERE)}\0".encode() + path.read_bytes() + b"\0")
-    for text in (_run([compiler(), "--version"]), _processor(), sys.executable, _optimize()):
+    machine = (_run([compiler(), "--version"]), _processor(), sys.executable)
+    for text in (*machine, _optimize(), _races()):
         digest.update(text.encode() + b"\0")
     return digest.hexdigest()[:16]
 
@@ -116,7 +122,7 @@ def _fill(folder: Path, name: str) -> None:
     # Relative to itself. -B: nothing is written here that the list of digests does not know.
     launcher.write_text(
         '#!/bin/sh\nhere=$(dirname "$(dirname "$0")")\n'
-        f"export PYMM_SIMULATOR_OPTIMIZE={_optimize()}\n"
+        f"export PYMM_SIMULATOR_OPTIMIZE={_optimize()} PYMM_SIMULATOR_RACES={_races()}\n"
         f'exec "{sys.executable}" -B -S -E "$here/compiler/nvcc.py" "$here" "$@"\n'
     )
     launcher.chmod(0o700)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from translate import Refused, translate
 
 SHARED_LIMIT = 48 << 10  # bytes of static shared memory, of every architecture
-FLAGS = [
+COMMON_FLAGS = [
     "-std=c++17",
     "-O2",
     "-g1",
@@ -38,15 +38,23 @@ FLAGS = [
     "-fno-tree-vectorize",
     "-fno-tree-loop-distribute-patterns",
     "-fno-hoist-adjacent-loads",
+]
+CHECK_FLAGS = [
     "-fsanitize=kernel-address,alignment",
     "-fasan-shadow-offset=0x7fff8000",
-    "--param",
-    "asan-stack=0",
-    "--param",
-    "asan-globals=0",
-    "--param",
-    "asan-instrumentation-with-call-threshold=2000000000",
+    "--param=asan-stack=0",
+    "--param=asan-globals=0",
+    "--param=asan-instrumentation-with-call-threshold=2000000000",
 ]
+#: Instead of these, to watch for races: see device/races.hpp. The calls are to functions of the
+#: module's own, so no library of g++'s is linked.
+RACE_FLAGS = [
+    "-DPYMM_SIM_RACES",
+    "-fsanitize=thread,alignment",
+    "--param=tsan-instrument-func-entry-exit=0",
+    "-fno-tree-sra",  # a float4 is read at once, as on a GPU
+]
+NO_RUNTIME = ["-nodefaultlibs", "-lm", "-lc", "-lgcc"]
 #: Instead of -O2, with PYMM_SIMULATOR_OPTIMIZE=0. Multiplications and additions are still fused.
 FASTER_TO_COMPILE = ["-O1", "-fexpensive-optimizations"]
 
@@ -203,8 +211,14 @@ def optimized() -> bool:
     return os.environ.get("PYMM_SIMULATOR_OPTIMIZE") != "0"
 
 
+def races() -> bool:
+    """Whether kernels are watched for races in shared memory."""
+    return os.environ.get("PYMM_SIMULATOR_RACES") == "1"
+
+
 def gpp_flags(command: Command) -> list[str]:
-    flags = [*FLAGS, *([] if optimized() else FASTER_TO_COMPILE)]
+    flags = [*COMMON_FLAGS, *(RACE_FLAGS if races() else CHECK_FLAGS)]
+    flags += [] if optimized() else FASTER_TO_COMPILE
     flags += os.environ.get("PYMM_SIMULATOR_MARCH", "-march=native").split()
     if std := command.last("std"):
         flags.append(f"-std={std}")
@@ -271,6 +285,7 @@ def compile_module(command: Command, cache: str, folder: str, arch: int) -> str:
             translated,
             "-o",
             out,
+            *(NO_RUNTIME if races() else []),
         ]
     )
     if done.returncode:

@@ -45,13 +45,13 @@ def fault(module: str, kernel: str) -> dict[str, str]:
     return said
 
 
-def in_a_fork(module: str, kernel: str) -> dict[str, object]:
-    """`fault`, the process's exit status, and what it printed to stderr."""
+def in_a_fork(work, module: str, kernel: str) -> dict[str, object]:
+    """What `work` returns, the process's exit status, and what it printed to stderr."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         child = os.fork()
         if child == 0:
             os.dup2(err.fileno(), 2)
-            json.dump(fault(module, kernel), out)
+            json.dump(work(module, kernel), out)
             out.flush()
             os._exit(0)
         status = os.waitpid(child, 0)[1]
@@ -63,4 +63,4 @@ def in_a_fork(module: str, kernel: str) -> dict[str, object]:
 
 if __name__ == "__main__":
     module_path, *kernels = sys.argv[1:]
-    print(json.dumps({name: in_a_fork(module_path, name) for name in kernels}))
+    print(json.dumps({name: in_a_fork(fault, module_path, name) for name in kernels}))

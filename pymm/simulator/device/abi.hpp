@@ -19,6 +19,9 @@ namespace pymm_sim {
 constexpr std::size_t stack_bytes = 64 << 10;
 constexpr std::size_t record_bytes = 256;
 
+// Addresses of the shared memory of a worker, with its red zones.
+constexpr std::size_t shared_window_bytes = 8 << 20;
+
 // Barriers that threads name: 16 that a kernel has, and one for each of 8 warpgroups.
 constexpr unsigned named_barriers = 16 + 8;
 
@@ -32,6 +35,25 @@ enum Fault : int {
     illegal_instruction = 715,
     misaligned_address = 716,
     launch_failed = 719,
+};
+
+// For modules that are watched for races (races.hpp): what an access does, who makes it, and what
+// orders accesses besides barriers of threads.
+enum class Access : unsigned char { load, store, atomic };
+enum class Actor : unsigned char {
+    thread,
+    barrier,  // an mbarrier at work: its own bytes are read and written atomically
+    fetch,    // a copy by TMA into shared memory, until its mbarrier is complete
+    send,     // a copy by TMA out of it, until its group has been read
+    product,  // wgmma, until its group is complete
+};
+enum class Sync : unsigned char {
+    make,        // an mbarrier, `key` is its address; so of the next three
+    arrive,
+    complete,    // a phase of it
+    pass,        // a thread that waited goes on
+    commit_product, commit_send,
+    wait_product, wait_send,  // until at most `key` groups are under way
 };
 
 // Functions of the driver that kernels call.
@@ -53,6 +75,9 @@ struct Calls {
     void (*store)(std::uintptr_t address, std::size_t bytes, const void* where);
     void (*fail)(Fault fault, const void* where, const char* text);
     void* (*scratch)(std::size_t bytes);  // kept by the worker, zero at first; always as many bytes
+    // Of modules that are watched for races.
+    void (*touch)(std::uintptr_t address, std::size_t bytes, Access access, const void* where);
+    void (*order)(Sync event, std::uintptr_t key);
 };
 
 struct Worker;  // one per CPU core, private to the driver
@@ -67,6 +92,11 @@ struct Thread {
     const Calls* calls;
     Worker* worker;
     std::uint64_t run;            // of a block: differs from that of every other run in the process
+    std::uintptr_t shared_window;  // where the addresses of shared memory begin
+    Actor actor;                  // for whom the thread accesses memory now
+    std::uintptr_t actor_key;     // of a fetch: the address of its mbarrier
+    const void* actor_where;      // the place in the kernel, if it calls an instruction's twin
+    const void* where;            // of the access that is being checked, in watched modules
 };
 static_assert(sizeof(Thread) <= record_bytes, "a Thread record outgrew its place on the stack");
 
@@ -107,11 +137,13 @@ struct Module {
     SharedVariable* shared;
     int shared_count;
     int architecture;             // 900 for sm_90
+    bool watched;                 // compiled to be watched for races
+    bool loaded;                  // set by the driver: its code runs on fibers from now on
 };
 
 // Static shared memory of a kernel as the assembler would count it: its own variables, and those
 // of every __device__ function of the module (which of them it calls is not known here).
-__attribute__((no_sanitize("kernel-address"))) inline std::size_t static_shared(
+__attribute__((no_sanitize("kernel-address", "thread"))) inline std::size_t static_shared(
     const Module& module, const Kernel& kernel) {
     std::size_t bytes = 0;
     for (const SharedVariable* v = module.shared; v; v = v->next)

@@ -5,10 +5,11 @@ namespace pymm_sim {
 
 // Any update of 4 or 8 bytes as a compare-and-swap loop; returns what was there before.
 template <class Value, class Update>
-Value update(Value* address, Update f) {
+PYMM_SIM_ATOMIC_ACCESS Value update(Value* address, Update f) {
     using Word = std::conditional_t<sizeof(Value) == 8, std::uint64_t, std::uint32_t>;
     static_assert(sizeof(Value) == sizeof(Word), "atomics work on 4 or 8 bytes");
     auto* word = reinterpret_cast<Word*>(address);
+    touch_atomically(address, sizeof(Word));
     Word before = __atomic_load_n(word, __ATOMIC_RELAXED);
     for (;;) {
         Value old;

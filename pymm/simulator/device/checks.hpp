@@ -11,7 +11,10 @@ inline __attribute__((always_inline)) Thread& self() {
 
 }  // namespace pymm_sim
 
-#define PYMM_SIM_UNCHECKED __attribute__((no_sanitize("kernel-address"), noinline, used))
+#define PYMM_SIM_UNCHECKED \
+    __attribute__((no_sanitize("kernel-address", "thread"), noinline, used))
+
+#ifndef PYMM_SIM_RACES
 #define PYMM_SIM_REPORT(verb, bytes)                                                        \
     extern "C" PYMM_SIM_UNCHECKED void __asan_report_##verb##bytes##_noabort(               \
         std::uintptr_t address) {                                                           \
@@ -36,6 +39,7 @@ PYMM_SIM_REPORT_N(load)
 PYMM_SIM_REPORT_N(store)
 #undef PYMM_SIM_REPORT
 #undef PYMM_SIM_REPORT_N
+#endif
 
 // What g++ calls when an address is no multiple of its type's alignment (-fsanitize=alignment).
 struct PymmSimMismatch {

@@ -35,6 +35,7 @@
 
 #include "abi.hpp"
 #include "checks.hpp"
+#include "races.hpp"
 #include "vectors.hpp"
 #include "threads.hpp"
 #include "warps.hpp"

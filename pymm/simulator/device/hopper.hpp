@@ -32,36 +32,47 @@ struct Barrier {
     int bytes;                                      // still to come
 };
 
+inline std::uintptr_t key(unsigned barrier) {
+    return reinterpret_cast<std::uintptr_t>(__cvta_shared_to_generic(barrier));
+}
 inline void settle(Barrier& barrier) {
     if (barrier.left || barrier.bytes) return;
     barrier.left = barrier.arrivals;
     barrier.phase ^= 1;
+    order(Sync::complete, reinterpret_cast<std::uintptr_t>(&barrier));
 }
-inline void mbarrier_init(unsigned barrier, unsigned arrivals) {
+PYMM_SIM_TWIN inline void mbarrier_init(unsigned barrier, unsigned arrivals) {
     const auto count = static_cast<unsigned short>(arrivals);
+    PYMM_SIM_ACTING(thread, 0);
     at_shared<Barrier>(barrier) = {count, count, 0, 0};
+    order(Sync::make, key(barrier));
 }
 inline void fence_mbarrier_init() {}
-inline void mbarrier_arrive(unsigned barrier) {
+PYMM_SIM_TWIN inline void mbarrier_arrive(unsigned barrier) {
+    PYMM_SIM_ACTING(barrier, 0);
+    order(Sync::arrive, key(barrier));
     auto& b = at_shared<Barrier>(barrier);
     assert(b.left > 0);
     b.left--;
     settle(b);
 }
-inline void mbarrier_arrive(unsigned barrier, unsigned block) {
+__forceinline__ void mbarrier_arrive(unsigned barrier, unsigned block) {
     assert(block == 0);
     mbarrier_arrive(barrier);
 }
-inline void mbarrier_expect_tx(unsigned barrier, unsigned bytes) {
+PYMM_SIM_TWIN inline void mbarrier_expect_tx(unsigned barrier, unsigned bytes) {
+    PYMM_SIM_ACTING(barrier, 0);
     at_shared<Barrier>(barrier).bytes += static_cast<int>(bytes);
     mbarrier_arrive(barrier);
 }
-inline void mbarrier_wait(unsigned barrier, unsigned parity) {
+PYMM_SIM_TWIN inline void mbarrier_wait(unsigned barrier, unsigned parity) {
+    PYMM_SIM_ACTING(barrier, 0);
     // While one thread waits, all others come as far as they can: more turns than these none takes.
     for (int turns = 0; at_shared<Barrier>(barrier).phase == parity; turns++) {
         assert(turns < 100000 && "some thread of the block does not come to this barrier");
         yield();
     }
+    order(Sync::pass, key(barrier));
 }
 
 inline unsigned block_in_cluster() { return 0; }
@@ -131,29 +142,36 @@ template <class Word>
 void fetch_one(unsigned to, std::uintptr_t from, bool inside) {
     at_shared<Word>(to) = inside ? *reinterpret_cast<const Word*>(from) : Word{0};
 }
+PYMM_SIM_TWIN
 inline void tma_load(unsigned target, const TensorMap* map, unsigned barrier, int x, int y,
                       int z) {
     unsigned bytes = 0;
-    each_element(map, target, x, y, z, [&](const TensorDescription& d, unsigned to,
-                                           std::uintptr_t from, long long column) {
+    const auto fetch = [&](const TensorDescription& d, unsigned to, std::uintptr_t from,
+                           long long column) {
         const bool inside = column >= 0 && column < static_cast<long long>(d.extents[0]);
         bytes += d.size;
         if (d.size == 2) return fetch_one<unsigned short>(to, from, inside);
         if (d.size == 8) return fetch_one<unsigned long long>(to, from, inside);
         fetch_one<unsigned>(to, from, inside);
         if (d.rounded) at_shared<unsigned>(to) = round_tf32(at_shared<float>(to));
-    });
+    };
+    {
+        PYMM_SIM_ACTING(fetch, key(barrier));
+        each_element(map, target, x, y, z, fetch);
+    }
+    PYMM_SIM_ACTING(barrier, 0);
     auto& b = at_shared<Barrier>(barrier);
     b.bytes -= static_cast<int>(bytes);
     settle(b);
 }
-inline void tma_load(unsigned target, const TensorMap* map, unsigned barrier, int x, int y, int z,
-                      unsigned short blocks) {
+__forceinline__ void tma_load(unsigned target, const TensorMap* map, unsigned barrier, int x, int y,
+                              int z, unsigned short blocks) {
     assert(blocks == 1);
     tma_load(target, map, barrier, x, y, z);
 }
 // Whole pieces of 16 bytes, as a GPU does it: what begins inside of a row ends where it ends.
-inline void tma_store(const TensorMap* map, unsigned source, int x, int y, int z) {
+PYMM_SIM_TWIN inline void tma_store(const TensorMap* map, unsigned source, int x, int y, int z) {
+    PYMM_SIM_ACTING(send, 0);
     each_element(map, source, x, y, z, [&](const TensorDescription& d, unsigned from,
                                            std::uintptr_t to, long long column) {
         const long long piece = 16 / d.size, first = column / piece * piece;
@@ -162,10 +180,12 @@ inline void tma_store(const TensorMap* map, unsigned source, int x, int y, int z
             reinterpret_cast<char*>(to)[byte] = at_shared<char>(from + byte);
     });
 }
-inline void bulk_commit_group() {}
+inline void bulk_commit_group() { order(Sync::commit_send); }
 template <int LATEST = 0>
-void bulk_wait_group_read() {}
-inline void bulk_wait_group() {}
+void bulk_wait_group_read() {
+    order(Sync::wait_send, LATEST);
+}
+inline void bulk_wait_group() { order(Sync::wait_send); }
 inline void fence_proxy_async() {}
 
 // --- wgmma --------------------------------------------------------------------------------------
@@ -208,7 +228,7 @@ struct Numbers {
     static constexpr unsigned MOST_BYTES = 65536, MOST = 16 * 256;
     std::uint64_t run;
     unsigned long long bits;
-    unsigned rows, depth;
+    unsigned rows, depth, reader;
     bool k_major;
     unsigned char bytes[MOST_BYTES];
     float values[MOST];  // [p][row]
@@ -233,8 +253,14 @@ const float* numbers(const Described& of, bool k_major, unsigned rows, Read read
     const unsigned bytes = (of.begin + last) / ATOM * ATOM + ATOM - first;
     const void* const there = &at_shared<char>(first);
     assert(rows * DEPTH <= Numbers::MOST && bytes <= Numbers::MOST_BYTES);
-    if (found.run == self().run && found.bits == of.bits && found.rows == rows &&
-        found.depth == DEPTH && found.k_major == k_major && same_bytes(found.bytes, there, bytes))
+#ifdef PYMM_SIM_RACES
+    const unsigned reader = self().linear / 128;  // every warpgroup is seen to read
+#else
+    const unsigned reader = 0;
+#endif
+    if (found.run == self().run && found.reader == reader && found.bits == of.bits &&
+        found.rows == rows && found.depth == DEPTH && found.k_major == k_major &&
+        same_bytes(found.bytes, there, bytes))
         return found.values;
     for (unsigned p = 0; p < DEPTH; p++)
         for (unsigned row = 0; row < rows; row++) found.values[p * rows + row] = read(row, p);
@@ -242,6 +268,7 @@ const float* numbers(const Described& of, bool k_major, unsigned rows, Read read
     found.run = self().run;
     found.bits = of.bits;
     found.rows = rows;
+    found.reader = reader;
     found.depth = DEPTH;
     found.k_major = k_major;
     return found.values;
@@ -282,14 +309,17 @@ unsigned long long k_major_descriptor(unsigned address) {
 // all do.
 inline void meet_warpgroup() { barrier_sync(16 + self().linear / 128, 128); }
 inline void wgmma_fence() { meet_warpgroup(); }
-inline void wgmma_commit_group() {}
+inline void wgmma_commit_group() { order(Sync::commit_product); }
 template <int N>
 void wgmma_wait_group() {
     meet_warpgroup();
+    order(Sync::wait_product, N);
 }
 
 template <bool K_MAJOR_A, bool K_MAJOR_B, class Half, int COUNT>
+PYMM_SIM_TWIN
 void wgmma(Half, float (&d)[COUNT], unsigned long long a, unsigned long long b, bool add) {
+    PYMM_SIM_ACTING(product, 0);
     const Described left(a), right(b);
     const float* const columns = numbers<Half, 16>(
         right, K_MAJOR_B, COUNT * 2,
@@ -307,7 +337,9 @@ const float* columns_tf32(unsigned long long b) {
     });
 }
 template <int COUNT>
+PYMM_SIM_TWIN
 void wgmma_tf32(float (&d)[COUNT], unsigned long long a, unsigned long long b, bool add) {
+    PYMM_SIM_ACTING(product, 0);
     const Described left(a);
     multiply_tiles<8>(
         d, add,
@@ -316,7 +348,9 @@ void wgmma_tf32(float (&d)[COUNT], unsigned long long a, unsigned long long b, b
 }
 // a in registers: each number is read where the lane that holds it has it.
 template <int COUNT>
+PYMM_SIM_TWIN
 void wgmma_tf32(float (&d)[COUNT], const unsigned (&a)[4], unsigned long long b, bool add) {
+    PYMM_SIM_ACTING(product, 0);
     const auto* const of = of_every_lane(a);
     multiply_tiles<8>(d, add,
                       [&](unsigned i, unsigned p) {

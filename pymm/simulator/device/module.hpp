@@ -2,7 +2,9 @@
 #pragma once
 
 extern "C" {
+#ifndef PYMM_SIM_RACES
 __attribute__((visibility("default"), used)) inline pymm_sim::Module pymm_module{};
+#endif
 }
 
 namespace pymm_sim {

@@ -6,6 +6,7 @@
 namespace pymm_sim {
 
 void release_barrier(Worker& w) {
+    interval_ends(w);
     int total = 0;
     for (unsigned i = 0; i < w.threads; i++) total += w.fibers[i].predicate != 0;
     for (unsigned i = 0; i < w.threads; i++) {
@@ -60,12 +61,18 @@ void named_barrier(unsigned id, unsigned threads, bool wait, const char* file, i
                 "and at most the block's " + std::to_string(w.threads));
     unsigned& arrived = w.arrived[id];
     me.barrier_id = id;
+    const bool orders = id < 16;  // the others make the twin's wgmma wait for each other
+    if (orders) races_come(w, id);
     if (++arrived == threads) {
         arrived = 0;
+        if (orders) races_named_complete(w, id);
         for (unsigned i = 0; i < w.threads; i++) {
             Fiber& f = w.fibers[i];
-            if (f.state == State::named_barrier && f.barrier_id == id) f.state = State::ready;
+            if (f.state != State::named_barrier || f.barrier_id != id) continue;
+            f.state = State::ready;
+            if (orders) races_leave(w, id, i);
         }
+        if (orders && wait) races_leave(w, id, w.current);
     } else if (wait) {
         suspend(w, State::named_barrier, file, line);
     }

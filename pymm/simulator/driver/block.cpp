@@ -15,7 +15,7 @@ thread_local Worker* this_worker = nullptr;
 
 namespace {
 
-constexpr std::size_t window_bytes = 8 << 20;  // shared memory of a worker with its red zones
+constexpr std::size_t window_bytes = shared_window_bytes;
 constexpr std::size_t red_zone = 128;
 
 std::size_t round_up(std::size_t n, std::size_t unit) { return (n + unit - 1) / unit * unit; }
@@ -60,7 +60,7 @@ void lay_out_shared(Worker& w) {
                     i / (launch.block.x * launch.block.y)},
                    {0, 0, 0}, launch.block, launch.grid, i % 32, i,
                    static_cast<unsigned>(launch.dynamic_bytes), dynamic, w.addresses.data(), &calls,
-                   &w, 0};
+                   &w, 0, w.shared_begin, Actor::thread, 0, nullptr, nullptr};
     }
 }
 
@@ -88,7 +88,9 @@ void run_block(Worker& w, std::uint64_t number) {
         char* top = w.stack(i) + stack_bytes - record_bytes - i % 32 * 192;
         start_context(w.fibers[i].context, w.stack(i), top, body);
         w.fibers[i].state = State::ready;
+        w.fibers[i].gathers = false;
     }
+    begin_races(w);
     w.alive = w.threads;
     w.at_barrier = 0;
     w.waited = false;
@@ -107,6 +109,7 @@ void run_block(Worker& w, std::uint64_t number) {
         if (w.at_barrier == w.threads) release_barrier(w);
         else if (!moved) stalled(w);
     }
+    end_races(w);
     if (launch.early && !w.waited)
         abandon(w, launch_failed, nullptr, "the launch may begin before the one before it has "
                 "ended, and no thread of the block waits for that one");
@@ -186,6 +189,7 @@ void report(Worker& w, Fault fault, const void* where, const std::string& text) 
 }
 
 void abandon(Worker& w, Fault fault, const void* where, const std::string& text) {
+    report_unwritten(w);  // which is why
     report(w, fault, where, text);
     siglongjmp(w.escape, 1);
 }
@@ -230,8 +234,6 @@ std::string places(Worker& w) {
 extern void barrier(const char*, int);
 extern int barrier_reduce(Reduce, int, const char*, int);
 extern void named_barrier(unsigned, unsigned, bool, const char*, int);
-extern void kernel_load(std::uintptr_t, std::size_t, const void*);
-extern void kernel_store(std::uintptr_t, std::size_t, const void*);
 extern void kernel_fail(Fault, const void*, const char*);
 extern void warp_sync(unsigned, const char*, int);
 extern std::uint64_t warp_shuffle(unsigned, std::uint64_t, unsigned, const char*, int);
@@ -242,6 +244,6 @@ extern unsigned warp_active_mask();
 const Calls calls = {barrier,       barrier_reduce, warp_sync,        warp_shuffle,
                      warp_vote,     warp_gather,    warp_active_mask, named_barrier,
                      yield,         wait_for_launch, kernel_load,     kernel_store,
-                     kernel_fail,   scratch};
+                     kernel_fail,   scratch,        shared_touch,     shared_order};
 
 }  // namespace pymm_sim

@@ -160,6 +160,9 @@ Worker* new_worker();
 void run_blocks(Worker& worker, Launch& launch);        // until none is left or one failed
 void report(Worker& worker, Fault fault, const void* where, const std::string& text);
 Region* shared_region(Worker& worker, std::uintptr_t address);
+std::string element(const Region& region, std::uintptr_t address);  // fault.cpp: "As[3][17]"
+void kernel_load(std::uintptr_t address, std::size_t bytes, const void* where);
+void kernel_store(std::uintptr_t address, std::size_t bytes, const void* where);
 extern const Calls calls;
 
 // --- launch.cpp ----------------------------------------------------------------------------------

@@ -30,19 +30,6 @@ std::string describe(const Region& r) {
            std::to_string(r.serial) + " (" + bytes(r.bytes) + " at " + hex(r.begin) + ")";
 }
 
-// "As[3][17]" for an address inside a shared array, else "allocation 2 (...), byte 68".
-std::string element(const Region& r, std::uintptr_t address) {
-    std::size_t offset = address - r.begin;
-    if (!r.variable) return "byte " + std::to_string(offset) + " of " + describe(r);
-    std::size_t number = offset / r.variable->element;
-    std::string indices;
-    for (unsigned i = r.variable->rank; i-- > 0;) {
-        indices = "[" + std::to_string(number % r.variable->extents[i]) + "]" + indices;
-        number /= r.variable->extents[i];
-    }
-    return r.variable->name + indices;
-}
-
 // Where an address that belongs to nothing lies.
 std::string beside(Worker& w, std::uintptr_t address) {
     if (address < 4096) return "a null pointer";
@@ -107,11 +94,12 @@ void on_signal(int signal, siginfo_t* info, void* context) {
             if (signals[i] == signal) sigaction(signal, &before[i], nullptr);
         return;
     }
-    const void* where = program_counter(context);
+    auto address = reinterpret_cast<std::uintptr_t>(info->si_addr);
+    const void* checked = w->races ? w->thread(w->current).where : nullptr;
+    const void* where = checked && in_shadow(address) ? checked : program_counter(context);
     if (signal == SIGFPE)
         abandon(*w, launch_failed, where,
                 "divides an integer by zero (a GPU gives an unspecified value instead)");
-    auto address = reinterpret_cast<std::uintptr_t>(info->si_addr);
     auto stack = reinterpret_cast<std::uintptr_t>(w->stack(w->current));
     if (stack_pointer(context) - stack - 4096 >= stack_bytes - 4096 || address - stack < 4096)
         abandon(*w, launch_failed, where,
@@ -123,6 +111,19 @@ void on_signal(int signal, siginfo_t* info, void* context) {
 }
 
 }  // namespace
+
+// "As[3][17]" for an address inside a shared array, else "allocation 2 (...), byte 68".
+std::string element(const Region& r, std::uintptr_t address) {
+    std::size_t offset = address - r.begin;
+    if (!r.variable) return "byte " + std::to_string(offset) + " of " + describe(r);
+    std::size_t number = offset / r.variable->element;
+    std::string indices;
+    for (unsigned i = r.variable->rank; i-- > 0;) {
+        indices = "[" + std::to_string(number % r.variable->extents[i]) + "]" + indices;
+        number /= r.variable->extents[i];
+    }
+    return r.variable->name + indices;
+}
 
 void kernel_load(std::uintptr_t address, std::size_t size, const void* where) {
     Worker& w = *this_worker;

@@ -13,6 +13,7 @@
 #include <set>
 
 #include "driver.hpp"
+#include "races.hpp"
 
 namespace pymm_sim {
 namespace {
@@ -81,6 +82,7 @@ CUresult load(void** out, const void* image) {
         return no_binary;
     }
     find_segments(*m);
+    const_cast<Module*>(m->contents)->loaded = true;
     m->context = context_serial();
     modules.insert(m.get());
     *out = m.release();
@@ -119,15 +121,18 @@ std::string source_line(const void* code) {
     }
     if (file < 0) return "outside every module";
     char command[128], line[512] = "";
-    std::snprintf(command, sizeof command, "addr2line -e /proc/%d/fd/%d 0x%llx 2>/dev/null",
+    std::snprintf(command, sizeof command, "addr2line -i -e /proc/%d/fd/%d 0x%llx 2>/dev/null",
                   getpid(), file, static_cast<unsigned long long>(at));
+    std::string text;
     if (FILE* pipe = popen(command, "r")) {
-        if (!std::fgets(line, sizeof line, pipe)) line[0] = 0;
+        // From what is inlined to where: the first that is not a function of ours.
+        while (std::fgets(line, sizeof line, pipe)) {
+            const std::string place(line, std::strcspn(line, " \n"));
+            if (text.empty() || text.find(".hpp:") != text.npos)
+                text = place.substr(place.rfind('/') + 1);
+        }
         pclose(pipe);
     }
-    std::string text = line;
-    text = text.substr(0, text.find_first_of(" \n"));
-    text = text.substr(text.rfind('/') + 1);
     if (!text.empty() && text[0] != '?') return text;
     std::snprintf(line, sizeof line, "module offset 0x%llx", static_cast<unsigned long long>(at));
     return line;
@@ -161,9 +166,14 @@ CU_EXPORT CUresult cuModuleLoad(void** out, const char* path) {
 CU_EXPORT CUresult cuModuleUnload(void* handle) {
     if (CUresult e = guard()) return e;
     if (CUresult e = settle()) return e;
-    std::lock_guard lock(mutex);
-    LoadedModule* m = module_of(handle);
+    LoadedModule* m;
+    {
+        std::lock_guard lock(mutex);
+        m = module_of(handle);
+    }
     if (!m) return invalid_handle;
+    settle_conflicts(m);
+    std::lock_guard lock(mutex);
     for (auto& f : m->functions) functions.erase(f.get());
     modules.erase(m);
     dlclose(m->library);

@@ -51,8 +51,12 @@ void complete(Worker& w, unsigned base, unsigned mask) {
                         std::to_string(f.source) + ", which is not in its mask");
         f.result = w.fibers[base + f.source].value;
     }
-    for (unsigned lane = 0; lane < 32; lane++)
-        if (mask >> lane & 1) w.fibers[base + lane].state = State::ready;
+    if (last.operation == Operation::sync && !last.gathers) races_meet_warp(w, base, mask);
+    for (unsigned lane = 0; lane < 32; lane++) {
+        if (!(mask >> lane & 1)) continue;
+        w.fibers[base + lane].state = State::ready;
+        w.fibers[base + lane].gathers = last.operation == Operation::gather;
+    }
     w.waiting[base / 32] &= ~mask;
 }
 

@@ -3,11 +3,13 @@
 #include <setjmp.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "driver.hpp"
 #include "fiber.hpp"
+#include "races.hpp"
 
 namespace pymm_sim {
 
@@ -29,6 +31,7 @@ struct Fiber {
     Vote vote;
     unsigned mask, source;
     std::uint64_t value, result;
+    bool gathers;  // what the lanes brought has not been given back: no order of the kernel's own
 };
 
 struct Worker {
@@ -52,6 +55,7 @@ struct Worker {
     std::vector<std::uint16_t> order;
     std::uint64_t random = 0;
     bool shuffled = false;
+    std::unique_ptr<Races> races;            // null: the kernel is not watched
 
     char* stack(unsigned i) { return stacks + std::size_t{i} * stack_bytes; }
     Thread& thread(unsigned i) {
