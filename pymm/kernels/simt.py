@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pymm.core.integers import round_up
 from pymm.core.problem import Problem
-from pymm.kernels.kernel import Config, Kernel, Rule
+from pymm.kernels.kernel import Config, Guards, Kernel, Rule
 from pymm.kernels.rules import THREADS_FIT
 
 
@@ -38,6 +38,9 @@ COMMON_RULES = (
     ),
 )
 
+#: What experiments compare: guards, and all of a symmetric C instead of its half.
+_FORCEABLE = dict(GUARDED=(Guards.OFF, Guards.ON), FILL=(0,))
+
 _ONE_ELEMENT = dict(threads=lambda c: c.MB * c.NB)
 
 NAIVE = Kernel(
@@ -49,6 +52,7 @@ NAIVE = Kernel(
     default=dict(MB=32, NB=32),
     block=lambda c: (c.MB, c.NB, 1),
     rules=COMMON_RULES,
+    forceable=_FORCEABLE,
     **_ONE_ELEMENT,
 )
 
@@ -61,6 +65,7 @@ COALESCED = Kernel(
     default=dict(MB=32, NB=32),
     block=lambda c: (c.NB, c.MB, 1),
     rules=COMMON_RULES,
+    forceable=_FORCEABLE,
     **_ONE_ELEMENT,
 )
 
@@ -77,6 +82,7 @@ SHARED_TILE = Kernel(
         *COMMON_RULES,
         Rule("the tiles are square: MB = NB = KB", lambda c, p, d: c.MB == c.NB == c.KB),
     ),
+    forceable=_FORCEABLE | dict(GUARDED=tuple(Guards)),
     **_ONE_ELEMENT,
 )
 

@@ -240,7 +240,10 @@ class QuickVerifier:
             self._buffer.fill(POISON)
             executable.bind(self.problem, 1.0, a, b, 0.0, c)()
             self.backend.synchronize()
-            finding = self._around() or self._written_into(kind) or judge()
+            stray, finding = self._around() or self._written_into(kind), judge()
+            if stray:  # what is wrong inside C says more than that something is written outside
+                detail = "; also ".join(filter(None, (finding.detail, stray.detail)))
+                return replace(stray, detail=detail)
             if not finding.right:
                 return finding
         return self._added(executable, finding) if self.accumulate else finding

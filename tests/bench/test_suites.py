@@ -28,15 +28,20 @@ def run(path, *more, device="cpu:1"):
     return kernels.main(["--device", device, "--csv", str(path), *more])
 
 
+def sizes_of(name):
+    return parse_shapes(EXPERIMENTS[name].shapes)
+
+
 def test_every_experiment_of_the_origins_has_a_name():
-    wanted = "o1 o2-transfers o2-split o2-sizes o2-remainders o2-blocks o2-kernels o2-counts o3"
-    wanted = [*wanted.split(), "o4-square", "o4-rectangular", "goals"]
+    wanted = "o1 o2-transfers o2-split o2-sizes o2-remainders o2-blocks o2-guards o2-kernels"
+    wanted = [*wanted.split(), "o2-counts", "o3", "o4-square", "o4-rectangular", "goals"]
     assert suites_named("all") == wanted
     assert suites_named("o4,o1") == ["o1", "o4-square", "o4-rectangular"]
     assert len(parse_shapes(EXPERIMENTS["o2-remainders"].shapes)) == 101
     sizes = parse_shapes(EXPERIMENTS["o3"].shapes)
     assert sizes[0] == (500, 500, 500) and sizes[-1] == (20500, 20500, 10250)
     assert (18500, 18500, 18500) in sizes and len(sizes) == 40
+    assert sizes_of("o2-blocks") == [(n, n, n) for n in range(128, 3201, 32)]
     assert len(parse_shapes(EXPERIMENTS["o4-square"].shapes)) == 40
 
 

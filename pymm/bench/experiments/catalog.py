@@ -26,15 +26,23 @@ O1 = (
 )
 
 
-#: 32 x 32 threads, as in the original experiments.
-ELEMENT, BLOCKED = "01-MB32-NB32", "02-MB32-NB32-KB32"
-BOTH = (ELEMENT, BLOCKED)
+#: 32 x 32 threads, as in the original experiments; without guards at multiples of 32.
+BOTH = ("01-MB32-NB32", "02-MB32-NB32-KB32")
+#: The same by their names there: for multiples of the block, and for any extents.
+MULTIPLES, ANY = ("kernel00", "kernel10"), ("kernel01", "kernel11")
 
 NO_BLOCKS = "blocks of 8 x 8, 16 x 16 and 32 x 32 threads are a GPU's"
+NO_GUARDS = "a CPU's kernels take any extents: no variant of them is without guards"
 NO_RESOURCES = "registers, shared memory and occupancy are a GPU's"
 
 SIDES = (8, 16, 32)
+ELEMENTS = tuple(f"01-MB{side}-NB{side}" for side in SIDES)
 SQUARES = tuple(f"02-MB{side}-NB{side}-KB{side}" for side in SIDES)
+#: Smaller blocks without guards, and with guards of the final write alone.
+UNGUARDED = (
+    *(f"{text} unguarded" for text in (*ELEMENTS[:-1], *SQUARES[:-1])),
+    *(f"{text} writes guarded" for text in SQUARES[:-1]),
+)
 
 O2 = (
     Experiment(
@@ -52,7 +60,7 @@ O2 = (
         "o2-split",
         "time by part: transfer to the device, kernel, transfer to the host",
         "640,1024,2048,4096,8192",
-        rungs=(ELEMENT, BLOCKED, CHOSEN),
+        rungs=(*BOTH, CHOSEN),
         on_cpu=(),
         why_not=NO_JOURNEY,
         figures="journeys",
@@ -63,7 +71,7 @@ O2 = (
         "o2-sizes",
         "GFLOP/s by N, multiples of 32, with and without transfers",
         "o2-multiples",
-        rungs=(*BOTH, CHOSEN),
+        rungs=(*BOTH, *ANY, CHOSEN),
         figures="journeys",
         transfers=("pageable",),
         seconds=0.05,
@@ -72,17 +80,28 @@ O2 = (
         "o2-remainders",
         "partial tiles: every N from 1000 to 1100",
         "o2-remainders",
-        rungs=(*BOTH, CHOSEN),
+        rungs=(*ELEMENTS, *SQUARES, CHOSEN),
         on_cpu=("01", CHOSEN),
         seconds=0.05,
     ),
     Experiment(
         "o2-blocks",
         "blocks of 8 x 8, 16 x 16 and 32 x 32 threads",
-        "640,1024,2048,3200",
-        rungs=(*(f"01-MB{side}-NB{side}" for side in SIDES), *SQUARES),
+        "o2-multiples",
+        rungs=(*ELEMENTS, *SQUARES),
         on_cpu=(),
         why_not=NO_BLOCKS,
+        libraries=False,
+        seconds=0.05,
+    ),
+    Experiment(
+        "o2-guards",
+        "what is not guarded fails where no block ends: TEST PASS or TEST FAIL, by kernel",
+        "640,641",
+        rungs=(*MULTIPLES, *ANY, "02 writes guarded", *UNGUARDED),
+        on_cpu=(),
+        why_not=NO_GUARDS,
+        figures="guards",
         libraries=False,
     ),
     Experiment(
@@ -102,7 +121,7 @@ O2 = (
         "64,96,100",
         rungs=(
             "00",
-            *(f"01-MB{side}-NB{side}" for side in SIDES),
+            *ELEMENTS,
             *SQUARES,
             "03-MB32-NB32-KB8-TA4-TB4",
             "04-MB32-NB32-KB8-TA4-TB4",

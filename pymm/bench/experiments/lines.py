@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from pymm.backends.base import Resources
 from pymm.bench.experiments.counts import formula, occupancy, shared_of
+from pymm.bench.experiments.guards import lacks_guards
 from pymm.bench.experiments.steps import Contestant, Step
 from pymm.bench.runner import Row, origin, product
 from pymm.core.device import Device
@@ -24,6 +25,9 @@ from pymm.selection.records import Environment
 
 #: Names of contestants that are neither kernels nor libraries.
 COPIES, SEQUENTIAL = "copies", "sequential"
+
+#: The quantity that says whether a kernel's result is right.
+CHECK = "check"
 
 #: Units of the numbers that are counted or worked out.
 UNITS = {
@@ -55,6 +59,8 @@ class RowWriter:
         figures += _journeys(step, reply)
         figures += self._resources(step, reply) if step.experiment.figures == "resources" else []
         figures += _counted(step, reply) if step.experiment.figures == "counts" else []
+        if step.experiment.figures == "guards":
+            figures = list(_checks(step, reply))
         if sequential is None:
             figures = [{**row, "error_inf": ""} for row in figures]
         else:
@@ -243,6 +249,23 @@ def _counted(step: Step, reply: Reply) -> Iterator[Row]:
                 yield who | number(quantity, f"{value:.8g}")
         for quantity, value in formula(contestant.config, step.problem).items():
             yield who | number(f"{quantity}_formula", f"{value:.8g}")
+
+
+def _checks(step: Step, reply: Reply) -> Iterator[Row]:
+    """Whether each kernel passed its check: sound if it failed exactly where it lacks guards."""
+    found = {trial.config: trial for trial in reply.trials}
+    for contestant in step.contestants:
+        lost = Trial(step.problem, contestant.config, "launch_failed", detail="the device was lost")
+        trial = found.get(contestant.config, lost)
+        row = named(contestant) | {"quantity": CHECK, "detail": one_line(trial.detail)}
+        must_fail = lacks_guards(trial.config, step.problem)
+        if trial.outcome == ("wrong" if must_fail else "ok"):
+            row |= {"outcome": "ok", "value": "TEST FAIL" if must_fail else "TEST PASS"}
+        elif trial.outcome == "ok":
+            row |= {"outcome": "wrong", "detail": "passes without the guards that it needs"}
+        else:
+            row |= {"outcome": trial.outcome}
+        yield row
 
 
 def _apart(step: Step, reply: Reply, name: str) -> Row:

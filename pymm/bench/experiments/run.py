@@ -31,6 +31,7 @@ from pymm.measure.worker import Reply, Request, WorkerFailed, time_limit
 ACTIONS = {
     "journeys": "pymm.bench.experiments.transfers:measure",
     "counts": "pymm.bench.experiments.counts:measure",
+    "guards": "pymm.bench.experiments.guards:measure",
 }
 
 #: Rounds at most where the time decides.
@@ -189,7 +190,9 @@ class Run:
                 self.estimate.learn(trial.config, step.problem, trial.seconds)
             found = self.writer.rows(few, reply, standard[1] if standard else None)
             rows += [{**row, "step": step.digest} for row in found]
-            if few.experiment.figures != "counts":
+            if few.experiment.figures == "guards":
+                self._tell(few, found)
+            elif few.experiment.figures != "counts":
                 self._show(few, found)
         self._keep(rows)
         if standard:
@@ -228,6 +231,12 @@ class Run:
                 says = duration(seconds) if seconds > 0 else f"{row['outcome']}"
                 told.append(f"{short(row)} {says}")
         self.say(f"{step.experiment.name} {step.problem.slug}: {', '.join(told)}")
+
+    def _tell(self, step: Step, rows: Sequence[Row]) -> None:
+        """A line for each check."""
+        for row in rows:
+            told = f"{step.problem.slug} {row['config']}: {row.get('value') or row['outcome']}"
+            self.say(f"{told} {row.get('detail', '')}".rstrip())
 
     def say(self, text: str) -> None:
         """A line that stays."""
