@@ -23,7 +23,14 @@ from pymm.kernels.kernel import (
     Tma,
 )
 from pymm.kernels.pipelined import PIPELINED
-from pymm.kernels.simt import COALESCED, NAIVE, REGISTER_TILE, SHARED_TILE, TRANSPOSED_A
+from pymm.kernels.simt import (
+    COALESCED,
+    NAIVE,
+    REGISTER_TILE,
+    SHARED_TILE,
+    SYMMETRIC_TILE,
+    TRANSPOSED_A,
+)
 from pymm.kernels.sliced import SLICED
 from pymm.kernels.tensor import TENSOR
 from pymm.kernels.tensor_f64 import TENSOR_F64
@@ -65,6 +72,7 @@ KERNELS: tuple[Kernel, ...] = (
     TENSOR,
     WGMMA_TF32X3,
     WGMMA_F16X3,
+    SYMMETRIC_TILE,
     REORDERED,
     BLOCKED,
 )
