@@ -167,9 +167,9 @@ def _add_limits(read: argparse.ArgumentParser) -> None:
     add(
         "--slowest",
         type=float,
-        default=1.0,
         metavar="SECONDS",
-        help="of suites: leave out what takes longer for one run (default: 1)",
+        help="of suites: leave out what takes longer for one run, and say so (default: 10 on a "
+        "GPU, else 1)",
     )
     add(
         "--thin",

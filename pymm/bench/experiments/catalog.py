@@ -3,7 +3,7 @@
 O1: tiles in shared memory compared with one thread per element that reads global memory. O2: one
 thread per element compared with tiles in shared memory: sizes, transfers, blocks, resources. O3: C
 = A^T A in double precision, compared with cuBLAS and a naive kernel. O4: the first five kernels
-compared with the sequential product: speed-up and relative error.
+compared with the sequential product, C = C + A B: speed-up and relative error.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ MULTIPLES, ANY = ("kernel00", "kernel10"), ("kernel01", "kernel11")
 
 NO_BLOCKS = "blocks of 8 x 8, 16 x 16 and 32 x 32 threads are a GPU's"
 NO_GUARDS = "a CPU's kernels take any extents: no variant of them is without guards"
+NO_PADS = "shared memory with banks is a GPU's"
 NO_RESOURCES = "registers, shared memory and occupancy are a GPU's"
 
 SIDES = (8, 16, 32)
@@ -132,9 +133,9 @@ O2 = (
 )
 
 
-#: The original's tile: 48 x 48 elements, 16 x 16 threads, 3 x 3 elements each. With eight steps
-#: along k both tiles take 6 KiB.
-TILE_48 = "03-MB48-NB48-KB8-TA3-TB3"
+#: The original's two kernels: a naive one, which computes all of C, and tiles of 48 x 48 elements,
+#: 16 x 16 threads, 3 x 3 elements each.
+NAIVE_WHOLE, TILE_48 = "00 all of C", "15"
 
 #: A is N x N for N from 500 to 18500, then N/2 x N up to 20500.
 WHOLE, HALVED = range(500, 18501, 1000), range(500, 20501, 1000)
@@ -144,11 +145,23 @@ O3 = (
         "o3",
         "C = A^T A for A of N x N and of N/2 x N",
         ",".join([*map(str, WHOLE), *(f"{n}x{n}x{n // 2}" for n in HALVED)]),
-        rungs=("00", TILE_48, CHOSEN),
+        rungs=(NAIVE_WHOLE, TILE_48, CHOSEN),
         dtypes=("f64",),
         layout="TN",
         op="syrk",
         runs=3,
+    ),
+    Experiment(
+        "o3-pads",
+        "padding against bank conflicts, A^T A with A by columns; 16 is as none",
+        "1500,2500,5500",
+        rungs=tuple(f"{TILE_48}-PAD{pad}" for pad in (1, 2, 4, 8, 16)),
+        on_cpu=(),
+        why_not=NO_PADS,
+        dtypes=("f64",),
+        layout="NT",
+        op="syrk",
+        libraries=False,
     ),
 )
 
@@ -158,21 +171,23 @@ LADDER = ("00", "01", "02", "03", "04", CHOSEN)
 O4 = (
     Experiment(
         "o4-square",
-        "squares from 250 to 10000",
+        "C + A B, squares from 250 to 10000",
         "o4-square",
         rungs=LADDER,
         on_cpu=("01", CHOSEN),
         figures="sequential",
         runs=3,
+        accumulate=True,
     ),
     Experiment(
         "o4-rectangular",
-        "rectangular products: m = n in thousands, k = 32, 64, 128, 156",
+        "C + A B, rectangular: m = n in thousands, k = 32, 64, 128, 156",
         "o4-rank-k",
         rungs=LADDER,
         on_cpu=("01", CHOSEN),
         figures="sequential",
         runs=3,
+        accumulate=True,
     ),
 )
 

@@ -136,7 +136,8 @@ class _Command:
 
     def _new_run(self, runner: Runner) -> Run:
         writer = RowWriter(runner.device, runner.environment, runner.commit)
-        return Run(runner, writer, self.options.slowest, self.verdict)
+        options = self.options
+        return Run(runner, writer, options.slowest, options.sequential_to, self.verdict)
 
     def _steps(self, experiment: Experiment, run: Run) -> tuple[list[Step], list[str]]:
         device, environment = run.device, run.runner.environment

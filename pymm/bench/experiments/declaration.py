@@ -52,8 +52,8 @@ class Experiment:
     operands, with all of `transfers`; "resources" of the kernels; "counts" of operations and
     accesses, in the simulator; "sequential": also the sequential kernel, as the measure of speed
     and result; "guards": whether what is not guarded fails where it must. `libraries` run in the
-    same rounds. Of `runs` times the mean is wanted; else there are as many rounds as fit in
-    `seconds`.
+    same rounds. With `accumulate` C = C + A B is computed, else C = A B. Of `runs` times the mean
+    is wanted; else there are as many rounds as fit in `seconds`.
     """
 
     name: str
@@ -70,6 +70,7 @@ class Experiment:
     libraries: bool = True
     runs: int | None = None
     seconds: float = 0.1
+    accumulate: bool = False
 
     def rungs_on(self, device: Device) -> tuple[str, ...]:
         """The contestants on a device."""

@@ -52,8 +52,10 @@ class RowWriter:
     environment: Environment
     commit: str = ""
 
-    def rows(self, step: Step, reply: Reply, sequential: float | None = None) -> list[Row]:
-        """All rows of a step. `sequential` is the time of that product."""
+    def rows(
+        self, step: Step, reply: Reply, sequential: Sequence[float] | None = None
+    ) -> list[Row]:
+        """All rows of a step. `sequential` has the times of that product."""
         shared = self._of_step(step, step.digest)
         figures = [*self._libraries(step, reply), *self._kernels(step, reply)]
         figures += _journeys(step, reply)
@@ -69,12 +71,13 @@ class RowWriter:
                     "name": SEQUENTIAL,
                     "quantity": "kernel",
                     "outcome": "ok",
-                    **speed(step.problem, [sequential]),
+                    **speed(step.problem, list(sequential)),
                 }
             )
             for row in figures:
                 if row.get("quantity") == "kernel" and row.get("seconds"):
-                    row["speedup"] = f"{sequential / float(row['seconds']):.4g}"
+                    gain = statistics.median(sequential) / float(row["seconds"])
+                    row["speedup"] = f"{gain:.4g}"
         return [shared | row for row in figures]
 
     def without(self, step: Step, who: Contestant, why: str) -> Row:
@@ -82,6 +85,14 @@ class RowWriter:
         head = self._of_step(step, step.digest)
         figure = {"quantity": "kernel", "outcome": "left_out", "detail": one_line(why)}
         return head | named(who) | figure
+
+    def without_sequential(self, step: Step, largest: int) -> Row:
+        """The row of a sequential product that was left out."""
+        why = "the sequential product failed"
+        if not step.with_sequential:
+            why = f"more operations than a square of {largest} (--sequential-to) has"
+        figure = {"quantity": "kernel", "outcome": "left_out", "detail": why}
+        return self._of_step(step, step.digest) | {"name": SEQUENTIAL} | figure
 
     def seen(
         self, step: Step, who: Contestant, digest: str, metric: str, value: str, unit: str
