@@ -320,6 +320,8 @@ def implementation(row: Row) -> str:
     if variant in ("fixed", *FORCED):
         tile = re.search(r"-MB(\d+)-NB(\d+)", row.text("config"))
         name = f"{row.text('name')} {tile[1]}x{tile[2]}" if tile else row.text("name")
+        pad = re.search(r"-PAD(\d+)", row.text("config"))
+        name += f" pad {pad[1]}" if pad else ""
         return name if variant == "fixed" else f"{name} {variant}"
     return display_name(row.text("name"))
 
