@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a checkout need not be installed
@@ -27,6 +28,10 @@ GPU, CPU = RESULTS / "nvidia-h200", RESULTS / "amd-epyc-2-cores"
 MARKED = re.compile(r"<!-- (figures|squares|halves) -->\n.*?<!-- end \1 -->", re.DOTALL)
 
 Row = Mapping[str, str]
+
+#: Columns of words and of numbers of the suites' files.
+WORDS = ("suite", "step", "name", "variant", "config", "quantity", "transfer", "outcome", "value")
+NUMBERS = ("seconds", "gflops", "speedup", "error_inf")
 
 #: What stands where nothing was measured yet.
 NOTHING = "not measured"
@@ -89,14 +94,22 @@ class Filler:
     """What stands between each pair of markers."""
 
     def __init__(self) -> None:
-        self.machines = {
-            folder: json.loads((folder / "device.json").read_text(encoding="utf-8"))["name"]
+        gpu, cpu = (
+            json.loads((folder / "device.json").read_text(encoding="utf-8"))["name"]
             for folder in (GPU, CPU)
-        }
-        counted = ("suite", "quantity", "name", "value")
+        )
         files = [*sorted(GPU.glob("suites*.csv")), GPU / "counts.csv"]
-        self.rows = Rows(row for file in files for row in inputs.rows_of(file, counted))
-        self.processes = inputs.rows_of(CPU / "distributed.csv", ("engine", "processes", "speedup"))
+        self.rows = Rows(row for file in files for row in inputs.rows_of(file, WORDS, NUMBERS))
+        of_processes = inputs.rows_of(
+            CPU / "distributed.csv", ("engine", "processes"), ("speedup",)
+        )
+        of_cpu = inputs.rows_of(CPU / "cpu.csv", ("name", "dtype", "m", "n", "k"), NUMBERS[:2])
+        #: By the name of a source its rows, and the machine that they are from.
+        self.sources: dict[str, tuple[Any, str]] = {
+            "suites": (self.rows, gpu),
+            "processes": (of_processes, cpu),
+            "cpu": (of_cpu, cpu),
+        }
 
     def __call__(self, match: re.Match[str]) -> str:
         name = match[1]
@@ -107,9 +120,8 @@ class Filler:
         yield "| experiment | command | figures then | figures now | on |"
         yield "|---|---|---|---|---|"
         for one in FIGURES:
-            given = self.processes if one.folder == CPU else self.rows
-            said = one.now(given)
-            where = self.machines[one.folder] if one.measured else "any"
+            rows, where = self.sources[one.source] if one.now else (None, "any")
+            said = one.now(rows) if one.now else "printed by the command"
             yield f"| {one.what} | `{one.command}` | {one.then} | {said} | {where} |"
 
     def _squares(self) -> Iterator[str]:
@@ -332,8 +344,12 @@ def _processes(rows: list[Row]) -> str:
     return f"{best['m']}, {best['processes']} processes: speed-up {float(best['speedup']):.2f}"
 
 
-def _printed(rows: Rows) -> str:
-    return "printed by the command"
+def _on_a_cpu(rows: list[Row]) -> str:
+    """The scalar loops on one thread, and the kernel that OpenMP runs on all."""
+    at = [row for row in rows if row["dtype"] == "f64" and row["m"] == row["k"] == "2048"]
+    found = {row["name"]: row for row in at if timed(row)}
+    one, every = found.get("00_reordered"), found.get("01_blocked")
+    return f"2048, f64: {rate(one)} and {rate(every)} GFLOP/s" if one and every else NOTHING
 
 
 @dataclass(frozen=True)
@@ -343,13 +359,8 @@ class Figure:
     what: str
     command: str
     then: str
-    now: Callable[..., str]
-    folder: Path = GPU
-
-    @property
-    def measured(self) -> bool:
-        """Whether the figures now are of a file."""
-        return self.now is not _printed
+    now: Callable[[Any], str] | None = None
+    source: str = "suites"
 
 
 SUITE = "python -m pymm.bench --suite"
@@ -418,12 +429,19 @@ FIGURES = (
         "mpirun -n 4 python -m pymm.distributed bench --suite o4",
         "close to linear up to 20 processes",
         _processes,
-        CPU,
+        "processes",
     ),
-    Figure("O5: where variables are", "python examples/variable_placement.py", "", _printed),
-    Figure("O5: tiles, phase by phase", "python examples/tile_phases.py", "", _printed),
-    Figure("O5: sequential and OpenMP loops", "python examples/openmp_loop.py", "", _printed),
-    Figure("O5: the ladder as a notebook", "jupyter lab docs/ladder.ipynb", "", _printed),
+    Figure("O5: where variables are", "python examples/variable_placement.py", ""),
+    Figure("O5: tiles, phase by phase", "python examples/tile_phases.py", ""),
+    Figure("O5: sequential and OpenMP loops", "python examples/openmp_loop.py", ""),
+    Figure(
+        "O5: sequential and OpenMP kernels of pymm",
+        "python -m pymm.bench --shapes cpu-table --device cpu",
+        "",
+        _on_a_cpu,
+        "cpu",
+    ),
+    Figure("O5: the ladder as a notebook", "jupyter lab docs/ladder.ipynb", ""),
 )
 
 

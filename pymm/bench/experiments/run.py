@@ -283,12 +283,10 @@ def short(row: Row) -> str:
     """A contestant in a line: its number and what the suite gave it, else its name."""
     if not row.get("config"):
         return str(row["name"])
-    number = str(row["name"])[:2]
-    return (
-        f"{number} {row['config'].split('-', 1)[1]}"
-        if row["variant"] == "fixed"
-        else (f"{number} {row['variant']}")
-    )
+    number, variant = str(row["name"])[:2], str(row["variant"])
+    if variant in ("default", "chosen"):
+        return f"{number} {variant}"
+    return f"{number} {row['config'].split('-', 1)[1]}"
 
 
 def completed_steps(path: Path) -> dict[str, list[Row]]:
