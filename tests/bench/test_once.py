@@ -1,18 +1,30 @@
 """Few runs of what takes long, C + A B, and how far results are from the sequential one."""
 
 import csv
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from recorded import NoCompiler
 
 from pymm.bench import kernels
+from pymm.bench.experiments.catalog import EXPERIMENTS
+from pymm.bench.experiments.declaration import CHOSEN
+from pymm.bench.experiments.lines import RowWriter
+from pymm.bench.experiments.run import Run
 from pymm.bench.experiments.sequential import Distance
-from pymm.bench.experiments.steps import RuntimeEstimate
+from pymm.bench.experiments.steps import RuntimeEstimate, steps_of
+from pymm.bench.runner import Runner
+from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.kernels import parse_slug
-from pymm.measure import workbench
+from pymm.measure import results, workbench
 from pymm.measure.quick_check import OperandPool
-from pymm.measure.workbench import Workbench
+from pymm.measure.workbench import Trial, Workbench
+from pymm.measure.worker_process import Reply
+from pymm.selection.records import Environment
+
+BEST = parse_slug("pipelined-MB64-NB64-KB8-TA4-TB8-LANES8-STAGES4-BLOCKS1-GROUP8-SPLIT1")
 
 
 def rows_of(path):
@@ -85,7 +97,9 @@ def test_operands_do_not_depend_on_what_came_before(cuda):
 def test_long_contestants_run_apart_and_are_compared(tmp_path, cuda, monkeypatch):
     """The lower rungs take long here, as at 10000 on a GPU; the libraries and the choice do not."""
     monkeypatch.setattr(
-        RuntimeEstimate, "is_long", lambda self, step, seconds: step.problem.m > 20 and seconds > 0
+        RuntimeEstimate,
+        "is_long",
+        lambda self, step, c: step.problem.m > 20 and c.variant != CHOSEN,
     )
     path = tmp_path / "suites.csv"
     where = ["--device", cuda.device.kind, "--csv", str(path), "--slowest", "1000"]
@@ -100,6 +114,46 @@ def test_long_contestants_run_apart_and_are_compared(tmp_path, cuda, monkeypatch
             gain = float(found[m, "sequential"]["seconds"]) / float(found[m, name]["seconds"])
             assert float(found[m, name]["speedup"]) == pytest.approx(gain, rel=1e-3)
     assert found["33", "sequential"]["rounds"] == "3"
+
+
+def test_what_is_long_on_a_gpu():
+    """Rungs of o3 and o4 beyond 50 ms; never the choice, and never where only times are wanted."""
+    device = Device("some GPU", "cuda", capability=(9, 0), peak_flops={"f32": 1e13, "f64": 1e13})
+    large, found = [(9000, 9000, 9000)], {}
+    for name in ("o1", "o3", "o4-square"):
+        ((step, *_), _) = steps_of(EXPERIMENTS[name], device, lambda p: BEST, large)
+        estimate = RuntimeEstimate(device)
+        found[name] = [c.name for c in step.contestants if estimate.is_long(step, c)]
+        assert estimate.of_step(step) > 0
+    assert found["o1"] == []
+    assert found["o3"] == ["00_naive", "15_symmetric_tile"]
+    rungs = ["00_naive", "01_coalesced", "02_shared_tile", "03_register_tile", "04_transposed_a"]
+    assert found["o4-square"] == rungs
+
+
+def test_libraries_are_measured_beside_long_contestants_alone(cpu, monkeypatch):
+    """Although nothing else is left for the rounds that they take part in."""
+    monkeypatch.setattr(RuntimeEstimate, "is_long", lambda self, step, c: True)
+    asked = []
+
+    class Recorder:
+        device, compiler = cpu.device, SimpleNamespace(toolchain="recorder 1.0")
+
+        def begin(self, request, limit):
+            asked.append(request)
+
+        def result(self, timeout):
+            trials = [
+                Trial(asked[-1].problem, c, "ok", 1.0, 0.0, (1.0,)) for c in asked[-1].configs
+            ]
+            return Reply(tuple(trials), {"numpy": [2.0]} if asked[-1].against_others else {})
+
+    runner = Runner(Recorder(), results.EXPERIMENTS, open_compiler=NoCompiler)
+    steps, _ = steps_of(EXPERIMENTS["o3"], cpu.device, None, [(8, 8, 8)])
+    held = Run(runner, RowWriter(cpu.device, Environment("", "recorder 1.0")), 1e9)
+    held.run(steps)
+    assert [len(request.configs) for request in asked] == [0, 2]
+    assert held.verdict.rows["o3", "ok"] == 3 and held.verdict.status == 0
 
 
 def test_the_naive_kernel_of_o3_computes_all_of_c(tmp_path, cuda):

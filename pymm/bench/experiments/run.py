@@ -216,16 +216,14 @@ class Run:
 
     def _ask(self, step: Step, standard: tuple[Path, list[float]] | None) -> Reply:
         """What the worker says of a step's contestants, those that take long one by one."""
-        long = tuple(
-            c
-            for c in step.contestants
-            if self.estimate.is_long(step, self.estimate.seconds(c, step.problem))
-        )
+        long = tuple(c for c in step.contestants if self.estimate.is_long(step, c))
         short = tuple(c for c in step.contestants if c not in long)
         files = (str(standard[0]),) if standard else ()
         if not long:
             return self._ask_for(step, files)
-        reply = self._ask_for(replace(step, contestants=short), files) if short else Reply()
+        reply = Reply()
+        if short or step.experiment.libraries:
+            reply = self._ask_for(replace(step, contestants=short), files)
         more = self._ask_for(replace(step, contestants=long), files, ONCE)
         return replace(
             reply,

@@ -107,19 +107,22 @@ class RuntimeEstimate:
             return sum(step.problem.flops for _ in runs) / 2e6
         libraries = 2 * min(runs, default=0.0) if e.libraries else 0.0
         rounds = e.runs or 5
-        slow = [s for s in runs if self.is_long(step, s)]
+        slow = [once[c.config] for c in step.contestants if self.is_long(step, c)]
         long = sum(s if s > LONG_RUN else s * rounds for s in slow)
         once = sum(runs) - sum(slow) + libraries
         measured = once * rounds if e.runs else max(once * rounds, min(e.seconds, once * 31))
         return STEP_SECONDS + long + RUNS_BESIDE * once + measured
 
-    def is_long(self, step: Step, seconds: float) -> bool:
-        """Whether a run of so many seconds is timed and checked at once, and runs a few times."""
+    def is_long(self, step: Step, contestant: Contestant) -> bool:
+        """Whether a contestant is timed and checked at once, and runs a few times. What matmul
+        chose is timed in turn with the libraries, however long it takes.
+        """
         return (
             self.device.is_gpu
+            and contestant.variant != CHOSEN
             and step.experiment.runs is not None
             and step.experiment.figures in ("times", "sequential")
-            and seconds > LONG_CHECK
+            and self.seconds(contestant, step.problem) > LONG_CHECK
         )
 
 
