@@ -14,6 +14,7 @@ import pytest
 
 import pymm
 from pymm.__main__ import MODULES
+from pymm.bench.experiments.catalog import EXPERIMENTS, suites_named
 from pymm.core.problem import DTYPES
 from pymm.measure.workbench import OUTCOMES
 from pymm.selection.records import FIELDS, RARE_FIELDS
@@ -132,3 +133,21 @@ def test_argument_lists_of_docstrings_are_found(monkeypatch):
         "   two.",
         "The end: none.",
     ]
+
+
+def test_the_figures_of_the_origins_are_those_of_the_files():
+    """`python benchmarks/origins.py` would change nothing."""
+    command = [sys.executable, "benchmarks/origins.py", "--check"]
+    assert subprocess.run(command, cwd=ROOT).returncode == 0
+
+
+def test_the_origins_have_every_suite():
+    """Each in a command of the table, and each command is one that there is."""
+    text = (DOCS / "explanation" / "origins.md").read_text()
+    table = text.partition("<!-- figures -->")[2].partition("<!-- end figures -->")[0]
+    named = {name for text in re.findall(r"--suite ([\w-]+)", table) for name in suites_named(text)}
+    assert named == set(EXPERIMENTS)
+    for module in re.findall(r"-m (pymm\.\w+)", table):
+        importlib.import_module(module)
+    for script in re.findall(r"python (\S+\.py)`", table):
+        assert (ROOT / script).exists(), script

@@ -11,13 +11,17 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-#: What each script prints, and the arguments and settings that keep it short here.
+#: What each script prints, the arguments that keep it short here, and where it runs: on the CPU
+#: ("0"), in the simulator ("1"), or in the simulator by its command, knowing nothing of it ("-m").
 EXAMPLES = {
     "first_product": ("2.5 times the product: True", [], "0"),
     "plan_in_a_loop": ("largest eigenvalue: 3.0000", [], "0"),
     "tune_two_shapes": ("256 x 192 x 64: blocked-", ["--trials", "1", "--devices", "cpu"], "0"),
     "gram_matrix": ("lower triangle alone: True", [], "0"),
     "reduced_precision": ("tf32 ", [], "1"),
+    "variable_placement": ("until it is freed     128  256", [], "-m"),
+    "tile_phases": ("P is M N: True", ["--width", "5", "--tile", "3"], "-m"),
+    "openmp_loop": ("  the same", ["--threads", "2", "40"], "0"),
 }
 
 
@@ -28,10 +32,11 @@ def test_every_example_is_tested():
 @pytest.mark.simulator
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example_runs(name):
-    said, arguments, simulator = EXAMPLES[name]
+    said, arguments, where = EXAMPLES[name]
+    command = ["-m", "pymm.simulator"] if where == "-m" else []
     done = subprocess.run(
-        [sys.executable, ROOT / "examples" / f"{name}.py", *arguments],
-        env=dict(os.environ, PYTHONPATH=str(ROOT), PYMM_SIMULATOR=simulator),
+        [sys.executable, *command, ROOT / "examples" / f"{name}.py", *arguments],
+        env=dict(os.environ, PYTHONPATH=str(ROOT), PYMM_SIMULATOR=where.replace("-m", "0")),
         capture_output=True,
         text=True,
         timeout=300,

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from pymm.bench.classes import run_classes
 from pymm.bench.experiments.command import Order, execute
+from pymm.bench.experiments.declaration import ALIASES, FORCED
 from pymm.bench.options import parser
 from pymm.bench.runner import INTERRUPTED, Row, Runner, open_worker, origin, product, say
 from pymm.console import duration
@@ -25,7 +26,7 @@ from pymm.core.dtypes import DTYPES
 from pymm.core.files import commit
 from pymm.core.problem import Problem
 from pymm.core.shapes import DRAWN, LAYOUTS, class_problems, parse_shapes
-from pymm.kernels import Config, Kernel, find_kernel, kernels_for
+from pymm.kernels import Config, Guards, Kernel, find_kernel, kernels_for
 from pymm.kernels.source import Source, kernel_digest, render
 from pymm.measure.precompile import config_directory
 from pymm.measure.results import CLASSES, EXPERIMENTS, KERNELS, SEEN, one_line
@@ -83,6 +84,8 @@ def _products(options: argparse.Namespace) -> list[tuple[str, Problem]]:
     """What to measure, with the class of each ("" for shapes). `ValueError` for bad options."""
     if bool(options.shapes) == bool(options.classes):
         raise ValueError("give --shapes or --classes, one of the two, or --suite")
+    if options.classes and options.guarded != "auto":
+        raise ValueError("--guarded and --classes: matmul's choice has the guards that it needs")
     every = options.dtypes == "all" or (options.classes and options.dtypes is None)
     dtypes = list(DTYPES) if every else (options.dtypes or "f32,f64").split(",")
     usual = "NN" if options.op == "gemm" else "NT,TN"
@@ -105,13 +108,16 @@ def _products(options: argparse.Namespace) -> list[tuple[str, Problem]]:
 
 def _run(runner: Runner, problems: Sequence[Problem], options: argparse.Namespace) -> int:
     device, directory = runner.device, options.records or config_directory()
+    named = _named(options.kernels, options.guarded, device)
     records = [
         r for r in load(device, directory) if not stale_because(r, device, runner.environment)
     ]
     if options.dtypes == "all":
         problems = [problem for problem in problems if kernels_for(problem, device)]
-    quick, failures = options.checks == "quick", 0
-    tasks = [(p, _variants(p, device, options.kernels, records)) for p in problems]
+    # a thorough check has odd extents, which need guards
+    bare = any(forced.get("GUARDED") not in (None, Guards.ON) for _, _, forced in named or ())
+    quick, failures = options.checks == "quick" or bare, 0
+    tasks = [(p, _variants(p, device, named, records)) for p in problems]
     if options.dry_run:
         return _describe(tasks, quick, runner.console)
     if options.csv:
@@ -163,23 +169,44 @@ def _sources(config: Config, problem: Problem, quick: bool) -> list[Source]:
     return [render(config, problem)] if quick else sources(config, problem)
 
 
-def _kernels(names: str, problem: Problem, device: Device) -> list[Kernel]:
+#: A kernel, the variant of it that is asked for, and the macros that this forces.
+Named = tuple[Kernel, str, dict[str, int]]
+
+
+def _named(names: str, guarded: str, device: Device) -> list[Named] | None:
+    """The kernels that `--kernels` and `--guarded` name, None for all. `ValueError` for one that
+    there is not, and for guards of a kernel that has them always.
+    """
+    asked = {"on": "guarded", "off": "unguarded", "auto": ""}[guarded]
     if names == "all":
-        return kernels_for(problem, device)
-    backend = device.kernel_backend
-    return [find_kernel(name, backend) for name in names.split(",")]
+        if asked:
+            raise ValueError(f"--guarded {guarded}: name the kernels, --kernels 00,01,02")
+        return None
+    found = []
+    for name in names.split(","):
+        rung, _, variant = ALIASES.get(name, name).partition(" ")
+        if asked and variant not in ("", asked):
+            raise ValueError(f"--guarded {guarded}: {name} is {variant}")
+        kernel, forced = find_kernel(rung, device.kernel_backend), FORCED.get(variant or asked, {})
+        kernel.default_config.forcing(**forced)
+        found.append((kernel, variant or asked, forced))
+    return found
 
 
 def _variants(
-    problem: Problem, device: Device, names: str, records: Sequence[Record]
+    problem: Problem, device: Device, named: Sequence[Named] | None, records: Sequence[Record]
 ) -> dict[tuple[str, str], Config]:
-    """What to run by kernel and variant. `tuned` is there only if this very problem was tuned."""
+    """What to run by kernel and variant; `named` are the kernels, None: all. `tuned` is there only
+    if this very problem was tuned, and no variant is asked for.
+    """
     variants = {}
-    for kernel in _kernels(names, problem, device):
+    for kernel, variant, forced in named or [(k, "", {}) for k in kernels_for(problem, device)]:
         name = kernel.label
         default = kernel.default_for(problem, device)
         if not kernel.violations(default, problem, device):
-            variants[name, "default"] = default
+            variants[name, variant or "default"] = default.forcing(**forced)
+        if forced:
+            continue
         for record in records:
             if record.problem == problem and record.config.kernel_name == kernel.name:
                 variants[name, "tuned"] = record.config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 from pymm.bench.classes import ROUNDS, SHORT_ROUNDS
@@ -28,6 +29,8 @@ examples:
       what every experiment would measure here, and how long that takes
   python -m pymm.bench --suite o2-remainders --csv suites.csv
       every N from 1000 to 1100; interrupted and started again it continues
+  python -m pymm.bench --shapes 641 --dtypes f32 --kernels kernel10
+      tiles without guards: wrong, with the first wrong element
   python -m pymm.bench --suite o4-square --shapes 250:2001:250 --sequential-to 1000 --device cpu
 
 exit status: 0 everything measured is right, 1 something failed, is wrong or was left out for want
@@ -91,18 +94,34 @@ def _add_products(read: argparse.ArgumentParser) -> None:
         choices=list(FILLS),
         help="of shapes: what to compute (default: gemm); syrk alone is --suite o3 in f64 and f32",
     )
+    _add_kernels(add)
     add(
         "--transposes",
         metavar="LAYOUTS",
         help="NN, NT, TN, TT or all (default: NN, of syrk NT,TN; of classes all)",
     )
-    add("--kernels", default="all", help="names or numbers, or all (default: all)")
     add("--device", help="0, cpu, cpu:1 (default: the first GPU, else the CPU)")
     add(
         "--rounds",
         type=int,
         help=f"times that everything is run (default: 15; of classes at most {ROUNDS}, "
         f"of short products {SHORT_ROUNDS})",
+    )
+
+
+def _add_kernels(add: Callable[..., object]) -> None:
+    add(
+        "--kernels",
+        default="all",
+        help="names or numbers, kernel00 to kernel11 (one thread per element or tiles, for "
+        "multiples of the block or any extents), or all (default: all)",
+    )
+    add(
+        "--guarded",
+        default="auto",
+        choices=["on", "off", "auto"],
+        help="of kernels 00, 01 and 02: check every index; or none, which is wrong where a block "
+        "sticks out; or as the extents need it (default: auto)",
     )
 
 
@@ -158,9 +177,9 @@ def _add_limits(read: argparse.ArgumentParser) -> None:
     add(
         "--slowest",
         type=float,
-        default=1.0,
         metavar="SECONDS",
-        help="of suites: leave out what takes longer for one run (default: 1)",
+        help="of suites: leave out what takes longer for one run, and say so (default: 10 on a "
+        "GPU, else 1)",
     )
     add(
         "--thin",

@@ -16,6 +16,7 @@ from pymm.kernels.kernel import (
     MAX_PARAMETER,
     Box,
     Config,
+    Guards,
     Kernel,
     Persistent,
     Rule,
@@ -23,7 +24,14 @@ from pymm.kernels.kernel import (
 )
 from pymm.kernels.ping_pong import PING_PONG
 from pymm.kernels.pipelined import PIPELINED
-from pymm.kernels.simt import COALESCED, NAIVE, REGISTER_TILE, SHARED_TILE, TRANSPOSED_A
+from pymm.kernels.simt import (
+    COALESCED,
+    NAIVE,
+    REGISTER_TILE,
+    SHARED_TILE,
+    SYMMETRIC_TILE,
+    TRANSPOSED_A,
+)
 from pymm.kernels.sliced import SLICED
 from pymm.kernels.tensor import TENSOR
 from pymm.kernels.tensor_f64 import TENSOR_F64
@@ -39,6 +47,7 @@ __all__ = [
     "MAX_PARAMETER",
     "Box",
     "Config",
+    "Guards",
     "Kernel",
     "Persistent",
     "Rule",
@@ -64,6 +73,7 @@ KERNELS: tuple[Kernel, ...] = (
     TENSOR,
     WGMMA_TF32X3,
     WGMMA_F16X3,
+    SYMMETRIC_TILE,
     PING_PONG,
     REORDERED,
     BLOCKED,
@@ -99,12 +109,17 @@ def kernels_for(problem: Problem, device: Device) -> list[Kernel]:
     return sorted(able, key=lambda kernel: kernel.preferred_for(problem, device))
 
 
-def parse_slug(slug: str, backend: str = "cuda") -> Config:
-    """The configuration that a slug spells. `ValueError` if it spells none."""
+def parse_slug(slug: str, backend: str = "cuda", forced: bool = False) -> Config:
+    """The configuration that a slug spells, with `forced` perhaps one of an experiment, which
+    forces macros. `ValueError` if it spells none.
+    """
     name, *fields = slug.split("-")
     kernel = find_kernel(name, backend)
-    parameters = {field.rstrip("0123456789"): field for field in fields}
+    names = {field.rstrip("0123456789"): field for field in fields}
     try:
-        return kernel.config({key: int(field[len(key) :]) for key, field in parameters.items()})
+        values = {key: int(field[len(key) :]) for key, field in names.items()}
+        own = set(kernel.forceable) if forced else set()
+        config = kernel.config({key: value for key, value in values.items() if key not in own})
+        return config.forcing(**{key: value for key, value in values.items() if key in own})
     except ValueError as error:
         raise ValueError(f"{slug!r} is not a configuration of {kernel.name}: {error}") from None

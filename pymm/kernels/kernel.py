@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
 
 from pymm.core.device import Device
 from pymm.core.forking import cached_property
@@ -19,6 +20,16 @@ MAX_PARAMETER = 65536
 #: Blocks that a CUDA grid may have along y or z (CUDA C++ Programming Guide, "Technical
 #: Specifications per Compute Capability"; 2^31 - 1 along x).
 MAX_GRID_YZ = 65535
+
+
+class Guards(IntEnum):
+    """Values of the macro `GUARDED`: whether a kernel checks its indices against the extents.
+    `WRITE` checks those of C alone: wrong where a tile of A or B is partial along k.
+    """
+
+    OFF = 0
+    ON = 1
+    WRITE = 2
 
 
 @dataclass(frozen=True)
@@ -110,7 +121,9 @@ class Kernel:
     A kernel that fills `both_halves` of a symmetric C stores each element of the computed half
     twice, so that no launch mirrors it. `heuristic` makes a default for each problem and device,
     where one for all is not good enough. `extra_points` are searched besides the space. For
-    problems that it is not `preferred_for`, a kernel ranks below all others.
+    problems that it is not `preferred_for`, a kernel ranks below all others. `forceable` names the
+    macros that an experiment may set instead of the problem, and their values: `GUARDED`
+    (`Guards`), and `FILL`, whose 0 means all of a symmetric C.
     """
 
     number: int
@@ -138,6 +151,7 @@ class Kernel:
     extra_points: tuple[Mapping[str, int], ...] = ()
     heuristic: Callable[[Problem, Device], Mapping[str, int]] | None = None
     preferred_for: Callable[[Problem, Device], bool] = lambda p, d: True
+    forceable: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def __hash__(self) -> int:
         return hash((self.backend, self.name))
@@ -221,7 +235,7 @@ class Kernel:
 
     def guarded(self, config: Config, problem: Problem) -> bool:
         """True if some tile is partial, so that the kernel must check every index that it reads
-        or writes.
+        or writes. What a configuration forces is not asked for.
         """
         extents = {"MB": problem.m, "NB": problem.n, "KB": problem.k}
         return any(extents[name] % value for name, value in config.parameters if name in extents)
@@ -244,17 +258,22 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Config:
-    """A kernel's name and its integer parameters, which read as attributes: `config.MB`."""
+    """A kernel's name and its integer parameters, which read as attributes: `config.MB`.
+
+    `forced` are macros that an experiment sets instead of the problem (`forcing`); matmul never
+    takes such a configuration.
+    """
 
     kernel_name: str
     parameters: tuple[tuple[str, int], ...]
     backend: str = "cuda"
+    forced: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         self.__dict__.update(self.parameters)  # rules read them some 10^6 times in a search
 
     def __reduce__(self):
-        return Config, (self.kernel_name, self.parameters, self.backend)
+        return Config, (self.kernel_name, self.parameters, self.backend, self.forced)
 
     @cached_property
     def kernel(self) -> Kernel:
@@ -266,11 +285,25 @@ class Config:
     @cached_property
     def slug(self) -> str:
         """The configuration in one word: `register_tile-MB64-NB64-KB16-TA4-TB4`."""
-        return "-".join([self.kernel_name, *(f"{name}{value}" for name, value in self.parameters)])
+        named = (*self.parameters, *self.forced)
+        return "-".join([self.kernel_name, *(f"{name}{value}" for name, value in named)])
 
     def as_dict(self) -> dict[str, int]:
         """The parameters by name."""
         return dict(self.parameters)
+
+    def forcing(self, **macros: int) -> Config:
+        """This configuration with macros that its kernel lets an experiment set. `ValueError` for
+        others.
+        """
+        for name, value in macros.items():
+            if value not in self.kernel.forceable.get(name, ()):
+                known = [f"{n}={v}" for n, values in self.kernel.forceable.items() for v in values]
+                raise ValueError(
+                    f"{self.kernel.label}: {name}={value} cannot be forced; "
+                    f"{', '.join(known) or 'nothing'} can"
+                )
+        return replace(self, forced=tuple(sorted({**dict(self.forced), **macros}.items())))
 
 
 # Split-k of persistent kernels: the sums of each part are stored, and common/combine.cuh adds them

@@ -1,10 +1,10 @@
-"""Kernels 0 to 4: ordinary multiply-adds by every thread, from naive to register tiles."""
+"""Kernels 0 to 4, and 15: ordinary multiply-adds by every thread, from naive to register tiles."""
 
 from __future__ import annotations
 
-from pymm.core.integers import round_up
+from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem
-from pymm.kernels.kernel import Config, Kernel, Rule
+from pymm.kernels.kernel import Config, Guards, Kernel, Rule
 from pymm.kernels.rules import THREADS_FIT
 
 
@@ -23,7 +23,15 @@ def _registers(c: Config, p: Problem) -> int:
     to sm_90a: configurations that obey these rules do not spill.
     """
     column = 8 * c.TA if c.kernel_name == "register_tile" else c.TA * words(p)
-    return round_up(((c.TA * c.TB + c.TB) * words(p) + column + 48), 8)
+    return round_up(((c.TA * c.TB + c.TB) * words(p) + column + 48 + _fetched(c, p)), 8)
+
+
+def _fetched(c: Config, p: Problem) -> int:
+    """Registers for a thread's share of the next tiles, which kernel 15 fetches ahead."""
+    if c.kernel_name != "symmetric_tile":
+        return 0
+    threads = c.kernel.threads(c)
+    return (ceil_div(c.KB * c.MB, threads) + ceil_div(c.KB * c.NB, threads)) * words(p)
 
 
 COMMON_RULES = (
@@ -38,6 +46,9 @@ COMMON_RULES = (
     ),
 )
 
+#: What experiments compare: guards, and all of a symmetric C instead of its half.
+_FORCEABLE = dict(GUARDED=(Guards.OFF, Guards.ON), FILL=(0,))
+
 _ONE_ELEMENT = dict(threads=lambda c: c.MB * c.NB)
 
 NAIVE = Kernel(
@@ -49,6 +60,7 @@ NAIVE = Kernel(
     default=dict(MB=32, NB=32),
     block=lambda c: (c.MB, c.NB, 1),
     rules=COMMON_RULES,
+    forceable=_FORCEABLE,
     **_ONE_ELEMENT,
 )
 
@@ -61,6 +73,7 @@ COALESCED = Kernel(
     default=dict(MB=32, NB=32),
     block=lambda c: (c.NB, c.MB, 1),
     rules=COMMON_RULES,
+    forceable=_FORCEABLE,
     **_ONE_ELEMENT,
 )
 
@@ -77,6 +90,7 @@ SHARED_TILE = Kernel(
         *COMMON_RULES,
         Rule("the tiles are square: MB = NB = KB", lambda c, p, d: c.MB == c.NB == c.KB),
     ),
+    forceable=_FORCEABLE | dict(GUARDED=tuple(Guards)),
     **_ONE_ELEMENT,
 )
 
@@ -128,4 +142,26 @@ TRANSPOSED_A = Kernel(
     file="04_transposed_a.cu",
     title="the register tile with A transposed in shared memory, so that fragments load as vectors",
     **_REGISTER_TILE,
+)
+
+SYMMETRIC_TILE = Kernel(
+    number=15,
+    name="symmetric_tile",
+    file="15_symmetric_tile.cu",
+    title="A^T A in tiles of 48 x 48: the next tiles fetched into registers, padded, mirrored",
+    **_REGISTER_TILE
+    | dict(
+        space=dict(
+            MB=(32, 48, 64, 96),
+            NB=(32, 48, 64, 96),
+            KB=(8, 16, 24, 48),
+            TA=(2, 3, 4, 6),
+            TB=(2, 3, 4, 6),
+            PAD=(1, 2, 4, 16),
+        ),
+        default=dict(MB=48, NB=48, KB=48, TA=3, TB=3, PAD=1),
+        shared_elements=lambda c, p: c.KB * (c.MB + c.NB + 2 * c.PAD),
+    ),
+    both_halves=True,
+    preferred_for=lambda p, d: False,  # a comparison: kernels 6 and 9 are many times as fast
 )

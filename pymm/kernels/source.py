@@ -15,7 +15,7 @@ from pathlib import Path
 from pymm.core.dtypes import ELEMENTS
 from pymm.core.forking import cached_property
 from pymm.core.problem import Problem
-from pymm.kernels import Config, Tma
+from pymm.kernels import Config, Guards, Tma
 
 #: Headers that a kernel may include although they are not inserted into its source: none, since the
 #: source is the key of a binary.
@@ -60,12 +60,13 @@ def render(config: Config, problem: Problem, alignment: int | None = None) -> So
     missing = set(kernel.space) - set(dict(config.parameters))
     if missing:
         raise ValueError(f"{config.slug} lacks {', '.join(sorted(missing))}")
+    forced = dict(config.forced)
     given = kernel.tma.as_loaded(problem) if kernel.tma else problem
     defines = {"TRANS_A": int(given.trans_a), "TRANS_B": int(given.trans_b)}
     if kernel.tma:
         defines |= _tma_defines(kernel.tma, problem)
     elif kernel.backend == "cuda":
-        defines["GUARDED"] = int(kernel.guarded(config, problem))
+        defines["GUARDED"] = forced.get("GUARDED", int(kernel.guarded(config, problem)))
         if problem.out_dtype != problem.numpy_dtype:
             defines["OUT"] = C_TYPES[problem.out_dtype]
     if not kernel.aligned:
@@ -83,7 +84,7 @@ def _symmetric_defines(config: Config, problem: Problem) -> dict[str, int | str]
     """Macros of common/triangle.cuh and common/mirror.cuh for a symmetric C: which half of it is
     computed, if not both, and the size of its elements if the other half may be copied from it.
     """
-    if not problem.symmetric or config.kernel.backend != "cuda":
+    if not problem.symmetric or config.kernel.backend != "cuda" or "FILL" in dict(config.forced):
         return {}
     fill = {"FILL": 2 if problem.fill == "upper" else 1} if problem.halved else {}
     if problem.fill != "full":
@@ -115,7 +116,18 @@ def _render(config: Config, alignment: int, defines: tuple[tuple[str, int | str]
     mirrors = "MIRRORED" in dict(lines)
     more = ("common/mirror.cuh",) if mirrors else ()
     text = head + kernel_text(kernel.backend, kernel.file, *more)
+    if ("GUARDED", Guards.WRITE) in defines:
+        text = _guarding_writes_alone(text)
     return Source(text, "gemm", config, alignment, mirrors)
+
+
+def _guarding_writes_alone(text: str) -> str:
+    """The source with nothing guarded in what is included, which loads tiles, and with guards in
+    the kernel itself, which stores C.
+    """
+    text = text.replace(f"#define GUARDED {Guards.WRITE:d}\n", "#define GUARDED 0\n", 1)
+    entry = 'extern "C" __global__'
+    return text.replace(entry, f"#undef GUARDED\n#define GUARDED 1\n{entry}", 1)
 
 
 @lru_cache(maxsize=64)

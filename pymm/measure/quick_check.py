@@ -162,8 +162,8 @@ class OperandPool:
         return _torch() if self.backend.device.is_gpu else None
 
     def buffer(self, kind: str, operand: int, problem: Problem) -> PeriodicBuffer:
-        """Numbers for `operand` (0 or 1): "normal" ones or "integers" exact at the problem's
-        depth.
+        """Numbers for `operand` (0, 1, or 2 for what is added to): "normal" ones or "integers"
+        exact at the problem's depth.
         """
         shape = stored_shapes(problem)[operand]
         count, guard = int(np.prod(shape)), guard_bytes(shape[2] * problem.numpy_dtype.itemsize)
@@ -181,8 +181,10 @@ class OperandPool:
         return found
 
     def _pattern(self, kind: str, operand: int, depth: int, problem: Problem) -> np.ndarray:
-        generator = np.random.default_rng((self.seed, operand, depth))
-        if kind == "normal":
+        normal = kind == "normal"  # the same for all problems, whichever came first
+        of_depth = LEAST_DEPTH if normal else depth
+        generator = np.random.default_rng((self.seed, operand, of_depth))
+        if normal:
             drawn = generator.standard_normal(PERIOD, np.float32)
             return drawn.astype(problem.numpy_dtype)
         deep = Problem(1, 1, depth, problem.dtype, op=problem.op)
@@ -248,7 +250,10 @@ class QuickVerifier:
             self._buffer.fill(POISON)
             executable.bind(self.problem, 1.0, a, b, 0.0, c)()
             self.backend.synchronize()
-            finding = self._around() or self._written_into(kind) or judge()
+            stray, finding = self._around() or self._written_into(kind), judge()
+            if stray:  # what is wrong inside C says more than that something is written outside
+                detail = "; also ".join(filter(None, (finding.detail, stray.detail)))
+                return replace(stray, detail=detail)
             if not finding.right:
                 return finding
         return self._added(executable, finding) if self.accumulate else finding
@@ -260,16 +265,46 @@ class QuickVerifier:
         held = self._seen()
         executable.bind(self.problem, 1.0, *self._operands("normal")[:2], 1.0, self.c)()
         self.backend.synchronize()
-        if wrong := self._around() or self._written_into("normal"):
-            return wrong
+        found = self._around() or self._written_into("normal") or self._compare_sum(held)
+        return found if found.stray else replace(found, error=max(before.error, found.error))
+
+    def _compare_sum(self, held: np.ndarray) -> Finding:
+        """Judge the elements that are looked at of `held` plus the normal product."""
         if stray := self._stray("normal"):
             return Finding(np.inf, f"beta = 1: {stray}")
         few, a, b = self._few
         arguments = (few, a, b, held.astype(np.float64), 1.0, 1.0)
         bound = reference.error_bound(*arguments)
         found = compare(self._seen(), reference.product(*arguments), bound)
-        detail = found.detail and f"beta = 1: {found.detail}"
-        return Finding(max(before.error, found.error), detail)
+        return replace(found, detail=found.detail and f"beta = 1: {found.detail}")
+
+    def restart(self) -> None:
+        """Write what C holds before a product: poison, with `accumulate` normal numbers."""
+        self._buffer.fill(POISON)
+        if self.accumulate:
+            start = self.pool.buffer("normal", 2, self.problem).matrix(self._shapes[2])
+            whole = (1, self._nbytes)
+            self.backend.copy_within(
+                start.address, self._nbytes, self.c.address, self._nbytes, whole
+            )
+        self.backend.synchronize()
+
+    def run_once(
+        self, executable: Executable, seconds: Callable[[Callable[[], object]], float]
+    ) -> tuple[float, Finding]:
+        """Run the configuration a single time on normal numbers: what `seconds` says of the launch,
+        and what is wrong with what it wrote. Raises `LaunchFailed`, `MemoryError`.
+        """
+        a, b, c = self._operands("normal")
+        launch = executable.bind(self.problem, 1.0, a, b, float(self.accumulate), c)
+        self.restart()
+        held = self._seen() if self.accumulate else None
+        taken = seconds(launch)
+        self.backend.synchronize()
+        found = self._around() or self._written_into("normal")
+        if not found:
+            found = self.compare() if held is None else self._compare_sum(held)
+        return taken, found
 
     def again(self, executable: Executable) -> Finding:
         """Judge the configuration once more after it was timed: what is wrong now and then, or from

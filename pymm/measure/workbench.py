@@ -14,7 +14,7 @@ from pymm.core.problem import Problem
 from pymm.kernels import Config
 from pymm.kernels.source import Source, render
 from pymm.measure.quick_check import QuickVerifier
-from pymm.measure.timer import Call, Stopwatch
+from pymm.measure.timer import TRIES, Call, Stopwatch
 from pymm.measure.verify import Finding, Verifier, render_hard
 
 #: What can become of a trial. The first has a time that counts, the last a rough one.
@@ -159,6 +159,34 @@ class Workbench:
         """
         self.backend.reset()
         return self._guarded(config, self._check, lambda call: self._race(call, best_seconds))
+
+    def few_runs(self, config: Config, runs: int = 1) -> Trial:
+        """Run `config` so many times, a `LONG_RUN` once, and time and judge each run: for what
+        takes long enough that nothing disturbs it much, and too long to be run for each check.
+        Needs a `quick` verifier.
+        """
+        self.backend.reset()
+        taken: list[float] = []
+
+        def check(executable: Executable) -> Finding:
+            seconds, finding = self.quick.run_once(
+                executable, lambda launch: self.backend.time([launch])[0]
+            )
+            taken.append(seconds)
+            return finding
+
+        trial = self._guarded(config, check)
+        sound = [seconds for seconds in taken if not math.isnan(seconds)]
+        while trial.outcome == "ok" and len(taken) < runs + TRIES:
+            if len(sound) >= (1 if sound and sound[0] > LONG_RUN else runs):
+                break
+            error, trial = trial.error, self._guarded(config, check)
+            trial = replace(trial, error=max(error, trial.error))
+            sound = [seconds for seconds in taken if not math.isnan(seconds)]
+        if trial.outcome != "ok":
+            return trial
+        found = self._timed(sound, len(taken) - len(sound))
+        return replace(trial, telemetry=dict(self.backend.telemetry()), **found)
 
     def compare(
         self,

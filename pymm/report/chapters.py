@@ -79,6 +79,7 @@ ORIGINS = (
             "o2-sizes",
             "o2-remainders",
             "o2-blocks",
+            "o2-guards",
             "o2-kernels",
             "o2-counts",
         ),
@@ -87,7 +88,7 @@ ORIGINS = (
         "o3",
         "A^T A",
         "C = A^T A compared with the library and with a plain kernel.",
-        ("o3",),
+        ("o3", "o3-pads"),
     ),
     Origin(
         "o4",
@@ -383,6 +384,8 @@ def _origin(results: Results, origin: Origin, found: dict[str, Experiment]) -> C
 def _tables(experiment: Experiment) -> list[Table]:
     if experiment.name == "o2-kernels":
         found = [tables_experiments.kernel_facts(experiment)]
+    elif experiment.name == "o2-guards":
+        found = [tables_experiments.checks(experiment)]
     elif experiment.name == "o2-counts":
         found = [tables_experiments.counts(experiment)]
     elif experiment.name in ("o2-transfers", "o2-split"):

@@ -177,6 +177,24 @@ def _blocks(experiment: Experiment) -> str:
     return f"At N = {at[0].problem.n}, from the fastest block size: {'; '.join(said)}."
 
 
+def _checks(experiment: Experiment) -> str:
+    """How many kernels fail at each size: those that lack a guard there are to."""
+    sizes: dict[int, list[str]] = {}
+    for row in experiment.of("check"):
+        sizes.setdefault(row.problem.n, []).append(row.text("value"))
+    said = [
+        f"at N = {n} {values.count('TEST FAIL')} of {len(values)} kernels fail"
+        for n, values in sorted(sizes.items())
+    ]
+    return f"Wanted where a guard is missing: {'; '.join(said)}." if said else ""
+
+
+def _pads(experiment: Experiment) -> str:
+    at = sorted(_largest(experiment.of("kernel")), key=gflops, reverse=True)
+    said = [f"{implementation(row)} ({rate(gflops(row))})" for row in at]
+    return f"At N = {at[0].problem.n}, from the fastest: {', '.join(said)}." if at else ""
+
+
 def _resources(experiment: Experiment) -> str:
     numbers = {
         q: [row.number("value") for row in experiment.of(q) if row.number("value") >= 0]
@@ -277,9 +295,11 @@ SENTENCES: dict[str, Callable[[Experiment], str]] = {
     "o2-sizes": _sizes,
     "o2-remainders": _remainders,
     "o2-blocks": _blocks,
+    "o2-guards": _checks,
     "o2-kernels": _resources,
     "o2-counts": _counts,
     "o3": _transposed,
+    "o3-pads": _pads,
     "o4-square": _ladder,
     "o4-rectangular": _rectangles,
 }

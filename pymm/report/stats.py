@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pymm.bench.experiments.catalog import EXPERIMENTS
+from pymm.bench.experiments.declaration import FORCED
 from pymm.core.problem import Problem
 from pymm.measure.libraries import BASELINES, GENERAL
 from pymm.report.load import Results, Row
@@ -315,9 +316,13 @@ def implementation(row: Row) -> str:
     """
     if row.text("variant") == "chosen":
         return CHOICE
-    if row.text("variant") == "fixed":
+    variant = row.text("variant")
+    if variant in ("fixed", *FORCED):
         tile = re.search(r"-MB(\d+)-NB(\d+)", row.text("config"))
-        return f"{row.text('name')} {tile[1]}x{tile[2]}" if tile else row.text("name")
+        name = f"{row.text('name')} {tile[1]}x{tile[2]}" if tile else row.text("name")
+        pad = re.search(r"-PAD(\d+)", row.text("config"))
+        name += f" pad {pad[1]}" if pad else ""
+        return name if variant == "fixed" else f"{name} {variant}"
     return display_name(row.text("name"))
 
 

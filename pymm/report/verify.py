@@ -157,7 +157,7 @@ def eligible(report: SavedReport, backend: str) -> tuple[list[tuple[SavedTiming,
         if timing.library != OWN or not timing.config:
             continue
         try:
-            config = parse_slug(timing.config, backend)
+            config = parse_slug(timing.config, backend, forced=True)
             same = timing.source in ("", kernel_digest(backend, config.kernel.file))
         except ValueError:
             same = False

@@ -215,6 +215,8 @@ def _checked(config: Config, kernel: Kernel, problem: Problem, device: Device) -
         broken.append(f"{kernel.name} computes in {', '.join(kernel.dtypes)}")
     if not kernel.runs_on(device):
         broken.append(f"{kernel.name} is made for other devices than {device.name}")
+    if config.forced:
+        broken.append("experiments alone force macros (pymm.bench)")
     if broken:
         raise ValueError(
             f"{config.slug} cannot run {problem.slug}: it breaks the rule"

@@ -35,6 +35,25 @@ def test_every_experiment_has_a_sentence(folder):
         assert observation(experiment).endswith("."), name
 
 
+def test_guards_and_paddings_are_told(folder):
+    """How many kernels fail at which size, and every padding by its name."""
+
+    def failing(row):
+        if row["quantity"] == "check":
+            return row | {"m": "641", "n": "641", "k": "641", "value": "TEST FAIL"}
+        return row
+
+    rewrite(folder, failing)
+    found = stats.experiments(load.read_device(folder))
+    assert "at N = 641 1 of 1 kernels fail" in observation(found["o2-guards"])
+    paddings = observation(found["o3-pads"])
+    assert "48x48 pad 1 (" in paddings and "48x48 pad 16 (" in paddings
+    chapter = chapters(folder)["o2"]
+    (table,) = [table for table in chapter.tables if table.name == "checks-o2-guards"]
+    assert [row["result"].text for row in table.rows] == ["TEST FAIL"]
+    assert table.rows[0]["kernel"].text == "01_coalesced 32x32 unguarded"
+
+
 def test_sentences_agree_with_the_rows(folder):
     def slower(row):
         if (row["suite"], row["variant"], row["n"]) == ("o2-sizes", "chosen", "1664"):

@@ -15,6 +15,8 @@ BREAKING = (
     "transposed_a-MB48-NB48-KB8-TA5-TB3",
     "transposed_a-MB32-NB48-KB8-TA4-TB5",
     "transposed_a-MB8-NB8-KB8-TA1-TB8",
+    "symmetric_tile-MB48-NB48-KB8-TA5-TB3-PAD2",
+    "symmetric_tile-MB8-NB8-KB8-TA1-TB8-PAD1",
     "pipelined-MB32-NB32-KB8-TA4-TB4-LANES5-STAGES2-BLOCKS1-GROUP8-SPLIT1",
     "pipelined-MB32-NB32-KB16-TA2-TB4-LANES4-STAGES2-BLOCKS1-GROUP8-SPLIT1",
     "pipelined-MB32-NB32-KB8-TA4-TB4-LANES4-STAGES1-BLOCKS1-GROUP8-SPLIT1",
@@ -82,4 +84,5 @@ KEEPING = (
     "shared_tile-MB24-NB24-KB24",
     "register_tile-MB48-NB48-KB16-TA3-TB3",
     "transposed_a-MB48-NB48-KB16-TA3-TB3",
+    "symmetric_tile-MB48-NB48-KB48-TA3-TB3-PAD2",
 )

@@ -25,6 +25,7 @@ PART = {
     "04_transposed_a": 0.6,
     "05_pipelined": 0.72,
     "08_tma_f32": 0.8,
+    "15_symmetric_tile": 0.5,
     "cublas": 0.7,
     "cublaslt": 0.75,
     "sequential": 1e-4,
@@ -295,11 +296,12 @@ def _step(suite: str, problem: Problem, slug: str) -> list[dict[str, object]]:
     rows = []
     for name, variant, config in _contestants(suite):
         who = {"name": name, "variant": variant, "config": config}
-        if suite == "o2-counts":
+        if suite == "o2-guards":
+            numbers = {"check": "TEST FAIL" if problem.n % 32 else "TEST PASS"}
+        elif suite == "o2-counts":
             numbers = {"operations": 2 * problem.k + 1, "global_loads": 2 * problem.k}
         else:
             time = seconds(name, problem)
-            rate = problem.flops / time / 1e9
             rows.append(
                 shared
                 | who
@@ -308,7 +310,7 @@ def _step(suite: str, problem: Problem, slug: str) -> list[dict[str, object]]:
                     "seconds": time,
                     "spread": 0.01,
                     "rounds": 9,
-                    "gflops": rate,
+                    "gflops": problem.flops / time / 1e9,
                     "error_inf": 1e-7,
                     "ratio": seconds("cublas", problem) / time,
                     "speedup": seconds("sequential", problem) / time,
@@ -342,6 +344,11 @@ def _contestants(suite: str) -> list[tuple[str, str, str]]:
             for name in ("01_coalesced", "02_shared_tile")
             for side in (8, 16, 32)
         ]
+    if suite == "o2-guards":
+        return [("01_coalesced", "unguarded", "coalesced-MB32-NB32-GUARDED0")]
+    if suite == "o3-pads":
+        tile = "symmetric_tile-MB48-NB48-KB48-TA3-TB3"
+        return [("15_symmetric_tile", "fixed", f"{tile}-PAD{pad}") for pad in (1, 16)]
     if suite in ("o2-kernels", "o2-counts"):
         return [(name, "default", f"{name[3:]}-MB32-NB32") for name in PART if name[:1] == "0"]
     rungs = ["01_coalesced", "02_shared_tile"]

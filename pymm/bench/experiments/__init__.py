@@ -15,8 +15,9 @@ Which contestant:
     name (`02_shared_tile`; a library: `cublas`, `cublaslt`, `numpy`, and `cublas_syrk`, which
     writes one half of a symmetric C; `sequential`: the scalar kernel of the CPU, one thread;
     `copies`: of the operands alone), variant (`fixed`: parameters that the suite gives; `default`;
-    `chosen`: what matmul takes; empty for the others), config (slug), source (digest of the
-    kernel's text)
+    `chosen`: what matmul takes; `guarded`, `unguarded`, `writes guarded` (the store of C alone) and
+    `all of C` (not one half of a symmetric C): forced; empty for the others), config (slug),
+    source (digest of the kernel's text)
 Which figure:
     quantity, transfer (`pageable`, `pinned`: by way of a page-locked area, `registered`:
     page-locked in place for each copy, `locked`: arrays that are page-locked for good), outcome
@@ -30,6 +31,8 @@ back, by the host's clock; `to_device`, `to_host`: the copies alone, by the host
     - C_sequential / that of C_sequential)
 Numbers (any other quantity: `occupancy`, `global_loads`, ...):
     value, unit
+Checks (quantity `check`; outcome `ok` if the kernel failed exactly where it lacks guards):
+    value (`TEST PASS`, `TEST FAIL`), detail (first wrong element)
 Circumstances:
     registers, spills (bytes of a thread), shared (bytes of a block), sm_mhz, memory_mhz, power_w,
     temperature_c, throttle, detail

@@ -3,7 +3,7 @@
 O1: tiles in shared memory compared with one thread per element that reads global memory. O2: one
 thread per element compared with tiles in shared memory: sizes, transfers, blocks, resources. O3: C
 = A^T A in double precision, compared with cuBLAS and a naive kernel. O4: the first five kernels
-compared with the sequential product: speed-up and relative error.
+compared with the sequential product, C = C + A B: speed-up and relative error.
 """
 
 from __future__ import annotations
@@ -26,15 +26,24 @@ O1 = (
 )
 
 
-#: 32 x 32 threads, as in the original experiments.
-ELEMENT, BLOCKED = "01-MB32-NB32", "02-MB32-NB32-KB32"
-BOTH = (ELEMENT, BLOCKED)
+#: 32 x 32 threads, as in the original experiments; without guards at multiples of 32.
+BOTH = ("01-MB32-NB32", "02-MB32-NB32-KB32")
+#: The same by their names there: for multiples of the block, and for any extents.
+MULTIPLES, ANY = ("kernel00", "kernel10"), ("kernel01", "kernel11")
 
 NO_BLOCKS = "blocks of 8 x 8, 16 x 16 and 32 x 32 threads are a GPU's"
+NO_GUARDS = "a CPU's kernels take any extents: no variant of them is without guards"
+NO_PADS = "shared memory with banks is a GPU's"
 NO_RESOURCES = "registers, shared memory and occupancy are a GPU's"
 
 SIDES = (8, 16, 32)
+ELEMENTS = tuple(f"01-MB{side}-NB{side}" for side in SIDES)
 SQUARES = tuple(f"02-MB{side}-NB{side}-KB{side}" for side in SIDES)
+#: Smaller blocks without guards, and with guards of the final write alone.
+UNGUARDED = (
+    *(f"{text} unguarded" for text in (*ELEMENTS[:-1], *SQUARES[:-1])),
+    *(f"{text} writes guarded" for text in SQUARES[:-1]),
+)
 
 O2 = (
     Experiment(
@@ -52,7 +61,7 @@ O2 = (
         "o2-split",
         "time by part: transfer to the device, kernel, transfer to the host",
         "640,1024,2048,4096,8192",
-        rungs=(ELEMENT, BLOCKED, CHOSEN),
+        rungs=(*BOTH, CHOSEN),
         on_cpu=(),
         why_not=NO_JOURNEY,
         figures="journeys",
@@ -63,7 +72,7 @@ O2 = (
         "o2-sizes",
         "GFLOP/s by N, multiples of 32, with and without transfers",
         "o2-multiples",
-        rungs=(*BOTH, CHOSEN),
+        rungs=(*BOTH, *ANY, CHOSEN),
         figures="journeys",
         transfers=("pageable",),
         seconds=0.05,
@@ -72,17 +81,28 @@ O2 = (
         "o2-remainders",
         "partial tiles: every N from 1000 to 1100",
         "o2-remainders",
-        rungs=(*BOTH, CHOSEN),
+        rungs=(*ELEMENTS, *SQUARES, CHOSEN),
         on_cpu=("01", CHOSEN),
         seconds=0.05,
     ),
     Experiment(
         "o2-blocks",
         "blocks of 8 x 8, 16 x 16 and 32 x 32 threads",
-        "640,1024,2048,3200",
-        rungs=(*(f"01-MB{side}-NB{side}" for side in SIDES), *SQUARES),
+        "o2-multiples",
+        rungs=(*ELEMENTS, *SQUARES),
         on_cpu=(),
         why_not=NO_BLOCKS,
+        libraries=False,
+        seconds=0.05,
+    ),
+    Experiment(
+        "o2-guards",
+        "what is not guarded fails where no block ends: TEST PASS or TEST FAIL, by kernel",
+        "640,641",
+        rungs=(*MULTIPLES, *ANY, "02 writes guarded", *UNGUARDED),
+        on_cpu=(),
+        why_not=NO_GUARDS,
+        figures="guards",
         libraries=False,
     ),
     Experiment(
@@ -102,7 +122,7 @@ O2 = (
         "64,96,100",
         rungs=(
             "00",
-            *(f"01-MB{side}-NB{side}" for side in SIDES),
+            *ELEMENTS,
             *SQUARES,
             "03-MB32-NB32-KB8-TA4-TB4",
             "04-MB32-NB32-KB8-TA4-TB4",
@@ -113,9 +133,9 @@ O2 = (
 )
 
 
-#: The original's tile: 48 x 48 elements, 16 x 16 threads, 3 x 3 elements each. With eight steps
-#: along k both tiles take 6 KiB.
-TILE_48 = "03-MB48-NB48-KB8-TA3-TB3"
+#: The original's two kernels: a naive one, which computes all of C, and tiles of 48 x 48 elements,
+#: 16 x 16 threads, 3 x 3 elements each.
+NAIVE_WHOLE, TILE_48 = "00 all of C", "15"
 
 #: A is N x N for N from 500 to 18500, then N/2 x N up to 20500.
 WHOLE, HALVED = range(500, 18501, 1000), range(500, 20501, 1000)
@@ -125,11 +145,23 @@ O3 = (
         "o3",
         "C = A^T A for A of N x N and of N/2 x N",
         ",".join([*map(str, WHOLE), *(f"{n}x{n}x{n // 2}" for n in HALVED)]),
-        rungs=("00", TILE_48, CHOSEN),
+        rungs=(NAIVE_WHOLE, TILE_48, CHOSEN),
         dtypes=("f64",),
         layout="TN",
         op="syrk",
         runs=3,
+    ),
+    Experiment(
+        "o3-pads",
+        "padding against bank conflicts, A^T A with A by columns; 16 is as none",
+        "1500,2500,5500",
+        rungs=tuple(f"{TILE_48}-PAD{pad}" for pad in (1, 2, 4, 8, 16)),
+        on_cpu=(),
+        why_not=NO_PADS,
+        dtypes=("f64",),
+        layout="NT",
+        op="syrk",
+        libraries=False,
     ),
 )
 
@@ -139,21 +171,23 @@ LADDER = ("00", "01", "02", "03", "04", CHOSEN)
 O4 = (
     Experiment(
         "o4-square",
-        "squares from 250 to 10000",
+        "C + A B, squares from 250 to 10000",
         "o4-square",
         rungs=LADDER,
         on_cpu=("01", CHOSEN),
         figures="sequential",
         runs=3,
+        accumulate=True,
     ),
     Experiment(
         "o4-rectangular",
-        "rectangular products: m = n in thousands, k = 32, 64, 128, 156",
+        "C + A B, rectangular: m = n in thousands, k = 32, 64, 128, 156",
         "o4-rank-k",
         rungs=LADDER,
         on_cpu=("01", CHOSEN),
         figures="sequential",
         runs=3,
+        accumulate=True,
     ),
 )
 

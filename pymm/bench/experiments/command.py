@@ -44,8 +44,9 @@ class Order:
                 raise ValueError(f"--{name} and --suite: the suites have their own")
         if options.thin < 1:
             raise ValueError(f"--thin {options.thin}: every first product is every one of them")
-        if options.kernels != "all":
-            raise ValueError("--kernels and --suite: a suite names its kernels")
+        for name, usual in (("kernels", "all"), ("guarded", "auto")):
+            if getattr(options, name) != usual:
+                raise ValueError(f"--{name} and --suite: a suite names its kernels")
         dtypes = tuple(options.dtypes.split(",")) if options.dtypes else None
         if options.dtypes == "all":
             dtypes = tuple(DTYPES)
@@ -135,7 +136,8 @@ class _Command:
 
     def _new_run(self, runner: Runner) -> Run:
         writer = RowWriter(runner.device, runner.environment, runner.commit)
-        return Run(runner, writer, self.options.slowest, self.verdict)
+        options = self.options
+        return Run(runner, writer, options.slowest, options.sequential_to, self.verdict)
 
     def _steps(self, experiment: Experiment, run: Run) -> tuple[list[Step], list[str]]:
         device, environment = run.device, run.runner.environment

@@ -7,20 +7,38 @@ from dataclasses import dataclass
 
 from pymm.core.device import Device
 from pymm.core.problem import Problem
-from pymm.kernels import Config, find_kernel
+from pymm.kernels import Config, Guards, find_kernel
 
 #: A way of transfer besides the backend's own: arrays whose pages are locked for good, as a program
 #: would have them that allocates them so.
 LOCKED = "locked"
 
-#: A contestant: a rung, perhaps with parameters instead of its default's (`02-MB16-NB16-KB16`), all
+#: A contestant: a rung, perhaps with parameters instead of its default's (`02-MB16-NB16-KB16`) and
+#: with a word of `FORCED` behind it (`02-MB16-NB16-KB16 unguarded`), an alias of such a text, all
 #: rungs, or what matmul chooses.
 CHOSEN, EVERY = "chosen", "all"
 
 #: Why a CPU has no transfers.
 NO_JOURNEY = "a CPU's kernels use the operands in place: nothing is copied"
 
-_RUNG = re.compile(r"(\d\d)((?:-[A-Z]+[0-9]+)*)")
+#: Variants in which a rung computes otherwise than the problem asks for: macros that are forced.
+FORCED = {
+    "unguarded": {"GUARDED": Guards.OFF},
+    "guarded": {"GUARDED": Guards.ON},
+    "writes guarded": {"GUARDED": Guards.WRITE},
+    "all of C": {"FILL": 0},
+}
+
+#: The kernels of the course's experiment O2 by the names that they have there: one thread for an
+#: element or tiles in shared memory (0, 1), for multiples of the block or for any extents (0, 1).
+ALIASES = {
+    "kernel00": "01 unguarded",
+    "kernel01": "01 guarded",
+    "kernel10": "02 unguarded",
+    "kernel11": "02 guarded",
+}
+
+_RUNG = re.compile(r"(\d\d)((?:-[A-Z]+[0-9]+)*)(?: ([a-zC ]+))?")
 _PARAMETER = re.compile(r"([A-Z]+)([0-9]+)")
 
 
@@ -33,8 +51,9 @@ class Experiment:
     `figures` names what is measured: "times" of the kernels; "journeys": also transfers of the
     operands, with all of `transfers`; "resources" of the kernels; "counts" of operations and
     accesses, in the simulator; "sequential": also the sequential kernel, as the measure of speed
-    and result. `libraries` run in the same rounds. Of `runs` times the mean is wanted; else there
-    are as many rounds as fit in `seconds`.
+    and result; "guards": whether what is not guarded fails where it must. `libraries` run in the
+    same rounds. With `accumulate` C = C + A B is computed, else C = A B. Of `runs` times the mean
+    is wanted; else there are as many rounds as fit in `seconds`.
     """
 
     name: str
@@ -51,6 +70,7 @@ class Experiment:
     libraries: bool = True
     runs: int | None = None
     seconds: float = 0.1
+    accumulate: bool = False
 
     def rungs_on(self, device: Device) -> tuple[str, ...]:
         """The contestants on a device."""
@@ -61,12 +81,13 @@ def fixed(text: str, problem: Problem, device: Device) -> tuple[str, Config]:
     """The variant and configuration of a contestant that names a rung. `ValueError` for a text that
     names none.
     """
-    match = _RUNG.fullmatch(text)
-    if match is None:
+    match = _RUNG.fullmatch(ALIASES.get(text, text))
+    if match is None or match[3] not in (None, *FORCED):
         raise ValueError(f"{text!r} is no rung: write 02 or 02-MB16-NB16-KB16")
     kernel = find_kernel(match[1], device.kernel_backend)
     default = kernel.default_for(problem, device)
     given = {name: int(value) for name, value in _PARAMETER.findall(match[2])}
-    if not given:
-        return "default", default
-    return "fixed", kernel.config({**default.as_dict(), **given})
+    config = kernel.config({**default.as_dict(), **given})
+    if match[3]:
+        return match[3], config.forcing(**FORCED[match[3]])
+    return "fixed" if given else "default", config

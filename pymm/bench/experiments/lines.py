@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from pymm.backends.base import Resources
 from pymm.bench.experiments.counts import formula, occupancy, shared_of
+from pymm.bench.experiments.guards import lacks_guards
 from pymm.bench.experiments.steps import Contestant, Step
 from pymm.bench.runner import Row, origin, product
 from pymm.core.device import Device
@@ -24,6 +25,9 @@ from pymm.selection.records import Environment
 
 #: Names of contestants that are neither kernels nor libraries.
 COPIES, SEQUENTIAL = "copies", "sequential"
+
+#: The quantity that says whether a kernel's result is right.
+CHECK = "check"
 
 #: Units of the numbers that are counted or worked out.
 UNITS = {
@@ -48,13 +52,17 @@ class RowWriter:
     environment: Environment
     commit: str = ""
 
-    def rows(self, step: Step, reply: Reply, sequential: float | None = None) -> list[Row]:
-        """All rows of a step. `sequential` is the time of that product."""
+    def rows(
+        self, step: Step, reply: Reply, sequential: Sequence[float] | None = None
+    ) -> list[Row]:
+        """All rows of a step. `sequential` has the times of that product."""
         shared = self._of_step(step, step.digest)
         figures = [*self._libraries(step, reply), *self._kernels(step, reply)]
         figures += _journeys(step, reply)
         figures += self._resources(step, reply) if step.experiment.figures == "resources" else []
         figures += _counted(step, reply) if step.experiment.figures == "counts" else []
+        if step.experiment.figures == "guards":
+            figures = list(_checks(step, reply))
         if sequential is None:
             figures = [{**row, "error_inf": ""} for row in figures]
         else:
@@ -63,12 +71,13 @@ class RowWriter:
                     "name": SEQUENTIAL,
                     "quantity": "kernel",
                     "outcome": "ok",
-                    **speed(step.problem, [sequential]),
+                    **speed(step.problem, list(sequential)),
                 }
             )
             for row in figures:
                 if row.get("quantity") == "kernel" and row.get("seconds"):
-                    row["speedup"] = f"{sequential / float(row['seconds']):.4g}"
+                    gain = statistics.median(sequential) / float(row["seconds"])
+                    row["speedup"] = f"{gain:.4g}"
         return [shared | row for row in figures]
 
     def without(self, step: Step, who: Contestant, why: str) -> Row:
@@ -76,6 +85,14 @@ class RowWriter:
         head = self._of_step(step, step.digest)
         figure = {"quantity": "kernel", "outcome": "left_out", "detail": one_line(why)}
         return head | named(who) | figure
+
+    def without_sequential(self, step: Step, largest: int) -> Row:
+        """The row of a sequential product that was left out."""
+        why = "the sequential product failed"
+        if not step.with_sequential:
+            why = f"more operations than a square of {largest} (--sequential-to) has"
+        figure = {"quantity": "kernel", "outcome": "left_out", "detail": why}
+        return self._of_step(step, step.digest) | {"name": SEQUENTIAL} | figure
 
     def seen(
         self, step: Step, who: Contestant, digest: str, metric: str, value: str, unit: str
@@ -243,6 +260,23 @@ def _counted(step: Step, reply: Reply) -> Iterator[Row]:
                 yield who | number(quantity, f"{value:.8g}")
         for quantity, value in formula(contestant.config, step.problem).items():
             yield who | number(f"{quantity}_formula", f"{value:.8g}")
+
+
+def _checks(step: Step, reply: Reply) -> Iterator[Row]:
+    """Whether each kernel passed its check: sound if it failed exactly where it lacks guards."""
+    found = {trial.config: trial for trial in reply.trials}
+    for contestant in step.contestants:
+        lost = Trial(step.problem, contestant.config, "launch_failed", detail="the device was lost")
+        trial = found.get(contestant.config, lost)
+        row = named(contestant) | {"quantity": CHECK, "detail": one_line(trial.detail)}
+        must_fail = lacks_guards(trial.config, step.problem)
+        if trial.outcome == ("wrong" if must_fail else "ok"):
+            row |= {"outcome": "ok", "value": "TEST FAIL" if must_fail else "TEST PASS"}
+        elif trial.outcome == "ok":
+            row |= {"outcome": "wrong", "detail": "passes without the guards that it needs"}
+        else:
+            row |= {"outcome": trial.outcome}
+        yield row
 
 
 def _apart(step: Step, reply: Reply, name: str) -> Row:

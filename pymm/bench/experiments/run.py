@@ -31,7 +31,14 @@ from pymm.measure.worker import Reply, Request, WorkerFailed, time_limit
 ACTIONS = {
     "journeys": "pymm.bench.experiments.transfers:measure",
     "counts": "pymm.bench.experiments.counts:measure",
+    "guards": "pymm.bench.experiments.guards:measure",
 }
+
+#: The same for contestants that take long.
+ONCE = "pymm.bench.experiments.once:measure"
+
+#: Seconds that one run may take.
+SLOWEST_GPU, SLOWEST_CPU = 10.0, 1.0
 
 #: Rounds at most where the time decides.
 ROUNDS = 31
@@ -45,16 +52,22 @@ REQUEST_SECONDS = 60.0
 
 @dataclass
 class Run:
-    """Steps of one device. `slowest` is how long a single run of a contestant may take."""
+    """Steps of one device. `slowest` is how long a single run of a contestant may take (None: 10 s
+    on a GPU, where long runs are few, else 1 s). `sequential_to` is the largest square that is
+    multiplied sequentially.
+    """
 
     runner: Runner
     writer: RowWriter
-    slowest: float = 1.0
+    slowest: float | None = None
+    sequential_to: int = sequential.LARGEST
     verdict: Verdict = field(default_factory=Verdict)
 
     def __post_init__(self) -> None:
         self.device, self.csv = self.writer.device, self.runner.csv
         self.estimate, self.told_alone = RuntimeEstimate(self.device), False
+        if self.slowest is None:
+            self.slowest = SLOWEST_GPU if self.device.is_gpu else SLOWEST_CPU
 
     def absences(self, suite: str, sentences: Sequence[str]) -> None:
         """Say and write what the device cannot have."""
@@ -144,14 +157,16 @@ class Run:
         ]
         return self.runner.compiling([sources]) if sources else nullcontext()
 
-    def _standards(self, steps: Sequence[Step], folder: Path) -> dict[Problem, tuple[Path, float]]:
+    def _standards(
+        self, steps: Sequence[Step], folder: Path
+    ) -> dict[Problem, tuple[Path, list[float]]]:
         """Results and times of the sequential products that are wanted and affordable."""
         wanted = {step.problem for step in steps if step.with_sequential}
         if not wanted or self.runner.stop():
             return {}
-        self.say(f"{len(wanted)} sequential products, on one thread each")
+        self.say(f"{len(wanted)} sequential products, one after the other on one thread")
         try:
-            return sequential.produce(list(wanted), folder)
+            return sequential.produce(list(wanted), folder, steps[0].experiment.accumulate)
         except (WorkerFailed, NoDevice) as failure:
             self.absences(steps[0].experiment.name, [f"no sequential products: {failure}"])
             return {}
@@ -163,7 +178,7 @@ class Run:
             if contestant.config == config
         )
 
-    def _step(self, step: Step, standard: tuple[Path, float] | None) -> None:
+    def _step(self, step: Step, standard: tuple[Path, list[float]] | None) -> None:
         slow = {
             c: s
             for c in step.contestants
@@ -179,6 +194,8 @@ class Run:
             )
             for who, seconds in slow.items()
         ]
+        if step.experiment.figures == "sequential" and not standard:
+            rows.append(self.writer.without_sequential(step, self.sequential_to))
         rest = tuple(c for c in step.contestants if c not in slow)
         if rest:
             few = replace(step, contestants=rest)
@@ -189,18 +206,37 @@ class Run:
                 self.estimate.learn(trial.config, step.problem, trial.seconds)
             found = self.writer.rows(few, reply, standard[1] if standard else None)
             rows += [{**row, "step": step.digest} for row in found]
-            if few.experiment.figures != "counts":
+            if few.experiment.figures == "guards":
+                self._tell(few, found)
+            elif few.experiment.figures != "counts":
                 self._show(few, found)
         self._keep(rows)
         if standard:
             standard[0].unlink(missing_ok=True)
 
-    def _ask(self, step: Step, standard: tuple[Path, float] | None) -> Reply:
-        e, action, arguments = step.experiment, "compare", ()
+    def _ask(self, step: Step, standard: tuple[Path, list[float]] | None) -> Reply:
+        """What the worker says of a step's contestants, those that take long one by one."""
+        long = tuple(c for c in step.contestants if self.estimate.is_long(step, c))
+        short = tuple(c for c in step.contestants if c not in long)
+        files = (str(standard[0]),) if standard else ()
+        if not long:
+            return self._ask_for(step, files)
+        reply = Reply()
+        if short or step.experiment.libraries:
+            reply = self._ask_for(replace(step, contestants=short), files)
+        more = self._ask_for(replace(step, contestants=long), files, ONCE)
+        return replace(
+            reply,
+            trials=reply.trials + more.trials,
+            deviations={**reply.deviations, **more.deviations},
+        )
+
+    def _ask_for(self, step: Step, files: tuple[str, ...], action: str = "compare") -> Reply:
+        e, arguments = step.experiment, files
         if e.figures in ACTIONS:
             action, arguments = ACTIONS[e.figures], e.transfers
-        elif standard:
-            action, arguments = f"{sequential.__name__}:measure", (str(standard[0]),)
+        elif files and action == "compare":
+            action = f"{sequential.__name__}:measure"
         request = Request(
             action,
             step.problem,
@@ -210,6 +246,7 @@ class Run:
             against_others=e.libraries,
             budget=math.inf if e.runs else e.seconds,
             arguments=arguments,
+            accumulate=e.accumulate,
         )
         each = time_limit(step.problem, self.device, quick=True)
         reply = self.runner.ask(request, len(step.configs) * each + REQUEST_SECONDS)
@@ -229,6 +266,12 @@ class Run:
                 told.append(f"{short(row)} {says}")
         self.say(f"{step.experiment.name} {step.problem.slug}: {', '.join(told)}")
 
+    def _tell(self, step: Step, rows: Sequence[Row]) -> None:
+        """A line for each check."""
+        for row in rows:
+            told = f"{step.problem.slug} {row['config']}: {row.get('value') or row['outcome']}"
+            self.say(f"{told} {row.get('detail', '')}".rstrip())
+
     def say(self, text: str) -> None:
         """A line that stays."""
         self.runner.say(text)
@@ -238,12 +281,10 @@ def short(row: Row) -> str:
     """A contestant in a line: its number and what the suite gave it, else its name."""
     if not row.get("config"):
         return str(row["name"])
-    number = str(row["name"])[:2]
-    return (
-        f"{number} {row['config'].split('-', 1)[1]}"
-        if row["variant"] == "fixed"
-        else (f"{number} {row['variant']}")
-    )
+    number, variant = str(row["name"])[:2], str(row["variant"])
+    if variant in ("default", "chosen"):
+        return f"{number} {variant}"
+    return f"{number} {row['config'].split('-', 1)[1]}"
 
 
 def completed_steps(path: Path) -> dict[str, list[Row]]:

@@ -1,6 +1,6 @@
 """The sequential product: the CPU's scalar kernel on one thread, whose time is the measure of every
-speed-up and whose result the measure of every error. It is made first, by several processes side by
-side, and left in files; then the device's contestants are compared with it.
+speed-up and whose result the measure of every error. It is made first, one product after the other
+and nothing beside it, and left in files; then the device's contestants are compared with it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import importlib
 import math
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +27,8 @@ from pymm.measure.worker_process import Reply, Request, compared
 #: Largest square that is multiplied sequentially (the original's limit): 40 s in float32.
 LARGEST = 5000
 
-#: One core in four: more would share what memory and clock they have.
-PART_OF_CORES = 4
+#: Runs of a product, of which the median counts; one of a product that takes more seconds.
+RUNS, LONG_SECONDS = 3, 10.0
 
 
 def affordable(problem: Problem, largest: int) -> bool:
@@ -45,16 +44,19 @@ def sequential(problem: Problem) -> Config:
 
 
 def keep(bench: Workbench, request: Request) -> Reply:
-    """In a child on one thread: run once what is in `request.configs`, and leave C in the file that
-    `arguments` names. The reply's `times` have the one under "sequential".
+    """In a child on one thread: run what is in `request.configs`, and leave C in the file that
+    `arguments` names. The reply's `times` have the runs under "sequential".
     """
     call = bench.call(bench.load(request.configs[0]))
-    (seconds,) = bench.backend.time([call], flush=False)
+    taken: list[float] = []
+    while len(taken) < RUNS and not (taken and taken[0] > LONG_SECONDS):
+        bench.quick.restart()
+        taken += bench.backend.time([call], flush=False)
     path = Path(request.arguments[0])
     with open(path.with_suffix(".part"), "wb") as file:
         np.save(file, bench.quick.result())
     os.replace(path.with_suffix(".part"), path)
-    return Reply(times={"sequential": [seconds]})
+    return Reply(times={"sequential": taken})
 
 
 def measure(bench: Workbench, request: Request) -> Reply:
@@ -65,20 +67,21 @@ def measure(bench: Workbench, request: Request) -> Reply:
     reply = compared(bench, request)
     if bench.lost:
         return reply
-    apart = _Distance(bench, np.load(request.arguments[0]))
+    apart = Distance.of(bench, request.arguments[0])
     calls = dict(bench.calls)
     for trial in reply.trials:
         if trial.outcome == "ok":
             calls[trial.config.slug] = bench.call(bench.load(trial.config))
     found = {}
     for name, call in calls.items():
+        bench.quick.restart()  # what a call does not write is not another's result
         TimedCall.of(call)()
         bench.backend.synchronize()
         found[name] = apart.measure()
     return replace(reply, deviations=found)
 
 
-class _Distance:
+class Distance:
     """How far the matrix that C holds is from another one, which PyTorch says in milliseconds where
     C is on a GPU, and NumPy in seconds.
     """
@@ -94,6 +97,11 @@ class _Distance:
                 self._expected = torch.as_tensor(expected[0]).double().cuda()
         self._size = self._norm(self._expected)
 
+    @classmethod
+    def of(cls, bench: Workbench, file: str) -> Distance:
+        """From the matrix in a file."""
+        return cls(bench, np.load(file))
+
     @staticmethod
     def _norm(matrix: Any) -> float:
         return float(abs(matrix).sum(-1).max())
@@ -105,35 +113,29 @@ class _Distance:
         return self._norm(self._result() - self._expected) / self._size
 
 
-def produce(problems: Sequence[Problem], folder: Path) -> dict[Problem, tuple[Path, float]]:
-    """Run each product sequentially: where its result is, and how long it took. One that fails has
-    no entry. Raises `WorkerFailed` where there is no CPU device.
+def produce(
+    problems: Sequence[Problem], folder: Path, accumulate: bool = False
+) -> dict[Problem, tuple[Path, list[float]]]:
+    """Run each product sequentially, with `accumulate` C + A B: where its result is, and how long
+    each run took. One that fails has no entry. Raises `WorkerFailed` where there is no CPU device.
     """
-    lanes = max(1, (os.cpu_count() or 1) // PART_OF_CORES)
-    found: dict[Problem, tuple[Path, float]] = {}
-    todo = sorted(problems, key=lambda problem: problem.flops)
-
-    def work() -> None:
-        worker = Worker(Site("cpu:1"))
-        try:
-            worker.start()
-            while todo:
-                problem = todo.pop()  # the largest first, so that lanes end together
-                path = folder / f"{problem.slug}.npy"
-                request = Request(
-                    f"{__name__}:keep",
-                    problem,
-                    (sequential(problem),),
-                    quick=True,
-                    arguments=(str(path),),
-                )
-                reply = worker.ask(request, time_limit(problem, worker.device))
-                if reply.outcome == "ok" and "sequential" in reply.times:
-                    found[problem] = path, reply.times["sequential"][0]
-        finally:
-            worker.stop()
-
-    with ThreadPoolExecutor(lanes) as pool:
-        for lane in [pool.submit(work) for _ in range(lanes)]:
-            lane.result()
+    found: dict[Problem, tuple[Path, list[float]]] = {}
+    worker = Worker(Site("cpu:1"))
+    worker.start()
+    try:
+        for problem in sorted(problems, key=lambda problem: problem.flops):
+            path = folder / f"{problem.slug}.npy"
+            request = Request(
+                f"{__name__}:keep",
+                problem,
+                (sequential(problem),),
+                quick=True,
+                arguments=(str(path),),
+                accumulate=accumulate,
+            )
+            reply = worker.ask(request, RUNS * time_limit(problem, worker.device))
+            if reply.outcome == "ok" and "sequential" in reply.times:
+                found[problem] = path, reply.times["sequential"]
+    finally:
+        worker.stop()
     return found

@@ -17,6 +17,7 @@ from pymm.core.shapes import Shape, parse_shapes
 from pymm.kernels import Config, kernels_for
 from pymm.kernels.source import kernel_digest
 from pymm.measure.results import EXPERIMENTS
+from pymm.measure.workbench import LONG_RUN
 from pymm.measure.worker import UNKNOWN_PEAK
 
 #: Part of the peak rate that a rung's default is expected to reach before it was measured here
@@ -26,6 +27,9 @@ EXPECTED = {"cuda": (0.008, 0.05, 0.12, 0.5, 0.35, 0.6), "cpu": (0.04, 0.6)}
 #: Runs of a contestant besides its rounds: twice two that are checked, one to warm up, one to see
 #: how far the result is from float64.
 RUNS_BESIDE = 6
+
+#: Seconds of a run from which on it is timed and checked at once: checks apart take six more runs.
+LONG_CHECK = 0.05
 
 #: Seconds of a step besides the runs: loading, checks on the host.
 STEP_SECONDS = 0.05
@@ -64,6 +68,7 @@ class Step:
         e = self.experiment
         who = [(c.variant, c.config.slug, c.digest) for c in self.contestants]
         how = (e.name, e.figures, e.transfers, e.runs, e.libraries, self.with_sequential)
+        how += ("accumulate",) if e.accumulate else ()
         what = (EXPERIMENTS.number, *how, self.problem.slug, who)
         return hashlib.sha256(repr(what).encode()).hexdigest()[:12]
 
@@ -102,9 +107,23 @@ class RuntimeEstimate:
             return sum(step.problem.flops for _ in runs) / 2e6
         libraries = 2 * min(runs, default=0.0) if e.libraries else 0.0
         rounds = e.runs or 5
-        once = sum(runs) + libraries
+        slow = [once[c.config] for c in step.contestants if self.is_long(step, c)]
+        long = sum(s if s > LONG_RUN else s * rounds for s in slow)
+        once = sum(runs) - sum(slow) + libraries
         measured = once * rounds if e.runs else max(once * rounds, min(e.seconds, once * 31))
-        return STEP_SECONDS + RUNS_BESIDE * once + measured
+        return STEP_SECONDS + long + RUNS_BESIDE * once + measured
+
+    def is_long(self, step: Step, contestant: Contestant) -> bool:
+        """Whether a contestant is timed and checked at once, and runs a few times. What matmul
+        chose is timed in turn with the libraries, however long it takes.
+        """
+        return (
+            self.device.is_gpu
+            and contestant.variant != CHOSEN
+            and step.experiment.runs is not None
+            and step.experiment.figures in ("times", "sequential")
+            and self.seconds(contestant, step.problem) > LONG_CHECK
+        )
 
 
 def steps_of(
