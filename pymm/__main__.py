@@ -25,7 +25,10 @@ examples:
 
 #: Commands and the modules that have them as `main(arguments) -> exit code`.
 MODULES = {
-    "tune": ("pymm.tune.tuner", "find and store the best configurations of this machine's device"),
+    "tune": (
+        "pymm.tune.__main__",
+        "find and store the best configurations of this machine's device",
+    ),
     "bench": ("pymm.bench.kernels", "measure shapes into a CSV file"),
     "report": (
         "pymm.report.cli",

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from pymm.console import duration, significant
 from pymm.core.dtypes import EMULATED
 from pymm.measure.libraries import GENERAL
 from pymm.report.content import Tile, rate
 from pymm.report.load import Results, Row
-from pymm.report.searches import Search, searches
+from pymm.report.searches import Search
 from pymm.report.stats import (
     CHOICE,
     OWN,
@@ -26,6 +28,7 @@ from pymm.report.stats import (
     implementation,
     mean,
     timings,
+    tuned_searches,
 )
 
 #: Sizes that are multiples of it have no partial tiles in any experiment.
@@ -35,7 +38,21 @@ TILE = 32
 def observation(experiment: Experiment) -> str:
     """What an experiment shows, in a sentence; empty if it lacks the rows."""
     sentence = SENTENCES.get(experiment.name)
-    return sentence(experiment) if sentence else ""
+    rows = tuple(row for row in experiment.rows if not row.stale)
+    return sentence(replace(experiment, rows=rows)) if sentence else ""
+
+
+def stale_rows(experiment: Experiment) -> str:
+    """How much of an experiment is stale, in a sentence; empty if nothing is."""
+    stale = [row for row in experiment.rows if row.stale]
+    if not stale:
+        return ""
+    why = Counter(re.sub(r"pymm chooses .* today", "another choice today", r.stale) for r in stale)
+    reasons = ", ".join(f"{reason} ({count})" for reason, count in why.most_common())
+    return (
+        f"Stale: {len(stale)} of {len(experiment.rows)} rows of {experiment.name} ({reasons}). "
+        "They are marked, and no sentence counts them."
+    )
 
 
 def _largest(rows: Sequence[Row]) -> list[Row]:
@@ -293,12 +310,16 @@ def summary_sentences(
     comparisons: Sequence[Comparison],
     found: Sequence[Search],
     baseline: str,
+    everything: Sequence[Row],
 ) -> list[tuple[str, str]]:
-    """Questions and their answers."""
+    """Questions and their answers: `comparisons` and `found` of today, stale rows of
+    `everything`.
+    """
     answers = (
         ("How fast?", _rates(highest_rates)),
         (f"Compared with {baseline}?", _against_baseline([c for c in comparisons if c.ratio > 0])),
         ("What does tuning gain?", _gained([s.gain for s in found if s.gain > 0])),
+        ("Is it today's?", _stale(everything)),
     )
     return [(question, answer) for question, answer in answers if answer]
 
@@ -311,6 +332,17 @@ def failures(comparisons: Sequence[Comparison]) -> list[str]:
     counts = Counter((f"{c.problem.dtype} {c.name}".strip(), c.row.text("outcome")) for c in of)
     parts = [f"{what} {outcome} ({count})" for (what, outcome), count in counts.items()]
     return [f"{len(of)} of {len(comparisons)} products have no valid time: {', '.join(parts)}."]
+
+
+def _stale(rows: Sequence[Row]) -> str:
+    stale = sum(bool(row.stale) for row in rows)
+    if not stale:
+        return ""
+    return (
+        f"{stale} of {len(rows)} rows are stale: pymm has another kernel source, chooses another "
+        "configuration or uses other tools today. They are marked in the tables, and nothing on "
+        "this screen counts them."
+    )
 
 
 def _rates(highest_rates: Sequence[HighestRate]) -> str:
@@ -330,15 +362,21 @@ def _against_baseline(comparisons: Sequence[Comparison]) -> str:
     ratios = [c.ratio for c in comparisons]
     ahead = sum(ratio >= 1 for ratio in ratios)
     average = mean(ratios)
+    least = min(comparisons, key=lambda c: c.ratio)
     said = (
         f"Over {len(ratios)} products of all shapes with the same arithmetic, pymm is "
-        f"{average:.2f} times as fast (geometric mean), and at least as fast in {ahead} of them."
+        f"{average:.2f} times as fast (geometric mean): at least as fast in {ahead} of them, "
+        f"slower in {len(ratios) - ahead}, by more than 5 % in "
+        f"{sum(ratio < 1 / 1.05 for ratio in ratios)}, at worst {least.ratio:.2f} times as fast "
+        f"({least.problem.slug})."
     )
     classes = list(_classes(comparisons))
     if len(classes) < FEW:
         return said
     best, worst = max(classes), min(classes)
     behind = sum(ratio < 1 for ratio, _ in classes)
+    if behind == len(classes):
+        return f"{said} It is slower in every class, {worst[0]:.2f} to {best[0]:.2f} times as fast."
     return (
         f"{said} The best class is {best[1]} ({best[0]:.2f} times), the worst {worst[1]} "
         f"({worst[0]:.2f}); {behind or 'none'} of {len(classes)} classes "
@@ -375,8 +413,8 @@ def tiles_of(
     """The highlighted numbers of the first chapter."""
     baseline, tiles = baseline_name(results), []
     for label, what, ratios in _kinds(compared, baseline):
-        ahead = sum(ratio >= 1 for ratio in ratios)
-        said = f"geometric mean over {len(ratios)} {what}; at least as fast in {ahead} of them"
+        behind = sum(ratio < 1 for ratio in ratios)
+        said = f"geometric mean over {len(ratios)} {what}; slower in {behind} of them"
         tiles.append(Tile(label, f"{mean(ratios):.2f}x", said))
     if found:
         best = max(found, key=lambda e: e.own.gflops / e.peak)
@@ -387,8 +425,18 @@ def tiles_of(
                 f"of {rate(best.peak)}: {best.dtype}, {best.own.problem.slug}",
             )
         )
-    tiles += _tuned(results)
-    return tiles
+    return [*_stored(results), *tiles, *_tuned(results)]
+
+
+def _stored(results: Results) -> Iterator[Tile]:
+    """How much is tuned."""
+    stale = [bool(results.today.record_stale_because(record)) for record in results.records]
+    problems = {record.problem for record in results.records}
+    if problems:
+        types = len({problem.dtype for problem in problems})
+        said = f"in {types} type{'s' * (types != 1)}; "
+        said += f"{sum(stale)} of {len(stale)} configurations stale"
+        yield Tile("products tuned", str(len(problems)), said)
 
 
 def _kinds(compared: list[Comparison], baseline: str) -> Iterable[tuple[str, str, list[float]]]:
@@ -410,7 +458,7 @@ def _kinds(compared: list[Comparison], baseline: str) -> Iterable[tuple[str, str
 
 
 def _tuned(results: Results) -> Iterable[Tile]:
-    gains = [search.gain for search in searches(results) if search.gain > 0]
+    gains = [search.gain for search in tuned_searches(results) if search.gain > 0]
     if gains:
         yield Tile(
             "speed-up by tuning",
@@ -420,6 +468,7 @@ def _tuned(results: Results) -> Iterable[Tile]:
         )
         return
     rows = [t for t in timings(results) if t.row.kind == "bench" and t.library == OWN]
+    rows = [t for t in rows if not t.row.stale]
     pairs = {}
     for t in rows:
         pairs.setdefault((t.problem, t.kernel), {})[t.variant] = t.seconds

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -45,13 +46,7 @@ from pymm.tune.initial import FIRST, InitialConfigs, Prefetcher, Task
 from pymm.tune.options import Options, parse
 from pymm.tune.progress import Line, Progress, show_lines
 from pymm.tune.session import FEWEST_TRIALS, Broken, Session, Setup, Streak
-from pymm.tune.storage import (
-    StorageLost,
-    open_shared,
-    open_storage,
-    open_study,
-    shared_name,
-)
+from pymm.tune.storage import StorageLost, open_shared, open_storage, open_study, shared_name
 from pymm.tune.study import Company, Search
 from pymm.tune.trial_log import ForeignFile, TrialLog
 
@@ -117,14 +112,21 @@ FIRST_IF_STALE = 4  # fewest, of a stale record that is tuned again
 YIELD = 0.15
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command. Returns the exit status that `--help` describes."""
+def main(
+    argv: Sequence[str] | None = None, tuned: Callable[[Tuner], None] = lambda tuner: None
+) -> int:
+    """The command. Returns the exit status that `--help` describes. `tuned` gets the tuner of each
+    model of device, after its run, if something was tuned on a real device.
+    """
     tuner = Tuner(parse(argv))
     try:
-        return tuner.run()
+        status = tuner.run()
     except SeveralModels as several:
         given = sys.argv[1:] if argv is None else list(argv)
-        return tune_each(main, given, several.groups, tuner.stop, tuner.say)
+        return tune_each(partial(main, tuned=tuned), given, several.groups, tuner.stop, tuner.say)
+    if tuner.lines and tuner.device.times_are_real:
+        tuned(tuner)
+    return status
 
 
 @dataclass
@@ -259,7 +261,8 @@ class Tuner:
         self.folder = storage / self.device.slug
         self._check_output()
         compiler = held.enter_context(self.open_compiler(self.compiler, self.ahead))
-        log = TrialLog(self.options.csv or self.folder / "trials.csv", self.say, self.options.beta)
+        self.trials = self.options.csv or self.folder / "trials.csv"
+        log = TrialLog(self.trials, self.say, self.options.beta, self.compiler.toolchain)
         held.callback(log.close)
         progress = held.enter_context(Progress(self.console))
         options, quick = self.options, self.options.checks == "quick"
@@ -341,7 +344,7 @@ class Tuner:
         not have, or has with other parameters, stay in their file and are reported once.
         """
         found = []
-        for record, file, stale in configs(self.device, self.output, self._environment):
+        for record, file, stale in configs(self.device, self.output, self.environment):
             if foreign := foreign_because(record):
                 what = f"{record.problem.slug} {record.config.slug}"
                 self._once(f"{file}: {what} is skipped: {foreign}")
@@ -373,12 +376,7 @@ class Tuner:
         return min(now + PATIENCE * (ends - now), self._over)
 
     def _one(
-        self,
-        initial: InitialConfigs,
-        builds: Sequence[Future],
-        ends: float,
-        of: str,
-        setup: Setup,
+        self, initial: InitialConfigs, builds: Sequence[Future], ends: float, of: str, setup: Setup
     ) -> None:
         problem, kernel, options = initial.problem, initial.kernel, self.options
         if not initial.valid:
@@ -454,15 +452,16 @@ class Tuner:
             )
 
     @property
-    def _environment(self) -> Environment:
+    def environment(self) -> Environment:
+        """The tools that it tunes with."""
         return Environment.of(self.device, self.compiler.toolchain)
 
     def _facts(self, kernel: Kernel) -> dict[str, str]:
         """What must be unchanged for the times of an earlier run to count."""
         return {
             "device": self.device.name,
-            "driver": self._environment.driver,
-            "compiler": self._environment.compiler,
+            "driver": self.environment.driver,
+            "compiler": self.environment.compiler,
             "source": kernel_digest(kernel.backend, kernel.file),
         }
 
@@ -482,7 +481,7 @@ class Tuner:
                 remark,
             )
         )
-        today, environment = date.today().isoformat(), self._environment
+        today, environment = date.today().isoformat(), self.environment
         records = [
             Record(
                 problem,

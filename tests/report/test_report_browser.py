@@ -58,6 +58,10 @@ LOOK = """([slackX, slackY, smallest]) => {
 }"""
 
 
+#: Unfolds all chapters and long tables.
+UNFOLD = "document.querySelectorAll('details').forEach((fold) => { fold.open = true; })"
+
+
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     """The file of a report with every kind of chapter."""
