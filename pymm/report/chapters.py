@@ -117,7 +117,12 @@ def glance(results: Results) -> Chapter:
         "glance",
         "How fast is it, and what is tuned?",
         intro,
-        tables=filled([tables_tuned.by_type(results, found, compared)]),
+        tables=filled(
+            [
+                tables_tuned.tuned_here(results),
+                tables_tuned.by_type(results, found, compared),
+            ]
+        ),
         commands=page_commands(results),
         tiles=tiles_of(results, found, today),
         remarks=[*failures(class_comparisons(results)), *results.remarks],

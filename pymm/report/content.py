@@ -103,6 +103,12 @@ def cell(value: float, form: str = "", shade: float | None = None) -> Cell:
     return Cell(form.format(value) if form else significant(value), value, shade)
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: "1 product", "2 searches"."""
+    ending = "es" if noun.endswith("ch") else "s"
+    return f"{number} {noun}{ending * (number != 1)}"
+
+
 def rate(gflops: float) -> str:
     """A rate with a suitable unit: "51.3 TFLOP/s", "85.9 GFLOP/s"."""
     if gflops != gflops:

@@ -105,9 +105,11 @@ def _parts(chapter: Chapter) -> Iterator[Markup]:
         ]
         yield tag("div", *tiles, class_="tiles")
     yield from (tag("p", with_code(remark), class_="remark") for remark in chapter.remarks)
+    shown = [_table(table) for table in chapter.tables]
     if chapter.figures:
-        yield tag("div", *map(_figure, chapter.figures), class_="figures")
-    yield from map(_table, chapter.tables)
+        figures = tag("div", *map(_figure, chapter.figures), class_="figures")
+        shown.insert(len(shown) if chapter.name == OPEN else 0, figures)
+    yield from shown
     if chapter.commands:
         commands = tag("pre", "\n".join(chapter.commands))
         yield _folded(tag("h3", "Reproduce"), commands, "commands")
@@ -130,12 +132,13 @@ def _table(table: Table) -> Markup:
 
 
 def _body(table: Table) -> Iterator[Markup]:
-    name = identifier(f"rows-{table.name}")
-    if table.note:
-        yield tag("p", with_code(table.note))
+    name, long = identifier(f"rows-{table.name}"), len(table.rows) > LONG
+    note = [tag("p", with_code(table.note))] if table.note else []
+    if long:
+        yield from note
     if any(cell.shade is not None for row in table.rows for cell in row.values()):
         yield _scale()
-    if not table.grid and len(table.rows) > LONG:
+    if long and not table.grid:
         yield tag(
             "input",
             class_="filter",
@@ -155,6 +158,8 @@ def _body(table: Table) -> Iterator[Markup]:
         "p", "The table is wider than the page: scroll it sideways.", class_="hint", hidden=True
     )
     yield element("div", around, body)
+    if not long:
+        yield from note
 
 
 def _head(table: Table, name: str, right: bool) -> Markup:

@@ -166,6 +166,12 @@ class Results:
         """The device's name in file names."""
         return str(self.device["slug"])
 
+    @property
+    def own_records(self) -> list[Record]:
+        """Those of this machine's user."""
+        own = str(self.today.directory)
+        return [r for r in self.records if self.machine and str(Path(r.file).parent) == own]
+
     def of(self, kind: str) -> list[Row]:
         """The rows of one kind, in the order of the files."""
         return self.rows.get(kind, [])

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pymm.console import duration, significant
 from pymm.core.dtypes import EMULATED
 from pymm.measure.libraries import GENERAL
-from pymm.report.content import Tile, rate
+from pymm.report.content import Tile, counted, rate
 from pymm.report.load import Results, Row
 from pymm.report.searches import Search
 from pymm.report.stats import (
@@ -165,11 +165,11 @@ def _against_libraries(rows: Sequence[Row]) -> str:
 
 
 def _remainders(experiment: Experiment) -> str:
-    """The step in size at which the first curve drops most, with the other curves there."""
+    """The step in size at which the longest curve drops most, with the other curves there."""
     lines = curves(experiment.of("kernel"), gflops)
     if not lines:
         return ""
-    first = next(iter(lines.values()))
+    first = max(lines.values(), key=len)  # what is stale may have left few sizes of another
     steps = list(itertools.pairwise(sorted(first)))
     if not steps:
         return ""
@@ -364,7 +364,7 @@ def _against_baseline(comparisons: Sequence[Comparison]) -> str:
     average = mean(ratios)
     least = min(comparisons, key=lambda c: c.ratio)
     said = (
-        f"Over {len(ratios)} products of all shapes with the same arithmetic, pymm is "
+        f"Over {counted(len(ratios), 'product')} with the same arithmetic, pymm is "
         f"{average:.2f} times as fast (geometric mean): at least as fast in {ahead} of them, "
         f"slower in {len(ratios) - ahead}, by more than 5 % in "
         f"{sum(ratio < 1 / 1.05 for ratio in ratios)}, at worst {least.ratio:.2f} times as fast "
@@ -399,9 +399,10 @@ def _gained(gains: Sequence[float]) -> str:
     if not gains:
         return ""
     if max(gains) == 1.0:
-        return f"{len(gains)} searches found nothing faster than the defaults beyond the noise."
+        said = counted(len(gains), "search")
+        return f"{said} found nothing faster than the defaults beyond the noise."
     return (
-        f"{len(gains)} search{'es' * (len(gains) > 1)} made kernels {mean(gains):.2f} times as "
+        f"{counted(len(gains), 'search')} made kernels {mean(gains):.2f} times as "
         f"fast as their defaults (geometric mean; median {statistics.median(gains):.2f}, maximum "
         f"{max(gains):.3g})."
     )
@@ -414,7 +415,7 @@ def tiles_of(
     baseline, tiles = baseline_name(results), []
     for label, what, ratios in _kinds(compared, baseline):
         behind = sum(ratio < 1 for ratio in ratios)
-        said = f"geometric mean over {len(ratios)} {what}; slower in {behind} of them"
+        said = f"geometric mean over {counted(len(ratios), 'product')} {what}; slower in {behind}"
         tiles.append(Tile(label, f"{mean(ratios):.2f}x", said))
     if found:
         best = max(found, key=lambda e: e.own.gflops / e.peak)
@@ -429,14 +430,16 @@ def tiles_of(
 
 
 def _stored(results: Results) -> Iterator[Tile]:
-    """How much is tuned."""
-    stale = [bool(results.today.record_stale_because(record)) for record in results.records]
+    """How much is tuned: by this user, and as shipped."""
     problems = {record.problem for record in results.records}
-    if problems:
-        types = len({problem.dtype for problem in problems})
-        said = f"in {types} type{'s' * (types != 1)}; "
-        said += f"{sum(stale)} of {len(stale)} configurations stale"
-        yield Tile("products tuned", str(len(problems)), said)
+    if not problems:
+        return
+    stale = sum(bool(results.today.record_stale_because(record)) for record in results.records)
+    types = counted(len({problem.dtype for problem in problems}), "type")
+    own = len({record.problem for record in results.own_records})
+    where = f"{own} of them here, the others as shipped" if results.machine else f"in {types}"
+    said = f"{where}; {stale} of {counted(len(results.records), 'configuration')} stale"
+    yield Tile("products tuned", str(len(problems)), said)
 
 
 def _kinds(compared: list[Comparison], baseline: str) -> Iterable[tuple[str, str, list[float]]]:
@@ -446,13 +449,13 @@ def _kinds(compared: list[Comparison], baseline: str) -> Iterable[tuple[str, str
     same = [c.ratio for c in plain if c.problem.dtype not in EMULATED]
     half = [c.ratio for c in compared if c.ratio > 0 and c.problem.op != "gemm"]
     kinds = (
-        (f"compared with {baseline}", "products with the same arithmetic", same),
+        (f"compared with {baseline}", "with the same arithmetic", same),
         (
             "emulated float32",
-            "products from three tensor-core products each, compared with float32",
+            "from three tensor-core products each, compared with float32",
             other,
         ),
-        (f"A^T A compared with {baseline}", "symmetric products", half),
+        (f"A^T A compared with {baseline}", "that are symmetric", half),
     )
     return (kind for kind in kinds if kind[2])
 
@@ -463,8 +466,8 @@ def _tuned(results: Results) -> Iterable[Tile]:
         yield Tile(
             "speed-up by tuning",
             f"{mean(gains):.2f}x",
-            f"geometric mean over {len(gains)} "
-            f"searches, compared with the kernels' defaults; at most {max(gains):.1f}x",
+            f"geometric mean over {counted(len(gains), 'search')}, compared with the kernels' "
+            f"defaults; at most {max(gains):.1f}x",
         )
         return
     rows = [t for t in timings(results) if t.row.kind == "bench" and t.library == OWN]
@@ -477,5 +480,6 @@ def _tuned(results: Results) -> Iterable[Tile]:
         yield Tile(
             "speed-up by tuning",
             f"{mean(both):.2f}x",
-            f"geometric mean over {len(both)} products, compared with the kernels' defaults",
+            f"geometric mean over {counted(len(both), 'product')}, compared with the kernels' "
+            "defaults",
         )

@@ -78,7 +78,7 @@ def _count(number: int) -> Cell:
 
 
 def _highest(found: HighestRate | None) -> dict[str, Cell]:
-    names = ("highest rate", "of peak", "peak", "baseline's highest", "highest at")
+    names = ("highest rate", "of peak", "peak", "baseline's highest")
     if found is None:
         return dict.fromkeys(names, Cell(""))
     baseline = Cell("")
@@ -90,33 +90,44 @@ def _highest(found: HighestRate | None) -> dict[str, Cell]:
         percent_cell(found.own.gflops / found.peak),
         Cell(rate(found.peak), found.peak),
         baseline,
-        Cell(found.own.problem.slug),
     )
     return dict(zip(names, values, strict=True))
 
 
+def tuned_here(results: Results) -> Table:
+    """What this machine's user has tuned."""
+    rows = _records(results, results.own_records)
+    note = "Ratio: the fastest library's time / pymm's, gain: the default's time / pymm's."
+    return Table("tuned-here", "What you tuned", rows, note)
+
+
 def records(results: Results) -> Table:
-    """The stored configurations, each with the gain and the ratio of the search that found it."""
-    limits = peaks(results)
-    found: dict[tuple[object, str, str], Search] = {}
-    for search in tuned_searches(results):
-        key = (search.problem, search.kernel, search.best.text("config"))
-        found[key] = search
-    rows = [
-        _record(
-            record,
-            found.get((record.problem, record.config.kernel_name, record.config.slug)),
-            limits.get(record.problem.dtype, 0.0),
-            results.today.record_stale_because(record),
-        )
-        for record in results.records
-    ]
+    """Every stored configuration."""
+    rows = _records(results, results.records)
     note = (
         "The configurations stored for this device. Default: the time of the kernel's default in "
         "the search that found the configuration, where that is recorded; ratio: the fastest "
         "library's time there / the winner's."
     )
     return Table("records", "Every tuned product", rows, note)
+
+
+def _records(results: Results, stored: Sequence[Record]) -> list[dict[str, Cell]]:
+    """A line for each record, with the gain and the ratio of the search that found it."""
+    limits = peaks(results)
+    found: dict[tuple[object, str, str], Search] = {}
+    for search in tuned_searches(results):
+        key = (search.problem, search.kernel, search.best.text("config"))
+        found[key] = search
+    return [
+        _record(
+            record,
+            found.get((record.problem, record.config.kernel_name, record.config.slug)),
+            limits.get(record.problem.dtype, 0.0),
+            results.today.record_stale_because(record),
+        )
+        for record in stored
+    ]
 
 
 def _record(record: Record, search: Search | None, peak: float, stale: str) -> dict[str, Cell]:

@@ -91,7 +91,7 @@ class Today:
 
     def search_stale_because(self, kernel: str, best: Row, default: Row | None) -> str:
         """Why the result of a search is not today's: its rows, a default that the kernel does not
-        have any more, or, where they do not name their source, a winner that is not stored.
+        have any more, or a winner that is not stored, as it was doubtful or was replaced.
         """
         for row in filter(None, (best, default)):
             if row.stale:
@@ -99,12 +99,12 @@ class Today:
         if default is not None and (now := self._default(kernel, best.problem)):
             if now != default.text("config"):
                 return f"the default is {now} today"
-        if best.text("source") or not self.records:
+        if not self.records:
             return ""
         stored = (r for r in self.records if r.config.slug == best.text("config"))
         if any(r.problem == best.problem and not source_changed(r) for r in stored):
             return ""
-        return "its winner is not stored with today's source"
+        return "its winner is not stored"
 
     def record_stale_because(self, record: Record) -> str:
         """Why a stored configuration is not today's; "" if it is, or if nobody can say."""

@@ -32,9 +32,9 @@ from pymm.report.svg import Axes, Figure, colour, draw, figure, type_series, wit
 #: A curve has at least so many sizes.
 CURVE = 3
 
-#: Where the labels of bars begin, in percent of the peak, and where the axis ends: beyond the
-#: dashed line at 100, so that no bar, marker or line is behind a label.
-LABEL, END = 103, 138
+#: The labels of bars begin so far beyond the longest bar, marker or line, and are so long: percent
+#: of the axis up to there.
+GAP, LABEL = 3, 35
 
 
 def highest(results: Results) -> list[Figure]:
@@ -42,6 +42,9 @@ def highest(results: Results) -> list[Figure]:
     found = highest_rates(results)
     if not found:
         return []
+
+    timed = [(e.own, e.peak) for e in found] + [(e.baseline, e.peak) for e in found if e.baseline]
+    longest = max([100.0, *(100 * timing.gflops / peak for timing, peak in rates)])
 
     def plot(figure: Any, axes: Any) -> None:
         places = range(len(found))
@@ -63,11 +66,12 @@ def highest(results: Results) -> list[Figure]:
                 label=name,
             )
         for place, e in zip(places, found, strict=True):
-            axes.text(LABEL, place, rate(e.own.gflops), va="center", fontsize=9)
+            axes.text((1 + GAP / 100) * longest, place, rate(e.own.gflops), va="center", fontsize=9)
         axes.axvline(100, color=colour("ink"), linestyle="--", linewidth=1.2)
         axes.set_yticks(places, [e.dtype for e in found])
-        axes.set(xlim=(0, END), xlabel="% of the device's peak", ylim=(len(found) - 0.5, -0.5))
-        axes.set_xticks(range(0, 101, 20))
+        end = longest * (1 + (GAP + LABEL) / 100)
+        axes.set(xlim=(0, end), xlabel="% of the device's peak", ylim=(len(found) - 0.5, -0.5))
+        axes.set_xticks(range(0, round(longest) + 1, 20))
         axes.grid(axis="y", visible=False)
         figure.legend(loc="outside lower center", ncols=3)
 
