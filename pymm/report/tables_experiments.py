@@ -179,16 +179,17 @@ def transfer_times(experiment: Experiment) -> Table:
     """Times of copies, kernel and total for each kernel and library, one row per product and
     transfer.
     """
-    at = {
-        (r.problem, r.text("transfer"), r.text("quantity"), *_who(r)[1:]): r.seconds
-        for quantity in TIMES
-        for r in experiment.of(quantity)
+    totals = {(r.problem, r.text("transfer"), *_who(r)): r.seconds for r in experiment.of("total")}
+    copied = {
+        (r.problem, r.text("transfer"), part): r.seconds
+        for part in ("to_device", "to_host")
+        for r in experiment.of(part)
     }
     rows = []
     for row in sorted(experiment.of("kernel"), key=in_order):
         p = row.problem
         for way, described in TRANSFERS.items():
-            copies = [at.get((p, way, part, "", "")) for part in ("to_device", "to_host")]
+            copies = [copied.get((p, way, part)) for part in ("to_device", "to_host")]
             if None in copies:
                 continue
             rows.append(
@@ -199,7 +200,7 @@ def transfer_times(experiment: Experiment) -> Table:
                     "to the device": time_cell(copies[0]),
                     "kernel": time_cell(row.seconds),
                     "to the host": time_cell(copies[1]),
-                    "total": time_cell(at.get((p, way, "total", *_who(row)[1:]), math.nan)),
+                    "total": time_cell(totals.get((p, way, *_who(row)), math.nan)),
                     "kernel's share": percent_cell(row.seconds / (sum(copies) + row.seconds)),
                     "configuration": parameters_of(row),
                 }

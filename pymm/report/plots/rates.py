@@ -44,7 +44,7 @@ def highest(results: Results) -> list[Figure]:
         return []
 
     timed = [(e.own, e.peak) for e in found] + [(e.baseline, e.peak) for e in found if e.baseline]
-    longest = max([100.0, *(100 * timing.gflops / peak for timing, peak in rates)])
+    longest = max([100.0, *(100 * timing.gflops / peak for timing, peak in timed)])
 
     def plot(figure: Any, axes: Any) -> None:
         places = range(len(found))
