@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -113,10 +114,10 @@ YIELD = 0.15
 
 
 def main(
-    argv: Sequence[str] | None = None, tuned: Callable[[Tuner], None] = lambda tuner: None
+    argv: Sequence[str] | None = None, tuned: Callable[[Tuner], None] | None = None
 ) -> int:
     """The command. Returns the exit status that `--help` describes. `tuned` gets the tuner of each
-    model of device, after its run, if something was tuned on a real device.
+    model of device after its run, if it came to trials on a real device.
     """
     tuner = Tuner(parse(argv))
     try:
@@ -124,7 +125,7 @@ def main(
     except SeveralModels as several:
         given = sys.argv[1:] if argv is None else list(argv)
         return tune_each(partial(main, tuned=tuned), given, several.groups, tuner.stop, tuner.say)
-    if tuner.lines and tuner.device.times_are_real:
+    if tuned and tuner.trials and tuner.device.times_are_real and status != INTERRUPTED:
         tuned(tuner)
     return status
 
@@ -146,6 +147,7 @@ class Tuner:
     lines: list[Line] = field(default_factory=list, init=False)
     records: list[Record] = field(default_factory=list, init=False)
     shared: Any = field(default=None, init=False)
+    trials: Path | None = field(default=None, init=False)
     failed: int = field(default=0, init=False)
     streak: Streak = field(default_factory=Streak, init=False)
     short: list[str] = field(default_factory=list, init=False)
@@ -257,15 +259,14 @@ class Tuner:
 
     def _tune(self, tasks: Sequence[tuple[Problem, Kernel]], held: ExitStack) -> None:
         self.ahead = compilers_beside(self.device, len(self.crew))
-        storage = self.options.storage or state_directory()
-        self.folder = storage / self.device.slug
+        options, quick = self.options, self.options.checks == "quick"
+        self.folder = (options.storage or state_directory()) / self.device.slug
         self._check_output()
         compiler = held.enter_context(self.open_compiler(self.compiler, self.ahead))
-        self.trials = self.options.csv or self.folder / "trials.csv"
-        log = TrialLog(self.trials, self.say, self.options.beta, self.compiler.toolchain)
+        self.trials = options.csv or self.folder / "trials.csv"
+        log = TrialLog(self.trials, self.say, options.beta, self.compiler.toolchain)
         held.callback(log.close)
         progress = held.enter_context(Progress(self.console))
-        options, quick = self.options, self.options.checks == "quick"
         setup = Setup(
             self.crew,
             compiler,

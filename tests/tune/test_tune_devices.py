@@ -291,7 +291,7 @@ def test_devices_of_several_models_are_tuned_each_by_itself(tmp_path, monkeypatc
     monkeypatch.setattr(tuner.Tuner, "run", _raising(several.value))
     assert tuner.main(["--devices", "0,1,2", "--trials", "3"]) == 0
     ((command, argv, groups, *_),) = begun
-    assert command is tuner.main and argv == ["--devices", "0,1,2", "--trials", "3"]
+    assert command.func is tuner.main and argv == ["--devices", "0,1,2", "--trials", "3"]
     assert groups == [[0, 2], [1]]
 
 
