@@ -113,9 +113,7 @@ FIRST_IF_STALE = 4  # fewest, of a stale record that is tuned again
 YIELD = 0.15
 
 
-def main(
-    argv: Sequence[str] | None = None, tuned: Callable[[Tuner], None] | None = None
-) -> int:
+def main(argv: Sequence[str] | None = None, tuned: Callable[[Tuner], None] | None = None) -> int:
     """The command. Returns the exit status that `--help` describes. `tuned` gets the tuner of each
     model of device after its run, if it came to trials on a real device.
     """
