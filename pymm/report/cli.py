@@ -241,13 +241,15 @@ def _folders(options: argparse.Namespace) -> list[Path]:
 
 
 def write(report: Report, folder: Path) -> None:
-    """Write the files of a report. The same rows give the same bytes."""
+    """Write the files of a report, for every user to read. The same rows give the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in texts(report, bool(picture_of(report))).items():
+    picture = picture_of(report)
+    made = texts(report, bool(picture)) | {PAGE: html(report)}
+    if picture:
+        made[PICTURE] = standalone(picture[0])
+    for name, text in made.items():
         replace_text(folder / name, text)
-    replace_text(folder / PAGE, html(report))
-    for figure in picture_of(report):
-        replace_text(folder / PICTURE, standalone(figure))
+        (folder / name).chmod(0o644)
 
 
 def picture_of(report: Report) -> list[Figure]:

@@ -272,6 +272,19 @@ def test_the_page_prints(look):
     assert paper == "rgb(255, 255, 255)"
     assert not page.locator("#theme").is_visible()
     assert len(page.pdf()) > 10_000
+    assert page.locator("details.chapter:not([open])").count() == 0, "paper has no folds"
+    assert page.locator("details.long[open]").count() == 0 < page.locator("details.long").count()
+
+
+def test_what_is_wider_than_the_page_says_so(look):
+    """A table of many columns on a phone, unfolded later; a small one has no hint."""
+    page = look(390)
+    page.evaluate(UNFOLD)
+    hints = page.evaluate("""() => new Promise((done) => requestAnimationFrame(() =>
+      requestAnimationFrame(() => done([...document.querySelectorAll(".wide")].map((wide) =>
+        [wide.scrollWidth > wide.clientWidth, !wide.previousElementSibling.hidden])))))""")
+    assert {wide for wide, _ in hints} == {True, False}
+    assert all(wide == hint for wide, hint in hints)
 
 
 def test_the_page_is_small(report):
