@@ -311,6 +311,7 @@ def test_two_models_end_to_end(tmp_path):
     assert done.returncode in (TUNED, NOT_ALL), done.stdout + done.stderr
     for name in ("cpu", "cpu:1"):
         assert f"[{name}] Device: " in done.stdout
+        assert f"[{name}] Page: {tmp_path}/state/" in done.stdout
     with open(tmp_path / "trials.csv") as file:
         header, *rows = file.read().splitlines()
     assert len({row.split(",")[2] for row in rows}) == 2, "two models in one table"
