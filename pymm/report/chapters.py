@@ -12,7 +12,6 @@ from pymm.report.export import data_of
 from pymm.report.load import Results
 from pymm.report.origins import ORIGINS, filled, origins
 from pymm.report.plots import chapter_figures, experiment_figures
-from pymm.report.prose import failures, summary_sentences, tiles_of
 from pymm.report.provenance import (
     bench_commands,
     class_commands,
@@ -35,6 +34,7 @@ from pymm.report.stats import (
     timings,
     tuned_searches,
 )
+from pymm.report.summary import failures, summary_sentences, tiles_of
 from pymm.report.svg import NoPlots
 
 #: Scripts of a checkout, which an installed pymm does not have.
