@@ -7,7 +7,7 @@ ARGS ?=
 
 help:
 	@echo "make tune      find the device, tune a standard set of shapes, show the table"
-	@echo "make report    pages of all that was measured, under reports/"
+	@echo "make report    a page of what is tuned and measured on this machine"
 	@echo "make mpi-demo  products that four processes share, over MPI, on this machine"
 	@echo "make notebook  the notebook about the kernels, docs/ladder.ipynb, in a browser"
 	@echo "make test      every test; the CUDA kernels run in the simulator"

@@ -15,7 +15,7 @@ EXAMPLES = """\
 examples:
   pymm tune                               tune a standard set of shapes on this machine
   pymm tune --shapes 4096,8192x8192x128   tune two shapes
-  pymm report                             pages of all that was measured, under reports/
+  pymm report                             a page of what is tuned and measured here
   pymm doctor                             what is missing here, and the command that fixes it
   pymm configs                            which devices are tuned, here or as shipped
   pymm configs nvidia-h200                what is tuned for one of them
@@ -25,7 +25,10 @@ examples:
 
 #: Commands and the modules that have them as `main(arguments) -> exit code`.
 MODULES = {
-    "tune": ("pymm.tune.tuner", "find and store the best configurations of this machine's device"),
+    "tune": (
+        "pymm.tune.__main__",
+        "find and store the best configurations of this machine's device",
+    ),
     "bench": ("pymm.bench.kernels", "measure shapes into a CSV file"),
     "report": (
         "pymm.report.cli",

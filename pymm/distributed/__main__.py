@@ -19,6 +19,7 @@ from pymm.core.files import commit
 from pymm.core.shapes import parse_shapes
 from pymm.distributed import calibrate
 from pymm.distributed.plan import Grid, Plan, Rates, choose_grid, choose_panel
+from pymm.measure.results import SIMULATED
 
 EXAMPLES = """\
 examples:
@@ -290,7 +291,7 @@ def _run_simulate(options: argparse.Namespace) -> int:
 
     simgrid.check()
     if options.csv is not None:
-        simgrid.SIMULATED.begun(options.csv)
+        SIMULATED.begun(options.csv)
     if options.against is None:
         plans = [(_plan_of(options), None)]
     elif options.shape or options.processes or options.grid or options.panel:
@@ -309,7 +310,7 @@ def _run_simulate(options: argparse.Namespace) -> int:
             row |= {"device": real["device"], "measured": measured, "ratio": ratio}
             print(f"measured              {measured:.4g} s, simulated / measured {ratio:.3f}")
         if options.csv is not None:
-            simgrid.SIMULATED.append(options.csv, [row])
+            SIMULATED.append(options.csv, [row])
     return 0
 
 

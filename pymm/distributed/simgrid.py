@@ -20,27 +20,11 @@ from pymm.core.inputs import BadInput, rows_of
 from pymm.core.integers import ceil_div, round_up
 from pymm.distributed.layout import numroc
 from pymm.distributed.plan import Grid, Plan, Rates
-from pymm.measure.results import DISTRIBUTED, Schema
+from pymm.measure.results import DISTRIBUTED
 
 PYTHON = "/usr/bin/python3"
 
 SCRIPT = Path(__file__).with_name("simgrid_replay.py")
-
-#: `python -m pymm.distributed simulate`: one row for each product. flops to overlap are the rates
-#: of a process; multiplying: seconds of the products of the busiest process; blocking: of all of
-#: it without look-ahead; simulated: with; efficiency is multiplying / simulated, received the bytes
-#: of the process that received most, predicted the plan's seconds, measured the median of real
-#: runs, ratio simulated / measured.
-SIMULATED = Schema(
-    1,
-    (
-        *("schema", "time", "device", "pymm", "commit", "simgrid"),
-        *("dtype", "m", "n", "k", "processes", "grid", "block", "panel"),
-        *("flops", "bandwidth", "latency", "memory", "overlap"),
-        *("multiplying", "blocking", "simulated", "efficiency", "received"),
-        *("predicted", "measured", "ratio"),
-    ),
-)
 
 
 class NoSimGrid(ImportError):

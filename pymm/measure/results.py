@@ -84,12 +84,14 @@ class Schema:
 # per second), peak (part of the device's peak rate), error (largest deviation / its bound), spills
 # (bytes of a thread), shared (bytes of a block), and `SEEN`.
 
-#: Trials of `python -m pymm.tune`. measured_on: which of the machine's devices (`cuda:1`); beta: 1
-#: where the product was added to C.
+#: Trials of `python -m pymm.tune`. role: search, final, or baseline: a library (`config` is its
+#: name) timed in turn with the finals. measured_on: which of the machine's devices (`cuda:1`);
+#: beta: 1 where the product was added to C.
 TRIALS = Schema(
-    3,
+    4,
     (
         *("schema", "time", "device", "problem", "kernel", "config", "role", "outcome"),
+        *("driver", "compiler", "source"),
         *("measured_on", "beta"),
         *("seconds", "spread", "repeats", "void", "gflops", "error"),
         *_RESOURCES,
@@ -174,11 +176,11 @@ BLOCKED = Schema(
 )
 
 #: `python -m pymm.distributed bench`: one row for each engine on one product. seconds, mean and
-#: fastest are of the slowest process; gflops is 2 m n k / mean, sequential the mean of one process
-#: alone, speedup sequential / mean, ratio the mean of ScaLAPACK in the same run / mean; received,
-#: planned and bound are bytes of the process that received most, of the plan, and of the lower
-#: bound; predicted is the plan's seconds; handed_out elements of A and B sent by the root, as a
-#: part of all of them.
+#: fastest are of the slowest process; gflops is 2 m n k / seconds, sequential the median of one
+#: process alone, speedup sequential / seconds, ratio the seconds of ScaLAPACK in the same run /
+#: seconds; received, planned and bound are bytes of the process that received most, of the plan,
+#: and of the lower bound; predicted is the plan's seconds; handed_out elements of A and B sent by
+#: the root, as a part of all of them.
 DISTRIBUTED = Schema(
     1,
     (
@@ -187,6 +189,22 @@ DISTRIBUTED = Schema(
         *("processes", "grid", "block", "panel", "outcome", "repeats"),
         *("seconds", "mean", "fastest", "gflops", "sequential", "speedup", "ratio", "error_inf"),
         *("received", "planned", "bound", "predicted", "handed_out", "detail"),
+    ),
+)
+
+#: `python -m pymm.distributed simulate`: one row for each product. flops to overlap are the rates
+#: of a process; multiplying: seconds of the products of the busiest process; blocking: of all of
+#: it without look-ahead; simulated: with; efficiency is multiplying / simulated, received the bytes
+#: of the process that received most, predicted the plan's seconds, measured the median of real
+#: runs, ratio simulated / measured.
+SIMULATED = Schema(
+    1,
+    (
+        *("schema", "time", "device", "pymm", "commit", "simgrid"),
+        *("dtype", "m", "n", "k", "processes", "grid", "block", "panel"),
+        *("flops", "bandwidth", "latency", "memory", "overlap"),
+        *("multiplying", "blocking", "simulated", "efficiency", "received"),
+        *("predicted", "measured", "ratio"),
     ),
 )
 

@@ -7,27 +7,44 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from pymm.backends import open_device
+from pymm.core.errors import NoDevice
+from pymm.core.files import replace_text
 from pymm.core.inputs import BadInput
+from pymm.core.paths import cache_directory, state_directory
 from pymm.report.chapters import report as report_of
 from pymm.report.compare import comparison
 from pymm.report.content import Report
 from pymm.report.export import read_report
+from pymm.report.facts import describe
 from pymm.report.html import html
-from pymm.report.load import describe, read_device
+from pymm.report.load import Results, read_device, read_machine
 from pymm.report.markdown import markdown
 from pymm.report.svg import Figure, standalone
+from pymm.selection import store
+from pymm.selection.choose import tuned_directory
+from pymm.selection.records import Environment
+
+if TYPE_CHECKING:
+    from pymm.tune.tuner import Tuner
 
 PAGE, TEXT, DATA, PICTURE = "report.html", "report.md", "report.json", "glance.svg"
 
+#: Where a checkout has the measurements and the pages of all devices.
+RESULTS, REPORTS = Path("benchmarks/results"), Path("reports")
+
 EXAMPLES = """\
 examples:
-  python -m pymm.report                     every device of benchmarks/results
-  python -m pymm.report nvidia-h200         one device
+  python -m pymm.report                     this machine: what is tuned and measured on its device
+  python -m pymm.report --device cpu        the same of its CPU
+  python -m pymm.report --all               every device of benchmarks/results, into reports/
+  python -m pymm.report nvidia-h200         one device of benchmarks/results
   python -m pymm.report FOLDER --out pages  a folder of CSV files, named as its device
   python -m pymm.report --compare before.json reports/nvidia-h200
-                                            what is faster or slower beyond the noise
-  python -m pymm.report --check             are Markdown and JSON up to date?
+                                            what is faster, slower or unclear
+  python -m pymm.report --all --check       are Markdown and JSON up to date?
 
 exit status: 0 written (--check: up to date), 1 nothing to show (--check: out of date), 2 bad
 options, 3 no such device
@@ -38,39 +55,84 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command. Returns the exit status that `--help` describes."""
     parser = _parser()
     options = parser.parse_args(argv)
+    if options.device is not None and (options.all or options.devices or options.compare):
+        parser.error("--device is of this machine: leave it out with --all, DEVICE and --compare")
+    if options.all and options.devices:
+        parser.error("--all is every device: leave it out, or the names")
     if options.compare:
         return _compare(parser, options)
-    if options.describe is not None:
-        return _describe(options)
     try:
-        folders = _folders(options)
-    except FileNotFoundError as missing:
-        parser.error(str(missing))
+        if options.describe is not None:
+            return _describe(options)
+        if not (options.all or options.devices):
+            return _this_machine(options)
+    except (NoDevice, ValueError) as failure:
+        print(f"pymm report: {failure}", file=sys.stderr)
+        return 3
+    try:
+        records = options.records or Path(str(store.shipped()))
+        found = [read_device(folder, records) for folder in _folders(options)]
+    except (FileNotFoundError, BadInput) as failure:
+        parser.error(str(failure))
     status = 0
-    for folder in folders:
-        try:
-            found = read_device(folder, options.records)
-        except BadInput as failure:
-            parser.error(str(failure))
-        made = report_of(found, figures=not options.check)
-        target = options.out / found.slug
-        if not made.chapters:
-            print(f"{folder.name}: nothing to show", *found.notices, sep="\n  ", file=sys.stderr)
-            status = 1
-        elif options.check:
-            status |= check(made, target)
-        else:
-            write(made, target)
-            print(f"{target / PAGE}: {len(made.chapters)} chapters, {len(found.files)} files read")
-            for notice in filter(None, (*made.notices, made.no_figures)):
-                print(f"  {notice}")
+    for results in found:
+        status |= _made(results, (options.out or REPORTS) / results.slug, options.check)
     return status
+
+
+def _this_machine(options: argparse.Namespace) -> int:
+    """Make the report of a device of this machine. `NoDevice` if it has no such device."""
+    backend = open_device(options.device or None, cache_directory())
+    device = backend.device
+    folder = state_directory() / device.slug
+    paths = sorted(folder.glob("*.csv"))
+    if options.results:
+        paths += sorted((options.results / device.slug).glob("*.csv"))
+    target = options.out / device.slug if options.out else folder
+    environment = Environment.of(device, backend.toolchain)
+    records = options.records or tuned_directory()
+    found = read_machine(device, environment, paths, records, target)
+    return _made(found, target, options.check)
+
+
+def page_after_tuning(tuner: Tuner) -> None:
+    """Make the page of a device that was tuned, and say where it is. A page that cannot be written
+    changes nothing for the tuner.
+    """
+    paths = [tuner.trials, *sorted(tuner.folder.glob("*.csv"))]
+    try:
+        found = read_machine(tuner.device, tuner.environment, paths, tuner.output, tuner.folder)
+        write(report_of(found), tuner.folder)
+    except (BadInput, OSError) as failure:
+        tuner.say(f"No page was made: {failure}")
+    else:
+        tuner.say(f"Page: {tuner.folder / PAGE}")
+
+
+def _made(found: Results, target: Path, check_only: bool) -> int:
+    """Write a report, or check the one that is there. Returns the exit status."""
+    made = report_of(found, figures=not check_only)
+    if not made.chapters:
+        tune = "  python -m pymm.tune tunes this device"
+        print(f"{found.slug}: nothing to show", *found.notices, sep="\n  ", file=sys.stderr)
+        if found.machine:
+            print(tune, file=sys.stderr)
+        return 1
+    if check_only:
+        return check(made, target)
+    write(made, target)
+    print(f"{target / PAGE}: {len(made.chapters)} chapters, {len(found.files)} files read")
+    for notice in filter(None, (*made.notices, made.no_figures)):
+        print(f"  {notice}")
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m pymm.report",
-        description="Make a report of a device's measurements: an HTML page, Markdown and JSON.",
+        description="Make a report of a device's measurements: an HTML page, Markdown and JSON. "
+        "Without arguments it is of this machine: the user's tuned configurations, the tuner's "
+        "trials, and other CSV files in the same folder of the user's state.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -79,28 +141,30 @@ def _parser() -> argparse.ArgumentParser:
         "devices",
         nargs="*",
         metavar="DEVICE",
-        help="folders of CSV files, or names of folders in --results",
+        help="folders of CSV files, or names of folders in --results (default: this machine)",
     )
+    add("--device", metavar="D", help="of this machine: 0, cpu, cpu:1 (default: as for pymm.tune)")
+    add("--all", action="store_true", help="every device of --results")
     add(
         "--results",
         type=Path,
-        default=Path("benchmarks/results"),
         metavar="DIR",
-        help="folder with a folder of CSV files per device (default: benchmarks/results)",
+        help="folder with a folder of CSV files per device (default: benchmarks/results; of this "
+        "machine none is read)",
     )
     add(
         "--records",
         type=Path,
-        default=Path("tuning_configs"),
         metavar="DIR",
-        help="folder of the tuned configurations (default: tuning_configs)",
+        help="folder of the tuned configurations (default: those shipped with pymm; of this "
+        "machine the user's and these)",
     )
     add(
         "--out",
         type=Path,
-        default=Path("reports"),
         metavar="DIR",
-        help="output folder, with a folder per device (default: reports)",
+        help="output folder, with a folder per device (default: reports; of this machine the "
+        "user's state, where the tuner's trials are)",
     )
     _add_other_tasks(parser)
     return parser
@@ -130,16 +194,8 @@ def _add_other_tasks(parser: argparse.ArgumentParser) -> None:
 
 
 def _describe(options: argparse.Namespace) -> int:
-    from pymm.backends import open_device
-    from pymm.core.errors import NoDevice
-    from pymm.measure.precompile import cache_directory
-
-    try:
-        backend = open_device(options.describe or None, cache_directory())
-    except (NoDevice, ValueError) as failure:
-        print(f"pymm report: {failure}", file=sys.stderr)
-        return 3
-    print(describe(backend.device, options.results))
+    backend = open_device(options.describe or None, cache_directory())
+    print(describe(backend.device, options.results or RESULTS))
     return 0
 
 
@@ -152,7 +208,7 @@ def _compare(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
     if not made.chapters:
         print(f"{first.name} and {second.name} have no measurement in common", file=sys.stderr)
         return 1
-    target = options.out / f"{first.slug}-and-{second.slug}"
+    target = (options.out or REPORTS) / f"{first.slug}-and-{second.slug}"
     write(made, target)
     for tile in made.chapters[0].tiles:
         print(f"{tile.label}: {tile.value} ({tile.note})")
@@ -162,34 +218,38 @@ def _compare(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
 
 def _place(name: str, options: argparse.Namespace) -> Path:
     """A path, or the name of a device that has a report or a folder of CSV files."""
-    places = [Path(name), options.out / name, options.results / name]
+    out, results = options.out or REPORTS, options.results or RESULTS
+    places = [Path(name), out / name, results / name]
     return next((place for place in places if place.exists()), Path(name))
 
 
 def _folders(options: argparse.Namespace) -> list[Path]:
     """The folders to make reports of. `FileNotFoundError` for one that does not exist."""
-    if not options.devices:
-        if not options.results.is_dir():
-            raise FileNotFoundError(f"{options.results} is not a folder: give one with --results")
-        return sorted(path for path in options.results.iterdir() if path.is_dir())
+    results = options.results or RESULTS
+    if options.all:
+        if not results.is_dir():
+            raise FileNotFoundError(f"{results} is not a folder: give one with --results")
+        return sorted(path for path in results.iterdir() if path.is_dir())
     found = []
     for name in options.devices:
-        places = [options.results / name, Path(name)]
+        places = [results / name, Path(name)]
         folder = next((path for path in places if path.is_dir()), None)
         if folder is None:
-            raise FileNotFoundError(f"{name} is not a folder, nor is it one in {options.results}")
+            raise FileNotFoundError(f"{name} is not a folder, nor is it one in {results}")
         found.append(folder.resolve())
     return found
 
 
 def write(report: Report, folder: Path) -> None:
-    """Write the files of a report. The same rows give the same bytes."""
+    """Write the files of a report, for every user to read. The same rows give the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in texts(report, bool(picture_of(report))).items():
-        (folder / name).write_text(text, encoding="utf-8")
-    (folder / PAGE).write_text(html(report), encoding="utf-8")
-    for figure in picture_of(report):
-        (folder / PICTURE).write_text(standalone(figure), encoding="utf-8")
+    picture = picture_of(report)
+    made = texts(report, bool(picture)) | {PAGE: html(report)}
+    if picture:
+        made[PICTURE] = standalone(picture[0])
+    for name, text in made.items():
+        replace_text(folder / name, text)
+        (folder / name).chmod(0o644)
 
 
 def picture_of(report: Report) -> list[Figure]:
@@ -214,6 +274,6 @@ def check(report: Report, folder: Path) -> int:
     for name, text in texts(report, (folder / PICTURE).exists()).items():
         path = folder / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
-            print(f"{path} is out of date: run python -m pymm.report")
+            print(f"{path} is out of date: run python -m pymm.report --all")
             status = 1
     return status

@@ -1,4 +1,4 @@
-"""The comparison of two reports: what is faster or slower beyond the noise."""
+"""The comparison of two reports: what is faster, slower or as fast, and where noise hides it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ from pymm.report.tables import of_problem, ratio_cell, time_cell
 #: each run. From `ENOUGH` timings of libraries on, which do not change, it is estimated from these.
 BETWEEN, ENOUGH = 0.02, 8
 
-#: Times within so many standard errors are equal.
+#: Standard errors of the two medians on either side of a ratio.
 ERRORS = 2.0
 
-FASTER, SLOWER, SAME = "faster", "slower", "as fast"
+#: Two times are as fast if they cannot differ by more than this. Where they may, and the noise is
+#: larger than their difference, the answer is unclear.
+MARGIN = 0.05
+
+FASTER, SLOWER, SAME, UNCLEAR = "faster", "slower", "as fast", "unclear"
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,11 @@ class Pair:
 
     @property
     def verdict(self) -> str:
-        """Whether the second is faster."""
-        if abs(math.log(self.ratio)) <= self.noise:
-            return SAME
-        return FASTER if self.ratio > 1 else SLOWER
+        """Whether the second is faster; unclear where the noise hides a difference that counts."""
+        difference = abs(math.log(self.ratio))
+        if difference > self.noise:
+            return FASTER if self.ratio > 1 else SLOWER
+        return SAME if difference + self.noise <= MARGIN else UNCLEAR
 
 
 def pairs(first: SavedReport, second: SavedReport) -> tuple[list[Pair], float]:
@@ -118,7 +123,8 @@ def _glance(
     between: float,
     figures: list[Figure],
 ) -> Chapter:
-    counts = {name: sum(pair.verdict == name for pair in own) for name in (FASTER, SLOWER, SAME)}
+    verdicts = (FASTER, SLOWER, SAME, UNCLEAR)
+    counts = {name: sum(pair.verdict == name for pair in own) for name in verdicts}
     tiles = [
         Tile(
             "geometric mean",
@@ -127,14 +133,20 @@ def _glance(
         )
     ]
     tiles += [
-        Tile(f"the second is {name}", str(count), f"of {len(own)} measurements")
+        Tile(_words(name), str(count), f"of {len(own)} measurements")
         for name, count in counts.items()
     ]
     intro = (
-        f"First {_name(first)} ({first.name}), second {_name(second)} ({second.name}). Two times "
-        f"count as equal within {between:.1%} and {ERRORS:g} standard errors."
+        f"First {_name(first)} ({first.name}), second {_name(second)} ({second.name}). The noise "
+        f"is {between:.1%} between the runs and {ERRORS:g} standard errors within them. A "
+        "difference beyond it counts. Within it two times are as fast if they cannot differ by "
+        f"more than {MARGIN:.0%}; else the answer is unclear."
     )
     return Chapter("glance", "At a glance", intro, figures, [_table(own)], (), tiles)
+
+
+def _words(verdict: str) -> str:
+    return verdict if verdict == UNCLEAR else f"the second is {verdict}"
 
 
 def _table(found: Sequence[Pair]) -> Table:
@@ -162,6 +174,7 @@ def _figure(own: Sequence[Pair]) -> Figure:
     def plot(drawn: Any, axes: Any) -> None:
         for name, marker, role in (
             (SAME, "o", "muted"),
+            (UNCLEAR, "x", "series-3"),
             (FASTER, "^", "series-0"),
             (SLOWER, "v", "series-1"),
         ):
@@ -179,11 +192,11 @@ def _figure(own: Sequence[Pair]) -> Figure:
         axes.minorticks_off()
         ticks = [t for t in (1e6, 1e8, 1e10, 1e12) if _within(t, own)]
         axes.set_xticks(ticks, [rate(t / 1e9).replace("FLOP/s", "FLOP") for t in ticks])
-        drawn.legend(loc="outside lower center", ncols=3)
+        drawn.legend(loc="outside lower center", ncols=4)
 
     return draw(
         "pairs",
-        "Faster, slower or equal",
+        "Faster, slower, as fast or unclear",
         "The first's time / the second's for every measurement of pymm in both reports: above 1 "
         "the second is faster.",
         plot,

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pymm.console import significant
 from pymm.report.svg import Figure
 
+#: The factors between two times from which on a coloured cell has the next stronger colour.
+SHADES = (1.01, 1.03, 1.1, 1.3, 2.0)
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -56,7 +59,7 @@ class Tile:
 class Chapter:
     """A section of a report, shown in this order: title, introduction, `observations` (a name and a
     sentence each), tiles, `remarks` on the measurements, figures and tables. `commands` reproduce
-    it; `not_measured` says what is missing and the command that measures it.
+    it; `not_measured` says what is missing, and the command that measures it.
     """
 
     name: str
@@ -68,7 +71,7 @@ class Chapter:
     tiles: Sequence[Tile] = ()
     remarks: Sequence[str] = ()
     observations: Sequence[tuple[str, str]] = ()
-    not_measured: Sequence[str] = ()
+    not_measured: Sequence[tuple[str, str]] = ()
 
     @property
     def empty(self) -> bool:
@@ -98,6 +101,12 @@ def cell(value: float, form: str = "", shade: float | None = None) -> Cell:
     if value != value:
         return Cell("")
     return Cell(form.format(value) if form else significant(value), value, shade)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: "1 product", "2 searches"."""
+    ending = "es" if noun.endswith("ch") else "s"
+    return f"{number} {noun}{ending * (number != 1)}"
 
 
 def rate(gflops: float) -> str:

@@ -19,6 +19,7 @@ from pymm.report.stats import (
     OWN,
     Timing,
     comparisons,
+    current,
     device_name,
     display_name,
     highest_rates,
@@ -27,6 +28,7 @@ from pymm.report.stats import (
     peaks,
     standard_error,
     timings,
+    tuned_searches,
 )
 
 SCHEMA = 1
@@ -51,6 +53,8 @@ def data_of(results: Results) -> dict[str, object]:
                 "trials": len(s.tried),
                 "outcomes": dict(sorted(s.outcomes.items())),
                 "gain": number(s.gain),
+                "ratio": number(s.ratio),
+                "stale": s.stale,
                 "config": s.best.text("config") if s.best else "",
                 "file": s.file,
             }
@@ -61,9 +65,9 @@ def data_of(results: Results) -> dict[str, object]:
 
 
 def summary(results: Results) -> dict[str, object]:
-    """Means and highest rates by type."""
-    compared = comparisons(results)
-    gains = [search.gain for search in searches(results)]
+    """Means and highest rates by type, of what is today's."""
+    compared = current(comparisons(results))
+    gains = [search.gain for search in tuned_searches(results)]
     types = {}
     for e in highest_rates(results):
         ratios = [c.ratio for c in compared if kind_of(c.problem) == e.dtype]
@@ -95,6 +99,7 @@ def _measurement(t: Timing) -> dict[str, object]:
             "ratio": number(row.number("ratio")),
             "reason": row.text("reason"),
             "source": row.text("source"),
+            "stale": row.stale,
         }
     return dict(_known(fields))
 

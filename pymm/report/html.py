@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.resources import files
 
-from pymm.report.content import Cell, Chapter, Report, Table
+from pymm.report.content import SHADES, Cell, Chapter, Report, Table
 from pymm.report.markup import (
     Markup,
     digest,
@@ -18,11 +18,14 @@ from pymm.report.markup import (
 )
 from pymm.report.svg import STROKES, Figure, rules_of, style_sheet
 
-#: Steps of colour in a grid on either side of 0.
-STEPS = 4
+#: Steps of colour of a ratio on either side of 0.
+STEPS = len(SHADES)
 
-#: Tables of more rows get a field that filters them.
-FILTERED = 12
+#: Tables of more rows are folded, and get a field that filters them.
+LONG = 16
+
+#: The chapter that is not folded: the first screen.
+OPEN = "glance"
 
 #: The class of a column by whether it is aligned right.
 CLASS = {False: None, True: "n"}
@@ -40,9 +43,6 @@ def html(report: Report) -> str:
     figures = [figure for chapter in report.chapters for figure in chapter.figures]
     css = f"{style_sheet()}\nfigure svg *{{{STROKES}}}\n{rules_of(figures)}\n{css}"
     policy = POLICY.format(digest(css), digest(js))
-    links = [(chapter.name, chapter.title) for chapter in report.chapters]
-    links += [("environment", "Environment")]
-    nav = [tag("a", title, href=f"#{identifier(name)}") for name, title in links]
     button = tag("button", "light / dark", id="theme", type="button", hidden=True)
     head = (
         tag("meta", charset="utf-8"),
@@ -55,7 +55,7 @@ def html(report: Report) -> str:
     body = (
         tag("h1", report.title),
         tag("p", report.subtitle, class_="quiet"),
-        tag("nav", *nav, button),
+        button,
         tag("main", "\n", chapters, "\n"),
         raw_element("script", js),
     )
@@ -72,12 +72,26 @@ def html(report: Report) -> str:
 
 
 def _chapter(chapter: Chapter) -> Markup:
-    parts = [tag("h2", chapter.title), tag("p", with_code(chapter.intro))]
+    """A chapter: the first screen as it is, every other one folded under its question."""
+    body = joined(_parts(chapter), "\n")
+    if chapter.name == OPEN:
+        inner = joined([tag("h2", chapter.title), body], "\n")
+    else:
+        inner = _folded(tag("h2", chapter.title), body, "chapter")
+    return tag("section", inner, id=identifier(chapter.name))
+
+
+def _folded(summary: str, body: Markup, kind: str) -> Markup:
+    return tag("details", tag("summary", summary), "\n", body, class_=kind)
+
+
+def _parts(chapter: Chapter) -> Iterator[Markup]:
+    yield tag("p", with_code(chapter.intro))
     if chapter.observations:
         items = [
             tag("li", tag("b", name), " ", with_code(said)) for name, said in chapter.observations
         ]
-        parts.append(tag("ul", *items, class_="observations"))
+        yield tag("ul", *items, class_="observations")
     if chapter.tiles:
         tiles = [
             tag(
@@ -89,15 +103,16 @@ def _chapter(chapter: Chapter) -> Markup:
             )
             for tile in chapter.tiles
         ]
-        parts.append(tag("div", *tiles, class_="tiles"))
-    parts += [tag("p", with_code(remark), class_="remark") for remark in chapter.remarks]
+        yield tag("div", *tiles, class_="tiles")
+    yield from (tag("p", with_code(remark), class_="remark") for remark in chapter.remarks)
+    shown = [_table(table) for table in chapter.tables]
     if chapter.figures:
-        parts.append(tag("div", *map(_figure, chapter.figures), class_="figures"))
-    parts += [_table(table) for table in chapter.tables]
-    parts += [tag("p", with_code(missing), class_="remark") for missing in chapter.not_measured]
+        figures = tag("div", *map(_figure, chapter.figures), class_="figures")
+        shown.insert(len(shown) if chapter.name == OPEN else 0, figures)
+    yield from shown
     if chapter.commands:
-        parts += [tag("h3", "Reproduce"), tag("pre", "\n".join(chapter.commands))]
-    return tag("section", joined(parts, "\n"), id=identifier(chapter.name))
+        commands = tag("pre", "\n".join(chapter.commands))
+        yield _folded(tag("h3", "Reproduce"), commands, "commands")
 
 
 def _figure(figure: Figure) -> Markup:
@@ -107,24 +122,31 @@ def _figure(figure: Figure) -> Markup:
 
 
 def _table(table: Table) -> Markup:
-    name = identifier(f"rows-{table.name}")
-    parts = [tag("h3", table.title, id=identifier(f"table-{table.name}"))]
-    if table.note:
-        parts.append(tag("p", with_code(table.note)))
-    if table.grid:
-        parts.append(_scale())
-    elif len(table.rows) > FILTERED:
-        label = f"filter {table.title}"
-        parts.append(
-            tag(
-                "input",
-                class_="filter",
-                type="search",
-                data_table=name,
-                hidden=True,
-                placeholder="filter",
-                aria_label=label,
-            )
+    """A table under its title; a long one is folded."""
+    title, own = table.title, identifier(f"table-{table.name}")
+    body = joined(_body(table), "\n")
+    if len(table.rows) <= LONG:
+        return joined([tag("h3", title, id=own), body], "\n")
+    count = tag("span", f"{len(table.rows)} rows", class_="quiet")
+    return _folded(joined([tag("h3", title, id=own), count], " "), body, "long")
+
+
+def _body(table: Table) -> Iterator[Markup]:
+    name, long = identifier(f"rows-{table.name}"), len(table.rows) > LONG
+    note = [tag("p", with_code(table.note))] if table.note else []
+    if long:
+        yield from note
+    if any(cell.shade is not None for row in table.rows for cell in row.values()):
+        yield _scale()
+    if long and not table.grid:
+        yield tag(
+            "input",
+            class_="filter",
+            type="search",
+            data_table=name,
+            hidden=True,
+            placeholder="filter",
+            aria_label=f"filter {table.title}",
         )
     right = [table.numeric(name) and not table.grid for name in table.columns]
     heads = (_head(table, *column) for column in zip(table.columns, right, strict=True))
@@ -132,7 +154,12 @@ def _table(table: Table) -> Markup:
     rows = tag("tbody", "\n", joined(_rows(table, right), "\n"))
     body = tag("table", tag("thead", tag("tr", *heads)), rows, class_=kind, id=name)
     around = {"tabindex": 0, "role": "region", "aria-label": table.title, "class": "wide"}
-    return joined([*parts, element("div", around, body)], "\n")
+    yield tag(
+        "p", "The table is wider than the page: scroll it sideways.", class_="hint", hidden=True
+    )
+    yield element("div", around, body)
+    if not long:
+        yield from note
 
 
 def _head(table: Table, name: str, right: bool) -> Markup:
@@ -153,19 +180,23 @@ def _cell(cell: Cell, right: bool) -> Markup:
 
 
 def _scale() -> Markup:
-    said = {-STEPS: "half as fast or less", 0: "equal", STEPS: "twice as fast or more"}
-    cells = (
-        tag("span", said.get(step, "\u00a0"), data_s=str(step)) for step in range(-STEPS, STEPS + 1)
-    )
-    return tag("div", *cells, class_="scale", aria_hidden="true")
+    """What the colours of ratios mean."""
+    words = ["equal", *(f"{factor:g}x" for factor in SHADES)]
+    cells = [
+        tag("span", words[abs(step)] if step else words[0], data_s=str(step))
+        for step in range(-STEPS, STEPS + 1)
+    ]
+    ends = tag("span", "slower by at least"), tag("span", "faster by at least")
+    return tag("div", ends[0], *cells, ends[1], class_="scale", aria_hidden="true")
 
 
 def _environment(report: Report) -> Markup:
     facts = [tag("tr", tag("td", name), tag("td", value)) for name, value in report.environment]
-    parts = [tag("h2", "Environment"), tag("table", tag("tbody", *facts), class_="facts")]
+    parts = [tag("table", tag("tbody", *facts), class_="facts")]
     notices = [*report.notices, *([report.no_figures] if report.no_figures else [])]
     if notices:
         items = [tag("li", notice) for notice in notices]
         parts.append(tag("h3", "Missing or left out"))
         parts.append(tag("ul", *items, class_="notices"))
-    return tag("section", *parts, id="environment")
+    title = tag("h2", "What was it measured with?")
+    return tag("section", _folded(title, joined(parts, "\n"), "chapter"), id="environment")

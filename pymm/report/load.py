@@ -1,38 +1,33 @@
-"""The files of a device, read and validated: what cannot be used is reported, the rest is kept.
-`describe` writes one of them, `device.json`.
-"""
+"""The files of a device, read and validated: what cannot be used is reported, the rest is kept."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 from pymm.core.device import Device
-from pymm.core.dtypes import DTYPES
 from pymm.core.inputs import (
     BadInput,
-    Json,
     few,
     is_slug,
     number,
-    number_field,
     one_line,
     read_json,
     read_table,
     read_text,
     shown,
-    text_field,
 )
 from pymm.core.problem import Problem
 from pymm.measure import results
+from pymm.report.facts import NAME, device_facts, device_of, facts_of
+from pymm.report.today import Today
 from pymm.selection import store
-from pymm.selection.records import Record, StoreError
+from pymm.selection.records import Environment, Record, StoreError
 
 #: The kinds of CSV files, each recognised by its columns; the first match counts.
 KINDS: dict[str, frozenset[str]] = {
@@ -40,6 +35,7 @@ KINDS: dict[str, frozenset[str]] = {
     "trials": frozenset({"problem", "kernel", "config", "role", "outcome"}),
     "classes": frozenset({"class", "dtype", "layout", "m", "n", "k", "kernel", "us"}),
     "blocked": frozenset({"part", "name", "devices", "dtype", "m", "n", "k", "value", "unit"}),
+    "simulated": frozenset({"simgrid", "processes", "blocking", "simulated"}),
     "distributed": frozenset({"engine", "processes", "dtype", "m", "n", "k", "received"}),
     "tune_devices": frozenset({"devices", "compilers", "trials", "rate", "busy"}),
     "unseen": frozenset({"dtype", "m", "n", "k", "chosen_us", "of_fastest"}),
@@ -55,6 +51,7 @@ SCHEMAS = {
     "bench": results.KERNELS.number,
     "blocked": results.BLOCKED.number,
     "distributed": results.DISTRIBUTED.number,
+    "simulated": results.SIMULATED.number,
 }
 
 #: The columns of each kind that a report shows; a file without one of them is reported as older.
@@ -65,7 +62,8 @@ SHOWN = {
     "rms opponent_rms power_w",
     "bench": "variant config outcome spread rounds gflops peak ratio registers shared",
     "blocked": "outcome seconds gflops ratio bytes_in bytes_out detail",
-    "distributed": "outcome grid mean gflops speedup ratio bound error_inf detail",
+    "distributed": "outcome grid seconds gflops speedup ratio bound error_inf detail",
+    "simulated": "grid panel multiplying efficiency predicted measured ratio",
 }
 
 #: Experiments that are counted in the simulator and are valid for every device.
@@ -76,7 +74,8 @@ NUMBERS = frozenset(
     "us seconds mean spread rounds repeats void gflops ratio peak error rms opponent_rms error_inf "
     "speedup power_w registers spills shared of_fastest of_default quartile_1 quartile_3 "
     "devices compilers trials rate busy twice bytes_in bytes_out bound processes panel received "
-    "planned predicted sequential fastest handed_out".split()
+    "planned predicted sequential fastest handed_out flops bandwidth latency memory overlap "
+    "multiplying blocking simulated efficiency measured".split()
 )
 
 #: Columns of names, which appear in legends and titles, and the maximal length of a name.
@@ -86,20 +85,18 @@ NAMES = frozenset(
 )
 MAX_NAME = 80
 
-#: Fields of `device.json`: texts, whole numbers and rates.
-TEXTS = ("name", "kind", "capability")
-COUNTS = ("cores", "vector_bytes", "sms", "l2_bytes")
-RATES = ("clock_hz", "bandwidth")
-
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a CSV, of a kind in `KINDS`; missing columns read as empty."""
+    """One line of a CSV, of a kind in `KINDS`; missing columns read as empty. `stale` says why it
+    is not what pymm would measure today, "" if it is or nobody can say.
+    """
 
     kind: str
     file: str
     cells: Mapping[str, str]
     line: int = 0
+    stale: str = ""
 
     def text(self, name: str) -> str:
         """A field as text, "" if there is none."""
@@ -147,7 +144,8 @@ class Row:
 class Results:
     """Everything that was read of one device. `notices` says what was left out, and why; `absent`
     names the experiments that do not apply to this device; `remarks` has the notes on `NAME.csv`
-    from `NAME-note.txt`.
+    from `NAME-note.txt`; `place` is the folder that the commands of a report write to, `page` its
+    JSON, and `remake` what makes the report again. `machine`: of this machine, not of a folder.
     """
 
     device: Mapping[str, object]
@@ -157,6 +155,11 @@ class Results:
     notices: list[str] = field(default_factory=list)
     absent: set[str] = field(default_factory=set)
     remarks: list[str] = field(default_factory=list)
+    place: str = ""
+    page: str = ""
+    remake: str = ""
+    machine: bool = False
+    today: Today = field(default_factory=Today)
 
     @property
     def slug(self) -> str:
@@ -164,9 +167,10 @@ class Results:
         return str(self.device["slug"])
 
     @property
-    def place(self) -> str:
-        """The folder that the commands of a report write to."""
-        return f"benchmarks/results/{self.slug}"
+    def own_records(self) -> list[Record]:
+        """Those of this machine's user."""
+        own = str(self.today.directory)
+        return [r for r in self.records if self.machine and str(Path(r.file).parent) == own]
 
     def of(self, kind: str) -> list[Row]:
         """The rows of one kind, in the order of the files."""
@@ -206,9 +210,46 @@ def read_device(folder: Path, records: Path | None = None) -> Results:
     files = {path: list(_read(path, notices)) for path in sorted(folder.glob("*.csv"))}
     slug = _device_of(folder, [row for rows in files.values() for row in rows])
     found = Results({"slug": slug, "name": slug}, notices=notices)
+    _take(files, found)
+    if not found.rows:
+        notices.append(f"{one_line(folder.name)}: no CSV file here has a row that can be shown")
+    if records is not None:
+        _read_records(records / f"{slug}.yaml", found)
+    _read_facts(folder / NAME, found)
+    found.place = f"benchmarks/results/{slug}"
+    found.page = f"reports/{slug}/report.json"
+    found.remake = f"python -m pymm.report {slug}"
+    return _marked(found, Today(device_of(found.device), records, found.records))
+
+
+def read_machine(
+    device: Device,
+    environment: Environment,
+    paths: Sequence[Path],
+    directory: Path | None,
+    place: Path,
+) -> Results:
+    """Read what was measured on a device of this machine, in the CSV files `paths`, and its tuned
+    configurations: the user's, from `directory`, and the shipped ones. `environment` are the tools
+    of today; `place` is the folder of its page.
+    """
+    notices: list[str] = []
+    files = {path: list(_read(path, notices)) for path in dict.fromkeys(paths) if path.is_file()}
+    found = Results(facts_of(device), notices=notices)
+    _take(files, found)
+    for path in store.record_files(device, directory):
+        _read_records(path, found)
+    found.device = {**found.device, **facts_of(device)}
+    found.place, found.page = str(place), str(place / "report.json")
+    found.remake, found.machine = "python -m pymm.report", True
+    return _marked(found, Today(device, directory, found.records, environment))
+
+
+def _take(files: Mapping[Path, Sequence[Row]], found: Results) -> None:
+    """Add the rows of the device."""
     for path, rows in files.items():
         name = one_line(path.name)
-        right = list(_usable(name, rows, slug, notices))
+        right = list(_usable(name, rows, found.slug, found.notices))
         if right:
             found.files.append(name)
         found.absent |= {r.text("suite") for r in rows if r.text("outcome") == "not_applicable"}
@@ -216,11 +257,15 @@ def read_device(folder: Path, records: Path | None = None) -> Results:
             found.rows.setdefault(row.kind, []).append(row)
         if right:
             _read_note(path.with_name(f"{path.stem}-note.txt"), name, found)
-    if not found.rows:
-        notices.append(f"{one_line(folder.name)}: no CSV file here has a row that can be shown")
-    if records is not None:
-        _read_records(records / f"{slug}.yaml", found)
-    _read_facts(folder / NAME, found)
+
+
+def _marked(found: Results, today: Today) -> Results:
+    """The same, with `stale` set in every row that is not today's."""
+    found.today = today
+    for rows in found.rows.values():
+        for place, row in enumerate(rows):
+            if why := today.stale_because(row):
+                rows[place] = replace(row, stale=why)
     return found
 
 
@@ -366,60 +411,3 @@ def _read_facts(path: Path, found: Results) -> None:
         return
     found.device = {**found.device, **facts}
     found.files.append(path.name)
-
-
-def device_facts(file: Json, slug: str) -> dict[str, object]:
-    """The fields of `device.json`. `BadInput` for another device's file and for a field of the
-    wrong type.
-    """
-    facts = file.data
-    if not isinstance(facts, dict):
-        raise file.error("is not a JSON object")
-    if facts.get("slug", slug) != slug:
-        raise file.error(f"is of another device, {shown(facts['slug'])}", "slug")
-    found: dict[str, object] = {"slug": slug}
-    for name, value in facts.items():
-        try:
-            if name in TEXTS:
-                found[name] = text_field(value, name)
-            elif name in COUNTS:
-                found[name] = int(number_field(value, name, 1))
-            elif name in RATES:
-                found[name] = number_field(value, name)
-            elif name == "peak_flops":
-                found[name] = _peaks_field(value)
-        except ValueError as wrong:
-            raise file.error(str(wrong), name) from None
-    return found
-
-
-def _peaks_field(value: object) -> dict[str, float]:
-    if not isinstance(value, dict) or not set(value) <= set(DTYPES):
-        raise ValueError(f"peak_flops is {shown(value)}, not rates by type ({', '.join(DTYPES)})")
-    return {name: number_field(rate, f"peak_flops of {name}") for name, rate in value.items()}
-
-
-NAME = "device.json"
-
-
-def facts_of(device: Device) -> dict[str, object]:
-    """Name, sizes and peak rates: operations and bytes per second, sizes in bytes."""
-    facts: dict[str, object] = {"name": device.name, "slug": device.slug, "kind": device.kind}
-    if device.shares_host_cores:
-        facts |= {"cores": device.sms, "vector_bytes": device.vector_bytes}
-    else:
-        major, minor = device.capability
-        facts |= {"capability": f"{major}.{minor}", "sms": device.sms}
-    limits = {name: getattr(device, name) for name in ("clock_hz", "bandwidth", "l2_bytes")}
-    facts |= {name: value for name, value in limits.items() if value}
-    return facts | {
-        "peak_flops": {name: float(f"{v:.6g}") for name, v in device.peak_flops.items()}
-    }
-
-
-def describe(device: Device, results: Path) -> Path:
-    """Write `device.json` into the device's folder of `results`. Returns its path."""
-    path = results / device.slug / NAME
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(facts_of(device), indent=1) + "\n", encoding="utf-8")
-    return path

@@ -30,7 +30,7 @@ def markdown(report: Report, page: str, picture: str = "") -> str:
     if picture:
         lines += [f"![{title} at a glance]({picture})", ""]
     for chapter in report.chapters:
-        if chapter.tiles or chapter.tables or chapter.observations or chapter.not_measured:
+        if chapter.tiles or chapter.tables or chapter.observations:
             lines += _chapter(chapter)
     lines += ["## Environment", "", "| | |", "|---|---|"]
     lines += [f"| {plain(name)} | {plain(value)} |" for name, value in report.environment]
@@ -55,8 +55,6 @@ def _chapter(chapter: Chapter) -> Iterator[str]:
         yield from (f"> {inline(remark)}", "")
     for table in chapter.tables:
         yield from _table(table)
-    for not_measured in chapter.not_measured:
-        yield from (f"> {inline(not_measured)}", "")
     if chapter.commands:
         yield from (*fenced(chapter.commands), "")
 

@@ -42,6 +42,29 @@
     });
   }
 
+  // A table that is wider than the page says so, also when it is unfolded later.
+  const wide = new ResizeObserver((entries) => {
+    for (const { target } of entries) {
+      const hint = target.previousElementSibling;
+      if (hint?.classList.contains("hint")) hint.hidden = target.scrollWidth <= target.clientWidth;
+    }
+  });
+  for (const table of document.querySelectorAll(".wide")) wide.observe(table);
+
+  // A link to a chapter unfolds it; on paper all chapters are unfolded, long tables are not.
+  const unfold = () => {
+    const target = location.hash && document.getElementById(location.hash.slice(1));
+    if (!target) return;
+    for (const fold of [...target.querySelectorAll("details.chapter"), target.closest("details")])
+      if (fold) fold.open = true;
+    target.scrollIntoView();
+  };
+  window.addEventListener("hashchange", unfold);
+  unfold();
+  window.addEventListener("beforeprint", () => {
+    for (const fold of document.querySelectorAll("details.chapter")) fold.open = true;
+  });
+
   const root = document.documentElement;
   const button = document.getElementById("theme");
   button.hidden = false;

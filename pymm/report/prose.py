@@ -1,31 +1,25 @@
-"""Sentences computed from rows: what an experiment shows, and the summary of a report."""
+"""Sentences computed from rows: what an experiment shows."""
 
 from __future__ import annotations
 
 import itertools
-import statistics
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from pymm.console import duration, significant
-from pymm.core.dtypes import EMULATED
 from pymm.measure.libraries import GENERAL
-from pymm.report.content import Tile, rate
-from pymm.report.load import Results, Row
-from pymm.report.searches import Search, searches
+from pymm.report.content import rate
+from pymm.report.load import Row
 from pymm.report.stats import (
     CHOICE,
-    OWN,
     TRANSFERS,
-    Comparison,
     Experiment,
-    HighestRate,
-    baseline_name,
     curves,
     gflops,
     implementation,
     mean,
-    timings,
 )
 
 #: Sizes that are multiples of it have no partial tiles in any experiment.
@@ -35,7 +29,21 @@ TILE = 32
 def observation(experiment: Experiment) -> str:
     """What an experiment shows, in a sentence; empty if it lacks the rows."""
     sentence = SENTENCES.get(experiment.name)
-    return sentence(experiment) if sentence else ""
+    rows = tuple(row for row in experiment.rows if not row.stale)
+    return sentence(replace(experiment, rows=rows)) if sentence else ""
+
+
+def stale_rows(experiment: Experiment) -> str:
+    """How much of an experiment is stale, in a sentence; empty if nothing is."""
+    stale = [row for row in experiment.rows if row.stale]
+    if not stale:
+        return ""
+    why = Counter(re.sub(r"pymm chooses .* today", "another choice today", r.stale) for r in stale)
+    reasons = ", ".join(f"{reason} ({count})" for reason, count in why.most_common())
+    return (
+        f"Stale: {len(stale)} of {len(experiment.rows)} rows of {experiment.name} ({reasons}). "
+        "They are marked, and no sentence counts them."
+    )
 
 
 def _largest(rows: Sequence[Row]) -> list[Row]:
@@ -148,11 +156,11 @@ def _against_libraries(rows: Sequence[Row]) -> str:
 
 
 def _remainders(experiment: Experiment) -> str:
-    """The step in size at which the first curve drops most, with the other curves there."""
+    """The step in size at which the longest curve drops most, with the other curves there."""
     lines = curves(experiment.of("kernel"), gflops)
     if not lines:
         return ""
-    first = next(iter(lines.values()))
+    first = max(lines.values(), key=len)  # what is stale may have left few sizes of another
     steps = list(itertools.pairwise(sorted(first)))
     if not steps:
         return ""
@@ -303,150 +311,3 @@ SENTENCES: dict[str, Callable[[Experiment], str]] = {
     "o4-square": _ladder,
     "o4-rectangular": _rectangles,
 }
-
-#: Classes of fewer products do not count as the best or the worst.
-FEW = 2
-
-
-def summary_sentences(
-    highest_rates: Sequence[HighestRate],
-    comparisons: Sequence[Comparison],
-    found: Sequence[Search],
-    baseline: str,
-) -> list[tuple[str, str]]:
-    """Questions and their answers."""
-    answers = (
-        ("How fast?", _rates(highest_rates)),
-        (f"Compared with {baseline}?", _against_baseline([c for c in comparisons if c.ratio > 0])),
-        ("What does tuning gain?", _gained([s.gain for s in found if s.gain > 0])),
-    )
-    return [(question, answer) for question, answer in answers if answer]
-
-
-def failures(comparisons: Sequence[Comparison]) -> list[str]:
-    """A sentence about the products without a valid time; none if all have one."""
-    of = [c for c in comparisons if not c.row.valid]
-    if not of:
-        return []
-    counts = Counter((f"{c.problem.dtype} {c.name}".strip(), c.row.text("outcome")) for c in of)
-    parts = [f"{what} {outcome} ({count})" for (what, outcome), count in counts.items()]
-    return [f"{len(of)} of {len(comparisons)} products have no valid time: {', '.join(parts)}."]
-
-
-def _rates(highest_rates: Sequence[HighestRate]) -> str:
-    parts = [
-        f"{e.dtype} {rate(e.own.gflops)}, {e.own.gflops / e.peak:.0%}"
-        for e in sorted(highest_rates, key=lambda e: -e.own.gflops / e.peak)
-    ]
-    return f"Highest rate of each type, and its fraction of peak: {'; '.join(parts)}." * bool(parts)
-
-
-def _against_baseline(comparisons: Sequence[Comparison]) -> str:
-    comparisons = [
-        c for c in comparisons if c.problem.dtype not in EMULATED and c.problem.op == "gemm"
-    ]
-    if not comparisons:
-        return ""
-    ratios = [c.ratio for c in comparisons]
-    ahead = sum(ratio >= 1 for ratio in ratios)
-    average = mean(ratios)
-    said = (
-        f"Over {len(ratios)} products of all shapes with the same arithmetic, pymm is "
-        f"{average:.2f} times as fast (geometric mean), and at least as fast in {ahead} of them."
-    )
-    classes = list(_classes(comparisons))
-    if len(classes) < FEW:
-        return said
-    best, worst = max(classes), min(classes)
-    behind = sum(ratio < 1 for ratio, _ in classes)
-    return (
-        f"{said} The best class is {best[1]} ({best[0]:.2f} times), the worst {worst[1]} "
-        f"({worst[0]:.2f}); {behind or 'none'} of {len(classes)} classes "
-        f"{'is' if behind == 1 else 'are'} slower on average."
-    )
-
-
-def _classes(comparisons: Sequence[Comparison]) -> Iterator[tuple[float, str]]:
-    """Geometric mean and name of each class and type."""
-    groups: dict[tuple[str, str], list[float]] = {}
-    for c in comparisons:
-        if c.name:
-            groups.setdefault((c.problem.dtype, c.name), []).append(c.ratio)
-    for (dtype, name), ratios in groups.items():
-        if len(ratios) >= FEW:
-            yield mean(ratios), f"{dtype} {name}"
-
-
-def _gained(gains: Sequence[float]) -> str:
-    if not gains:
-        return ""
-    if max(gains) == 1.0:
-        return f"{len(gains)} searches found nothing faster than the defaults beyond the noise."
-    return (
-        f"{len(gains)} search{'es' * (len(gains) > 1)} made kernels {mean(gains):.2f} times as "
-        f"fast as their defaults (geometric mean; median {statistics.median(gains):.2f}, maximum "
-        f"{max(gains):.3g})."
-    )
-
-
-def tiles_of(
-    results: Results, found: Sequence[HighestRate], compared: Sequence[Comparison]
-) -> list[Tile]:
-    """The highlighted numbers of the first chapter."""
-    baseline, tiles = baseline_name(results), []
-    for label, what, ratios in _kinds(compared, baseline):
-        ahead = sum(ratio >= 1 for ratio in ratios)
-        said = f"geometric mean over {len(ratios)} {what}; at least as fast in {ahead} of them"
-        tiles.append(Tile(label, f"{mean(ratios):.2f}x", said))
-    if found:
-        best = max(found, key=lambda e: e.own.gflops / e.peak)
-        tiles.append(
-            Tile(
-                "highest fraction of peak",
-                f"{best.own.gflops / best.peak:.0%}",
-                f"of {rate(best.peak)}: {best.dtype}, {best.own.problem.slug}",
-            )
-        )
-    tiles += _tuned(results)
-    return tiles
-
-
-def _kinds(compared: list[Comparison], baseline: str) -> Iterable[tuple[str, str, list[float]]]:
-    """The kinds of comparisons that have ratios: a label, a description and the ratios of each."""
-    plain = [c for c in compared if c.ratio > 0 and c.problem.op == "gemm"]
-    other = [c.ratio for c in plain if c.problem.dtype in EMULATED]
-    same = [c.ratio for c in plain if c.problem.dtype not in EMULATED]
-    half = [c.ratio for c in compared if c.ratio > 0 and c.problem.op != "gemm"]
-    kinds = (
-        (f"compared with {baseline}", "products with the same arithmetic", same),
-        (
-            "emulated float32",
-            "products from three tensor-core products each, compared with float32",
-            other,
-        ),
-        (f"A^T A compared with {baseline}", "symmetric products", half),
-    )
-    return (kind for kind in kinds if kind[2])
-
-
-def _tuned(results: Results) -> Iterable[Tile]:
-    gains = [search.gain for search in searches(results) if search.gain > 0]
-    if gains:
-        yield Tile(
-            "speed-up by tuning",
-            f"{mean(gains):.2f}x",
-            f"geometric mean over {len(gains)} "
-            f"searches, compared with the kernels' defaults; at most {max(gains):.1f}x",
-        )
-        return
-    rows = [t for t in timings(results) if t.row.kind == "bench" and t.library == OWN]
-    pairs = {}
-    for t in rows:
-        pairs.setdefault((t.problem, t.kernel), {})[t.variant] = t.seconds
-    both = [at["default"] / at["tuned"] for at in pairs.values() if {"default", "tuned"} <= set(at)]
-    if both:
-        yield Tile(
-            "speed-up by tuning",
-            f"{mean(both):.2f}x",
-            f"geometric mean over {len(both)} products, compared with the kernels' defaults",
-        )

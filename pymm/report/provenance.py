@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 
 from pymm.report.content import rate
 from pymm.report.load import ON_EVERY_DEVICE, Results, Row
@@ -53,18 +52,17 @@ def bench_commands(results: Results) -> list[str]:
     for row in results.of("bench"):
         files.setdefault(row.file, []).append(row)
     return [
-        f"python -m pymm.bench {_products(rows, results)} --csv "
-        + shlex.quote(f"{results.place}/{file}")
+        f"python -m pymm.bench {_products(rows, results)} --csv " + _csv(results, file)
         for file, rows in files.items()
     ] or [
         f"python -m pymm.bench --shapes ladder --kernels all{_device(results)} "
-        f"--csv {results.place}/ladder.csv"
+        f"--csv {_csv(results, 'ladder.csv')}"
     ]
 
 
 def class_commands(results: Results) -> list[str]:
     """The commands that measure every class again."""
-    csv = f"{_device(results)} --csv {results.place}/classes.csv"
+    csv = f"{_device(results)} --csv {_csv(results, 'classes.csv')}"
     symmetric = "syrk-large,syrk-small"
     return [f"python -m pymm.bench --classes {name}{csv}" for name in ("all", symmetric)]
 
@@ -72,13 +70,8 @@ def class_commands(results: Results) -> list[str]:
 def suite_command(results: Results, name: str) -> str:
     """The command that measures an experiment into the files of this report."""
     types = " --dtypes f64,f32" if name == "o3" else ""
-    csv = f"{_device(results)} --csv {results.place}/suites.csv"
+    csv = f"{_device(results)} --csv {_csv(results, 'suites.csv')}"
     return f"python -m pymm.bench --suite {name}{types}{csv}"
-
-
-def not_measured(commands: Sequence[str], what: str = "Not measured") -> list[str]:
-    """How to measure what a chapter lacks."""
-    return [f"{what}. Command: `{commands[0]}`."]
 
 
 def _device(results: Results) -> str:
@@ -96,7 +89,13 @@ def tune_commands(results: Results) -> list[str]:
         products = _products(rows, results).replace(" --device ", " --devices ")
         found.append(f"python -m pymm.tune {'' if op == 'gemm' else f'--op {op} '}{products}")
     device = _device(results).replace(" --device ", " --devices ")
-    return found or [f"python -m pymm.tune{device} --csv {results.place}/tuning.csv"]
+    csv = "" if results.machine else f" --csv {_csv(results, 'tuning.csv')}"
+    return found or [f"python -m pymm.tune{device}{csv}"]
+
+
+def _csv(results: Results, file: str) -> str:
+    """A file of the results, quoted for a shell."""
+    return shlex.quote(f"{results.place}/{file}")
 
 
 def _products(rows: list[Row], results: Results) -> str:
@@ -113,6 +112,6 @@ def _products(rows: list[Row], results: Results) -> str:
 def page_commands(results: Results) -> list[str]:
     """The commands that make this report again, and that verify it on a machine."""
     return [
-        f"python -m pymm.report {results.slug}",
-        f"python -m pymm verify reports/{results.slug}/report.json",
+        results.remake,
+        f"python -m pymm verify {shlex.quote(str(results.page))}",
     ]

@@ -7,12 +7,14 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 
 from pymm.core.problem import Problem
+from pymm.measure.libraries import GENERAL
 from pymm.report.load import Results, Row
+from pymm.report.today import Today
 from pymm.tune.finals import MEDIAN_ERROR, NOISE, TIE
 
 #: Fewest trials from which the importance of parameters is computed.
@@ -33,11 +35,12 @@ class Search:
     file: str
     rows: tuple[Row, ...]
     spent: tuple[float, ...] = ()
+    today: Today = field(default_factory=Today)
 
     @cached_property
     def tried(self) -> list[Row]:
         """The trials of the search, without its final comparison."""
-        return [row for row in self.rows if row.text("role") != "final"]
+        return [row for row in self.rows if row.text("role") not in ("final", "baseline")]
 
     @cached_property
     def final(self) -> list[Row]:
@@ -92,6 +95,32 @@ class Search:
         error = math.hypot(_median_error(self.default), _median_error(fastest))
         same = self.default.seconds <= fastest.seconds * (1 + max(TIE, NOISE * error))
         return self.default if same else fastest
+
+    @cached_property
+    def libraries(self) -> dict[str, Row]:
+        """The libraries of the final comparison by name."""
+        rows = [row for row in self.rows if row.text("role") == "baseline" and row.valid]
+        return {row.text("config"): row for row in rows}
+
+    @property
+    def baseline(self) -> Row | None:
+        """The fastest library that computes the same."""
+        of = [row for name, row in self.libraries.items() if name in GENERAL]
+        return min(of, key=lambda row: row.seconds, default=None)
+
+    @property
+    def ratio(self) -> float:
+        """The fastest library's time / the winner's; NaN if none was measured."""
+        if self.best is None or self.baseline is None:
+            return math.nan
+        return self.baseline.seconds / self.best.seconds
+
+    @cached_property
+    def stale(self) -> str:
+        """Why its result is not today's; "" if it is, or if nobody can say."""
+        if self.best is None:
+            return ""
+        return self.today.search_stale_because(self.kernel, self.best, self.default)
 
     @property
     def gain(self) -> float:
@@ -159,17 +188,18 @@ def _moment(text: str) -> float:
 
 def searches(results: Results) -> list[Search]:
     """Every search, in the order of the files."""
-    groups: dict[tuple[str, str, str], list[tuple[Row, float]]] = {}
+    groups: dict[tuple[str, ...], list[tuple[Row, float]]] = {}
     before: dict[str, float] = {}
     for row in results.of("trials"):
         now = _moment(row.text("time"))
         gap = now - before.get(row.file, now)
         before[row.file] = now
-        key = (row.file, row.text("problem"), row.text("kernel"))
+        added = row.text("beta") if row.text("beta") != "0" else ""
+        key = (row.file, row.text("kernel"), row.text("problem"), added)
         groups.setdefault(key, []).append((row, gap if 0 <= gap < BREAK else 0.0))
     return [
-        Search(rows[0][0].problem, kernel, file, *zip(*rows, strict=True))
-        for (file, _, kernel), rows in groups.items()
+        Search(rows[0][0].problem, kernel, file, *zip(*rows, strict=True), results.today)
+        for (file, kernel, *_), rows in groups.items()
     ]
 
 

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from pymm.bench.experiments.catalog import EXPERIMENTS
 from pymm.bench.experiments.declaration import FORCED
 from pymm.core.problem import Problem
+from pymm.kernels import KERNELS
 from pymm.measure.libraries import BASELINES, GENERAL
 from pymm.report.load import Results, Row
+from pymm.report.searches import Search, searches
 
 #: The name of pymm among the libraries.
 OWN = "pymm"
@@ -133,11 +135,29 @@ def timings(results: Results) -> list[Timing]:
         if row.valid and name != "sequential":
             library = OWN if name[:1].isdigit() else name
             found.append(_timing(row, library, name, row.text("variant"), row.seconds))
+    for search in tuned_searches(results):
+        own = search.best
+        found.append(_timing(own, OWN, _label(search.kernel), "tuned", own.seconds))
+        found += [_timing(row, name, "", "", row.seconds) for name, row in search.libraries.items()]
     return found
 
 
+def tuned_searches(results: Results) -> list[Search]:
+    """The last search of each kernel on each product whose result is today's and was measured in
+    turn with the default.
+    """
+    right = [s for s in searches(results) if s.best is not None and s.final and not s.stale]
+    return list({(s.problem, s.kernel, s.rows[0].text("beta")): s for s in right}.values())
+
+
+def _label(kernel: str) -> str:
+    """The name of a kernel with its number."""
+    return next((k.label for k in KERNELS if k.name == kernel), kernel)
+
+
 def _timing(row: Row, library: str, kernel: str, variant: str, seconds: float) -> Timing:
-    spread, rounds = row.number("spread"), row.number("rounds")
+    spread = row.number("spread")
+    rounds = row.number("repeats" if row.kind == "trials" else "rounds")
     if row.kind == "classes" and library != OWN:
         spread = math.nan  # the row's spread is of pymm's samples
     return Timing(row.problem, library, kernel, variant, seconds, spread, rounds, row.file, row)
@@ -200,11 +220,13 @@ def peaks(results: Results) -> dict[str, float]:
 
 
 def highest_rates(results: Results) -> list[HighestRate]:
-    """The highest rates of each type with a known peak, in the order of the rows."""
+    """The highest rates of each type with a known peak, in the order of the rows; pymm's without
+    what is stale.
+    """
     limits, everything, found = peaks(results), timings(results), []
     for dtype in dict.fromkeys(t.problem.dtype for t in everything):
         at = [t for t in everything if t.problem.dtype == dtype]
-        own = [t for t in at if t.library == OWN]
+        own = [t for t in at if t.library == OWN and not t.row.stale]
         others = [t for t in at if t.library in GENERAL]
         if own and dtype in limits:
             best = max(own, key=lambda t: t.gflops)
@@ -213,9 +235,40 @@ def highest_rates(results: Results) -> list[HighestRate]:
     return found
 
 
+def tuned_comparisons(results: Results) -> list[Comparison]:
+    """For each product that was tuned, its fastest kernel compared with the baseline of that
+    search.
+    """
+    best: dict[Problem, Search] = {}
+    for search in tuned_searches(results):
+        other = best.get(search.problem)
+        if other is None or search.best.seconds < other.best.seconds:
+            best[search.problem] = search
+    return [
+        Comparison(
+            "",
+            problem,
+            search.ratio,
+            search.best.seconds,
+            search.baseline.text("config") if search.baseline else "",
+            search.ratio * search.best.seconds,
+            search.best,
+        )
+        for problem, search in best.items()
+    ]
+
+
 def comparisons(results: Results) -> list[Comparison]:
-    """One comparison per product: of the classes, else of `python -m pymm.bench`."""
-    return class_comparisons(results) or bench_comparisons(results)
+    """One comparison per product: of the classes, else of `python -m pymm.bench`, else of the
+    searches.
+    """
+    found = class_comparisons(results) or bench_comparisons(results)
+    return found or tuned_comparisons(results)
+
+
+def current(found: Iterable[Comparison]) -> list[Comparison]:
+    """Those of what pymm chooses and runs today: what headlines are made of."""
+    return [comparison for comparison in found if not comparison.row.stale]
 
 
 def kind_of(problem: Problem) -> str:
@@ -253,6 +306,9 @@ TIMES = ("kernel", "total", "to_device", "to_host")
 
 #: What curves and columns call the kernel that `matmul` selects.
 CHOICE = "pymm's choice"
+
+#: What is added to the name of what is not today's.
+STALE = ", stale"
 
 #: How operands are transferred: the names in the rows, and as reports show them.
 TRANSFERS = {
@@ -312,8 +368,12 @@ def experiments(results: Results) -> dict[str, Experiment]:
 
 def implementation(row: Row) -> str:
     """The name of a row's curve or column: a kernel (with its tile where the experiment varies it),
-    a library, or `CHOICE`.
+    a library, or `CHOICE`; a stale row's says so.
     """
+    return _implementation(row) + (STALE if row.stale else "")
+
+
+def _implementation(row: Row) -> str:
     if row.text("variant") == "chosen":
         return CHOICE
     variant = row.text("variant")
@@ -346,7 +406,8 @@ def ordered(found: Curves) -> Curves:
     def place(item: tuple[str, object]) -> tuple[object, ...]:
         name = item[0]
         sizes = [int(size) for size in re.findall("[0-9]{1,9}", name)]
-        return (0 if name == CHOICE else 2 if name[:1].isdigit() else 1, name.split(" ")[0], sizes)
+        first = 0 if name.startswith(CHOICE) else 2 if name[:1].isdigit() else 1
+        return (first, name.split(" ")[0], sizes, name)
 
     return {name: dict(sorted(line.items())) for name, line in sorted(found.items(), key=place)}
 
@@ -357,15 +418,19 @@ def gflops(row: Row) -> float:
     return known if known == known else row.problem.flops / row.seconds / 1e9
 
 
-def pivot(rows: Sequence[Row], value: Callable[[Row], float]) -> tuple[list[str], list[Pivot]]:
-    """The rows as lines, one for each product and transfer, with a column for each kernel and
-    library. Returns the names of the columns, and the lines.
+def pivot(
+    rows: Sequence[Row],
+    value: Callable[[Row], float],
+    name_of: Callable[[Row], str] = implementation,
+) -> tuple[list[str], list[Pivot]]:
+    """The rows as lines, one for each product and transfer, with a column for each name: a kernel
+    or a library. Returns the names of the columns, and the lines.
     """
     names: Curves = {}
     lines: dict[tuple[object, str], dict[str, Row]] = {}
     for row in rows:
         by = lines.setdefault((row.problem, row.text("transfer")), {})
-        name = implementation(row)
+        name = name_of(row)
         if name in by:  # another configuration of the same kernel
             name = " ".join([name, *row.text("config").split("-")[1:]])
         by[name] = row

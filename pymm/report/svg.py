@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from pymm.core.dtypes import DTYPES
 from pymm.core.integers import ceil_div
 from pymm.measure.libraries import BASELINES, GENERAL
 from pymm.report.markup import Markup, element, identifier, tag
@@ -42,7 +43,11 @@ ROLES: dict[str, tuple[str, str, str]] = {
     "series-5": ("#050506", "#2b8fc4", "#a6dcff"),
     "series-6": ("#050507", "#5b4b9a", "#bda9f5"),
     "series-7": ("#050508", "#55555d", "#c4c4cc"),
+    "series-8": ("#050509", "#4a7a00", "#a6e060"),
 }
+
+#: Colours of series, and the markers of types.
+COLOURS, TYPE_MARKERS = 9, "osD^vP*Xh"
 
 #: Markers and dashes of the series.
 MARKERS = "osD^vP*X"
@@ -107,6 +112,15 @@ def series(number: int) -> dict[str, Any]:
         "color": colour(f"series-{place}"),
         "marker": MARKERS[other],
         "linestyle": DASHES[other],
+    }
+
+
+def type_series(dtype: str) -> dict[str, Any]:
+    """Colour and marker of a type, the same in every figure."""
+    place = list(DTYPES).index(dtype) if dtype in DTYPES else len(DTYPES)
+    return {
+        "color": colour(f"series-{place % COLOURS}"),
+        "marker": TYPE_MARKERS[place % len(TYPE_MARKERS)],
     }
 
 
@@ -316,21 +330,14 @@ def figure(
         for label, line in lines.items():
             _curve(own, places[label], label, line)
         if axes.limit is not None:
-            own.axhline(axes.limit, color=colour("ink"), linestyle="--", linewidth=1.2)
-            own.annotate(
-                axes.limit_name,
-                (1, axes.limit),
-                xycoords=("axes fraction", "data"),
-                textcoords="offset points",
-                xytext=(0, -2),
-                va="top",
-                ha="right",
-            )
+            style = {"color": colour("ink"), "linestyle": "--", "linewidth": 1.2}
+            own.axhline(axes.limit, label=axes.limit_name, **style)
         own.set(xlabel=axes.x, ylabel=axes.y)
         _scales(own, lines, axes)
         drawn.legend(loc="outside lower center", ncols=columns)
 
-    height = HEIGHT + 15 * max(0, ceil_div(len(lines), columns) - 1)
+    entries = len(lines) + (axes.limit is not None)
+    height = HEIGHT + 15 * max(0, ceil_div(entries, columns) - 1)
     return draw(name, title, caption, plot, height)
 
 

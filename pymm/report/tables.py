@@ -6,25 +6,26 @@ import math
 from collections.abc import Sequence
 
 from pymm.console import duration
-from pymm.core.dtypes import DTYPES
 from pymm.core.problem import Problem
 from pymm.kernels import KERNELS
 from pymm.measure.libraries import BASELINES, GENERAL
-from pymm.report.content import Cell, Table, cell, rate
+from pymm.report.content import SHADES, Cell, Table, cell
 from pymm.report.load import Row
 from pymm.report.searches import Search
-from pymm.report.stats import OWN, Comparison, HighestRate, Timing, display_name, kind_of, mean
-from pymm.selection.records import Record
+from pymm.report.stats import OWN, Comparison, Timing, display_name, kind_of, mean
 
 LAYOUTS = ("NN", "NT", "TN", "TT")
 
-#: Ratios of 2 and 1/2 have the full colour.
-FULL = math.log(2.0)
-
 
 def shade(ratio: float) -> float | None:
-    """The colour of a ratio, from -1 to 1; 0 for equal times, None for NaN."""
-    return max(-1.0, min(1.0, math.log(ratio) / FULL)) if ratio > 0 else None
+    """The colour of a ratio, from -1 to 1 by the steps of `SHADES`, as strong for a loss as for a
+    gain; 0 for times that are equal within the first step, None for NaN.
+    """
+    if not ratio > 0:
+        return None
+    factor = max(ratio, 1 / ratio) * (1 + 1e-12)  # a step includes its limit
+    part = sum(factor >= limit for limit in SHADES) / len(SHADES)
+    return part if ratio > 1 else -part
 
 
 def ratio_cell(ratio: float) -> Cell:
@@ -135,13 +136,15 @@ def shape_map(comparisons: Sequence[Comparison]) -> Table:
     kinds = list(dict.fromkeys((kind_of(c.problem), c.problem.layout) for c in comparisons))
     dtypes = list(dict.fromkeys(dtype for dtype, _ in kinds))
     kinds.sort(key=lambda kind: (dtypes.index(kind[0]), kind[1]))
-    shapes: dict[tuple[int, int, int], dict[tuple[str, str], float]] = {}
+    shapes: dict[tuple[int, int, int], dict[tuple[str, str], Cell]] = {}
     for c in comparisons:
         at = shapes.setdefault((c.problem.m, c.problem.n, c.problem.k), {})
-        at[kind_of(c.problem), c.problem.layout] = c.ratio
+        stale = Cell(f"{c.ratio:.2f} stale", c.ratio)
+        shown = stale if c.row.stale and c.ratio > 0 else ratio_cell(c.ratio)
+        at[kind_of(c.problem), c.problem.layout] = shown
     rows = [
         {"m x n x k": extents(Problem(*shape))}
-        | {" ".join(kind): ratio_cell(at.get(kind, math.nan)) for kind in kinds}
+        | {" ".join(kind): at.get(kind, Cell("")) for kind in kinds}
         for shape, at in sorted(shapes.items(), key=lambda item: (len(set(item[0])), item[0]))
     ]
     note = "The baseline's time / pymm's for every product; above 1 pymm is faster."
@@ -171,37 +174,6 @@ def parameters_of(row: Row) -> Cell:
     return Cell(" ".join(row.text("config").split("-")[1:]))
 
 
-def highest_rates(found: Sequence[HighestRate], comparisons: Sequence[Comparison]) -> Table:
-    """The highest rate of each type, compared with the peak and with the baseline's."""
-    rows = []
-    for e in found:
-        ratios = [c.ratio for c in comparisons if kind_of(c.problem) == e.dtype and c.ratio > 0]
-        baseline = Cell("")
-        if e.baseline:
-            baseline = Cell(
-                f"{rate(e.baseline.gflops)} ({display_name(e.baseline.library)})", e.baseline.gflops
-            )
-        rows.append(
-            {
-                "type": Cell(e.dtype),
-                "highest rate": Cell(rate(e.own.gflops), e.own.gflops),
-                "of peak": percent_cell(e.own.gflops / e.peak),
-                "peak": Cell(rate(e.peak), e.peak),
-                "baseline's highest": baseline,
-                "ratio": ratio_cell(mean(ratios)),
-                "products": Cell(str(len(ratios)), len(ratios)),
-                "highest at": Cell(e.own.problem.slug),
-            }
-        )
-    types = [f"{e.dtype}: {DTYPES[e.dtype].words}" for e in found if e.dtype in DTYPES]
-    note = (
-        "Ratio: geometric mean of the baseline's time / pymm's over that many products. Highest "
-        "rates are over all products measured. Peak: all units of the device at its highest clock. "
-        f"Types: {'; '.join(types)}."
-    )
-    return Table("extremes", "Highest rates by type", rows, note)
-
-
 def products(comparisons: Sequence[Comparison]) -> Table:
     """Every product with its times, and the configuration with the reason for its selection."""
     libraries = [name for name in BASELINES if any(c.row.text(f"{name}_us") for c in comparisons)]
@@ -216,6 +188,7 @@ def products(comparisons: Sequence[Comparison]) -> Table:
                 OWN: cell(c.seconds * 1e6),
                 **times,
                 "ratio": ratio_cell(c.ratio),
+                "state": Cell(state(row)),
                 "GFLOP/s": cell(row.number("gflops")),
                 "of peak": percent_cell(row.number("peak")),
                 "spread": percent_cell(row.number("spread"), "{:.1f}%"),
@@ -225,8 +198,42 @@ def products(comparisons: Sequence[Comparison]) -> Table:
                 "outcome": Cell(outcome(row)),
             }
         )
-    note = "Times are medians in microseconds; spread is the interquartile range / the median."
+    note = (
+        "Times are medians in microseconds; spread is the interquartile range / the median. "
+        f"{STALE_NOTE}"
+    )
     return Table("products", "Every product", rows, note)
+
+
+def losses(comparisons: Sequence[Comparison]) -> Table:
+    """The products on which pymm is slower than the baseline, the worst first."""
+    found = sorted((c for c in comparisons if c.ratio < 1), key=lambda c: c.ratio)
+    rows = [
+        {
+            **of_problem(c.problem),
+            "class": Cell(c.name),
+            "ratio": ratio_cell(c.ratio),
+            OWN: time_cell(c.seconds),
+            "baseline": time_cell(c.baseline_seconds),
+            "faster library": Cell(display_name(c.baseline)),
+            "spread": percent_cell(c.row.number("spread"), "{:.1f}%"),
+        }
+        for c in found
+    ]
+    note = "Every product with a ratio below 1, the worst first. Spread is that of pymm's times."
+    return Table("losses", f"Where pymm is slower: {len(rows)} products", rows, note)
+
+
+#: What a column "state" says of a row, and the note on it.
+STALE_NOTE = (
+    "Stale: pymm has another kernel source, chooses another configuration, or uses other tools "
+    "today; such rows are in no mean and in no headline."
+)
+
+
+def state(row: Row) -> str:
+    """Whether a row is today's."""
+    return f"stale: {row.stale}" if row.stale else "today's"
 
 
 def outcome(row: Row) -> str:
@@ -235,8 +242,8 @@ def outcome(row: Row) -> str:
     return row.text("outcome") + (f": {detail}" if detail and row.text("outcome") != "ok" else "")
 
 
-def kernels(everything: Sequence[Timing]) -> Table:
-    """Every kernel and library of `python -m pymm.bench` on every product."""
+def kernels(everything: Sequence[Timing], failed: Sequence[Row]) -> Table:
+    """Every kernel and library of `python -m pymm.bench` on every product, and what failed."""
     titles = {kernel.label: kernel.title for kernel in KERNELS}
     rows = [
         {
@@ -248,6 +255,7 @@ def kernels(everything: Sequence[Timing]) -> Table:
             "of peak": percent_cell(t.row.number("peak"), "{:.1f}%"),
             "ratio": ratio_cell(t.row.number("ratio")),
             "spread": percent_cell(t.spread, "{:.1f}%"),
+            "state": Cell(state(t.row) if t.library == OWN else ""),
             "registers": cell(t.row.number("registers")),
             "shared": cell(t.row.number("shared")),
             "configuration": parameters_of(t.row),
@@ -255,9 +263,23 @@ def kernels(everything: Sequence[Timing]) -> Table:
         }
         for t in everything
     ]
+    empty = dict.fromkeys(("time", "GFLOP/s", "of peak", "ratio", "spread"), Cell(""))
+    rows += [
+        {
+            **of_problem(row.problem),
+            "kernel": Cell(display_name(row.text("name"))),
+            "variant": Cell(row.text("variant")),
+            **empty,
+            "state": Cell(outcome(row)),
+            **dict.fromkeys(("registers", "shared"), Cell("")),
+            "configuration": parameters_of(row),
+            "what it adds": Cell(titles.get(row.text("name"), "")),
+        }
+        for row in failed
+    ]
     note = (
         "Ratio: time of the fastest library in the same run / this time. Registers per thread; "
-        "shared memory per block in bytes."
+        f"shared memory per block in bytes. {STALE_NOTE}"
     )
     return Table("kernels", "Every kernel", rows, note)
 
@@ -267,10 +289,9 @@ def gains(found: Sequence[Search]) -> Table:
     rows = []
     for search in found:
         best, first = search.best, search.final[0] if search.final else None
-        if best is None:
-            continue
         known = search.gain == search.gain
         length = search.progress[-1][1] if search.progress else math.nan
+        baseline = search.baseline.seconds if search.baseline else math.nan
         rows.append(
             {
                 **of_problem(search.problem),
@@ -278,17 +299,28 @@ def gains(found: Sequence[Search]) -> Table:
                 "trials": Cell(str(len(search.tried)), len(search.tried)),
                 "seconds": cell(length, "{:.0f}"),
                 "default": time_cell(first.seconds if known else math.nan),
-                "best": time_cell(best.seconds),
+                "best": time_cell(best.seconds if best else math.nan),
                 "gain": ratio_cell(search.gain),
-                "configuration": parameters_of(best),
+                "library": time_cell(baseline),
+                "ratio": ratio_cell(search.ratio),
+                "state": Cell(_result(search)),
+                "configuration": parameters_of(best) if best else Cell(""),
                 "file": Cell(search.file),
             }
         )
     note = (
         "Gain: the default's time / the winner's, measured in alternation at the end of the "
-        "search; empty if the default was not measured there."
+        "search; empty if the default was not measured there. Ratio: the fastest library's time / "
+        f"the winner's in the same comparison. {STALE_NOTE}"
     )
     return Table("gains", "Every search", rows, note)
+
+
+def _result(search: Search) -> str:
+    """Whether what a search found is today's."""
+    if search.best is None:
+        return "nothing valid"
+    return f"stale: {search.stale}" if search.stale else "today's"
 
 
 def unseen(found: Sequence[Row]) -> Table:
@@ -330,21 +362,3 @@ def calls(found: Sequence[Row]) -> Table:
     ]
     note = "Median microseconds until the call returns, without waiting for the device."
     return Table("calls", "Calls", rows, note)
-
-
-def records(found: Sequence[Record]) -> Table:
-    """The stored configurations."""
-    rows = [
-        {
-            **of_problem(record.problem),
-            "kernel": Cell(record.config.kernel_name),
-            "time": time_cell(record.seconds),
-            "GFLOP/s": cell(record.problem.flops / record.seconds / 1e9),
-            "spread": percent_cell(record.spread, "{:.1f}%"),
-            "date": Cell(record.date),
-            "configuration": Cell(" ".join(record.config.slug.split("-")[1:])),
-        }
-        for record in found
-    ]
-    note = "The configurations stored for this device in tuning_configs/."
-    return Table("records", "Tuned configurations", rows, note)

@@ -134,7 +134,7 @@ def distributed(found: Sequence[Row]) -> list[Table]:
             "processes": cell(row.number("processes")),
             "computed by": Cell(" ".join(filter(None, map(row.text, ("engine", "product"))))),
             "grid": Cell(row.text("grid")),
-            "time": time_cell(row.number("mean")),
+            "time": time_cell(row.seconds),
             "GFLOP/s": cell(row.number("gflops")),
             "speed-up": cell(row.number("speedup"), "{:.2f}"),
             "ScaLAPACK / this": ratio_cell(row.number("ratio")),
@@ -145,13 +145,50 @@ def distributed(found: Sequence[Row]) -> list[Table]:
         if row.text("outcome") == "ok" and row.problem is not None
     ]
     note = (
-        "C + A B on block-cyclic matrices, the mean of several runs, of the slowest process. The "
-        "speed-up is against one process alone. Received: bytes of A, B and C that reach the "
-        "process that receives most; the bound is what any distribution of the product must move. "
-        "The error is relative to float64, in the infinity norm."
+        "C + A B on block-cyclic matrices. Time: the median of several runs, each that of the "
+        "slowest process; rate, speed-up and ratio are of it. The speed-up is against one process "
+        "alone. Received: bytes of A, B and C that reach the process that receives most; the bound "
+        "is what any distribution of the product must move. The error is relative to float64, in "
+        "the infinity norm."
     )
     table = Table("mpi", "Products of several processes", rows, note)
     return [table, _failed("mpi-failed", [row for row in latest if row.text("outcome") != "ok"])]
+
+
+def simulated(found: Sequence[Row]) -> Table:
+    """Products of several processes as SimGrid ran their plans, which nobody measured."""
+    products = _latest(found, "processes", "grid", "block", "panel", *_RATES)
+    rows = [
+        {
+            **_product(row),
+            "processes": cell(row.number("processes")),
+            "grid": Cell(row.text("grid")),
+            "without look-ahead": time_cell(row.number("blocking")),
+            "with look-ahead": time_cell(row.number("simulated")),
+            "efficiency": cell(row.number("efficiency"), "{:.3f}"),
+            "measured": time_cell(row.number("measured")),
+            "simulated / measured": cell(row.number("ratio"), "{:.3f}"),
+            "panel": cell(row.number("panel")),
+            "GFLOP/s of a process": cell(row.number("flops") / GIGA),
+            "received, GB/s": cell(row.number("bandwidth") / GIGA),
+            "latency, us": cell(row.number("latency") * 1e6),
+            "memory, GB/s": cell(row.number("memory") / GIGA),
+            "overlap": percent_cell(row.number("overlap")),
+            "SimGrid": Cell(row.text("simgrid")),
+        }
+        for row in products
+    ]
+    note = (
+        "Simulated with SimGrid, not measured: the plan of each product replayed on processes of "
+        "the rates in the last columns. Efficiency: the time in which the busiest process "
+        "multiplies / the simulated time with look-ahead. Overlap: the part of a transfer that a "
+        "product hides. Measured, where a real run was compared: its median."
+    )
+    return Table("simulated", "Simulated with SimGrid, not measured", rows, note)
+
+
+#: The rates of a process that a simulation was made with.
+_RATES = ("flops", "bandwidth", "latency", "memory", "overlap")
 
 
 def _positive(row: Row, column: str) -> float:

@@ -12,6 +12,7 @@ from pymm.report.content import Cell, Table, cell
 from pymm.report.load import Row
 from pymm.report.stats import (
     CHOICE,
+    STALE,
     TIMES,
     TRANSFERS,
     Experiment,
@@ -21,7 +22,6 @@ from pymm.report.stats import (
     pivot,
 )
 from pymm.report.tables import (
-    extents,
     of_problem,
     outcome,
     parameters_of,
@@ -83,6 +83,7 @@ def rates(experiment: Experiment) -> Table:
     """GFLOP/s of every kernel and library, one row per product."""
     rows = sorted(experiment.of("kernel"), key=in_order)
     names, lines = pivot(rows, gflops)
+    chosen = [name for name in (CHOICE, CHOICE + STALE) if name in names]
     found = []
     for line in lines:
         first = line.first
@@ -90,17 +91,25 @@ def rates(experiment: Experiment) -> Table:
         for name in names:
             row = line.by.get(name)
             shown[name] = cell(gflops(row)) if row else Cell("")
-        if CHOICE in names:
-            own = line.by.get(CHOICE)
-            shown["ratio"] = ratio_cell(own.number("ratio") if own else math.nan)
+        if chosen:
+            own = next((line.by[name] for name in chosen if name in line.by), None)
+            shown["ratio"] = _ratio(own)
             if first.problem.symmetric:
                 shown["gemm / pymm"] = ratio_cell(_gemm_ratio(line.by, own))
             shown["configuration"] = Cell(own.text("config").replace("-", " ") if own else "")
         found.append(shown)
     note = "GFLOP/s of the kernels alone."
-    if CHOICE in names:
+    if chosen:
         note += " Ratio: time of the fastest library that writes all of C / time of pymm's choice."
     return Table(f"rates-{experiment.name}", f"{experiment.name}: {experiment.title}", found, note)
+
+
+def _ratio(row: Row | None) -> Cell:
+    """The ratio of a row; that of a stale one says so and has no colour."""
+    ratio = row.number("ratio") if row else math.nan
+    if row is not None and row.stale and ratio > 0:
+        return Cell(f"{ratio:.2f} stale", ratio)
+    return ratio_cell(ratio)
 
 
 def _gemm_ratio(by: Mapping[str, Row], own: Row | None) -> float:
@@ -137,20 +146,50 @@ def against_sequential(experiment: Experiment) -> list[Table]:
     return tables
 
 
+def transfers(experiment: Experiment) -> Table:
+    """Total times with transfers, and the copies, one row per product and way of transfer."""
+    rows = []
+    for dtype in experiment.dtypes:
+        for way, described in TRANSFERS.items():
+            found = [
+                row
+                for quantity in TIMES
+                for row in sorted(experiment.of(quantity, dtype, way), key=in_order)
+            ]
+            names, lines = pivot(found, lambda row: row.seconds, _part)
+            rows += [
+                of_problem(line.first.problem)
+                | {"transfers": Cell(described)}
+                | {name: time_cell(line.by[name].seconds) for name in names if name in line.by}
+                for line in lines
+            ]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    whole = [{name: row.get(name, Cell("")) for name in columns} for row in rows]
+    note = "The whole time of a product whose matrices are on the host, and that of the copies."
+    return Table(f"transfers-{experiment.name}", f"{experiment.name}: with transfers", whole, note)
+
+
+def _part(row: Row) -> str:
+    """The column of a time: the implementation of a total, the direction of a copy."""
+    quantity = row.text("quantity")
+    return implementation(row) if quantity == "total" else quantity.replace("_", " the ")
+
+
 def transfer_times(experiment: Experiment) -> Table:
     """Times of copies, kernel and total for each kernel and library, one row per product and
     transfer.
     """
-    at = {
-        (r.problem, r.text("transfer"), r.text("quantity"), *_who(r)[1:]): r.seconds
-        for quantity in TIMES
-        for r in experiment.of(quantity)
+    totals = {(r.problem, r.text("transfer"), *_who(r)): r.seconds for r in experiment.of("total")}
+    copied = {
+        (r.problem, r.text("transfer"), part): r.seconds
+        for part in ("to_device", "to_host")
+        for r in experiment.of(part)
     }
     rows = []
     for row in sorted(experiment.of("kernel"), key=in_order):
         p = row.problem
         for way, described in TRANSFERS.items():
-            copies = [at.get((p, way, part, "", "")) for part in ("to_device", "to_host")]
+            copies = [copied.get((p, way, part)) for part in ("to_device", "to_host")]
             if None in copies:
                 continue
             rows.append(
@@ -161,7 +200,7 @@ def transfer_times(experiment: Experiment) -> Table:
                     "to the device": time_cell(copies[0]),
                     "kernel": time_cell(row.seconds),
                     "to the host": time_cell(copies[1]),
-                    "total": time_cell(at.get((p, way, "total", *_who(row)[1:]), math.nan)),
+                    "total": time_cell(totals.get((p, way, *_who(row)), math.nan)),
                     "kernel's share": percent_cell(row.seconds / (sum(copies) + row.seconds)),
                     "configuration": parameters_of(row),
                 }
@@ -247,8 +286,7 @@ def counts(experiment: Experiment) -> Table:
         numbers = {name.replace("_", " "): _number(by.get(name)) for name in quantities if name}
         rows.append(
             {
-                "type": Cell(first.problem.dtype),
-                "m x n x k": extents(first.problem),
+                **of_problem(first.problem),
                 "kernel": Cell(first.text("name")),
                 "configuration": parameters_of(first),
                 **numbers,

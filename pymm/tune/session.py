@@ -152,13 +152,7 @@ class Session:
     is tried once more. `doubts` says why `decide` left a configuration out.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        kernel: Kernel,
-        search: Search,
-        setup: Setup,
-    ) -> None:
+    def __init__(self, problem: Problem, kernel: Kernel, search: Search, setup: Setup) -> None:
         self.problem, self.kernel, self.search, self.setup = problem, kernel, search, setup
         self.doubts: list[str] = []
         self._ahead: deque[Asked] = deque()
@@ -410,15 +404,23 @@ class Session:
             return self._final(configs, against_others, budget)
         doubts = {t.config: why for t in trials if (why := impossible(t, self.device))}
         trials = [self._plausible(trial) for trial in trials]
-        for trial in trials:
-            crew = self.setup.crew
-            self.setup.log.write(trial, self.device, "final", crew.name(crew.lead))
+        self._log_final(trials, times)
         default = self.kernel.default_for(self.problem, self.device)
         decision = choose(default, trials, times)
         if decision is not None and self.device.times_are_real:  # its times mean nothing
             chosen = (decision.winner, *decision.rivals)
             doubts |= {trial.config: why for trial in chosen if (why := doubtful(trial))}
         return decision, doubts
+
+    def _log_final(self, trials: Sequence[Trial], times: dict[str, list[float]]) -> None:
+        """Log one comparison: its trials, then the libraries in it by name, in seconds."""
+        crew, log = self.setup.crew, self.setup.log
+        on = crew.name(crew.lead)
+        for trial in trials:
+            log.write(trial, self.device, "final", on)
+        for library, seconds in times.items():
+            if seconds:
+                log.write_baseline(self.problem, self.kernel, library, seconds, self.device, on)
 
     def _affordable(self, best: list[Config], others: int, budget: float) -> list[Config]:
         """As many of the best, at least one, as fit into `FEWEST_ROUNDS` rounds with `others`."""

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,11 @@ from typing import Any
 from pymm.core.device import Device
 from pymm.core.files import drop_partial_line, locked, named
 from pymm.core.inputs import rows_of
+from pymm.core.problem import Problem
+from pymm.kernels import Kernel
+from pymm.kernels.source import kernel_digest
 from pymm.measure.results import SEEN, TRIALS, one_line
-from pymm.measure.workbench import Trial
+from pymm.measure.workbench import Trial, median_and_spread
 
 #: How the first line of every such file begins, whatever columns it has.
 _OURS = "schema,time,device,problem,"
@@ -39,13 +42,17 @@ class TrialLog:
 
     A half-written last line of a killed run is cut off. A file of another pymm, with other columns,
     is kept under another name, which `say` is told. `ForeignFile` if the file is none of a tuner's:
-    it is not written to. `beta` is that of every trial.
+    it is not written to. `beta` is that of every trial, `compiler` what compiles them all.
     """
 
     def __init__(
-        self, path: Path, say: Callable[[str], object] = warnings.warn, beta: int = 0
+        self,
+        path: Path,
+        say: Callable[[str], object] = warnings.warn,
+        beta: int = 0,
+        compiler: str = "",
     ) -> None:
-        self.path, self._beta = path, beta
+        self.path, self._beta, self._compiler = path, beta, one_line(compiler)
         path.parent.mkdir(parents=True, exist_ok=True)
         header = TRIALS.header
         begun = path.exists() and path.stat().st_size > 0
@@ -74,8 +81,63 @@ class TrialLog:
         """Append a trial; `role` is `search`, or `final` in the interleaved comparison, and
         `measured_on` the name of the device of that model, empty for what was not run.
         """
-        row = _row(trial, device, role) | {"measured_on": measured_on, "beta": self._beta}
-        self._append(TRIALS.line(row))
+        config, seen, resources = trial.config, trial.telemetry, trial.resources
+        row = {
+            "config": config.slug,
+            "source": kernel_digest(config.backend, config.kernel.file),
+            "outcome": trial.outcome,
+            **_times(trial.seconds, trial.spread, trial.gflops),
+            "repeats": len(trial.times),
+            "void": trial.void,
+            "error": f"{trial.error:.3g}" if trial.error >= 0 else "",
+            "registers": resources.registers,
+            "spills": resources.spilled_bytes,
+            "shared": resources.shared_bytes,
+            **{name: seen.get(name, "") for name in SEEN},
+            "detail": one_line(trial.detail),
+        }
+        self._write(device, trial.problem, config.kernel_name, role, measured_on, row)
+
+    def write_baseline(
+        self,
+        problem: Problem,
+        kernel: Kernel,
+        library: str,
+        times: Sequence[float],
+        device: Device,
+        measured_on: str,
+    ) -> None:
+        """Append a library that was timed in turn with the finals of `kernel`, in seconds."""
+        median, spread = median_and_spread(times)
+        row = {
+            "config": library,
+            "outcome": "ok",
+            **_times(median, spread, problem.flops / median / 1e9),
+            "repeats": len(times),
+        }
+        self._write(device, problem, kernel.name, "baseline", measured_on, row)
+
+    def _write(
+        self,
+        device: Device,
+        problem: Problem,
+        kernel: str,
+        role: str,
+        measured_on: str,
+        row: Mapping[str, object],
+    ) -> None:
+        shared = {
+            "time": datetime.now().astimezone().isoformat(timespec="seconds"),
+            "device": device.slug,
+            "driver": one_line(device.versions.get("driver", "")),
+            "compiler": self._compiler,
+            "problem": problem.slug,
+            "kernel": kernel,
+            "role": role,
+            "measured_on": measured_on,
+            "beta": self._beta,
+        }
+        self._append(TRIALS.line(shared | row))
 
     def close(self) -> None:
         """Close the file."""
@@ -89,28 +151,14 @@ class TrialLog:
             os.fsync(self._file.fileno())
 
 
-def _row(trial: Trial, device: Device, role: str) -> dict[str, object]:
-    seen, resources = trial.telemetry, trial.resources
-    timed = trial.seconds > 0
+def _times(seconds: float, spread: float, gflops: float) -> dict[str, str]:
+    """The columns of a time; empty if nothing was timed."""
+    if not seconds > 0:
+        return {}
     return {
-        "time": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "device": device.slug,
-        "problem": trial.problem.slug,
-        "kernel": trial.config.kernel_name,
-        "config": trial.config.slug,
-        "role": role,
-        "outcome": trial.outcome,
-        "seconds": f"{trial.seconds:.9g}" if timed else "",
-        "spread": f"{trial.spread:.4g}" if timed else "",
-        "repeats": len(trial.times),
-        "void": trial.void,
-        "gflops": f"{trial.gflops:.6g}" if timed else "",
-        "error": f"{trial.error:.3g}" if trial.error >= 0 else "",
-        "registers": resources.registers,
-        "spills": resources.spilled_bytes,
-        "shared": resources.shared_bytes,
-        **{name: seen.get(name, "") for name in SEEN},
-        "detail": one_line(trial.detail),
+        "seconds": f"{seconds:.9g}",
+        "spread": f"{spread:.4g}",
+        "gflops": f"{gflops:.6g}",
     }
 
 

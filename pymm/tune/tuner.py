@@ -12,6 +12,8 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -45,13 +47,7 @@ from pymm.tune.initial import FIRST, InitialConfigs, Prefetcher, Task
 from pymm.tune.options import Options, parse
 from pymm.tune.progress import Line, Progress, show_lines
 from pymm.tune.session import FEWEST_TRIALS, Broken, Session, Setup, Streak
-from pymm.tune.storage import (
-    StorageLost,
-    open_shared,
-    open_storage,
-    open_study,
-    shared_name,
-)
+from pymm.tune.storage import StorageLost, open_shared, open_storage, open_study, shared_name
 from pymm.tune.study import Company, Search
 from pymm.tune.trial_log import ForeignFile, TrialLog
 
@@ -117,14 +113,19 @@ FIRST_IF_STALE = 4  # fewest, of a stale record that is tuned again
 YIELD = 0.15
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command. Returns the exit status that `--help` describes."""
+def main(argv: Sequence[str] | None = None, tuned: Callable[[Tuner], None] | None = None) -> int:
+    """The command. Returns the exit status that `--help` describes. `tuned` gets the tuner of each
+    model of device after its run, if it came to trials on a real device.
+    """
     tuner = Tuner(parse(argv))
     try:
-        return tuner.run()
+        status = tuner.run()
     except SeveralModels as several:
         given = sys.argv[1:] if argv is None else list(argv)
-        return tune_each(main, given, several.groups, tuner.stop, tuner.say)
+        return tune_each(partial(main, tuned=tuned), given, several.groups, tuner.stop, tuner.say)
+    if tuned and tuner.trials and tuner.device.times_are_real and status != INTERRUPTED:
+        tuned(tuner)
+    return status
 
 
 @dataclass
@@ -144,6 +145,7 @@ class Tuner:
     lines: list[Line] = field(default_factory=list, init=False)
     records: list[Record] = field(default_factory=list, init=False)
     shared: Any = field(default=None, init=False)
+    trials: Path | None = field(default=None, init=False)
     failed: int = field(default=0, init=False)
     streak: Streak = field(default_factory=Streak, init=False)
     short: list[str] = field(default_factory=list, init=False)
@@ -255,14 +257,14 @@ class Tuner:
 
     def _tune(self, tasks: Sequence[tuple[Problem, Kernel]], held: ExitStack) -> None:
         self.ahead = compilers_beside(self.device, len(self.crew))
-        storage = self.options.storage or state_directory()
-        self.folder = storage / self.device.slug
+        options, quick = self.options, self.options.checks == "quick"
+        self.folder = (options.storage or state_directory()) / self.device.slug
         self._check_output()
         compiler = held.enter_context(self.open_compiler(self.compiler, self.ahead))
-        log = TrialLog(self.options.csv or self.folder / "trials.csv", self.say, self.options.beta)
+        self.trials = options.csv or self.folder / "trials.csv"
+        log = TrialLog(self.trials, self.say, options.beta, self.compiler.toolchain)
         held.callback(log.close)
         progress = held.enter_context(Progress(self.console))
-        options, quick = self.options, self.options.checks == "quick"
         setup = Setup(
             self.crew,
             compiler,
@@ -341,7 +343,7 @@ class Tuner:
         not have, or has with other parameters, stay in their file and are reported once.
         """
         found = []
-        for record, file, stale in configs(self.device, self.output, self._environment):
+        for record, file, stale in configs(self.device, self.output, self.environment):
             if foreign := foreign_because(record):
                 what = f"{record.problem.slug} {record.config.slug}"
                 self._once(f"{file}: {what} is skipped: {foreign}")
@@ -373,12 +375,7 @@ class Tuner:
         return min(now + PATIENCE * (ends - now), self._over)
 
     def _one(
-        self,
-        initial: InitialConfigs,
-        builds: Sequence[Future],
-        ends: float,
-        of: str,
-        setup: Setup,
+        self, initial: InitialConfigs, builds: Sequence[Future], ends: float, of: str, setup: Setup
     ) -> None:
         problem, kernel, options = initial.problem, initial.kernel, self.options
         if not initial.valid:
@@ -454,15 +451,16 @@ class Tuner:
             )
 
     @property
-    def _environment(self) -> Environment:
+    def environment(self) -> Environment:
+        """The tools that it tunes with."""
         return Environment.of(self.device, self.compiler.toolchain)
 
     def _facts(self, kernel: Kernel) -> dict[str, str]:
         """What must be unchanged for the times of an earlier run to count."""
         return {
             "device": self.device.name,
-            "driver": self._environment.driver,
-            "compiler": self._environment.compiler,
+            "driver": self.environment.driver,
+            "compiler": self.environment.compiler,
             "source": kernel_digest(kernel.backend, kernel.file),
         }
 
@@ -482,7 +480,7 @@ class Tuner:
                 remark,
             )
         )
-        today, environment = date.today().isoformat(), self._environment
+        today, environment = date.today().isoformat(), self.environment
         records = [
             Record(
                 problem,

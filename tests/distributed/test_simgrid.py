@@ -11,7 +11,7 @@ import pytest
 from pymm.distributed import calibrate, simgrid
 from pymm.distributed.__main__ import main
 from pymm.distributed.plan import Grid, Plan, Rates
-from pymm.measure.results import DISTRIBUTED
+from pymm.measure.results import DISTRIBUTED, SIMULATED
 
 #: All in the same order of magnitude, so that nothing is hidden behind the rest.
 RATES = Rates(flops=1e9, bandwidth=1e8, latency=1e-5, memory=1e9, overlap=1)
@@ -114,7 +114,7 @@ def test_simulate(tmp_path, capsys):
     told = capsys.readouterr().out
     assert "simulated" in told and "without look-ahead" in told and "efficiency" in told
     (row,) = rows_in(path)
-    assert tuple(row) == simgrid.SIMULATED.columns
+    assert tuple(row) == SIMULATED.columns
     assert (row["grid"], row["processes"], row["panel"]) == ("2x2x2", "8", "128")
     assert float(row["latency"]) == Rates().latency and float(row["bandwidth"]) == 1e8
     assert float(row["efficiency"]) == float(row["multiplying"]) / float(row["simulated"])

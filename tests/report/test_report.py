@@ -56,6 +56,7 @@ def test_every_kind_of_file_is_known(folder):
         "classes.csv",
         "distributed.csv",
         "ladder.csv",
+        "simulated.csv",
         "suites.csv",
         "tune-devices.csv",
         "tuning.csv",
@@ -100,9 +101,14 @@ def test_every_figure_of_several_gpus_has_a_line(folder):
 
 def test_every_figure_of_several_processes_has_a_line(folder):
     line = ["f64", "3000", "4", "pymm numpy", "2x2", "500 ms", "108", "3.25", "1.25", "1.50"]
+    rates = ["512", "44", "13", "2.5", "78", "50%", "3.32"]
     assert rows_of(folder, "distributed") == {
         "mpi": [[*line, "1.0e-15"]],
         "mpi-failed": [["scalapack", "failed", "no library"]],
+        "simulated": [
+            [*"f64 3000 4 2x2x1".split(), "500 ms", "400 ms", "0.875", "500 ms", "0.800", *rates],
+            [*"f64 3000 64 8x8x1".split(), "250 ms", "200 ms", "0.625", "", "", *rates],
+        ],
     }
 
 

@@ -58,6 +58,10 @@ LOOK = """([slackX, slackY, smallest]) => {
 }"""
 
 
+#: Unfolds all chapters and long tables.
+UNFOLD = "document.querySelectorAll('details').forEach((fold) => { fold.open = true; })"
+
+
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     """The file of a report with every kind of chapter."""
@@ -108,10 +112,79 @@ def look(browser, report):
         yield lambda *how, **more: opened.enter_context(open_in(browser, report, *how, **more))
 
 
+#: Labels with something drawn behind or over them: a bar, a marker, a line, but not the grid.
+COVERED = """([slackX, slackY]) => {
+  const wrong = new Set();
+  const grid = document.createElement("i");
+  grid.style.color = "var(--grid)";
+  document.body.append(grid);
+  const quiet = getComputedStyle(grid).color;
+  const inside = (a, x, y) =>
+    x > a.left + slackX && x < a.right - slackX && y > a.top + slackY && y < a.bottom - slackY;
+  for (const svg of document.querySelectorAll("figure svg")) {
+    const name = svg.parentElement.id;
+    const boxes = [...svg.querySelectorAll("text")].filter((t) => t.textContent.trim())
+      .map((t) => [t.textContent.trim(), t.getBoundingClientRect()]);
+    for (const mark of svg.querySelectorAll("path, use")) {
+      if (mark.closest("defs, clipPath")) continue;
+      const { fill, stroke } = getComputedStyle(mark);
+      const b = mark.getBoundingClientRect();
+      if (mark.localName === "path" && fill === "none") {
+        if (stroke === quiet || stroke === "none") continue;
+        const to = mark.getScreenCTM(), length = mark.getTotalLength();
+        for (let at = 0; at <= length; at += 1) {
+          const point = mark.getPointAtLength(at).matrixTransform(to);
+          for (const [words, a] of boxes)
+            if (inside(a, point.x, point.y)) wrong.add(`${name}: a line crosses "${words}"`);
+        }
+      } else {
+        for (const [words, a] of boxes) {
+          const x = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+          const y = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+          if (x > slackX && y > slackY) wrong.add(`${name}: a mark is on "${words}"`);
+        }
+      }
+    }
+  }
+  grid.remove();
+  return [...wrong];
+}"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_label_is_covered(look, width):
+    page = look(width)
+    page.evaluate(UNFOLD)
+    assert page.evaluate(COVERED, SLACK) == []
+
+
+#: A drawing with a marker, a bar and a line behind labels.
+BAD = """
+<figure id="bad"><svg viewBox="0 0 300 100">
+<path d="M 0 0 L 90 0 L 90 30 L 0 30 Z" fill="red"/><text x="10" y="20">on a bar</text>
+<path d="M 0 60 L 300 60" fill="none" stroke="blue"/><text x="10" y="64">crossed</text>
+<defs><path id="m" d="M -4 -4 L 4 -4 L 4 4 Z"/></defs>
+<use href="#m" x="220" y="17"/><text x="200" y="20">marked</text>
+<path d="M 120 80 L 290 80" fill="none" stroke="var(--grid)"/><text x="200" y="85">free</text>
+</svg></figure>"""
+
+
+def test_covered_labels_are_found(look):
+    page = look()
+    page.evaluate("(markup) => document.querySelector('#glance').innerHTML = markup", BAD)
+    assert page.evaluate(COVERED, SLACK) == [
+        'bad: a mark is on "on a bar"',
+        'bad: a line crosses "crossed"',
+        'bad: a mark is on "marked"',
+    ]
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_nothing_is_cut_and_nothing_overlaps(look, width, scheme):
     page = look(width, scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.evaluate(UNFOLD)
     assert page.locator("figure svg").count() > 20
     assert page.evaluate(LOOK, [*SLACK, SMALLEST]) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -146,6 +219,7 @@ def contrast(*colours: str) -> float:
 
 def test_tables_sort_by_numbers_and_by_words(look):
     page = look()
+    page.evaluate(UNFOLD)
 
     def column(place):
         rows = page.locator("#rows-products tbody tr").all()
@@ -168,6 +242,7 @@ def test_tables_sort_by_numbers_and_by_words(look):
 
 def test_tables_are_filtered(look):
     page = look()
+    page.evaluate(UNFOLD)
     page.fill('input[data-table="rows-products"]', "tf32x3 TN")
     shown = page.locator("#rows-products tbody tr:visible").all_inner_texts()
     assert len(shown) == 4 and all("tf32x3" in row and "TN" in row for row in shown)
@@ -175,12 +250,19 @@ def test_tables_are_filtered(look):
     assert page.locator("#rows-products tbody tr:visible").count() == 24
 
 
-def test_every_link_leads_somewhere(look):
+def test_the_first_screen_is_short_and_chapters_unfold(look, report):
     page = look()
     ids = page.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)")
     assert len(ids) == len(set(ids))
-    links = page.evaluate("[...document.links].map(a => a.getAttribute('href'))")
-    assert links and all(link[0] == "#" and link[1:] in ids for link in links)
+    assert page.evaluate("document.documentElement.scrollHeight") < 3000
+    chapters = page.locator("details.chapter")
+    assert chapters.count() > 10 and page.locator("details[open]").count() == 0
+    assert page.locator("#glance .tile").first.is_visible()
+    assert not page.locator("#rows-products").is_visible()
+    page.locator("#baseline summary h2").click()
+    assert page.locator("#table-classes-0").is_visible()
+    page.goto(f"{report.as_uri()}#o3")
+    assert page.locator("#o3 figure").first.is_visible()
 
 
 def test_the_page_prints(look):
@@ -188,8 +270,21 @@ def test_the_page_prints(look):
     page.emulate_media(media="print")
     paper = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
     assert paper == "rgb(255, 255, 255)"
-    assert not page.locator("nav").is_visible()
+    assert not page.locator("#theme").is_visible()
     assert len(page.pdf()) > 10_000
+    assert page.locator("details.chapter:not([open])").count() == 0, "paper has no folds"
+    assert page.locator("details.long[open]").count() == 0 < page.locator("details.long").count()
+
+
+def test_what_is_wider_than_the_page_says_so(look):
+    """A table of many columns on a phone, unfolded later; a small one has no hint."""
+    page = look(390)
+    page.evaluate(UNFOLD)
+    hints = page.evaluate("""() => new Promise((done) => requestAnimationFrame(() =>
+      requestAnimationFrame(() => done([...document.querySelectorAll(".wide")].map((wide) =>
+        [wide.scrollWidth > wide.clientWidth, !wide.previousElementSibling.hidden])))))""")
+    assert {wide for wide, _ in hints} == {True, False}
+    assert all(wide == hint for wide, hint in hints)
 
 
 def test_the_page_is_small(report):

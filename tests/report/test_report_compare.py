@@ -38,7 +38,9 @@ def pair(first, second, **more):
         ({}, {"seconds": 1.01e-4}, "as fast"),  # runs differ
         ({}, {"seconds": 0.9e-4}, "faster"),
         ({}, {"seconds": 1.1e-4}, "slower"),
-        ({"spread": 0.5, "rounds": 5}, {"seconds": 1.1e-4}, "as fast"),  # noise within the first
+        ({"spread": 0.5, "rounds": 5}, {"seconds": 1.1e-4}, "unclear"),  # noise within the first
+        ({"spread": 0.5, "rounds": 5}, {}, "unclear"),  # equal, but nobody knows
+        ({"spread": 0.05, "rounds": 5}, {"seconds": 1.03e-4}, "unclear"),
         ({"spread": 0.5, "rounds": 5}, {"seconds": 9e-4}, "slower"),
     ],
 )

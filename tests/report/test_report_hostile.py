@@ -13,7 +13,7 @@ import measured
 import pytest
 from conftest import BROWSER
 from report_fixtures import without_plots  # noqa: F401
-from test_report_browser import browser, open_in  # noqa: F401
+from test_report_browser import UNFOLD, browser, open_in  # noqa: F401
 
 from pymm.measure import results
 from pymm.report import content, html, main, markup, svg
@@ -41,6 +41,7 @@ FILES = {
     "blocked.csv": (results.BLOCKED.columns, measured.blocked),
     "calls.csv": (measured.CALLS, measured.calls),
     "distributed.csv": (results.DISTRIBUTED.columns, measured.distributed),
+    "simulated.csv": (results.SIMULATED.columns, measured.simulated),
     "tune-devices.csv": (measured.TUNE_DEVICES, measured.tune_devices),
     "suites.csv": (results.EXPERIMENTS.columns, lambda: measured.suites(sparse=48)),
 }
@@ -118,6 +119,7 @@ def test_nothing_runs_and_all_is_shown(browser, written):
         assert page.locator("figure svg").count() > 20
         assert page.complaints == []
         page.click("#theme")
+        page.evaluate(UNFOLD)
         page.fill('input[data-table="rows-products"]', "onerror")
         assert page.locator("#rows-products tbody tr:visible").count() > 0
         ids = page.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)")
@@ -200,7 +202,7 @@ def test_markup_escapes_what_is_not_markup():
     with pytest.raises(ValueError):
         markup.raw_element("style", "a</style>")
     cell = html._cell(content.Cell('<i>"', 1.0, 1.0), True)
-    assert cell == '<td class="n" data-v="1" data-s="4">&lt;i&gt;&quot;</td>'
+    assert cell == '<td class="n" data-v="1" data-s="5">&lt;i&gt;&quot;</td>'
 
 
 def test_two_texts_never_share_an_id():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from report_fixtures import folder, without_plots  # noqa: F401
 
+from pymm.core.dtypes import DTYPES
 from pymm.measure import results
 from pymm.report import content, load, searches, stats, svg, tables, tables_experiments
 from pymm.report.chapters import report
@@ -119,11 +120,15 @@ def test_what_is_not_measured_names_its_command(folder, without_plots):
     (folder / "tuning.csv").unlink()
     (folder / "classes.csv").unlink()
     made = chapters(folder)
-    (o3,), (o2,) = made["o3"].not_measured, made["o2"].not_measured
+    assert not {"o3", "tuning", "baseline"} & set(made), "no chapter is empty"
+    rows = [[cell.text for cell in row.values()] for row in made["missing"].tables[0].rows]
+    commands = dict(rows)
+    o3 = next(command for what, command in rows if what.startswith("o3"))
     assert "python -m pymm.bench --suite o3 --dtypes f64,f32 --csv benchmarks/results/test" in o3
-    assert "o2-kernels" in o2 and "--suite o2-kernels" in o2
-    assert "python -m pymm.tune" in made["tuning"].not_measured[0]
-    assert "python -m pymm.bench --classes all" in made["baseline"].not_measured[0]
+    o2 = next(command for what, command in rows if what.startswith("o2-kernels"))
+    assert "--suite o2-kernels" in o2
+    assert "python -m pymm.tune" in commands["searches"]
+    assert "python -m pymm.bench --classes all" in commands["products of all classes compared"]
 
 
 def test_what_a_device_cannot_have_is_not_asked_for(folder, without_plots):
@@ -175,6 +180,34 @@ def test_curves_keep_their_series():
     looks = {tuple(map(str, svg.series(place).values())) for place in places.values()}
     assert len(looks) == len(names)
     assert all(places[name] == svg.slots(names)[name] for name in names[3:])
+
+
+def test_every_type_has_a_colour_of_its_own():
+    looks = {tuple(svg.type_series(dtype).values()) for dtype in DTYPES}
+    assert len(looks) == len(DTYPES) == len({colour for colour, _ in looks})
+
+
+def test_losses_are_as_visible_as_gains():
+    for ratio in (1.01, 1.02, 1.05, 1.08, 1.2, 3.0):
+        assert tables.shade(ratio) > 0 and tables.shade(1 / ratio) == -tables.shade(ratio)
+    assert tables.shade(1.005) == tables.shade(1 / 1.005) == 0
+    assert tables.shade(0.92) < tables.shade(0.98) < 0
+
+
+def test_what_is_slower_is_listed(folder, without_plots):
+    rows = measured.class_rows()
+    rows[3] |= {"ratio": 0.97}
+    rows[5] |= {"ratio": 0.5}
+    measured.write(folder / "classes.csv", results.CLASSES.columns, rows)
+    (table,) = [t for t in chapters(folder)["baseline"].tables if t.name == "losses"]
+    assert [row["ratio"].text for row in table.rows] == ["0.50", "0.97"]
+
+
+def test_a_device_that_is_slower_everywhere_has_no_best_class(folder, without_plots):
+    rows = [row | {"ratio": 0.8} for row in measured.class_rows()]
+    measured.write(folder / "classes.csv", results.CLASSES.columns, rows)
+    said = dict(chapters(folder)["glance"].observations)["Compared with cuBLAS?"]
+    assert "slower in every class" in said and "best" not in said
 
 
 def test_what_may_be_noise_is_no_gain(folder):

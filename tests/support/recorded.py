@@ -51,6 +51,7 @@ class RecordedWorker:
     asked: list[Config] = field(default_factory=list)
     before: Callable[[Config], None] = lambda config: None
     library: float | None = None
+    library_name: str = "library"
     compiler = SimpleNamespace(toolchain="recorder 1.0")
     requests: list = field(default_factory=list)
     _reply: Reply | None = None
@@ -77,7 +78,7 @@ class RecordedWorker:
             trials.append(self._trial(request, config))
         times = {}
         if request.against_others and self.library is not None:
-            times = {"library": [self.library] * request.rounds}
+            times = {self.library_name: [self.library] * request.rounds}
         lost = any(trial.outcome in ("crashed", "timed_out") for trial in trials)
         self.replaced += lost
         if lost:

@@ -291,7 +291,7 @@ def test_devices_of_several_models_are_tuned_each_by_itself(tmp_path, monkeypatc
     monkeypatch.setattr(tuner.Tuner, "run", _raising(several.value))
     assert tuner.main(["--devices", "0,1,2", "--trials", "3"]) == 0
     ((command, argv, groups, *_),) = begun
-    assert command is tuner.main and argv == ["--devices", "0,1,2", "--trials", "3"]
+    assert command.func is tuner.main and argv == ["--devices", "0,1,2", "--trials", "3"]
     assert groups == [[0, 2], [1]]
 
 
@@ -311,6 +311,7 @@ def test_two_models_end_to_end(tmp_path):
     assert done.returncode in (TUNED, NOT_ALL), done.stdout + done.stderr
     for name in ("cpu", "cpu:1"):
         assert f"[{name}] Device: " in done.stdout
+        assert f"[{name}] Page: {tmp_path}/state/" in done.stdout
     with open(tmp_path / "trials.csv") as file:
         header, *rows = file.read().splitlines()
     assert len({row.split(",")[2] for row in rows}) == 2, "two models in one table"

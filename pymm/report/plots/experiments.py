@@ -260,7 +260,7 @@ def _against_sequential(experiment: Experiment, among: Curves, k: str) -> list[F
         }
         caption = "Infinity norm of the difference from the sequential result / that of the result."
         if same:
-            caption += f" To the bit the same: {', '.join(same)}."
+            caption += f" Identical bit for bit: {', '.join(same)}."
         axes = Axes(what, f"error in {short_number(unit)}")
         title = f"Relative error{where}"
         found.append(figure(f"o4-errors{name}", title, caption, different, axes, among=among))

@@ -11,7 +11,7 @@ from pymm.measure.libraries import GENERAL
 from pymm.report.content import rate
 from pymm.report.load import Results, Row
 from pymm.report.stats import OWN, Timing, class_rows, peaks, timings
-from pymm.report.svg import Figure, colour, draw, label_decades, series
+from pymm.report.svg import Figure, colour, draw, label_decades, type_series
 
 #: Shortest product whose power is plotted: that of shorter ones includes too much of the cache
 #: flush.
@@ -62,7 +62,7 @@ def _roofline(at: Sequence[Timing], dtype: str, peak: float, bandwidth: float) -
             markersize=5.5,
             markerfacecolor="none",
             markeredgewidth=0.9,
-            markeredgecolor=colour("series-1"),
+            markeredgecolor=colour("ink"),
             label="baseline",
         )
         axes.plot(
@@ -71,7 +71,7 @@ def _roofline(at: Sequence[Timing], dtype: str, peak: float, bandwidth: float) -
             linestyle="",
             marker="o",
             markersize=2.6,
-            color=colour("series-0"),
+            color=type_series(dtype)["color"],
             label=OWN,
         )
         ridge = peak * 1e9 / bandwidth if bandwidth else left
@@ -107,8 +107,8 @@ def thinned(points: Iterable[Point]) -> list[Point]:
 
 def _by_type(axes: Any, rows: Sequence[Row], x: Value, y: Value) -> None:
     """One series of points for each type; a type has the same series in every figure."""
-    for number, dtype in enumerate(DTYPES):
-        style = series(number) | {"linestyle": "", "markersize": 4}
+    for dtype in DTYPES:
+        style = type_series(dtype) | {"linestyle": "", "markersize": 4}
         if of := [row for row in rows if row.problem.dtype == dtype]:
             axes.plot([x(row) for row in of], [y(row) for row in of], label=dtype, **style)
     axes.set(xscale="log")

@@ -12,10 +12,12 @@ from pymm.report.load import Results
 from pymm.report.stats import (
     CHOICE,
     OWN,
+    STALE,
     Curves,
     Timing,
     baseline_name,
     comparisons,
+    current,
     device_name,
     display_name,
     highest_rates,
@@ -25,13 +27,14 @@ from pymm.report.stats import (
     peaks,
     timings,
 )
-from pymm.report.svg import Axes, Figure, colour, draw, figure, with_unit
+from pymm.report.svg import Axes, Figure, colour, draw, figure, type_series, with_unit
 
 #: A curve has at least so many sizes.
 CURVE = 3
 
-#: Percent of the peak that the label of a bar covers.
-LABEL = 30
+#: The labels of bars begin so far beyond the longest bar, marker or line, and are so long: percent
+#: of the axis up to there.
+GAP, LABEL = 3, 35
 
 
 def highest(results: Results) -> list[Figure]:
@@ -40,10 +43,14 @@ def highest(results: Results) -> list[Figure]:
     if not found:
         return []
 
+    timed = [(e.own, e.peak) for e in found] + [(e.baseline, e.peak) for e in found if e.baseline]
+    longest = max([100.0, *(100 * timing.gflops / peak for timing, peak in timed)])
+
     def plot(figure: Any, axes: Any) -> None:
         places = range(len(found))
         parts = [100 * e.own.gflops / e.peak for e in found]
-        axes.barh(places, parts, height=0.62, color=colour("series-0"), label=OWN)
+        colours = [type_series(e.dtype)["color"] for e in found]
+        axes.barh(places, parts, height=0.62, color=colours, label=OWN)
         baselines = [(i, e.baseline) for i, e in enumerate(found) if e.baseline]
         for name in dict.fromkeys(_family(baseline.library) for _, baseline in baselines):
             at = [(i, r) for i, r in baselines if _family(r.library) == name]
@@ -54,19 +61,17 @@ def highest(results: Results) -> list[Figure]:
                 linestyle="",
                 marker="D",
                 markersize=6,
-                color=colour("series-1"),
+                color=colour("ink"),
                 markeredgecolor=colour("paper"),
                 label=name,
             )
         for place, e in zip(places, found, strict=True):
-            start = 2.0  # or beyond the marker that would cover the text
-            if e.baseline and e.baseline.gflops / e.peak < LABEL / 100:
-                start = 100 * e.baseline.gflops / e.peak + 4
-            style = {"va": "center", "color": colour("paper"), "fontsize": 9}
-            axes.text(start, place, rate(e.own.gflops), **style)
+            axes.text((1 + GAP / 100) * longest, place, rate(e.own.gflops), va="center", fontsize=9)
         axes.axvline(100, color=colour("ink"), linestyle="--", linewidth=1.2)
         axes.set_yticks(places, [e.dtype for e in found])
-        axes.set(xlim=(0, 104), xlabel="% of the device's peak", ylim=(len(found) - 0.5, -0.5))
+        end = longest * (1 + (GAP + LABEL) / 100)
+        axes.set(xlim=(0, end), xlabel="% of the device's peak", ylim=(len(found) - 0.5, -0.5))
+        axes.set_xticks(range(0, round(longest) + 1, 20))
         axes.grid(axis="y", visible=False)
         figure.legend(loc="outside lower center", ncols=3)
 
@@ -81,14 +86,14 @@ def ratios(results: Results) -> list[Figure]:
     """The ratio of every product, and the geometric means, by type."""
     baseline = baseline_name(results)
     kinds: dict[str, list[float]] = {}
-    for comparison in (comparison for comparison in comparisons(results) if comparison.ratio > 0):
+    for comparison in (c for c in current(comparisons(results)) if c.ratio > 0):
         kinds.setdefault(kind_of(comparison.problem), []).append(comparison.ratio)
     if not kinds:
         return []
     everything = [ratio for values in kinds.values() for ratio in values]
 
     def plot(figure: Any, axes: Any) -> None:
-        for place, values in enumerate(kinds.values()):
+        for place, (kind, values) in enumerate(kinds.items()):
             values = sorted(values)
             heights = [place + 0.26 * ((7 * i % 11) / 5 - 1) for i in range(len(values))]
             axes.plot(
@@ -97,7 +102,7 @@ def ratios(results: Results) -> list[Figure]:
                 linestyle="",
                 marker="o",
                 markersize=2.6,
-                color=colour("series-0"),
+                color=type_series(kind.split(" ")[0])["color"],
                 alpha=0.6,
                 label="one product" if not place else None,
             )
@@ -107,7 +112,7 @@ def ratios(results: Results) -> list[Figure]:
             linestyle="",
             marker="D",
             markersize=6,
-            color=colour("series-1"),
+            color=colour("ink"),
             markeredgecolor=colour("paper"),
             label="geometric mean",
         )
@@ -139,7 +144,7 @@ def ladder(results: Results) -> list[Figure]:
     """The rate of every kernel on the largest square that most kernels were measured on, by
     type.
     """
-    everything = [t for t in timings(results) if t.row.kind == "bench"]
+    everything = [t for t in timings(results) if t.row.kind == "bench" and not t.row.stale]
     limits, found = peaks(results), []
     for dtype in dict.fromkeys(t.problem.dtype for t in everything):
         at = [t for t in everything if t.problem.dtype == dtype]
@@ -218,7 +223,7 @@ def against_size(results: Results) -> list[Figure]:
 def _lines(squares: Sequence[Timing]) -> Curves:
     lines: Curves = {}
     for t in squares:
-        own = CHOICE if t.row.kind == "classes" else t.kernel
+        own = (CHOICE if t.row.kind == "classes" else t.kernel) + STALE * bool(t.row.stale)
         line = lines.setdefault(own if t.library == OWN else display_name(t.library), {})
         line[t.problem.n] = max(line.get(t.problem.n, 0.0), t.gflops)
     return ordered(lines)

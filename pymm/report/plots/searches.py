@@ -10,6 +10,7 @@ from typing import Any
 from pymm.kernels import KERNELS
 from pymm.report.load import Results
 from pymm.report.searches import Search, longest, parameters, searches
+from pymm.report.stats import tuned_searches
 from pymm.report.svg import HEIGHT, Figure, colour, draw, label_decades, series
 
 #: Searches whose progress is plotted, and how many of these in detail.
@@ -44,8 +45,8 @@ STEPS = (
 
 def gains(results: Results) -> list[Figure]:
     """The number of searches by gain, the default's time / the winner's."""
-    ratios = [search.gain for search in searches(results) if search.gain == search.gain]
-    if len(ratios) < 2:
+    ratios = [search.gain for search in tuned_searches(results) if search.gain == search.gain]
+    if len(ratios) < 2 or max(ratios) <= 1.0:
         return []
     ends = [0.0, *(end for end, _ in STEPS)]
     counts = [
@@ -67,6 +68,7 @@ def gains(results: Results) -> list[Figure]:
             )
         axes.set_yticks(places, [label for _, label in STEPS])
         axes.set(xlabel="searches", xlim=(0, 1.12 * max(counts)), ylim=(len(STEPS) - 0.5, -0.5))
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(axis="y", visible=False)
 
     caption = (
