@@ -16,9 +16,6 @@
 #if EPILOGUE
 #include <cmath>
 
-static_assert(ACTIVATION >= 0 && ACTIVATION <= 4, "ACTIVATION is 0 to 4");
-static_assert(BIAS >= 0 && BIAS <= 2, "BIAS is 0, 1 or 2");
-
 static inline REAL activated(REAL x) {
     constexpr REAL one = 1, half = 0.5;
     if (ACTIVATION == 1) return x < 0 ? REAL(0) : x;

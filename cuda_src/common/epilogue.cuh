@@ -20,9 +20,6 @@
 
 #if EPILOGUE
 
-static_assert(ACTIVATION >= 0 && ACTIVATION <= 4, "ACTIVATION is 0 to 4");
-static_assert(BIAS >= 0 && BIAS <= 2, "BIAS is 0, 1 or 2");
-
 __device__ __forceinline__ float read_bias(const float* bias) { return *bias; }
 __device__ __forceinline__ double read_bias(const double* bias) { return *bias; }
 template <class HALF>

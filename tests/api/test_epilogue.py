@@ -1,5 +1,5 @@
-"""matmul with a bias and an activation: what they are added to, where they may lie, what is refused,
-and calls and plans in turn with and without them.
+"""matmul with a bias and an activation: what they are added to, where they may lie, what is
+refused, and calls and plans in turn with and without them.
 """
 
 import ml_dtypes

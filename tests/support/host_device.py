@@ -11,8 +11,8 @@ import numpy as np
 
 from pymm.backends.base import Backend, Buffer, Compiler, Executable, Resources
 from pymm.core.device import Device
-from pymm.core.errors import LaunchFailed
 from pymm.core.epilogue import NO_EPILOGUE
+from pymm.core.errors import LaunchFailed
 from pymm.core.reference import ACTIVATED, computed, mirrored
 from pymm.runtime.arrays import Form, view_at
 
