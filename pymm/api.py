@@ -122,7 +122,7 @@ def matmul(
     not have), `NoDevice`, `MemoryError`, and `CompileFailed` or `LaunchFailed` from the device.
     """
     if type(a) is ShardedMatrix or type(b) is ShardedMatrix:
-        return _multiply_sharded(a, b, out, c, locals())
+        return multiply_sharded(a, b, out, c, MatmulOptions.of(locals()), bias)
     scalars = alpha, type(alpha), beta, type(beta)
     what = trans_a, trans_b, dtype, casting, precision, out_dtype, activation
     given = scalars, what, (stream, kernel, config, device, transfer, device_memory)
@@ -132,34 +132,8 @@ def matmul(
     if launch is not None:
         launch()
         return out
-    options = MatmulOptions(
-        alpha=alpha,
-        beta=beta,
-        trans_a=trans_a,
-        trans_b=trans_b,
-        dtype=dtype,
-        casting=casting,
-        precision=precision,
-        out_dtype=out_dtype,
-        activation=activation,
-        stream=stream,
-        kernel=kernel,
-        config=config,
-        device=device,
-        transfer=transfer,
-        device_memory=device_memory,
-    )
+    options = MatmulOptions.of(locals())
     return _multiply(options, key, Arguments(a, b, out, c, given), bias)
-
-
-def _multiply_sharded(a: Any, b: Any, out: Any, c: Any, given: dict[str, Any]) -> ShardedMatrix:
-    """`matmul` of matrices on several devices; `given` are all its arguments."""
-    options = {name: x for name, x in given.items() if name not in _OPERANDS}
-    return multiply_sharded(a, b, out, c, MatmulOptions(**options), given["bias"])
-
-
-#: Arguments of `matmul` that are arrays.
-_OPERANDS = "a", "b", "out", "c", "bias"
 
 
 def _multiply(options: MatmulOptions, key: Key | None, arguments: Arguments, bias: Any) -> Any:
@@ -416,21 +390,7 @@ def syrk(
     if launch is not None:
         launch()
         return out
-    options = SyrkOptions(
-        alpha=alpha,
-        beta=beta,
-        trans=trans,
-        fill=fill,
-        dtype=dtype,
-        casting=casting,
-        precision=precision,
-        out_dtype=out_dtype,
-        stream=stream,
-        kernel=kernel,
-        config=config,
-        device=device,
-        transfer=transfer,
-    )
+    options = SyrkOptions.of(locals())
     call = options.check(a, out, c)
     return _run(call, options, key, Arguments(a, a, out, c, given))
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from numbers import Real
@@ -163,6 +163,11 @@ class Options(ABC):
         if unknown:
             raise TypeError(f"unknown argument {unknown}; there are {', '.join(known)}")
         return cls(**given)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """Of all arguments of a public function by name, arrays among them."""
+        return cls(**{field.name: given[field.name] for field in fields(cls)})
 
     def __post_init__(self) -> None:
         if self.casting not in _CASTINGS:

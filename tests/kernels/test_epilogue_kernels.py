@@ -9,11 +9,14 @@ import pytest
 from epilogues import check_finished
 from fed_products import check_refused
 
+from pymm.backends.base import Matrix, Vector
+from pymm.core import reference
 from pymm.core.dtypes import DTYPES, FLOAT32
 from pymm.core.epilogue import ACTIVATIONS, Epilogue
 from pymm.core.problem import Problem
 from pymm.kernels import KERNELS, known_kernel, parse_slug
 from pymm.kernels.source import render
+from pymm.runtime.bind import executable
 
 #: A small configuration and a type of every kernel that stores C in a way of its own: from
 #: registers, by TMA, in parts of k that are added by the last block or by another launch.
@@ -133,6 +136,41 @@ def test_on_a_cpu(cpu, name, down, activation):
         config = kernel.default_for(Problem(64, 64, 64, dtype), cpu.device)
         for seed, (m, n, k) in enumerate(((1, 1, 1), (65, 97, 300), (7, 193, 0), (130, 3, 257))):
             check_finished(cpu, config, Problem(m, n, k, dtype, batch=2), epilogue, seed)
+
+
+def check_specials(backend, config, dtype):
+    """NaN, infinities and zero, in the sums and in the bias, with every activation: what separate
+    operations in NumPy give.
+    """
+    problem = Problem(7, 5, 1, dtype)
+    real = problem.numpy_dtype.type
+    a = np.array([np.inf, -np.inf, np.nan, 1, 0, -100, 88], real).reshape(7, 1)
+    b = np.array([1, -1, 1, 1, 1], real).reshape(1, 5)
+    bias = np.array([0.5, -0.5, np.inf, -np.inf, np.nan], real)
+    buffers = [backend.allocate(n * real().itemsize) for n in (7, 5, 35, 5)]
+    for buffer, values in zip(buffers, (a, b, None, bias), strict=True):
+        if values is not None:
+            buffer.write(values)
+    places = [Matrix(x.address, ld, owner=x) for x, ld in zip(buffers[:3], (1, 5, 5), strict=True)]
+    there = Vector(buffers[3].address, 5, buffers[3])
+    for activation in ("", *ACTIVATIONS):
+        kernel = executable(backend, config, problem, 1, Epilogue(activation, np.dtype(real)))
+        kernel.bind(problem, 1.0, *places[:2], 0.0, places[2], None, there)()
+        backend.synchronize()
+        got = np.empty((7, 5), real)
+        buffers[2].read(got)
+        with np.errstate(invalid="ignore"):
+            wanted = reference.finished(a.astype(float) @ b.astype(float), activation, bias)
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-30, err_msg=activation)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_nan_and_infinity(cuda, cpu, dtype):
+    check_specials(cuda, parse_slug("register_tile-MB16-NB16-KB8-TA2-TB2"), dtype)
+    for name in ("blocked", "reordered"):
+        kernel = known_kernel(name, "cpu")
+        problem = Problem(7, 5, 1, dtype)
+        check_specials(cpu, kernel.default_for(problem, cpu.device), dtype)
 
 
 @pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel.backend == "cuda"])
