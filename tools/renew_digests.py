@@ -33,7 +33,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -253,15 +253,22 @@ def _changed(
     """The row, its configuration and product and the new digest, if it has the old one."""
     if not row[at["source"]]:
         return None
-    try:
-        config = parse_slug(row[at["config"]])
-    except ValueError:
+    config = _config(row[at["config"]])
+    if config is None:
         return None
     kernel = config.kernel
     old, new = comparison.digests(kernel.backend, kernel.name)
     if row[at["source"]] != old or old == new:
         return None
     return row, config, _problem({name: row[place] for name, place in at.items()}), new
+
+
+def _config(slug: str) -> Config | None:
+    """The configuration of a GPU's or a CPU's kernel that a slug spells, if it spells one."""
+    for backend in ("cuda", "cpu"):
+        with suppress(ValueError):
+            return parse_slug(slug, backend)
+    return None
 
 
 def _problem(cells: dict[str, str]) -> Problem:
