@@ -284,7 +284,7 @@ def prepare(backend: Backend, call: Call, options: Options) -> PreparedCall:
             scalars=(call.alpha, call.beta),
             stream=placed.stream,
             epilogue=call.epilogue,
-            bias=placed.bias,
+            bias=placed.bias and replace(placed.bias, owner=None),  # `placed` owns it
         )
         try:
             launch, fallback = binding(config=choice.config, product=product), False

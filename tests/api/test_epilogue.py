@@ -2,6 +2,9 @@
 refused, and calls and plans in turn with and without them.
 """
 
+import gc
+import weakref
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -208,6 +211,17 @@ def test_a_cached_launch_reads_what_the_bias_holds_and_other_arrays_at_its_place
             pymm.matmul(a, b, out, bias=bias, device="cpu:1")
             np.testing.assert_array_equal(out, a @ b + bias)
         del bias
+
+
+def test_a_cached_launch_keeps_no_bias_alive():
+    cache.clear()
+    a, b, out, bias = integers((6, 4)), integers((4, 5)), np.empty((6, 5)), np.zeros(5)
+    pymm.matmul(a, b, out, bias=bias, device="cpu:1")
+    gone = weakref.ref(bias)
+    assert len(cache) == 1
+    del bias
+    gc.collect()
+    assert gone() is None
 
 
 @DEVICES
