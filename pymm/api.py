@@ -22,7 +22,14 @@ from pymm.core.problem import Problem
 from pymm.kernels import Config
 from pymm.runtime.arguments import Call, MatmulOptions, Options, SyrkOptions
 from pymm.runtime.arrays import adopt, result_maker
-from pymm.runtime.bind import Binding, executable, find_backend, open_backend, prepare
+from pymm.runtime.bind import (
+    Binding,
+    epilogue_of,
+    executable,
+    find_backend,
+    open_backend,
+    prepare,
+)
 from pymm.runtime.explain import Explanation, explain_call, shape_adopter
 from pymm.runtime.launch_cache import Arguments, Key, cache
 from pymm.selection.choose import reload, tuned_directory
@@ -282,7 +289,8 @@ class Plan:
         """What the compiled kernel takes of the device. Zeros for an empty product."""
         if not self.launches:
             return Resources()
-        return executable(self.backend, self.config, self.problem).resources
+        epilogue = epilogue_of(self._call, self._prepared.product)
+        return executable(self.backend, self.config, self.problem, epilogue=epilogue).resources
 
 
 def plan(

@@ -121,15 +121,14 @@ def bind(
     bias: Vector | None = None,
 ) -> Callable[[], None]:
     """A function that launches all of `product` on `stream`: `addresses` are those of the first
-    elements of a, b and the result, `scalars` are alpha and beta, `epilogue` is that of the result.
-    Geometry and arguments are worked out here, once.
+    elements of a, b and the result, `scalars` are alpha and beta, `epilogue` is that of the
+    launches (`epilogue_of`). Geometry and arguments are worked out here, once.
 
     alpha = 0 makes it a product with k = 0: as in BLAS, neither a nor b is read.
     """
     a, b, out = addresses
     left, right = (b, a) if product.swapped else (a, b)
     alpha, beta = scalars
-    epilogue = epilogue.transposed() if product.swapped else epilogue
     calls = []
     for step in product.steps:
         problem = step.problem
@@ -257,6 +256,11 @@ def find_product(call: Call, route: Route) -> Product:
     return arrange(*route.forms, *transposed, call.kind, call.op, biased)
 
 
+def epilogue_of(call: Call, product: Product) -> Epilogue:
+    """The epilogue of the launches of a call, which may compute C^T."""
+    return call.epilogue.transposed() if product.swapped else call.epilogue
+
+
 def prepare(backend: Backend, call: Call, options: Options) -> PreparedCall:
     """Choose, compile, allocate and bind. No array is read or written yet.
 
@@ -283,7 +287,7 @@ def prepare(backend: Backend, call: Call, options: Options) -> PreparedCall:
             addresses=placed.addresses,
             scalars=(call.alpha, call.beta),
             stream=placed.stream,
-            epilogue=call.epilogue,
+            epilogue=epilogue_of(call, product),
             bias=placed.bias and replace(placed.bias, owner=None),  # `placed` owns it
         )
         try:

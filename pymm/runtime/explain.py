@@ -16,7 +16,13 @@ from pymm.core.problem import Problem
 from pymm.kernels import Config
 from pymm.runtime.arguments import Adopt, Options
 from pymm.runtime.arrays import Form, Operand, adopt
-from pymm.runtime.bind import executable, find_backend, find_product, find_route
+from pymm.runtime.bind import (
+    epilogue_of,
+    executable,
+    find_backend,
+    find_product,
+    find_route,
+)
 from pymm.runtime.layout import Product
 from pymm.selection.choose import choose
 
@@ -95,8 +101,8 @@ def explain_call(options: Options, *operands: Any, out: Any, c: Any, **more: Any
     route = find_route(backend, call, options.transfer)
     product = find_product(call, route)
     choice = choose(backend, product.problem, options.kernel, options.config)
-    epilogue = call.epilogue.transposed() if product.swapped else call.epilogue
-    return _explained(backend, product, choice.config, choice.reason, route.notes, epilogue)
+    said = choice.config, choice.reason, route.notes, epilogue_of(call, product)
+    return _explained(backend, product, *said)
 
 
 def shape_adopter(options: Options) -> Adopt:

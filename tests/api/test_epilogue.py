@@ -154,6 +154,9 @@ def test_plans(device):
     for seed in range(3):
         bias[...] = integers(5, seed=seed)
         np.testing.assert_array_equal(plan(), relu(a @ b + bias))
+    loaded = sum(entry[0] == "load" for entry in device.log)
+    assert plan.resources.registers == 32  # of the kernel that runs: no other is loaded for it
+    assert sum(entry[0] == "load" for entry in device.log) == loaded
     other = integers(5, seed=9)
     np.testing.assert_array_equal(plan(bias=other), relu(a @ b + other))
     other += 1
