@@ -96,6 +96,8 @@ typedef REAL Unaligned __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(
 struct Matrix { const REAL* data; Index ld; };
 struct Target { REAL* data; Index ld; REAL alpha, beta; };  // <- alpha * sum + beta * element
 
+#include "epilogue.hpp"
+
 static Index least(Index a, Index b) { return a < b ? a : b; }
 static Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
 
@@ -196,7 +198,7 @@ static void fit(int depth, const REAL* a, const REAL* b, Target C, int rows, int
 
 // Rows i0 to i1 and columns j0 to j1 of C.
 static void rectangle(Index i0, Index i1, Index j0, Index j1, Index k, Matrix A, Matrix B,
-                      Target C, REAL* workspace) {
+                      Target C, REAL* workspace EPILOGUE_PLACE) {
     for (Index jb = j0; jb < j1; jb += NB)
         for (Index pb = 0; pb < k; pb += KB) {
             const int depth = least(KB, k - pb);
@@ -214,17 +216,23 @@ static void rectangle(Index i0, Index i1, Index j0, Index j1, Index k, Matrix A,
                     for (Index i = ib; i < i_end; i += TA, a += A_PANEL)
                         fit(depth, a, b, {C.data + i * C.ld + j, C.ld, C.alpha, beta},
                             least(TA, i_end - i), columns);
+#if EPILOGUE
+                    if (pb + KB >= k) epilogue.finish(C.data, C.ld, ib, i_end, j, j + columns);
+#endif
                 }
             }
         }
 }
 
-static void scale(Index i0, Index i1, Index j0, Index j1, Target C) {
+static void scale(Index i0, Index i1, Index j0, Index j1, Target C EPILOGUE_PLACE) {
     for (Index i = i0; i < i1; i++)
         for (Index j = j0; j < j1; j++) {
             REAL* c = C.data + i * C.ld + j;
             *c = C.beta == 0 ? REAL(0) : C.beta * *c;
         }
+#if EPILOGUE
+    epilogue.finish(C.data, C.ld, i0, i1, j0, j1);
+#endif
 }
 
 // One block of memory is kept between calls, because fresh pages cost more than packing: with a
@@ -272,7 +280,8 @@ static Grid cut(Index m, Index n, Index parts) {
 // untouched.
 extern "C" int gemm(int m, int n, int k, REAL alpha, const REAL* A, long long lda,
                     long long batch_a, const REAL* B, long long ldb, long long batch_b, REAL beta,
-                    REAL* C, long long ldc, long long batch_c, int batch, int threads) {
+                    REAL* C, long long ldc, long long batch_c, int batch,
+                    int threads EPILOGUE_PARAMETER) {
     if (m <= 0 || n <= 0 || batch <= 0) return 0;
     const bool multiply = k > 0 && alpha != 0;
     const Index workers = threads > 1 ? threads : 1;
@@ -290,10 +299,10 @@ extern "C" int gemm(int m, int n, int k, REAL alpha, const REAL* A, long long ld
         const Index j0 = column * grid.width, j1 = least(j0 + grid.width, n);
         const Target target{C + s * batch_c, ldc, alpha, beta};
         if (!multiply)
-            scale(i0, i1, j0, j1, target);
+            scale(i0, i1, j0, j1, target EPILOGUE_ARGUMENT);
         else if (i0 < i1)
             rectangle(i0, i1, j0, j1, k, {A + s * batch_a, lda}, {B + s * batch_b, ldb}, target,
-                      own);
+                      own EPILOGUE_ARGUMENT);
     }
     if (workspace) give_back(workspace);
     return 0;

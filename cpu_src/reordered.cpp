@@ -50,6 +50,8 @@ static_assert(MB >= 1 && NB >= 1 && KB >= 1, "tiles have at least one row and co
 
 using Index = long long;  // offsets: m * lda passes 2^31 long before memory ends
 
+#include "epilogue.hpp"
+
 static Index least(Index a, Index b) { return a < b ? a : b; }
 
 static void scale(Index m, Index n, REAL beta, REAL* C, Index ldc) {
@@ -76,12 +78,16 @@ static void product(Index m, Index n, Index k, REAL alpha, const REAL* A, Index 
 // B and beta = 0 does not read C. Returns 0: nothing here can fail.
 extern "C" int gemm(int m, int n, int k, REAL alpha, const REAL* A, long long lda,
                     long long batch_a, const REAL* B, long long ldb, long long batch_b, REAL beta,
-                    REAL* C, long long ldc, long long batch_c, int batch, int /* threads */) {
+                    REAL* C, long long ldc, long long batch_c, int batch,
+                    int /* threads */ EPILOGUE_PARAMETER) {
     for (Index s = 0; s < batch; s++) {
         if (beta != 1) scale(m, n, beta, C + s * batch_c, ldc);
         if (alpha != 0)
             product(m, n, k, alpha, A + s * batch_a, lda, B + s * batch_b, ldb, C + s * batch_c,
                     ldc);
+#if EPILOGUE
+        Epilogue{bias, complete != 0}.finish(C + s * batch_c, ldc, 0, m, 0, n);
+#endif
     }
     return 0;
 }

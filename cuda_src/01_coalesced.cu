@@ -31,7 +31,7 @@ static_assert(MB * NB % 32 == 0, "a block is made of whole warps");
 extern "C" __global__ void __launch_bounds__(MB * NB)
     gemm(int m, int n, int k, REAL alpha, const REAL* __restrict__ A, long long lda,
          long long batch_a, const REAL* __restrict__ B, long long ldb, long long batch_b, REAL beta,
-         REAL* C, long long ldc, long long batch_c) {
+         REAL* C, long long ldc, long long batch_c EPILOGUE_PARAMETER) {
     A += blockIdx.z * batch_a;
     B += blockIdx.z * batch_b;
     C += blockIdx.z * batch_c;
@@ -43,6 +43,6 @@ extern "C" __global__ void __launch_bounds__(MB * NB)
         REAL sum = 0;
         for (int p = 0; p < k; p++)
             sum += A[offset(TRANS_A, i, p, lda)] * B[offset(TRANS_B, p, j, ldb)];
-        store(C + offset(false, i, j, ldc), alpha, sum, beta);
+        store(C + offset(false, i, j, ldc), alpha, sum, beta EPILOGUE_AT(i, j));
     }
 }

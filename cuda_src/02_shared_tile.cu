@@ -39,7 +39,7 @@ static_assert(MB * NB % 32 == 0, "a block is made of whole warps");
 extern "C" __global__ void __launch_bounds__(MB * NB)
     gemm(int m, int n, int k, REAL alpha, const REAL* __restrict__ A, long long lda,
          long long batch_a, const REAL* __restrict__ B, long long ldb, long long batch_b, REAL beta,
-         REAL* C, long long ldc, long long batch_c) {
+         REAL* C, long long ldc, long long batch_c EPILOGUE_PARAMETER) {
     __shared__ REAL As[MB][KB], Bs[KB][NB];
     const unsigned x = threadIdx.x, y = threadIdx.y, thread = y * NB + x;
     const unsigned j0 = blockIdx.x * NB;
@@ -60,6 +60,7 @@ extern "C" __global__ void __launch_bounds__(MB * NB)
             __syncthreads();
         }
         if ((!GUARDED || (i0 + y < m && j0 + x < n)) && is_stored(i0 + y, j0 + x))
-            store(C + offset(false, i0 + y, j0 + x, ldc), alpha, sum, beta);
+            store(C + offset(false, i0 + y, j0 + x, ldc), alpha, sum,
+                  beta EPILOGUE_AT(i0 + y, j0 + x));
     }
 }

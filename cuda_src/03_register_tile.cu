@@ -46,7 +46,7 @@ constexpr int THREADS = MB / TA * (NB / TB);
 extern "C" __global__ void __launch_bounds__(THREADS)
     gemm(int m, int n, int k, REAL alpha, const REAL* __restrict__ A, long long lda,
          long long batch_a, const REAL* __restrict__ B, long long ldb, long long batch_b, REAL beta,
-         REAL* C, long long ldc, long long batch_c) {
+         REAL* C, long long ldc, long long batch_c EPILOGUE_PARAMETER) {
     __shared__ REAL As[MB][KB], Bs[KB][NB];
     const unsigned thread = threadIdx.y * (NB / TB) + threadIdx.x;
     const unsigned y = threadIdx.y * TA, x = threadIdx.x * TB;  // the thread's corner of the tile
@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             for (int j = 0; j < TB; j++) {
                 const unsigned row = i0 + y + i, column = j0 + x + j;
                 if ((!GUARDED || (row < m && column < n)) && is_stored(row, column))
-                    store(c + i * ldc + j, alpha, sum[i][j], beta);
+                    store(c + i * ldc + j, alpha, sum[i][j], beta EPILOGUE_AT(row, column));
             }
     }
 }

@@ -70,7 +70,7 @@ using TileB = StagedTile<TRANS_B, NB, THREADS>;
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     gemm(int m, int n, int k, REAL alpha, const REAL* __restrict__ A, long long lda,
          long long batch_a, const REAL* __restrict__ B, long long ldb, long long batch_b, REAL beta,
-         REAL* C, long long ldc, long long batch_c, void* workspace) {
+         REAL* C, long long ldc, long long batch_c, void* workspace EPILOGUE_PARAMETER) {
     extern __shared__ __align__(16) unsigned char shared[];
     REAL* const As = reinterpret_cast<REAL*>(shared);
     REAL* const Bs = As + STAGES * TileA::ELEMENTS;
@@ -163,13 +163,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
                 for (int e = 0; e < PIECE; e++)
                     if (is_stored(row, column + e))
-                        store(C + row * ldc + column + e, alpha, sum[i][j + e], beta);
+                        store(C + row * ldc + column + e, alpha, sum[i][j + e],
+                              beta EPILOGUE_AT(row, column + e));
                 continue;
             }
             Piece* const c = reinterpret_cast<Piece*>(C + row * ldc + column);
             Piece result = beta == REAL(0) ? Piece{} : *c;
 #pragma unroll
-            for (int e = 0; e < PIECE; e++) store(&result.x[e], alpha, sum[i][j + e], beta);
+            for (int e = 0; e < PIECE; e++)
+                store(&result.x[e], alpha, sum[i][j + e], beta EPILOGUE_AT(row, column + e));
             *c = result;
         }
 }

@@ -124,7 +124,8 @@ __device__ __forceinline__ bool add_parts(double (&sum)[ROWS * COLUMNS][4], doub
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     gemm(int m, int n, int k, double alpha, const double* __restrict__ A, long long lda,
          long long batch_a, const double* __restrict__ B, long long ldb, long long batch_b,
-         double beta, double* C, long long ldc, long long batch_c, void* workspace) {
+         double beta, double* C, long long ldc, long long batch_c,
+         void* workspace EPILOGUE_PARAMETER) {
     extern __shared__ __align__(16) unsigned char shared[];
     double* const As = reinterpret_cast<double*>(shared);
     double* const Bs = As + STAGES * TileA::ELEMENTS;
@@ -207,7 +208,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             for (int e = 0; e < PIECE; e++) {
                 if (cut && !is_stored(row, column + e)) continue;
                 if (cut && beta != 0.0) result.x[e] = c->x[e];
-                store(&result.x[e], alpha, part[i % 2 * 2 + (j + e) % 2], beta);
+                store(&result.x[e], alpha, part[i % 2 * 2 + (j + e) % 2],
+                      beta EPILOGUE_AT(row, column + e));
                 if (cut) c->x[e] = result.x[e];
                 if (BOTH && row != column + e) C[(column + e) * ldc + row] = result.x[e];
             }

@@ -225,7 +225,7 @@ __device__ __forceinline__ void consume(const Product& p, const Output& result,
 extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
     gemm(const __grid_constant__ Maps maps, int m, int n, int k, int batch, float alpha, float beta,
          int batched_a, int batched_b, int boxed, OUT* C, long long ldc, long long batch_c,
-         float* parts) {
+         float* parts EPILOGUE_PARAMETER) {
     extern __shared__ unsigned char shared[];
     unsigned char* const aligned = shared + (-address_of_shared(shared) & 1023);
     unsigned char* const staging = aligned + STAGES * STAGE_BYTES + PADDING_BYTES;
@@ -261,7 +261,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
         setmaxnreg_inc<CONSUMER_REGISTERS>();
         consume(p,
                 {&maps.c, C, parts, ldc, batch_c, unsigned(m), unsigned(n), unsigned(batch), 0, 0,
-                 alpha, beta, boxed != 0},
+                 alpha, beta, boxed != 0 EPILOGUE_ARGUMENT},
                 producer, staging + group * SLOTS * STAGED_BYTES, group);
     }
 #if CLUSTER > 1

@@ -231,7 +231,7 @@ __device__ __forceinline__ void add_slices(float (&sum)[TA][TB], unsigned slice,
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     gemm(const __grid_constant__ Maps maps, int m, int n, int k, int batch, float alpha, float beta,
          int batched_a, int batched_b, int boxed, float* C, long long ldc, long long batch_c,
-         float* parts) {
+         float* parts EPILOGUE_PARAMETER) {
     extern __shared__ __align__(128) unsigned char shared[];
     unsigned base = address_of_shared(shared);
     make_opaque(base);  // kept, not computed anew in every step
@@ -282,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         if (boxed && beta == 0.0f && !unit.is_split && !partly_stored(row, column, HIGH, WIDE)) {
             const unsigned slot = base + RING_BYTES + SCRATCH_BYTES + tile * (HIGH * WIDE * 4);
             if (any_stored(row, column, HIGH, WIDE))
-                store_warp(sum, &maps.c, slot, row, column, unit.matrix, alpha);
+                store_warp(sum, &maps.c, slot, row, column, unit.matrix, alpha EPILOGUE_ARGUMENT);
             continue;
         }
 #endif
@@ -292,8 +292,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             Output{parts + before * pitch, pitch, unsigned(m), pitch, 1.0f, 0.0f}.store(
                 sum, unit.i0 + y, unit.j0 + x);
         } else {
-            Output{C + unit.matrix * batch_c, ldc, unsigned(m), unsigned(n), alpha, beta}.store(
-                sum, unit.i0 + y, unit.j0 + x);
+            Output{C + unit.matrix * batch_c, ldc, unsigned(m), unsigned(n), alpha,
+                   beta EPILOGUE_POINTER}
+                .store(sum, unit.i0 + y, unit.j0 + x);
         }
     }
 #if STORE == 2

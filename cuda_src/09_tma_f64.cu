@@ -267,7 +267,7 @@ __device__ __forceinline__ void consume(const Product& product, const Output& re
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     gemm(const __grid_constant__ Maps maps, int m, int n, int k, int batch, double alpha,
          double beta, int batched_a, int batched_b, int boxed, double* C, long long ldc,
-         long long batch_c, double* parts) {
+         long long batch_c, double* parts EPILOGUE_PARAMETER) {
     extern __shared__ __align__(1024) unsigned char shared[];  // swizzles count from there
     const unsigned tiles = address_of_shared(shared), scratch = tiles + SLOTS * SLOT_BYTES;
     const unsigned full = scratch + SHARED_BYTES, empty = full + 8 * SLOTS;
@@ -300,7 +300,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         if (FILL != 0)
             make_opaque(m), make_opaque(n), make_opaque(k);  // before this there are few registers
         consume(FILL == 0 ? product : product_of(m, n, k, batch),
-                {C, parts, ldc, batch_c, rows, columns, alpha, beta, boxed != 0}, ring, scratch,
-                warp);
+                {C, parts, ldc, batch_c, rows, columns, alpha, beta,
+                 boxed != 0 EPILOGUE_ARGUMENT},
+                ring, scratch, warp);
     }
 }

@@ -234,7 +234,7 @@ __device__ __forceinline__ void add_slices(Vector (&total)[VECTORS], const REAL 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     gemm(int m, int n, int k, REAL alpha, const REAL* __restrict__ A, long long lda,
          long long batch_a, const REAL* __restrict__ B, long long ldb, long long batch_b, REAL beta,
-         REAL* C, long long ldc, long long batch_c, void* workspace) {
+         REAL* C, long long ldc, long long batch_c, void* workspace EPILOGUE_PARAMETER) {
     extern __shared__ __align__(16) unsigned char bytes[];
     REAL* const shared = reinterpret_cast<REAL*>(bytes);
     const unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
@@ -274,13 +274,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
                 for (int i = 0; i < PIECE; i++)
                     if (is_stored(row, column + i))
-                        store(C + row * ldc + column + i, scale, total[v].x[e + i], beta);
+                        store(C + row * ldc + column + i, scale, total[v].x[e + i],
+                              beta EPILOGUE_AT(row, column + i));
                 continue;
             }
             Piece* const c = reinterpret_cast<Piece*>(C + row * ldc + column);
             Piece result = beta == REAL(0) ? Piece{} : *c;
 #pragma unroll
-            for (int i = 0; i < PIECE; i++) store(&result.x[i], scale, total[v].x[e + i], beta);
+            for (int i = 0; i < PIECE; i++)
+                store(&result.x[i], scale, total[v].x[e + i], beta EPILOGUE_AT(row, column + i));
             *c = result;
         }
 }

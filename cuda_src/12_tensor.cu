@@ -63,6 +63,7 @@
 
 #include "common/schedule.cuh"
 #include "common/swizzled_tile.cuh"
+#include "common/epilogue.cuh"
 
 constexpr int WARPS_M = MB / TA, WARPS_N = NB / TB, THREADS = 32 * WARPS_M * WARPS_N;
 constexpr int ROWS = TA / 16, COLUMNS = TB / 8;  // mma of a warp along m and n
@@ -132,7 +133,8 @@ __device__ __forceinline__ void each(float (&sum)[ROWS * COLUMNS][4], Output* C,
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     gemm(int m, int n, int k, float alpha, const Number* __restrict__ A, long long lda,
          long long batch_a, const Number* __restrict__ B, long long ldb, long long batch_b,
-         float beta, Output* C, long long ldc, long long batch_c, void* workspace) {
+         float beta, Output* C, long long ldc, long long batch_c,
+         void* workspace EPILOGUE_PARAMETER) {
     extern __shared__ __align__(128) unsigned char shared[];
     const unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     const unsigned y = warp / WARPS_N * TA, x = warp % WARPS_N * TB;  // the warp's tile
@@ -235,7 +237,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const auto store = [&](const float* s, Results* c, unsigned i, unsigned j) {
         Results result;
 #pragma unroll
-        for (int e = 0; e < PAIR; e++) put(result.x[e], beta == 0.0f ? alpha * s[e] : s[e]);
+        for (int e = 0; e < PAIR; e++)
+            put(result.x[e], FINISHED(beta == 0.0f ? alpha * s[e] : s[e], i, j + e));
         if (!partly_stored(i, j, 1, PAIR)) {
             *c = result;
             return;

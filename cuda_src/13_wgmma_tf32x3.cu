@@ -100,8 +100,9 @@ __device__ __forceinline__ void multiply(Consumer& here, Sums& sum, const Unit& 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
     gemm(const __grid_constant__ Maps maps, int m, int n, int k, int batch, float alpha, float beta,
          int batched_a, int batched_b, int boxed, float* C, long long ldc, long long batch_c,
-         float* parts) {
-    const Output result{&maps.c, C, ldc, unsigned(m), unsigned(n), alpha, beta, boxed != 0};
+         float* parts EPILOGUE_PARAMETER) {
+    const Output result{&maps.c, C,    ldc,   unsigned(m),
+                        unsigned(n), alpha, beta, boxed != 0 EPILOGUE_ARGUMENT};
     run(product_of(maps, m, n, k, batch, batched_a, batched_b), result, batch_c, parts,
         [](Consumer& here, Sums& sum, const Unit& unit) { multiply(here, sum, unit); });
 }

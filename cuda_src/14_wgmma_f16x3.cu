@@ -196,7 +196,7 @@ struct Consumer {
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     gemm(const __grid_constant__ Maps maps, int m, int n, int k, int batch, float alpha, float beta,
          int batched_a, int batched_b, int boxed, OUT* C, long long ldc, long long batch_c,
-         float* parts, const __grid_constant__ Powers both) {
+         float* parts, const __grid_constant__ Powers both EPILOGUE_PARAMETER) {
     extern __shared__ unsigned char shared[];
     unsigned char* const aligned = shared + (-address_of_shared(shared) & 1023);
     unsigned char* const staging = aligned + STAGES * STAGE_BYTES;
@@ -230,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
         const Output out{&maps.c,         C, parts, ldc,   batch_c, unsigned(m), unsigned(n),
-                         unsigned(batch), 0, 0,     alpha, beta,    boxed != 0};
+                         unsigned(batch), 0, 0,     alpha, beta,    boxed != 0 EPILOGUE_ARGUMENT};
         const unsigned down = group / WARPGROUPS_N * TA, right = group % WARPGROUPS_N * TB;
         Consumer consumer{{producer.tiles + down * 128, producer.tiles + A_BYTES + right * 128},
                           producer.full,

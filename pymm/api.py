@@ -23,7 +23,14 @@ from pymm.core.problem import Problem
 from pymm.kernels import Config
 from pymm.runtime.arguments import Call, MatmulOptions, Options, SyrkOptions
 from pymm.runtime.arrays import adopt, result_maker
-from pymm.runtime.bind import Binding, executable, find_backend, open_backend, prepare
+from pymm.runtime.bind import (
+    Binding,
+    epilogue_of,
+    executable,
+    find_backend,
+    open_backend,
+    prepare,
+)
 from pymm.runtime.explain import Explanation, explain_call, shape_adopter
 from pymm.runtime.grouped import (
     GroupedPlan,
@@ -53,6 +60,8 @@ def matmul(
     casting: str = "same_kind",
     precision: str = "ieee",
     out_dtype: Any = None,
+    bias: Any = None,
+    activation: str | None = None,
     stream: Any = None,
     kernel: str | int | None = None,
     config: Any = None,
@@ -60,7 +69,8 @@ def matmul(
     transfer: str | None = None,
     device_memory: int | str | None = None,
 ) -> Any:
-    """`alpha op(a) op(b) + beta c`, by the kernel and configuration tuned for this product.
+    """`activation(alpha op(a) op(b) + beta c + bias)`, by the kernel and configuration tuned for
+    this product. Without an activation and a bias it is `alpha op(a) op(b) + beta c`.
 
     Shapes and types are those of `numpy.matmul`: `a` is (..., m, k), `b` (..., k, n), the result
     (..., m, n); batch axes broadcast; a vector is a row on the left, a column on the right, and
@@ -94,6 +104,14 @@ def matmul(
         reduced precision is never chosen unless asked for, and the arrays stay float32.
     out_dtype: float32 for float16 and bfloat16 operands: the sums are not rounded to 16 bits. An
         `out` of float32 asks for it as well, and c is float32 then.
+    bias: row vector of shape (n,), added to every row of the result, of all matrices of a batch;
+        (1,) where b is a vector. Of the result's dtype, or float32 where that has 16 bits; a NumPy
+        array of another dtype is converted to the result's, as `casting` allows.
+    activation: "relu": max(x, 0); "gelu": x Phi(x) = x / 2 (1 + erf(x / sqrt 2)); "gelu_tanh": its
+        approximation x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))); "silu": x / (1 + exp(-x)).
+        Applied last, so that a residual goes through it: beta=1 and c= add one before. Both are
+        part of the kernel that stores the result (fused), in float32 where it has 16 bits: the
+        result is rounded once. NaN and infinity give what these formulas give.
     stream: PyCUDA Stream, integer handle, or a PyTorch, CuPy or `__cuda_stream__` object. Left out,
         the work goes to the stream that the operands name, else to the default stream.
     kernel, config: a kernel by name or number, and its parameters: dict, slug or `Config`.
@@ -118,31 +136,18 @@ def matmul(
     not have), `NoDevice`, `MemoryError`, and `CompileFailed` or `LaunchFailed` from the device.
     """
     if type(a) is ShardedMatrix or type(b) is ShardedMatrix:
-        return _multiply_sharded(a, b, out, c, locals())
+        return multiply_sharded(a, b, out, c, MatmulOptions.of(locals()), bias)
     scalars = alpha, type(alpha), beta, type(beta)
-    what = trans_a, trans_b, dtype, casting, precision, out_dtype
+    what = trans_a, trans_b, dtype, casting, precision, out_dtype, activation
     given = scalars, what, (stream, kernel, config, device, transfer, device_memory)
+    if bias is not None:
+        given = *given, cache.mark(bias)
     key, out, launch = cache.lookup(a, b, out, c, given)
     if launch is not None:
         launch()
         return out
-    options = MatmulOptions(
-        alpha=alpha,
-        beta=beta,
-        trans_a=trans_a,
-        trans_b=trans_b,
-        dtype=dtype,
-        casting=casting,
-        precision=precision,
-        out_dtype=out_dtype,
-        stream=stream,
-        kernel=kernel,
-        config=config,
-        device=device,
-        transfer=transfer,
-        device_memory=device_memory,
-    )
-    return _multiply(options, key, Arguments(a, b, out, c, given))
+    options = MatmulOptions.of(locals())
+    return _multiply(options, key, Arguments(a, b, out, c, given), bias)
 
 
 def grouped(
@@ -176,7 +181,7 @@ def grouped(
     calls, backend = checked_calls(common, (a, b, out))
     if calls and calls[0].on_host:
         given = zip(a, b, out or [None] * len(a), strict=True)
-        return [_multiply(common, None, Arguments(x, y, z, None, ())) for x, y, z in given]
+        return [_multiply(common, None, Arguments(x, y, z, None, ()), None) for x, y, z in given]
     results, steps = prepare_grouped(common, calls, backend)
     for step in steps:
         step()
@@ -197,18 +202,12 @@ def plan_grouped(
     return GroupedPlan(grouped_options(options), (a, b, out))
 
 
-def _multiply_sharded(a: Any, b: Any, out: Any, c: Any, given: dict[str, Any]) -> ShardedMatrix:
-    """`matmul` of matrices on several devices; `given` are all its arguments."""
-    options = {name: x for name, x in given.items() if name not in ("a", "b", "out", "c")}
-    return multiply_sharded(a, b, out, c, MatmulOptions(**options))
-
-
-def _multiply(options: MatmulOptions, key: Key | None, arguments: Arguments) -> Any:
+def _multiply(options: MatmulOptions, key: Key | None, arguments: Arguments, bias: Any) -> Any:
     """`matmul` of arrays: whole, or in blocks if that is asked for or if NumPy arrays do not fit
     the device.
     """
     a, b, out, c, _ = arguments
-    call = options.check(a, b, out, c)
+    call = options.check(a, b, out, c, bias=bias)
     result = None if in_blocks(options) else _run_if_it_fits(call, options, key, arguments)
     if result is None:
         result = multiply_in_blocks(call, options)
@@ -260,25 +259,25 @@ class Plan:
     called from two threads at once.
     """
 
-    def __init__(self, options: Options, *operands: Any, out: Any, c: Any) -> None:
-        call = options.check(*operands, out=out, c=c)
+    def __init__(self, options: Options, *operands: Any, out: Any, c: Any, **more: Any) -> None:
+        call = options.check(*operands, out=out, c=c, **more)
         self._options = options
         self.backend = find_backend(call, options.device)
         self._bind(call)
 
-    def __call__(self, *operands: Any, out: Any = None, c: Any = None) -> Any:
-        """Launch. With operands: bind `a`, `b` (of `plan_syrk` `a`; and `out`, `c`; those left out
-        stay) of the same forms first. `ValueError` for other shapes, layouts or types.
+    def __call__(self, *operands: Any, out: Any = None, c: Any = None, bias: Any = None) -> Any:
+        """Launch. With operands: bind `a`, `b` (of `plan_syrk` `a`; and `out`, `c`, `bias`; those
+        left out stay) of the same forms first. `ValueError` for other shapes, layouts or types.
 
         An array whose memory was replaced since (`GPUArray.gpudata`, `Tensor.set_`) is bound anew,
         and `out` that became read-only is refused.
         """
-        if operands or out is not None or c is not None:
-            self._rebind(operands, out, c)
+        if operands or out is not None or c is not None or bias is not None:
+            self._rebind(operands, out, c, bias)
         else:
             for unchanged in self._checks:
                 if not unchanged():
-                    self._rebind((), None, None)
+                    self._rebind((), None, None, None)
                     break
         if self._owns:  # a graph replays the copies when the plan may be gone
             self.backend.own_captured(self._prepared.placed.stream, self._prepared)
@@ -296,7 +295,7 @@ class Plan:
         self._bindings, self._checks = bound, tuple(one.unchanged for one in bound)
         self._owns = len(prepared.steps) > 1 and not call.on_host
 
-    def _rebind(self, operands: tuple[Any, ...], out: Any, c: Any) -> None:
+    def _rebind(self, operands: tuple[Any, ...], out: Any, c: Any, bias: Any) -> None:
         old = self._call
         given = (old.a.owner,) if old.b is old.a else (old.a.owner, old.b.owner)
         if len(operands) not in (0, len(given)):
@@ -304,12 +303,17 @@ class Plan:
             raise TypeError(f"this plan takes no operands or {names}; got {len(operands)}")
         out = self.out if out is None else out
         c = old.c.owner if c is None and old.c else c
-        call = self._options.check_again(*(operands or given), out=out, c=c)
+        if bias is not None and old.bias is None:
+            raise ValueError("the plan was made without a bias: make another plan")
+        bias = old.bias.owner if bias is None and old.bias else bias
+        more = {} if bias is None else {"bias": bias}
+        call = self._options.check_again(*(operands or given), out=out, c=c, **more)
         for name, x, y in (
             ("a", call.a, old.a),
             ("b", call.b, old.b),
             ("c", call.c, old.c),
             ("out", call.out, old.out),
+            ("bias", call.bias, old.bias),
         ):
             if y is not None and x.form != y.form:
                 raise ValueError(
@@ -344,10 +348,13 @@ class Plan:
         """What the compiled kernel takes of the device. Zeros for an empty product."""
         if not self.launches:
             return Resources()
-        return executable(self.backend, self.config, self.problem).resources
+        epilogue = epilogue_of(self._call, self._prepared.product)
+        return executable(self.backend, self.config, self.problem, epilogue=epilogue).resources
 
 
-def plan(a: Any, b: Any, /, out: Any = None, *, c: Any = None, **options: Any) -> Plan:
+def plan(
+    a: Any, b: Any, /, out: Any = None, *, c: Any = None, bias: Any = None, **options: Any
+) -> Plan:
     """`matmul` prepared: shapes checked, configuration chosen, kernel compiled, arguments packed,
     so that each `plan()` only launches. Takes the arguments of `matmul` and raises what it raises,
     and `NotImplementedError` for several devices and for `device_memory`: a plan keeps its operands
@@ -363,11 +370,11 @@ def plan(a: Any, b: Any, /, out: Any = None, *, c: Any = None, **options: Any) -
             "a plan keeps its operands on one device: for several devices, or less memory, call "
             "pymm.matmul"
         )
-    return Plan(parsed, a, b, out=out, c=c)
+    return Plan(parsed, a, b, out=out, c=c, bias=bias)
 
 
 def explain(
-    a: Any, b: Any, /, out: Any = None, *, c: Any = None, **options: Any
+    a: Any, b: Any, /, out: Any = None, *, c: Any = None, bias: Any = None, **options: Any
 ) -> Explanation | BlockedExplanation | ShardedExplanation:
     """What `pymm.matmul` would do with these arguments: kernel, configuration, the reason for it,
     geometry, resources, copies; for a product in blocks the blocks, the bytes that move, the time
@@ -379,11 +386,11 @@ def explain(
     """
     parsed = MatmulOptions.parse(options)
     if isinstance(a, ShardedMatrix) or isinstance(b, ShardedMatrix):
-        return explain_sharded(a, b, out, c, parsed)
-    call = parsed.check(a, b, out=out, c=c, adopt=shape_adopter(parsed))
+        return explain_sharded(a, b, out, c, parsed, bias)
+    call = parsed.check(a, b, out=out, c=c, adopt=shape_adopter(parsed), bias=bias)
     if in_blocks(parsed) or not fits_whole(call, parsed):
         return explain_in_blocks(call, parsed)
-    return explain_call(parsed, a, b, out=out, c=c)
+    return explain_call(parsed, a, b, out=out, c=c, bias=bias)
 
 
 @dataclass(frozen=True)
@@ -439,7 +446,9 @@ def syrk(
         is in the half of it that `fill` does not name, or for "full" in one of both, does not
         matter. c may be `out` itself; where only a half is written it must be.
 
-    The other arguments, arrays, types and errors are those of `pymm.matmul`.
+    The other arguments, arrays, types and errors are those of `pymm.matmul`. There is no bias and
+    no activation, of which the first would not leave the result symmetric: `pymm.matmul(a, a,
+    trans_b=True)` takes both.
     """
     scalars = "syrk", alpha, type(alpha), beta, type(beta)
     what = trans, fill, dtype, casting, precision, out_dtype
@@ -448,21 +457,7 @@ def syrk(
     if launch is not None:
         launch()
         return out
-    options = SyrkOptions(
-        alpha=alpha,
-        beta=beta,
-        trans=trans,
-        fill=fill,
-        dtype=dtype,
-        casting=casting,
-        precision=precision,
-        out_dtype=out_dtype,
-        stream=stream,
-        kernel=kernel,
-        config=config,
-        device=device,
-        transfer=transfer,
-    )
+    options = SyrkOptions.of(locals())
     call = options.check(a, out, c)
     return _run(call, options, key, Arguments(a, a, out, c, given))
 

@@ -18,6 +18,7 @@ EXAMPLES = {
     "plan_in_a_loop": ("largest eigenvalue: 3.0000", [], "0"),
     "tune_two_shapes": ("256 x 192 x 64: blocked-", ["--trials", "1", "--devices", "cpu"], "0"),
     "gram_matrix": ("lower triangle alone: True", [], "0"),
+    "linear_layer": ("same as separate operations: True", [], "0"),
     "reduced_precision": ("tf32 ", [], "1"),
     "variable_placement": ("until it is freed     128  256", [], "-m"),
     "tile_phases": ("P is M N: True", ["--width", "5", "--tile", "3"], "-m"),

@@ -16,6 +16,9 @@ with the digest that its kernel has at BASE_COMMIT, both sources are rendered an
 The first that holds is enough. Then the digest becomes that of the working tree, in tuning_configs/
 and benchmarks/results/. What is left stale must be tuned again. The digest of a step of a suite
 stays: the suite measures it again.
+
+Rows of tests/support/data/compiled.csv stay those of sources that are equal token by token, when
+preprocessed for each architecture; tests/support/compiled.py compiles the others.
 """
 
 from __future__ import annotations
@@ -30,12 +33,16 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # a checkout need not be installed
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]  # a checkout need not be installed
+
+import compiled  # noqa: E402
+import spill_sources  # noqa: E402
 
 from pymm.backends.cuda.nvcc import find_nvcc  # noqa: E402
 from pymm.core.problem import Problem  # noqa: E402
@@ -129,8 +136,16 @@ class Comparison:
         old, new = map(self._ptx, texts)
         return old == new or self._cubin(old) == self._cubin(new)
 
-    def _preprocessed(self, text: str) -> bytes:
-        command = ["g++", "-E", "-P", "-x", "c++", "-D__CUDA_ARCH__=900", "-"]
+    def same_on_all(self, old: str, new: str) -> bool:
+        """Whether two texts are equal token by token for every architecture."""
+        for arch in (f"{ptx[:2]}0" for ptx in compiled.TARGETS):
+            before, after = (self._preprocessed(text, arch) for text in (old, new))
+            if _TOKEN.findall(before) != _TOKEN.findall(after):
+                return False
+        return True
+
+    def _preprocessed(self, text: str, arch: str = "900") -> bytes:
+        command = ["g++", "-E", "-P", "-x", "c++", f"-D__CUDA_ARCH__={arch}", "-"]
         done = subprocess.run(command, input=text.encode(), capture_output=True, check=True)
         code = b" ".join(done.stdout.split())
         return re.sub(rb"\bif \(1 > 1\) [^;{}]*; ", b"", code)  # what no cluster of one block does
@@ -210,21 +225,50 @@ def renew_rows(path: Path, comparison: Comparison, counts: Counts) -> None:
     replace_text(path, out.getvalue())
 
 
+def renew_list(comparison: Comparison, counts: Counts) -> None:
+    """The list of what nvcc made of sources."""
+    known, new = compiled.listed(), spill_sources.sources()
+    versions = sorted({row.nvcc for rows in known.values() for row in rows})
+    with kernels_of(comparison.tree):
+        old = spill_sources.sources()
+    pairs = [(old[name], source) for name, source in new.items() if name in old]
+    with ThreadPoolExecutor(JOBS) as pool:
+        same = list(pool.map(lambda pair: comparison.same_on_all(*(x.text for x in pair)), pairs))
+    kept = [row for rows in known.values() for row in rows]
+    for (before, after), equal in zip(pairs, same, strict=True):
+        digests = [(compiled.digest(v, before), compiled.digest(v, after)) for v in versions]
+        moved = [(here, there) for here, there in digests if here in known and here != there]
+        name = after.config.kernel_name
+        if moved:
+            (counts.renewed if equal else counts.stale)[name] += 1
+        for here, there in moved if equal else ():
+            kept += [replace(row, digest=there) for row in known[here]]
+    wanted = {compiled.digest(v, source) for v in versions for source in new.values()}
+    compiled.write([row for row in kept if row.digest in wanted])
+
+
 def _changed(
     row: list[str], at: dict[str, int], comparison: Comparison
 ) -> tuple[list[str], Config, Problem, str] | None:
     """The row, its configuration and product and the new digest, if it has the old one."""
     if not row[at["source"]]:
         return None
-    try:
-        config = parse_slug(row[at["config"]])
-    except ValueError:
+    config = _config(row[at["config"]])
+    if config is None:
         return None
     kernel = config.kernel
     old, new = comparison.digests(kernel.backend, kernel.name)
     if row[at["source"]] != old or old == new:
         return None
     return row, config, _problem({name: row[place] for name, place in at.items()}), new
+
+
+def _config(slug: str) -> Config | None:
+    """The configuration of a GPU's or a CPU's kernel that a slug spells, if it spells one."""
+    for backend in ("cuda", "cpu"):
+        with suppress(ValueError):
+            return parse_slug(slug, backend)
+    return None
 
 
 def _problem(cells: dict[str, str]) -> Problem:
@@ -263,6 +307,9 @@ def main(base: str) -> int:
         for path in sorted((ROOT / "benchmarks" / "results").glob("*/*.csv")):
             renew_rows(path, comparison, rows)
         rows.show("rows")
+        listed = Counts()
+        renew_list(comparison, listed)
+        listed.show("compiled")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 #include "common/triangle.cuh"
 #include "common/half_types.cuh"
+#include "common/epilogue.cuh"
 #include "common/dependent_launch.cuh"
 
 #ifndef TILE_WAS_SPLIT
@@ -31,7 +32,7 @@ struct alignas(WIDE * sizeof(OUT)) Results {
 // a small C has few threads. Added up in an order that depends on nothing but the two elements.
 extern "C" __global__ void __launch_bounds__(256, 4)
     combine(const SUM* parts, OUT* C, long long ldc, long long batch_c, SUM alpha, SUM beta, int m,
-            int n, int batch) {
+            int n, int batch EPILOGUE_PARAMETER) {
     using namespace combine_details;
     __shared__ Sums totals[256];
     const unsigned across = (n + 3) / 4 * (4 / WIDE);
@@ -74,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
         if (FILL != 0 && !is_stored(row % m, column + i)) continue;
         SUM x = alpha * sum.x[i];
         if (beta != 0) x += beta * widen(whole ? result.x[i] : to[i]);
-        put(result.x[i], x);
+        put(result.x[i], FINISHED(x, row % m, column + i));
         if (!whole) to[i] = result.x[i];
     }
     if (whole) *reinterpret_cast<Results*>(to) = result;

@@ -9,6 +9,7 @@ struct Output {
     unsigned m, n;
     double alpha, beta;
     bool aligned;  // rows of C start at multiples of 16 bytes, and are so long
+    EPILOGUE_MEMBER
 
     // Runs `use(row, line, column, two)` for every pair of a lane; `line` is where its row begins.
     template <class Use>
@@ -52,6 +53,12 @@ struct Output {
             *reinterpret_cast<double2*>(line + column) = two;
         });
     }
+#if EPILOGUE
+    // Two elements of a row as they are stored.
+    __device__ __forceinline__ void finish(double2& x, unsigned row, unsigned column) const {
+        x = {epilogue(x.x, row, column), epilogue(x.y, row, column + 1)};
+    }
+#endif
     // C <- alpha sum + beta C there.
     __device__ __forceinline__ void store(Sums& sum, unsigned i0, unsigned j0, unsigned matrix,
                                           unsigned lane) const {
@@ -62,6 +69,9 @@ struct Output {
         const bool whole = i0 + TA <= m && j0 + TB <= n && !partly_stored(i0, j0, TA, TB);
         if (aligned && beta == 0.0 && whole) {
             each(sum, to, ld, lane, [&](unsigned row, double* line, unsigned column, double2 x) {
+#if EPILOGUE
+                finish(x, i0 + row, j0 + column);
+#endif
                 *reinterpret_cast<double2*>(line + column) = x;
                 if (BOTH) over[column * ld + row] = x.x, over[(column + 1) * ld + row] = x.y;
             });
@@ -75,6 +85,9 @@ struct Output {
                 if (one) x.x += beta * line[column];
                 if (two) x.y += beta * line[column + 1];
             }
+#if EPILOGUE
+            finish(x, i0 + row, j0 + column);
+#endif
             if (one) line[column] = x.x;
             if (two) line[column + 1] = x.y;
             if (BOTH && one) over[column * ld + row] = x.x;

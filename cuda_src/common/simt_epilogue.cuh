@@ -1,12 +1,25 @@
 // How a thread stores its TA x TB sums: vectors of VECTOR elements of a row, LANES_N vectors apart,
 // in groups of VECTOR rows, LANES groups apart.
 
+#if EPILOGUE
+// The epilogue of C; a part of its sums has none.
+struct OutputEpilogue {
+    const Epilogue* of;
+    __device__ __forceinline__ float operator()(float x, unsigned row, unsigned column) const {
+        return of ? (*of)(x, row, column) : x;
+    }
+};
+#endif
+
 // Where C, or one part of its sums, goes.
 struct Output {
     float* to;
     long long ld;
     unsigned m, n;
     float alpha, beta;
+#if EPILOGUE
+    OutputEpilogue epilogue;
+#endif
 
     // Four sums of a row, or fewer at its end.
     __device__ __forceinline__ void store(const float (&sum)[TB], int j, unsigned row,
@@ -24,12 +37,14 @@ struct Output {
                 result[0] += beta * old.x, result[1] += beta * old.y;
                 result[2] += beta * old.z, result[3] += beta * old.w;
             }
-            *whole = {result[0], result[1], result[2], result[3]};
+            *whole = {FINISHED(result[0], row, column), FINISHED(result[1], row, column + 1),
+                      FINISHED(result[2], row, column + 2), FINISHED(result[3], row, column + 3)};
         } else {
 #pragma unroll
             for (int e = 0; e < VECTOR; e++)
                 if (column + e < n && is_stored(row, column + e))
-                    c[e] = result[e] + (beta != 0.0f ? beta * c[e] : 0.0f);
+                    c[e] = FINISHED(result[e] + (beta != 0.0f ? beta * c[e] : 0.0f), row,
+                                    column + e);
         }
     }
     __device__ __forceinline__ void store(const float (&sum)[TA][TB], unsigned i0,
@@ -46,7 +61,7 @@ struct Output {
 // while the warp goes on with the next tile.
 __device__ __forceinline__ void store_warp(const float (&sum)[TA][TB], const TensorMap* map,
                                            unsigned slot, unsigned row, unsigned column,
-                                           unsigned matrix, float alpha) {
+                                           unsigned matrix, float alpha EPILOGUE_PARAMETER) {
     const unsigned lane = threadIdx.x % 32;
     if (lane == 0) bulk_wait_group_read<0>();
     __syncwarp();
@@ -56,9 +71,15 @@ __device__ __forceinline__ void store_warp(const float (&sum)[TA][TB], const Ten
 #pragma unroll
         for (int j = 0; j < TB; j += VECTOR) {
             const int at = (i / VECTOR * LANES * VECTOR + i % VECTOR) * WIDE + j * LANES_N;
+#if EPILOGUE
+            const unsigned y = row + lane / LANES_N * VECTOR + i / VECTOR * LANES * VECTOR +
+                               i % VECTOR;
+            const unsigned x = column + lane % LANES_N * VECTOR + j * LANES_N;
+#endif
             *static_cast<float4*>(__cvta_shared_to_generic(to + at * 4)) = {
-                alpha * sum[i][j], alpha * sum[i][j + 1], alpha * sum[i][j + 2],
-                alpha * sum[i][j + 3]};
+                FINISHED(alpha * sum[i][j], y, x), FINISHED(alpha * sum[i][j + 1], y, x + 1),
+                FINISHED(alpha * sum[i][j + 2], y, x + 2),
+                FINISHED(alpha * sum[i][j + 3], y, x + 3)};
         }
     fence_proxy_async();
     __syncwarp();

@@ -10,6 +10,7 @@
 // tile to store cost 7 us on an H200.
 
 #include "common/dependent_launch.cuh"
+#include "common/epilogue.cuh"
 #include "common/schedule.cuh"
 
 #ifndef SPLIT
@@ -143,7 +144,7 @@ __device__ __forceinline__ void add_slots(double2 (&sum)[PLACES], const double2*
 // few and their slots many, several threads share the slots. Added up in a fixed order.
 extern "C" __global__ void __launch_bounds__(256, 3)
     combine(const double* parts, double* C, long long ldc, long long batch_c, double alpha,
-            double beta, int m, int n, int batch) {
+            double beta, int m, int n, int batch EPILOGUE_PARAMETER) {
     __shared__ double2 totals[PLACES][256];
     griddepcontrol_wait<FILL != 0>();
     const LaunchShape& launch = *reinterpret_cast<const LaunchShape*>(parts);
@@ -187,12 +188,14 @@ extern "C" __global__ void __launch_bounds__(256, 3)
             double* const to = from + row * ldc + column;
             double* const over = from + column * ldc + row;  // the same place of the other half
             if (column < unsigned(n) && is_stored(row, column)) {
-                const double x = alpha * sum[q].x + (beta != 0 ? beta * to[0] : 0.0);
+                const double x = FINISHED(alpha * sum[q].x + (beta != 0 ? beta * to[0] : 0.0), row,
+                                          column);
                 to[0] = x;
                 if (BOTH) over[0] = x;
             }
             if (column + 1 < unsigned(n) && is_stored(row, column + 1)) {
-                const double x = alpha * sum[q].y + (beta != 0 ? beta * to[1] : 0.0);
+                const double x = FINISHED(alpha * sum[q].y + (beta != 0 ? beta * to[1] : 0.0), row,
+                                          column + 1);
                 to[1] = x;
                 if (BOTH) over[ldc] = x;
             }

@@ -40,6 +40,7 @@ struct Output {
     unsigned m, n;
     float alpha, beta;
     bool boxed;
+    EPILOGUE_MEMBER
 
     // Bytes from the start of a staged piece to its row y, column x, swizzled as TMA does it.
     static __device__ __forceinline__ unsigned place(unsigned y, unsigned x) {
@@ -58,6 +59,17 @@ struct Output {
                 sum[e] += beta * C[row * ld + column];
         }
     }
+#if EPILOGUE
+    // The elements of a piece as they are stored.
+    __device__ __forceinline__ void finish(float* sum, unsigned i0, unsigned j0,
+                                           const Position& at) const {
+#pragma unroll
+        for (int e = 0; e < PIECE_ROWS / 2; e++) {
+            const unsigned i = i0 + e / 4 * 8 + at.t * 2 + e % 2, j = j0 + at.column(e / 2 % 2);
+            sum[e] = epilogue(sum[e], SWAPPED ? j : i, SWAPPED ? i : j);
+        }
+    }
+#endif
     static __device__ __forceinline__ void stage(unsigned char* staging, const float* sum,
                                                  const Position& at) {
 #pragma unroll
@@ -97,6 +109,9 @@ struct Output {
                 if (boxed && !direct && elected) bulk_commit_group();
                 if (!any_stored(row, column, HIGH, WIDE)) continue;
                 if (SPLIT == 1) scale(sum[u] + r / 2, i0 + r, j0, at);
+#if EPILOGUE
+                if (SPLIT == 1) finish(sum[u] + r / 2, i0 + r, j0, at);
+#endif
                 unsigned char* const slot = staging + piece % SLOTS * SLOT_BYTES;
                 if (elected)
                     piece > 0 || IN_TURN ? bulk_wait_group_read<SLOTS - 1>()

@@ -1,6 +1,8 @@
 // Tiles: where an element is stored, how a block copies a tile into shared memory together, how a
 // result goes back to C. Shared by all kernels, with the parameters that all of them have.
 
+#include "common/epilogue.cuh"
+
 #ifndef REAL
 #define REAL float  // element type of A, B and C, and of every sum: float or double
 #endif
@@ -60,6 +62,6 @@ __device__ __forceinline__ void load_tile(REAL (&tile)[ROWS][COLS], const REAL* 
 }
 
 // One element of C <- alpha sum + beta C. beta = 0 does not read C, which may hold NaN or nothing.
-__device__ __forceinline__ void store(REAL* c, REAL alpha, REAL sum, REAL beta) {
-    *c = beta == REAL(0) ? alpha * sum : alpha * sum + beta * *c;
+__device__ __forceinline__ void store(REAL* c, REAL alpha, REAL sum, REAL beta EPILOGUE_PLACE) {
+    *c = FINISHED(beta == REAL(0) ? alpha * sum : alpha * sum + beta * *c, row, column);
 }

@@ -20,6 +20,9 @@ __device__ __forceinline__ void store_tile(float (&sum)[ROWS][TB / 2], Output ou
             continue;
         }
         out.scale(sum[u], i, j0);
+#if EPILOGUE
+        out.finish(sum[u], i, j0);
+#endif
 #pragma unroll
         for (int h = 0; h < TB; h += PIECE_COLUMNS) {
             if (!any_stored(i, j0 + h, 64, PIECE_COLUMNS)) continue;

@@ -6,6 +6,7 @@
 // piece), PIECE (bytes of 64 rows of 128), STAGED_BYTES (of a slot) and WARPS_STORE (each warp
 // stores its own rows, without TMA). Units of work come from common/split_k_schedule.cuh.
 
+#include "common/epilogue.cuh"
 #include "common/l2_policy.cuh"
 
 // The position in the ring of stages: the stage, and the parity of its barriers' phase.
@@ -60,6 +61,7 @@ struct Output {
     unsigned m, n, batch, end_m, end_n;  // where the matrix ends, and the tile
     float alpha, beta;
     bool boxed;
+    EPILOGUE_MEMBER
 
     // sum <- alpha sum + beta C, of 64 rows and TB columns. Apart from what follows, so that the
     // way without C is short: its instructions come from device memory when a kernel is new.
@@ -76,6 +78,18 @@ struct Output {
                 sum[e] += beta * widen(C[row * ld + column]);
         }
     }
+#if EPILOGUE
+    // The elements of the same 64 rows as they are stored.
+    __device__ __forceinline__ void finish(float (&sum)[TB / 2], unsigned i0, unsigned j0) const {
+        const unsigned row = i0 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+        const unsigned column = j0 + threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int e = 0; e < TB / 2; e++) {
+            if (e % 4 == 0) __syncwarp();  // few elements at a time: each takes more registers
+            sum[e] = epilogue(sum[e], row + e / 2 % 2 * 8, column + e / 4 * 8 + e % 2);
+        }
+    }
+#endif
     // A piece to where `staged` lies, swizzled as TMA does it.
     static __device__ __forceinline__ void stage(unsigned staged, const float* sum) {
         const unsigned lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;

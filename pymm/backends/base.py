@@ -34,6 +34,15 @@ class Matrix:
 
 
 @dataclass(frozen=True)
+class Vector:
+    """Where a kernel finds a vector of `length` elements. `owner` keeps the memory alive."""
+
+    address: int
+    length: int
+    owner: Any = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
 class Resources:
     """Registers and spilled bytes of a thread, shared bytes of a block, most threads of a block."""
 
@@ -233,13 +242,15 @@ class Executable(ABC):
         beta: float,
         c: Matrix,
         stream: Any = None,
+        bias: Vector | None = None,
     ) -> Callable[[], None]:
         """A call without arguments that launches the product on `stream` and does not wait for it.
 
         Geometry and arguments are worked out here, and a geometry that the device cannot launch
         raises `LaunchFailed` here. The call keeps the owners of the matrices alive, may be made
         from any thread, and raises `LaunchFailed`. `stream` is anything that `Backend.stream`
-        takes. Of the extents of `problem` only k may be 0.
+        takes. Of the extents of `problem` only k may be 0. `bias` is for a kernel whose epilogue
+        adds one: an element for each column of C, or for each row.
         """
 
 

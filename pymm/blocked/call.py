@@ -12,6 +12,7 @@ from pymm.backends.base import Matrix
 from pymm.blocked.devices import names_several, open_devices
 from pymm.blocked.host import HostProduct, Share
 from pymm.blocked.sizes import bytes_of, shown
+from pymm.core.epilogue import Epilogue
 from pymm.runtime.arguments import Call, MatmulOptions
 from pymm.runtime.bind import find_backend, find_product, find_route
 from pymm.runtime.transfer import footprint
@@ -91,6 +92,7 @@ class BlockedExplanation:
     bound: int
     seconds: float
     limit: str
+    epilogue: Epilogue
 
     @classmethod
     def of(cls, product: HostProduct) -> BlockedExplanation:
@@ -106,12 +108,16 @@ class BlockedExplanation:
             round(sum(share.bound for share in shares) * count),
             slowest.seconds * count if slowest else 0.0,
             _limit(slowest) if slowest else "kernel",
+            product.epilogue,
         )
 
     def __str__(self) -> str:
         m, n, k = self.extents
         words = f"C is {m} x {n}, k = {k}, {2 * m * n * k * self.products:,} operations, in blocks"
         rows = [("problem", words + (f", {self.products} matrices" * (self.products > 1)))]
+        if self.epilogue:
+            words = f"{self.epilogue}, fused into the store of a tile after its last slice"
+            rows.append(("epilogue", words))
         for share in self.shares:
             rows += _of_share(share)
         moved = self.bytes_in + self.bytes_out

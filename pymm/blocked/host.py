@@ -44,7 +44,7 @@ class Traffic:
 class Share:
     """What one device does: rows and columns of C, the tiling, and the problem and configuration of
     a whole tile and slice. `budget` is what it may take of the device's memory, `scratch` what of
-    that the kernel takes.
+    that the kernel and the bias take.
     """
 
     backend: Backend
@@ -91,10 +91,14 @@ class HostProduct:
                     "devices are for GPUs"
                 )
         self._call, self._options = call, options
+        self.epilogue, self._bias = call.epilogue, None
+        if call.bias is not None:
+            self._bias = np.ascontiguousarray(call.bias.owner, self.epilogue.bias)
         a, b, shape = _views(call)
         self.swapped = _by_columns(shape)
         if self.swapped:
             a, b, shape = b.transposed(), a.transposed(), shape.transposed()
+            self.epilogue = self.epilogue.transposed()
         (m, n), k = shape.shape[-2:], 0 if call.alpha == 0 else a.shape[-1]
         self.extents = m, n, k
         self.products = math.prod(shape.shape[:-2])
@@ -154,7 +158,10 @@ class HostProduct:
             )
             for one in work
         ]
-        streamed = Streamed(backend, share.tiling, share.problem, config, scalars, stop)
+        along = share.rows if self.epilogue.down else share.columns
+        bias = None if self._bias is None else self._bias[along]
+        known = share.tiling, share.problem, config, scalars, stop, self.epilogue, bias
+        streamed = Streamed(backend, *known)
         try:
             streamed.run(parts)
             return Traffic(streamed.bytes_in, streamed.bytes_out)
@@ -271,18 +278,20 @@ def _share(
         backend.reset()
         budget = int(backend.free_bytes() * FREE_PART)
     m, n = (part.stop - part.start for part in block)
+    bias = 0 if call.bias is None else max(m, n) * call.epilogue.bias.itemsize
     best: Share | None = None
     wanted = 0
     for kind in _kinds(call.kind):
         row = DTYPES[kind]
         sizes = row.element.itemsize, row.out.itemsize
         work = Work(m, n, k, *sizes, call.reads_c, *columns)
-        wanted = max(wanted, least_room(work))
-        found = _planned(backend, work, kind, options, budget)
+        wanted = max(wanted, least_room(work) + bias)
+        found = _planned(backend, work, kind, options, budget - bias)
         one_slice = found is not None and found[0].counts[2] == 1
         if found is not None and (one_slice or kind == _kinds(call.kind)[-1]):
             tiling, problem, choice, rates, scratch = found
-            share = Share(backend, *block, tiling, problem, choice, rates, budget, scratch)
+            taken = budget, scratch + bias
+            share = Share(backend, *block, tiling, problem, choice, rates, *taken)
             if best is None or share.seconds < best.seconds:
                 best = share
     if best is None:

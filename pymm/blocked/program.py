@@ -11,15 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from pymm.backends.base import Backend, Buffer, Matrix, Queue
+from pymm.backends.base import Backend, Buffer, Matrix, Queue, Vector
 from pymm.blocked.sharded import PITCH, ShardedMatrix, Team, settle_before_end
 from pymm.blocked.sizes import shown
 from pymm.blocked.streaming import config_for
 from pymm.core.dtypes import FLOAT32, product_type
+from pymm.core.epilogue import Epilogue
 from pymm.core.integers import round_up
 from pymm.core.problem import Problem
 from pymm.kernels import Config
-from pymm.runtime.arguments import MatmulOptions, common_dtype, real
+from pymm.runtime.arguments import MatmulOptions, bias_dtype, check_bias, common_dtype, real
+from pymm.runtime.arrays import adopt
 from pymm.runtime.bind import alignment, executable
 from pymm.selection.choose import choose, generation
 from pymm.selection.cost_model import predicted_seconds
@@ -96,9 +98,22 @@ def schedule(m: int, n: int, collect_a: bool, collect_b: bool) -> tuple[list[Str
     return strips, regions
 
 
+@dataclass(frozen=True)
+class Finish:
+    """An epilogue, and its bias on the host."""
+
+    epilogue: Epilogue
+    bias: np.ndarray | None = None
+
+    @property
+    def key(self) -> tuple[Epilogue, bytes]:
+        """What tells it from others."""
+        return self.epilogue, b"" if self.bias is None else self.bias.tobytes()
+
+
 class Program:
-    """`C <- alpha A B + beta C`, ready to run any number of times. It owns the memory of A and B,
-    and the devices' copies of what they collect; C owns it.
+    """`C <- alpha A B + beta C` with an epilogue, ready to run any number of times. It owns the
+    memory of A and B, and the devices' copies of what they collect and of the bias; C owns it.
     """
 
     def __init__(
@@ -109,11 +124,13 @@ class Program:
         kind: str,
         scalars: tuple[float, float],
         asked: tuple[Any, Any],
+        finish: Finish,
     ) -> None:
         self.team: Team = c.team
         self._owns = a.blocks, b.blocks
         parts = [
-            _Part(rank, (a, b, c), kind, scalars, asked) for rank in range(len(c.team.backends))
+            _Part(rank, (a, b, c), kind, scalars, asked, finish)
+            for rank in range(len(c.team.backends))
         ]
         self.parts = [part for part in parts if part.regions]
         tails = [part.tail for part in parts]
@@ -172,6 +189,7 @@ class _Part:
         kind: str,
         scalars: tuple[float, float],
         asked: tuple[Any, Any],
+        finish: Finish,
     ) -> None:
         a, b, c = matrices
         team = c.team
@@ -190,6 +208,9 @@ class _Part:
         self.copies = [_in_turn(self._collect(strip)) for strip in self.strips]
         self.choice: Choice | None = None
         self.problem: Problem | None = None
+        self._epilogue, self._bias = finish.epilogue, None
+        if finish.bias is not None and n:
+            self._bias = self._uploaded(finish.bias[block.columns])
         self.launches = self._launches(kind, scalars, asked)
 
     def wait_for(self, tails: list[Any]) -> None:
@@ -197,6 +218,13 @@ class _Part:
         self.begin = [self.compute.waiting(tail) for tail in tails]
         self.begin.append(self.compute.marking(self._begun))
         self.begin += [queue.waiting(self._begun) for queue in self.queues[:COMPUTE]]
+
+    def _uploaded(self, bias: np.ndarray) -> Buffer:
+        """The bias of this device's columns in its memory, before what is queued from now on."""
+        buffer = self.backend.allocate(bias.nbytes)
+        with self.compute.here():
+            self.compute.upload(bias[None, :], bias.dtype, buffer.address, bias.nbytes)
+        return buffer
 
     def _room(self, side: str, extent: int, collect: bool) -> tuple[Buffer, int]:
         """Where all of A's rows or B's columns that this device needs lie: memory, and bytes from
@@ -269,27 +297,50 @@ class _Part:
         out = c.blocks[self._rank].matrix(c.dtype.itemsize, region.row, region.column)
         matrices = left, right, out
         chosen = config_for(self.backend, problem, config)
-        kernel = executable(self.backend, chosen, problem, alignment(problem, matrices))
+        aligned, epilogue, bias = alignment(problem, matrices), self._epilogue, None
+        if self._bias is not None:
+            first = self._bias.address + region.column * epilogue.bias.itemsize
+            bias = Vector(first, region.columns, self._bias)
+        kernel = executable(self.backend, chosen, problem, aligned, epilogue)
         alpha, beta = scalars
-        return kernel.bind(problem, alpha, left, right, beta, out, self.compute.stream)
+        return kernel.bind(problem, alpha, left, right, beta, out, self.compute.stream, bias)
 
 
-def multiply_sharded(a: Any, b: Any, out: Any, c: Any, options: MatmulOptions) -> ShardedMatrix:
-    """`alpha a b + beta c` of matrices on several devices, queued and not waited for.
+def multiply_sharded(
+    a: Any, b: Any, out: Any, c: Any, options: MatmulOptions, bias: Any = None
+) -> ShardedMatrix:
+    """`activation(alpha a b + beta c + bias)` of matrices on several devices, queued and not waited
+    for. The bias is on the host, and each device gets its part.
 
     Raises `TypeError` for operands of other kinds, `ValueError` for shapes that do not fit and
     matrices on other devices, `NotImplementedError` for transposes and streams, `MemoryError`.
     """
     a, b, out, kind, scalars = _checked(a, b, out, c, options)
-    asked = options.kernel, options.config
-    key = (a.blocks, b.blocks, kind, scalars, repr(asked), generation())
+    asked, finish = (options.kernel, options.config), _finish(out, options, bias)
+    key = (a.blocks, b.blocks, kind, scalars, repr(asked), finish.key, generation())
     known = out.program
     if known is None or not _same(known[0], key):
         out.program = None  # its memory is needed for the next one
-        program = out.team.apart(lambda: Program(a, b, out, kind, scalars, asked))
+        program = out.team.apart(lambda: Program(a, b, out, kind, scalars, asked, finish))
         out.program = known = key, program
     known[1]()
     return out
+
+
+def _finish(out: ShardedMatrix, options: MatmulOptions, bias: Any) -> Finish:
+    """The epilogue of a call, checked."""
+    activation = options.activation or ""
+    if bias is None:
+        return Finish(Epilogue(activation))
+    given = adopt(bias, "bias")
+    if not given.on_host:
+        raise TypeError(
+            f"bias is a {type(bias).__name__} on one device, and the product is on several: give "
+            "it a NumPy array"
+        )
+    check_bias(given, out.shape[1], out.dtype, options.casting)
+    dtype = bias_dtype(given, out.dtype)
+    return Finish(Epilogue(activation, dtype), np.array(given.owner, dtype))
 
 
 def _same(key: tuple, other: tuple) -> bool:
@@ -370,6 +421,7 @@ class ShardedExplanation:
     seconds: float
     limit: str
     room: int
+    epilogue: Epilogue
 
     def __str__(self) -> str:
         (m, n, k), (down, across) = self.extents, self.grid
@@ -380,15 +432,20 @@ class ShardedExplanation:
             ("links", f"at most {most} into one device, {shown(sum(self.bytes_in))} in all"),
             ("memory", f"{shown(self.room)} on each for what it collects"),
         ]
+        if self.epilogue:
+            rows.append(("epilogue", f"{self.epilogue}, fused into the store of C"))
         if self.choice is not None:
             rows += [("configuration", self.choice.config.slug), ("because", self.choice.reason)]
         rows.append(("expected", f"{self.seconds:.3g} s, limited by the {self.limit}"))
         return "\n".join(f"{name:<15}{text}".rstrip() for name, text in rows)
 
 
-def explain_sharded(a: Any, b: Any, out: Any, c: Any, options: MatmulOptions) -> ShardedExplanation:
+def explain_sharded(
+    a: Any, b: Any, out: Any, c: Any, options: MatmulOptions, bias: Any = None
+) -> ShardedExplanation:
     """What `multiply_sharded` would do. Allocates a result where `out` is not given."""
     a, b, out, kind, _ = _checked(a, b, out, c, options)
+    epilogue = _finish(out, options, bias).epilogue
     (down, across), k, size = out.grid, a.shape[1], a.dtype.itemsize
     received, room, first = [], 0, None
     for rank, block in enumerate(out.blocks):
@@ -401,7 +458,8 @@ def explain_sharded(a: Any, b: Any, out: Any, c: Any, options: MatmulOptions) ->
         if first is None and used:
             first = Problem(m, n, k, kind)
     if first is None:
-        return ShardedExplanation((*out.shape, k), out.grid, tuple(received), None, 0, "kernel", 0)
+        nothing = tuple(received), None, 0, "kernel", 0, epilogue
+        return ShardedExplanation((*out.shape, k), out.grid, *nothing)
     backend = out.team.backends[0]
     choice = choose(backend, first, options.kernel, options.config)
     compute = predicted_seconds(choice.config, first, backend.device)
@@ -411,4 +469,5 @@ def explain_sharded(a: Any, b: Any, out: Any, c: Any, options: MatmulOptions) ->
     limit = "link" if link > compute else "kernel"
     extents = (*out.shape, k)
     seconds = max(compute, link)
-    return ShardedExplanation(extents, out.grid, tuple(received), choice, seconds, limit, room)
+    found = tuple(received), choice, seconds, limit, room, epilogue
+    return ShardedExplanation(extents, out.grid, *found)

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from pymm.backends.base import Backend, Mark, Matrix
+from pymm.backends.base import Backend, Mark, Matrix, Vector
 from pymm.blocked.plan import Tiling
+from pymm.core.epilogue import NO_EPILOGUE, Epilogue
 from pymm.core.errors import LaunchFailed
 from pymm.core.problem import Problem
 from pymm.kernels import Config
@@ -57,7 +58,8 @@ class Slots:
 
 class Streamed:
     """A product on its way through a device. `problem` is that of a whole tile and slice, `config`
-    its configuration; `alpha` and `beta` those of the call.
+    its configuration; `alpha` and `beta` those of the call. The epilogue is that of the last slice
+    of each tile, and `bias` its bias.
     """
 
     def __init__(
@@ -68,8 +70,11 @@ class Streamed:
         config: Config,
         scalars: tuple[float, float],
         stop: threading.Event | None = None,
+        epilogue: Epilogue = NO_EPILOGUE,
+        bias: np.ndarray | None = None,
     ) -> None:
         self._backend, self._tiling = backend, tiling
+        self._epilogue, self._bias = epilogue, None
         self._problem, self._config, self._scalars = problem, config, scalars
         self._stop = stop or threading.Event()
         self._in, self._out, self._compute = (backend.queue() for _ in range(3))
@@ -78,6 +83,23 @@ class Streamed:
         self._c = Slots(backend, tiling.tiles, *tiling.c_tile)
         self._launches: dict[tuple, Callable[[], None]] = {}
         self._step = self._tile = 0
+        if bias is not None:
+            self._upload_bias(bias)
+
+    def _upload_bias(self, bias: np.ndarray) -> None:
+        """Have it on the device before the first product."""
+        self._bias, there = self._backend.allocate(max(bias.nbytes, 1)), self._backend.new_mark()
+        self._in.upload(bias[None, :], bias.dtype, self._bias.address, bias.nbytes)
+        self._in.mark(there)
+        self._compute.wait(there)
+
+    def _bias_of(self, part: tuple[slice, slice]) -> Vector | None:
+        """The bias of a tile."""
+        if self._bias is None:
+            return None
+        tile = part[0] if self._epilogue.down else part[1]
+        first = tile.start * self._epilogue.bias.itemsize
+        return Vector(self._bias.address + first, tile.stop - tile.start, self._bias)
 
     @property
     def bytes_in(self) -> int:
@@ -182,16 +204,25 @@ class Streamed:
         (m, n), k = factors.out[part].shape, depth.stop - depth.start
         alpha, beta = self._scalars
         beta = 1.0 if depth.start else beta if factors.c is not None else 0.0
-        key = (m, n, k, beta, *slots)
+        last = depth.stop == self._tiling.work.k
+        epilogue = self._epilogue if last else NO_EPILOGUE
+        bias = self._bias_of(part) if last else None
+        key = (m, n, k, beta, epilogue, bias, *slots)
         launch = self._launches.get(key)
         if launch is None:
-            launch = self._launches[key] = self._bind((m, n, k), (alpha, beta), slots)
+            launch = self._bind((m, n, k), (alpha, beta), slots, epilogue, bias)
+            self._launches[key] = launch
         launch()
         self._compute.mark(self._a.free[slots[0]])
         self._compute.mark(self._b.free[slots[1]])
 
     def _bind(
-        self, shape: tuple[int, int, int], scalars: tuple[float, float], slots: tuple[int, ...]
+        self,
+        shape: tuple[int, int, int],
+        scalars: tuple[float, float],
+        slots: tuple[int, ...],
+        epilogue: Epilogue,
+        bias: Vector | None,
     ) -> Callable[[], None]:
         m, n, k = shape
         problem = replace(self._problem, m=m, n=n, k=k)
@@ -201,8 +232,10 @@ class Streamed:
             for x, slot, size in zip((self._a, self._b, self._c), slots, sizes, strict=True)
         )
         config = config_for(self._backend, problem, self._config)
-        kernel = executable(self._backend, config, problem, alignment(problem, (a, b, c)))
-        return kernel.bind(problem, scalars[0], a, b, scalars[1], c, self._compute.stream)
+        aligned = alignment(problem, (a, b, c))
+        kernel = executable(self._backend, config, problem, aligned, epilogue)
+        alpha, beta = scalars
+        return kernel.bind(problem, alpha, a, b, beta, c, self._compute.stream, bias)
 
 
 def config_for(backend: Backend, problem: Problem, config: Config) -> Config:

@@ -1,4 +1,5 @@
-"""The product in float64, the error bound of a correct result, and the halves of a symmetric C.
+"""The product in float64 with and without an epilogue, the error bound of a correct result, and the
+halves of a symmetric C.
 
 Bounds follow N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed. (SIAM, 2002),
 section 3.1: a sum of k products, in whatever order and with or without fused multiply-add, is off
@@ -6,6 +7,10 @@ by at most gamma_k times the sum of the absolute values, gamma_k = k u / (1 - k 
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -171,6 +176,62 @@ def error_bound(
         tiny = ml_dtypes.finfo(row.out).smallest_subnormal
         bound += row.out_roundoff * (result + bound) + float(tiny)
     return 2 * bound if row.scalar == FLOAT64 else bound
+
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+#: The activations in float64 ("" is none), by their formulas: see `pymm.matmul`.
+ACTIVATED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "": lambda x: x,
+    "relu": lambda x: np.where(x < 0, 0.0, x),
+    "gelu": lambda x: 0.5 * x * (1 + _erf(x * math.sqrt(0.5))),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+}
+
+#: No activation is steeper: the slope of GELU is at most 1.129, at sqrt 2, of SiLU 1.100, at 2.4.
+STEEPEST = 1.13
+
+#: What evaluating an activation at x may be off by, in units of u |x|: the factors of |x| are at
+#: most 1, and each is the result of a few operations and of a function that is off by 2 u or less
+#: (CUDA C++ Programming Guide, "Mathematical Functions").
+EVALUATION = 16
+
+
+def finished(values: np.ndarray, activation: str, bias: np.ndarray | None = None) -> np.ndarray:
+    """`activation(values + bias)` in float64, with the bias added to each row."""
+    with np.errstate(over="ignore", invalid="ignore"):  # as the formulas give
+        return ACTIVATED[activation](values if bias is None else values + bias.astype(np.float64))
+
+
+def finished_bound(
+    problem: Problem,
+    a: np.ndarray,
+    b: np.ndarray,
+    c: np.ndarray | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    activation: str = "",
+    bias: np.ndarray | None = None,
+) -> np.ndarray:
+    """For each element of C, the most by which a right answer with this epilogue may differ from
+    `finished(product(...), activation, bias)`: the bound of the sum before it is rounded to 16
+    bits, times the steepest slope, and the roundings of what follows.
+    """
+    wide = f"{problem.dtype}_f32" if problem.type.out_roundoff else problem.dtype
+    summed = replace(problem, dtype=wide)
+    bound = error_bound(summed, a, b, c, alpha, beta)
+    values = product(problem, a, b, c, alpha, beta)
+    unit = float(np.finfo(problem.scalar_dtype).eps) / 2
+    before = np.abs(finished(values, "", bias))
+    bound = bound + 4 * unit * (before + bound)
+    if activation:
+        bound = STEEPEST * bound + 2 * EVALUATION * unit * (before + bound)
+    if problem.type.out_roundoff:
+        result = np.abs(finished(values, activation, bias))
+        tiny = ml_dtypes.finfo(problem.type.out).smallest_subnormal
+        bound = bound + problem.type.out_roundoff * (result + bound) + float(tiny)
+    return bound
 
 
 def exact_integers(k: int) -> int:

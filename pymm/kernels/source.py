@@ -13,6 +13,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from pymm.core.dtypes import ELEMENTS
+from pymm.core.epilogue import ACTIVATIONS, NO_EPILOGUE, Epilogue
 from pymm.core.forking import cached_property
 from pymm.core.problem import Problem
 from pymm.kernels import Config, Guards, Tma
@@ -33,7 +34,8 @@ C_TYPES = {ELEMENTS[name]: spelled for name, spelled in _C_NAMES.items()}
 class Source:
     """One source to compile, the name of its entry point, and its configuration. The kernel needs
     rows that start at multiples of `alignment` bytes. With `mirrors` it also has the entry
-    `mirror`, which copies the computed half of C to the other one.
+    `mirror`, which copies the computed half of C to the other one. With an `epilogue`, entries that
+    store C have its bias as their last parameter.
     """
 
     text: str
@@ -41,6 +43,7 @@ class Source:
     config: Config
     alignment: int = 1
     mirrors: bool = False
+    epilogue: Epilogue = NO_EPILOGUE
 
     @cached_property
     def key(self) -> str:
@@ -50,12 +53,20 @@ class Source:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
-def render(config: Config, problem: Problem, alignment: int | None = None) -> Source:
-    """The source of `config`'s kernel for the types, layout and remainders of `problem`, and for
-    rows that start at multiples of `alignment` bytes (None: as dense matrices have them).
+def render(
+    config: Config,
+    problem: Problem,
+    alignment: int | None = None,
+    epilogue: Epilogue = NO_EPILOGUE,
+) -> Source:
+    """The source of `config`'s kernel for the types, layout and remainders of `problem`, for rows
+    that start at multiples of `alignment` bytes (None: as dense matrices have them), and with an
+    epilogue.
 
-    Raises `ValueError` on a missing parameter.
+    Raises `ValueError` on a missing parameter and for the epilogue of a symmetric C.
     """
+    if epilogue and problem.symmetric:
+        raise ValueError(f"{problem.op}: a symmetric C has no epilogue")
     kernel = config.kernel
     missing = set(kernel.space) - set(dict(config.parameters))
     if missing:
@@ -75,9 +86,18 @@ def render(config: Config, problem: Problem, alignment: int | None = None) -> So
         alignment = problem.alignment
     scaled = kernel.tma is not None and kernel.tma.scaled
     defines["REAL"] = _C_NAMES["f16"] if scaled else C_TYPES[problem.numpy_dtype]
-    return _render(
-        config, alignment, tuple((defines | _symmetric_defines(config, problem)).items())
-    )
+    defines |= _symmetric_defines(config, problem) | _epilogue_defines(epilogue)
+    return _render(config, alignment, tuple(defines.items()), epilogue)
+
+
+def _epilogue_defines(epilogue: Epilogue) -> dict[str, int | str]:
+    """Macros of common/epilogue.cuh; none without an epilogue."""
+    defines: dict[str, int | str] = {}
+    if epilogue.activation:
+        defines["ACTIVATION"] = ACTIVATIONS[epilogue.activation]
+    if epilogue.bias is not None:
+        defines |= {"BIAS": 2 if epilogue.down else 1, "BIAS_REAL": C_TYPES[epilogue.bias]}
+    return defines
 
 
 def _symmetric_defines(config: Config, problem: Problem) -> dict[str, int | str]:
@@ -107,7 +127,12 @@ def _tma_defines(tma: Tma, problem: Problem) -> dict[str, int | str]:
 
 
 @lru_cache(maxsize=4096)
-def _render(config: Config, alignment: int, defines: tuple[tuple[str, int | str], ...]) -> Source:
+def _render(
+    config: Config,
+    alignment: int,
+    defines: tuple[tuple[str, int | str], ...],
+    epilogue: Epilogue,
+) -> Source:
     kernel = config.kernel
     lines = [*config.parameters, *defines]
     if kernel.aligned:
@@ -118,7 +143,7 @@ def _render(config: Config, alignment: int, defines: tuple[tuple[str, int | str]
     text = head + kernel_text(kernel.backend, kernel.file, *more)
     if ("GUARDED", Guards.WRITE) in defines:
         text = _guarding_writes_alone(text)
-    return Source(text, "gemm", config, alignment, mirrors)
+    return Source(text, "gemm", config, alignment, mirrors, epilogue)
 
 
 def _guarding_writes_alone(text: str) -> str:

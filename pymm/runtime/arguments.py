@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from numbers import Real
@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from pymm.core.dtypes import DTYPES, ELEMENTS, FLOAT32, product_type
+from pymm.core.epilogue import ACTIVATIONS, Epilogue
 from pymm.core.forking import cached_property
 from pymm.core.problem import MAX_EXTENT
 from pymm.runtime.arrays import Operand, adopt
@@ -32,7 +33,8 @@ class Call:
     """One checked product: operands, their type and the result's, the type of the product by its
     short name ("tf32"), the shape of its result, the operation (`pymm.core.problem.FILLS`). If that
     writes one half of C, then `c` is `out`, whose other half stays. `alpha` and `beta` hold the
-    signs of operands that are the negatives of what their memory holds.
+    signs of operands that are the negatives of what their memory holds. `bias` and `activation` are
+    those of its epilogue.
     """
 
     a: Operand
@@ -48,6 +50,8 @@ class Call:
     kind: str
     shape: tuple[int, ...]
     op: str = "gemm"
+    bias: Operand | None = None
+    activation: str = ""
 
     @property
     def on_host(self) -> bool:
@@ -57,8 +61,14 @@ class Call:
     @property
     def operands(self) -> tuple[Operand, ...]:
         """Those that take part: c only if it is read."""
-        given = (self.a, self.b, self.c if self.reads_c else None, self.out)
+        given = (self.a, self.b, self.c if self.reads_c else None, self.bias, self.out)
         return tuple(operand for operand in given if operand is not None)
+
+    @property
+    def epilogue(self) -> Epilogue:
+        """What is done to the elements of the result."""
+        bias = None if self.bias is None else self.dtype_of(self.bias)
+        return Epilogue(self.activation, bias)
 
     @property
     def reads_c(self) -> bool:
@@ -78,6 +88,8 @@ class Call:
             reasons = reasons | {"out": why}
         if self.reads_c and not (self.c_in_place and "out" not in reasons):
             reasons = reasons | {"c": "the result is computed where c was read"}
+        if self.bias is not None and (why := self._why_bias_copied()):
+            reasons = reasons | {"bias": why}
         return reasons
 
     @cached_property
@@ -88,7 +100,20 @@ class Call:
 
     def dtype_of(self, operand: Operand) -> np.dtype:
         """The dtype that the kernel takes an operand in."""
+        if operand.name == "bias":
+            return bias_dtype(operand, self.out_dtype)
         return self.out_dtype if operand.name in ("out", "c") else self.dtype
+
+    def _why_bias_copied(self) -> str:
+        form = self.bias.form
+        if form.dtype != self.dtype_of(self.bias):
+            return f"{form.dtype} converted to {self.dtype_of(self.bias)}"
+        if not self.bias.aligned:
+            return f"elements do not stand at multiples of {form.dtype.itemsize} bytes"
+        if form.size > 1 and form.strides[0] != form.dtype.itemsize:
+            return "its elements are not contiguous"
+        shared = self.out is not None and self.out.overlaps(self.bias)
+        return "out overlaps it" if shared else ""
 
     def _why_copied(self, operand: Operand) -> str:
         form, wanted = operand.form, self.dtype_of(operand)
@@ -138,6 +163,11 @@ class Options(ABC):
         if unknown:
             raise TypeError(f"unknown argument {unknown}; there are {', '.join(known)}")
         return cls(**given)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """Of all arguments of a public function by name, arrays among them."""
+        return cls(**{field.name: given[field.name] for field in fields(cls)})
 
     def __post_init__(self) -> None:
         if self.casting not in _CASTINGS:
@@ -220,6 +250,7 @@ class MatmulOptions(Options):
 
     trans_a: bool | str = False
     trans_b: bool | str = False
+    activation: str | None = None
     device_memory: int | str | None = None
 
     def __post_init__(self) -> None:
@@ -227,11 +258,64 @@ class MatmulOptions(Options):
         self._normalize(
             trans_a=transposes(self.trans_a, "trans_a"), trans_b=transposes(self.trans_b, "trans_b")
         )
+        if self.activation is not None and self.activation not in tuple(ACTIVATIONS):
+            known = ", ".join(map(repr, ACTIVATIONS))
+            raise ValueError(f"activation={self.activation!r} is none of {known}; None is none")
 
-    def check(self, a: Any, b: Any, out: Any = None, c: Any = None, adopt: Adopt = adopt) -> Call:
+    def check(
+        self,
+        a: Any,
+        b: Any,
+        out: Any = None,
+        c: Any = None,
+        adopt: Adopt = adopt,
+        bias: Any = None,
+    ) -> Call:
         a, b = adopt(a, "a"), adopt(b, "b")
         c = None if c is None else adopt(c, "c")
-        return self._check(a, b, c, out, (self.trans_a, self.trans_b))
+        call = self._check(a, b, c, out, (self.trans_a, self.trans_b))
+        if self.activation:
+            call = replace(call, activation=self.activation)
+        return call if bias is None else self._biased(call, adopt(bias, "bias"))
+
+    def check_again(self, *operands: Any, out: Any, c: Any, bias: Any = None) -> Call:
+        return self.check(*operands, out=out, c=c, bias=bias)
+
+    def _biased(self, call: Call, bias: Operand) -> Call:
+        """The call with a bias."""
+        _check_side([call.a, bias])
+        columns = 1 if len(call.b.form.shape) == 1 else call.shape[-1]
+        check_bias(bias, columns, call.out_dtype, self.casting)
+        return replace(call, bias=bias)
+
+
+def check_bias(bias: Operand, columns: int, result: np.dtype, casting: str) -> None:
+    """`ValueError` or `TypeError` unless `bias` can be added to rows of a result of so many columns
+    and this dtype.
+    """
+    if bias.form.shape != (columns,):
+        raise ValueError(
+            f"bias has shape {bias.form.shape}, and the result {columns} columns: a bias is one "
+            f"row, which is added to every row of the result, of shape ({columns},)"
+        )
+    if bias.negative:
+        raise ValueError(
+            "bias has PyTorch's negative bit, as x.conj().imag has it, and pymm adds no negated "
+            "bias: give it bias.resolve_neg()"
+        )
+    wanted = bias_dtype(bias, result)
+    if not np.can_cast(bias.form.dtype, wanted, casting):
+        raise TypeError(
+            f"cannot cast bias from {bias.form.dtype} to {wanted}, the dtype of the result, with "
+            f"casting={casting!r}"
+        )
+
+
+def bias_dtype(bias: Operand, result: np.dtype) -> np.dtype:
+    """The dtype that a kernel takes a bias in: that of the result's sums, if it has that already,
+    else the result's.
+    """
+    return bias.form.dtype if bias.form.dtype == _scalar_dtype(result) else result
 
 
 #: What of the result `syrk` writes, and the operation that writes it.

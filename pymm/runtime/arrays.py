@@ -142,7 +142,7 @@ class Operand:
 
     def overlaps(self, other: Operand) -> bool:
         """True if the two may share an element."""
-        (low, high), (start, end) = self._interval(), other._interval()
+        (low, high), (start, end) = self.interval, other.interval
         if high <= start or end <= low:
             return False
         try:
@@ -154,7 +154,9 @@ class Operand:
         """True if both have the same elements in the same places."""
         return self.address == other.address and self.form == other.form
 
-    def _interval(self) -> tuple[int, int]:
+    @property
+    def interval(self) -> tuple[int, int]:
+        """Addresses of its first byte and of the one behind its last."""
         low, high = self.form.bounds
         return self.address + low, self.address + high
 

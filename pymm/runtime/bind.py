@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from pymm.backends import lookup_device, open_device
-from pymm.backends.base import Backend, Executable, Matrix, RebindableLaunch
+from pymm.backends.base import Backend, Executable, Matrix, RebindableLaunch, Vector
+from pymm.core.epilogue import NO_EPILOGUE, Epilogue
 from pymm.core.errors import LaunchFailed
 from pymm.core.problem import Problem, common_alignment
 from pymm.kernels import Config, kernels_for
@@ -96,13 +97,17 @@ _WATCHES = {
 
 
 def executable(
-    backend: Backend, config: Config, problem: Problem, alignment: int | None = None
+    backend: Backend,
+    config: Config,
+    problem: Problem,
+    alignment: int | None = None,
+    epilogue: Epilogue = NO_EPILOGUE,
 ) -> Executable:
-    """The compiled kernel of `config` for the types, layout and remainders of `problem` and rows
-    that start at multiples of `alignment` bytes (None: as in dense matrices): loaded once per
-    backend. Raises `CompileFailed`, `LaunchFailed`.
+    """The compiled kernel of `config` for the types, layout and remainders of `problem`, rows that
+    start at multiples of `alignment` bytes (None: as in dense matrices) and an epilogue: loaded
+    once per backend. Raises `CompileFailed`, `LaunchFailed`.
     """
-    return backend.executable(render(config, problem, alignment))
+    return backend.executable(render(config, problem, alignment, epilogue))
 
 
 def bind(
@@ -112,10 +117,12 @@ def bind(
     addresses: Sequence[int],
     scalars: tuple[float, float],
     stream: Any = None,
+    epilogue: Epilogue = NO_EPILOGUE,
+    bias: Vector | None = None,
 ) -> Callable[[], None]:
     """A function that launches all of `product` on `stream`: `addresses` are those of the first
-    elements of a, b and the result, `scalars` are alpha and beta. Geometry and arguments are worked
-    out here, once.
+    elements of a, b and the result, `scalars` are alpha and beta, `epilogue` is that of the
+    launches (`epilogue_of`). Geometry and arguments are worked out here, once.
 
     alpha = 0 makes it a product with k = 0: as in BLAS, neither a nor b is read.
     """
@@ -128,8 +135,8 @@ def bind(
         if alpha == 0:
             problem = replace(problem, k=0)
         matrices = _at(left, step.left), _at(right, step.right), _at(out, step.out)
-        kernel = executable(backend, config, problem, alignment(problem, matrices))
-        calls.append(kernel.bind(problem, alpha, *matrices[:2], beta, matrices[2], stream))
+        kernel = executable(backend, config, problem, alignment(problem, matrices), epilogue)
+        calls.append(kernel.bind(problem, alpha, *matrices[:2], beta, matrices[2], stream, bias))
     if len(calls) == 1:
         return calls[0]
 
@@ -171,7 +178,8 @@ class PreparedCall:
     """A call that can be run any number of times: `steps`, in their order, leave the product in
     `result`. `choice` is None for an empty product, which has no steps. `placed` owns the memory
     that the steps use. `rebind` makes the launch, if it is the only step, for operands of the same
-    forms at other addresses (`rebinder`). `spans` are the bytes that a, b and the result take.
+    forms at other addresses (`rebinder`). `spans` are the bytes that a, b and the result take,
+    relative to their addresses, and `bias` those of the bias, in memory.
     `chosen_in` is the generation of the tuned configurations that `choice` comes from. `fallback`
     is True where the best kernel found too little memory and another one computes the product.
     """
@@ -182,6 +190,7 @@ class PreparedCall:
     placed: PlacedOperands
     rebind: Rebind | None = None
     spans: tuple[Span, ...] = ()
+    bias: Span | None = None
     chosen_in: int = 0
     fallback: bool = False
 
@@ -243,7 +252,13 @@ def find_route(backend: Backend, call: Call, transfer: str | None = None) -> Rou
 
 def find_product(call: Call, route: Route) -> Product:
     """The launches of a call by this route."""
-    return arrange(*route.forms, call.trans_a, call.trans_b, call.kind, call.op)
+    transposed, biased = (call.trans_a, call.trans_b), call.bias is not None
+    return arrange(*route.forms, *transposed, call.kind, call.op, biased)
+
+
+def epilogue_of(call: Call, product: Product) -> Epilogue:
+    """The epilogue of the launches of a call, which may compute C^T."""
+    return call.epilogue.transposed() if product.swapped else call.epilogue
 
 
 def prepare(backend: Backend, call: Call, options: Options) -> PreparedCall:
@@ -272,6 +287,8 @@ def prepare(backend: Backend, call: Call, options: Options) -> PreparedCall:
             addresses=placed.addresses,
             scalars=(call.alpha, call.beta),
             stream=placed.stream,
+            epilogue=epilogue_of(call, product),
+            bias=placed.bias and replace(placed.bias, owner=None),  # `placed` owns it
         )
         try:
             launch, fallback = binding(config=choice.config, product=product), False
@@ -285,7 +302,10 @@ def prepare(backend: Backend, call: Call, options: Options) -> PreparedCall:
     steps = (*placed.before, launch, *placed.after)
     rebind = rebinder(product, launch) if len(steps) == 1 else None
     spans = tuple(form.bounds for form in route.forms)
-    return PreparedCall(product, choice, steps, placed, rebind, spans, known.generation, fallback)
+    bias = call.bias and call.bias.interval
+    return PreparedCall(
+        product, choice, steps, placed, rebind, spans, bias, known.generation, fallback
+    )
 
 
 def _with_less_memory(

@@ -11,11 +11,18 @@ import numpy as np
 
 from pymm.backends.base import Backend, Resources
 from pymm.core.device import Device
+from pymm.core.epilogue import Epilogue
 from pymm.core.problem import Problem
 from pymm.kernels import Config
 from pymm.runtime.arguments import Adopt, Options
 from pymm.runtime.arrays import Form, Operand, adopt
-from pymm.runtime.bind import executable, find_backend, find_product, find_route
+from pymm.runtime.bind import (
+    epilogue_of,
+    executable,
+    find_backend,
+    find_product,
+    find_route,
+)
 from pymm.runtime.layout import Product
 from pymm.selection.choose import choose
 
@@ -26,7 +33,8 @@ class Explanation:
 
     `grid` and `block` are (x, y, z), of the first launch; `copies` one sentence for each copy or
     transfer; `rejected` how many configurations of the kernel each rule turns down, out of
-    `candidates`; `resources` None for an empty product, which launches nothing.
+    `candidates`; `resources` None for an empty product, which launches nothing; `epilogue` the
+    activation and the dtype of the bias.
     """
 
     problem: Problem
@@ -44,6 +52,7 @@ class Explanation:
     copies: tuple[str, ...]
     candidates: int
     rejected: Counter[str]
+    epilogue: Epilogue
 
     def __str__(self) -> str:
         kernel, p = self.config.kernel, self.problem
@@ -55,6 +64,8 @@ class Explanation:
             ("because", self.reason),
             ("launches", self._launches()),
         ]
+        if self.epilogue:
+            rows.append(("epilogue", f"{self.epilogue}, fused into the store of C"))
         if self.device.kernel_backend != "cpu":
             rows += [
                 ("grid", f"{_by(self.grid)} blocks of {_by(self.block)} = {self.threads} threads"),
@@ -81,16 +92,17 @@ class Explanation:
         return words if self.launches else "none: the result has no elements"
 
 
-def explain_call(options: Options, *operands: Any, out: Any, c: Any) -> Explanation:
+def explain_call(options: Options, *operands: Any, out: Any, c: Any, **more: Any) -> Explanation:
     """What a call with these options and arrays, or shapes of arrays, would do."""
-    call = options.check(*operands, out=out, c=c, adopt=shape_adopter(options))
+    call = options.check(*operands, out=out, c=c, adopt=shape_adopter(options), **more)
     backend = find_backend(call, options.device)
     if options.stream is not None:
         backend.stream(options.stream)
     route = find_route(backend, call, options.transfer)
     product = find_product(call, route)
     choice = choose(backend, product.problem, options.kernel, options.config)
-    return _explained(backend, product, choice.config, choice.reason, route.notes)
+    said = choice.config, choice.reason, route.notes, epilogue_of(call, product)
+    return _explained(backend, product, *said)
 
 
 def shape_adopter(options: Options) -> Adopt:
@@ -109,11 +121,18 @@ def _adopt(array: Any, name: str, dtype: np.dtype | None) -> Operand:
 
 
 def _explained(
-    backend: Backend, product: Product, config: Config, reason: str, copies: tuple[str, ...]
+    backend: Backend,
+    product: Product,
+    config: Config,
+    reason: str,
+    copies: tuple[str, ...],
+    epilogue: Epilogue,
 ) -> Explanation:
     problem, kernel = product.problem, config.kernel
     valid, rejected = kernel.configs(problem, backend.device)
-    resources = executable(backend, config, problem).resources if product.steps else None
+    resources = None
+    if product.steps:
+        resources = executable(backend, config, problem, epilogue=epilogue).resources
     return Explanation(
         problem=problem,
         device=backend.device,
@@ -130,6 +149,7 @@ def _explained(
         copies=copies,
         candidates=len(valid) + rejected.total(),
         rejected=rejected,
+        epilogue=epilogue,
     )
 
 

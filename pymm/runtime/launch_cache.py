@@ -79,18 +79,22 @@ Entry = tuple[Callable[..., Any], int]
 
 class FormEntry(NamedTuple):
     """What makes a launch for other addresses of a, b and out; the bytes that each of them takes,
-    relative to its address; the generation.
+    relative to its address, and those of the bias, in memory; the generation.
     """
 
     rebind: Rebind
     spans: tuple[Span, ...]
+    bias: Span | None
     chosen_in: int
 
     def launch_at(self, a: int, b: int, out: int) -> Launch | None:
-        """The launch for these addresses. None if out overlaps a or b: that takes a copy."""
+        """The launch for these addresses. None if out overlaps a, b or the bias: that takes a
+        copy.
+        """
         span_a, span_b, span_out = self.spans
         begin, end = out + span_out[0], out + span_out[1]
-        for address, (first, last) in ((a, span_a), (b, span_b)):
+        bias = ((0, self.bias),) if self.bias else ()
+        for address, (first, last) in ((a, span_a), (b, span_b), *bias):
             if begin < address + last and address + first < end:
                 return None
         return self.rebind(a, b, out)
@@ -161,6 +165,13 @@ class LaunchCache:
         self.clear()
         return Key(*key), out, None
 
+    def mark(self, array: Any) -> Mark | list:
+        """What tells an array among the options of a call from others: its address and form. Where
+        it cannot be read, something that is not hashable: such a call is not cached.
+        """
+        mark = self._readers[type(array)](array)
+        return [] if mark is None else mark
+
     def key_of(self, arguments: Arguments) -> Key | None:
         """The key of a call. None for a call that is not cached: with operands that are copied
         before they are used, or without `out` and with arrays of NumPy or of unknown libraries.
@@ -188,7 +199,8 @@ class LaunchCache:
         if self._insert_launch(key, prepared.steps[0], prepared.chosen_in) and form is not None:
             if len(self._forms) >= MAX_FORMS:
                 self._forms.clear()
-            self._forms[form] = FormEntry(prepared.rebind, prepared.spans, prepared.chosen_in)
+            known = prepared.rebind, prepared.spans, prepared.bias, prepared.chosen_in
+            self._forms[form] = FormEntry(*known)
 
     def _insert_launch(self, key: Key, launch: Launch, chosen_in: int) -> bool:
         """False if it must not be cached."""

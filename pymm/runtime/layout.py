@@ -92,10 +92,12 @@ def arrange(
     trans_b: bool = False,
     kind: str | None = None,
     op: str = "gemm",
+    biased: bool = False,
 ) -> Product:
     """The launches for operands of these forms; `out` None is a packed result. Every form must be
     `stored` one way or the other. `kind` is the type of the product by its short name; None is
     plain arithmetic in the type of the operands. A symmetric `op` has a as both operands.
+    `biased` says that a bias is added along the rows of the result.
 
     Raises `ValueError` for shapes that do not fit or exceed 32-bit extents.
     """
@@ -117,7 +119,8 @@ def arrange(
     op = _TRANSPOSED.get(op, op) if swapped else op
     problem = Problem(m, n, k, kind, left_t, right_t, op=op)
     axes = merge_axes([*zip(stack, *(f.strides[:-2] for f in (left, right, out)), strict=True)])
-    problem, axes = _fold(problem, axes, lda, ldc)
+    if not (biased and swapped):  # else a row of a tall product would not be one of the bias
+        problem, axes = _fold(problem, axes, lda, ldc)
     steps = tuple(_steps(problem, axes, (lda, ldb, ldc))) if out.size else ()
     return Product(shape, swapped, steps[0].problem if steps else problem, steps)
 

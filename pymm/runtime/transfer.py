@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pymm.backends.base import TRANSFERS, Backend
+from pymm.backends.base import TRANSFERS, Backend, Vector
 from pymm.core.integers import round_up
 from pymm.runtime.arguments import Call
 from pymm.runtime.arrays import Form, Operand, adopt, result_maker, view_at
@@ -176,8 +176,8 @@ Step = Callable[[], None]
 @dataclass(frozen=True)
 class PlacedOperands:
     """The operands of a call in memory that its kernels can use: `addresses` of a, b and the result
-    there, the stream to launch on, the steps `before` and `after` the launches, and the array to
-    return. `owners` are what keeps the memory alive.
+    there, the bias, the stream to launch on, the steps `before` and `after` the launches, and the
+    array to return. `owners` are what keeps the memory alive.
     """
 
     addresses: tuple[int, int, int]
@@ -186,6 +186,7 @@ class PlacedOperands:
     after: tuple[Step, ...]
     result: Any
     owners: tuple[Any, ...]
+    bias: Vector | None = None
 
 
 class Route(ABC):
@@ -215,6 +216,12 @@ class Route(ABC):
             return Form.packed(operand.form.shape, self.call.dtype_of(operand))
         return operand.form
 
+    @property
+    def _bias_form(self) -> Form:
+        """The bias as the launches find it: contiguous."""
+        bias = self.call.bias
+        return Form.packed(bias.form.shape, self.call.dtype_of(bias))
+
     def _out_form(self) -> Form:
         if self.call.out is not None:
             return self._form(self.call.out)
@@ -227,6 +234,7 @@ class InPlace(Route):
     def place(self, stream: Any) -> PlacedOperands:
         """Copies are in host memory; work is done by the calling thread."""
         call, before, after = self.call, [], []
+        bias = None if call.bias is None else self._source(call.bias, before)
         a = self._source(call.a, before)
         b = a if call.b is call.a else self._source(call.b, before)
         if call.out is None:
@@ -239,15 +247,15 @@ class InPlace(Route):
         if "c" in self.copies:
             before.append(partial(np.copyto, target, call.c.owner, casting="unsafe"))
         addresses = tuple(x.__array_interface__["data"][0] for x in (a, b, target))
-        stream = self.backend.stream(stream)
-        return PlacedOperands(
-            addresses, stream, tuple(before), tuple(after), result, (a, b, target)
-        )
+        if bias is not None:
+            bias = Vector(bias.__array_interface__["data"][0], bias.size, bias)
+        stream, owners = self.backend.stream(stream), (a, b, target)
+        return PlacedOperands(addresses, stream, tuple(before), tuple(after), result, owners, bias)
 
     def _source(self, operand: Operand, before: list[Step]) -> np.ndarray:
         if operand.name not in self.copies:
             return operand.owner
-        copy = np.empty(operand.form.shape, self.call.dtype)
+        copy = np.empty(operand.form.shape, self.call.dtype_of(operand))
         before.append(partial(np.copyto, copy, operand.owner, casting="unsafe"))
         return copy
 
@@ -269,12 +277,19 @@ class StagedRoute(Route):
         out = self.forms[2]
         if self.call.reads_c:
             notes.append(f"c: {out.nbytes} bytes to the device, {self._mode(out)}")
+        if self.call.bias is not None:
+            form = self._bias_form
+            notes.append(f"bias: {form.nbytes} bytes to the device, {self._mode(form)}")
         notes.append(f"out: {out.nbytes} bytes to the host, {self._mode(out)}")
         return super().notes + tuple(notes)
 
     def place(self, stream: Any) -> PlacedOperands:
         """Device memory for a, b and the result; c is transferred to that of the result."""
         call, before = self.call, []
+        bias = None
+        if call.bias is not None:
+            buffer = self._image(call.bias, self._bias_form, before, stream)
+            bias = Vector(buffer.address, call.bias.form.size, buffer)
         a = self._image(call.a, self.forms[0], before, stream)
         b = a if call.b.is_at(call.a) else self._image(call.b, self.forms[1], before, stream)
         image = self.forms[2]
@@ -292,10 +307,8 @@ class StagedRoute(Route):
         ]
         if host is not result:
             after.append(partial(np.copyto, result, host, casting="unsafe"))
-        addresses = (a.address, b.address, target.address)
-        return PlacedOperands(
-            addresses, stream, tuple(before), tuple(after), result, (a, b, target)
-        )
+        addresses, owners = (a.address, b.address, target.address), (a, b, target)
+        return PlacedOperands(addresses, stream, tuple(before), tuple(after), result, owners, bias)
 
     def _copies(self) -> dict[str, str]:
         copies = dict(self.call.needs_copy)
@@ -357,6 +370,10 @@ class OnDevice(Route):
             if stream is not None or other != streams[0]
         ]
         after: list[Step] = []
+        bias = None
+        if call.bias is not None:
+            place, owner = self._source(call.bias, self._bias_form, before, first)
+            bias = Vector(place, call.bias.form.size, owner)
         a = self._source(call.a, self.forms[0], before, first)
         b = a if call.b is call.a else self._source(call.b, self.forms[1], before, first)
         address, buffer, form = target.address, None, self.forms[2]
@@ -374,7 +391,7 @@ class OnDevice(Route):
             after.append(partial(backend.order, first, backend.stream(None)))
         addresses = (a[0], b[0], address)
         owners = (a, b, buffer, [operand.owner for operand in call.operands])
-        return PlacedOperands(addresses, first, tuple(before), tuple(after), result, owners)
+        return PlacedOperands(addresses, first, tuple(before), tuple(after), result, owners, bias)
 
     def _copies(self) -> dict[str, str]:
         for operand in self.call.operands:

@@ -11,6 +11,7 @@ from products import integers, products
 
 import pymm
 from pymm.runtime.arrays import Form
+from pymm.runtime.launch_cache import cache
 from pymm.runtime.transfer import copy_across, device_form, upload
 
 
@@ -177,3 +178,26 @@ def test_copies_on_a_device(cuda, view):
     host = np.empty(part.shape, np.float32)
     cuda.copy_out(target.address, image.strides[0], host)
     np.testing.assert_array_equal(host, part)
+
+
+def test_a_launch_for_other_addresses_never_writes_over_its_bias(cuda, context):
+    """The launch for the first result is made again for the second one, but not for the last, which
+    lies where the bias is.
+    """
+    from pycuda.gpuarray import GPUArray, to_gpu
+
+    pymm.reload()
+    cache.clear()
+    a, b, held = integers((21, 9), np.float32), integers((9, 33), np.float32), integers(5000)
+    memory = to_gpu(held.astype(np.float32))
+
+    def view(start, *shape):
+        return GPUArray(shape, np.float32, base=memory, gpudata=int(memory.gpudata) + 4 * start)
+
+    x, y, bias = to_gpu(a), to_gpu(b), view(0, 33)
+    wanted = np.maximum(a @ b + held[:33].astype(np.float32), 0)
+    for start, launches in ((1024, 1), (2048, 2), (1024, 2), (0, 2)):
+        out = view(start, 21, 33)
+        assert pymm.matmul(x, y, out, bias=bias, activation="relu", kernel="shared_tile") is out
+        np.testing.assert_array_equal(out.get(), wanted)
+        assert (len(cache), cache.forms) == (launches, 1)

@@ -91,7 +91,7 @@ def render(file, real, layout="NN", parameters=None):
 
 
 def compile_text(text, output, flags):
-    command = ["g++", "-x", "c++", "-", *flags, "-o", str(output)]
+    command = ["g++", "-x", "c++", "-", f"-I{SOURCES}", *flags, "-o", str(output)]
     return subprocess.run(command, input=text, capture_output=True, text=True)
 
 

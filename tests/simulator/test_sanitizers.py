@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from pymm.kernels.source import kernel_text
+
 ROOT = Path(__file__).parents[2]
 PRODUCTS = Path(__file__).parents[1] / "support" / "sanitized" / "products.cpp"
 CXX = os.environ.get("CXX", "g++")
@@ -34,7 +36,7 @@ SHARED = ("omp_get_thread_num() * WORKSPACE", "0 * WORKSPACE")
 
 def run_kernel(folder, file, sanitizers, real="float", layout="NN", planted=None):
     """Compile and run the products of one kernel; the finished process."""
-    text = (ROOT / "cpu_src" / file).read_text()
+    text = kernel_text("cpu", file)
     if planted:
         assert planted[0] in text
         text = text.replace(*planted)

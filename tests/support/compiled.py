@@ -149,7 +149,8 @@ def _parse(version: str, key: str, printed: str, kernel: str) -> list[Row]:
     ]
 
 
-def _write(rows: list[Row]) -> None:
+def write(rows: list[Row]) -> None:
+    """Replace the list."""
     with LIST.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(field.name for field in fields(Row))
@@ -189,7 +190,7 @@ def main() -> int:
                 print(f"{name}: {rows}", file=sys.stderr)
             else:
                 kept += rows
-                _write(kept)  # an interrupted run keeps what it has
+                write(kept)  # an interrupted run keeps what it has
     print(f"{LIST}: {len(kept)} rows, {failed} sources failed")
     return 1 if failed else 0
 

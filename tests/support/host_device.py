@@ -11,8 +11,9 @@ import numpy as np
 
 from pymm.backends.base import Backend, Buffer, Compiler, Executable, Resources
 from pymm.core.device import Device
+from pymm.core.epilogue import NO_EPILOGUE
 from pymm.core.errors import LaunchFailed
-from pymm.core.reference import computed, mirrored
+from pymm.core.reference import ACTIVATED, computed, mirrored
 from pymm.runtime.arrays import Form, view_at
 
 GUARD = 64  # bytes on either side
@@ -55,10 +56,19 @@ class CudaArray:
 
 
 class NumpyKernel(Executable):
-    def __init__(self, backend, config):
+    def __init__(self, backend, config, epilogue=NO_EPILOGUE):
         self.backend, self.config, self.resources = backend, config, Resources(registers=32)
+        self.epilogue = epilogue
 
-    def bind(self, problem, alpha, a, b, beta, c, stream=None):
+    def finished(self, total, bias):
+        if self.epilogue.bias is not None:
+            assert bias.length == total.shape[1 if self.epilogue.down else 2]
+            form = Form.packed((bias.length,), self.epilogue.bias)
+            row = view_at(bias.address, form, None).astype(total.dtype)
+            total = total + (row[:, None] if self.epilogue.down else row)
+        return ACTIVATED[self.epilogue.activation](total)
+
+    def bind(self, problem, alpha, a, b, beta, c, stream=None, bias=None):
         p, sums = problem, problem.scalar_dtype.type
         assert not p.empty
 
@@ -81,6 +91,7 @@ class NumpyKernel(Executable):
                 total = sums(alpha) * (left.astype(sums) @ right.astype(sums))
             if beta != 0:
                 total = total + sums(beta) * mirrored(out, p).astype(sums)
+            total = self.finished(total, bias)
             written = computed(p, np.arange(p.m), np.arange(p.n))
             np.copyto(out, mirrored(total, p), where=written, casting="same_kind")
 
@@ -105,7 +116,7 @@ class HostDevice(Backend):
 
     def load(self, source):
         self.log.append(("load", source.config.slug))
-        return NumpyKernel(self, source.config)
+        return NumpyKernel(self, source.config, source.epilogue)
 
     def allocate(self, nbytes):
         buffer = HostBuffer(nbytes)

@@ -213,7 +213,7 @@ class NumpyExecutable:
     def __init__(self, backend, source):
         self.backend, self.config = backend, source.config
 
-    def bind(self, problem, alpha, a, b, beta, c, stream=None):
+    def bind(self, problem, alpha, a, b, beta, c, stream=None, bias=None):
         def call(timed=False):
             p, dtype = problem, problem.numpy_dtype
             left = view(a, dtype, *((p.k, p.m) if p.trans_a else (p.m, p.k)), p.batch)

@@ -267,13 +267,21 @@ class Sequence:
         reads = self.random.random() < 0.5
         if beta or reads:
             options |= dict(c=out.gpu, beta=beta)
-        arrays = [a, b, out]
+        arrays, bias = [a, b, out], None
+        if self.random.random() < 0.3:
+            bias = self.pick((1, n), dtype)
+            row = GPUArray((n,), dtype, base=bias.gpu, gpudata=bias.gpu.gpudata)
+            options |= dict(bias=row, activation="relu")
+            arrays.append(bias)
         self.log.append(f"{case.kernel} {m}x{n}x{k} {dtype} alpha={alpha} beta={beta} c={reads}")
+        self.log.append(f"  bias={bias is not None}")
 
         def mirror() -> None:
             left = a.host.astype(float).T if ta else a.host.astype(float)
             right = b.host.astype(float).T if tb else b.host.astype(float)
             result = alpha * (left @ right) + beta * out.host.astype(float)
+            if bias is not None:
+                result = np.maximum(result + bias.host, 0)
             out.host = result.astype(dtype)
 
         if np.abs(out.host.astype(float)).max(initial=0) > 100:  # sums stay exact
@@ -338,7 +346,7 @@ class Sequence:
         out = arrays[2]
         options = {k: v for k, v in options.items() if k not in ("out", "c", "beta")}
         stream = self.stream()
-        self.order(arrays[:2], stream)
+        self.order([a for a in arrays if a is not out], stream)
         got = self.matmul(options, stream)
         before, out.host = out.host, np.zeros_like(out.host)
         mirror()

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pymm.core.device import Device
+from pymm.core.epilogue import ACTIVATIONS, Epilogue
 from pymm.core.problem import Problem
 from pymm.kernels import KERNELS, Config, grouped, parse_slug
 from pymm.kernels.source import Source, render
@@ -16,6 +17,10 @@ CUDA = [kernel for kernel in KERNELS if kernel.backend == "cuda"]
 TT = (True, True)
 #: The least that kernels of today's GPUs can count on.
 ANY = Device("any", "cuda", shared_per_block=99 * 1024, shared_per_sm=100 * 1024)
+#: An H200, for defaults that depend on the device.
+H200 = Device(
+    "h200", "cuda", capability=(9, 0), sms=132, shared_per_block=232448, shared_per_sm=233472
+)
 #: Configurations with hardly a register to spare, which the rules must let through only if
 #: nothing spills: 1024 threads of 64 registers or 256 of 240 and more.
 TIGHT = (
@@ -86,9 +91,23 @@ def shipped_sample() -> Iterator[tuple[Config, Problem]]:
                 yield config, problem
 
 
+def finished() -> Iterator[tuple[Config, Problem, Epilogue]]:
+    """Defaults on an H200 with an epilogue: of every kernel with a bias and GELU, which takes most
+    registers, and of the highest for bfloat16 and float32 with every activation.
+    """
+    for kernel in CUDA:
+        for dtype in kernel.dtypes:
+            top = (kernel.name, dtype) in (("wgmma", "bf16"), ("tma_f32", "f32"))
+            for problem in (Problem(4096, 4096, 4096, dtype), Problem(997, 997, 997, dtype, *TT)):
+                config = kernel.default_for(problem, H200)
+                for activation in ACTIVATIONS if top else ("gelu",):
+                    yield config, problem, Epilogue(activation, problem.out_dtype)
+
+
 def sources() -> dict[str, Source]:
     """What to compile, by name: every default, whole tiles by rows and partial ones by columns; a
-    sample of the shipped records; the tight ones; those of grouped products. No source twice.
+    sample of the shipped records; the tight ones; those of grouped products; defaults with an
+    epilogue. No source twice.
     """
     wanted = []
     for kernel in CUDA:
@@ -113,4 +132,7 @@ def sources() -> dict[str, Source]:
         for dtype in grouped.TYPES:
             source = grouped.render_grouped(config, dtype)
             named[source.key] = f"grouped-{config.slug}-{dtype}", source
+    for config, problem, epilogue in finished():
+        source, end = render(config, problem, None, epilogue), epilogue.activation
+        named.setdefault(source.key, (f"{config.slug}-{problem.slug}-{end}", source))
     return dict(named.values())

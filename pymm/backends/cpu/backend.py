@@ -20,6 +20,7 @@ from pymm.backends.base import (
     Matrix,
     Resources,
     TimedCall,
+    Vector,
     check_range,
     check_rows,
 )
@@ -28,6 +29,7 @@ from pymm.backends.cpu.device import describe, memory_field, usable_cores
 from pymm.backends.cpu.pieces import Pace, Piece, half_product, pieces, whole
 from pymm.backends.cpu.threads import forks
 from pymm.core.device import Device
+from pymm.core.epilogue import Epilogue
 from pymm.core.errors import LaunchFailed, NoDevice
 from pymm.core.integers import round_up
 from pymm.core.problem import Problem
@@ -99,6 +101,7 @@ class CpuExecutable(Executable):
 
     def __init__(self, source: Source, path: Path, threads: int, peak: float) -> None:
         self.config = source.config
+        self._epilogue = source.epilogue
         self.resources = Resources()
         self._threads = forks.team(threads)
         self._pace = Pace(peak / threads * FIRST_GUESS)
@@ -118,6 +121,7 @@ class CpuExecutable(Executable):
         beta: float,
         c: Matrix,
         stream: Any = None,
+        bias: Vector | None = None,
     ) -> Callable[[], None]:
         """A product that takes longer than half a second runs in pieces, and signals are
         handled between them; C is unspecified when a handler raises.
@@ -126,14 +130,24 @@ class CpuExecutable(Executable):
         if problem.symmetric:
             part = partial(self._bind, alpha=alpha, beta=beta)
             return half_product(part, problem, (a, b, c), beta != 0)
-        return self._bind(problem, a, b, c, alpha, beta)
+        return self._bind(problem, a, b, c, alpha, beta, bias)
 
     def _bind(
-        self, problem: Problem, a: Matrix, b: Matrix, c: Matrix, alpha: float, beta: float
+        self,
+        problem: Problem,
+        a: Matrix,
+        b: Matrix,
+        c: Matrix,
+        alpha: float,
+        beta: float,
+        bias: Vector | None = None,
     ) -> Callable[[], None]:
-        arguments = partial(_arguments, problem, a, b, c, alpha, beta, self._threads)
+        def arguments(piece: Piece) -> list[Any]:
+            last = _epilogue(problem, self._epilogue, bias, piece)
+            return [*_arguments(problem, a, b, c, alpha, beta, self._threads, piece), *last]
+
         everything = whole(problem)
-        owners = self, a, b, c
+        owners = self, a, b, c, bias
         if alpha == 0 or everything.work <= 2 * self._pace.budget():
             call = partial(self._gemm, *arguments(everything))
             return partial(_call, call, self.config, owners)
@@ -180,6 +194,19 @@ def _arguments(
             arguments.append(ctypes.c_longlong(ld))
             arguments.append(ctypes.c_longlong(batch_stride))
     return [*arguments, ctypes.c_int(piece.count), threads]
+
+
+def _epilogue(problem: Problem, epilogue: Epilogue, bias: Vector | None, piece: Piece) -> list[Any]:
+    """The last arguments of a kernel with an epilogue: its bias, and whether this piece completes
+    the sums.
+    """
+    if not epilogue:
+        return []
+    complete = ctypes.c_int(piece.p + piece.depth == problem.k)
+    if bias is None:
+        return [ctypes.c_void_p(None), complete]
+    first = (piece.i if epilogue.down else piece.j) * problem.out_dtype.itemsize
+    return [ctypes.c_void_p(bias.address + first), complete]
 
 
 def _call(gemm: Callable[[], int], config: Any, owners: Any) -> None:

@@ -13,7 +13,7 @@ import pycuda.driver as drv
 from pycuda._pvt_struct import pack
 from pycuda.compiler import SourceModule
 
-from pymm.backends.base import Buffer, Executable, Matrix, Resources
+from pymm.backends.base import Buffer, Executable, Matrix, Resources, Vector
 from pymm.backends.cuda.compiler import CudaCompiler
 from pymm.backends.cuda.context import Contexts, Held, active, failure, working
 from pymm.backends.cuda.driver import Driver, DriverError, StreamState
@@ -29,6 +29,9 @@ STATIC_SHARED = 48 * 1024
 #: The parameters m n k alpha A lda batch_a B ldb batch_b beta C ldc batch_c as a format of `pack`,
 #: by the bytes of alpha and beta. `pack` aligns every item to its own size, as CUDA does.
 FORMATS = {4: "iiifPqqPqqfPqq", 8: "iiidPqqPqqdPqq"}
+
+#: The parameter of a kernel with an epilogue (common/epilogue.cuh): bias length
+EPILOGUE = "Pq"
 
 
 class CudaExecutable(Executable):
@@ -98,10 +101,11 @@ class CudaExecutable(Executable):
         beta: float,
         c: Matrix,
         stream: Any = None,
+        bias: Vector | None = None,
     ) -> Callable[[], None]:
         most = self._most_blocks[2]
         if problem.batch > most:
-            return self._in_parts(most, problem, alpha, (a, b), beta, c, stream)
+            return self._in_parts(most, problem, alpha, (a, b), beta, c, stream, bias)
         context = self._contexts.current()
         loaded = self._in(context)
         self._check_alignment(problem, (a, b, c))
@@ -113,18 +117,26 @@ class CudaExecutable(Executable):
         wanted = workspace(self.config, problem) if workspace else 0
         memory = self._lease(place, wanted)
         form = FORMATS[problem.scalar_dtype.itemsize]
+        last = self._epilogue(bias)
         packed = pack(
-            form + ("P" if workspace else ""),
+            form + ("P" if workspace else "") + (EPILOGUE if last else ""),
             *(problem.m, problem.n, problem.k, alpha),
             *(a.address, a.ld, a.batch_stride, b.address, b.ld, b.batch_stride),
             *(beta, c.address, c.ld, c.batch_stride),
             *((memory.address,) if workspace else ()),
+            *last,
         )
         places = tuple((_offset(form, index), which) for which, index in enumerate((4, 7, 11)))
         launches = [Launch("gemm", grid, block, shared, packed, places)]
         if self._source.mirrors and mirrors(problem, beta):
             launches.append(mirror_launch(problem, c))
-        return self._bound(place, launches, memory, (problem, alpha, a, b, beta, c, stream))
+        return self._bound(place, launches, memory, (problem, alpha, a, b, beta, c, stream, bias))
+
+    def _epilogue(self, bias: Vector | None) -> tuple[int, ...]:
+        """The values of `EPILOGUE`; none for a kernel without one."""
+        if self._source.epilogue.bias is not None:
+            return bias.address, bias.length
+        return (0, 0) if self._source.epilogue else ()
 
     def _place(self, context: drv.Context, stream: Any, flops: int, what: str) -> LaunchSite:
         """The site of launches that have `flops` operations; `what` they are in messages."""
@@ -147,13 +159,13 @@ class CudaExecutable(Executable):
         self, place: LaunchSite, launches: list[Launch], memory: Buffer | Nothing, given: tuple
     ) -> BoundLaunch:
         """A call of `launches`; `given` are the arguments of `bind` that it was made from."""
-        problem, alpha, a, b, beta, c, stream = given
+        problem, alpha, a, b, beta, c, stream, bias = given
 
         def bind(a: Matrix, b: Matrix, c: Matrix) -> BoundLaunch:
-            return self.bind(problem, alpha, a, b, beta, c, stream)
+            return self.bind(problem, alpha, a, b, beta, c, stream, bias)
 
         bound = Bound((a, b, c), bind, memory.nbytes > 0)
-        launch = BoundLaunch(place, launches, (self, a, b, c, memory, stream), bound)
+        launch = BoundLaunch(place, launches, (self, a, b, c, memory, stream, bias), bound)
         if launch.captured and bound.scratch:
             with active(place.context):
                 self._scratch.own_captured(_stream_place(place), launch)
@@ -168,6 +180,7 @@ class CudaExecutable(Executable):
         beta: float,
         c: Matrix,
         stream: Any,
+        bias: Vector | None,
     ) -> Callable[[], None]:
         """Several launches, for a batch of more matrices than a grid has blocks along z."""
         sizes = (problem.numpy_dtype.itemsize,) * 2 + (problem.out_dtype.itemsize,)
@@ -179,7 +192,7 @@ class CudaExecutable(Executable):
         for first in range(0, problem.batch, most):
             part = replace(problem, batch=min(most, problem.batch - first))
             a, b, out = (from_matrix(first, *x) for x in zip((*factors, c), sizes, strict=True))
-            calls.append(self.bind(part, alpha, a, b, beta, out, stream))
+            calls.append(self.bind(part, alpha, a, b, beta, out, stream, bias))
 
         def call() -> None:
             for launch in calls:

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import pycuda.driver as drv
 from pycuda._pvt_struct import pack
 
-from pymm.backends.base import Matrix
+from pymm.backends.base import Matrix, Vector
 from pymm.backends.cuda.context import Held, active, failure
 from pymm.backends.cuda.driver import MAP_BYTES, DriverError
-from pymm.backends.cuda.executable import CudaExecutable
+from pymm.backends.cuda.executable import EPILOGUE, CudaExecutable
 from pymm.backends.cuda.launch import Launch, mirror_launch, mirrors
 from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem, stored_shapes
@@ -165,6 +165,9 @@ _MAPS, _C = 0, 10
 #: The maps of the scales, the last parameter of a kernel with scaled operands.
 _SCALES = " 256s"
 
+#: The parameter of a kernel with an epilogue, as bytes.
+_EPILOGUE = f" {struct.calcsize(EPILOGUE)}s"
+
 #: The parameters of `combine`: parts C ldc batch_c alpha beta m n batch
 _COMBINE = "PPqq{0}{0}iii"
 _C_COMBINED = 8
@@ -186,10 +189,11 @@ class MappedExecutable(CudaExecutable):
 
     def __init__(self, *common: Any) -> None:
         *others, self._device = common
-        config = common[0].config
+        source, config = common[0], common[0].config
         self._tma, self._parts = config.kernel.tma, parts_of(config)
         self._persistent = config.kernel.persistent or Persistent()
         self._parameters = _PARAMETERS + (_SCALES if self._tma.scaled else "")
+        self._parameters += _EPILOGUE if source.epilogue else ""
         super().__init__(*others)
 
     def bind(
@@ -201,11 +205,12 @@ class MappedExecutable(CudaExecutable):
         beta: float,
         c: Matrix,
         stream: Any = None,
+        bias: Vector | None = None,
     ) -> Callable[[], None]:
         copies = wanted_copies(self._tma, problem, a, b)
         most = min(self._most_blocks[2] // 2, self._together(copies))
         if problem.batch > most:
-            return self._in_parts(most, problem, alpha, (a, b), beta, c, stream)
+            return self._in_parts(most, problem, alpha, (a, b), beta, c, stream, bias)
         context = self._contexts.current()
         loaded = self._in(context)
         self._check_alignment(problem, (a, b, c))
@@ -215,7 +220,7 @@ class MappedExecutable(CudaExecutable):
         what = f"launching {self.config.slug} on {problem.slug}"
         place = self._place(context, stream, problem.flops, what)
         memory = self._lease(place, sum(room) + parts_bytes(self.config, problem))
-        run = _Run(loaded, context, problem, (alpha, beta), c)
+        run = _Run(loaded, context, problem, (alpha, beta), c, self._epilogue(bias))
         factors, moves, free = [a, b], [], memory.address
         for i, copy in enumerate(own):
             if copy:
@@ -230,7 +235,7 @@ class MappedExecutable(CudaExecutable):
             launches.append(self._combine(run, free))
         if self._source.mirrors and mirrors(problem, beta):
             launches.append(mirror_launch(problem, c))
-        return self._bound(place, launches, memory, (problem, alpha, a, b, beta, c, stream))
+        return self._bound(place, launches, memory, (problem, alpha, a, b, beta, c, stream, bias))
 
     def _geometry(self, problem: Problem) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         _, block = super()._geometry(problem)
@@ -280,6 +285,7 @@ class MappedExecutable(CudaExecutable):
             *(b"".join(maps), problem.m, problem.n, problem.k, problem.batch, *run.scalars),
             *(*stacked, int(any(maps[2])), c.address, c.ld, c.batch_stride, parts),
             *scales,
+            *((pack(EPILOGUE, *run.epilogue),) if run.epilogue else ()),
         )
         forms = self._parameters.format(_scalar(problem)).split()
         room = bytearray(max(offset + size for offset, size in places))
@@ -350,9 +356,10 @@ class MappedExecutable(CudaExecutable):
         if self._persistent.partial_bytes:  # persistent: each block adds piece after piece
             blocks = min(blocks, self._device.sms * STAYING)
         grid = blocks, 1, 1
-        form = _COMBINE.format(_scalar(problem))
+        form = _COMBINE.format(_scalar(problem)) + (EPILOGUE if run.epilogue else "")
         place = parts, c.address, c.ld, c.batch_stride
-        arguments = pack(form, *place, *run.scalars, problem.m, problem.n, problem.batch)
+        extents = problem.m, problem.n, problem.batch
+        arguments = pack(form, *place, *run.scalars, *extents, *run.epilogue)
         block = COMBINING // rows, rows, 1
         return Launch("combine", grid, block, 0, arguments, ((_C_COMBINED, 2),))
 
@@ -365,6 +372,7 @@ class _Run(NamedTuple):
     problem: Problem
     scalars: tuple[float, float]
     c: Matrix
+    epilogue: tuple[int, ...]
 
 
 def _scalar(problem: Problem) -> str:
