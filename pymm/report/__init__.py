@@ -2,7 +2,7 @@
 
 `load` reads the files of a device and `today` marks what is stale in them; `stats` and `searches`
 compute from their rows what a report says; `plots`, `tables`, `prose` and `summary` show it;
-`chapters` and `origins` put all in order as `content`; `html`, `markdown` and `export` write it.
+`chapters` and `origins` put all in order as `content`, which `html`, `markdown` and `export` write.
 `compare` compares two reports, `verify` measures a sample of one again.
 
 To add a plot, write a function in the module of its subject in `plots/`, and name it in

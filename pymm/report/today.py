@@ -52,7 +52,7 @@ class Today:
             return ""
         on_cpu = self._on_cpu and row.text("suite") not in SIMULATED
         try:
-            config = parse_slug(row.text("config"), "cpu" if on_cpu else "cuda")
+            config = parse_slug(row.text("config"), "cpu" if on_cpu else "cuda", forced=True)
             digest = kernel_digest(config.backend, config.kernel.file)
         except (ValueError, OSError):
             return "this pymm has no such configuration"
