@@ -1,27 +1,28 @@
 // 16 ping pong: two warpgroups take turns, and the store of one hides behind the products of the
 // other.
 //
-// 16-bit elements in, sums in float32, 16-bit elements or float32 out. The tiles come as in rung 07,
-// by TMA through a ring of stages. There both warpgroups work on one tile, and while they store it
-// the tensor cores have nothing to do but what the next tile's first stages hold. Here each has a
-// tile of its own:
+// 16-bit elements in, sums in float32, 16-bit elements or float32 out. The tiles come as in rung
+// 07, by TMA through a ring of stages. There both warpgroups work on one tile, and the tensor cores
+// idle while they store it. Here each has a tile of its own:
 //
 //     warpgroup 0 | multiply tile 0 | store tile 0    | multiply tile 2 | store tile 2 | ...
 //     warpgroup 1 |      wait       | multiply tile 1 | store tile 1    | multiply tile 3 | ...
 //     producer    | fetch the steps of tile 0, of tile 1, of tile 2, ...
 //
-// - A warpgroup has its turn at the tensor cores until it has asked for its last product: a barrier
-//   for each warpgroup passes it on. The order of the stages is then the order of the tiles, and a
-//   stage belongs to one warpgroup alone, so that one arrival empties it.
+// - A warpgroup has its turn at the tensor cores until it has asked for its last product: a
+//   barrier for each warpgroup passes it on. The order of the stages is then the order of the
+//   tiles, and a stage belongs to one warpgroup alone, so that one arrival empties it.
 // - A tile may be any multiple of 16 columns wide: n = 2112 is 12 tiles of 176, and with m = 4096
 //   they are 2.9 waves of 132 blocks, where 128 x 192 makes 2.7 of them, both computed as 3.
 // - C leaves in pieces of 128 bytes a row. The last piece of a tile whose width is no multiple of
 //   that begins earlier and stores some columns twice, with the same numbers.
-// - Blocks in a cluster of two, one above the other, share B: each fetches half of its rows, or half
-//   of its depth where rows of B lie along n, and sends it to both.
+// - Blocks in a cluster of two, one above the other, share B: each fetches half of its rows, or
+//   half of its depth where rows of B lie along n, and sends it to both.
 //
-// This pays where storing takes a good part of the time (k up to 2048 or so) and where a width fits
-// n better than a power of two does.
+// This pays where storing takes a good part of the time, from k = 256 to 2048 or so (8192 x 8192 x
+// 256 in bf16: 60 us, not 68; 4096 x 32768 x 512: 200, not 236), where a width fits n better than a
+// power of two does (4096 x 2112 x 7168: 160, not 172), and where the clock is the limit (8192:
+// 1.58 ms, not 1.65). Up to k = 128, where storing is all there is to do, rung 07 is quicker.
 
 #ifndef TRANS_A
 #define TRANS_A 0  // 1: A is stored as k x m, so op(A) = A^T
@@ -68,7 +69,8 @@ constexpr int THREADS = 128 * (CONSUMERS + 1);
 constexpr int BOX = KB, K_BOXES = 1;
 // Columns of B that a stage has: boxes whose rows lie along n are 64 columns wide.
 constexpr int COLUMNS_B = TRANS_B ? NB : (NB + 63) / 64 * 64;
-constexpr int A_BYTES = MB * KB * sizeof(REAL), STAGE_BYTES = A_BYTES + COLUMNS_B * KB * sizeof(REAL);
+constexpr int A_BYTES = MB * KB * sizeof(REAL);
+constexpr int STAGE_BYTES = A_BYTES + COLUMNS_B * KB * sizeof(REAL);
 constexpr int ROWS = MB / 64;            // pieces of 64 rows
 constexpr int PIECE = 64 * 128;          // bytes of 64 rows of 128
 constexpr int LINE = 128 / sizeof(OUT);  // columns of C in 128 bytes
@@ -195,6 +197,9 @@ __device__ __forceinline__ void store_tile(float (&sum)[ROWS][NB / 2], Output ou
     for (int u = 0; u < ROWS; u++) {
         const unsigned i = unit.i0 + u * 64;
         out.scale(sum[u], i, unit.j0);
+#if EPILOGUE
+        out.finish(sum[u], i, unit.j0);
+#endif
 #pragma unroll
         for (int h = 0; h < NB; h += LINE) {
             const int first = h + LINE <= NB ? h : NB - LINE;
@@ -244,7 +249,7 @@ __device__ __forceinline__ void consume(const Product& p, const Output& result,
 extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
     gemm(const __grid_constant__ Maps maps, int m, int n, int k, int batch, float alpha, float beta,
          int batched_a, int batched_b, int boxed, OUT* C, long long ldc, long long batch_c,
-         float* parts) {
+         float* parts EPILOGUE_PARAMETER) {
     extern __shared__ unsigned char shared[];
     unsigned char* const aligned = shared + (-address_of_shared(shared) & 1023);
     unsigned char* const staging = aligned + STAGES * STAGE_BYTES;
@@ -278,7 +283,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
         setmaxnreg_inc<CONSUMER_REGISTERS>();
         consume(p,
                 {&maps.c, C, parts, ldc, batch_c, unsigned(m), unsigned(n), unsigned(batch), 0, 0,
-                 alpha, beta, boxed != 0},
+                 alpha, beta, boxed != 0 EPILOGUE_ARGUMENT},
                 stages, staging + group * SLOTS * PIECE, group);
     }
 #if CLUSTER > 1
