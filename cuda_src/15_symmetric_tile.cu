@@ -88,7 +88,7 @@ struct Share {
 extern "C" __global__ void __launch_bounds__(THREADS)
     gemm(int m, int n, int k, REAL alpha, const REAL* __restrict__ A, long long lda,
          long long batch_a, const REAL* __restrict__ B, long long ldb, long long batch_b, REAL beta,
-         REAL* C, long long ldc, long long batch_c) {
+         REAL* C, long long ldc, long long batch_c EPILOGUE_PARAMETER) {
     __shared__ REAL As[KB][MB + PAD], Bs[KB][NB + PAD];
     const unsigned thread = threadIdx.y * (NB / TB) + threadIdx.x;
     const unsigned y = threadIdx.y * TA, x = threadIdx.x * TB;  // the thread's corner of the tile
@@ -135,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 const unsigned row = i0 + y + i, column = j0 + x + j;
                 if ((GUARDED && (row >= m || column >= n)) || !is_stored(row, column)) continue;
                 REAL* const c = C + offset(false, row, column, ldc);
-                store(c, alpha, sum[i][j], beta);
+                store(c, alpha, sum[i][j], beta EPILOGUE_AT(row, column));
                 if (BOTH && row != column) C[offset(false, column, row, ldc)] = *c;
             }
     }

@@ -26,6 +26,7 @@ CASES = [
     ("shared_tile-MB16-NB16-KB16", "f32"),
     ("register_tile-MB32-NB32-KB16-TA4-TB4", "f32"),
     ("transposed_a-MB32-NB32-KB16-TA4-TB4", "f64"),
+    ("symmetric_tile-MB48-NB48-KB48-TA3-TB3-PAD1", "f64"),
     ("pipelined-MB64-NB64-KB16-TA4-TB4-LANES4-STAGES2-BLOCKS1-GROUP1-SPLIT1", "f32"),
     ("pipelined-MB64-NB64-KB16-TA4-TB4-LANES4-STAGES2-BLOCKS1-GROUP1-SPLIT3", "f64"),
     ("tensor_f64-MB32-NB32-KB16-TA16-TB16-TK16-KI4-STAGES2-BLOCKS1-GROUP1-SPLIT1", "f64"),
