@@ -130,7 +130,7 @@ WRONG = [
 
 
 @DEVICES
-@pytest.mark.parametrize("wrong, error, words", WRONG, ids=lambda x: str(x)[:40])
+@pytest.mark.parametrize("wrong, error, words", WRONG, ids=[str(i) for i in range(len(WRONG))])
 def test_what_is_wrong_is_said_before_anything_is_written(device, wrong, error, words):
     a, b, out = integers((3, 4)), integers((4, 5)), np.full((3, 5), 7.0)
     for call in (pymm.matmul, pymm.plan, pymm.explain):
