@@ -1,19 +1,21 @@
 // 15 symmetric tile: C = A^T A as a project of 2011 computed it in double precision on a Tesla
-// C2075, for comparison with what rungs 06 and 09 do today. It computes any product.
+// C2075, for comparison with what rungs 06 and 09 do today. Ordinary products run, too; nothing
+// selects it by itself.
 //
-// Rung 04 with three changes. The next tiles are fetched from global memory into registers while
-// the current ones are used, so that a step waits for memory only if its arithmetic is shorter:
+// Rung 04 with three changes. First, the next tiles are fetched from global memory into registers
+// while the current ones are used, so that a step waits for memory only if its arithmetic is
+// shorter:
 //
 //     registers   . fetch 1 .  fetch 2  .  fetch 3  .          one barrier before tiles are used,
 //     shared      put 0     put 1       put 2       put 3      one before the next are put there
 //     arithmetic        use 0       use 1       use 2
 //
-// Rows of both tiles are PAD elements longer than the tile. If A is stored by rows, threads fetch
-// along k and put what they have MB + PAD elements apart: a multiple of 16 doubles or 32 floats
-// puts all of them into one bank, as 48 doubles or a PAD of 16 do. PAD is to be found by experiment
-// (`python -m pymm.bench --suite o3-pads`).
-// And of a symmetric C, blocks without an element that is kept stop at once; the others store
-// their tile and its mirror image (BOTH), so that nothing mirrors C afterwards.
+// Second, rows of both tiles are PAD elements longer than the tile. If A is stored by rows, threads
+// fetch along k and store MB + PAD elements apart: if that is a multiple of 16 doubles (32 floats),
+// all these stores are to one bank. 48 without padding is, and so is 48 + 16; 48 + 1 is not. PAD is
+// found by experiment (`python -m pymm.bench --suite o3-pads`).
+// Third, of a symmetric C, blocks that lie entirely in the unused triangle return at once, and with
+// BOTH the others also store the transposed tile, so that nothing mirrors C afterwards.
 // The default is the project's: tiles of 48 x 48, 16 x 16 threads with 3 x 3 elements each.
 // Cost of a thread, for each of its TA TB elements: 2k operations, k / MB + k / NB + 1 accesses to
 // global memory (one more for the mirror image), k / TA + k / TB to shared memory; and registers:

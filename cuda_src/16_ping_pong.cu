@@ -2,27 +2,30 @@
 // other.
 //
 // 16-bit elements in, sums in float32, 16-bit elements or float32 out. The tiles come as in rung
-// 07, by TMA through a ring of stages. There both warpgroups work on one tile, and the tensor cores
-// idle while they store it. Here each has a tile of its own:
+// 07, by TMA through a ring of stages. There both warpgroups share one tile and reach its store at
+// about the same time: the tensor cores are mostly idle then, only the next tile's loads go on.
+// Here each has a tile of its own:
 //
 //     warpgroup 0 | multiply tile 0 | store tile 0    | multiply tile 2 | store tile 2 | ...
 //     warpgroup 1 |      wait       | multiply tile 1 | store tile 1    | multiply tile 3 | ...
 //     producer    | fetch the steps of tile 0, of tile 1, of tile 2, ...
 //
-// - A warpgroup has its turn at the tensor cores until it has asked for its last product: a
-//   barrier for each warpgroup passes it on. The order of the stages is then the order of the
-//   tiles, and a stage belongs to one warpgroup alone, so that one arrival empties it.
-// - A tile may be any multiple of 16 columns wide: n = 2112 is 12 tiles of 176, and with m = 4096
-//   they are 2.9 waves of 132 blocks, where 128 x 192 makes 2.7 of them, both computed as 3.
+// - A warpgroup has its turn at the tensor cores until it has issued its last wgmma, then it
+//   signals the other's barrier. So stages are consumed in the order of the tiles, each by one
+//   warpgroup, and a single arrival marks a stage empty.
+// - A tile may be any multiple of 16 columns wide. 4096 x 2112 is 384 tiles of 128 x 176, 2.9 waves
+//   of 132 blocks; of 128 x 192 it is 352, 2.7 waves. Both take as long as 3, and the narrower tile
+//   takes less.
 // - C leaves in pieces of 128 bytes a row. The last piece of a tile whose width is no multiple of
 //   that begins earlier and stores some columns twice, with the same numbers.
 // - Blocks in a cluster of two, one above the other, share B: each fetches half of its rows, or
 //   half of its depth where rows of B lie along n, and sends it to both.
 //
-// This pays where storing takes a good part of the time, from k = 256 to 2048 or so (8192 x 8192 x
-// 256 in bf16: 60 us, not 68; 4096 x 32768 x 512: 200, not 236), where a width fits n better than a
-// power of two does (4096 x 2112 x 7168: 160, not 172), and where the clock is the limit (8192:
-// 1.58 ms, not 1.65). Up to k = 128, where storing is all there is to do, rung 07 is quicker.
+// Measured in bf16 on one H200, rung 07 and this: it pays where storing takes a good part of the
+// time (8192 x 8192 x 256: 68 and 60 us; 4096 x 32768 x 512: 236 and 200; in another run cuBLASLt's
+// best algorithm 177 where this takes 189), where a width fits n (4096 x 2112 x 7168: 172 and
+// 160), and where the clock is the limit (8192: 1.65 and 1.58 ms). Up to k = 128, where storing is
+// all there is to do, rung 07 is quicker (8192 x 8192 x 64: 40 and 43 us).
 
 #ifndef TRANS_A
 #define TRANS_A 0  // 1: A is stored as k x m, so op(A) = A^T
@@ -49,7 +52,7 @@
 #define KB 64  // depth of a tile
 #endif
 #ifndef STAGES
-#define STAGES 5  // tiles in shared memory
+#define STAGES 4  // tiles in shared memory
 #endif
 #ifndef CLUSTER
 #define CLUSTER 2  // blocks that share a tile of B: 1 or 2

@@ -109,9 +109,9 @@ def matmul(
         array of another dtype is converted to the result's, as `casting` allows.
     activation: "relu": max(x, 0); "gelu": x Phi(x) = x / 2 (1 + erf(x / sqrt 2)); "gelu_tanh": its
         approximation x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))); "silu": x / (1 + exp(-x)).
-        Applied last, so that a residual goes through it: beta=1 and c= add one before. Both are
-        part of the kernel that stores the result (fused), in float32 where it has 16 bits: the
-        result is rounded once. NaN and infinity give what these formulas give.
+        Applied last, so that a residual goes through it: beta=1 and c= add one before. Bias and
+        activation are part of the kernel that stores the result (fused). A result of 16 bits is
+        computed in float32 and rounded once. NaN and infinity give what these formulas give.
     stream: PyCUDA Stream, integer handle, or a PyTorch, CuPy or `__cuda_stream__` object. Left out,
         the work goes to the stream that the operands name, else to the default stream.
     kernel, config: a kernel by name or number, and its parameters: dict, slug or `Config`.
@@ -161,9 +161,10 @@ def grouped(
     size: a list of results, each as `pymm.matmul` returns it.
 
     float32 and float64 arrays of a GPU are multiplied in one launch for each 60 products of one
-    type on one stream, whatever their layouts; a stack counts as so many products. Other types,
-    arrays that must be copied, and NumPy arrays are multiplied one after the other. The launch has
-    one tile for all its products, chosen for their sizes; nothing about it is tuned. It is meant
+    type on one stream, whatever their layouts; a stack of s matrices counts as s products. Other
+    types, arrays that must be copied, and NumPy arrays are multiplied one after the other. The
+    launch is of kernel 4 with one tile for all products, chosen for their sizes and not tuned; it
+    has no c, beta, bias and activation. It is meant
     for many small products: one that fills the GPU by itself is faster with `pymm.matmul`. To check
     the arrays takes the host longer than to launch: `pymm.plan_grouped` does that once.
 
