@@ -42,9 +42,10 @@ def _tiles(c: Config, p: Problem) -> tuple[int, int]:
 
 # The default: the tile with the least expected time, by a few measured times
 
-#: Microseconds, measured on an H200 (benchmarks/LOG.md): a launch; the end of a tile. For each
-#: column, a step of 64 k of a tile of 128 rows, and what it lacks of 128 columns; the same of 64
-#: rows, and a constant. Bytes of a microsecond from memory, by as many blocks as reach that.
+#: Microseconds, measured on an H200 (benchmarks/LOG.md): a launch; the end of a tile; a step of 64
+#: k of a tile of 128 rows for each column, and more for each column below 128; the same of a tile
+#: of 64 rows for each column, and a constant. Bytes a microsecond from memory, and how many blocks
+#: it takes to reach that.
 _LAUNCH, _REST, _STEP_128, _STEP_64 = 4.0, 0.4, (2.6e-3, 1.2e-3), (1.0e-3, 0.075)
 _MEMORY, _BLOCKS = 3.6e6, 60
 
@@ -52,8 +53,8 @@ _MEMORY, _BLOCKS = 3.6e6, 60
 #: a step's time, of this kernel and of kernel 7.
 _COOL, _HOT, _SLOWER, _SLOWER_7 = 1e11, 2e11, 0.16, 0.22
 
-#: Part by which such rows lengthen a step, of this kernel with blocks in pairs, and of kernel 7.
-#: where it has so many operations or more.
+#: Rows that start within sectors lengthen a step of this kernel, with blocks in pairs, by the first
+#: factor; a product of kernel 7 by the second, from so many operations on.
 _CROSSING, _CROSSING_7, _LITTLE = 1.17, 1.25, 2e10
 
 #: Part of kernel 7's expected time below which this one is preferred, for both are expected within
@@ -63,7 +64,8 @@ _SURELY, _FEW, _LONG = 0.955, 128, 1e8
 #: It is preferred for k above this. Least width of a tile of large products.
 _SHALLOW, _WIDE = 192, 160
 
-#: Deep products have stages instead of second slots.
+#: From this k on, products have more stages instead of a second slot, and few rows have blocks in
+#: pairs.
 _DEEP = 4096
 
 
@@ -81,13 +83,12 @@ def _options(p: Problem) -> Iterator[dict[str, int]]:
     """Tiles for the problem: of any width where rows of B lie along k, else of whole boxes."""
     deep = p.k >= _DEEP
     few = p.m <= _FEW
-    cluster = 2 if (deep or _crossing(p)) and p.m > (64 if few else 128) else 1
+    paired = (deep and few or _crossing(p)) and p.m > (64 if few else 128)
+    rows, slots = (64, 1) if few else (128, 1 if deep or paired else 2)
     for nb in range(64, 193, 16) if p.trans_b else (64, 128, 192):
         if _hot(p) == 1 and nb < _WIDE:
             continue  # L2 and the clock suffer from narrow tiles
-        yield dict(
-            MB=64 if few else 128, NB=nb, CLUSTER=cluster, SLOTS=3 - cluster if not few else 1
-        )
+        yield dict(MB=rows, NB=nb, CLUSTER=1 + paired, SLOTS=slots)
 
 
 def _microseconds(given: dict[str, int], p: Problem, d: Device) -> float:
