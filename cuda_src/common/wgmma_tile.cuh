@@ -79,14 +79,17 @@ struct Output {
         }
     }
 #if EPILOGUE
-    // The elements of the same 64 rows as they are stored.
+    // The elements of the same 64 rows as they are stored. By eight columns: what is beyond C ends
+    // it, and the compiler mixes no more of them, for each takes registers.
     __device__ __forceinline__ void finish(float (&sum)[TB / 2], unsigned i0, unsigned j0) const {
         const unsigned row = i0 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
         const unsigned column = j0 + threadIdx.x % 4 * 2;
 #pragma unroll
-        for (int e = 0; e < TB / 2; e++) {
-            if (e % 4 == 0) __syncwarp();  // few elements at a time: each takes more registers
-            sum[e] = epilogue(sum[e], row + e / 2 % 2 * 8, column + e / 4 * 8 + e % 2);
+        for (int e = 0; e < TB / 2; e += 4) {
+            if (j0 + e * 2 >= end_n) break;
+#pragma unroll
+            for (int x = e; x < e + 4; x++)
+                sum[x] = epilogue(sum[x], row + x / 2 % 2 * 8, column + x / 4 * 8 + x % 2);
         }
     }
 #endif

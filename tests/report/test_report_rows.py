@@ -27,6 +27,10 @@ SHOWN = {
 }
 
 
+#: Quantities of suites.csv whose values are words.
+WORDS = ("grid", "check")
+
+
 def same(value):
     """A number as the tests compare it: with nine digits, so that 1e6 * 1e-6 is 1."""
     return f"{value:.9g}"
@@ -63,11 +67,10 @@ def test_every_row_has_a_line(folder, without_plots, name):
     if column is None:  # each row has its time, or its count
         rows = [
             row | ({"seconds": n} | {"gflops": n} if row.get("seconds") else {"value": n})
-            if row["quantity"] != "grid"
-            else row
             for n, row in ((1e-3 * (1 + place / 7), row) for place, row in enumerate(rows))
+            if row["quantity"] not in WORDS
         ]
-        wanted = [row.get("seconds") or row["value"] for row in rows if row["quantity"] != "grid"]
+        wanted = [row.get("seconds") or row["value"] for row in rows]
     else:
         rows = unlike(rows, column)
         wanted = [row[column] for row in rows if row.get("outcome") in ("ok", None)]
@@ -75,6 +78,15 @@ def test_every_row_has_a_line(folder, without_plots, name):
     values = shown(load.read_device(folder))
     lost = [value for value in wanted if not {same(value), same(100 * value)} & values]
     assert wanted and lost == []
+
+
+def test_every_check_has_a_line(folder, without_plots):
+    rows = [row for row in measured.suites() if row["quantity"] == "check"]
+    rows = [row | {"value": f"TEST {place}"} for place, row in enumerate(rows)]
+    measured.write(folder / "suites.csv", results.EXPERIMENTS.columns, rows)
+    made = report(load.read_device(folder), False).chapters
+    cells = {c.text for ch in made for t in ch.tables for row in t.rows for c in row.values()}
+    assert rows and {row["value"] for row in rows} <= cells
 
 
 def test_what_failed_has_a_line(folder, without_plots):

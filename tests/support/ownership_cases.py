@@ -269,8 +269,8 @@ def arrays_go_while_others_are_captured(backend):
 
 def no_memory_for_copies(backend):
     """Another kernel multiplies where the copies of the best one do not fit; and says so once."""
-    m, n, k = 65, 63, 71
-    a, b = (rng.integers(-2, 3, shape).astype(float) for shape in ((m, k), (k, n)))
+    batch, m, n, k = 2, 65, 63, 71
+    a, b = (rng.integers(-2, 3, (batch, *shape)).astype(float) for shape in ((m, k), (k, n)))
     gpu = [gpuarray.to_gpu(x) for x in (a, b)]
     scratch.GRAIN = drv.mem_get_info()[1]  # no piece fits
     with warnings.catch_warnings(record=True) as said:
