@@ -1,4 +1,5 @@
 // 07 wgmma: Hopper's own way. One thread loads, warpgroups multiply, no other thread does work.
+// examples/hopper_steps comes here in five steps, each a short kernel (docs/explanation/hopper.md).
 //
 // 16-bit elements in, sums in float32, 16-bit elements or float32 out. What this kernel adds:
 //

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from compiled import project_nvcc
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -22,6 +23,11 @@ EXAMPLES = {
     "reduced_precision": ("tf32 ", [], "1"),
     "variable_placement": ("until it is freed     128  256", [], "-m"),
     "tile_phases": ("P is M N: True", ["--width", "5", "--tile", "3"], "-m"),
+    "hopper_steps": (
+        "4_persistent  persistent blocks             right",
+        ["--m", "130", "--n", "150", "--k", "200"],
+        "-m",
+    ),
     "openmp_loop": ("  the same", ["--threads", "2", "40"], "0"),
 }
 
@@ -44,3 +50,14 @@ def test_example_runs(name):
     )
     assert done.returncode == 0, done.stderr
     assert said in done.stdout
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples/hopper_steps").glob("*.cu")), ids=str)
+def test_hopper_step_compiles_for_a_gpu(path, tmp_path):
+    """The simulator runs no clusters, and knows nothing of registers."""
+    command = [project_nvcc().path, "-cubin", "-arch=sm_90a", "-Xptxas=-v"]
+    command += ["-I", path.parent, "-I", ROOT / "cuda_src", "-o", tmp_path / "step.cubin", path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    printed = done.stdout + done.stderr
+    assert done.returncode == 0 and "warning" not in printed, printed
+    assert "0 bytes spill stores, 0 bytes spill loads" in printed and "C75" not in printed
