@@ -174,8 +174,10 @@ class Search:
 
     @property
     def begun(self) -> int:
-        """Configurations measured so far and those under way, with whichever tuner."""
-        return len(self.known.seconds) + len(self.known.pending)
+        """Configurations measured so far and those under way, with whichever tuner. Two tuners may
+        have begun the same one, of which one gives up.
+        """
+        return len(self.known.seconds.keys() | self.known.pending)
 
     @property
     def exhausted(self) -> bool:
@@ -268,7 +270,7 @@ class Search:
         before |= {n: i for n, (_, i) in self._asked.items() if n < number}
         if index in self.known.seconds or index in before.values():
             return False
-        return most is None or len(self.known.seconds) + len(before) < most
+        return most is None or len(self.known.seconds.keys() | set(before.values())) < most
 
     def _fail(self, number: int, outcome: str) -> None:
         """End an own trial that says nothing of its configuration."""
