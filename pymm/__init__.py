@@ -23,6 +23,7 @@ from pymm.api import (
 )
 from pymm.blocked.sharded import ShardedMatrix, scatter
 from pymm.core.errors import CompileFailed, LaunchFailed, NoDevice
+from pymm.einsum import einsum, tensordot
 from pymm.runtime.explain import Explanation
 from pymm.runtime.grouped import GroupedPlan
 from pymm.selection.choose import freeze, reload
@@ -37,6 +38,7 @@ __all__ = [
     "ShardedMatrix",
     "Tuned",
     "configs",
+    "einsum",
     "explain",
     "explain_syrk",
     "freeze",
@@ -48,4 +50,5 @@ __all__ = [
     "reload",
     "scatter",
     "syrk",
+    "tensordot",
 ]
