@@ -42,6 +42,7 @@ LAYERS = {
     "runtime": "core kernels backends selection",
     "blocked": "core kernels backends selection runtime",
     "api": "core kernels backends selection runtime blocked",
+    "einsum": "api",
     "measure": "core console kernels backends",
     "distributed": "core console kernels backends selection runtime api measure",
     "tune": "core console kernels backends selection measure",
