@@ -1,5 +1,5 @@
-"""What a terminal shows: numbers and times in words, tables (plain text where the output is no
-terminal), and Ctrl-C as a request, so that a run can end in order.
+"""What a terminal shows: commands by name, numbers and times in words, tables (plain text where the
+output is no terminal), and Ctrl-C as a request, so that a run can end in order.
 """
 
 from __future__ import annotations
@@ -10,7 +10,17 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
+from pathlib import Path
 from typing import Any, TextIO
+
+
+def program(command: str) -> str:
+    """What a command is called in its help, as it was started: "pymm tune" by the dispatcher, else
+    "python -m pymm.tune".
+    """
+    started = Path(sys.argv[0])
+    by_name = started.name == "pymm" or started.match("pymm/__main__.py")
+    return f"pymm {command}" if by_name else f"python -m pymm.{command}"
 
 
 def significant(value: float, digits: int = 4) -> str:

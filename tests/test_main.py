@@ -14,6 +14,7 @@ from pymm import __main__ as door
 from pymm import api
 from pymm.console import duration, show_table
 from pymm.core.dtypes import FLOAT32
+from pymm.core.errors import Busy
 
 
 def test_help_names_every_command_that_is_there_and_no_other(capsys):
@@ -126,3 +127,16 @@ def test_tables_are_drawn_on_a_terminal_and_their_text_taken_as_it_is():
     terminal = Terminal()
     show_table(("name", "us"), [("[red]a[/x]", 1)], "Times", file=terminal)
     assert "[red]a[/x]" in terminal.getvalue() and "─" in terminal.getvalue()
+
+
+@pytest.mark.parametrize("command", ["tune", "bench", "report"])
+@pytest.mark.parametrize("module, name", [("pymm {}", "pymm {}"), ("pymm.{}", "python -m pymm.{}")])
+def test_help_names_the_command_as_it_was_started(command, module, name):
+    words = [*module.format(command).split(), "--help"]
+    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True)
+    assert done.stdout.startswith(f"usage: {name.format(command)} [")
+
+
+def test_every_exception_of_pymms_own_is_an_error():
+    own = (pymm.NoDevice, pymm.CompileFailed, pymm.LaunchFailed, Busy)
+    assert all(issubclass(kind, pymm.Error) and issubclass(kind, RuntimeError) for kind in own)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pymm.bench.classes import ROUNDS, SHORT_ROUNDS
 from pymm.bench.experiments.sequential import LARGEST
+from pymm.console import program
 from pymm.core.dtypes import DTYPES
 from pymm.core.problem import FILLS
 from pymm.core.shapes import DRAWN, LAYOUTS
@@ -54,7 +55,7 @@ def _natural(text: str) -> int:
 def parser() -> argparse.ArgumentParser:
     """What reads the command line."""
     read = argparse.ArgumentParser(
-        prog="python -m pymm.bench",
+        prog=program("bench"),
         description="Measure pymm's kernels and other libraries side by side.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

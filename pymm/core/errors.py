@@ -1,11 +1,15 @@
 """Exceptions of pymm besides Python's own."""
 
 
-class NoDevice(RuntimeError):
+class Error(Exception):
+    """What all of pymm's own exceptions are; each is one of Python's, too."""
+
+
+class NoDevice(Error, RuntimeError):
     """No device that can do what was asked; the message names what to do about it."""
 
 
-class CompileFailed(RuntimeError):
+class CompileFailed(Error, RuntimeError):
     """The compiler refused a source; the message holds the compiler's words. `outcome` is what the
     trial of a tuner comes to.
     """
@@ -25,11 +29,11 @@ class CompilerKilled(CompileFailed):
     outcome = "crashed"
 
 
-class Busy(RuntimeError):
+class Busy(Error, RuntimeError):
     """Another process of this user has taken what this one needs: a device, a tuner's journal."""
 
 
-class LaunchFailed(RuntimeError):
+class LaunchFailed(Error, RuntimeError):
     """The device refused or broke off a launch; the message names configuration and resources.
 
     `sticky` is True when the device's context is lost and only a new process can go on.

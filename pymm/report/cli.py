@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pymm.backends import open_device
+from pymm.console import program
 from pymm.core.errors import NoDevice
 from pymm.core.files import replace_text
 from pymm.core.inputs import BadInput
@@ -129,7 +130,7 @@ def _made(found: Results, target: Path, check_only: bool) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m pymm.report",
+        prog=program("report"),
         description="Make a report of a device's measurements: an HTML page, Markdown and JSON. "
         "Without arguments it is of this machine: the user's tuned configurations, the tuner's "
         "trials, and other CSV files in the same folder of the user's state.",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pymm.console import program
 from pymm.core.dtypes import DTYPES
 from pymm.core.problem import FILLS, Problem
 from pymm.core.shapes import parse_shapes
@@ -156,7 +157,7 @@ def _choose(text: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m pymm.tune",
+        prog=program("tune"),
         description="Find the fastest configurations of pymm's kernels for a device and save them.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
