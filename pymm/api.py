@@ -246,6 +246,8 @@ def _run(
         step()
     if key is not None and prepared.cacheable:
         if arguments.out is None:
+            if call.on_host and not call.shape:
+                return prepared.result  # `matmul` returns a scalar
             make = result_maker(call.a, call.shape, call.out_dtype, backend.empty)
             cache.insert_maker(key, make, prepared.chosen_in)
             key = cache.key_of(arguments._replace(out=prepared.result))

@@ -178,8 +178,8 @@ class RebindableLaunch(ABC):
 
     @property
     @abstractmethod
-    def context(self) -> int:
-        """Number of the context that it launches in."""
+    def context(self) -> int | None:
+        """Number of the context that it launches in. None on a device without contexts."""
 
     @property
     @abstractmethod
