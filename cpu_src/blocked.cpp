@@ -114,7 +114,7 @@ constexpr Index WORKSPACE = A_BLOCK + B_BLOCK + SUMS;  // elements for one threa
 // least PIECE, but for the first of each thread, and there are up to PIECES for each.
 constexpr Index ONE_THREAD = Index(1) << 19, PIECE = Index(1) << 22, PIECES = 4;
 // A and B together that the first-level cache holds beside other things.
-constexpr Index DIRECT_BYTES = 24 * 1024;
+constexpr Index DIRECT_BYTES = 32 * 1024;
 
 typedef Sum Vector __attribute__((vector_size(VECTOR_BYTES), may_alias));
 typedef Sum Unaligned __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(Sum)), may_alias));

@@ -7,6 +7,9 @@
 // type of the sums. `complete` says whether the sums are complete with this call, so that the
 // epilogue is due. gemm returns 0, or 1 if there is no memory to pack into: C is then untouched.
 
+#ifndef CALL_HPP
+#define CALL_HPP
+
 // One piece of the work behind `data`, done by the calling thread (worker 0) or by another one.
 typedef void (*Work)(void* data, int piece, int worker);
 
@@ -27,3 +30,5 @@ struct Call {
     int threads;
     Run run;
 };
+
+#endif

@@ -202,3 +202,10 @@ extern "C" void run(Work work, void* data, int pieces, int threads) {
     else
         for (int piece = 0; piece < pieces; piece++) work(data, piece, 0);
 }
+
+// Has the workers awake for as long as they look for work, so that what is timed next does not wait
+// for them.
+extern "C" void wake(int threads) {
+    const Work look = [](void*, int, int) { spin([] { return false; }, microseconds(20), false); };
+    run(look, nullptr, threads, threads);
+}

@@ -25,7 +25,7 @@ from pymm.backends.base import (
     check_range,
     check_rows,
 )
-from pymm.backends.cpu.call import Call, call_of, pool_address
+from pymm.backends.cpu.call import Call, call_of, open_pool
 from pymm.backends.cpu.compiler import CpuCompiler, find_compiler
 from pymm.backends.cpu.device import describe, memory_field, usable_cores
 from pymm.backends.cpu.pieces import Pace, Piece, half_product, pieces, whole
@@ -54,9 +54,8 @@ def open_cpu(threads: int | None, cache: Path) -> CpuBackend:
     return CpuBackend(describe(threads or usable, compiler), compiler)
 
 
-#: Seconds to wait between calls of two libraries with thread pools of their own, one of which may
-#: be pymm, until idle threads stop spinning. Two spinning pools on two cores halve each other's
-#: rate: 512 x 512 x 512 f32 reached 100 and 47 GFLOP/s in turn, 152 and 146 alone.
+#: Seconds to wait after a call of another process until its idle threads stop looking for work, on
+#: the cores that pymm's threads need: OpenBLAS's do that for 2^26 clocks.
 SETTLED = 0.1
 
 
@@ -196,13 +195,13 @@ class CpuBackend(Backend):
     def __init__(self, device: Device, compiler: CpuCompiler) -> None:
         self.device = device
         self.compiler = compiler
-        self._run = pool_address(compiler)
+        self._pool = open_pool(compiler)
         self._flush_array: np.ndarray | None = None
 
     def load(self, source: Source) -> CpuExecutable:
         device, path = self.device, self.compiler.build(source)
         slowest = min(device.peak_flops.values()) / 2
-        return CpuExecutable(source, path, device.sms, self._run, slowest)
+        return CpuExecutable(source, path, device.sms, self._pool.run, slowest)
 
     def allocate(self, nbytes: int) -> CpuBuffer:
         return CpuBuffer(nbytes)
@@ -251,28 +250,34 @@ class CpuBackend(Backend):
     def time(
         self, calls: Sequence[Callable[[], None]], flush: bool = True, ahead: int = 1
     ) -> list[float]:
-        seconds = []
-        timed = [TimedCall.of(call) for call in calls]
-        several = self.device.sms > 1 and len({one.library for one in timed}) > 1
-        last = None
-        for one in timed:
+        seconds, elsewhere = [], False
+        for one in map(TimedCall.of, calls):
+            if one.timed is not None:
+                seconds.append(one.timed(self._flush_bytes if flush else 0))
+                elsewhere = True
+                continue
             one.prepare()
-            if several and one.library != last:  # wait for the other's threads, wake these
+            if elsewhere:
                 time.sleep(SETTLED)
                 one.call()
-            last = one.library
+            elsewhere = False
             if flush:
                 self._flush()
+            self._pool.wake(self.device.sms)
             start = time.perf_counter_ns()
             one.call()
             seconds.append((time.perf_counter_ns() - start) * 1e-9)
         return seconds
 
+    @property
+    def _flush_bytes(self) -> int:
+        """More than the caches hold."""
+        return min(2 * max(self.device.cache_bytes, default=MOST_FLUSHED), MOST_FLUSHED)
+
     def _flush(self) -> None:
         """Write more memory than the caches hold."""
         if self._flush_array is None:
-            largest = max(self.device.cache_bytes, default=MOST_FLUSHED // 2)
-            self._flush_array = np.ones(min(2 * largest, MOST_FLUSHED) // 8, np.int64)
+            self._flush_array = np.ones(self._flush_bytes // 8, np.int64)
         np.negative(self._flush_array, out=self._flush_array)
 
     def telemetry(self) -> Mapping[str, float | str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from pymm.backends.base import Matrix, Vector
 from pymm.backends.cpu.compiler import CpuCompiler
@@ -74,12 +76,21 @@ def _bias_at(piece: Piece, epilogue: Epilogue, bias: Vector | None) -> int | Non
     return bias.address + (piece.i if epilogue.down else piece.j) * epilogue.bias.itemsize
 
 
-def pool_address(compiler: CpuCompiler) -> int:
-    """The address of cpu_src/pool.cpp's function `run`: there is one pool in a process."""
+class Pool(NamedTuple):
+    """The threads that all kernels of a process share (cpu_src/pool.cpp): the address of the
+    function that shares out work, and `wake(threads)`, which has them look for some.
+    """
+
+    run: int
+    wake: Callable[[int], None]
+
+
+def open_pool(compiler: CpuCompiler) -> Pool:
+    """The pool of this process."""
     return _loaded(compiler.build_text(kernel_text("cpu", "pool.cpp"), "pool.cpp"))
 
 
 @lru_cache(maxsize=8)
-def _loaded(path: Path) -> int:
+def _loaded(path: Path) -> Pool:
     library = ctypes.CDLL(str(path))
-    return ctypes.cast(library.run, ctypes.c_void_p).value or 0
+    return Pool(ctypes.cast(library.run, ctypes.c_void_p).value or 0, library.wake)
