@@ -41,6 +41,7 @@ constexpr microseconds PATIENCE(50);  // of a caller, before it sleeps until the
 constexpr microseconds SWITCHED(5);   // a yield that takes longer let another thread run
 constexpr int CHECKS = 32;            // looks between two yields
 constexpr int JOBS = 64;              // calling threads at a time; further ones work alone
+constexpr int WORKERS = 1024;         // at most
 
 inline void pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -80,7 +81,8 @@ struct Pool {
     Job jobs[JOBS];
     std::atomic<int> used{0};         // no job was ever at a higher place
     std::atomic<uint32_t> posted{0};  // jobs so far
-    std::atomic<int> sleeping{0}, threads{0};
+    std::atomic<int> sleeping{0}, threads{0}, avoided{-1};
+    pthread_t handles[WORKERS];
     std::mutex mutex;
     std::condition_variable wake, finished;
 
@@ -128,6 +130,7 @@ struct Pool {
     // Starts workers until there are `wanted`, or as many as the system allows. They handle no
     // signals: those are for the program's own threads.
     void grow(int wanted) {
+        if (wanted > WORKERS) wanted = WORKERS;
         std::lock_guard<std::mutex> lock(mutex);
         sigset_t all, before;
         sigfillset(&all);
@@ -135,12 +138,32 @@ struct Pool {
         try {
             while (threads.load() < wanted) {
                 const int worker = threads.load() + 1;
-                std::thread([this, worker] { serve(worker); }).detach();
+                std::thread started([this, worker] { serve(worker); });
+                handles[worker - 1] = started.native_handle();
+                started.detach();
+                avoided.store(-1);
                 threads.store(worker);
             }
         } catch (const std::system_error&) {
         }
         pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    }
+
+    // Keeps the workers off the processor of the calling thread. A thread that is woken is put
+    // there if all others look busy, as they do while idle threads of another library look for
+    // work, and then waits for the very thread that it is to help.
+    void avoid_caller() {
+#if defined(__linux__)
+        const int here = sched_getcpu();
+        if (here < 0 || avoided.exchange(here) == here) return;
+        cpu_set_t allowed;
+        if (pthread_getaffinity_np(pthread_self(), sizeof allowed, &allowed)) return;
+        if (CPU_COUNT(&allowed) < 2 || !CPU_ISSET(here, &allowed)) return;
+        CPU_CLR(here, &allowed);
+        std::lock_guard<std::mutex> lock(mutex);
+        for (int i = 0; i < threads.load(); i++)
+            pthread_setaffinity_np(handles[i], sizeof allowed, &allowed);
+#endif
     }
 
     Job* claim() {
@@ -164,6 +187,7 @@ struct Pool {
         job.ticket.store(number << 32 | uint32_t(pieces), std::memory_order_release);
         posted.fetch_add(1);
         if (sleeping.load()) {
+            avoid_caller();
             { std::lock_guard<std::mutex> lock(mutex); }
             wake.notify_all();
         }

@@ -154,6 +154,20 @@ def test_defaults_of_the_file(folder, file, real):
             check(kernel, shape, threads=threads)
 
 
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("real", TYPES)
+def test_small_products_in_place(folder, real, layout):
+    """A and B that fit a cache are used as they are stored: every remainder of rows and columns
+    around register tiles and vectors, with NaNs beside what is read.
+    """
+    kernel = Kernel(folder, "blocked.cpp", real, layout)
+    extents = (1, 2, 3, 5, 6, 7, 8, 11, 15, 16, 17, 23, 31, 32, 33)
+    for m, n in itertools.product(extents, extents):
+        check(kernel, (m, n, (m + n) % 19 + 1), alpha=-0.7, beta=1.3, pad=(m + n) % 3)
+    for shape in [(64, 64, 64), (1, 48, 256), (48, 1, 257), (13, 16, 255)]:
+        check(kernel, shape, threads=2)
+
+
 @pytest.mark.parametrize("file", SMALL)
 def test_nothing_to_sum(folder, file):
     """k = 0 and alpha = 0 leave beta C, zeros for beta = 0; alpha = 0 reads no NaN of A."""
