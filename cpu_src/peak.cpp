@@ -43,8 +43,8 @@ static Real chains(long long steps) {
     return sum;
 }
 
-// The most of `runs` timings of `steps` steps, because whatever disturbs a run only makes it longer.
-// It begins when all `waiting` threads have come.
+// The most of `runs` timings of `steps` steps, because whatever disturbs a run only makes it
+// longer. It begins when all `waiting` threads have come.
 template <class Real>
 static void measure(std::atomic<int>& waiting, int runs, long long steps, double& best) {
     const double work = 2.0 * CHAINS * (VECTOR_BYTES / sizeof(Real)) * double(steps);

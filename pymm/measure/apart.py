@@ -1,17 +1,13 @@
 """A library timed in a process of its own. Two thread pools in one process take each other's cores:
 idle threads of one look for work while those of the other multiply. 512 x 512 x 512 in float32 on
 two cores reached 100 and 47 GFLOP/s in turn, 152 and 146 alone.
-
-    python -m pymm.measure.apart MODULE:FUNCTION THREADS
-
-serves such a process: requests and replies are lines of JSON. It ends with its standard input.
+Requests and replies are lines of JSON; the process ends with its standard input.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-import os
 import subprocess
 import sys
 import time
@@ -24,6 +20,14 @@ import numpy as np
 from pymm.core.errors import LaunchFailed
 from pymm.core.problem import Problem
 
+#: What the process runs: with the path of this one, from which it imports the same modules.
+PROGRAM = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from pymm.measure.apart import serve
+serve(sys.argv[2], int(sys.argv[3]), sys.stdin, sys.stdout)
+"""
+
 
 class Apart:
     """A process in which `maker`, "module:function", makes calls: of a problem, op(A), op(B) and C
@@ -32,7 +36,7 @@ class Apart:
     """
 
     def __init__(self, maker: str, threads: int) -> None:
-        self._command = [sys.executable, "-m", "pymm.measure.apart", maker, str(threads)]
+        self._maker, self._threads = maker, threads
         self._process: subprocess.Popen | None = None
 
     def seconds(
@@ -60,21 +64,21 @@ class Apart:
             answer = ""
         if not answer:
             self.close()
-            raise LaunchFailed(f"{' '.join(self._command)} ended: exit status {process.returncode}")
+            status = process.returncode
+            raise LaunchFailed(f"the process of {self._maker} ended with exit status {status}")
         reply = json.loads(answer)
         if "error" in reply:
-            raise LaunchFailed(f"{' '.join(self._command)}: {reply['error']}")
+            raise LaunchFailed(f"{self._maker}: {reply['error']}")
         return reply["seconds"]
 
     def _started(self) -> subprocess.Popen:
         if self._process is None:
-            path = os.pathsep.join(filter(None, sys.path))
+            given = json.dumps(sys.path), self._maker, str(self._threads)
             self._process = subprocess.Popen(
-                self._command,
+                [sys.executable, "-c", PROGRAM, *given],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env=dict(os.environ, PYTHONPATH=path),
             )
             self._end = weakref.finalize(self, _ended, self._process)
         return self._process
@@ -148,7 +152,3 @@ def timed(call: Callable[[], object], repeats: int) -> float:
     for _ in range(repeats):
         call()
     return (time.perf_counter_ns() - start) * 1e-9 / repeats
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]), sys.stdin, sys.stdout)

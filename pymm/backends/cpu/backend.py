@@ -152,9 +152,7 @@ class CpuExecutable(Executable):
             return bound(everything)
         return partial(self._in_pieces, problem, bound)
 
-    def _in_pieces(
-        self, problem: Problem, bound: Callable[[Piece], Callable[[], None]]
-    ) -> None:
+    def _in_pieces(self, problem: Problem, bound: Callable[[Piece], Callable[[], None]]) -> None:
         for piece in pieces(problem, self.config, self._threads, self._pace.budget):
             start = time.perf_counter()
             bound(piece)()

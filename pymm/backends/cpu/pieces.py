@@ -173,8 +173,8 @@ def _of_one(
 ) -> Iterator[Piece]:
     """The pieces of one matrix in the order of the kernel's loops, so that caches are used as they
     are without cuts: columns of C, as many as give every thread a block; within them k. Rows are
-    cut only where one block along k is more than a piece. A C that is rounded when it is stored gets
-    all of a sum at once: there k is not cut.
+    cut only where one block along k is more than a piece. A C that is rounded when it is stored
+    gets all of a sum at once: there k is not cut.
     """
     m, n, k = problem.m, problem.n, problem.k
     blocks = config.as_dict()
