@@ -86,6 +86,16 @@
 #define TB (2 * VECTOR_BYTES / int(sizeof(Sum)))  // columns of the register tile: whole vectors
 #endif
 
+#ifndef ONE_THREAD
+#define ONE_THREAD (1 << 19)  // multiply-adds of a product that several threads share, at least
+#endif
+#ifndef PIECE
+#define PIECE (1 << 22)  // multiply-adds of a piece, at least where each thread has several
+#endif
+#ifndef DIRECT_BYTES
+#define DIRECT_BYTES (32 * 1024)  // A and B of a product that is not packed, at most
+#endif
+
 using Index = long long;  // offsets: m * lda passes 2^31 long before memory ends
 using Sum = SumOf<REAL>::type;
 constexpr bool SAME = std::is_same<REAL, Sum>::value;   // A and B need no conversion
@@ -110,11 +120,7 @@ constexpr Index B_BLOCK = NB / TB * B_PANEL;
 constexpr Index SUMS = ROUNDED ? (Index(MB) * NB + LINE - 1) / LINE * LINE : 0;
 constexpr Index WORKSPACE = A_BLOCK + B_BLOCK + SUMS;  // elements for one thread
 
-// One thread computes a product of fewer multiply-adds than ONE_THREAD. Pieces for several have at
-// least PIECE, but for the first of each thread, and there are up to PIECES for each.
-constexpr Index ONE_THREAD = Index(1) << 19, PIECE = Index(1) << 22, PIECES = 4;
-// A and B together that the first-level cache holds beside other things.
-constexpr Index DIRECT_BYTES = 32 * 1024;
+constexpr Index PIECES = 4;  // for each thread, at most
 
 typedef Sum Vector __attribute__((vector_size(VECTOR_BYTES), may_alias));
 typedef Sum Unaligned __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(Sum)), may_alias));

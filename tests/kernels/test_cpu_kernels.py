@@ -38,11 +38,15 @@ SHAPES = [
     (641, 127, 64),
     (127, 641, 65),
 ]
+#: Several threads and packing for every product, however small.
+ALWAYS = dict(ONE_THREAD=0, PIECE=1000, DIRECT_BYTES=0)
 #: Blocks so small that the shapes above have several of each, whole and partial. The vectorised
 #: kernel's tile has rows of 64 bytes, which is a whole number of vectors on every machine.
 SMALL = {
     "reordered.cpp": lambda real: dict(MB=16, NB=48, KB=24),
-    "blocked.cpp": lambda real: dict(MB=24, NB=192, KB=40, TA=2, TB=16 if real == "float" else 8),
+    "blocked.cpp": lambda real: dict(
+        MB=24, NB=192, KB=40, TA=2, TB=16 if real == "float" else 8, **ALWAYS
+    ),
 }
 
 
@@ -230,7 +234,7 @@ def test_register_tiles(folder, real, tile):
     """Odd tiles, in rows and vectors of 16, 32 or 64 bytes, whichever this machine has."""
     rows, vectors = tile
     columns = f"({vectors} * VECTOR_BYTES / int(sizeof(REAL)))"
-    parameters = dict(MB=rows * 3, NB=columns + " * 2", KB=31, TA=rows, TB=columns)
+    parameters = dict(MB=rows * 3, NB=columns + " * 2", KB=31, TA=rows, TB=columns, **ALWAYS)
     for layout in ("NN", "TT"):
         kernel = Kernel(folder, "blocked.cpp", real, layout, parameters)
         for shape in [(17, 65, 63), (rows, 127, 32), (64, 3, 31)]:

@@ -24,13 +24,15 @@ MEMORY = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 THREADS = ("-fsanitize=thread",)
 SMALL = {
     "reordered.cpp": dict(MB=24, NB=48, KB=40),
-    "blocked.cpp": dict(MB=24, NB=192, KB=40, TA=2, TB=16),
+    "blocked.cpp": dict(
+        MB=24, NB=192, KB=40, TA=2, TB=16, ONE_THREAD=0, PIECE=1000, DIRECT_BYTES=2000
+    ),
 }
 
 #: Text of a kernel and what takes its place: one fault of each kind.
 BESIDE = ("for (int j = 0; j < columns; j++) {", "for (int j = 0; j <= columns; j++) {")
 BESIDE_PLAIN = ("j < least(j0 + NB, n)", "j <= least(j0 + NB, n)")
-OVERFLOW = ("const bool multiply", "volatile int x = 2147483647; x = x + m; const bool multiply")
+OVERFLOW = ("const bool multiply", "volatile int x = 1 << 30; x = x + x; const bool multiply")
 SHARED = ("worker * WORKSPACE", "0 * WORKSPACE")
 
 
