@@ -8,7 +8,10 @@
 //
 // Values: b is just below 1 and c just above 0, so that a neither overflows nor becomes denormal
 // (denormal numbers would take a hundred times as long).
+#include <atomic>
 #include <chrono>
+#include <thread>
+#include <vector>
 
 #ifndef VECTOR_BYTES
 #define VECTOR_BYTES 32  // width of the SIMD registers
@@ -40,26 +43,36 @@ static Real chains(long long steps) {
     return sum;
 }
 
-// Operations per second (two for a multiply-add) of `threads` threads that work at the same time:
-// for each the best of `runs` timings of `steps` steps, because whatever disturbs a run only makes
-// it longer. Every thread looks at its own clock, so that none is charged for waiting for another.
+// The most of `runs` timings of `steps` steps, because whatever disturbs a run only makes it
+// longer. It begins when all `waiting` threads have come.
 template <class Real>
-static double peak(int threads, int runs, long long steps) {
+static void measure(std::atomic<int>& waiting, int runs, long long steps, double& best) {
     const double work = 2.0 * CHAINS * (VECTOR_BYTES / sizeof(Real)) * double(steps);
-    double total = 0;
     volatile Real sink = 0;
-#pragma omp parallel for num_threads(threads) schedule(static, 1) reduction(+ : total)
-    for (int thread = 0; thread < threads; thread++) {
-        double best = 0;
-        for (int run = 0; run < runs; run++) {
-            const auto start = Clock::now();
-            sink = chains<Real>(steps);
-            const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-            if (work / seconds > best) best = work / seconds;
-        }
-        total += best;
+    waiting--;
+    while (waiting > 0) std::this_thread::yield();
+    for (int run = 0; run < runs; run++) {
+        const auto start = Clock::now();
+        sink = chains<Real>(steps);
+        const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+        if (work / seconds > best) best = work / seconds;
     }
     (void)sink;
+}
+
+// Operations per second (two for a multiply-add) of `threads` threads that work at the same time.
+// Every thread looks at its own clock, so that none is charged for waiting for another.
+template <class Real>
+static double peak(int threads, int runs, long long steps) {
+    std::atomic<int> waiting{threads};
+    std::vector<double> best(threads);
+    std::vector<std::thread> others;
+    for (int i = 1; i < threads; i++)
+        others.emplace_back([&, i] { measure<Real>(waiting, runs, steps, best[i]); });
+    measure<Real>(waiting, runs, steps, best[0]);
+    for (std::thread& other : others) other.join();
+    double total = 0;
+    for (double one : best) total += one;
     return total;
 }
 

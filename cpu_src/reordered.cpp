@@ -20,11 +20,13 @@
 // longer than one step; that is what the register tile of blocked.cpp is for. The compiler is told
 // not to make vectors of the inner loop: this rung is the plain sequential code, so that what
 // vectors bring can be read off (without the pragma g++ 12 makes them: 29 GFLOP/s float, 16 double
-// at 1024 on Zen 4). One thread: the last argument is there for the common signature.
+// at 1024 on Zen 4). One thread.
 //
-// Compile: g++ -O3 -march=native -std=c++17 -fopenmp -shared -fPIC
+// Compile: g++ -O3 -march=native -std=c++17 -shared -fPIC
 // Never with -ffast-math: NaN and Inf must come through.
 #pragma GCC optimize("no-tree-vectorize")
+#include "call.hpp"
+#include "half.hpp"
 
 #ifndef REAL
 #define REAL float  // element type of A, B and C: float or double
@@ -48,7 +50,9 @@
 static_assert(sizeof(REAL) == 4 || sizeof(REAL) == 8, "REAL is float or double");
 static_assert(MB >= 1 && NB >= 1 && KB >= 1, "tiles have at least one row and column");
 
+#define OUT REAL
 using Index = long long;  // offsets: m * lda passes 2^31 long before memory ends
+using Sum = REAL;
 
 #include "epilogue.hpp"
 
@@ -73,21 +77,17 @@ static void product(Index m, Index n, Index k, REAL alpha, const REAL* A, Index 
                     }
 }
 
-// C (m x n, rows ldc apart) <- alpha op(A) op(B) + beta C for each of `batch` matrices, batch_*
-// elements apart (A and B: 0 for the same one each time). As in BLAS, alpha = 0 reads neither A nor
-// B and beta = 0 does not read C. Returns 0: nothing here can fail.
-extern "C" int gemm(int m, int n, int k, REAL alpha, const REAL* A, long long lda,
-                    long long batch_a, const REAL* B, long long ldb, long long batch_b, REAL beta,
-                    REAL* C, long long ldc, long long batch_c, int batch,
-                    int /* threads */ EPILOGUE_PARAMETER) {
-    for (Index s = 0; s < batch; s++) {
-        if (beta != 1) scale(m, n, beta, C + s * batch_c, ldc);
+extern "C" int gemm(const Call* given) {
+    const Call& call = *given;
+    const Index m = call.m, n = call.n;
+    const REAL alpha = REAL(call.alpha), beta = REAL(call.beta);
+    for (Index s = 0; s < call.batch; s++) {
+        REAL* C = (REAL*)call.C + s * call.batch_c;
+        if (beta != 1) scale(m, n, beta, C, call.ldc);
         if (alpha != 0)
-            product(m, n, k, alpha, A + s * batch_a, lda, B + s * batch_b, ldb, C + s * batch_c,
-                    ldc);
-#if EPILOGUE
-        Epilogue{bias, complete != 0}.finish(C + s * batch_c, ldc, 0, m, 0, n);
-#endif
+            product(m, n, call.k, alpha, (const REAL*)call.A + s * call.batch_a, call.lda,
+                    (const REAL*)call.B + s * call.batch_b, call.ldb, C, call.ldc);
+        Epilogue(call).finish(C, call.ldc, 0, m, 0, n);
     }
     return 0;
 }

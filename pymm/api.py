@@ -74,8 +74,8 @@ def matmul(
 
     Shapes and types are those of `numpy.matmul`: `a` is (..., m, k), `b` (..., k, n), the result
     (..., m, n); batch axes broadcast; a vector is a row on the left, a column on the right, and
-    the result has no axis for it; k = 0 gives zeros. float32 and float64; on GPUs since Ampere also
-    float16 and bfloat16, accumulated in float32. Mixed dtypes promote.
+    the result has no axis for it; k = 0 gives zeros. float32 and float64; on GPUs since Ampere and
+    on CPUs also float16 and bfloat16, accumulated in float32. Mixed dtypes promote.
 
     Operands are NumPy arrays (the result is one too), or arrays of a GPU: PyCUDA GPUArray, PyTorch,
     CuPy, anything with `__cuda_array_interface__`. Those are used in place, without waiting for the
@@ -246,6 +246,8 @@ def _run(
         step()
     if key is not None and prepared.cacheable:
         if arguments.out is None:
+            if call.on_host and not call.shape:
+                return prepared.result  # `matmul` returns a scalar
             make = result_maker(call.a, call.shape, call.out_dtype, backend.empty)
             cache.insert_maker(key, make, prepared.chosen_in)
             key = cache.key_of(arguments._replace(out=prepared.result))

@@ -59,7 +59,7 @@ BASELINES = {"cupy", "simgrid", "torch", "triton"}
 PLACES = {
     "pycuda": ("backends.cuda", "simulator"),
     "ctypes": ("backends", "simulator", "doctor", "measure.cublas", "distributed.scalapack"),
-    "subprocess": ("backends", "simulator", "doctor", "distributed.simgrid"),
+    "subprocess": ("backends", "simulator", "doctor", "measure.apart", "distributed.simgrid"),
     "simgrid": ("distributed.simgrid_replay",),
     "optuna": ("tune",),
     "mpi4py": ("distributed",),

@@ -178,8 +178,8 @@ class RebindableLaunch(ABC):
 
     @property
     @abstractmethod
-    def context(self) -> int:
-        """Number of the context that it launches in."""
+    def context(self) -> int | None:
+        """Number of the context that it launches in. None on a device without contexts."""
 
     @property
     @abstractmethod
@@ -208,12 +208,13 @@ def _nothing() -> None:
 @dataclass(frozen=True, eq=False)
 class TimedCall:
     """A call that `Backend.time` is to time. `prepare` is called before each run, and its time does
-    not count. `library` names the library whose CPU threads the call uses ("" for pymm's).
+    not count. `timed` takes the seconds of one run in another process instead, after so many bytes
+    were written there to empty the caches: a library with CPU threads of its own.
     """
 
     call: Callable[[], object]
     prepare: Callable[[], object] = _nothing
-    library: str = ""
+    timed: Callable[[int], float] | None = None
 
     @classmethod
     def of(cls, call: Callable[[], object]) -> TimedCall:

@@ -9,7 +9,7 @@ from pymm.kernels.kernel import Config, Kernel, Rule
 
 def _vectors(c: Config, p: Problem, d: Device) -> int:
     """Vectors that a row of the register tile takes."""
-    return c.TB * p.numpy_dtype.itemsize // d.vector_bytes
+    return c.TB * p.scalar_dtype.itemsize // d.vector_bytes
 
 
 REORDERED = Kernel(
@@ -39,10 +39,11 @@ BLOCKED = Kernel(
     default=dict(MB=192, NB=1536, KB=256, TA=6, TB=64),
     fallbacks=tuple(dict(MB=192, NB=1536, KB=256, TA=6, TB=width) for width in (32, 16, 8, 4)),
     threads=lambda c: 1,
+    dtypes=("f32", "f64", "f16", "bf16", "f16_f32", "bf16_f32"),
     rules=(
         Rule(
             "a row of the register tile is made of whole vectors",
-            lambda c, p, d: c.TB * p.numpy_dtype.itemsize % d.vector_bytes == 0,
+            lambda c, p, d: c.TB * p.scalar_dtype.itemsize % d.vector_bytes == 0,
         ),
         Rule(
             "the register tile, a row of B and one number of A fit in the vector registers",

@@ -22,7 +22,8 @@ from pymm.kernels import Config, Guards, Tma
 #: source is the key of a binary.
 ALLOWED_INCLUDES: tuple[str, ...] = ()
 
-#: F16 and BF16 are the kernels' own (common/half_types.cuh): CUDA's names need an include.
+#: F16 and BF16 are the kernels' own (common/half_types.cuh, cpu_src/half.hpp): CUDA's names need
+#: an include.
 _C_NAMES = {"f32": "float", "f64": "double", "f16": "F16", "bf16": "BF16"}
 #: Unsigned types by their bytes.
 _BITS = {2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
@@ -78,8 +79,8 @@ def render(
         defines |= _tma_defines(kernel.tma, problem)
     elif kernel.backend == "cuda":
         defines["GUARDED"] = forced.get("GUARDED", int(kernel.guarded(config, problem)))
-        if problem.out_dtype != problem.numpy_dtype:
-            defines["OUT"] = C_TYPES[problem.out_dtype]
+    if not kernel.tma and problem.out_dtype != problem.numpy_dtype:
+        defines["OUT"] = C_TYPES[problem.out_dtype]
     if not kernel.aligned:
         alignment = problem.numpy_dtype.itemsize
     elif alignment is None:

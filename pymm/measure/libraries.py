@@ -16,6 +16,7 @@ import numpy as np
 from pymm.backends.base import Backend, Matrix, TimedCall
 from pymm.core.dtypes import BFLOAT16
 from pymm.core.problem import Problem
+from pymm.measure.apart import Apart
 from pymm.measure.cublas import syrk
 from pymm.measure.timer import Call, Stopwatch
 
@@ -88,22 +89,51 @@ class _Strided:
 # where that does not have the type, the layout or the operation.
 
 
-def _numpy(numpy: Any, given: Operands) -> Call:
-    """NumPy's BLAS, limited to the device's threads in this process from then on."""
+def _numpy(numpy: Any, given: Operands) -> Call | None:
+    """NumPy's BLAS with the device's threads, timed in a process of its own. None for 16-bit types,
+    which no BLAS of NumPy's has.
+    """
+    problem = given.problem
+    if problem.numpy_dtype.itemsize < 4:
+        return None
+    left, right, out = given.oriented(*(numpy.asarray(x) for x in given.strided()))
+    call = numpy_product(problem, left, right, out, given.threads, given.accumulate)
+    apart = _numpy_apart(given.threads)
+
+    def seconds(flush: int) -> float:
+        return apart.seconds(problem, given.accumulate, flush)[0]
+
+    return TimedCall(call, timed=seconds)
+
+
+def numpy_product(
+    problem: Problem,
+    left: np.ndarray,
+    right: np.ndarray,
+    out: np.ndarray,
+    threads: int,
+    accumulate: bool,
+) -> Call:
+    """out = left @ right, or with `accumulate` out += left @ right, by NumPy, whose BLAS has so
+    many threads in this process from then on.
+    """
     from threadpoolctl import threadpool_limits
 
-    left, right, out = given.oriented(*(numpy.asarray(x) for x in given.strided()))
-    # once, here: within the call it would be timed
-    threadpool_limits(limits=given.threads, user_api="blas")
-    call = functools.partial(numpy.matmul, left, right, out=out)
-    if given.accumulate:  # NumPy has no such operation: its users write two
-        product = numpy.empty_like(out)
+    threadpool_limits(limits=threads, user_api="blas")  # here: within the call it would be timed
+    if not accumulate:
+        return functools.partial(np.matmul, left, right, out=out)
+    product = np.empty_like(out)  # NumPy has no such operation: its users write two
 
-        def call() -> None:
-            numpy.matmul(left, right, out=product)
-            numpy.add(out, product, out=out)
+    def call() -> None:
+        np.matmul(left, right, out=product)
+        np.add(out, product, out=out)
 
-    return TimedCall(call, library="numpy")
+    return call
+
+
+@functools.cache
+def _numpy_apart(threads: int) -> Apart:
+    return Apart("pymm.measure.libraries:numpy_product", threads)
 
 
 def _torch_product(torch: Any, given: Operands) -> Call | None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pymm.backends.base import RebindableLaunch
+from pymm.backends.cpu.arrays import HEAD, pointer_at
 from pymm.backends.current import current
 from pymm.core.forking import call_in_child
 from pymm.runtime.arrays import library_of
@@ -19,7 +20,7 @@ from pymm.runtime.bind import PreparedCall, Rebind, Span
 from pymm.selection.choose import generation
 
 #: Libraries for whose arrays a result can be made from the forms of the operands alone.
-_MAKING = ("torch", "cupy", "pycuda")
+_MAKING = ("numpy", "torch", "cupy", "pycuda")
 
 #: Launches cached, about 2 KiB each. All are dropped when there would be more.
 MAX_LAUNCHES = 4096
@@ -174,7 +175,7 @@ class LaunchCache:
 
     def key_of(self, arguments: Arguments) -> Key | None:
         """The key of a call. None for a call that is not cached: with operands that are copied
-        before they are used, or without `out` and with arrays of NumPy or of unknown libraries.
+        before they are used, or without `out` and with arrays of unknown libraries.
         """
         a, b, out, c, options = arguments
         if out is None:
@@ -205,9 +206,10 @@ class LaunchCache:
     def _insert_launch(self, key: Key, launch: Launch, chosen_in: int) -> bool:
         """False if it must not be cached."""
         if key.context is not None and isinstance(launch, RebindableLaunch):
-            if launch.captured or key.context not in (0, launch.context):
-                return False
-            launch = launch.assume_context(key.context)
+            if launch.context is not None:
+                if launch.captured or key.context not in (0, launch.context):
+                    return False
+                launch = launch.assume_context(key.context)
         self._insert(key, (launch, chosen_in))
         return True
 
@@ -261,7 +263,7 @@ class _Readers(dict[type, Callable[[Any], Mark]]):
 def _reader(kind: type) -> Callable[[Any], Mark]:
     """The reader of arrays of one type."""
     if kind is np.ndarray:
-        return _of_numpy
+        return _of_numpy if _reads_fast() else _of_numpy_asked
     library = library_of(kind)
     if library == "torch":
         return _of_torch(sys.modules["torch"])
@@ -273,8 +275,21 @@ def _reader(kind: type) -> Callable[[Any], Mark]:
 
 
 def _of_numpy(array: np.ndarray) -> Mark:
+    address, writeable = pointer_at(id(array) + HEAD).value, array.flags.writeable
+    return (address, (np.ndarray, writeable, array.shape, array.strides, array.dtype))
+
+
+def _of_numpy_asked(array: np.ndarray) -> Mark:
     address, readonly = array.__array_interface__["data"]
-    return (address, (np.ndarray, readonly, array.shape, array.strides, array.dtype))
+    return (address, (np.ndarray, not readonly, array.shape, array.strides, array.dtype))
+
+
+def _reads_fast() -> bool:
+    """Whether the address is there in this Python and this NumPy."""
+    if sys.implementation.name != "cpython":
+        return False
+    samples = [np.empty(8), np.empty((3, 4), np.int8)[1:, 2:]]
+    return all(_of_numpy(sample) == _of_numpy_asked(sample) for sample in samples)
 
 
 def _of_torch(torch: Any) -> Callable[[Any], Mark]:

@@ -89,12 +89,12 @@ REFUSED = {
     "half": (
         NotImplementedError,
         "no kernel of pymm computes in f16 on ",
-        lambda f: f(X.astype("f2"), X.astype("f2")),
+        lambda f: f(X.astype("f2"), X.astype("f2"), device=FAR),
     ),
     "integers": (NotImplementedError, "int64.*dtype= converts", lambda f: f([[1]], [[1]])),
     "bool": (NotImplementedError, "bool", lambda f: f(X > 0, X > 0)),
     "complex": (NotImplementedError, "complex64", lambda f: f(X * 1j, X)),
-    "dtype=": (NotImplementedError, "f16", lambda f: f(X, X, dtype=np.float16)),
+    "dtype=": (NotImplementedError, "f16", lambda f: f(X, X, dtype="f16", device=FAR)),
     "no dtype": (TypeError, "data type 'nonsense'", lambda f: f(X, X, dtype="nonsense")),
     "objects": (TypeError, "a has dtype object", lambda f: f(X.astype(object), X)),
     "text": (TypeError, "b has dtype <U1", lambda f: f(X, [["a"]] * 3)),
@@ -175,12 +175,12 @@ REFUSED = {
     "wide result": (
         NotImplementedError,
         "no kernel of pymm computes in f16_f32 on ",
-        lambda f: f(X.astype("f2"), X.astype("f2"), out_dtype="f32"),
+        lambda f: f(X.astype("f2"), X.astype("f2"), out_dtype="f32", device=FAR),
     ),
     "wide out": (
         NotImplementedError,
         "no kernel of pymm computes in f16_f32 on ",
-        lambda f: f(X.astype("f2"), X.astype("f2"), np.zeros((3, 3), "f4")),
+        lambda f: f(X.astype("f2"), X.astype("f2"), np.zeros((3, 3), "f4"), device=FAR),
     ),
     "narrow out": (
         TypeError,

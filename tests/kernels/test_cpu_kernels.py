@@ -1,4 +1,4 @@
-"""The two CPU kernels against float64 NumPy, through their C interface: nothing else takes part."""
+"""The two CPU kernels against float64 NumPy, through their C interface."""
 
 import ctypes
 import itertools
@@ -9,19 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pymm.backends.cpu.call import Call
+
 SOURCES = Path(__file__).parents[2] / "cpu_src"
 FLAGS = (
     "-O3",
     "-march=native",
     "-std=c++17",
-    "-fopenmp",
+    "-pthread",
     "-shared",
     "-fPIC",
     "-Wall",
     "-Wextra",
     "-Werror",
 )
-TYPES = {"float": (np.float32, ctypes.c_float), "double": (np.float64, ctypes.c_double)}
+TYPES = {"float": np.float32, "double": np.float64}
 SHAPES = [
     (1, 1, 1),
     (1, 641, 3),
@@ -36,11 +38,15 @@ SHAPES = [
     (641, 127, 64),
     (127, 641, 65),
 ]
+#: Several threads and packing for every product, however small.
+ALWAYS = dict(ONE_THREAD=0, PIECE=1000, DIRECT_BYTES=0)
 #: Blocks so small that the shapes above have several of each, whole and partial. The vectorised
 #: kernel's tile has rows of 64 bytes, which is a whole number of vectors on every machine.
 SMALL = {
     "reordered.cpp": lambda real: dict(MB=16, NB=48, KB=24),
-    "blocked.cpp": lambda real: dict(MB=24, NB=192, KB=40, TA=2, TB=16 if real == "float" else 8),
+    "blocked.cpp": lambda real: dict(
+        MB=24, NB=192, KB=40, TA=2, TB=16 if real == "float" else 8, **ALWAYS
+    ),
 }
 
 
@@ -48,35 +54,29 @@ class Kernel:
     """One file compiled with the given parameters; a call takes NumPy arrays."""
 
     def __init__(self, folder, file, real, layout="NN", parameters=None, flags=FLAGS):
-        self.dtype, scalar = TYPES[real]
+        self.dtype = TYPES[real]
         self.trans_a, self.trans_b = (letter == "T" for letter in layout)
         text = render(file, real, layout, parameters)
         library = folder / f"{len(list(folder.iterdir()))}.so"
         done = compile_text(text, library, flags)
         assert done.returncode == 0, done.stderr
         self.gemm = ctypes.CDLL(str(library)).gemm
-        number, offset, address = ctypes.c_int, ctypes.c_longlong, ctypes.c_void_p
-        matrix = [address, offset, offset]
-        self.gemm.argtypes = [number] * 3 + [
-            scalar,
-            *matrix,
-            *matrix,
-            scalar,
-            *matrix,
-            number,
-            number,
-        ]
+        pool = folder / "pool.so"
+        if not pool.exists():
+            assert compile_text((SOURCES / "pool.cpp").read_text(), pool, flags).returncode == 0
+        self.run = ctypes.cast(ctypes.CDLL(str(pool)).run, ctypes.c_void_p).value
 
     def __call__(self, a, b, c, alpha=1.0, beta=0.0, threads=1):
         """C <- alpha op(A) op(B) + beta C; stacks (batch, rows, columns), any row pitch."""
         batch, m, n = c.shape
         k = a.shape[1] if self.trans_a else a.shape[2]
         where = [
-            (x.ctypes.data, x.strides[1] // x.itemsize, x.strides[0] // x.itemsize)
+            number
             for x in (a, b, c)
+            for number in (x.ctypes.data, x.strides[1] // x.itemsize, x.strides[0] // x.itemsize)
         ]
-        error = self.gemm(m, n, k, alpha, *where[0], *where[1], beta, *where[2], batch, threads)
-        assert error == 0
+        call = Call(m, n, k, batch, alpha, beta, *where, None, 1, threads, self.run)
+        assert self.gemm(ctypes.byref(call)) == 0
 
 
 def render(file, real, layout="NN", parameters=None):
@@ -158,6 +158,20 @@ def test_defaults_of_the_file(folder, file, real):
             check(kernel, shape, threads=threads)
 
 
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("real", TYPES)
+def test_small_products_in_place(folder, real, layout):
+    """A and B that fit a cache are used as they are stored: every remainder of rows and columns
+    around register tiles and vectors, with NaNs beside what is read.
+    """
+    kernel = Kernel(folder, "blocked.cpp", real, layout)
+    extents = (1, 2, 3, 5, 6, 7, 8, 11, 15, 16, 17, 23, 31, 32, 33)
+    for m, n in itertools.product(extents, extents):
+        check(kernel, (m, n, (m + n) % 19 + 1), alpha=-0.7, beta=1.3, pad=(m + n) % 3)
+    for shape in [(64, 64, 64), (1, 48, 256), (48, 1, 257), (13, 16, 255)]:
+        check(kernel, shape, threads=2)
+
+
 @pytest.mark.parametrize("file", SMALL)
 def test_nothing_to_sum(folder, file):
     """k = 0 and alpha = 0 leave beta C, zeros for beta = 0; alpha = 0 reads no NaN of A."""
@@ -220,7 +234,7 @@ def test_register_tiles(folder, real, tile):
     """Odd tiles, in rows and vectors of 16, 32 or 64 bytes, whichever this machine has."""
     rows, vectors = tile
     columns = f"({vectors} * VECTOR_BYTES / int(sizeof(REAL)))"
-    parameters = dict(MB=rows * 3, NB=columns + " * 2", KB=31, TA=rows, TB=columns)
+    parameters = dict(MB=rows * 3, NB=columns + " * 2", KB=31, TA=rows, TB=columns, **ALWAYS)
     for layout in ("NN", "TT"):
         kernel = Kernel(folder, "blocked.cpp", real, layout, parameters)
         for shape in [(17, 65, 63), (rows, 127, 32), (64, 3, 31)]:
@@ -266,8 +280,9 @@ int main() {
         std::unique_ptr<REAL[]> a(new REAL[m * k]()), b(new REAL[k * n]()), c(new REAL[m * n]());
         for (int i = 0; i < m * k; i++) a[i] = i % 5 - 2;
         for (int i = 0; i < k * n; i++) b[i] = i % 7 - 3;
-        if (gemm(m, n, k, 2, a.get(), lda, 0, b.get(), ldb, 0, 1, c.get(), n, 0, 1, threads))
-            return 1;
+        const Call call{m, n, k, 1, 2, 1, a.get(), lda, 0, b.get(), ldb, 0, c.get(), n, 0,
+                        nullptr, 1, threads, run};
+        if (gemm(&call)) return 1;
         for (int i = 0; i < m; i++) for (int j = 0; j < n; j++) {
             REAL sum = 0;
             for (int p = 0; p < k; p++)
@@ -289,11 +304,12 @@ def test_no_access_outside(folder, file, layout):
         "-O1",
         "-march=native",
         "-std=c++17",
-        "-fopenmp",
+        "-pthread",
         "-fsanitize=address,undefined",
         "-fno-sanitize-recover",
     ]
-    text = render(file, "float", layout, SMALL[file]("float")) + MAIN
+    pool = '#include "pool.cpp"\n'
+    text = render(file, "float", layout, SMALL[file]("float")) + pool + MAIN
     done = compile_text(text, program, flags)
     assert done.returncode == 0, done.stderr
     ran = subprocess.run([program], capture_output=True, text=True)

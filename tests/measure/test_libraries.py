@@ -112,6 +112,7 @@ OTHER_REASONS = {
     "runtime/arrays.py",
     "runtime/bind.py",
     "runtime/explain.py",
+    "runtime/launch_cache.py",
 }
 
 

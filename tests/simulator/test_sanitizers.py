@@ -24,14 +24,16 @@ MEMORY = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 THREADS = ("-fsanitize=thread",)
 SMALL = {
     "reordered.cpp": dict(MB=24, NB=48, KB=40),
-    "blocked.cpp": dict(MB=24, NB=192, KB=40, TA=2, TB=16),
+    "blocked.cpp": dict(
+        MB=24, NB=192, KB=40, TA=2, TB=16, ONE_THREAD=0, PIECE=1000, DIRECT_BYTES=2000
+    ),
 }
 
 #: Text of a kernel and what takes its place: one fault of each kind.
 BESIDE = ("for (int j = 0; j < columns; j++) {", "for (int j = 0; j <= columns; j++) {")
 BESIDE_PLAIN = ("j < least(j0 + NB, n)", "j <= least(j0 + NB, n)")
-OVERFLOW = ("const bool multiply", "volatile int x = 2147483647; x = x + m; const bool multiply")
-SHARED = ("omp_get_thread_num() * WORKSPACE", "0 * WORKSPACE")
+OVERFLOW = ("const bool multiply", "volatile int x = 1 << 30; x = x + x; const bool multiply")
+SHARED = ("worker * WORKSPACE", "0 * WORKSPACE")
 
 
 def run_kernel(folder, file, sanitizers, real="float", layout="NN", planted=None):
@@ -47,12 +49,13 @@ def run_kernel(folder, file, sanitizers, real="float", layout="NN", planted=None
         parameters["TB"] = 8
     defines = dict(REAL=real, TRANS_A=int(layout[0] == "T"), TRANS_B=int(layout[1] == "T"))
     flags = [f"-D{name}={value}" for name, value in (defines | parameters).items()]
-    common = ["-std=c++17", "-O1", "-g1", "-march=native", "-fopenmp", "-ffp-contract=fast"]
+    flags += [f"-I{ROOT / 'cpu_src'}"]
+    common = ["-std=c++17", "-O1", "-g1", "-march=native", "-pthread", "-ffp-contract=fast"]
     made = [str(folder / "products.o"), str(folder / "products")]
     quoted = f'-DKERNEL="{kernel}"'
     compiled = [CXX, *common, *sanitizers, *flags, quoted, "-c", str(PRODUCTS), "-o", made[0]]
     subprocess.run(compiled, check=True, capture_output=True, text=True)
-    linked = [CXX, *sanitizers, "-pthread", made[0], "-o", made[1]]  # without libgomp: see there
+    linked = [CXX, *sanitizers, "-pthread", made[0], "-o", made[1]]
     subprocess.run(linked, check=True, capture_output=True, text=True)
     environment = os.environ | {"TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=1"}
     return subprocess.run(

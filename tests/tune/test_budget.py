@@ -52,18 +52,21 @@ def test_checking_takes_a_part_of_the_time():
 
 
 @pytest.mark.parametrize(
-    "libraries, rests",
-    [([""] * 4, 0), (["numpy"] * 2, 0), (["", "", "numpy", "", ""], 3), (["a", ""], 2)],
+    "calls, rests", [("....", 0), ("nn", 0), ("..n..", 1), ("nn.", 1), ("n.n.", 2)]
 )
-def test_threads_rest_between_libraries(monkeypatch, tmp_path, libraries, rests):
-    """pymm's kernels have one pool of threads: among them nothing is waited for."""
+def test_threads_of_another_process_rest_first(monkeypatch, tmp_path, calls, rests):
+    """What is timed elsewhere (n) has idle threads for a while, and its seconds are taken over."""
     slept = []
     monkeypatch.setattr(cpu_backend.time, "sleep", slept.append)
     backend = open_device("cpu:1", tmp_path)
     backend.device = SimpleNamespace(sms=2, cache_bytes=())
 
-    calls = [TimedCall(lambda: None, library=library) for library in libraries]
-    assert len(backend.time(calls)) == len(libraries)
+    flushed = []
+    elsewhere = TimedCall(pytest.fail, timed=lambda nbytes: flushed.append(nbytes) or 7.0)
+    known = {".": TimedCall(lambda: None), "n": elsewhere}
+    taken = backend.time([known[call] for call in calls], flush=False)
+    assert [seconds == 7 for seconds in taken] == [call == "n" for call in calls]
+    assert flushed == [0] * calls.count("n")
     assert slept == [cpu_backend.SETTLED] * rests
 
 

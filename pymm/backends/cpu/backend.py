@@ -18,24 +18,22 @@ from pymm.backends.base import (
     Buffer,
     Executable,
     Matrix,
+    RebindableLaunch,
     Resources,
     TimedCall,
     Vector,
     check_range,
     check_rows,
 )
+from pymm.backends.cpu.call import Call, call_of, open_pool
 from pymm.backends.cpu.compiler import CpuCompiler, find_compiler
 from pymm.backends.cpu.device import describe, memory_field, usable_cores
 from pymm.backends.cpu.pieces import Pace, Piece, half_product, pieces, whole
-from pymm.backends.cpu.threads import forks
 from pymm.core.device import Device
-from pymm.core.epilogue import Epilogue
 from pymm.core.errors import LaunchFailed, NoDevice
 from pymm.core.integers import round_up
 from pymm.core.problem import Problem
 from pymm.kernels.source import Source
-
-REALS = {"f32": ctypes.c_float, "f64": ctypes.c_double}
 
 #: Buffers start on a boundary of this many bytes: a cache line, and the widest vector.
 ALIGNMENT = 64
@@ -50,16 +48,14 @@ def open_cpu(threads: int | None, cache: Path) -> CpuBackend:
     C++ compiler or with more threads than cores.
     """
     compiler = find_compiler(cache)
-    usable = usable_cores() if "-fopenmp" in compiler.flags else 1
+    usable = usable_cores()
     if threads is not None and not 1 <= threads <= usable:
-        why = "" if "-fopenmp" in compiler.flags else f", because {compiler.path} has no OpenMP"
-        raise NoDevice(f"cpu:{threads}: this process may use 1 to {usable} cores{why}")
+        raise NoDevice(f"cpu:{threads}: this process may use 1 to {usable} cores")
     return CpuBackend(describe(threads or usable, compiler), compiler)
 
 
-#: Seconds to wait between calls of two libraries with thread pools of their own, one of which may
-#: be pymm, until idle threads stop spinning. Two spinning pools on two cores halve each other's
-#: rate: 512 x 512 x 512 f32 reached 100 and 47 GFLOP/s in turn, 152 and 146 alone.
+#: Seconds to wait after a call of another process until its idle threads stop looking for work, on
+#: the cores that pymm's threads need: OpenBLAS's do that for 2^26 clocks.
 SETTLED = 0.1
 
 
@@ -94,23 +90,26 @@ class CpuBuffer(Buffer):
 FIRST_GUESS = 1 / 4
 
 
+#: A product of up to so many multiply-adds is called without releasing Python's lock: it takes some
+#: microseconds, and to get the lock back may take longer.
+QUICK = 2**18
+
+
 class CpuExecutable(Executable):
-    """A kernel in a loaded shared object, for a device with `threads` cores and a peak rate of
-    `peak` multiply-adds per second.
+    """A kernel in a loaded shared object, for a device with `threads` cores, which the function at
+    the address `run` shares out, and a peak rate of `peak` multiply-adds per second.
     """
 
-    def __init__(self, source: Source, path: Path, threads: int, peak: float) -> None:
+    def __init__(self, source: Source, path: Path, threads: int, run: int, peak: float) -> None:
         self.config = source.config
-        self._epilogue = source.epilogue
         self.resources = Resources()
-        self._threads = forks.team(threads)
+        self._epilogue, self._threads, self._run = source.epilogue, threads, run
         self._pace = Pace(peak / threads * FIRST_GUESS)
         try:
-            library = ctypes.CDLL(str(path))
-            self._gemm = getattr(library, source.entry)
+            self._gemm = getattr(ctypes.CDLL(str(path)), source.entry)
+            self._quick_gemm = getattr(ctypes.PyDLL(str(path)), source.entry)
         except (OSError, AttributeError) as error:
             raise LaunchFailed(f"{source.config.slug} does not load: {error}") from error
-        forks.watch(library)
 
     def bind(
         self,
@@ -142,79 +141,50 @@ class CpuExecutable(Executable):
         beta: float,
         bias: Vector | None = None,
     ) -> Callable[[], None]:
-        def arguments(piece: Piece) -> list[Any]:
-            last = _epilogue(problem, self._epilogue, bias, piece)
-            return [*_arguments(problem, a, b, c, alpha, beta, self._threads, piece), *last]
+        given = problem, (a, b, c), (alpha, beta), (self._epilogue, bias), self._threads, self._run
+
+        def bound(piece: Piece) -> Callable[[], None]:
+            gemm = self._quick_gemm if piece.work <= QUICK else self._gemm
+            return CpuLaunch(gemm, call_of(piece, *given), (self, given))
 
         everything = whole(problem)
-        owners = self, a, b, c, bias
         if alpha == 0 or everything.work <= 2 * self._pace.budget():
-            call = partial(self._gemm, *arguments(everything))
-            return partial(_call, call, self.config, owners)
-        return partial(self._in_pieces, problem, arguments, owners)
+            return bound(everything)
+        return partial(self._in_pieces, problem, bound)
 
-    def _in_pieces(
-        self, problem: Problem, arguments: Callable[[Piece], list[Any]], owners: Any
-    ) -> None:
-        for piece in pieces(problem, self.config, self._threads.value, self._pace.budget):
+    def _in_pieces(self, problem: Problem, bound: Callable[[Piece], Callable[[], None]]) -> None:
+        for piece in pieces(problem, self.config, self._threads, self._pace.budget):
             start = time.perf_counter()
-            _call(partial(self._gemm, *arguments(piece)), self.config, owners)
+            bound(piece)()
             self._pace.learn(piece.work, time.perf_counter() - start)
 
 
-def _arguments(
-    problem: Problem,
-    a: Matrix,
-    b: Matrix,
-    c: Matrix,
-    alpha: float,
-    beta: float,
-    threads: ctypes.c_int,
-    piece: Piece,
-) -> list[Any]:
-    """Arguments of a kernel that computes `piece`. Pieces behind the first along k add to C."""
-    i, j, p = piece.i, piece.j, piece.p
-    starts = (
-        p * a.ld + i if problem.trans_a else i * a.ld + p,
-        j * b.ld + p if problem.trans_b else p * b.ld + j,
-        i * c.ld + j,
-    )
-    places = []
-    for matrix, start in zip((a, b, c), starts, strict=True):
-        first = matrix.address + problem.numpy_dtype.itemsize * (
-            piece.matrix * matrix.batch_stride + start
-        )
-        places.append((first, matrix.ld, matrix.batch_stride))
-    real = REALS[problem.dtype]
-    arguments = [ctypes.c_int(extent) for extent in (piece.rows, piece.columns, piece.depth)]
-    for factor, stored in ((alpha, places[:2]), (beta if p == 0 else 1.0, places[2:])):
-        arguments.append(real(factor))
-        for address, ld, batch_stride in stored:
-            arguments.append(ctypes.c_void_p(address))
-            arguments.append(ctypes.c_longlong(ld))
-            arguments.append(ctypes.c_longlong(batch_stride))
-    return [*arguments, ctypes.c_int(piece.count), threads]
+class CpuLaunch(RebindableLaunch):
+    """A call of a kernel. `owners` are the executable, and what owns the memory that it uses."""
 
+    __slots__ = ("_call", "_gemm", "_given", "_owners")
 
-def _epilogue(problem: Problem, epilogue: Epilogue, bias: Vector | None, piece: Piece) -> list[Any]:
-    """The last arguments of a kernel with an epilogue: its bias, and whether this piece completes
-    the sums.
-    """
-    if not epilogue:
-        return []
-    complete = ctypes.c_int(piece.p + piece.depth == problem.k)
-    if bias is None:
-        return [ctypes.c_void_p(None), complete]
-    first = (piece.i if epilogue.down else piece.j) * problem.out_dtype.itemsize
-    return [ctypes.c_void_p(bias.address + first), complete]
+    context = None
+    captured = False
 
+    def __init__(self, gemm: Callable[[Any], int], call: Call, owners: Any) -> None:
+        self._gemm, self._call, self._owners = gemm, call, owners
+        self._given = ctypes.byref(call)
 
-def _call(gemm: Callable[[], int], config: Any, owners: Any) -> None:
-    if gemm():
-        raise LaunchFailed(
-            f"{config.slug} found no memory for its packed blocks; "
-            f"{memory_field('MemAvailable')} bytes are free"
-        )
+    def __call__(self) -> None:
+        if self._gemm(self._given):
+            raise LaunchFailed(
+                f"the kernel found no memory for its packed blocks; "
+                f"{memory_field('MemAvailable')} bytes are free"
+            )
+
+    def assume_context(self, number: int) -> CpuLaunch:
+        return self
+
+    def rebind(self, *addresses: int) -> CpuLaunch:
+        call = Call.from_buffer_copy(self._call)
+        call.a, call.b, call.c = addresses
+        return CpuLaunch(self._gemm, call, self._owners)
 
 
 class CpuBackend(Backend):
@@ -223,12 +193,13 @@ class CpuBackend(Backend):
     def __init__(self, device: Device, compiler: CpuCompiler) -> None:
         self.device = device
         self.compiler = compiler
+        self._pool = open_pool(compiler)
         self._flush_array: np.ndarray | None = None
 
     def load(self, source: Source) -> CpuExecutable:
         device, path = self.device, self.compiler.build(source)
         slowest = min(device.peak_flops.values()) / 2
-        return CpuExecutable(source, path, device.sms, slowest)
+        return CpuExecutable(source, path, device.sms, self._pool.run, slowest)
 
     def allocate(self, nbytes: int) -> CpuBuffer:
         return CpuBuffer(nbytes)
@@ -277,28 +248,34 @@ class CpuBackend(Backend):
     def time(
         self, calls: Sequence[Callable[[], None]], flush: bool = True, ahead: int = 1
     ) -> list[float]:
-        seconds = []
-        timed = [TimedCall.of(call) for call in calls]
-        several = self.device.sms > 1 and len({one.library for one in timed}) > 1
-        last = None
-        for one in timed:
+        seconds, elsewhere = [], False
+        for one in map(TimedCall.of, calls):
+            if one.timed is not None:
+                seconds.append(one.timed(self._flush_bytes if flush else 0))
+                elsewhere = True
+                continue
             one.prepare()
-            if several and one.library != last:  # wait for the other's threads, wake these
+            if elsewhere:
                 time.sleep(SETTLED)
                 one.call()
-            last = one.library
+            elsewhere = False
             if flush:
                 self._flush()
+            self._pool.wake(self.device.sms)
             start = time.perf_counter_ns()
             one.call()
             seconds.append((time.perf_counter_ns() - start) * 1e-9)
         return seconds
 
+    @property
+    def _flush_bytes(self) -> int:
+        """More than the caches hold."""
+        return min(2 * max(self.device.cache_bytes, default=MOST_FLUSHED), MOST_FLUSHED)
+
     def _flush(self) -> None:
         """Write more memory than the caches hold."""
         if self._flush_array is None:
-            largest = max(self.device.cache_bytes, default=MOST_FLUSHED // 2)
-            self._flush_array = np.ones(min(2 * largest, MOST_FLUSHED) // 8, np.int64)
+            self._flush_array = np.ones(self._flush_bytes // 8, np.int64)
         np.negative(self._flush_array, out=self._flush_array)
 
     def telemetry(self) -> Mapping[str, float | str]:

@@ -20,10 +20,10 @@ from pymm.kernels.source import Source
 
 #: Without -ffast-math, so that NaN and infinity are computed as IEEE 754 says; contraction lets
 #: a*b + c be one instruction.
-FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=fast")
+FLAGS = ("-O3", "-std=c++17", "-pthread", "-shared", "-fPIC", "-ffp-contract=fast")
 
-#: Used where the compiler accepts them: Apple's has no OpenMP, some have no -march=native.
-OPTIONAL_FLAGS = ("-march=native", "-fopenmp")
+#: Used where the compiler accepts it.
+OPTIONAL_FLAGS = ("-march=native",)
 
 
 @dataclass(frozen=True)

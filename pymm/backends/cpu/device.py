@@ -10,12 +10,12 @@ from functools import lru_cache
 from pathlib import Path
 
 from pymm.backends.cpu.compiler import CpuCompiler, processor_field
-from pymm.backends.cpu.threads import forks
-from pymm.core.binaries import key_of, obtain, sound
+from pymm.core.binaries import key_of, obtain
 from pymm.core.device import Device
+from pymm.core.dtypes import DTYPES, dtype_name
 from pymm.kernels.source import kernel_text
 
-#: Dtypes whose peak rate cpu_src/peak.cpp measures.
+#: Dtypes whose peak rate cpu_src/peak.cpp measures. Others have that of the type they sum in.
 MEASURED = ("f32", "f64")
 
 
@@ -98,28 +98,27 @@ def _peaks(threads: int, width: int, compiler: CpuCompiler) -> dict[str, float]:
     key = key_of(text, compiler.version, compiler.processor, str(threads))
     folder = compiler.cache / "cpu" / f"rates-{key}"
 
-    def measured(threads: int) -> dict[str, float]:
-        return _measured(compiler.build_text(text, "peak.cpp"), threads)
-
     def measure(place: Path) -> Path:
-        values = " ".join(f"{value:.6g}" for value in measured(threads).values())
+        rates = _measured(compiler.build_text(text, "peak.cpp"), threads)
+        values = " ".join(f"{value:.6g}" for value in rates)
         (place / "rates").write_text(values, encoding="ascii")
         return place / "rates"
 
-    if forks.team(threads).value < threads and sound(folder) is None:
-        # a forked child that cannot have threads: an estimate, which is not stored
-        return {dtype: peak * threads for dtype, peak in measured(1).items()}
     values = obtain(folder, measure).read_text(encoding="ascii").split()
-    return dict(zip(MEASURED, map(float, values), strict=True))
+    rates = dict(zip(MEASURED, map(float, values), strict=True))
+    return {
+        name: rates[dtype_name(row.scalar)]
+        for name, row in DTYPES.items()
+        if row.precision == "ieee"
+    }
 
 
-def _measured(path: Path, threads: int) -> dict[str, float]:
-    """The best of twenty runs of about 1 ms for each dtype."""
+def _measured(path: Path, threads: int) -> list[float]:
+    """For each of `MEASURED` the best of twenty runs of about 1 ms."""
     library = ctypes.CDLL(str(path))
-    forks.watch(library)
-    peaks = {}
+    peaks = []
     for dtype in MEASURED:
         measure = getattr(library, f"peak_{dtype}")
         measure.restype = ctypes.c_double
-        peaks[dtype] = measure(ctypes.c_int(threads), ctypes.c_int(20), ctypes.c_longlong(300_000))
+        peaks.append(measure(ctypes.c_int(threads), ctypes.c_int(20), ctypes.c_longlong(300_000)))
     return peaks

@@ -43,15 +43,16 @@ def half_product(
     steps = []
     for first in range(0, n, height):
         rows = min(height, n - first)
-        left = _moved(a, problem, first if problem.trans_a else first * a.ld)
-        right = _moved(b, problem, first * b.ld if problem.trans_b else first)
+        left = _moved(a, problem.numpy_dtype, first if problem.trans_a else first * a.ld)
+        right = _moved(b, problem.numpy_dtype, first * b.ld if problem.trans_b else first)
         start = first + rows if upper else 0
         columns = n - start if upper else first
         if columns:
             beside = replace(problem, op="gemm", m=rows, n=columns)
             shift = start * b.ld if problem.trans_b else start
-            place = _moved(c, problem, first * c.ld + start)
-            steps.append(bind(beside, left, _moved(b, problem, shift), place))
+            place = _moved(c, problem.out_dtype, first * c.ld + start)
+            other = _moved(b, problem.numpy_dtype, shift)
+            steps.append(bind(beside, left, other, place))
         own = replace(problem, op="gemm", m=rows, n=rows)
         multiply = bind(own, left, right, on_diagonal)
         part = whole[:, first : first + rows, first : first + rows]
@@ -92,9 +93,8 @@ def _diagonal(
     return call
 
 
-def _moved(matrix: Matrix, problem: Problem, elements: int) -> Matrix:
-    address = matrix.address + elements * problem.numpy_dtype.itemsize
-    return replace(matrix, address=address)
+def _moved(matrix: Matrix, dtype: np.dtype, elements: int) -> Matrix:
+    return replace(matrix, address=matrix.address + elements * dtype.itemsize)
 
 
 def _view(c: Matrix, problem: Problem) -> np.ndarray:
@@ -173,11 +173,12 @@ def _of_one(
 ) -> Iterator[Piece]:
     """The pieces of one matrix in the order of the kernel's loops, so that caches are used as they
     are without cuts: columns of C, as many as give every thread a block; within them k. Rows are
-    cut only where one block along k is more than a piece.
+    cut only where one block along k is more than a piece. A C that is rounded when it is stored
+    gets all of a sum at once: there k is not cut.
     """
     m, n, k = problem.m, problem.n, problem.k
     blocks = config.as_dict()
-    deep = min(blocks["KB"], k)
+    deep = min(blocks["KB"], k) if problem.out_dtype == problem.scalar_dtype else k
     width = blocks["NB"] * max(round(threads**0.5), 1)
     j = 0
     while j < n:
@@ -188,7 +189,7 @@ def _of_one(
             p = 0
             while p < k:
                 steps = max(int(budget() // (high * columns * deep)), 1)
-                depth = min(steps * blocks["KB"], k - p)
+                depth = min(steps * blocks["KB"], k - p) if deep < k else k
                 yield Piece(matrix, 1, i, high, j, columns, p, depth)
                 p += depth
         j += columns

@@ -10,10 +10,15 @@
 #error this configuration does not compile
 #endif
 
-extern "C" int gemm(int m, int n, int k, REAL alpha, const REAL* A, long long lda,
-                    long long batch_a, const REAL* B, long long ldb, long long batch_b, REAL beta,
-                    REAL* C, long long ldc, long long batch_c, int batch, int) {
-    if (batch != 1) return 1;
+#include "call.hpp"
+
+extern "C" int gemm(const Call* call) {
+    const int m = call->m, n = call->n, k = call->k;
+    const long long lda = call->lda, ldb = call->ldb, ldc = call->ldc;
+    const REAL alpha = call->alpha, beta = call->beta;
+    const REAL *A = (const REAL*)call->A, *B = (const REAL*)call->B;
+    REAL* C = (REAL*)call->C;
+    if (call->batch != 1) return 1;
     for (long long i = 0; i < m; i++)
         for (long long j = 0; j < n; j++) {
             REAL sum = 0;

@@ -4,6 +4,7 @@
 // The kernel's parameters are macros, as in pymm. Exit status 1: a wrong product; the sanitizers
 // have their own.
 #include KERNEL
+#include "pool.cpp"
 
 #include <cmath>
 #include <cstdio>
@@ -11,29 +12,6 @@
 #include <memory>
 #include <thread>
 #include <vector>
-
-namespace {
-
-thread_local int number = 0, team = 1;  // of this thread within its team
-
-}  // namespace
-
-// libgomp's two ends of a parallel region on threads that the sanitizer knows: libgomp itself is
-// not instrumented, so that its barriers look like none (every report would be a false one).
-extern "C" void GOMP_parallel(void (*body)(void*), void* data, unsigned threads, unsigned) {
-    std::vector<std::thread> others;
-    for (unsigned i = 1; i < threads; i++)
-        others.emplace_back([=] {
-            number = static_cast<int>(i), team = static_cast<int>(threads);
-            body(data);
-        });
-    number = 0, team = static_cast<int>(threads);
-    body(data);
-    team = 1;
-    for (std::thread& other : others) other.join();
-}
-extern "C" int omp_get_thread_num() { return number; }
-extern "C" int omp_get_num_threads() { return team; }
 
 namespace {
 
@@ -59,9 +37,11 @@ bool right(const Shape& s, int threads) {
     Block c(s.batch, s.m, s.n, s.gap), before(s.batch, s.m, s.n, s.gap);
     if (s.beta == 0)
         for (long long i = 0; i < c.stride * s.batch - s.gap; i++) c.data[i] = NAN;
-    if (gemm(s.m, s.n, s.k, s.alpha, a.data.get(), a.ld, a.stride, b.data.get(), b.ld, b.stride,
-             s.beta, c.data.get(), c.ld, c.stride, s.batch, threads))
-        return false;
+    const Call call{s.m,          s.n,  s.k,      s.batch,      s.alpha, s.beta,
+                    a.data.get(), a.ld, a.stride, b.data.get(), b.ld,    b.stride,
+                    c.data.get(), c.ld, c.stride, nullptr,      1,       threads,
+                    run};
+    if (gemm(&call)) return false;
     for (long long z = 0; z < s.batch; z++)
         for (long long i = 0; i < s.m; i++)
             for (long long j = 0; j < s.n; j++) {
