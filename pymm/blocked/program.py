@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from pymm.backends.base import Backend, Buffer, Matrix, Queue, Vector
+from pymm.backends.matrices import alignment
 from pymm.blocked.sharded import PITCH, ShardedMatrix, Team, settle_before_end
 from pymm.blocked.sizes import shown
 from pymm.blocked.streaming import config_for
@@ -22,7 +23,7 @@ from pymm.core.problem import Problem
 from pymm.kernels import Config
 from pymm.runtime.arguments import MatmulOptions, bias_dtype, check_bias, common_dtype, real
 from pymm.runtime.arrays import adopt
-from pymm.runtime.bind import alignment, executable
+from pymm.runtime.bind import executable
 from pymm.selection.choose import choose, generation
 from pymm.selection.cost_model import predicted_seconds
 from pymm.selection.select import Choice

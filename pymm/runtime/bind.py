@@ -14,9 +14,10 @@ import numpy as np
 
 from pymm.backends import lookup_device, open_device
 from pymm.backends.base import Backend, Executable, Matrix, RebindableLaunch, Vector
+from pymm.backends.matrices import alignment
 from pymm.core.epilogue import NO_EPILOGUE, Epilogue
 from pymm.core.errors import LaunchFailed
-from pymm.core.problem import Problem, common_alignment
+from pymm.core.problem import Problem
 from pymm.kernels import Config, kernels_for
 from pymm.kernels.source import render
 from pymm.runtime.arguments import Call, Options
@@ -157,16 +158,6 @@ def rebinder(product: Product, launch: Callable[[], None]) -> Rebind | None:
     if not product.swapped:
         return launch.rebind
     return lambda a, b, out: launch.rebind(b, a, out)
-
-
-def alignment(problem: Problem, matrices: Sequence[Matrix]) -> int:
-    """The largest number of bytes, at most 16, that divides the address and the length of every row
-    of `matrices`: a kernel may move rows in whole pieces of that size.
-    """
-    size = problem.numpy_dtype.itemsize
-    sizes = size, size, problem.out_dtype.itemsize
-    strides = [n * s for x, s in zip(matrices, sizes, strict=True) for n in (x.ld, x.batch_stride)]
-    return common_alignment(problem.alignment, *strides, *(matrix.address for matrix in matrices))
 
 
 def _at(address: int, place: MatrixOffset) -> Matrix:
