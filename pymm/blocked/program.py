@@ -26,6 +26,7 @@ from pymm.runtime.arrays import adopt
 from pymm.runtime.bind import executable
 from pymm.selection.choose import choose, generation
 from pymm.selection.cost_model import predicted_seconds
+from pymm.selection.emulation import computed_type
 from pymm.selection.select import Choice
 
 Call = Callable[[], None]
@@ -380,7 +381,8 @@ def _checked(
     out = _target(a, b, out, c, common, options)
     if beta and c is None:
         raise ValueError(f"beta={options.beta!r} needs c, the array that it scales")
-    return a, b, out, product_type(common, options.precision, out.dtype), (alpha, beta)
+    kind = product_type(common, options.precision, out.dtype)
+    return a, b, out, computed_type(kind, a.team.backends[0].device), (alpha, beta)
 
 
 def _target(

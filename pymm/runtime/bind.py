@@ -19,6 +19,7 @@ from pymm.core.epilogue import NO_EPILOGUE, Epilogue
 from pymm.core.errors import LaunchFailed
 from pymm.core.problem import Problem
 from pymm.kernels import Config, kernels_for
+from pymm.kernels.emulated import fallback_problem
 from pymm.kernels.source import render
 from pymm.runtime.arguments import Call, Options
 from pymm.runtime.arrays import Operand
@@ -32,6 +33,7 @@ from pymm.runtime.transfer import (
     TransferMode,
 )
 from pymm.selection.choose import choose, snapshot
+from pymm.selection.emulation import decide
 from pymm.selection.select import Choice
 
 #: Makes the launch for other addresses of a, b and the result.
@@ -241,10 +243,23 @@ def find_route(backend: Backend, call: Call, transfer: str | None = None) -> Rou
     return StagedRoute(backend, call, mode)
 
 
-def find_product(call: Call, route: Route) -> Product:
-    """The launches of a call by this route."""
+def find_product(call: Call, route: Route, options: Options) -> tuple[Product, str]:
+    """The launches of a call by this route. Where their type has a fallback, also why they are of
+    that type or of the other.
+    """
     transposed, biased = (call.trans_a, call.trans_b), call.bias is not None
-    return arrange(*route.forms, *transposed, call.kind, call.op, biased)
+    product = arrange(*route.forms, *transposed, call.kind, call.op, biased)
+    if not product.problem.type.fallback:
+        return product, ""
+    asked = options.kernel, options.config
+    problem, why = decide(route.backend, product.problem, *asked)
+    return (product if problem == product.problem else plain_product(product)), why
+
+
+def plain_product(product: Product) -> Product:
+    """The same launches in the type that their type falls back to."""
+    steps = (replace(step, problem=fallback_problem(step.problem)) for step in product.steps)
+    return replace(product, problem=fallback_problem(product.problem), steps=tuple(steps))
 
 
 def epilogue_of(call: Call, product: Product) -> Epilogue:
@@ -259,7 +274,7 @@ def prepare(backend: Backend, call: Call, options: Options) -> PreparedCall:
     `CompileFailed`, `LaunchFailed`, `MemoryError`.
     """
     route = find_route(backend, call, options.transfer)
-    product = find_product(call, route)
+    product, _ = find_product(call, route, options)
     known = snapshot()
     choice = choose(backend, product.problem, options.kernel, options.config, known)
     stream = None if options.stream is None else backend.stream(options.stream)
@@ -288,6 +303,8 @@ def prepare(backend: Backend, call: Call, options: Options) -> PreparedCall:
                 raise
             if call.on_host and call.op == "gemm" and not backend.device.shares_host_memory:
                 raise  # pymm.blocked needs less
+            if product.problem.type.fallback:
+                product = plain_product(product)
             choice, launch = _with_less_memory(backend, product, choice, binding, error)
             fallback = True
     steps = (*placed.before, launch, *placed.after)

@@ -19,7 +19,7 @@ from pymm.backends.cuda.compiler import CudaCompiler
 from pymm.backends.cuda.context import Contexts, active, failure, working
 from pymm.backends.cuda.copies import HostCopies
 from pymm.backends.cuda.driver import Driver, DriverError, relaxed_capture
-from pymm.backends.cuda.emulated import CheckedExecutable
+from pymm.backends.cuda.emulated import CheckedExecutable, checking_bytes
 from pymm.backends.cuda.executable import CudaExecutable
 from pymm.backends.cuda.grouped import GroupedExecutable
 from pymm.backends.cuda.queues import CudaMark, CudaQueue, reach
@@ -279,8 +279,10 @@ class CudaBackend(Backend):
         return reach(self._contexts.current(), other._contexts.current(), self._driver)
 
     def scratch_bytes(self, config: Config, problem: Problem, a: Matrix, b: Matrix) -> int:
-        wanted = scratch_bytes(config, problem, a, b)
-        return size_of(wanted) if wanted else 0
+        pieces = [scratch_bytes(config, problem, a, b)]
+        if problem.type.fallback:
+            pieces += checking_bytes(problem, self.device)
+        return sum(size_of(wanted) for wanted in pieces if wanted)
 
     # Order
 

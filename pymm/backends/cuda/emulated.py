@@ -14,6 +14,7 @@ from pymm.backends.cuda.launch import LaunchSite
 from pymm.backends.cuda.scratch import Scratch
 from pymm.backends.cuda.tma import Check, MappedExecutable
 from pymm.backends.matrices import alignment
+from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.kernels.emulated import (
     Gate,
@@ -21,10 +22,19 @@ from pymm.kernels.emulated import (
     fallback_problem,
     largest_exponents,
 )
+from pymm.kernels.pipelined import PIPELINED
 from pymm.kernels.source import Source, render
 
 #: Bytes of `Verdict`.
 VERDICT_BYTES = 16
+
+
+def checking_bytes(problem: Problem, device: Device) -> tuple[int, int]:
+    """Bytes of scratch memory of a checked product besides its kernel's: the verdict, and what the
+    other kernel needs.
+    """
+    plain = fallback_problem(problem)
+    return VERDICT_BYTES, PIPELINED.workspace(fallback_config(plain, device), plain)
 
 
 class CheckedExecutable(MappedExecutable):
