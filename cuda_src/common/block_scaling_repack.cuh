@@ -120,61 +120,41 @@ __device__ __forceinline__ float4 read(const float* x, unsigned left) {
 
 #if GATE == 1
 // Which rows of 64 elements are split exactly enough (docs/explanation/numerics.md has the bound):
-// those of zeros, and those of which PART of OF elements are at most 2^CLOSE times smaller than the
-// largest, which is at least 2^-112, so that 2^126 brings it to 2^14. Where the last elements of a
-// row are few, they must not outweigh the 64 before, or few products would be all of an element of
-// C; then PART of OF of those 64 must be as close to the largest of all.
-constexpr unsigned CLOSE = 6, PART = 5, OF = 8;
-constexpr unsigned LEAST = 127 - 112, FEW = 32, LARGER = 2;
+// those of zeros, and those whose largest element M is at least 2^-112, so that 2^126 brings it to
+// 2^14, and of which 5/8 of the elements are M / 64 or more and 1/16 of them M / 8 or more. If the
+// last elements of a row are few, this is asked of the 64 before instead, with M the largest of
+// both.
+constexpr unsigned LEAST = 127 - 112, FEW = 32;
 
-// Elements that are close to `most`.
-__device__ __forceinline__ unsigned close(const float4& x, unsigned most) {
-    const unsigned least = max(most, (CLOSE << 23) + 1) - (CLOSE << 23);
-    return (magnitude(x.x) >= least) + (magnitude(x.y) >= least) + (magnitude(x.z) >= least) +
-           (magnitude(x.w) >= least);
-}
-// The same for each of this thread's rows, whose threads each have four: a byte for each.
-static_assert(PASSES == 4, "a word holds the counts of all rows of a thread");
-__device__ __forceinline__ unsigned close(const float4 (&x)[PASSES],
-                                          const unsigned (&most)[PASSES]) {
+struct Share {
+    unsigned below, part, of;  // `part` of `of` elements are M 2^-below or more
+};
+
+// Whether fewer elements of one of this thread's rows are that large, `all` of which count.
+__device__ __forceinline__ bool lacks(const Share& share, const float4 (&x)[PASSES],
+                                      const unsigned (&most)[PASSES], unsigned all) {
+    static_assert(PASSES == 4, "a word holds the counts of all rows of a thread, a byte each");
     unsigned counts = 0;
 #pragma unroll
-    for (int p = 0; p < PASSES; p++) counts += close(x[p], most[p]) << 8 * p;
+    for (int p = 0; p < PASSES; p++) {
+        const unsigned least = max(most[p], (share.below << 23) + 1) - (share.below << 23);
+        counts += ((magnitude(x[p].x) >= least) + (magnitude(x[p].y) >= least) +
+                   (magnitude(x[p].z) >= least) + (magnitude(x[p].w) >= least))
+                  << 8 * p;
+    }
 #pragma unroll
     for (int lanes = 1; lanes < TOGETHER; lanes *= 2)
         counts += __shfl_xor_sync(~0u, counts, lanes);
-    return counts;
-}
-__device__ __forceinline__ bool too_few(unsigned counts, int pass, unsigned all) {
-    return OF * (counts >> 8 * pass & 255) < PART * all;
-}
-
-// Whether one of this thread's rows is not. `kept` elements of it are the matrix's, and `before`
-// are 64 elements before these.
-__device__ __forceinline__ bool refused(const float4 (&x)[PASSES], const unsigned (&most)[PASSES],
-                                        unsigned kept) {
-    const unsigned counts = close(x, most);
     bool any = false;
 #pragma unroll
     for (int p = 0; p < PASSES; p++)
-        any |= most[p] > 0 && (most[p] >= INFINITE || most[p] >> 23 < LEAST ||
-                               (kept >= FEW && too_few(counts, p, kept)));
+        any |= most[p] > 0 && share.of * (counts >> 8 * p & 255) < share.part * all;
     return any;
 }
-__device__ __forceinline__ bool outweigh(const unsigned (&most)[PASSES],
-                                         const float4 (&before)[PASSES]) {
-    unsigned larger[PASSES];
-    bool any = false;
-#pragma unroll
-    for (int p = 0; p < PASSES; p++) {
-        const unsigned largest_before = largest(before[p]);
-        any |= most[p] >> 23 > (largest_before >> 23) + LARGER;
-        larger[p] = max(most[p], largest_before);
-    }
-    const unsigned counts = close(before, larger);
-#pragma unroll
-    for (int p = 0; p < PASSES; p++) any |= most[p] > 0 && too_few(counts, p, SIDE);
-    return any;
+__device__ __forceinline__ bool lacks(const float4 (&x)[PASSES], const unsigned (&most)[PASSES],
+                                      unsigned all) {
+    const bool close = lacks({6, 5, 8}, x, most, all), large = lacks({3, 1, 16}, x, most, all);
+    return close || large;
 }
 
 // Of the operand that is not split here: a product of one matrix with itself has none, another one
@@ -238,18 +218,25 @@ extern "C" __global__ void __launch_bounds__(256, 6) repack(scaling::Copy a, sca
 #if GATE == 1
     __shared__ unsigned tops[256 / 32];
     const unsigned along = copy.turned ? rows : columns, kept = along < SIDE ? along : SIDE;
-    bool bad = refused(x, most, kept);
-    if (kept < FEW && deep > 0) {
+    bool bad = false;
+#pragma unroll
+    for (int p = 0; p < PASSES; p++)
+        bad |= most[p] > 0 && (most[p] >= INFINITE || most[p] >> 23 < LEAST);
+    if (kept >= FEW) {
+        bad |= lacks(x, most, kept);
+    } else if (deep > 0) {
         const long long step = copy.turned ? copy.ld : 1, row_step = copy.turned ? 1 : copy.ld;
         const float* const there = from + row * row_step + (int(at) - SIDE) * step;
         float4 before[PASSES];
+        unsigned larger[PASSES];
 #pragma unroll
         for (int p = 0; p < PASSES; p++) {
             const float* const y = there + p * DOWN * row_step;
             before[p] = row + p * DOWN < left ? float4{y[0], y[step], y[2 * step], y[3 * step]}
                                               : float4{0.0f, 0.0f, 0.0f, 0.0f};
+            larger[p] = most[p] == 0 ? 0 : max(most[p], largest(before[p]));
         }
-        bad |= outweigh(most, before);
+        bad |= lacks(before, larger, SIDE);
     }
     if (__any_sync(~0u, bad) && threadIdx.x % 32 == 0) atomicOr(&gate.verdict->refused, 1u);
     unsigned top = max(max(most[0], most[1]), max(most[2], most[3]));

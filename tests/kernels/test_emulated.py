@@ -38,21 +38,16 @@ def rows_are_split(rows: np.ndarray) -> bool:
     k = rows.shape[1]
     if not np.isfinite(rows).all():
         return False
-    exponents = np.frexp(rows)[1].astype(float)
     for first in range(0, k, 64):
         block = rows[:, first : first + 64]
-        most, size = block.max(axis=1), block.shape[1]
-        close = (block >= most[:, None] / 64).sum(axis=1)
+        most = block.max(axis=1)
+        counted, largest = block, most
+        if block.shape[1] < 32 and first:
+            counted = rows[:, first - 64 : first]
+            largest = np.maximum(most, counted.max(axis=1))
         bad = most < 2.0**-112
-        if size < 32 and first:
-            before = rows[:, first - 64 : first]
-            larger = np.maximum(most, before.max(axis=1))
-            bad |= 8 * (before >= larger[:, None] / 64).sum(axis=1) < 5 * 64
-            top = exponents[:, first : first + 64].max(axis=1, initial=-200, where=block > 0)
-            tops = exponents[:, first - 64 : first].max(axis=1, initial=-200, where=before > 0)
-            bad |= top > tops + 2
-        elif size >= 32:
-            bad |= 8 * close < 5 * size
+        bad |= 8 * (counted >= largest[:, None] / 64).sum(axis=1) < 5 * counted.shape[1]
+        bad |= 16 * (counted >= largest[:, None] / 8).sum(axis=1) < counted.shape[1]
         if (bad & (most > 0)).any():
             return False
     return True
@@ -104,11 +99,19 @@ def check(products: Products, a: np.ndarray, b: np.ndarray, what: str) -> bool:
     exact = a.astype(float) @ b.astype(float)
     size = np.abs(a.astype(float)) @ np.abs(b.astype(float))
     usual = size >= ranges.ORDINARY
-    errors = [(np.abs(c - exact) / np.where(usual, size, 1))[usual] for c in (got, plain)]
+    errors = [(np.abs(c - exact) / np.where(usual, size, 1))[usual] for c in (got, fused(a, b))]
     largest = [float(e.max(initial=0.0)) for e in errors]
-    assert largest[0] <= 2 * max(largest[1], 2.0**-24), f"{what}: {largest}"
-    assert not same or not exact.any() or largest[1] < 2.0**-25, f"{what}: not split"
+    assert largest[0] <= 2 * max(largest[1], 2.0**-23), f"{what}: {largest}"
+    assert not same or not exact.any(), f"{what}: not split"
     return True
+
+
+def fused(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Products by float32 multiply-adds in the order of k: those in float64 are exact."""
+    total = np.zeros((len(a), a.shape[1], b.shape[2]), np.float32)
+    for k in range(a.shape[2]):
+        total = (total + a[:, :, k, None].astype(float) * b[:, None, k]).astype(np.float32)
+    return total
 
 
 def drawn(kind: str, shape: tuple[int, int, int], draw: np.random.Generator):
@@ -179,6 +182,7 @@ def test_sequences_on_streams_and_in_graphs(cuda):
     import pycuda.driver as drv
     from pycuda.gpuarray import GPUArray
 
+    cuda.synchronize()  # makes its context the current one
     draw, shapes = np.random.default_rng(5), ((40, 33, 128), (70, 65, 192), (33, 40, 65))
     with every_kernel(), np.errstate(all="ignore"):
         streams = [drv.Stream(), drv.Stream()]
