@@ -8,12 +8,13 @@ device; `sgemm` is cuBLAS; `fma` adds products in the order of k by float32 mult
 `numpy` is NumPy's float32, both on the host. The reference of a row is `sgemm` where cuBLAS is
 installed, else the larger of `fma` and `numpy`. `computed` says which type the device chose for
 `emulated`: a product that was not split has the bits of its fallback. `mismatches` counts elements
-that are NaN or infinite in `emulated` or the reference alone; `order` of these those with |A| |B| of
-2^127 or more, where the order of additions decides whether a sum overflows. Elements with |A| |B| below 2^-100,
-where float32 has fewer bits, have no error here.
+that are NaN or infinite in `emulated` or the reference alone; `order` those of them with |A| |B|
+of 2^127 or more, where the order of additions decides whether a sum overflows. Elements with
+|A| |B| below 2^-100, where float32 has fewer bits, have no error here.
 
 Exit status 1 if an error of `emulated` is more than twice the reference's and more than 2^-24, or
-if there is a mismatch that is no question of order, else 0. In the simulator: --depths 64,128,256 --rows 64 --columns 64.
+if there is a mismatch that is no question of order, else 0. In the simulator: --depths 64,128,256
+--rows 64 --columns 64.
 """
 
 from __future__ import annotations
@@ -219,7 +220,7 @@ def largest(c: np.ndarray, exact: np.ndarray, size: np.ndarray) -> float:
 
 
 def unlike(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Whether of two elements only one is NaN, or infinite, or both are infinite with other signs."""
+    """Whether of two elements one alone is NaN or infinite, or both are with other signs."""
     differ = (np.isnan(one) != np.isnan(other)) | (np.isinf(one) != np.isinf(other))
     return differ | (np.isinf(one) & np.isinf(other) & (one != other))
 

@@ -234,7 +234,8 @@ extern "C" __global__ void __launch_bounds__(256, 6) repack(scaling::Copy a, sca
             const float* const y = there + p * DOWN * row_step;
             before[p] = row + p * DOWN < left ? float4{y[0], y[step], y[2 * step], y[3 * step]}
                                               : float4{0.0f, 0.0f, 0.0f, 0.0f};
-            larger[p] = most[p] == 0 ? 0 : max(most[p], largest(before[p]));
+            const unsigned there_most = largest(before[p]);  // of all lanes: shuffles
+            larger[p] = most[p] == 0 ? 0 : max(most[p], there_most);
         }
         bad |= lacks(before, larger, SIDE);
     }
