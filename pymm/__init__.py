@@ -25,6 +25,7 @@ from pymm.blocked.sharded import ShardedMatrix, scatter
 from pymm.core.errors import CompileFailed, LaunchFailed, NoDevice
 from pymm.runtime.explain import Explanation
 from pymm.runtime.grouped import GroupedPlan
+from pymm.runtime.prepared import prepare
 from pymm.selection.choose import freeze, reload
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "plan",
     "plan_grouped",
     "plan_syrk",
+    "prepare",
     "reload",
     "scatter",
     "syrk",

@@ -303,7 +303,7 @@ class Plan:
 
     def _rebind(self, operands: tuple[Any, ...], out: Any, c: Any, bias: Any) -> None:
         old = self._call
-        given = (old.a.owner,) if old.b is old.a else (old.a.owner, old.b.owner)
+        given = (old.a.owner,) if old.b is old.a else (old.a.owner, old.b.prepared or old.b.owner)
         if len(operands) not in (0, len(given)):
             names = "a and b" if len(given) == 2 else "a"
             raise TypeError(f"this plan takes no operands or {names}; got {len(operands)}")

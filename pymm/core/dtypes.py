@@ -240,6 +240,9 @@ PRECISIONS = tuple(dict.fromkeys(row.precision for row in DTYPES.values()))
 #: Types that are compared with the libraries' products in their element type.
 EMULATED = tuple(row.name for row in DTYPES.values() if row.emulates_element)
 
+#: The type of products whose right operand may be split once for all of them.
+PREPARED = "emulated"
+
 _BY_OPERANDS = {(row.element, row.out, row.precision): row.name for row in DTYPES.values()}
 
 

@@ -122,10 +122,12 @@ def bind(
     stream: Any = None,
     epilogue: Epilogue = NO_EPILOGUE,
     bias: Vector | None = None,
+    split: Any = None,
 ) -> Callable[[], None]:
     """A function that launches all of `product` on `stream`: `addresses` are those of the first
     elements of a, b and the result, `scalars` are alpha and beta, `epilogue` is that of the
-    launches (`epilogue_of`). Geometry and arguments are worked out here, once.
+    launches (`epilogue_of`), `split` what b was split into before. Geometry and arguments are
+    worked out here, once.
 
     alpha = 0 makes it a product with k = 0: as in BLAS, neither a nor b is read.
     """
@@ -137,7 +139,10 @@ def bind(
         problem = step.problem
         if alpha == 0:
             problem = replace(problem, k=0)
-        matrices = _at(left, step.left), _at(right, step.right), _at(out, step.out)
+        matrices = [_at(left, step.left), _at(right, step.right), _at(out, step.out)]
+        if split is not None and len(product.steps) == 1:
+            which = int(not product.swapped)
+            matrices[which] = replace(matrices[which], split=split)
         kernel = executable(backend, config, problem, alignment(problem, matrices), epilogue)
         calls.append(kernel.bind(problem, alpha, *matrices[:2], beta, matrices[2], stream, bias))
     if len(calls) == 1:
@@ -295,6 +300,7 @@ def prepare(backend: Backend, call: Call, options: Options) -> PreparedCall:
             stream=placed.stream,
             epilogue=epilogue_of(call, product),
             bias=placed.bias and replace(placed.bias, owner=None),  # `placed` owns it
+            split=call.b.prepared and call.b.prepared.split,
         )
         try:
             launch, fallback = binding(config=choice.config, product=product), False

@@ -174,15 +174,25 @@ def test_any_sizes_of_elements(cuda, kind):
             check(products, a, b, f"{kind} {special}")
 
 
+@pytest.fixture
+def context(cuda):
+    """The device's context, current for PyCUDA."""
+    import pycuda.driver as drv
+
+    context = drv.Device(cuda.device.index).retain_primary_context()
+    context.push()
+    yield context
+    context.pop()
+
+
 @pytest.mark.simulator
-def test_sequences_on_streams_and_in_graphs(cuda):
+def test_sequences_on_streams_and_in_graphs(cuda, context):
     """Products of changing sizes on two streams, some in graphs that are launched again with other
     operands in the same arrays: each decides for itself.
     """
     import pycuda.driver as drv
     from pycuda.gpuarray import GPUArray
 
-    cuda.synchronize()  # makes its context the current one
     draw, shapes = np.random.default_rng(5), ((40, 33, 128), (70, 65, 192), (33, 40, 65))
     with every_kernel(), np.errstate(all="ignore"):
         streams = [drv.Stream(), drv.Stream()]

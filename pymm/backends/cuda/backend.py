@@ -123,7 +123,7 @@ class CudaBackend(Backend):
         if source.entry == grouped.ENTRY:
             return GroupedExecutable(*common, self._scratch)
         if source.config.kernel.tma and source.gate:
-            more = {"load": self.executable, "verdicts": self._verdicts}
+            more = {"load": self.executable, "verdicts": self._verdicts, "zeroed": self._zeroed}
             return CheckedExecutable(*common, self._padding, self.device, **more)
         if source.config.kernel.tma:
             return MappedExecutable(*common, self._padding, self.device)

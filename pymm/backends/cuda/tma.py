@@ -216,9 +216,11 @@ class MappedExecutable(CudaExecutable):
         stream: Any = None,
         bias: Vector | None = None,
     ) -> Callable[[], None]:
-        if a.split and b.split:  # one verdict is taken over from before
-            a = replace(a, split=None)
         copies = wanted_copies(self._tma, problem, a, b)
+        a, b = (
+            x if x.split is None or x.split.copy == copy else replace(x, split=None)
+            for x, copy in zip((a, b), copies, strict=True)
+        )
         most = min(self._most_blocks[2] // 2, self._together(copies))
         if problem.batch > most:
             return self._in_parts(most, problem, alpha, (a, b), beta, c, stream, bias)
@@ -247,7 +249,7 @@ class MappedExecutable(CudaExecutable):
                 moves.append((i, copy, (a, b)[i], factors[i]))
                 free += room[i]
         factors[1] = factors[len(own) - 1]
-        launches = [_repack(moves, gate, _known(a, b))] if moves else []
+        launches = [repacking(moves, gate, _known(a, b))] if moves else []
         stacked = [int(matrix.batch_stride != 0) for matrix in (a, b)]
         launches.append(self._multiply(run, factors, copies, stacked, free))
         if self._parts > 1:
@@ -427,7 +429,7 @@ def _scalar(problem: Problem) -> str:
     return "d" if problem.scalar_dtype.itemsize == 8 else "f"
 
 
-def _repack(
+def repacking(
     moves: list[tuple[int, Copy, Matrix, Matrix]], gate: tuple[int, ...] = (), known: int = 0
 ) -> Launch:
     """One launch that repacks one or two operands: (number, `Copy`, source, target) of each. `gate`
