@@ -47,6 +47,11 @@
 #define BLOCKS 2  // blocks that one multiprocessor is to hold: bounds the registers of a thread
 #endif
 
+#ifndef GATE_PARAMETER  // of common/split_check.cuh, which a fallback begins with
+#define GATE_PARAMETER
+#define RETURN_IF_CLOSED
+#endif
+
 #include "common/schedule.cuh"
 #include "common/staged_tile.cuh"
 #include "common/split_k.cuh"
@@ -70,7 +75,8 @@ using TileB = StagedTile<TRANS_B, NB, THREADS>;
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     gemm(int m, int n, int k, REAL alpha, const REAL* __restrict__ A, long long lda,
          long long batch_a, const REAL* __restrict__ B, long long ldb, long long batch_b, REAL beta,
-         REAL* C, long long ldc, long long batch_c, void* workspace EPILOGUE_PARAMETER) {
+         REAL* C, long long ldc, long long batch_c, void* workspace EPILOGUE_PARAMETER GATE_PARAMETER) {
+    RETURN_IF_CLOSED
     extern __shared__ __align__(16) unsigned char shared[];
     REAL* const As = reinterpret_cast<REAL*>(shared);
     REAL* const Bs = As + STAGES * TileA::ELEMENTS;

@@ -196,7 +196,7 @@ struct Consumer {
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     gemm(const __grid_constant__ Maps maps, int m, int n, int k, int batch, float alpha, float beta,
          int batched_a, int batched_b, int boxed, OUT* C, long long ldc, long long batch_c,
-         float* parts, const __grid_constant__ Powers both EPILOGUE_PARAMETER) {
+         float* parts, const __grid_constant__ Powers both EPILOGUE_PARAMETER GATE_PARAMETER) {
     extern __shared__ unsigned char shared[];
     unsigned char* const aligned = shared + (-address_of_shared(shared) & 1023);
     unsigned char* const staging = aligned + STAGES * STAGE_BYTES;
@@ -217,6 +217,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
         fence_mbarrier_init();
     }
+    RETURN_IF_CLOSED
     __syncthreads();
     // Uniform in each warp, and the compiler is told so: descriptors then stay in uniform
     // registers.

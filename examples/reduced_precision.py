@@ -29,7 +29,7 @@ b = rng.standard_normal((K, N), dtype=np.float32)
 exact = a.astype(np.float64) @ b.astype(np.float64)
 
 print("precision   largest error   of its bound")
-for precision in ("ieee", "tf32", "tf32x3", "f16x3"):
+for precision in ("ieee", "tf32", "tf32x3", "f16x3", "emulated"):
     try:
         c = pymm.matmul(a, b, precision=precision, device=device)
     except NotImplementedError as reason:

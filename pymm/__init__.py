@@ -26,6 +26,7 @@ from pymm.core.errors import CompileFailed, Error, LaunchFailed, NoDevice
 from pymm.einsum import einsum, tensordot
 from pymm.runtime.explain import Explanation
 from pymm.runtime.grouped import GroupedPlan
+from pymm.runtime.prepared import prepare
 from pymm.selection.choose import freeze, reload
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "plan",
     "plan_grouped",
     "plan_syrk",
+    "prepare",
     "reload",
     "scatter",
     "syrk",

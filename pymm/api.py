@@ -99,6 +99,11 @@ def matmul(
         fewer bits: 2^-31 of the largest is lost. For A D times D^-1 B, with D random powers of two
         from 2^-s to 2^s and k = 256, the relative error is 1.7e-7 for s = 8, 1.1e-5 for 12, 2.4e-3
         for 16 and 0.28 for 20; float32 has 2.9e-7, "tf32x3" 1.3e-7.
+        "emulated": like "f16x3" where the operands can be split as exactly as float32 products need
+        it, else like "ieee". The device finds that out while it splits them, without the host, also
+        in graphs; the host uses "ieee" at once where k is below 64, where that is faster, and on
+        other devices than Hopper. The error is meant not to exceed that of float32's own products
+        (docs/explanation/numerics.md has the conditions and the bound).
         NaN and infinity come out as in float32, except that infinity times an element that rounds
         to zero is NaN ("tf32": below 2^-137, "f16x3": below 2^-31 of the largest of its 64). A
         reduced precision is never chosen unless asked for, and the arrays stay float32.
@@ -300,7 +305,7 @@ class Plan:
 
     def _rebind(self, operands: tuple[Any, ...], out: Any, c: Any, bias: Any) -> None:
         old = self._call
-        given = (old.a.owner,) if old.b is old.a else (old.a.owner, old.b.owner)
+        given = (old.a.owner,) if old.b is old.a else (old.a.owner, old.b.prepared or old.b.owner)
         if len(operands) not in (0, len(given)):
             names = "a and b" if len(given) == 2 else "a"
             raise TypeError(f"this plan takes no operands or {names}; got {len(operands)}")

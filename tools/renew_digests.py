@@ -300,6 +300,9 @@ def main(base: str) -> int:
                     continue
                 (tree / member.name).parent.mkdir(parents=True, exist_ok=True)
                 (tree / member.name).write_bytes(tar.extractfile(member).read())
+        for path in ROOT.glob("c*_src/**/*"):  # a file that is new was empty before
+            if path.is_file() and not (tree / path.relative_to(ROOT)).exists():
+                (tree / path.relative_to(ROOT)).touch()
         comparison, records, rows = Comparison(tree, work), Counts(), Counts()
         for path in sorted((ROOT / "tuning_configs").glob("*.yaml")):
             renew_records(path, comparison, records)

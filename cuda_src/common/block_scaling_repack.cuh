@@ -16,6 +16,7 @@
 
 #include "common/half_types.cuh"
 #include "common/dependent_launch.cuh"
+#include "common/split_check.cuh"
 
 namespace scaling {
 constexpr int SIDE = 64;  // of the square that a block copies: elements with one power of two
@@ -25,7 +26,11 @@ constexpr int TOGETHER = SIDE / WIDE;   // threads of one row
 constexpr int DOWN = 256 / TOGETHER, PASSES = SIDE / DOWN;  // rows of a block at a time
 // Exponents as float32 keeps them: a number's and its power's together, and the largest power's.
 constexpr unsigned TOP = 127 + 127 + 14, MOST = 253;
-constexpr unsigned ALIKE = 8;              // most between exponents of rows that get one power
+#if GATE == 1
+constexpr unsigned ALIKE = 3;  // most between exponents of rows that get one power
+#else
+constexpr unsigned ALIKE = 8;
+#endif
 constexpr unsigned INFINITE = 0x7F800000;  // as bits; those of NaN are more
 constexpr float SMALLEST = 0x1p-24f;       // number of F16
 
@@ -112,10 +117,58 @@ __device__ __forceinline__ float4 read(const float* x, unsigned left) {
     return {left > 0 ? x[0] : 0.0f, left > 1 ? x[1] : 0.0f, left > 2 ? x[2] : 0.0f,
             left > 3 ? x[3] : 0.0f};
 }
+
+#if GATE == 1
+// Which rows of 64 elements are split exactly enough (docs/explanation/numerics.md has the bound):
+// those of zeros, and those whose largest element M is at least 2^-112, so that 2^126 brings it to
+// 2^14, and of which 5/8 of the elements are M / 64 or more and 1/16 of them M / 8 or more. If the
+// last elements of a row are few, this is asked of the 64 before instead, with M the largest of
+// both.
+constexpr unsigned LEAST = 127 - 112, FEW = 32;
+
+struct Share {
+    unsigned below, part, of;  // `part` of `of` elements are M 2^-below or more
+};
+
+// Whether fewer elements of one of this thread's rows are that large, `all` of which count.
+__device__ __forceinline__ bool lacks(const Share& share, const float4 (&x)[PASSES],
+                                      const unsigned (&most)[PASSES], unsigned all) {
+    static_assert(PASSES == 4, "a word holds the counts of all rows of a thread, a byte each");
+    unsigned counts = 0;
+#pragma unroll
+    for (int p = 0; p < PASSES; p++) {
+        const unsigned least = max(most[p], (share.below << 23) + 1) - (share.below << 23);
+        counts += ((magnitude(x[p].x) >= least) + (magnitude(x[p].y) >= least) +
+                   (magnitude(x[p].z) >= least) + (magnitude(x[p].w) >= least))
+                  << 8 * p;
+    }
+#pragma unroll
+    for (int lanes = 1; lanes < TOGETHER; lanes *= 2)
+        counts += __shfl_xor_sync(~0u, counts, lanes);
+    bool any = false;
+#pragma unroll
+    for (int p = 0; p < PASSES; p++)
+        any |= most[p] > 0 && share.of * (counts >> 8 * p & 255) < share.part * all;
+    return any;
+}
+__device__ __forceinline__ bool lacks(const float4 (&x)[PASSES], const unsigned (&most)[PASSES],
+                                      unsigned all) {
+    const bool close = lacks({6, 5, 8}, x, most, all), large = lacks({3, 1, 16}, x, most, all);
+    return close || large;
+}
+
+// Of the operand that is not split here: a product of one matrix with itself has none, another one
+// was split before, and comes with its verdict.
+__device__ __forceinline__ void note_other(Verdict* verdict, const Copy& b) {
+    const Verdict* const known = reinterpret_cast<const Verdict*>(b.from);
+    if (known->refused != 0) atomicOr(&verdict->refused, 1u);
+    atomicMax(&verdict->largest[1], known->largest[0]);
+}
+#endif
 }  // namespace scaling
 
 // One block for each square of both batches. A row of the copy ends with zeros to a whole square.
-extern "C" __global__ void __launch_bounds__(256, 6) repack(scaling::Copy a, scaling::Copy b) {
+extern "C" __global__ void __launch_bounds__(256, 6) repack(scaling::Copy a, scaling::Copy b GATE_PARAMETER) {
     using namespace scaling;
     __shared__ float square[SIDE * SQUARE_PITCH];
     griddepcontrol_launch_dependents();
@@ -162,7 +215,44 @@ extern "C" __global__ void __launch_bounds__(256, 6) repack(scaling::Copy a, sca
         most[p] = largest(x[p]);
         if (most[p] >= INFINITE) keep_sign_bits(x[p]);
     }
+#if GATE == 1
+    __shared__ unsigned tops[256 / 32];
+    const unsigned along = copy.turned ? rows : columns, kept = along < SIDE ? along : SIDE;
+    bool bad = false;
+#pragma unroll
+    for (int p = 0; p < PASSES; p++)
+        bad |= most[p] > 0 && (most[p] >= INFINITE || most[p] >> 23 < LEAST);
+    if (kept >= FEW) {
+        bad |= lacks(x, most, kept);
+    } else if (deep > 0) {
+        const long long step = copy.turned ? copy.ld : 1, row_step = copy.turned ? 1 : copy.ld;
+        const float* const there = from + row * row_step + (int(at) - SIDE) * step;
+        float4 before[PASSES];
+        unsigned larger[PASSES];
+#pragma unroll
+        for (int p = 0; p < PASSES; p++) {
+            const float* const y = there + p * DOWN * row_step;
+            before[p] = row + p * DOWN < left ? float4{y[0], y[step], y[2 * step], y[3 * step]}
+                                              : float4{0.0f, 0.0f, 0.0f, 0.0f};
+            const unsigned there_most = largest(before[p]);  // of all lanes: shuffles
+            larger[p] = most[p] == 0 ? 0 : max(most[p], there_most);
+        }
+        bad |= lacks(before, larger, SIDE);
+    }
+    if (__any_sync(~0u, bad) && threadIdx.x % 32 == 0) atomicOr(&gate.verdict->refused, 1u);
+    unsigned top = max(max(most[0], most[1]), max(most[2], most[3]));
+    top = max(top, __shfl_xor_sync(~0u, top, TOGETHER));
+    if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = top;
+#endif
     const bool same = alike(most);
+#if GATE == 1
+    if (threadIdx.x == 0) {
+        for (unsigned w = 1; w < 256 / 32; w++) top = max(top, tops[w]);
+        atomicMax(&gate.verdict->largest[second], top >> 23);
+        if (b.count == 0 && b.from == nullptr) atomicMax(&gate.verdict->largest[1], top >> 23);
+        if (b.count == 0 && b.from != nullptr && blockIdx.x == 0) note_other(gate.verdict, b);
+    }
+#endif
 #pragma unroll
     for (int p = 0; p < PASSES; p++)
         if (row + p * DOWN < left)

@@ -4,6 +4,7 @@
 #include "common/half_types.cuh"
 #include "common/epilogue.cuh"
 #include "common/dependent_launch.cuh"
+#include "common/split_check.cuh"
 
 #ifndef TILE_WAS_SPLIT
 #define TILE_WAS_SPLIT(m, n, batch, row, column) \
@@ -32,7 +33,7 @@ struct alignas(WIDE * sizeof(OUT)) Results {
 // a small C has few threads. Added up in an order that depends on nothing but the two elements.
 extern "C" __global__ void __launch_bounds__(256, 4)
     combine(const SUM* parts, OUT* C, long long ldc, long long batch_c, SUM alpha, SUM beta, int m,
-            int n, int batch EPILOGUE_PARAMETER) {
+            int n, int batch EPILOGUE_PARAMETER GATE_PARAMETER) {
     using namespace combine_details;
     __shared__ Sums totals[256];
     const unsigned across = (n + 3) / 4 * (4 / WIDE);
@@ -41,6 +42,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     const long long row = id / across;
     const unsigned column = static_cast<unsigned>(id % across) * WIDE;
     griddepcontrol_wait<FILL != 0>();
+    RETURN_IF_CLOSED
     const bool is_split = id < size && TILE_WAS_SPLIT(m, n, batch, row, column) &&
                           any_stored(FILL == 0 ? 0 : row % m, column, 1, WIDE);
     Sums sum = {};

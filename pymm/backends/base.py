@@ -8,38 +8,18 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pymm.backends.matrices import Matrix, Vector
 from pymm.core.device import Device
 from pymm.core.forking import cached_property
 from pymm.core.problem import Problem
 from pymm.kernels import Config
 from pymm.kernels.source import Source
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """Where a kernel finds a matrix or a stack: address in bytes, leading dimension and distance
-    between the matrices of the stack in elements. `owner` keeps the memory alive.
-    """
-
-    address: int
-    ld: int
-    batch_stride: int = 0
-    owner: Any = field(default=None, compare=False, repr=False)
-
-
-@dataclass(frozen=True)
-class Vector:
-    """Where a kernel finds a vector of `length` elements. `owner` keeps the memory alive."""
-
-    address: int
-    length: int
-    owner: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def fits_whole(call: Call, options: MatmulOptions) -> bool:
         return True
     backend = find_backend(call, options.device)
     route = find_route(backend, call, options.transfer)
-    product = find_product(call, route)
+    product, _ = find_product(call, route, options)
     needed = sum(footprint(form) for form in route.forms)
     if product.steps:
         step = product.steps[0]

@@ -26,6 +26,7 @@ from pymm.runtime.arguments import Call, MatmulOptions
 from pymm.runtime.arrays import Form, Operand
 from pymm.selection.choose import choose
 from pymm.selection.cost_model import predicted_seconds
+from pymm.selection.emulation import computed_type
 from pymm.selection.select import Choice
 
 #: Part of a device's free memory that is used where the caller names no amount.
@@ -281,14 +282,15 @@ def _share(
     bias = 0 if call.bias is None else max(m, n) * call.epilogue.bias.itemsize
     best: Share | None = None
     wanted = 0
-    for kind in _kinds(call.kind):
+    kinds = _kinds(computed_type(call.kind, backend.device))
+    for kind in kinds:
         row = DTYPES[kind]
         sizes = row.element.itemsize, row.out.itemsize
         work = Work(m, n, k, *sizes, call.reads_c, *columns)
         wanted = max(wanted, least_room(work) + bias)
         found = _planned(backend, work, kind, options, budget - bias)
         one_slice = found is not None and found[0].counts[2] == 1
-        if found is not None and (one_slice or kind == _kinds(call.kind)[-1]):
+        if found is not None and (one_slice or kind == kinds[-1]):
             tiling, problem, choice, rates, scratch = found
             taken = budget, scratch + bias
             share = Share(backend, *block, tiling, problem, choice, rates, *taken)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from pymm.backends.base import Backend, Buffer, Matrix, Queue, Vector
+from pymm.backends.matrices import alignment
 from pymm.blocked.sharded import PITCH, ShardedMatrix, Team, settle_before_end
 from pymm.blocked.sizes import shown
 from pymm.blocked.streaming import config_for
@@ -22,9 +23,10 @@ from pymm.core.problem import Problem
 from pymm.kernels import Config
 from pymm.runtime.arguments import MatmulOptions, bias_dtype, check_bias, common_dtype, real
 from pymm.runtime.arrays import adopt
-from pymm.runtime.bind import alignment, executable
+from pymm.runtime.bind import executable
 from pymm.selection.choose import choose, generation
 from pymm.selection.cost_model import predicted_seconds
+from pymm.selection.emulation import computed_type
 from pymm.selection.select import Choice
 
 Call = Callable[[], None]
@@ -379,7 +381,8 @@ def _checked(
     out = _target(a, b, out, c, common, options)
     if beta and c is None:
         raise ValueError(f"beta={options.beta!r} needs c, the array that it scales")
-    return a, b, out, product_type(common, options.precision, out.dtype), (alpha, beta)
+    kind = product_type(common, options.precision, out.dtype)
+    return a, b, out, computed_type(kind, a.team.backends[0].device), (alpha, beta)
 
 
 def _target(

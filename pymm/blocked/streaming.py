@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 
 from pymm.backends.base import Backend, Mark, Matrix, Vector
+from pymm.backends.matrices import alignment
 from pymm.blocked.plan import Tiling
 from pymm.core.epilogue import NO_EPILOGUE, Epilogue
 from pymm.core.errors import LaunchFailed
 from pymm.core.problem import Problem
 from pymm.kernels import Config
-from pymm.runtime.bind import alignment, executable
+from pymm.runtime.bind import executable
 from pymm.selection.choose import choose
 
 

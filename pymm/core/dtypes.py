@@ -55,6 +55,9 @@ class DType:
 
     Configurations tuned for one type serve all types of the same group `tiles`.
 
+    With a `fallback` the device finds out which operands its arithmetic is not exact enough for,
+    and computes their product in that type instead.
+
     A symmetric C of up to `syrk_full_rows` rows, or with k up to `syrk_full_depth`, is computed
     in full by a GPU instead of one half that is then mirrored.
     """
@@ -77,6 +80,7 @@ class DType:
     zero_up_to: float = 0.0
     infinite_from: float = math.inf
     tiles: str = ""
+    fallback: str = ""
     syrk_full_rows: int = 0
     syrk_full_depth: int = 0
 
@@ -102,6 +106,10 @@ TENSOR_CORE, THREE_PRODUCTS = 2.0**-23, 3 * 2.0**-24
 #: is left of each, the product of both low terms is as large and left out; 2^-30 covers the
 #: products of all these.
 ROUNDED, SPLIT = 2.0**-10 + 2.0**-22, 3 * 2.0**-22 + 2.0**-30
+
+#: What block scaling may lose of the sum of absolute values where a split is accepted
+#: (common/split_check.cuh; docs/explanation/numerics.md has the proof).
+LOST = 3 * 2.0**-22
 
 #: The smallest normal number of float16. Tensor cores align products by the exponents of their
 #: factors as they are stored: a subnormal number counts as a normal one there, and sums lose the
@@ -199,6 +207,20 @@ DTYPES = {
             emulates_element=True,
             product_error=SPLIT,
             scaling=BlockScaling(),
+            tiles="f16x3",
+        ),
+        DType(
+            "emulated",
+            "f16x3 where the device finds it exact enough, else f32; compared with f32",
+            **_SINGLE,
+            roundoff=THREE_PRODUCTS,
+            unit="tensor 16 bits",
+            passes=3,
+            precision="emulated",
+            emulates_element=True,
+            product_error=SPLIT + LOST,
+            tiles="f16x3",
+            fallback="f32",
         ),
         DType("f16_f32", "f16 with f32 results", out=FLOAT32, **_F16),
         DType("bf16_f32", "bf16 with f32 results", out=FLOAT32, **_BF16),
@@ -212,10 +234,14 @@ ELEMENTS = {row.name: row.element for row in DTYPES.values() if not row.reduced}
 #: 16 bits: in float32, with one rounding to the type at the end). "tf32": float32 elements are
 #: rounded to 11 significant bits. "tf32x3": each is the sum of two such numbers, and three of the
 #: four products are added up. "f16x3": the same with two float16, block-scaled (`BlockScaling`).
+#: "emulated": like "f16x3", and like "ieee" where the device finds that not exact enough.
 PRECISIONS = tuple(dict.fromkeys(row.precision for row in DTYPES.values()))
 
 #: Types that are compared with the libraries' products in their element type.
 EMULATED = tuple(row.name for row in DTYPES.values() if row.emulates_element)
+
+#: The type of products whose right operand may be split once for all of them.
+PREPARED = "emulated"
 
 _BY_OPERANDS = {(row.element, row.out, row.precision): row.name for row in DTYPES.values()}
 

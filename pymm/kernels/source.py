@@ -17,6 +17,7 @@ from pymm.core.epilogue import ACTIVATIONS, NO_EPILOGUE, Epilogue
 from pymm.core.forking import cached_property
 from pymm.core.problem import Problem
 from pymm.kernels import Config, Guards, Tma
+from pymm.kernels.emulated import Gate
 
 #: Headers that a kernel may include although they are not inserted into its source: none, since the
 #: source is the key of a binary.
@@ -36,7 +37,8 @@ class Source:
     """One source to compile, the name of its entry point, and its configuration. The kernel needs
     rows that start at multiples of `alignment` bytes. With `mirrors` it also has the entry
     `mirror`, which copies the computed half of C to the other one. With an `epilogue`, entries that
-    store C have its bias as their last parameter.
+    store C have its bias as their last parameter; with a `gate` what decides whether a launch runs
+    (common/split_check.cuh) comes behind it, also in `repack`.
     """
 
     text: str
@@ -45,6 +47,7 @@ class Source:
     alignment: int = 1
     mirrors: bool = False
     epilogue: Epilogue = NO_EPILOGUE
+    gate: Gate = Gate.ALWAYS
 
     @cached_property
     def key(self) -> str:
@@ -59,10 +62,11 @@ def render(
     problem: Problem,
     alignment: int | None = None,
     epilogue: Epilogue = NO_EPILOGUE,
+    gate: Gate = Gate.ALWAYS,
 ) -> Source:
     """The source of `config`'s kernel for the types, layout and remainders of `problem`, for rows
     that start at multiples of `alignment` bytes (None: as dense matrices have them), and with an
-    epilogue.
+    epilogue. That of a type with a fallback has the gate `EXACT`, its fallback `NOT_EXACT`.
 
     Raises `ValueError` on a missing parameter and for the epilogue of a symmetric C.
     """
@@ -88,7 +92,10 @@ def render(
     scaled = kernel.tma is not None and kernel.tma.scaled
     defines["REAL"] = _C_NAMES["f16"] if scaled else C_TYPES[problem.numpy_dtype]
     defines |= _symmetric_defines(config, problem) | _epilogue_defines(epilogue)
-    return _render(config, alignment, tuple(defines.items()), epilogue)
+    gate = Gate.EXACT if problem.type.fallback else gate
+    if gate:
+        defines["GATE"] = int(gate)
+    return _render(config, alignment, tuple(defines.items()), epilogue, gate)
 
 
 def _epilogue_defines(epilogue: Epilogue) -> dict[str, int | str]:
@@ -133,6 +140,7 @@ def _render(
     alignment: int,
     defines: tuple[tuple[str, int | str], ...],
     epilogue: Epilogue,
+    gate: Gate,
 ) -> Source:
     kernel = config.kernel
     lines = [*config.parameters, *defines]
@@ -140,11 +148,12 @@ def _render(
         lines.append(("ALIGN", alignment))
     head = "".join(f"#define {name} {value}\n" for name, value in lines)
     mirrors = "MIRRORED" in dict(lines)
-    more = ("common/mirror.cuh",) if mirrors else ()
-    text = head + kernel_text(kernel.backend, kernel.file, *more)
+    before = ("common/split_check.cuh",) if gate else ()
+    after = ("common/mirror.cuh",) if mirrors else ()
+    text = head + kernel_text(kernel.backend, *before, kernel.file, *after)
     if ("GUARDED", Guards.WRITE) in defines:
         text = _guarding_writes_alone(text)
-    return Source(text, "gemm", config, alignment, mirrors, epilogue)
+    return Source(text, "gemm", config, alignment, mirrors, epilogue, gate)
 
 
 def _guarding_writes_alone(text: str) -> str:

@@ -272,6 +272,11 @@ class MatmulOptions(Options):
         bias: Any = None,
     ) -> Call:
         a, b = adopt(a, "a"), adopt(b, "b")
+        if b.prepared is not None and b.prepared.trans != self.trans_b:
+            raise ValueError(
+                f"b was prepared with trans_b={b.prepared.trans}, and is multiplied with "
+                f"trans_b={self.trans_b}"
+            )
         c = None if c is None else adopt(c, "c")
         call = self._check(a, b, c, out, (self.trans_a, self.trans_b))
         if self.activation:

@@ -4,10 +4,11 @@ them. Nothing here reads or writes an element.
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,24 @@ class Form:
         return True
 
 
+@dataclass(frozen=True, eq=False)
+class PreparedOperand:
+    """The right operand of many products, split once: `pymm.prepare` makes it. `array` is the array
+    itself, `trans` whether op is its transpose. It owns what `split` says, on the device; that is
+    None where the device splits no operands. No two have the same `serial`.
+    """
+
+    array: Any
+    trans: bool
+    split: Any
+    serial: int = field(default_factory=itertools.count().__next__)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of `array`."""
+        return tuple(self.array.shape)
+
+
 @dataclass(frozen=True, slots=True)
 class Operand:
     """An array that somebody gave us. `kind` is "numpy" for host memory, else "pycuda", "torch",
@@ -123,6 +142,7 @@ class Operand:
     readonly: bool = False
     stream: int | None = None
     negative: bool = False
+    prepared: PreparedOperand | None = field(default=None, compare=False, repr=False)
 
     @property
     def on_host(self) -> bool:
@@ -197,6 +217,10 @@ def adopt(array: Any, name: str = "array") -> Operand:
     """
     if type(array) is np.ndarray:
         return _host(array, name)
+    if type(array) is PreparedOperand:
+        if name != "b":
+            raise TypeError(f"{name} is a PreparedOperand, which is made for the place of b")
+        return replace(adopt(array.array, name), prepared=array)
     source = _without_gradient(array, name) if library_of(type(array)) == "torch" else array
     try:
         description = getattr(source, "__cuda_array_interface__", None)

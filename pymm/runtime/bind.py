@@ -14,10 +14,12 @@ import numpy as np
 
 from pymm.backends import lookup_device, open_device
 from pymm.backends.base import Backend, Executable, Matrix, RebindableLaunch, Vector
+from pymm.backends.matrices import alignment
 from pymm.core.epilogue import NO_EPILOGUE, Epilogue
 from pymm.core.errors import LaunchFailed
-from pymm.core.problem import Problem, common_alignment
+from pymm.core.problem import Problem
 from pymm.kernels import Config, kernels_for
+from pymm.kernels.emulated import fallback_problem
 from pymm.kernels.source import render
 from pymm.runtime.arguments import Call, Options
 from pymm.runtime.arrays import Operand
@@ -31,6 +33,7 @@ from pymm.runtime.transfer import (
     TransferMode,
 )
 from pymm.selection.choose import choose, snapshot
+from pymm.selection.emulation import decide
 from pymm.selection.select import Choice
 
 #: Makes the launch for other addresses of a, b and the result.
@@ -119,10 +122,12 @@ def bind(
     stream: Any = None,
     epilogue: Epilogue = NO_EPILOGUE,
     bias: Vector | None = None,
+    split: Any = None,
 ) -> Callable[[], None]:
     """A function that launches all of `product` on `stream`: `addresses` are those of the first
     elements of a, b and the result, `scalars` are alpha and beta, `epilogue` is that of the
-    launches (`epilogue_of`). Geometry and arguments are worked out here, once.
+    launches (`epilogue_of`), `split` what b was split into before. Geometry and arguments are
+    worked out here, once.
 
     alpha = 0 makes it a product with k = 0: as in BLAS, neither a nor b is read.
     """
@@ -134,7 +139,10 @@ def bind(
         problem = step.problem
         if alpha == 0:
             problem = replace(problem, k=0)
-        matrices = _at(left, step.left), _at(right, step.right), _at(out, step.out)
+        matrices = [_at(left, step.left), _at(right, step.right), _at(out, step.out)]
+        if split is not None and len(product.steps) == 1:
+            which = int(not product.swapped)
+            matrices[which] = replace(matrices[which], split=split)
         kernel = executable(backend, config, problem, alignment(problem, matrices), epilogue)
         calls.append(kernel.bind(problem, alpha, *matrices[:2], beta, matrices[2], stream, bias))
     if len(calls) == 1:
@@ -157,16 +165,6 @@ def rebinder(product: Product, launch: Callable[[], None]) -> Rebind | None:
     if not product.swapped:
         return launch.rebind
     return lambda a, b, out: launch.rebind(b, a, out)
-
-
-def alignment(problem: Problem, matrices: Sequence[Matrix]) -> int:
-    """The largest number of bytes, at most 16, that divides the address and the length of every row
-    of `matrices`: a kernel may move rows in whole pieces of that size.
-    """
-    size = problem.numpy_dtype.itemsize
-    sizes = size, size, problem.out_dtype.itemsize
-    strides = [n * s for x, s in zip(matrices, sizes, strict=True) for n in (x.ld, x.batch_stride)]
-    return common_alignment(problem.alignment, *strides, *(matrix.address for matrix in matrices))
 
 
 def _at(address: int, place: MatrixOffset) -> Matrix:
@@ -250,10 +248,23 @@ def find_route(backend: Backend, call: Call, transfer: str | None = None) -> Rou
     return StagedRoute(backend, call, mode)
 
 
-def find_product(call: Call, route: Route) -> Product:
-    """The launches of a call by this route."""
+def find_product(call: Call, route: Route, options: Options) -> tuple[Product, str]:
+    """The launches of a call by this route. Where their type has a fallback, also why they are of
+    that type or of the other.
+    """
     transposed, biased = (call.trans_a, call.trans_b), call.bias is not None
-    return arrange(*route.forms, *transposed, call.kind, call.op, biased)
+    product = arrange(*route.forms, *transposed, call.kind, call.op, biased)
+    if not product.problem.type.fallback:
+        return product, ""
+    asked = options.kernel, options.config
+    problem, why = decide(route.backend, product.problem, *asked)
+    return (product if problem == product.problem else plain_product(product)), why
+
+
+def plain_product(product: Product) -> Product:
+    """The same launches in the type that their type falls back to."""
+    steps = (replace(step, problem=fallback_problem(step.problem)) for step in product.steps)
+    return replace(product, problem=fallback_problem(product.problem), steps=tuple(steps))
 
 
 def epilogue_of(call: Call, product: Product) -> Epilogue:
@@ -268,7 +279,7 @@ def prepare(backend: Backend, call: Call, options: Options) -> PreparedCall:
     `CompileFailed`, `LaunchFailed`, `MemoryError`.
     """
     route = find_route(backend, call, options.transfer)
-    product = find_product(call, route)
+    product, _ = find_product(call, route, options)
     known = snapshot()
     choice = choose(backend, product.problem, options.kernel, options.config, known)
     stream = None if options.stream is None else backend.stream(options.stream)
@@ -289,6 +300,7 @@ def prepare(backend: Backend, call: Call, options: Options) -> PreparedCall:
             stream=placed.stream,
             epilogue=epilogue_of(call, product),
             bias=placed.bias and replace(placed.bias, owner=None),  # `placed` owns it
+            split=call.b.prepared and call.b.prepared.split,
         )
         try:
             launch, fallback = binding(config=choice.config, product=product), False
@@ -297,6 +309,8 @@ def prepare(backend: Backend, call: Call, options: Options) -> PreparedCall:
                 raise
             if call.on_host and call.op == "gemm" and not backend.device.shares_host_memory:
                 raise  # pymm.blocked needs less
+            if product.problem.type.fallback:
+                product = plain_product(product)
             choice, launch = _with_less_memory(backend, product, choice, binding, error)
             fallback = True
     steps = (*placed.before, launch, *placed.after)

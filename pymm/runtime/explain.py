@@ -34,7 +34,8 @@ class Explanation:
     `grid` and `block` are (x, y, z), of the first launch; `copies` one sentence for each copy or
     transfer; `rejected` how many configurations of the kernel each rule turns down, out of
     `candidates`; `resources` None for an empty product, which launches nothing; `epilogue` the
-    activation and the dtype of the bias.
+    activation and the dtype of the bias; `why_type` why a product that may be computed in two types
+    is of that type.
     """
 
     problem: Problem
@@ -53,11 +54,13 @@ class Explanation:
     candidates: int
     rejected: Counter[str]
     epilogue: Epilogue
+    why_type: str = ""
 
     def __str__(self) -> str:
         kernel, p = self.config.kernel, self.problem
         rows = [
             ("problem", f"{p.slug}: C is {p.m} x {p.n}, k = {p.k}, {p.flops:,} operations"),
+            *self._precision(),
             ("device", self.device.name),
             ("kernel", f"{kernel.label}: {kernel.title}"),
             ("configuration", self.config.slug),
@@ -81,6 +84,13 @@ class Explanation:
         rows += [("", f"{n} break: {rule}") for rule, n in self.rejected.most_common()]
         return "\n".join(f"{name:<15}{text}".rstrip() for name, text in rows)
 
+    def _precision(self) -> list[tuple[str, str]]:
+        fallback = self.problem.type.fallback
+        words = f"plain {self.problem.dtype}"
+        if fallback:
+            words = f"operands are split; where the device finds that not exact enough, {fallback}"
+        return [("precision", f"{words} ({self.why_type})")] if self.why_type else []
+
     def _launches(self) -> str:
         words = str(self.launches)
         words += ", some tiles partial (guarded)" if self.guarded else ", whole tiles only"
@@ -99,10 +109,10 @@ def explain_call(options: Options, *operands: Any, out: Any, c: Any, **more: Any
     if options.stream is not None:
         backend.stream(options.stream)
     route = find_route(backend, call, options.transfer)
-    product = find_product(call, route)
+    product, why = find_product(call, route, options)
     choice = choose(backend, product.problem, options.kernel, options.config)
     said = choice.config, choice.reason, route.notes, epilogue_of(call, product)
-    return _explained(backend, product, *said)
+    return _explained(backend, product, *said, why)
 
 
 def shape_adopter(options: Options) -> Adopt:
@@ -127,6 +137,7 @@ def _explained(
     reason: str,
     copies: tuple[str, ...],
     epilogue: Epilogue,
+    why: str,
 ) -> Explanation:
     problem, kernel = product.problem, config.kernel
     valid, rejected = kernel.configs(problem, backend.device)
@@ -150,6 +161,7 @@ def _explained(
         candidates=len(valid) + rejected.total(),
         rejected=rejected,
         epilogue=epilogue,
+        why_type=why,
     )
 
 

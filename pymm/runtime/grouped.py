@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from pymm.backends.base import Backend, Matrix
+from pymm.core.dtypes import DTYPES
 from pymm.core.problem import Problem
 from pymm.kernels.grouped import TYPES, choose_config, render_grouped
 from pymm.runtime.arguments import Call, MatmulOptions
@@ -57,6 +58,8 @@ def checked_calls(
     calls = [_checked(i, options.check, *one) for i, one in enumerate(zip(a, b, out, strict=True))]
     if not calls:
         return [], None
+    plain = [DTYPES[call.kind].fallback or call.kind for call in calls]
+    calls = [replace(call, kind=kind) for call, kind in zip(calls, plain, strict=True)]
     backends = [_checked(i, find_backend, call, options.device) for i, call in enumerate(calls)]
     for number, (call, backend) in enumerate(zip(calls, backends, strict=True)):
         if call.on_host != calls[0].on_host:
@@ -159,7 +162,8 @@ def prepare_grouped(
             if common[number]:
                 route = _checked(number, find_route, backend, call)
                 operands = route.place(stream)
-                placed = _Placed(call, find_product(call, route), operands)
+                product, _ = find_product(call, route, options)
+                placed = _Placed(call, product, operands)
                 handle = getattr(operands.stream, "handle", operands.stream) or 0
                 groups.setdefault((call.kind, call.alpha, handle), []).append(placed)
                 results[number] = operands.result

@@ -15,7 +15,7 @@ from pymm.backends.base import RebindableLaunch
 from pymm.backends.cpu.arrays import HEAD, pointer_at
 from pymm.backends.current import current
 from pymm.core.forking import call_in_child
-from pymm.runtime.arrays import library_of
+from pymm.runtime.arrays import PreparedOperand, library_of
 from pymm.runtime.bind import PreparedCall, Rebind, Span
 from pymm.selection.choose import generation
 
@@ -256,8 +256,12 @@ class _Readers(dict[type, Callable[[Any], Mark]]):
     """The reader of each array type, made when the first array of the type comes."""
 
     def __missing__(self, kind: type) -> Callable[[Any], Mark]:
-        self[kind] = reader = _reader(kind)
+        self[kind] = reader = self._of_prepared if kind is PreparedOperand else _reader(kind)
         return reader
+
+    def _of_prepared(self, operand: PreparedOperand) -> Mark:
+        mark = self[type(operand.array)](operand.array)
+        return mark and (mark[0], (PreparedOperand, operand.serial, mark[1]))
 
 
 def _reader(kind: type) -> Callable[[Any], Mark]:

@@ -129,7 +129,7 @@ REFUSED = {
     ),
     "precision": (
         ValueError,
-        "precision='half' is none of ieee, tf32, tf32x3, f16x3",
+        "precision='half' is none of ieee, tf32, tf32x3, f16x3, emulated",
         lambda f: f(X, X, precision="half"),
     ),
     "precision list": (

@@ -58,7 +58,8 @@ def test_a_new_type_is_a_row_and_its_kernels():
 
 def test_rows_are_consistent():
     assert list(ELEMENTS) == ["f32", "f64", "f16", "bf16"]
-    assert PRECISIONS == ("ieee", "tf32", "tf32x3", "f16x3") and EMULATED == ("tf32x3", "f16x3")
+    assert PRECISIONS == ("ieee", "tf32", "tf32x3", "f16x3", "emulated")
+    assert EMULATED == ("tf32x3", "f16x3", "emulated")
     units = {unit for rates in CUDA_FLOPS_PER_CLOCK.values() for unit in rates}
     for name, row in DTYPES.items():
         problem = Problem(1, 1, 1, name)
@@ -81,8 +82,8 @@ def test_peak_rates_of_types():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_types_that_share_tiles(dtype):
     shared = {other for other in DTYPES if dtypes_share_tiles(dtype, other)}
-    halves = {"f16", "bf16", "f16_f32", "bf16_f32"}
-    assert shared == (halves if dtype in halves else {dtype})
+    groups = {"f16", "bf16", "f16_f32", "bf16_f32"}, {"f16x3", "emulated"}
+    assert shared == next((group for group in groups if dtype in group), {dtype})
 
 
 def test_an_element_type_is_its_own_type_of_products():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pymm.backends import open_device
 from pymm.backends.base import Backend
+from pymm.core.dtypes import EMULATED
 from pymm.core.problem import Problem
 from pymm.kernels import kernels_for, parse_slug
 from pymm.measure import ranges
@@ -22,6 +23,8 @@ from pymm.runtime.bind import executable
 CASES = [
     ("wgmma_f16x3-MB64-NB64-KB64-TA64-TB64-STAGES4-GROUP1-SPLIT1-SLOTS2", "f16x3"),
     ("wgmma_f16x3-MB64-NB128-KB64-TA64-TB128-STAGES5-GROUP1-SPLIT2-SLOTS1", "f16x3"),
+    ("wgmma_f16x3-MB64-NB64-KB64-TA64-TB64-STAGES4-GROUP1-SPLIT1-SLOTS2", "emulated"),
+    ("wgmma_f16x3-MB64-NB128-KB64-TA64-TB128-STAGES5-GROUP1-SPLIT2-SLOTS1", "emulated"),
     ("wgmma_tf32x3-MB32-NB64-KB32-TA16-TB64-STAGES3-CLUSTER1-GROUP1-SPLIT1", "tf32x3"),
     ("wgmma_tf32-MB64-NB64-KB32-TA64-TB64-SLICES1-STAGES4-SLOTS2-CLUSTER1-GROUP8-SPLIT1", "tf32"),
     ("tensor-MB64-NB64-KB32-TA32-TB32-STAGES3-BLOCKS1-GROUP8-SPLIT1", "tf32"),
@@ -119,7 +122,7 @@ def test_float32_s_own_products_are_right(kind, dtype):
     for special in ranges.SPECIALS:
         a, b = ranges.draw(problem, kind, special, generator)
         assert np.isfinite(a.astype(float)).all() == (special in ("finite", "zeros"))
-        judged = ranges.in_float32(problem) if dtype in ("tf32x3", "f16x3") else problem
+        judged = ranges.in_float32(problem) if dtype in EMULATED else problem
         plain = np.zeros((6, 9, 11), np.float32)
         with np.errstate(all="ignore"):
             for p in range(problem.k):

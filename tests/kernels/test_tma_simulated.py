@@ -67,6 +67,12 @@ CASES = [
         ("NN", "TN"),
     ),
     ("wgmma_f16x3-MB64-NB64-KB64-TA64-TB64-STAGES4-GROUP1-SPLIT1-SLOTS2", "f16x3", ("NN", "TN")),
+    ("wgmma_f16x3-MB64-NB64-KB64-TA64-TB64-STAGES4-GROUP1-SPLIT1-SLOTS2", "emulated", ("NN", "TN")),
+    (
+        "wgmma_f16x3-MB64-NB128-KB64-TA64-TB64-STAGES5-GROUP1-SPLIT2-SLOTS1",
+        "emulated",
+        ("NT", "TT"),
+    ),
     ("wgmma_f16x3-MB64-NB128-KB64-TA64-TB64-STAGES5-GROUP1-SPLIT2-SLOTS1", "f16x3", ("NT", "TT")),
 ]
 

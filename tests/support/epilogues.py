@@ -8,12 +8,13 @@ import numpy as np
 from fed_products import Placed
 
 from pymm.backends.base import Backend, Vector
+from pymm.backends.matrices import alignment
 from pymm.core import reference
 from pymm.core.epilogue import Epilogue
 from pymm.core.problem import Problem
 from pymm.kernels import Config
 from pymm.measure.verify import NUMBER, POISON, compare, normal
-from pymm.runtime.bind import alignment, executable
+from pymm.runtime.bind import executable
 
 
 def placed_bias(backend: Backend, epilogue: Epilogue, problem: Problem, seed: int):

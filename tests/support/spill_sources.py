@@ -10,6 +10,7 @@ from pymm.core.device import Device
 from pymm.core.epilogue import ACTIVATIONS, Epilogue
 from pymm.core.problem import Problem
 from pymm.kernels import KERNELS, Config, grouped, parse_slug
+from pymm.kernels.emulated import Gate, fallback_config
 from pymm.kernels.source import Source, render
 from pymm.selection import store
 
@@ -58,6 +59,8 @@ HOPPER = (
     ("wgmma_tf32x3-MB192-NB128-KB32-TA192-TB64-STAGES2-CLUSTER1-GROUP8-SPLIT1", "tf32x3", *TT),
     (f"wgmma_f16x3-MB128-NB192-KB64-TA64-TB192-{F16X3}-SPLIT1-SLOTS1", "f16x3", False, False),
     (f"wgmma_f16x3-MB128-NB128-KB64-TA64-TB128-{F16X3}-SPLIT4-SLOTS1", "f16x3", *TT),
+    (f"wgmma_f16x3-MB128-NB192-KB64-TA64-TB192-{F16X3}-SPLIT1-SLOTS1", "emulated", False, False),
+    (f"wgmma_f16x3-MB128-NB128-KB64-TA64-TB128-{F16X3}-SPLIT4-SLOTS1", "emulated", *TT),
     ("ping_pong-MB128-NB192-KB64-STAGES4-CLUSTER1-GROUP8-SLOTS2", "bf16", False, False),
     ("ping_pong-MB128-NB176-KB64-STAGES4-CLUSTER2-GROUP8-SLOTS1", "f16_f32", False, True),
     ("ping_pong-MB64-NB256-KB64-STAGES4-CLUSTER2-GROUP8-SLOTS1", "bf16_f32", *TT),
@@ -106,8 +109,8 @@ def finished() -> Iterator[tuple[Config, Problem, Epilogue]]:
 
 def sources() -> dict[str, Source]:
     """What to compile, by name: every default, whole tiles by rows and partial ones by columns; a
-    sample of the shipped records; the tight ones; those of grouped products; defaults with an
-    epilogue. No source twice.
+    sample of the shipped records; the tight ones; those of grouped products; fallbacks; defaults
+    with an epilogue. No source twice.
     """
     wanted = []
     for kernel in CUDA:
@@ -132,6 +135,11 @@ def sources() -> dict[str, Source]:
         for dtype in grouped.TYPES:
             source = grouped.render_grouped(config, dtype)
             named[source.key] = f"grouped-{config.slug}-{dtype}", source
+    for problem in (Problem(4096, 4096, 4096), Problem(997, 997, 65536, "f32", *TT)):
+        for device in (ANY, H200):
+            config = fallback_config(problem, device)
+            source = render(config, problem, gate=Gate.NOT_EXACT)
+            named.setdefault(source.key, (f"{config.slug}-{problem.slug}-fallback", source))
     for config, problem, epilogue in finished():
         source, end = render(config, problem, None, epilogue), epilogue.activation
         named.setdefault(source.key, (f"{config.slug}-{problem.slug}-{end}", source))

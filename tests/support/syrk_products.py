@@ -12,12 +12,13 @@ import numpy as np
 from fed_products import COUNT, Placed, allowed, hurting
 
 from pymm.backends.base import Backend
+from pymm.backends.matrices import alignment
 from pymm.core import reference
 from pymm.core.problem import FILLS, Problem
 from pymm.core.reference import mirrored, other_half
 from pymm.kernels import Config, parse_slug
 from pymm.measure.verify import NUMBER, POISON, compare, normal
-from pymm.runtime.bind import alignment, executable
+from pymm.runtime.bind import executable
 
 OPERATIONS = tuple(op for op in FILLS if op != "gemm")
 

@@ -19,6 +19,7 @@ from pymm.backends.cuda.compiler import CudaCompiler
 from pymm.backends.cuda.context import Contexts, active, failure, working
 from pymm.backends.cuda.copies import HostCopies
 from pymm.backends.cuda.driver import Driver, DriverError, relaxed_capture
+from pymm.backends.cuda.emulated import CheckedExecutable, checking_bytes
 from pymm.backends.cuda.executable import CudaExecutable
 from pymm.backends.cuda.grouped import GroupedExecutable
 from pymm.backends.cuda.queues import CudaMark, CudaQueue, reach
@@ -108,7 +109,7 @@ class CudaBackend(Backend):
         self._captures = Captures(self._driver)
         most = int(device.memory_bytes * MOST_SCRATCH)
         common = self._zeroed, self._captures, most, current.scratch_dropped
-        self._scratch, self._padding = Scratch(*common), Scratch(*common)
+        self._scratch, self._padding, self._verdicts = (Scratch(*common) for _ in range(3))
         self._flushed: dict[drv.Context, CudaBuffer] = {}
         self._lock = threading.Lock()
         limit = drv.device_attribute
@@ -121,6 +122,9 @@ class CudaBackend(Backend):
         common = (source, self.compiler, self._contexts, self._driver, self._most_blocks)
         if source.entry == grouped.ENTRY:
             return GroupedExecutable(*common, self._scratch)
+        if source.config.kernel.tma and source.gate:
+            more = {"load": self.executable, "verdicts": self._verdicts, "zeroed": self._zeroed}
+            return CheckedExecutable(*common, self._padding, self.device, **more)
         if source.config.kernel.tma:
             return MappedExecutable(*common, self._padding, self.device)
         return CudaExecutable(*common, self._scratch)
@@ -144,6 +148,7 @@ class CudaBackend(Backend):
         self._captures.sweep()
         self._scratch.clear()
         self._padding.clear()
+        self._verdicts.clear()
 
     def preparing(self) -> AbstractContextManager[None]:
         return relaxed_capture()
@@ -274,8 +279,10 @@ class CudaBackend(Backend):
         return reach(self._contexts.current(), other._contexts.current(), self._driver)
 
     def scratch_bytes(self, config: Config, problem: Problem, a: Matrix, b: Matrix) -> int:
-        wanted = scratch_bytes(config, problem, a, b)
-        return size_of(wanted) if wanted else 0
+        pieces = [scratch_bytes(config, problem, a, b)]
+        if problem.type.fallback:
+            pieces += checking_bytes(problem, self.device)
+        return sum(size_of(wanted) for wanted in pieces if wanted)
 
     # Order
 

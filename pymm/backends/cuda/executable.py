@@ -33,6 +33,9 @@ FORMATS = {4: "iiifPqqPqqfPqq", 8: "iiidPqqPqqdPqq"}
 #: The parameter of a kernel with an epilogue (common/epilogue.cuh): bias length
 EPILOGUE = "Pq"
 
+#: The parameter of a launch with a gate (common/split_check.cuh): verdict most
+GATE = "Pq"
+
 
 class CudaExecutable(Executable):
     """One kernel, loaded once into each context that it is called in."""
@@ -110,16 +113,53 @@ class CudaExecutable(Executable):
         loaded = self._in(context)
         self._check_alignment(problem, (a, b, c))
         grid, block = self._geometry(problem)
-        shared = self._claim(loaded, context, problem)
         what = f"launching {self.config.slug} on {problem.slug} ({grid} blocks of {block} threads)"
         place = self._place(context, stream, problem.flops, what)
-        workspace = self.config.kernel.workspace
-        wanted = workspace(self.config, problem) if workspace else 0
-        memory = self._lease(place, wanted)
-        form = FORMATS[problem.scalar_dtype.itemsize]
         last = self._epilogue(bias)
+        given = problem, alpha, a, b, beta, c
+        launch, memory = self._gemm(loaded, place, given, EPILOGUE if last else "", last)
+        launches = [launch]
+        if self._source.mirrors and mirrors(problem, beta):
+            launches.append(mirror_launch(problem, c))
+        return self._bound(place, launches, memory, (problem, alpha, a, b, beta, c, stream, bias))
+
+    def gated(
+        self,
+        place: LaunchSite,
+        problem: Problem,
+        alpha: float,
+        a: Matrix,
+        b: Matrix,
+        beta: float,
+        c: Matrix,
+        bias: Vector | None,
+        gate: tuple[int, int],
+    ) -> tuple[Launch, int, Buffer | Nothing]:
+        """The launch of a kernel with a gate among those of another one at `place`; the handle of
+        its function there; the scratch memory that it uses.
+        """
+        loaded = self._in(place.context)
+        self._check_alignment(problem, (a, b, c))
+        last = self._epilogue(bias)
+        form = (EPILOGUE if last else "") + GATE
+        given = problem, alpha, a, b, beta, c
+        launch, memory = self._gemm(loaded, place, given, form, (*last, *gate))
+        return launch, loaded.functions["gemm"], memory
+
+    def _gemm(
+        self, loaded: Held, place: LaunchSite, given: tuple, last_form: str, last: tuple[int, ...]
+    ) -> tuple[Launch, Buffer | Nothing]:
+        """The launch of the kernel, and the scratch memory that it uses. `last` are the values of
+        its last parameters.
+        """
+        problem, alpha, a, b, beta, c = given
+        grid, block = self._geometry(problem)
+        shared = self._claim(loaded, place.context, problem)
+        workspace = self.config.kernel.workspace
+        memory = self._lease(place, workspace(self.config, problem) if workspace else 0)
+        form = FORMATS[problem.scalar_dtype.itemsize]
         packed = pack(
-            form + ("P" if workspace else "") + (EPILOGUE if last else ""),
+            form + ("P" if workspace else "") + last_form,
             *(problem.m, problem.n, problem.k, alpha),
             *(a.address, a.ld, a.batch_stride, b.address, b.ld, b.batch_stride),
             *(beta, c.address, c.ld, c.batch_stride),
@@ -127,10 +167,7 @@ class CudaExecutable(Executable):
             *last,
         )
         places = tuple((_offset(form, index), which) for which, index in enumerate((4, 7, 11)))
-        launches = [Launch("gemm", grid, block, shared, packed, places)]
-        if self._source.mirrors and mirrors(problem, beta):
-            launches.append(mirror_launch(problem, c))
-        return self._bound(place, launches, memory, (problem, alpha, a, b, beta, c, stream, bias))
+        return Launch("gemm", grid, block, shared, packed, places), memory
 
     def _epilogue(self, bias: Vector | None) -> tuple[int, ...]:
         """The values of `EPILOGUE`; none for a kernel without one."""
@@ -150,22 +187,32 @@ class CudaExecutable(Executable):
         at = context, number, self._driver, functions, handle, state, found
         return LaunchSite(*at, early, flops, what)
 
-    def _lease(self, place: LaunchSite, nbytes: int) -> Buffer | Nothing:
-        """Scratch memory for launches at `place`."""
+    def _lease(
+        self, place: LaunchSite, nbytes: int, scratch: Scratch | None = None
+    ) -> Buffer | Nothing:
+        """Scratch memory for launches at `place`, by default the kernel's own."""
         with active(place.context):  # if the stream is captured, the driver is asked for its graph
-            return self._scratch.lease(_stream_place(place), nbytes)
+            return (scratch or self._scratch).lease(_stream_place(place), nbytes)
 
     def _bound(
-        self, place: LaunchSite, launches: list[Launch], memory: Buffer | Nothing, given: tuple
+        self,
+        place: LaunchSite,
+        launches: list[Launch],
+        memory: Buffer | Nothing,
+        given: tuple,
+        more: tuple[Any, ...] = (),
     ) -> BoundLaunch:
-        """A call of `launches`; `given` are the arguments of `bind` that it was made from."""
+        """A call of `launches`; `given` are the arguments of `bind` that it was made from, `more`
+        is what it owns besides these and `memory`.
+        """
         problem, alpha, a, b, beta, c, stream, bias = given
 
         def bind(a: Matrix, b: Matrix, c: Matrix) -> BoundLaunch:
             return self.bind(problem, alpha, a, b, beta, c, stream, bias)
 
-        bound = Bound((a, b, c), bind, memory.nbytes > 0)
-        launch = BoundLaunch(place, launches, (self, a, b, c, memory, stream, bias), bound)
+        bound = Bound((a, b, c), bind, memory.nbytes > 0 or bool(more))
+        owners = self, a, b, c, memory, stream, bias, *more
+        launch = BoundLaunch(place, launches, owners, bound)
         if launch.captured and bound.scratch:
             with active(place.context):
                 self._scratch.own_captured(_stream_place(place), launch)

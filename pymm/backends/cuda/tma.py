@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pycuda.driver as drv
@@ -14,8 +15,8 @@ from pycuda._pvt_struct import pack
 from pymm.backends.base import Matrix, Vector
 from pymm.backends.cuda.context import Held, active, failure
 from pymm.backends.cuda.driver import MAP_BYTES, DriverError
-from pymm.backends.cuda.executable import EPILOGUE, CudaExecutable
-from pymm.backends.cuda.launch import Launch, mirror_launch, mirrors
+from pymm.backends.cuda.executable import EPILOGUE, GATE, CudaExecutable
+from pymm.backends.cuda.launch import Launch, LaunchSite, mirror_launch, mirrors
 from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem, stored_shapes
 from pymm.kernels import Box, Config, Persistent, Tma
@@ -133,12 +134,16 @@ def scratch_bytes(config: Config, problem: Problem, a: Matrix, b: Matrix) -> int
     return sum(copy.nbytes for copy in copies if copy) + parts_bytes(config, problem)
 
 
-def packed(copies: list[tuple[Copy, Matrix, Matrix]]) -> bytes:
-    """The arguments of `repack` for one or two stacks, each a `Copy`, its source and its target."""
+def packed(copies: list[tuple[Copy, Matrix, Matrix]], known: int = 0) -> bytes:
+    """The arguments of `repack` for one or two stacks, each a `Copy`, its source and its target.
+    `known` is the address of the verdict on an operand that was split before.
+    """
     values: list[int] = []
     for copy, source, target in copies:
         values += (source.address, target.address, source.ld, source.batch_stride, target.ld)
         values += (copy.rows, copy.columns, copy.stack, copy.transposed)
+    if len(copies) == 1:
+        values.append(known)
     return pack(2 * _COPY, *values, *[0] * (2 * len(_COPY) - len(values)))
 
 
@@ -165,8 +170,11 @@ _MAPS, _C = 0, 10
 #: The maps of the scales, the last parameter of a kernel with scaled operands.
 _SCALES = " 256s"
 
-#: The parameter of a kernel with an epilogue, as bytes.
-_EPILOGUE = f" {struct.calcsize(EPILOGUE)}s"
+#: The parameters of a kernel with an epilogue, and of one with a gate, as bytes.
+_EPILOGUE, _GATE = (f" {struct.calcsize(form)}s" for form in (EPILOGUE, GATE))
+
+#: The name of the other kernel's function among those of a checked product.
+FALLBACK = "fallback"
 
 #: The parameters of `combine`: parts C ldc batch_c alpha beta m n batch
 _COMBINE = "PPqq{0}{0}iii"
@@ -194,6 +202,7 @@ class MappedExecutable(CudaExecutable):
         self._persistent = config.kernel.persistent or Persistent()
         self._parameters = _PARAMETERS + (_SCALES if self._tma.scaled else "")
         self._parameters += _EPILOGUE if source.epilogue else ""
+        self._parameters += _GATE if source.gate else ""
         super().__init__(*others)
 
     def bind(
@@ -208,6 +217,10 @@ class MappedExecutable(CudaExecutable):
         bias: Vector | None = None,
     ) -> Callable[[], None]:
         copies = wanted_copies(self._tma, problem, a, b)
+        a, b = (
+            x if x.split is None or x.split.copy == copy else replace(x, split=None)
+            for x, copy in zip((a, b), copies, strict=True)
+        )
         most = min(self._most_blocks[2] // 2, self._together(copies))
         if problem.batch > most:
             return self._in_parts(most, problem, alpha, (a, b), beta, c, stream, bias)
@@ -216,26 +229,42 @@ class MappedExecutable(CudaExecutable):
         self._check_alignment(problem, (a, b, c))
         self._prepare(loaded, context)
         own = copies[:1] if a == b and copies[0] == copies[1] else copies  # one result serves both
-        room = [copy.nbytes if copy else 0 for copy in own]
+        room = [
+            copy.nbytes if copy and not matrix.split else 0
+            for copy, matrix in zip(own, (a, b), strict=False)
+        ]
         what = f"launching {self.config.slug} on {problem.slug}"
         place = self._place(context, stream, problem.flops, what)
         memory = self._lease(place, sum(room) + parts_bytes(self.config, problem))
-        run = _Run(loaded, context, problem, (alpha, beta), c, self._epilogue(bias))
+        given = problem, alpha, a, b, beta, c
+        check = self._check(place, given, bias)
+        gate = check.gate if check else ()
+        run = _Run(loaded, context, problem, (alpha, beta), c, self._epilogue(bias), gate)
         factors, moves, free = [a, b], [], memory.address
         for i, copy in enumerate(own):
-            if copy:
+            if copy and (a, b)[i].split:
+                factors[i] = copy.at((a, b)[i].split.address)
+            elif copy:
                 factors[i] = copy.at(free)
                 moves.append((i, copy, (a, b)[i], factors[i]))
                 free += room[i]
         factors[1] = factors[len(own) - 1]
-        launches = [_repack(moves)] if moves else []
+        launches = [repacking(moves, gate, _known(a, b))] if moves else []
         stacked = [int(matrix.batch_stride != 0) for matrix in (a, b)]
         launches.append(self._multiply(run, factors, copies, stacked, free))
         if self._parts > 1:
             launches.append(self._combine(run, free))
+        if check:
+            place = place._replace(functions=place.functions | {FALLBACK: check.function})
+            launches.append(check.launch._replace(entry=FALLBACK))
+        owners = check.owners if check else ()
         if self._source.mirrors and mirrors(problem, beta):
             launches.append(mirror_launch(problem, c))
-        return self._bound(place, launches, memory, (problem, alpha, a, b, beta, c, stream, bias))
+        return self._bound(place, launches, memory, (*given, stream, bias), owners)
+
+    def _check(self, place: LaunchSite, given: tuple, bias: Vector | None) -> Check | None:
+        """What decides whether another kernel computes the product; None: nothing does."""
+        return None
 
     def _geometry(self, problem: Problem) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
         _, block = super()._geometry(problem)
@@ -286,6 +315,7 @@ class MappedExecutable(CudaExecutable):
             *(*stacked, int(any(maps[2])), c.address, c.ld, c.batch_stride, parts),
             *scales,
             *((pack(EPILOGUE, *run.epilogue),) if run.epilogue else ()),
+            *((pack(GATE, *run.gate),) if run.gate else ()),
         )
         forms = self._parameters.format(_scalar(problem)).split()
         room = bytearray(max(offset + size for offset, size in places))
@@ -357,9 +387,10 @@ class MappedExecutable(CudaExecutable):
             blocks = min(blocks, self._device.sms * STAYING)
         grid = blocks, 1, 1
         form = _COMBINE.format(_scalar(problem)) + (EPILOGUE if run.epilogue else "")
+        form += GATE if run.gate else ""
         place = parts, c.address, c.ld, c.batch_stride
         extents = problem.m, problem.n, problem.batch
-        arguments = pack(form, *place, *run.scalars, *extents, *run.epilogue)
+        arguments = pack(form, *place, *run.scalars, *extents, *run.epilogue, *run.gate)
         block = COMBINING // rows, rows, 1
         return Launch("combine", grid, block, 0, arguments, ((_C_COMBINED, 2),))
 
@@ -373,6 +404,24 @@ class _Run(NamedTuple):
     scalars: tuple[float, float]
     c: Matrix
     epilogue: tuple[int, ...]
+    gate: tuple[int, ...]
+
+
+class Check(NamedTuple):
+    """What decides whether another kernel computes the product: the gate of all launches, that
+    kernel's launch, the handle of its function, and what is to live as long as these.
+    """
+
+    gate: tuple[int, int]
+    launch: Launch
+    function: int
+    owners: tuple[Any, ...]
+
+
+def _known(a: Matrix, b: Matrix) -> int:
+    """The address of the verdict on an operand that was split before; 0 if neither was."""
+    split = a.split or b.split
+    return split.verdict if split else 0
 
 
 def _scalar(problem: Problem) -> str:
@@ -380,9 +429,14 @@ def _scalar(problem: Problem) -> str:
     return "d" if problem.scalar_dtype.itemsize == 8 else "f"
 
 
-def _repack(moves: list[tuple[int, Copy, Matrix, Matrix]]) -> Launch:
-    """One launch that repacks one or two operands: (number, `Copy`, source, target) of each."""
+def repacking(
+    moves: list[tuple[int, Copy, Matrix, Matrix]], gate: tuple[int, ...] = (), known: int = 0
+) -> Launch:
+    """One launch that repacks one or two operands: (number, `Copy`, source, target) of each. `gate`
+    is that of the product's launches, `known` the verdict on an operand that was split before.
+    """
     grid = sum(copy.blocks for _, copy, _, _ in moves), 1, 1
-    arguments = packed([move[1:] for move in moves])
+    arguments = packed([move[1:] for move in moves], known)
+    arguments += pack(GATE, *gate) if gate else b""
     places = tuple((SOURCES[number], move[0]) for number, move in enumerate(moves))
     return Launch("repack", grid, (256, 1, 1), 0, arguments, places)

@@ -1,0 +1,63 @@
+// precision "emulated": which of two kernels computes a product is found on the device.
+//
+//     repack         | splits A and B, and notes what float16 cannot hold of them  (GATE 1)
+//     gemm, combine  | run if nothing was noted                                    (GATE 1)
+//     gemm           | of plain multiply-adds: runs if something was               (GATE 2)
+//
+// All are launched for every product. Those that need not run return at once, so the host never
+// waits, and a captured graph decides anew whenever it is launched.
+
+#include "common/dependent_launch.cuh"
+
+#ifndef GATE
+#define GATE 0  // 1: runs if the split is exact enough, 2: runs if it is not, 0: always
+#endif
+
+#if GATE
+
+// What was noted of a product: zero before it, and zero again behind its last launch.
+struct alignas(16) Verdict {
+    unsigned refused;     // some row of 64 elements is not split well enough
+    unsigned largest[2];  // exponents of the largest elements, as float32 keeps them
+    unsigned arrived;     // blocks of the last launch that have read it
+};
+
+// The last parameter of a launch. `most`: the largest sum of both exponents for which no sum of
+// products can overflow.
+struct Gate {
+    Verdict* verdict;
+    long long most;
+
+    // Whether this launch need not run: asked once by all threads, before they read or write
+    // anything else. The last launch clears the verdict when all its blocks have read it.
+    __device__ __forceinline__ bool is_closed() const {
+        griddepcontrol_wait<true>();
+        const uint4 found = __ldcg(reinterpret_cast<const uint4*>(verdict));
+        const bool refused = found.x != 0 || found.y + found.z > most;
+#if GATE == 1
+        return refused;
+#else
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            __threadfence();  // what was read is read before the arrival
+            const unsigned blocks = gridDim.x * gridDim.y * gridDim.z;
+            if (atomicAdd(&verdict->arrived, 1u) == blocks - 1) {
+                __threadfence();
+                *verdict = Verdict{};
+            }
+        }
+        return !refused;
+#endif
+    }
+};
+
+#define GATE_PARAMETER , const Gate gate
+#define RETURN_IF_CLOSED \
+    if (gate.is_closed()) return;
+
+#else
+
+#define GATE_PARAMETER
+#define RETURN_IF_CLOSED
+
+#endif
