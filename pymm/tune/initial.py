@@ -25,10 +25,12 @@ from pymm.tune.finals import rivals_of
 
 Task = tuple[Problem, Kernel]
 
-#: How many stored configurations of the nearest problems are tried, how many of the cost model's,
+#: How many stored configurations of other problems are tried, the first of them those of the
+#: nearest, the others diverse ones of so many that are considered; how many of the cost model's,
 #: and how many that differ from the best known one in a single parameter; and how many of all of
 #: them if there is no budget.
-PORTFOLIO, PROMISING, NEAR = 6, 24, 8
+PORTFOLIO, NEAREST, CONSIDERED = 6, 3, 24
+PROMISING, NEAR = 24, 8
 FIRST = 24
 
 #: A stored configuration is left out if the model predicts so many times the default's time: tiles
@@ -41,6 +43,25 @@ LOOK_AHEAD = 8
 
 #: Processes that prepare quick searches, and configurations that such a search keeps.
 PREPARERS, MOST_KEPT = 4, 4000
+
+
+def diverse(configs: Sequence[Config], count: int, sure: int) -> list[Config]:
+    """`count` of these configurations, the most promising of which come first: the first `sure` of
+    them, then always one that differs in most parameters from all that are chosen. Winners of one
+    kind fail together: the best five by their mean were 10 to 50 % slower than five diverse ones on
+    a device that none of them came from.
+    """
+    chosen, left = list(configs[:sure]), list(configs[sure:])
+    while left and len(chosen) < count:
+        changes = [min((_changes(c, other) for other in chosen), default=0) for c in left]
+        chosen.append(left.pop(changes.index(max(changes))))
+    return chosen[:count]
+
+
+def _changes(config: Config, other: Config) -> int:
+    """How many parameters differ."""
+    pairs = zip(config.parameters, other.parameters, strict=True)
+    return sum(mine != theirs for mine, theirs in pairs)
 
 
 @dataclass(frozen=True)
@@ -56,10 +77,10 @@ class InitialConfigs:
     promising: tuple[Config, ...]
     device: Device | None = None
 
-    def first(self, stored: Iterable[Record], count: int = FIRST) -> list[Config]:
-        """Up to `count` configurations, each once: the default, then in turn one of the nearest
-        stored problems, one of the cost model's and one near the best known: the model ignores
-        some parameters.
+    def first(self, stored: Iterable[Record], count: int = FIRST) -> dict[Config, str]:
+        """Up to `count` configurations in their order, each with its origin: the default, then in
+        turn one of the nearest stored problems (`warm`), one of the cost model's and one near the
+        best known (`queue`): the model ignores some parameters.
         """
         alike = [r for r in stored if r.config.kernel == self.kernel and self._alike(r.problem)]
         alike.sort(key=lambda record: self._distance(record.problem))
@@ -67,11 +88,13 @@ class InitialConfigs:
         # A record of this very problem is tried whatever the model predicts.
         own = {record.config for record in alike if record.problem == self.problem}
         fitting = (config for config in configs if config in own or self._fits(config))
-        portfolio = list(itertools.islice(fitting, PORTFOLIO))
+        portfolio = diverse(list(itertools.islice(fitting, CONSIDERED)), PORTFOLIO, NEAREST)
         near = self._near(portfolio[0] if portfolio else self.default)
         turns = itertools.zip_longest(portfolio, self.promising, near)
         mixed = [config for turn in turns for config in turn if config is not None]
-        return list(dict.fromkeys([self.default, *mixed]))[:count]
+        chosen = list(dict.fromkeys([self.default, *mixed]))[:count]
+        warm = set(portfolio) - {self.default}
+        return {config: "warm" if config in warm else "queue" for config in chosen}
 
     def _seconds(self, config: Config) -> float:
         if self.device is None or self.device.shares_host_cores:

@@ -42,7 +42,7 @@ def test_default_then_stored_and_promising_by_turns():
     assert set(outset.valid) == set(VALID) and outset.default == KERNEL.default_config
     assert len(outset.promising) == PROMISING
     stored = [record(config, 900 + n) for n, config in enumerate(FITTING[50:][: PORTFOLIO + 3])]
-    first = outset.first(stored)
+    first = list(outset.first(stored))
     assert first[0] == outset.default
     assert first[1] == stored[-1].config, "of the nearest problem"
     assert first[2] == outset.promising[0]
@@ -54,7 +54,7 @@ def test_variants_of_the_best_known_are_tried():
     """One parameter of the nearest stored configuration is changed, by one step at first."""
     outset = prepare(PROBLEM, KERNEL, H200)
     base = FITTING[70]
-    first = outset.first([record(base, 1000)], 40)
+    first = list(outset.first([record(base, 1000)], 40))
     others = [c for c in first[1:] if c not in outset.promising]
     changes = [
         {name for name, value in config.parameters if value != base.as_dict()[name]}
@@ -79,7 +79,7 @@ def test_same_type_and_layout_come_first():
     other, turned, same = FITTING[60:63]
     stored = [record(other, 1000, dtype="f64"), record(turned, 1000, trans_a=True)]
     stored.append(record(same, 4000))
-    first = prepare(PROBLEM, KERNEL, H200).first(stored)
+    first = list(prepare(PROBLEM, KERNEL, H200).first(stored))
     places = [first.index(config) for config in (same, turned, other)]
     assert places == sorted(places)
 
@@ -90,7 +90,7 @@ def test_bfloat16_begins_with_what_float16_takes():
     ordered = sorted(outset.valid, key=lambda config: predicted_seconds(config, problem, H200))
     near, far, single = ordered[60:63]
     stored = [record(single, 1024, dtype="f16_f32"), record(far, 2048, dtype="bf16")]
-    first = outset.first([*stored, record(near, 1024, dtype="f16")])
+    first = list(outset.first([*stored, record(near, 1024, dtype="f16")]))
     assert first[1] == near and first.index(far) < first.index(single)
 
 
@@ -104,7 +104,7 @@ def test_a_default_outside_the_space_is_valid_all_the_same(monkeypatch):
 def test_a_cpu_has_nothing_promising(kernel):
     cpu = Device("cpu", "cpu", sms=2, vector_bytes=64, vector_registers=32)
     outset = prepare(PROBLEM, find_kernel(kernel, "cpu"), cpu)
-    assert outset.promising == () and outset.first(()) == [outset.default]
+    assert outset.promising == () and outset.first(()) == {outset.default: "queue"}
 
 
 @pytest.mark.parametrize("quick", [False, True])
