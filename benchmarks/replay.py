@@ -7,7 +7,7 @@ simulation mode (if kernel_tuner is installed). All get the space of valid confi
 What is not installed is named and left out. Rows that the file has already are not repeated.
 
 `--seeds`, `--spaces` and `--samplers` shorten it: `python benchmarks/replay.py --seeds 5 --samplers
-local,random --spaces gemm_rtx_3090`.
+local,random --spaces gemm_rtx_3090`. `--asks` times questions to pymm's sampler instead.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ import importlib.util
 import io
 import json
 import math
+import statistics
 import sys
 import tempfile
+import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -33,10 +36,13 @@ import numpy as np  # noqa: E402
 import optuna  # noqa: E402
 from threadpoolctl import threadpool_limits  # noqa: E402
 
+from pymm.core.problem import Problem  # noqa: E402
 from pymm.measure.results import REPLAYS  # noqa: E402
+from pymm.measure.workbench import Trial  # noqa: E402
 from pymm.tune.replay import GOALS, Settings, portfolio, replay, rows_of  # noqa: E402
+from pymm.tune.storage import open_storage, open_study  # noqa: E402
 from pymm.tune.strategies import Known, Pool, Suggestion  # noqa: E402
-from pymm.tune.study import suggested_by  # noqa: E402
+from pymm.tune.study import Search, suggested_by  # noqa: E402
 from pymm.tune.t4 import Recording, read_recordings  # noqa: E402
 
 FILE = ROOT / "benchmarks" / "replays.csv"
@@ -172,17 +178,42 @@ def _replayed(recording, settings, first, own, seed) -> dict[float, float]:
     return replay(recording, settings, seed, first, own)
 
 
+def time_of_asks(recording: Recording, at: Sequence[int] = (100, 200, 400, 800)) -> None:
+    """Print how long a question to pymm's sampler takes after so many results, 16 under way."""
+    with tempfile.TemporaryDirectory() as folder, open_storage(Path(folder, "j")) as storage:
+        search = Search(open_study(storage, "recorded", {}), recording.configs)
+        places = {config: place for place, config in enumerate(recording.configs)}
+        ahead, took = deque(), []
+        while len(search) < max(at) + 10:
+            began = time.perf_counter()
+            ahead.append(search.ask())
+            took.append(1e3 * (time.perf_counter() - began))
+            if len(ahead) == 16:
+                number, config = ahead.popleft()
+                seconds = float(recording.seconds[places[config]])
+                search.tell(number, Trial(Problem(1, 1, 1), config, "ok", seconds))
+                if len(search) - 10 in at:
+                    last = sorted(took[-20:])
+                    said = f"median {statistics.median(last):.1f} ms, longest {last[-1]:.1f} ms"
+                    print(f"20 questions after {len(search) - 10} results: {said}", flush=True)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=30)
     parser.add_argument("--samplers", default=",".join(SAMPLERS))
     parser.add_argument("--spaces", default=",".join(path.name.split(".")[0] for path in SPACES))
+    parser.add_argument("--asks", action="store_true", help="time questions, replay nothing")
     given = parser.parse_args(argv)
     by_name = {path.name.split(".")[0]: read_recordings(path)[0] for path in SPACES}
     for name in given.spaces.split(","):
         if name not in by_name:
             parser.error(f"--spaces {name} is none of {', '.join(by_name)}")
+    if given.asks:
+        with threadpool_limits(1, user_api="blas"):
+            time_of_asks(by_name[given.spaces.split(",")[0]])
+        return 0
     key = ("device", "sampler", "depth", "compiling", "warm")
     have = set()
     if REPLAYS.begun(FILE):

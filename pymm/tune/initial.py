@@ -17,10 +17,11 @@ from pymm.console import spared
 from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.kernels import Config, Kernel, find_kernel
-from pymm.measure.precompile import settle_beside
+from pymm.measure.precompile import config_directory, settle_beside
 from pymm.measure.verify import sources
 from pymm.selection.cost_model import most_promising, predicted_seconds
-from pymm.selection.records import Record
+from pymm.selection.records import Record, StoreError
+from pymm.selection.store import files, read
 from pymm.tune.finals import rivals_of
 
 Task = tuple[Problem, Kernel]
@@ -43,6 +44,22 @@ LOOK_AHEAD = 8
 
 #: Processes that prepare quick searches, and configurations that such a search keeps.
 PREPARERS, MOST_KEPT = 4, 4000
+
+
+def elsewhere(device: Device) -> list[Record]:
+    """What is stored for other devices of this kind, here or as shipped. Damaged files are left
+    out: what uses them says so.
+    """
+    found: list[Record] = []
+    for path in files(config_directory()):
+        try:
+            table = read(path)
+        except StoreError:
+            continue
+        same = table is None or table.device["name"] == device.name
+        if not same and table.device["kind"] == device.kind:
+            found += table.records
+    return found
 
 
 def diverse(configs: Sequence[Config], count: int, sure: int) -> list[Config]:
@@ -79,16 +96,18 @@ class InitialConfigs:
 
     def first(self, stored: Iterable[Record], count: int = FIRST) -> dict[Config, str]:
         """Up to `count` configurations in their order, each with its origin: the default, then in
-        turn one of the nearest stored problems (`warm`), one of the cost model's and one near the
-        best known (`queue`): the model ignores some parameters.
+        turn one of the nearest stored problems, here or on other devices (`warm`), one of the cost
+        model's and one near the best known (`queue`): the model ignores some parameters.
         """
-        alike = [r for r in stored if r.config.kernel == self.kernel and self._alike(r.problem)]
-        alike.sort(key=lambda record: self._distance(record.problem))
-        configs = dict.fromkeys(record.config for record in alike)
+        alike, foreign = self._nearest(stored), []
+        if self.device is not None and self.device.times_are_real:
+            valid = set(self.valid)
+            foreign = [r for r in self._nearest(elsewhere(self.device)) if r.config in valid]
+        configs = dict.fromkeys(r.config for r in (*alike[:CONSIDERED], *foreign[:PORTFOLIO]))
         # A record of this very problem is tried whatever the model predicts.
         own = {record.config for record in alike if record.problem == self.problem}
         fitting = (config for config in configs if config in own or self._fits(config))
-        portfolio = diverse(list(itertools.islice(fitting, CONSIDERED)), PORTFOLIO, NEAREST)
+        portfolio = diverse(list(fitting), PORTFOLIO, NEAREST)
         near = self._near(portfolio[0] if portfolio else self.default)
         turns = itertools.zip_longest(portfolio, self.promising, near)
         mixed = [config for turn in turns for config in turn if config is not None]
@@ -117,6 +136,14 @@ class InitialConfigs:
                 found.append((abs(math.log2(new / old)), self._seconds(config), config))
         found = sorted((e for e in found if e[1] <= longest), key=lambda entry: entry[:2])
         return [config for *_, config in found[:NEAR]]
+
+    def _nearest(self, records: Iterable[Record]) -> list[Record]:
+        """Those of this kernel that may help, of the nearest problems first."""
+        found = [r for r in records if self._is_own(r.config) and self._alike(r.problem)]
+        return sorted(found, key=lambda record: self._distance(record.problem))
+
+    def _is_own(self, config: Config) -> bool:
+        return (config.kernel_name, config.backend) == (self.kernel.name, self.kernel.backend)
 
     def _alike(self, other: Problem) -> bool:
         """Whether a record of `other` may help: the same precision, and not half of a symmetric C

@@ -26,10 +26,10 @@ SPREAD_AMONG = 500
 #: Neighbours differ in at most so many parameters from one of so many best configurations.
 NEIGHBOUR_CHANGES, NEIGHBOURS_OF = 2, 4
 
-#: Every so many questions, and measurements, go to a configuration that differs from the best in
+#: Every second question, and measurement, goes to a configuration that differs from the best in
 #: a single parameter, where there is one: on the replay data searches that took long had been one
 #: parameter away from the optimum for many evaluations.
-CLIMB = 3
+CLIMB = 2
 
 #: Besides these the surrogate is asked about random configurations: with each result `FRESH` new
 #: ones replace the oldest of `LASTING * FRESH`.
