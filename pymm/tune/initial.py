@@ -20,7 +20,7 @@ from pymm.kernels import Config, Kernel, find_kernel
 from pymm.measure.precompile import config_directory, settle_beside
 from pymm.measure.verify import sources
 from pymm.selection.cost_model import most_promising, predicted_seconds
-from pymm.selection.records import Record, StoreError
+from pymm.selection.records import Record, StoreError, device_facts
 from pymm.selection.store import files, read
 from pymm.tune.finals import rivals_of
 
@@ -51,13 +51,14 @@ def elsewhere(device: Device) -> list[Record]:
     out: what uses them says so.
     """
     found: list[Record] = []
+    own = device_facts(device)
     for path in files(config_directory()):
         try:
             table = read(path)
         except StoreError:
             continue
-        same = table is None or table.device["name"] == device.name
-        if not same and table.device["kind"] == device.kind:
+        other = table.device if table else own
+        if other["name"] != own["name"] and other["kind"] == own["kind"]:
             found += table.records
     return found
 

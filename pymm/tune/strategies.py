@@ -129,7 +129,9 @@ def local(pool: Pool, known: Known, generator: np.random.Generator) -> Suggestio
         index = _far_from(pool, [*known.seconds, *known.pending], free, generator)
         return Suggestion(index, "random")
     near = pool.neighbours(known.best(NEIGHBOURS_OF), NEIGHBOUR_CHANGES)
-    candidates = np.intersect1d(np.union1d(np.flatnonzero(near), _random(pool, known)), free)
+    asked_about = near.copy()
+    asked_about[_random(pool, known)] = True
+    candidates = free[asked_about[free]]
     if not len(candidates):
         return at_random(pool, known, generator)
     surrogate.watch(candidates)

@@ -75,8 +75,12 @@ class Process:
     def watch(self, points: np.ndarray) -> None:
         """Watch these points, in ascending order; what is known of those watched before stays."""
         across, explained = np.empty((len(self._inverse), len(points))), np.empty(len(points))
-        old = np.isin(points, self._watched)
-        place = np.searchsorted(self._watched, points[old])
+        old, place = np.zeros(len(points), bool), np.zeros(0, int)
+        if len(self._watched):
+            place = np.searchsorted(self._watched, points)
+            place[place == len(self._watched)] = 0
+            old = self._watched[place] == points
+            place = place[old]
         across[: self._rows, old] = self._across[: self._rows, place]
         explained[old] = self._explained[place]
         new = self._across_to(points[~old])

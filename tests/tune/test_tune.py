@@ -14,7 +14,7 @@ from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.measure import results
 from pymm.selection import store
-from pymm.tune import session, tuner
+from pymm.tune import initial, session, tuner
 from pymm.tune.initial import PROMISING
 from pymm.tune.strategies import ORIGINS, START
 from pymm.tune.study import Search
@@ -112,6 +112,7 @@ def test_what_the_time_did_not_suffice_for_is_said(tmp_path, monkeypatch):
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep)
     for module in (tuner, session):
         monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(initial, "elsewhere", lambda device: [])  # no further finalist
     run = Run(tmp_path / "a", "--shapes 512 --budget 25", slow)
     counts = Counter(row["problem"] for row in run.rows if row["role"] == "search")
     assert 0 < counts["f32-NN-256x256x256"] < 8 <= counts["f32-NN-512x512x512"]
