@@ -21,6 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a checkout need not be installed
 
+import searches  # noqa: E402
 import tables  # noqa: E402
 from populations import populations  # noqa: E402
 from symmetric import beside_gemm, transposes  # noqa: E402
@@ -36,6 +37,8 @@ POPULATIONS = FOLDER / "populations.csv"
 #: What `python -m pymm.bench --shapes ladder --kernels all` wrote, here and on CPUs.
 LADDER = FOLDER / "ladder.csv"
 CPUS = sorted(FOLDER.parent.glob("*/cpu.csv"))
+#: What `benchmarks/replay.py` wrote.
+REPLAYS = ROOT / "benchmarks" / "replays.csv"
 #: Where rows of the suites are.
 SUITES = sorted(FOLDER.glob("suites*.csv"))
 #: What a reader has to know of the run, if anything: it stands below its date.
@@ -148,6 +151,8 @@ def page() -> str:
     if symmetric := transposes(suites):
         lines += ["", *symmetric]
     lines += ["", *kernel_tables()]
+    if REPLAYS.exists():
+        lines += ["", *searches.tables(REPLAYS)]
     return "\n".join(lines) + "\n"
 
 

@@ -54,7 +54,7 @@ class CommandHelp(SphinxDirective):
     """`{command-help} pymm.tune`: what `python -m pymm.tune --help` prints."""
 
     required_arguments = 1
-    optional_arguments = 1
+    optional_arguments = 2
 
     def run(self) -> list[nodes.Node]:
         words = [*self.arguments, "--help"]

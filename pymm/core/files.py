@@ -41,9 +41,9 @@ def locked(path: Path, seconds: float = 30.0) -> Iterator[None]:
         release()
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write `text` to `path` so that a reader finds the old text or the new one, even if this
-    process or the machine stops halfway. Call it under `locked`: left-overs are swept up.
+def replace_text(path: Path, text: str | bytes) -> None:
+    """Write `text` to `path`, as UTF-8, so that a reader finds the old text or the new one, even if
+    this process or the machine stops halfway. Call it under `locked`: left-overs are swept up.
     """
     path = Path(os.path.realpath(path))
     prefix = f".{path.name}."
@@ -51,8 +51,8 @@ def replace_text(path: Path, text: str) -> None:
         left.unlink(missing_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=prefix, suffix=".tmp", dir=path.parent)
     try:
-        with named(path), open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with named(path), open(descriptor, "wb") as file:
+            file.write(text.encode() if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(name, path)

@@ -5,11 +5,13 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import math
 import re
 import stat
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,13 +72,14 @@ def is_slug(text: object) -> bool:
 
 
 def read_text(path: Path, limit: int = MAX_BYTES) -> str:
-    """The text of a file in UTF-8, with or without a byte order mark. `FileNotFoundError` if there
-    is none, `BadInput` if it is no plain file, longer than `limit` bytes or no UTF-8.
+    """The text of a file in UTF-8, with or without a byte order mark, by gzip if its name ends in
+    `.gz`. `FileNotFoundError` if there is none, `BadInput` if it is no plain file, longer than
+    `limit` bytes or no UTF-8.
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise BadInput(f"{one_line(str(path))} cannot be read: it is no plain file")
-        with open(path, "rb") as file:
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
             content = file.read(limit + 1)
         if len(content) > limit:
             raise BadInput(f"{one_line(str(path))} has more than the {limit} bytes allowed")
@@ -86,6 +89,8 @@ def read_text(path: Path, limit: int = MAX_BYTES) -> str:
     except OSError as error:
         what = error.strerror or type(error).__name__
         raise BadInput(f"{one_line(str(path))} cannot be read: {what}") from None
+    except (EOFError, zlib.error):
+        raise BadInput(f"{one_line(str(path))} cannot be read: its end is lacking") from None
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         where = f"{one_line(str(path))}, line {line}"

@@ -85,18 +85,35 @@ class Schema:
 # (bytes of a thread), shared (bytes of a block), and `SEEN`.
 
 #: Trials of `python -m pymm.tune`. role: search, final, or baseline: a library (`config` is its
-#: name) timed in turn with the finals. measured_on: which of the machine's devices (`cuda:1`);
+#: name) timed in turn with the finals. origin: where the search had the configuration from: queue
+#: (the default, neighbours of what is stored, the cost model), warm (stored for another problem or
+#: device), model or neighbour (the sampler, in the whole space or near the best), random; empty in
+#: a final. measured_on: which of the machine's devices (`cuda:1`);
 #: beta: 1 where the product was added to C.
 TRIALS = Schema(
-    4,
+    5,
     (
-        *("schema", "time", "device", "problem", "kernel", "config", "role", "outcome"),
+        *("schema", "time", "device", "problem", "kernel", "config", "role", "origin", "outcome"),
         *("driver", "compiler", "source"),
         *("measured_on", "beta"),
         *("seconds", "spread", "repeats", "void", "gflops", "error"),
         *_RESOURCES,
         *SEEN,
         "detail",
+    ),
+    added=frozenset({"origin"}),
+)
+
+#: `python -m pymm.tune replay` and `benchmarks/replay.py`: searches on recorded times. depth:
+#: configurations compiled ahead, each takes as long as `compiling` measurements; noise, warm: 1
+#: where times were single runs, where a search began with the best of other devices. median and p90
+#: of the evaluations until the `goal` is reached, a part of the optimum (empty: not within `most`),
+#: arrived: share of the `seeds` searches that reach it.
+REPLAYS = Schema(
+    1,
+    (
+        *("schema", "device", "space", "sampler", "depth", "compiling", "noise", "warm", "most"),
+        *("seeds", "goal", "median", "p90", "arrived"),
     ),
 )
 

@@ -52,6 +52,7 @@ def data_of(results: Results) -> dict[str, object]:
                 "kernel": s.kernel,
                 "trials": len(s.tried),
                 "outcomes": dict(sorted(s.outcomes.items())),
+                **({"origins": dict(sorted(s.origins.items()))} if s.origins else {}),
                 "gain": number(s.gain),
                 "ratio": number(s.ratio),
                 "stale": s.stale,

@@ -60,6 +60,13 @@ class Search:
         """The number of trials by outcome."""
         return Counter(row.text("outcome") for row in self.tried)
 
+    @property
+    def origins(self) -> Counter[str]:
+        """The number of trials by where their configurations came from; without those of files that
+        do not say it.
+        """
+        return Counter(row.text("origin") for row in self.tried if row.text("origin"))
+
     @cached_property
     def progress(self) -> list[tuple[int, float, float]]:
         """After each trial: the number of trials, their seconds in total, the best time so

@@ -17,18 +17,21 @@ from pymm.console import spared
 from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.kernels import Config, Kernel, find_kernel
-from pymm.measure.precompile import settle_beside
+from pymm.measure.precompile import config_directory, settle_beside
 from pymm.measure.verify import sources
 from pymm.selection.cost_model import most_promising, predicted_seconds
-from pymm.selection.records import Record
+from pymm.selection.records import Record, StoreError, device_facts
+from pymm.selection.store import files, read
 from pymm.tune.finals import rivals_of
 
 Task = tuple[Problem, Kernel]
 
-#: How many stored configurations of the nearest problems are tried, how many of the cost model's,
+#: How many stored configurations of other problems are tried, the first of them those of the
+#: nearest, the others diverse ones of so many that are considered; how many of the cost model's,
 #: and how many that differ from the best known one in a single parameter; and how many of all of
 #: them if there is no budget.
-PORTFOLIO, PROMISING, NEAR = 6, 24, 8
+PORTFOLIO, NEAREST, CONSIDERED = 6, 3, 24
+PROMISING, NEAR = 24, 8
 FIRST = 24
 
 #: A stored configuration is left out if the model predicts so many times the default's time: tiles
@@ -41,6 +44,42 @@ LOOK_AHEAD = 8
 
 #: Processes that prepare quick searches, and configurations that such a search keeps.
 PREPARERS, MOST_KEPT = 4, 4000
+
+
+def elsewhere(device: Device) -> list[Record]:
+    """What is stored for other devices of this kind, here or as shipped. Damaged files are left
+    out: what uses them says so.
+    """
+    found: list[Record] = []
+    own = device_facts(device)
+    for path in files(config_directory()):
+        try:
+            table = read(path)
+        except StoreError:
+            continue
+        other = table.device if table else own
+        if other["name"] != own["name"] and other["kind"] == own["kind"]:
+            found += table.records
+    return found
+
+
+def diverse(configs: Sequence[Config], count: int, sure: int) -> list[Config]:
+    """`count` of these configurations, the most promising of which come first: the first `sure` of
+    them, then always one that differs in most parameters from all that are chosen. Winners of one
+    kind fail together: the best five by their mean were 10 to 50 % slower than five diverse ones on
+    a device that none of them came from.
+    """
+    chosen, left = list(configs[:sure]), list(configs[sure:])
+    while left and len(chosen) < count:
+        changes = [min((_changes(c, other) for other in chosen), default=0) for c in left]
+        chosen.append(left.pop(changes.index(max(changes))))
+    return chosen[:count]
+
+
+def _changes(config: Config, other: Config) -> int:
+    """How many parameters differ."""
+    pairs = zip(config.parameters, other.parameters, strict=True)
+    return sum(mine != theirs for mine, theirs in pairs)
 
 
 @dataclass(frozen=True)
@@ -56,22 +95,26 @@ class InitialConfigs:
     promising: tuple[Config, ...]
     device: Device | None = None
 
-    def first(self, stored: Iterable[Record], count: int = FIRST) -> list[Config]:
-        """Up to `count` configurations, each once: the default, then in turn one of the nearest
-        stored problems, one of the cost model's and one near the best known: the model ignores
-        some parameters.
+    def first(self, stored: Iterable[Record], count: int = FIRST) -> dict[Config, str]:
+        """Up to `count` configurations in their order, each with its origin: the default, then in
+        turn one of the nearest stored problems, here or on other devices (`warm`), one of the cost
+        model's and one near the best known (`queue`): the model ignores some parameters.
         """
-        alike = [r for r in stored if r.config.kernel == self.kernel and self._alike(r.problem)]
-        alike.sort(key=lambda record: self._distance(record.problem))
-        configs = dict.fromkeys(record.config for record in alike)
+        alike, foreign = self._nearest(stored), []
+        if self.device is not None and self.device.times_are_real:
+            valid = set(self.valid)
+            foreign = [r for r in self._nearest(elsewhere(self.device)) if r.config in valid]
+        configs = dict.fromkeys(r.config for r in (*alike[:CONSIDERED], *foreign[:PORTFOLIO]))
         # A record of this very problem is tried whatever the model predicts.
         own = {record.config for record in alike if record.problem == self.problem}
         fitting = (config for config in configs if config in own or self._fits(config))
-        portfolio = list(itertools.islice(fitting, PORTFOLIO))
+        portfolio = diverse(list(fitting), PORTFOLIO, NEAREST)
         near = self._near(portfolio[0] if portfolio else self.default)
         turns = itertools.zip_longest(portfolio, self.promising, near)
         mixed = [config for turn in turns for config in turn if config is not None]
-        return list(dict.fromkeys([self.default, *mixed]))[:count]
+        chosen = list(dict.fromkeys([self.default, *mixed]))[:count]
+        warm = set(portfolio) - {self.default}
+        return {config: "warm" if config in warm else "queue" for config in chosen}
 
     def _seconds(self, config: Config) -> float:
         if self.device is None or self.device.shares_host_cores:
@@ -94,6 +137,14 @@ class InitialConfigs:
                 found.append((abs(math.log2(new / old)), self._seconds(config), config))
         found = sorted((e for e in found if e[1] <= longest), key=lambda entry: entry[:2])
         return [config for *_, config in found[:NEAR]]
+
+    def _nearest(self, records: Iterable[Record]) -> list[Record]:
+        """Those of this kernel that may help, of the nearest problems first."""
+        found = [r for r in records if self._is_own(r.config) and self._alike(r.problem)]
+        return sorted(found, key=lambda record: self._distance(record.problem))
+
+    def _is_own(self, config: Config) -> bool:
+        return (config.kernel_name, config.backend) == (self.kernel.name, self.kernel.backend)
 
     def _alike(self, other: Problem) -> bool:
         """Whether a record of `other` may help: the same precision, and not half of a symmetric C

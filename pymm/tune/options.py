@@ -35,6 +35,8 @@ examples:
       after a new driver, compiler or pymm: what was tuned with the old one, again
   python -m pymm.tune --shapes 1024 --dry-run
       only say how many configurations are valid, and which rule rejected the others
+  python -m pymm.tune replay --help
+      search recorded times instead of a device
 
 Ctrl-C ends the search and saves the best so far; a second one leaves at once. A run that was
 killed goes on where it was when it is started again. Trials of a study can be watched with

@@ -156,7 +156,7 @@ class Session:
         self.problem, self.kernel, self.search, self.setup = problem, kernel, search, setup
         self.doubts: list[str] = []
         self._ahead: deque[Asked] = deque()
-        self._ends = math.inf
+        self._ends = self._began = math.inf
         self._took: deque[float] = deque(maxlen=LATEST)
         self._warm = False
         self._measuring: dict[int, Asked] = {}
@@ -176,7 +176,7 @@ class Session:
         that would not end in time; one that runs may finish. Raises `Broken`.
         """
         try:
-            self._ends, latest = ends - reserve, max(ends, latest)
+            self._began, self._ends, latest = time.monotonic(), ends - reserve, max(ends, latest)
             while not self.setup.stop():
                 enough = len(self.search) >= FEWEST_TRIALS
                 to_come = self._expected + max(reserve, FEWEST_FINALISTS * self._expected)
@@ -209,8 +209,7 @@ class Session:
 
     def _ask(self, most: int | None) -> bool:
         """Ask for one configuration more, unless as many as there are workers and compilers are
-        compiled ahead; whether there was one. Asking takes the time of a short measurement, so that
-        idle workers get theirs between two questions.
+        compiled ahead; whether there was one. Idle workers get theirs between two questions.
 
         On a CPU nothing is sent to the compiler while something is measured.
         """
@@ -218,9 +217,12 @@ class Session:
             return False
         if len(self._ahead) >= len(self.setup.crew) + self.setup.ahead or self.setup.stop():
             return False
-        late = self._ends - time.monotonic() < TO_COMPILE
-        if self.setup.quick and not self.search.queued and late:
+        now = time.monotonic()
+        late = self.setup.quick and self._ends - now < TO_COMPILE
+        if late and not self.search.queued:
             return False  # it would not be compiled in time
+        if not late:
+            self.search.limit_queue(most, (now - self._began) / max(self._ends - self._began, 1e-9))
         if (asked := self.search.ask(most)) is None:
             return False
         self._ahead.append(Asked(*asked, self._compile(asked[1])))
@@ -261,14 +263,15 @@ class Session:
         begin(self.setup.crew[place], request, limit)
 
     def _next_built(self, place: int) -> Asked | None:
-        """The first that is compiled, so that a slow compilation delays no other; on the place
-        where it failed only if there is no other.
+        """Of those that are compiled the most promising one by all results so far, one that the
+        compiler rejected before any other; on the place where it failed only if there is no other.
         """
-        for asked in self._ahead:
-            elsewhere = asked.failed_at == place and len(self.setup.crew) > 1
-            if asked.built and not elsewhere:
-                self._ahead.remove(asked)
-                return asked
+        alone = len(self.setup.crew) == 1
+        built = [a for a in self._ahead if a.built and (alone or a.failed_at != place)]
+        if built := [a for a in built if a.failure()] or built:
+            asked = built[self.search.most_promising([a.config for a in built])]
+            self._ahead.remove(asked)
+            return asked
         return None
 
     def _wait(self) -> None:
@@ -296,7 +299,8 @@ class Session:
         """Log and tell a trial of the device in `place`, or of the compiler."""
         trial, crew = self._plausible(trial), self.setup.crew
         measured_on = "" if place is None else crew.name(place)
-        self.setup.log.write(trial, self.device, measured_on=measured_on)
+        origin = self.search.origin(asked.number)
+        self.setup.log.write(trial, self.device, measured_on=measured_on, origin=origin)
         failed = trial.outcome in TRIED_AGAIN
         if failed and not asked.again:
             again = self._compile(asked.config)

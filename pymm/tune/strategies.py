@@ -10,8 +10,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
+
+from pymm.tune.surrogate import Surrogate
 
 #: Configurations of the space-filling start. More cost evaluations, fewer cost reliability: 20
 #: needed 25 to 60 evaluations more than 10 on the replay data.
@@ -20,26 +23,28 @@ START = 10
 #: A start is drawn as far apart as possible among so many random configurations.
 SPREAD_AMONG = 500
 
-#: The surrogate is asked about this many random configurations besides the neighbours of the best.
-CANDIDATES = 3000
-
 #: Neighbours differ in at most so many parameters from one of so many best configurations.
 NEIGHBOUR_CHANGES, NEIGHBOURS_OF = 2, 4
 
-#: Surrogates that are fitted independently and averaged, and steps of each fit (a Cholesky
-#: factorisation of all measured points). Evaluations to 95 % of the optimum on the three GPUs of
-#: the replay data, 30 seeds: medians 43, 46, 50 with three of 30 steps, 61, 45, 62 with one of 60.
-SURROGATES, FIT_STEPS = 3, 30
+#: Every second question, and measurement, goes to a configuration that differs from the best in
+#: a single parameter, where there is one: on the replay data searches that took long had been one
+#: parameter away from the optimum for many evaluations.
+CLIMB = 2
 
-#: While n configurations are under way, a fit may lack the latest n / LAG results: those asked for
-#: meanwhile are the best of the so many best candidates at the fit. A fit takes longer than many a
-#: measurement.
-LAG, SHORT_LIST = 8, 256
+#: Besides these the surrogate is asked about random configurations: with each result `FRESH` new
+#: ones replace the oldest of `LASTING * FRESH`.
+FRESH, LASTING = 100, 20
 
-#: Priors of the surrogate, normal in the logarithm: length scale of a parameter whose range is 1,
-#: and variance of the noise beside that of the times.
-LENGTH_PRIOR = (math.log(1.5), 1.0)
-NOISE_PRIOR = (math.log(1e-3), 1.5)
+#: Where a suggestion may come from: the queue of first configurations, a stored configuration of
+#: another problem or device, the surrogate over the whole space or near the best, or chance.
+ORIGINS = ("queue", "warm", "model", "neighbour", "random")
+
+
+class Suggestion(NamedTuple):
+    """The index of a configuration, and one of `ORIGINS`."""
+
+    index: int
+    origin: str
 
 
 class Pool:
@@ -59,13 +64,12 @@ class Pool:
     def __len__(self) -> int:
         return len(self.values)
 
-    def neighbours(self, centres: np.ndarray) -> np.ndarray:
-        """Indices of configurations that differ from a centre in few parameters."""
+    def neighbours(self, centres: Sequence[int], most: int) -> np.ndarray:
+        """Which configurations differ from a centre in at most `most` parameters, as a mask."""
         near = np.zeros(len(self), bool)
         for centre in centres:
-            changes = (self.points != self.points[centre]).sum(axis=1)
-            near |= changes <= NEIGHBOUR_CHANGES
-        return np.flatnonzero(near)
+            near |= (self.points != self.points[centre]).sum(axis=1) <= most
+        return near
 
 
 def _ranks(column: np.ndarray) -> np.ndarray:
@@ -74,26 +78,15 @@ def _ranks(column: np.ndarray) -> np.ndarray:
 
 
 @dataclass
-class Fit:
-    """What `local` keeps for its next questions: its surrogates, how many results they know, which
-    configurations under way they believe a time of, and the best candidates.
-    """
-
-    surrogates: list[Surrogate]
-    results: int
-    believed: set[int]
-    candidates: np.ndarray
-
-
-@dataclass
 class Known:
-    """What a strategy may know: seconds by index (NaN for what failed) and indices under way; `fit`
-    is its own.
+    """What a strategy may know: seconds by index in the order of the results (NaN for what failed),
+    indices under way, and the seed of the search. `surrogate` is made from these by `surrogate_of`.
     """
 
     seconds: dict[int, float]
     pending: AbstractSet[int]
-    fit: Fit | None = field(default=None, repr=False)
+    seed: tuple[int, ...] = (0,)
+    surrogate: Surrogate | None = field(default=None, repr=False)
 
     def free(self, pool: Pool) -> np.ndarray:
         """Indices that were neither measured nor asked for."""
@@ -101,63 +94,91 @@ class Known:
         taken[[*self.seconds, *self.pending]] = True
         return np.flatnonzero(~taken)
 
+    def best(self, count: int) -> list[int]:
+        """Indices of the smallest times, the smallest first."""
+        timed = [index for index, seconds in self.seconds.items() if math.isfinite(seconds)]
+        return sorted(timed, key=self.seconds.__getitem__)[:count]
 
-Strategy = Callable[[Pool, Known, np.random.Generator], int]
+
+Strategy = Callable[[Pool, Known, np.random.Generator], Suggestion]
 
 
-def exhaustive(pool: Pool, known: Known, generator: np.random.Generator) -> int:
+def exhaustive(pool: Pool, known: Known, generator: np.random.Generator) -> Suggestion:
     """The first one left, in the order of the space."""
-    return int(known.free(pool)[0])
+    return Suggestion(int(known.free(pool)[0]), "queue")
 
 
-def at_random(pool: Pool, known: Known, generator: np.random.Generator) -> int:
+def at_random(pool: Pool, known: Known, generator: np.random.Generator) -> Suggestion:
     """Any one left."""
-    return int(generator.choice(known.free(pool)))
+    return Suggestion(int(generator.choice(known.free(pool))), "random")
 
 
-def local(pool: Pool, known: Known, generator: np.random.Generator) -> int:
-    """Far apart at first; then where a Gaussian process over the logarithm of the times expects
-    the largest improvement, among the neighbours of the best and random others.
+def local(pool: Pool, known: Known, generator: np.random.Generator) -> Suggestion:
+    """Far apart at first; then where Gaussian processes over the logarithm of the times expect the
+    largest improvement, among the neighbours of the best and random others.
 
-    Expected improvement: D. R. Jones, M. Schonlau, W. J. Welch, Efficient global optimization of
-    expensive black-box functions, J. Global Optimization 13, 1998; averaged over several fits of
-    the process as in J. Snoek, H. Larochelle, R. P. Adams, Practical Bayesian optimization of
-    machine learning algorithms, NeurIPS 2012, section 3.2. What failed counts as slow as
-    the slowest; what is under way as fast as the process expects it to be.
+    Averaged over several fits of the process as in J. Snoek, H. Larochelle, R. P. Adams, Practical
+    Bayesian optimization of machine learning algorithms, NeurIPS 2012, section 3.2. What failed
+    counts as slow as the slowest; what is under way as fast as the process expects it to be.
     """
     free = known.free(pool)
-    if known.fit is not None:
-        latest = len(known.seconds) - known.fit.results
-        candidates = np.intersect1d(known.fit.candidates, free)
-        if len(candidates) and latest <= len(known.pending) // LAG:
-            return _best_of(candidates, pool, known)
-    usable = [i for i, seconds in known.seconds.items() if math.isfinite(seconds)]
-    if len(known.seconds) + len(known.pending) < START or len(usable) < 2:
-        return _far_from(pool, [*known.seconds, *known.pending], free, generator)
-    indices = np.array(list(known.seconds))
-    times = np.array([known.seconds[i] for i in indices])
+    surrogate = None
+    if len(known.seconds) + len(known.pending) >= START:
+        surrogate = surrogate_of(pool, known)
+    if surrogate is None:
+        index = _far_from(pool, [*known.seconds, *known.pending], free, generator)
+        return Suggestion(index, "random")
+    near = pool.neighbours(known.best(NEIGHBOURS_OF), NEIGHBOUR_CHANGES)
+    asked_about = near.copy()
+    asked_about[_random(pool, known)] = True
+    candidates = free[asked_about[free]]
+    if not len(candidates):
+        return at_random(pool, known, generator)
+    surrogate.watch(candidates)
+    gains = surrogate.promise_watched(sorted(known.pending))
+    if (len(known.seconds) + len(known.pending)) % CLIMB == 0:
+        beside = pool.neighbours(known.best(1), 1)[candidates]
+        gains = np.where(beside, gains, -np.inf) if beside.any() else gains
+    index = int(candidates[np.argmax(gains)])
+    return Suggestion(index, "neighbour" if near[index] else "model")
+
+
+def most_promising(pool: Pool, known: Known, indices: Sequence[int]) -> int:
+    """The place of the one of these to be measured next, by all results so far; the first of them
+    while they are few.
+    """
+    surrogate = surrogate_of(pool, known) if len(known.seconds) >= START else None
+    if surrogate is None or len(indices) == 1:
+        return 0
+    gains = surrogate.promise(indices)
+    if len(known.seconds) % CLIMB == 0:
+        beside = pool.neighbours(known.best(1), 1)[np.array(indices)]
+        gains = np.where(beside, gains, -np.inf) if beside.any() else gains
+    return int(np.argmax(gains))
+
+
+def surrogate_of(pool: Pool, known: Known) -> Surrogate | None:
+    """The surrogate of all results so far, None if they are too few for one."""
+    times = np.array(list(known.seconds.values()))
+    if np.isfinite(times).sum() < 2:
+        return None
     times[~np.isfinite(times)] = np.nanmax(times)
-    best = indices[np.argsort(times, kind="stable")[:NEIGHBOURS_OF]]
-    others = generator.choice(free, min(CANDIDATES, len(free)), replace=False)
-    candidates = np.union1d(np.intersect1d(pool.neighbours(best), free), others)
-    points, logs = pool.points[indices], np.log(times)
-    surrogates = [Surrogate(points, logs, generator) for _ in range(SURROGATES)]
-    known.fit = Fit(surrogates, len(known.seconds), set(), candidates)
-    return _best_of(candidates, pool, known)
+    if known.surrogate is None:
+        known.surrogate = Surrogate(pool.points, known.seed)
+    known.surrogate.update(list(known.seconds), np.log(times))
+    return known.surrogate
 
 
-def _best_of(candidates: np.ndarray, pool: Pool, known: Known) -> int:
-    """The candidate of the largest expected improvement; the next best ones stay candidates."""
-    fit, gain = known.fit, np.zeros(len(candidates))
-    under_way = sorted(set(known.pending) - fit.believed)
-    for surrogate in fit.surrogates:
-        if under_way:
-            surrogate.believe(pool.points[under_way])
-        gain += surrogate.expected_improvement(pool.points[candidates])
-    fit.believed.update(under_way)
-    order = np.argsort(-gain, kind="stable")
-    fit.candidates = candidates[order[:SHORT_LIST]]
-    return int(candidates[order[0]])
+def _random(pool: Pool, known: Known) -> np.ndarray:
+    """Random configurations, the same after the same number of results."""
+    if len(pool) <= FRESH * LASTING:
+        return np.arange(len(pool))
+    latest = len(known.seconds)
+    blocks = [
+        np.random.default_rng((*known.seed, number)).integers(len(pool), size=FRESH)
+        for number in range(max(0, latest - LASTING) + 1, max(latest, LASTING) + 1)
+    ]
+    return np.concatenate(blocks)
 
 
 def _far_from(
@@ -168,97 +189,6 @@ def _far_from(
         return int(among[0])
     apart = np.abs(pool.points[among][:, None] - pool.points[list(taken)][None]).sum(axis=2)
     return int(among[np.argmax(apart.min(axis=1))])
-
-
-class Surrogate:
-    """A Gaussian process with a Matern 5/2 kernel, one length scale for each parameter.
-
-    C. E. Rasmussen and C. K. I. Williams, Gaussian Processes for Machine Learning (MIT Press,
-    2006), sections 2.2, 4.2 and 5.4. The scale of the values is fitted in closed form, length
-    scales and noise by a random walk uphill on likelihood times prior.
-    """
-
-    def __init__(
-        self, points: np.ndarray, values: np.ndarray, generator: np.random.Generator
-    ) -> None:
-        self._points = points
-        deviation = float(values.std()) or 1.0
-        self._targets = (values - values.mean()) / deviation
-        dimensions = points.shape[1]
-        start = np.array([LENGTH_PRIOR[0]] * dimensions + [NOISE_PRIOR[0]])
-        self._logs = self._climb(start, generator)
-        self._factorise()
-
-    def believe(self, points: np.ndarray) -> None:
-        """Take the prediction at further points for a measurement there."""
-        mean, _ = self.predict(points)
-        self._points = np.concatenate([self._points, points])
-        self._targets = np.concatenate([self._targets, mean])
-        self._factorise()
-
-    def predict(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation at `points`, in standard deviations of the values."""
-        across = matern(points, self._points, np.exp(self._logs[:-1]))
-        half = np.linalg.solve(self._factor, across.T)
-        variance = np.maximum(1.0 - (half * half).sum(axis=0), 1e-9) * self._scale
-        return half.T @ self._whitened, np.sqrt(variance)
-
-    def expected_improvement(self, points: np.ndarray) -> np.ndarray:
-        """By how much a point may be expected to fall below the smallest value so far."""
-        mean, deviation = self.predict(points)
-        distance = (self._targets.min() - mean) / deviation
-        below = 0.5 * (1.0 + _erf(distance / math.sqrt(2.0)))
-        density = np.exp(-0.5 * distance**2) / math.sqrt(2.0 * math.pi)
-        gain = deviation * (distance * below + density)
-        return gain if gain.max() > 1e-12 else deviation - mean
-
-    def _factorise(self) -> None:
-        covariance = matern(self._points, self._points, np.exp(self._logs[:-1]))
-        covariance[np.diag_indices_from(covariance)] += np.exp(self._logs[-1])
-        self._factor = np.linalg.cholesky(covariance)
-        self._whitened = np.linalg.solve(self._factor, self._targets)
-        self._scale = max(float(np.mean(self._whitened**2)), 1e-12)
-
-    def _climb(self, logs: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        best = self._loss(logs)
-        for step in range(FIT_STEPS):
-            trial = logs.copy()
-            if step % 3:
-                trial[generator.integers(len(logs))] += generator.normal(0.0, 0.7)
-            else:
-                trial += generator.normal(0.0, 0.2, len(logs))
-            loss = self._loss(trial)
-            if loss < best:
-                logs, best = trial, loss
-        return logs
-
-    def _loss(self, logs: np.ndarray) -> float:
-        """Negative logarithm of likelihood times prior, but for a constant."""
-        covariance = matern(self._points, self._points, np.exp(logs[:-1]))
-        covariance[np.diag_indices_from(covariance)] += np.exp(logs[-1])
-        try:
-            factor = np.linalg.cholesky(covariance)
-        except np.linalg.LinAlgError:
-            return math.inf
-        whitened = np.linalg.solve(factor, self._targets)
-        scale = max(float(np.mean(whitened**2)), 1e-12)
-        fit = 0.5 * len(whitened) * math.log(scale) + np.log(np.diag(factor)).sum()
-        prior = ((logs[:-1] - LENGTH_PRIOR[0]) / LENGTH_PRIOR[1]) ** 2
-        return float(
-            fit + 0.5 * prior.sum() + 0.5 * ((logs[-1] - NOISE_PRIOR[0]) / NOISE_PRIOR[1]) ** 2
-        )
-
-
-def matern(points: np.ndarray, others: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Matern 5/2 covariance of points (n x d) and others (m x d), n x m, variance 1."""
-    a, b = points / lengths, others / lengths
-    squares = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1)[None] - 2.0 * a @ b.T
-    r = np.sqrt(5.0 * np.maximum(squares, 0.0))
-    return (1.0 + r + r * r / 3.0) * np.exp(-r)
-
-
-def _erf(x: np.ndarray) -> np.ndarray:
-    return np.fromiter(map(math.erf, x), np.float64, len(x))
 
 
 STRATEGIES: dict[str, Strategy] = {

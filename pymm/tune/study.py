@@ -21,13 +21,21 @@ import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, IntDistribution
 from optuna.exceptions import UpdateFinishedTrialError
-from optuna.samplers import TPESampler
+from optuna.samplers import BaseSampler, TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from pymm.kernels import Config
 from pymm.measure.workbench import OUTCOMES, Trial
-from pymm.tune.strategies import STRATEGIES, Known, Pool
+from pymm.tune.strategies import (
+    STRATEGIES,
+    Known,
+    Pool,
+    Strategy,
+    Suggestion,
+    local,
+    most_promising,
+)
 
 #: Outcomes that say something of a configuration, whoever tries it again with the same compiler.
 #: Any other may have been the machine's, and is forgotten by the next run.
@@ -36,6 +44,10 @@ LASTING = ("ok", "too_slow", "wrong", "compile_failed")
 #: Names for `--sampler`.
 SAMPLERS = (*STRATEGIES, "tpe")
 
+#: Part of the trials, or of the time, that the queue of first configurations may take: the rest is
+#: the sampler's. At least the default and one more are tried.
+QUEUE_PART, FEWEST_QUEUED = 1 / 3, 2
+
 #: A tuner of a shared study shows every so many seconds that it lives; one that has not for so many
 #: is taken for dead, and what it was measuring is tried again.
 BEAT, SILENT = 5.0, 60.0
@@ -43,8 +55,8 @@ BEAT, SILENT = 5.0, 60.0
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
-def tpe(pool: Pool, known: Known, generator: np.random.Generator) -> int:
-    """Optuna's TPE, its suggestion moved to the nearest free configuration of the pool."""
+def tpe(pool: Pool, known: Known, generator: np.random.Generator) -> Suggestion:
+    """Optuna's TPE."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         sampler = TPESampler(
@@ -55,6 +67,20 @@ def tpe(pool: Pool, known: Known, generator: np.random.Generator) -> int:
             group=False,
             constant_liar=True,
         )
+    return suggested_by(sampler, pool, known)
+
+
+def strategy_of(sampler: str) -> Strategy:
+    """The strategy of that name. `ValueError` if there is none."""
+    if sampler not in SAMPLERS:
+        raise ValueError(f"sampler {sampler!r} is none of {', '.join(SAMPLERS)}")
+    return tpe if sampler == "tpe" else STRATEGIES[sampler]
+
+
+def suggested_by(sampler: BaseSampler, pool: Pool, known: Known) -> Suggestion:
+    """What a sampler of Optuna's suggests after these results, moved to the nearest free
+    configuration of the pool.
+    """
     space = distributions_of(pool)
     study = optuna.create_study(sampler=sampler)
     for index, seconds in known.seconds.items():
@@ -66,7 +92,12 @@ def tpe(pool: Pool, known: Known, generator: np.random.Generator) -> int:
     free = known.free(pool)
     target = np.log2([wanted[name] for name in pool.names])
     distance = np.abs(np.log2(pool.values[free]) - target).sum(axis=1)
-    return int(free[np.argmin(distance)])
+    return Suggestion(int(free[np.argmin(distance)]), "model")
+
+
+def queue_limit(most: int | None) -> float:
+    """How many of `most` trials the queue may take."""
+    return math.inf if most is None else max(FEWEST_QUEUED, math.ceil(QUEUE_PART * most))
 
 
 def distributions_of(pool: Pool) -> dict[str, BaseDistribution]:
@@ -130,8 +161,9 @@ def _machine() -> str:
 
 class Search:
     """One study: ask for configurations that are valid and new, tell what became of them. `queued`
-    counts those that `enqueue` has brought and nobody asked for yet. With `company` other tuners
-    work on the study, too; without, whatever it says is under way was begun by one that is dead.
+    counts those that `enqueue` has brought and nobody asked for yet, `from_queue` those that were
+    asked for. With `company` other tuners work on the study, too; without, whatever it says is
+    under way was begun by one that is dead.
 
     A trial is made with its parameters in one step. Of trials with the same parameters the one with
     the lowest number counts, and whoever has made another gives it up: so nothing is measured
@@ -142,24 +174,23 @@ class Search:
         self,
         study: Study,
         configs: Sequence[Config],
-        sampler: str = "local",
+        sampler: str | Strategy = "local",
         seed: int = 0,
         company: Company | None = None,
     ) -> None:
-        if sampler not in SAMPLERS:
-            raise ValueError(f"sampler {sampler!r} is none of {', '.join(SAMPLERS)}")
         self.study, self.configs, self.company = study, list(configs), company
         self.pool = Pool([config.as_dict() for config in self.configs])
         self._index = {config: index for index, config in enumerate(self.configs)}
         self._space = distributions_of(self.pool)
-        self._strategy = tpe if sampler == "tpe" else STRATEGIES[sampler]
+        self._strategy = sampler if callable(sampler) else strategy_of(sampler)
         self._seed = (seed, *company.me.encode()) if company else (seed,)
-        self.known = Known({}, set())
+        self.known = Known({}, set(), self._seed)
         self.best: tuple[Config, float] | None = None
         self.ranking: dict[Config, float] = {}
-        self._asked: dict[int, tuple[int, int]] = {}  # number: id, index
+        self._asked: dict[int, tuple[int, Suggestion]] = {}  # number: id, what was suggested
         self._others: dict[int, int] = {}  # number: index
-        self._queue: deque[int] = deque()
+        self._queue: deque[Suggestion] = deque()
+        self.from_queue = 0
         self._settled: dict[int, int | None] = {}  # number: index of one that counts
         self._refresh(LASTING)
 
@@ -193,12 +224,35 @@ class Search:
         if self.company:
             self.company.beat()
 
-    def enqueue(self, configs: Iterable[Config]) -> None:
-        """Have these asked for first, those that are valid and new."""
+    def enqueue(self, configs: Mapping[Config, str] | Iterable[Config]) -> None:
+        """Have these asked for first, those that are valid and new. A mapping says where each comes
+        from (`strategies.ORIGINS`); else it is the queue.
+        """
+        origins = configs if isinstance(configs, Mapping) else {}
+        waiting = {suggestion.index for suggestion in self._queue}
         for config in configs:
             index = self._index.get(config)
-            if index is not None and index not in self.known.seconds and index not in self._queue:
-                self._queue.append(index)
+            if index is not None and index not in self.known.seconds and index not in waiting:
+                waiting.add(index)
+                self._queue.append(Suggestion(index, origins.get(config, "queue")))
+
+    def limit_queue(self, most: int | None, spent: float) -> None:
+        """Empty the queue if it has had its part of `most` trials, or of the time, of which `spent`
+        (0 to 1) is over: from now on the strategy is asked.
+        """
+        asked = self.from_queue
+        if asked >= queue_limit(most) or (spent >= QUEUE_PART and asked >= FEWEST_QUEUED):
+            self._queue.clear()
+
+    def origin(self, number: int) -> str:
+        """Where the configuration of a trial under way comes from, one of `strategies.ORIGINS`."""
+        return self._asked[number][1].origin
+
+    def most_promising(self, configs: Sequence[Config]) -> int:
+        """The place of the one to be measured next, by all results so far."""
+        if len(configs) == 1 or self._strategy is not local:
+            return 0
+        return most_promising(self.pool, self.known, [self._index[config] for config in configs])
 
     def ask(self, most: int | None = None) -> tuple[int, Config] | None:
         """The number of a new trial and its configuration; None if there is nothing left, or `most`
@@ -206,12 +260,13 @@ class Search:
         """
         self._refresh(OUTCOMES)
         while not self.exhausted and (most is None or self.begun < most):
-            index = self._queue_head()
-            index = self._chosen() if index is None else index
-            number = self._create(index)
+            queued = self._queue_head()
+            suggestion = queued or self._chosen()
+            number = self._create(suggestion)
             self._refresh(OUTCOMES)
-            if self._may_have(number, index, most):
-                return number, self.configs[index]
+            if self._may_have(number, suggestion.index, most):
+                self.from_queue += queued is not None
+                return number, self.configs[suggestion.index]
             self._fail(number, "repeated")
         return None
 
@@ -240,26 +295,32 @@ class Search:
 
     # Trials
 
-    def _create(self, index: int) -> int:
+    def _create(self, suggestion: Suggestion) -> int:
         """Begin a trial; its number."""
-        who = {"tuner": self.company.me} if self.company else {}
-        trial = _trial(self.pool, index, self._space, TrialState.RUNNING, user_attrs=who)
+        said = {"origin": suggestion.origin}
+        if self.company:
+            said["tuner"] = self.company.me
+        running = TrialState.RUNNING
+        trial = _trial(self.pool, suggestion.index, self._space, running, user_attrs=said)
         storage, study = self.study._storage, self.study._study_id
         trial_id = storage.create_new_trial(study, template_trial=trial)
         number = storage.get_trial_number_from_id(trial_id)
-        self._asked[number] = trial_id, index
+        self._asked[number] = trial_id, suggestion
         return number
 
-    def _queue_head(self) -> int | None:
-        """The index of the first that was queued and is still free."""
+    def _queue_head(self) -> Suggestion | None:
+        """The first that was queued and is still free."""
         while self._queue:
-            index = self._queue.popleft()
-            if index not in self.known.seconds and index not in self.known.pending:
-                return index
+            suggestion = self._queue.popleft()
+            if self._is_free(suggestion.index):
+                return suggestion
         return None
 
-    def _chosen(self) -> int:
-        """The index that the strategy names."""
+    def _is_free(self, index: int) -> bool:
+        return index not in self.known.seconds and index not in self.known.pending
+
+    def _chosen(self) -> Suggestion:
+        """What the strategy names."""
         count = len(self._settled) + len(self._asked) + len(self._others)
         generator = np.random.default_rng((*self._seed, count))
         return self._strategy(self.pool, self.known, generator)
@@ -267,7 +328,7 @@ class Search:
     def _may_have(self, number: int, index: int, most: int | None) -> bool:
         """Whether a trial is the first of its configuration, and among the first `most`."""
         before = {n: i for n, i in self._others.items() if n < number}
-        before |= {n: i for n, (_, i) in self._asked.items() if n < number}
+        before |= {n: s.index for n, (_, s) in self._asked.items() if n < number}
         if index in self.known.seconds or index in before.values():
             return False
         return most is None or len(self.known.seconds.keys() | set(before.values())) < most
@@ -292,7 +353,7 @@ class Search:
             return
 
     def _count_pending(self) -> None:
-        own = {index for _, index in self._asked.values()}
+        own = {suggestion.index for _, suggestion in self._asked.values()}
         self.known.pending = own | set(self._others.values())
 
     def _of(self, params: Mapping[str, int]) -> int | None:
@@ -312,7 +373,8 @@ class Search:
         """Take over what other tuners, or an earlier run, have found out, where the outcome is one
         of `counting`; queue what dead ones had begun.
         """
-        self._others, dropped = {}, []
+        self._others = {}
+        dropped: list[tuple[FrozenTrial, int | None]] = []
         for trial in self.study.get_trials(deepcopy=False):
             number = trial.number
             if number in self._settled or number in self._asked:
@@ -326,15 +388,19 @@ class Search:
             elif trial.state == TrialState.RUNNING:
                 owner = trial.user_attrs.get("tuner", "")
                 if self.company is None or not self.company.lives(owner, number):
-                    dropped.append((number, trial._trial_id, index))
+                    dropped.append((trial, index))
                 elif index is not None:
                     self._others[number] = index
-        for number, trial_id, _ in dropped:
-            self._settled[number] = None
-            self._end(trial_id, {"outcome": "interrupted"}, None)
+        for trial, _ in dropped:
+            self._settled[trial.number] = None
+            self._end(trial._trial_id, {"outcome": "interrupted"}, None)
         self._count_pending()
-        again = [index for _, _, index in dropped if index is not None]
-        self.enqueue(self.configs[index] for index in again)
+        again = {
+            self.configs[i]: t.user_attrs.get("origin", "queue")
+            for t, i in dropped
+            if i is not None
+        }
+        self.enqueue(again)
 
 
 def _parameters(trial: FrozenTrial) -> Mapping[str, int]:

@@ -76,14 +76,21 @@ class TrialLog:
                 raise
 
     def write(
-        self, trial: Trial, device: Device, role: str = "search", measured_on: str = ""
+        self,
+        trial: Trial,
+        device: Device,
+        role: str = "search",
+        measured_on: str = "",
+        origin: str = "",
     ) -> None:
-        """Append a trial; `role` is `search`, or `final` in the interleaved comparison, and
-        `measured_on` the name of the device of that model, empty for what was not run.
+        """Append a trial; `role` is `search`, or `final` in the interleaved comparison,
+        `measured_on` the name of the device of that model, empty for what was not run, and `origin`
+        one of `strategies.ORIGINS`, empty in a final.
         """
         config, seen, resources = trial.config, trial.telemetry, trial.resources
         row = {
             "config": config.slug,
+            "origin": origin,
             "source": kernel_digest(config.backend, config.kernel.file),
             "outcome": trial.outcome,
             **_times(trial.seconds, trial.spread, trial.gflops),

@@ -48,7 +48,7 @@ from pymm.tune.options import Options, parse
 from pymm.tune.progress import Line, Progress, show_lines
 from pymm.tune.session import FEWEST_TRIALS, Broken, Session, Setup, Streak
 from pymm.tune.storage import StorageLost, open_shared, open_storage, open_study, shared_name
-from pymm.tune.study import Company, Search
+from pymm.tune.study import Company, Search, queue_limit
 from pymm.tune.trial_log import ForeignFile, TrialLog
 
 
@@ -357,10 +357,12 @@ class Tuner:
         """
         if self.options.stale:
             return FIRST_IF_STALE
+        most = queue_limit(self.options.trials)
         if self.options.budget is None:
-            return FIRST
+            return int(min(FIRST, most))
         share = self.options.budget / max(tasks, 1)
-        return max(FEWEST_FIRST, min(MOST_FIRST, int(share * self.ahead / SECONDS_PER_SOURCE)))
+        count = min(MOST_FIRST, int(share * self.ahead / SECONDS_PER_SOURCE))
+        return int(min(most, max(FEWEST_FIRST, count)))
 
     def _share(self, left: int) -> float:
         """When the next of `left` tasks is over, by the monotonic clock."""

@@ -145,6 +145,7 @@ def test_statistics_of_a_search(folder):
     (search,) = searches.searches(read(folder))
     assert search.gain == pytest.approx(4e-3 / 1.6e-3)
     assert search.outcomes == {"ok": 27, "too_slow": 13, "wrong": 1}
+    assert search.origins == {"queue": 11, "random": 10, "neighbour": 20}
     bests = [best for _, _, best in search.progress]
     assert bests == sorted(bests, reverse=True) and search.progress[-1][:2] == (41, 40.0)
     parts = search.importance

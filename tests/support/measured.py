@@ -189,11 +189,12 @@ def trials(slug: str = SLUG) -> list[dict[str, object]]:
                 "kernel": "pipelined",
                 "config": f"pipelined-MB{mb}-NB{nb}",
                 "role": "search",
+                "origin": ("queue", "random", "neighbour", "neighbour")[count * 4 // 41],
                 "outcome": "too_slow" if slow else "ok",
                 "seconds": 2e-3 * 64 / mb * (1 + count / 1e5),
             }
         )
-    late = {"time": "2026-11-21T17:00:40+00:00", "seconds": ""}
+    late = {"time": "2026-11-21T17:00:40+00:00", "seconds": "", "origin": "neighbour"}
     rows.append(rows[0] | late | {"outcome": "wrong", "detail": "first wrong: (0, 0)"})
     for mb, time in ((32, 4e-3), (128, 1.6e-3)):
         rows.append(
@@ -201,6 +202,7 @@ def trials(slug: str = SLUG) -> list[dict[str, object]]:
             | {
                 "config": f"pipelined-MB{mb}-NB32",
                 "role": "final",
+                "origin": "",
                 "outcome": "ok",
                 "seconds": time,
             }

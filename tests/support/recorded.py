@@ -6,11 +6,10 @@ every way that a test wants.
 
 from __future__ import annotations
 
-import csv
-import gzip
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cache
 from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,16 +22,20 @@ from pymm.core.problem import Problem
 from pymm.kernels import Config
 from pymm.measure.workbench import Trial
 from pymm.measure.worker_process import Reply
+from pymm.tune.t4 import Recording, read_recordings
 
-REPLAY = Path(__file__).parent / "data" / "gemm_rtx_2080_ti.csv.gz"
+#: Recorded spaces of four GPUs, see the README beside them.
+RECORDINGS = {
+    path.name.split(".")[0]: path
+    for path in sorted((Path(__file__).parent / "data").glob("*.t4.json.gz"))
+}
 
 
-def replayed(path: Path = REPLAY) -> tuple[list[dict[str, int]], np.ndarray]:
-    """Parameters and seconds of a brute-forced space (benchmark_hub, 10.5281/zenodo.15364124)."""
-    with gzip.open(path, "rt", newline="") as file:
-        rows = list(csv.DictReader(file))
-    times = np.array([float(row.pop("time_ms")) for row in rows]) / 1e3
-    return [{name: int(value) for name, value in row.items()} for row in rows], times
+@cache
+def recording(name: str) -> Recording:
+    """One of `RECORDINGS`."""
+    (found,) = read_recordings(RECORDINGS[name])
+    return found
 
 
 # A worker that only remembers

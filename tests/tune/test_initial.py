@@ -1,5 +1,7 @@
 """What a search tries first."""
 
+from dataclasses import replace
+
 import pytest
 from recorded import NoCompiler
 
@@ -7,8 +9,10 @@ from pymm.core.device import Device, cuda_peaks
 from pymm.core.problem import Problem
 from pymm.kernels import find_kernel
 from pymm.kernels.source import kernel_digest
+from pymm.selection import store
 from pymm.selection.cost_model import predicted_seconds
 from pymm.selection.records import Environment, Record
+from pymm.tune import initial
 from pymm.tune.initial import FIRST, PORTFOLIO, PROMISING, InitialConfigs, Prefetcher
 from pymm.tune.initial import prepare as prepared
 
@@ -42,7 +46,7 @@ def test_default_then_stored_and_promising_by_turns():
     assert set(outset.valid) == set(VALID) and outset.default == KERNEL.default_config
     assert len(outset.promising) == PROMISING
     stored = [record(config, 900 + n) for n, config in enumerate(FITTING[50:][: PORTFOLIO + 3])]
-    first = outset.first(stored)
+    first = list(outset.first(stored))
     assert first[0] == outset.default
     assert first[1] == stored[-1].config, "of the nearest problem"
     assert first[2] == outset.promising[0]
@@ -54,7 +58,7 @@ def test_variants_of_the_best_known_are_tried():
     """One parameter of the nearest stored configuration is changed, by one step at first."""
     outset = prepare(PROBLEM, KERNEL, H200)
     base = FITTING[70]
-    first = outset.first([record(base, 1000)], 40)
+    first = list(outset.first([record(base, 1000)], 40))
     others = [c for c in first[1:] if c not in outset.promising]
     changes = [
         {name for name, value in config.parameters if value != base.as_dict()[name]}
@@ -79,7 +83,7 @@ def test_same_type_and_layout_come_first():
     other, turned, same = FITTING[60:63]
     stored = [record(other, 1000, dtype="f64"), record(turned, 1000, trans_a=True)]
     stored.append(record(same, 4000))
-    first = prepare(PROBLEM, KERNEL, H200).first(stored)
+    first = list(prepare(PROBLEM, KERNEL, H200).first(stored))
     places = [first.index(config) for config in (same, turned, other)]
     assert places == sorted(places)
 
@@ -90,7 +94,7 @@ def test_bfloat16_begins_with_what_float16_takes():
     ordered = sorted(outset.valid, key=lambda config: predicted_seconds(config, problem, H200))
     near, far, single = ordered[60:63]
     stored = [record(single, 1024, dtype="f16_f32"), record(far, 2048, dtype="bf16")]
-    first = outset.first([*stored, record(near, 1024, dtype="f16")])
+    first = list(outset.first([*stored, record(near, 1024, dtype="f16")]))
     assert first[1] == near and first.index(far) < first.index(single)
 
 
@@ -104,7 +108,33 @@ def test_a_default_outside_the_space_is_valid_all_the_same(monkeypatch):
 def test_a_cpu_has_nothing_promising(kernel):
     cpu = Device("cpu", "cpu", sms=2, vector_bytes=64, vector_registers=32)
     outset = prepare(PROBLEM, find_kernel(kernel, "cpu"), cpu)
-    assert outset.promising == () and outset.first(()) == [outset.default]
+    origins = list(outset.first(()).values())
+    assert outset.promising == () and origins == ["queue"] + ["warm"] * (len(origins) - 1)
+
+
+def test_winners_of_other_devices_are_tried(tmp_path, monkeypatch):
+    """Those that are valid here, after the nearest own ones; damaged files are no matter."""
+    monkeypatch.setattr(initial, "files", lambda folder: sorted(tmp_path.glob("*.yaml")))
+    other = replace(H200, name="another GPU", sms=78)
+    own, foreign = FITTING[60], FITTING[61]
+    invalid = replace(foreign, parameters=tuple((n, 2 * v) for n, v in foreign.parameters))
+    kept = [record(foreign, 1024), record(invalid, 512)]
+    kept = [r for r in kept if not KERNEL.violations(r.config, r.problem, other)]
+    store.put(kept, other, tmp_path)
+    store.put([record(FITTING[62], 1024)], H200, tmp_path)
+    (tmp_path / "damaged.yaml").write_text("records: [")
+    assert {r.config for r in initial.elsewhere(H200)} == {r.config for r in kept}
+    first = prepare(PROBLEM, KERNEL, H200).first([record(own, 900)])
+    assert first[own] == first[foreign] == "warm" and FITTING[62] not in list(first)[1:4]
+    assert set(first) <= set(VALID)
+
+
+def test_diverse_ones_differ_from_the_sure_ones():
+    chosen = initial.diverse(FITTING, 6, 2)
+    assert chosen[:2] == FITTING[:2] and len(set(chosen)) == 6
+    changes = [min(initial._changes(c, other) for other in chosen[:2]) for c in FITTING]
+    assert initial._changes(chosen[2], chosen[0]) >= max(changes)
+    assert initial.diverse(FITTING[:3], 6, 2) == FITTING[:3] and initial.diverse([], 6, 2) == []
 
 
 @pytest.mark.parametrize("quick", [False, True])

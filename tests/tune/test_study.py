@@ -3,10 +3,8 @@
 import json
 import math
 
-import numpy as np
 import optuna
 import pytest
-from recorded import replayed
 
 from pymm.core.device import Device
 from pymm.core.errors import Busy
@@ -98,6 +96,54 @@ def test_queue_comes_first_and_only_once():
     search.enqueue([default])
     assert [search.ask()[1] for _ in range(2)] == [default, VALID[7]]
     assert search.ask()[1] not in (default, VALID[7])
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_trial_says_where_it_came_from(sampler):
+    search = new_search(sampler)
+    search.enqueue({KERNEL.default_config: "queue", VALID[7]: "warm"})
+    found = []
+    for _ in range(40):
+        number, config = search.ask()
+        found.append(search.origin(number))
+        search.tell(number, trial(config))
+    assert found[:2] == ["queue", "warm"] and set(found) <= set(strategies.ORIGINS)
+    assert [t.user_attrs["origin"] for t in search.study.trials] == found
+    wanted = {
+        "local": {"random", "neighbour"},
+        "tpe": {"model"},
+        "random": {"random"},
+        "exhaustive": {"queue"},
+    }
+    assert wanted[sampler] <= set(found[2:]) <= wanted[sampler] | {"model"}
+
+
+@pytest.mark.parametrize("most, spent, left", [(9, 0.0, 3), (9, 0.4, 2), (None, 0.2, 6), (2, 0, 2)])
+def test_the_queue_gets_a_third(most, spent, left):
+    """Of the trials or of the time, but the default and one more are always tried."""
+    search = new_search()
+    search.enqueue(VALID[:6])
+    asked = 0
+    for _ in range(9):
+        search.limit_queue(most, spent)
+        number, config = search.ask()
+        asked += search.origin(number) == "queue"
+        search.tell(number, trial(config))
+    assert asked == left == search.from_queue and not search.queued
+
+
+def test_the_most_promising_of_what_is_compiled_is_measured_next():
+    """By all results so far, however early it was asked for; by age while they are few."""
+    search, ordered = new_search(), sorted(VALID, key=seconds)
+    tried = ordered[40::20][:40]
+    search.enqueue(tried)
+    for count in range(len(tried)):
+        if count < strategies.START:
+            assert search.most_promising([ordered[-1], ordered[0]]) == 0
+        number, config = search.ask()
+        search.tell(number, trial(config))
+    assert search.most_promising([ordered[-1], ordered[-2], ordered[0], ordered[-3]]) == 2
+    assert new_search("random").most_promising([ordered[-1], ordered[0]]) == 0
 
 
 def test_best_counts_only_what_is_right():
@@ -229,30 +275,11 @@ def test_journal_tells_what_happened(tmp_path):
         search.tell(number, Trial(PROBLEM, config, "crashed", detail="killed by SIGSEGV"))
     with open_storage(tmp_path / "j") as storage:
         (found,) = optuna.load_study(study_name="k-1", storage=storage).trials
-    assert found.user_attrs == {"outcome": "crashed", "detail": "killed by SIGSEGV"}
+    assert found.user_attrs == {
+        "origin": "random",
+        "outcome": "crashed",
+        "detail": "killed by SIGSEGV",
+    }
     assert found.params == config.as_dict()
     for line in (tmp_path / "j").read_text().splitlines():
         json.loads(line)
-
-
-def evaluations(strategy, pool, times, seed, most):
-    """How many evaluations it takes to come within 5 % of the best; `most` + 1 if more."""
-    known, goal = strategies.Known({}, set()), times.min() / 0.95
-    while len(known.seconds) < most:
-        index = strategy(pool, known, np.random.default_rng((seed, len(known.seconds))))
-        assert index not in known.seconds
-        known.seconds[index] = float(times[index])
-        if times[index] <= goal:
-            return len(known.seconds)
-    return most + 1
-
-
-def test_replay_of_recorded_timings():
-    """17956 configurations of a GPU: within 5 % of the optimum (random search: 1244, median) after
-    at most 120 evaluations in the median.
-    """
-    parameters, times = replayed()
-    pool = strategies.Pool(parameters)
-    assert len(pool) == 17956 and pool.points.shape[1] == 10
-    needed = [evaluations(strategies.local, pool, times, seed, 200) for seed in range(5)]
-    assert np.median(needed) <= 120, needed

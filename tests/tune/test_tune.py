@@ -14,8 +14,10 @@ from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.measure import results
 from pymm.selection import store
-from pymm.tune import session, tuner
+from pymm.tune import initial, session, tuner
 from pymm.tune.initial import PROMISING
+from pymm.tune.strategies import ORIGINS, START
+from pymm.tune.study import Search
 from pymm.tune.trial_log import TrialLog
 from pymm.tune.tuner import INTERRUPTED, NOT_ALL, TUNED
 
@@ -36,6 +38,40 @@ def test_finds_saves_and_shows(tmp_path):
     assert record.config.slug in run.output and "tuned / library" in run.output
     final = [row for row in run.rows if row["role"] == "final"]
     assert KERNEL.default_config.slug in {row["config"] for row in final}
+
+
+class Unhurried(RecordedWorker):
+    """A worker whose measurements take as long as twenty questions."""
+
+    polls = 0
+
+    def result(self, timeout=0.0):
+        self.polls += 1
+        return super().result() if self.polls % 20 == 0 else None
+
+
+def test_what_is_measured_next_is_what_promises_most(tmp_path, monkeypatch):
+    """Not what was asked for first, with 16 configurations compiled ahead; every row says where its
+    configuration came from, and the queue has a third of the trials.
+    """
+    asked, ask = [], Search.ask
+
+    def noted(search, most=None):
+        found = ask(search, most)
+        asked.extend([found[1].slug] if found else [])
+        return found
+
+    monkeypatch.setattr(Search, "ask", noted)
+    monkeypatch.setattr(tuner, "compilers_beside", lambda device, count: 16)
+    run = Run(tmp_path, "--trials 60 --sampler local", worker=Unhurried)
+    searched = [row for row in run.rows if row["role"] == "search"]
+    measured = [row["config"] for row in searched]
+    assert measured[:START] == asked[:START] and measured != asked[: len(measured)]
+    assert set(measured) <= set(asked) and len(set(measured)) == 60
+    origins = Counter(row["origin"] for row in searched)
+    assert origins["queue"] + origins["warm"] == 20 and set(origins) <= set(ORIGINS)
+    assert origins["neighbour"] + origins["model"] >= 20
+    assert {row["origin"] for row in run.rows if row["role"] != "search"} == {""}
 
 
 def test_nothing_is_compiled_twice(tmp_path):
@@ -76,6 +112,7 @@ def test_what_the_time_did_not_suffice_for_is_said(tmp_path, monkeypatch):
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep)
     for module in (tuner, session):
         monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(initial, "elsewhere", lambda device: [])  # no further finalist
     run = Run(tmp_path / "a", "--shapes 512 --budget 25", slow)
     counts = Counter(row["problem"] for row in run.rows if row["role"] == "search")
     assert 0 < counts["f32-NN-256x256x256"] < 8 <= counts["f32-NN-512x512x512"]

@@ -17,7 +17,13 @@ CHAPTERS: dict[str, tuple[Callable[[Results], list[Figure]], ...]] = {
     "ladder": (rates.ladder,),
     "sizes": (rates.against_size,),
     "limits": (limits.rooflines, limits.power, limits.energy),
-    "tuning": (searches.progress, searches.outcomes, searches.importances, searches.slices),
+    "tuning": (
+        searches.progress,
+        searches.outcomes,
+        searches.origins,
+        searches.importances,
+        searches.slices,
+    ),
     "accuracy": (limits.errors, limits.deviations),
 }
 

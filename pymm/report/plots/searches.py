@@ -5,6 +5,8 @@ parameter.
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pymm.kernels import KERNELS
@@ -12,6 +14,7 @@ from pymm.report.load import Results
 from pymm.report.searches import Search, longest, parameters, searches
 from pymm.report.stats import tuned_searches
 from pymm.report.svg import HEIGHT, Figure, colour, draw, label_decades, series
+from pymm.tune.strategies import ORIGINS
 
 #: Searches whose progress is plotted, and how many of these in detail.
 DRAWN, DETAILED = 6, 3
@@ -125,27 +128,54 @@ def progress(results: Results) -> list[Figure]:
 
 def outcomes(results: Results) -> list[Figure]:
     """The outcomes of trials, by kernel."""
-    counts: dict[str, dict[str, int]] = {}
+    counts = _by_kernel(results, lambda search: search.outcomes)
+    caption = "Trials of each kernel by outcome."
+    return _stacked("outcomes", "Outcomes of trials", caption, counts, OUTCOMES)
+
+
+def origins(results: Results) -> list[Figure]:
+    """Where the configurations of trials came from, by kernel."""
+    counts = _by_kernel(results, lambda search: search.origins)
+    caption = (
+        "Trials of each kernel by where the configuration came from: the queue of first ones (the "
+        "default, neighbours of what is stored, the cost model), warm (stored for another problem "
+        "or device), the sampler's model over the whole space or a neighbour of the best, or "
+        "chance."
+    )
+    return _stacked("origins", "Where trials came from", caption, counts, ORIGINS)
+
+
+def _by_kernel(
+    results: Results, count: Callable[[Search], Counter[str]]
+) -> dict[str, Counter[str]]:
+    """The sum of a count over the searches of each kernel, of those that have any."""
+    counts: dict[str, Counter[str]] = {}
     for search in searches(results):
-        of = counts.setdefault(search.kernel, {})
-        for name, count in search.outcomes.items():
-            of[name] = of.get(name, 0) + count
+        if found := count(search):
+            counts.setdefault(search.kernel, Counter()).update(found)
+    return counts
+
+
+def _stacked(
+    name: str, title: str, caption: str, counts: dict[str, Counter[str]], order_of: Sequence[str]
+) -> list[Figure]:
+    """A bar for each kernel, its parts in the order of `order_of`."""
     if not counts:
         return []
     order = [kernel.name for kernel in KERNELS]
     kernels = sorted(counts, key=lambda name: order.index(name) if name in order else len(order))
-    names = [name for name in OUTCOMES if any(name in of for of in counts.values())]
+    names = [part for part in order_of if any(part in of for of in counts.values())]
 
     def plot(figure: Any, axes: Any) -> None:
         left = [0] * len(kernels)
-        for number, name in enumerate(names):
-            widths = [counts[kernel].get(name, 0) for kernel in kernels]
+        for number, part in enumerate(names):
+            widths = [counts[kernel][part] for kernel in kernels]
             axes.barh(
                 range(len(kernels)),
                 widths,
                 left=left,
                 height=0.66,
-                label=name,
+                label=part,
                 color=colour(f"series-{number % 8}"),
                 edgecolor=colour("paper"),
                 linewidth=0.8,
@@ -156,9 +186,8 @@ def outcomes(results: Results) -> list[Figure]:
         axes.grid(axis="y", visible=False)
         figure.legend(loc="outside lower center", ncols=3)
 
-    caption = "Trials of each kernel by outcome."
     height = 110 + 20 * len(kernels) + 14 * ((len(names) - 1) // 3)
-    return [draw("outcomes", "Outcomes of trials", caption, plot, height)]
+    return [draw(name, title, caption, plot, height)]
 
 
 def importances(results: Results) -> list[Figure]:
