@@ -75,7 +75,8 @@ using TileB = StagedTile<TRANS_B, NB, THREADS>;
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     gemm(int m, int n, int k, REAL alpha, const REAL* __restrict__ A, long long lda,
          long long batch_a, const REAL* __restrict__ B, long long ldb, long long batch_b, REAL beta,
-         REAL* C, long long ldc, long long batch_c, void* workspace EPILOGUE_PARAMETER GATE_PARAMETER) {
+         REAL* C, long long ldc, long long batch_c,
+         void* workspace EPILOGUE_PARAMETER GATE_PARAMETER) {
     RETURN_IF_CLOSED
     extern __shared__ __align__(16) unsigned char shared[];
     REAL* const As = reinterpret_cast<REAL*>(shared);

@@ -103,7 +103,8 @@ def matmul(
         it, else like "ieee". The device finds that out while it splits them, without the host, also
         in graphs; the host uses "ieee" at once where k is below 64, where that is faster, and on
         other devices than Hopper. The error is meant not to exceed that of float32's own products
-        (docs/explanation/numerics.md has the conditions and the bound).
+        (docs/explanation/numerics.md has the conditions and the bound). `pymm.prepare` splits a
+        constant b once.
         NaN and infinity come out as in float32, except that infinity times an element that rounds
         to zero is NaN ("tf32": below 2^-137, "f16x3": below 2^-31 of the largest of its 64). A
         reduced precision is never chosen unless asked for, and the arrays stay float32.

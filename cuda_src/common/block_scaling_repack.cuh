@@ -168,7 +168,8 @@ __device__ __forceinline__ void note_other(Verdict* verdict, const Copy& b) {
 }  // namespace scaling
 
 // One block for each square of both batches. A row of the copy ends with zeros to a whole square.
-extern "C" __global__ void __launch_bounds__(256, 6) repack(scaling::Copy a, scaling::Copy b GATE_PARAMETER) {
+extern "C" __global__ void __launch_bounds__(256, 6)
+    repack(scaling::Copy a, scaling::Copy b GATE_PARAMETER) {
     using namespace scaling;
     __shared__ float square[SIDE * SQUARE_PITCH];
     griddepcontrol_launch_dependents();

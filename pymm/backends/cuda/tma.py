@@ -229,26 +229,18 @@ class MappedExecutable(CudaExecutable):
         self._check_alignment(problem, (a, b, c))
         self._prepare(loaded, context)
         own = copies[:1] if a == b and copies[0] == copies[1] else copies  # one result serves both
-        room = [
-            copy.nbytes if copy and not matrix.split else 0
-            for copy, matrix in zip(own, (a, b), strict=False)
-        ]
         what = f"launching {self.config.slug} on {problem.slug}"
         place = self._place(context, stream, problem.flops, what)
-        memory = self._lease(place, sum(room) + parts_bytes(self.config, problem))
+        room = sum(
+            copy.nbytes for copy, x in zip(own, (a, b), strict=False) if copy and not x.split
+        )
+        memory = self._lease(place, room + parts_bytes(self.config, problem))
         given = problem, alpha, a, b, beta, c
         check = self._check(place, given, bias)
         gate = check.gate if check else ()
         run = _Run(loaded, context, problem, (alpha, beta), c, self._epilogue(bias), gate)
-        factors, moves, free = [a, b], [], memory.address
-        for i, copy in enumerate(own):
-            if copy and (a, b)[i].split:
-                factors[i] = copy.at((a, b)[i].split.address)
-            elif copy:
-                factors[i] = copy.at(free)
-                moves.append((i, copy, (a, b)[i], factors[i]))
-                free += room[i]
-        factors[1] = factors[len(own) - 1]
+        factors, moves = _copied(own, a, b, memory.address)
+        free = memory.address + room
         launches = [repacking(moves, gate, _known(a, b))] if moves else []
         stacked = [int(matrix.batch_stride != 0) for matrix in (a, b)]
         launches.append(self._multiply(run, factors, copies, stacked, free))
@@ -416,6 +408,24 @@ class Check(NamedTuple):
     launch: Launch
     function: int
     owners: tuple[Any, ...]
+
+
+def _copied(
+    own: list[Copy | None], a: Matrix, b: Matrix, free: int
+) -> tuple[list[Matrix], list[tuple[int, Copy, Matrix, Matrix]]]:
+    """What the kernel multiplies, of which `own` says how it is copied (one entry: b is a), and
+    what is to be copied to memory from `free` on: (number, `Copy`, source, target) of each.
+    """
+    factors, moves = [a, b], []
+    for i, copy in enumerate(own):
+        source = factors[i]
+        if copy:
+            factors[i] = copy.at(source.split.address if source.split else free)
+        if copy and not source.split:
+            moves.append((i, copy, source, factors[i]))
+            free += copy.nbytes
+    factors[1] = factors[len(own) - 1]
+    return factors, moves
 
 
 def _known(a: Matrix, b: Matrix) -> int:
