@@ -159,3 +159,36 @@ def test_cupy_says_where_and_on_which_stream(monkeypatch):
         second = cache.key_of(arguments)
         assert second not in (None, first)
         first = second
+
+
+def test_numpy_arrays_without_out():
+    """On the CPU such a call is prepared once: other arrays of the same forms, each with a new
+    result, other forms, and vectors, whose product is a scalar.
+    """
+    kept = []
+    for seed in range(40):
+        a, b = (integers((5, 6), np.float32, seed), integers((6, 7), np.float32, seed + 50))
+        kept.append((pymm.matmul(a, b, device="cpu"), a @ b))
+        if seed % 3 == 0:
+            kept.append((pymm.matmul(a.T, b[:5].T.copy().T, device="cpu"), a.T @ b[:5]))
+    for got, wanted in kept:
+        np.testing.assert_array_equal(got, wanted)
+    assert len({got.__array_interface__["data"][0] for got, _ in kept}) == len(kept)
+    x = integers(9)
+    for _ in range(3):
+        assert type(pymm.matmul(x, x, device="cpu")) is np.float64
+
+
+def test_numpy_arrays_whose_form_is_changed_in_place():
+    """Shape, dtype and the right to write are looked at in every call."""
+    a, b, out = integers((4, 9)), integers((9, 4), seed=1), np.zeros((4, 4))
+    for _ in range(3):
+        np.testing.assert_array_equal(pymm.matmul(a, b, out, device="cpu"), a @ b)
+    a.shape, b.shape = (6, 6), (6, 6)
+    np.testing.assert_array_equal(pymm.matmul(a, b, device="cpu"), a @ b)
+    with pytest.raises(ValueError, match="out has shape"):
+        pymm.matmul(a, b, out, device="cpu")
+    a.shape, b.shape = (4, 9), (9, 4)
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        pymm.matmul(a, b, out, device="cpu")

@@ -90,11 +90,6 @@ class CpuBuffer(Buffer):
 FIRST_GUESS = 1 / 4
 
 
-#: A product of up to so many multiply-adds is called without releasing Python's lock: it takes some
-#: microseconds, and to get the lock back may take longer.
-QUICK = 2**18
-
-
 class CpuExecutable(Executable):
     """A kernel in a loaded shared object, for a device with `threads` cores, which the function at
     the address `run` shares out, and a peak rate of `peak` multiply-adds per second.
@@ -107,7 +102,6 @@ class CpuExecutable(Executable):
         self._pace = Pace(peak / threads * FIRST_GUESS)
         try:
             self._gemm = getattr(ctypes.CDLL(str(path)), source.entry)
-            self._quick_gemm = getattr(ctypes.PyDLL(str(path)), source.entry)
         except (OSError, AttributeError) as error:
             raise LaunchFailed(f"{source.config.slug} does not load: {error}") from error
 
@@ -144,8 +138,7 @@ class CpuExecutable(Executable):
         given = problem, (a, b, c), (alpha, beta), (self._epilogue, bias), self._threads, self._run
 
         def bound(piece: Piece) -> Callable[[], None]:
-            gemm = self._quick_gemm if piece.work <= QUICK else self._gemm
-            return CpuLaunch(gemm, call_of(piece, *given), (self, given))
+            return CpuLaunch(self._gemm, call_of(piece, *given), (self, given))
 
         everything = whole(problem)
         if alpha == 0 or everything.work <= 2 * self._pace.budget():
