@@ -35,8 +35,9 @@ examples:
   python -m pymm.tune --shapes 1024 --dry-run
       only say how many configurations are valid, and which rule rejected the others
 
-Ctrl-C ends the search and saves the best so far; a second one leaves at once. A run that was
-killed goes on where it was when it is started again. Trials of a study can be watched with
+Ctrl-C ends the search and saves the best so far; a second one leaves at once. The same command
+again goes on: a run that was killed where it was, any other with configurations that were not
+tried yet. Trials of a study can be watched with
 optuna-dashboard: the journal files are in the folder that --storage names.
 
 exit status: 0 tuned, 1 a problem could not be tuned, 2 bad options, 3 no such device,
@@ -199,7 +200,8 @@ WHAT = {
     },
     "--kernels": {
         "metavar": "KERNELS",
-        "help": "names or numbers, or all (default: the highest rung that the device has)",
+        "help": "names or numbers, or all: each is searched by itself and gets a record (default: "
+        "all that can compute the problem compete, and the fastest is saved)",
     },
     "--stale": {
         "action": "store_true",
@@ -212,7 +214,7 @@ HOW = {
     "--trials": {
         "type": int,
         "metavar": "N",
-        "help": "at most N configurations for each problem and kernel",
+        "help": "at most N configurations more for each problem, besides the kernels' defaults",
     },
     "--budget": {
         "type": float,
@@ -265,9 +267,9 @@ WHERE = {
     },
     "--resume": {
         "default": "auto",
-        "choices": ["auto", "always", "never"],
-        "help": "go on with the last study of a problem if it is unfinished (auto), also if it "
-        "is finished (always), or begin a new one (never; default: auto)",
+        "choices": ["auto", "never"],
+        "help": "go on with the last study of a problem (auto), or begin a new one (never; "
+        "default: auto)",
     },
 }
 

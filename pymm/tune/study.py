@@ -228,10 +228,6 @@ class Search:
         """Give up a trial that was asked for and not measured."""
         self._fail(number, "interrupted")
 
-    def finish(self) -> None:
-        """Mark the study as done: the next run begins a new one."""
-        self.study.set_user_attr("finished", True)
-
     def best_configs(self, count: int) -> list[Config]:
         """The configurations with the smallest times, fastest first."""
         return sorted(self.ranking, key=self.ranking.__getitem__)[:count]

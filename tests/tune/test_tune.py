@@ -14,7 +14,7 @@ from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.measure import results
 from pymm.selection import store
-from pymm.tune import session, tuner
+from pymm.tune import comparison, session, tuner
 from pymm.tune.initial import PROMISING
 from pymm.tune.trial_log import TrialLog
 from pymm.tune.tuner import INTERRUPTED, NOT_ALL, TUNED
@@ -53,7 +53,7 @@ def test_little_time_goes_to_what_is_compiled(tmp_path, monkeypatch):
     is ten times too slow, so that a busy machine has the time as well.
     """
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() / 10, sleep=time.sleep)
-    for module in (tuner, session):
+    for module in (tuner, session, comparison):
         monkeypatch.setattr(module, "time", clock)
     run = Run(tmp_path, "--shapes 512 --checks quick --budget 4 --sampler local")
     assert run.status == TUNED
@@ -74,7 +74,7 @@ def test_what_the_time_did_not_suffice_for_is_said(tmp_path, monkeypatch):
         return smooth(config, problem)
 
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep)
-    for module in (tuner, session):
+    for module in (tuner, session, comparison):
         monkeypatch.setattr(module, "time", clock)
     run = Run(tmp_path / "a", "--shapes 512 --budget 25", slow)
     counts = Counter(row["problem"] for row in run.rows if row["role"] == "search")
@@ -225,13 +225,26 @@ def test_interrupted_run_goes_on(tmp_path):
     assert second.status == TUNED
     searched = [row["config"] for row in second.rows if row["role"] == "search"]
     assert len(searched) == len(set(searched)) == 50
-    third = Run(tmp_path, "--trials 50")
-    searched = [row["config"] for row in third.rows if row["role"] == "search"]
-    assert len(searched) == 100, "a finished study is begun anew"
-    fourth = Run(tmp_path, "--trials 50 --resume always")
-    searched = [row["config"] for row in fourth.rows if row["role"] == "search"]
-    assert len(searched) == 100, "all of its trials are done"
-    assert fourth.status == TUNED
+
+
+def test_the_same_command_again_goes_on(tmp_path):
+    """With configurations that were not tried yet, by count as by time, until there are none."""
+    assert "goes on" not in Run(tmp_path, "--trials 30").output
+    for runs in (2, 3):
+        again = Run(tmp_path, "--trials 30")
+        assert f"goes on after {30 * (runs - 1)} configurations of earlier runs" in again.output
+        searched = [row["config"] for row in again.rows if row["role"] == "search"]
+        assert len(searched) == len(set(searched)) == 30 * runs
+    timed = Run(tmp_path, "--budget 2")
+    searched = [row["config"] for row in timed.rows if row["role"] == "search"]
+    assert len(searched) == len(set(searched)) > 90
+    valid = len(KERNEL.configs(Problem(256, 256, 256), GPU)[0])
+    rest = Run(tmp_path, f"--trials {valid}")
+    searched = [row["config"] for row in rest.rows if row["role"] == "search"]
+    assert len(searched) == len(set(searched)) == valid and rest.status == TUNED
+    last = Run(tmp_path, "--trials 5")
+    assert last.status == TUNED and last.records == rest.records
+    assert len(last.asked) < 30, "the final alone"
 
 
 def test_second_interrupt_leaves_at_once(tmp_path):
@@ -262,14 +275,15 @@ def test_products_that_add_to_c_have_a_study_of_their_own(tmp_path):
     saved is a record of the same problem.
     """
     first = Run(tmp_path, "--trials 8 --sampler exhaustive")
-    second = Run(tmp_path, "--trials 8 --sampler exhaustive --beta 1 --resume always")
+    second = Run(tmp_path, "--trials 8 --sampler exhaustive --beta 1")
     assert [(r["role"], r["beta"]) for r in second.rows].count(("search", "1")) == 8
     assert {r["beta"] for r in first.rows[:8]} == {"0"}
     assert [r.problem for r in second.records] == [Problem(256, 256, 256)]
     assert all(request.accumulate for request in second.workers[0].requests)
     assert not any(request.accumulate for request in first.workers[0].requests)
-    third = Run(tmp_path, "--trials 8 --sampler exhaustive --beta 1 --resume always")
-    assert len([r for r in third.rows if r["role"] == "search"]) == 16, "all are known"
+    third = Run(tmp_path, "--trials 8 --sampler exhaustive --beta 1")
+    added = [r["config"] for r in third.rows if (r["role"], r["beta"]) == ("search", "1")]
+    assert len(added) == len(set(added)) == 16, "it goes on with its own"
 
 
 def test_all_kernels(tmp_path):

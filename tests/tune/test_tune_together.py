@@ -17,7 +17,7 @@ from pymm.core.files import locked
 from pymm.core.paths import state_directory
 from pymm.measure import results
 from pymm.selection import store
-from pymm.tune import session, tuner
+from pymm.tune import comparison, session, tuner
 from pymm.tune.tuner import BAD_OPTIONS, NOT_ALL, TUNED
 
 
@@ -183,7 +183,7 @@ def test_no_worker_is_stopped_in_the_middle(tmp_path, monkeypatch):
     clock = SimpleNamespace(
         monotonic=lambda: time.monotonic() + 1000 * (len(late) >= 10), sleep=time.sleep
     )
-    for module in (tuner, session):
+    for module in (tuner, session, comparison):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr("recorded_run.RecordedWorker", Slow)
     run = Run(tmp_path, "--budget 100", before=late.append)
@@ -196,7 +196,7 @@ def test_what_would_not_end_in_time_is_not_begun(tmp_path, monkeypatch):
     """By the clock, not by what the kernel takes: each request takes half a minute of it."""
     now = [0.0]
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep)
-    for module in (tuner, session):
+    for module in (tuner, session, comparison):
         monkeypatch.setattr(module, "time", clock)
 
     class Long(RecordedWorker):
