@@ -43,7 +43,8 @@ class Decision:
     """The result of a session: the trial that is chosen, the default's seconds in the same run, the
     fastest baseline library, and trials of other kernels that are saved beside it, none of them
     chosen before it: of the highest kernel, and of those with a stored configuration. `gain` is the
-    least and the largest ratio of the default's time to the winner's that the noise allows.
+    least and the largest ratio of the default's time to the winner's that the noise allows,
+    `within` by how much another finalist may be faster than the default where that is the winner.
     """
 
     winner: Trial
@@ -52,6 +53,7 @@ class Decision:
     library_seconds: float = math.nan
     rivals: tuple[Trial, ...] = ()
     gain: tuple[float, float] = (math.nan, math.nan)
+    within: float = math.nan
 
 
 def impossible(trial: Trial, device: Device) -> str:
@@ -150,6 +152,7 @@ def choose(
         medians.get(library, math.nan),
         tuple(_beside(winner, base, firm, every, stored)),
         gain_of(base, winner),
+        max((gain_of(base, t)[1] - 1 for t in by_time if t is not base), default=math.nan),
     )
 
 

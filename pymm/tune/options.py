@@ -50,6 +50,9 @@ _WHAT_IS_TUNED = ("op", "shapes", "dtypes", "transposes", "kernels")
 #: Seconds of a run without `--budget` and `--trials`: with start and table under five minutes.
 DEFAULT_BUDGET = 240.0
 
+#: What `--quick` stands for where nothing else is given: seconds, dtypes, a named set of shapes.
+QUICK = {"budget": 75.0, "dtypes": "f32", "shapes": ["quick"]}
+
 
 @dataclass(frozen=True)
 class Options:
@@ -101,6 +104,10 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     """
     parser = _parser()
     given = parser.parse_args(argv)
+    if given.quick and not given.stale:
+        for name, value in QUICK.items():
+            if getattr(given, name) == parser.get_default(name):
+                setattr(given, name, value)
     try:
         storage, shared = parse_storage(given.storage)
         fields = {
@@ -215,6 +222,11 @@ HOW = {
         "type": int,
         "metavar": "N",
         "help": "at most N configurations more for each problem, besides the kernels' defaults",
+    },
+    "--quick": {
+        "action": "store_true",
+        "help": f"a first look in {QUICK['budget']:.0f} s: three shapes of {QUICK['dtypes']}, "
+        "unless others are named",
     },
     "--budget": {
         "type": float,

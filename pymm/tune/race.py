@@ -31,6 +31,7 @@ class Race:
 
     def __init__(self, searches: Mapping[str, Search]) -> None:
         self.searches = dict(searches)
+        self._names = list(searches)
 
     def goal(self, trials: int | None) -> int | None:
         """How many configurations are to be begun in all when a run of so many `trials` is over
@@ -117,7 +118,9 @@ class Race:
             if most is not None and search.begun:
                 left = most - (self.begun - search.begun)
             if asked := search.ask(left):
-                return asked  # else another tuner has begun its last configuration
+                number, config = asked
+                return number * len(self.searches) + self._names.index(name), config
+            # another tuner has begun its last configuration
         return None
 
     def _next(self, most: int | None) -> str | None:
@@ -142,13 +145,20 @@ class Race:
         limits = [limit for trials, limit in RUNGS.items() if trials <= len(search)]
         return search.best[1] > limits[-1] * best[1]
 
+    def _of(self, number: int) -> tuple[Search, int]:
+        """The search of a trial, and its number there: numbers of all searches are interleaved."""
+        own, place = divmod(number, len(self.searches))
+        return self.searches[self._names[place]], own
+
     def tell(self, number: int, trial: Trial) -> None:
         """What became of a trial."""
-        self.searches[trial.config.kernel_name].tell(number, trial)
+        search, own = self._of(number)
+        search.tell(own, trial)
 
     def forget(self, number: int, config: Config) -> None:
         """Give up a trial that was asked for and not measured."""
-        self.searches[config.kernel_name].forget(number, config)
+        search, own = self._of(number)
+        search.forget(own, config)
 
     def summary(self) -> str:
         """How far each kernel came, in words; "" for a single one."""

@@ -33,6 +33,10 @@ FEWEST_TRIALS = 8
 #: when less time is left: the next search gets that time.
 TO_COMPILE = 5.0
 
+#: Configurations that are compiled at a time on a CPU, for each compiler and at most: more keep all
+#: cores busy, fewer come from what was measured last.
+BATCHES, MOST_IN_BATCH = 2, 16
+
 #: Seconds between two polls of workers and compilers.
 PAUSE = 0.05
 
@@ -75,7 +79,8 @@ class Streak:
 @dataclass
 class Asked:
     """A trial that the study suggested: its number there, and its sources at the compiler. `again`
-    if it failed before, `failed_at` in which place; `began` is when a worker got it.
+    if it failed before, `failed_at` in which place; `began` is when a worker got it, and `best`
+    what it is compared with.
     """
 
     number: int
@@ -84,6 +89,13 @@ class Asked:
     again: bool = False
     failed_at: int | None = None
     began: float = 0.0
+    best: tuple[Config, float] | None = None
+
+    def at_equal_clocks(self, trial: Trial) -> Trial:
+        """The trial as the study gets it: in seconds at the clock that the best was measured at."""
+        if self.best is None or not trial.versus > 0:
+            return trial
+        return replace(trial, seconds=trial.versus * self.best[1])
 
     @property
     def built(self) -> bool:
@@ -134,7 +146,7 @@ class Session:
         self._ahead: deque[Asked] = deque()
         self._ends = math.inf
         self._took: deque[float] = deque(maxlen=LATEST)
-        self._warm = False
+        self._warm = self._filling = False
         self._measuring: dict[int, Asked] = {}
         self._handed_out: Counter[int] = Counter()
 
@@ -188,11 +200,17 @@ class Session:
         compiled ahead; whether there was one. Asking takes the time of a short measurement, so that
         idle workers get theirs between two questions.
 
-        On a CPU nothing is sent to the compiler while something is measured.
+        On a CPU nothing is sent to the compiler while something is measured. There a batch for all
+        cores is compiled once the one before is measured.
         """
-        if self.device.shares_host_cores and self._measuring:
-            return False
-        if len(self._ahead) >= len(self.setup.crew) + self.setup.ahead or self.setup.stop():
+        most_ahead = len(self.setup.crew) + self.setup.ahead
+        if self.device.shares_host_cores:
+            self._filling = not self._ahead or self._filling
+            most_ahead = min(BATCHES * self.setup.ahead, MOST_IN_BATCH)
+            if self._measuring or not self._filling:
+                return False
+        if len(self._ahead) >= most_ahead or self.setup.stop():
+            self._filling = False
             return False
         late = self._ends - time.monotonic() < TO_COMPILE
         if self.setup.quick and not self.search.queued and late:
@@ -226,10 +244,11 @@ class Session:
                     self._measure(place, asked)
 
     def _measure(self, place: int, asked: Asked) -> None:
-        best = self.search.best[1] if self.search.best else None
+        asked.best = self.search.best
+        config, best = asked.best or (None, None)
         quick, seed = self.setup.quick, self.setup.seed
         request = Request("measure", self.problem, (asked.config,), seed, best, quick=quick)
-        request = replace(request, accumulate=self.setup.accumulate)
+        request = replace(request, accumulate=self.setup.accumulate, best=config)
         limit = self.setup.limit or time_limit(self.problem, self.device, best, quick)
         asked.began = time.monotonic()
         self._measuring[place] = asked
@@ -278,7 +297,7 @@ class Session:
             again = self._compile(asked.config)
             self._ahead.append(Asked(asked.number, asked.config, again, True, place))
         else:
-            self.search.tell(asked.number, trial)
+            self.search.tell(asked.number, asked.at_equal_clocks(trial))
         if place is not None and not failed:
             crew.worked(place, asked.failed_at)
             self._take_back()

@@ -214,12 +214,15 @@ class Search:
         return None
 
     def tell(self, number: int, trial: Trial) -> None:
-        """What became of a trial: a time is told, also a rough one; a failure fails the trial."""
+        """What became of a trial: a time is told; a rough one that was not worth repeating prunes
+        the trial, a failure fails it.
+        """
         index = self._index[trial.config]
         worked = trial.outcome in ("ok", "too_slow")
         said = {"outcome": trial.outcome} | ({} if worked else {"detail": trial.detail[:200]})
         trial_id, _ = self._asked.pop(number)
-        self._end(trial_id, said, trial.seconds if worked else None)
+        pruned = trial.outcome == "too_slow"
+        self._end(trial_id, said, trial.seconds if worked else None, pruned)
         self._settled[number] = index
         self._remember(index, trial.outcome, trial.seconds)
         self._count_pending()
@@ -273,12 +276,18 @@ class Search:
         self._end(trial_id, {"outcome": outcome}, None)
         self._count_pending()
 
-    def _end(self, trial_id: int, said: Mapping[str, str], seconds: float | None) -> None:
+    def _end(
+        self, trial_id: int, said: Mapping[str, str], seconds: float | None, pruned: bool = False
+    ) -> None:
         """End a trial in the storage. One that another tuner has ended stays as that left it."""
         storage = self.study._storage
         try:
             for key, value in said.items():
                 storage.set_trial_user_attr(trial_id, key, value)
+            if pruned and seconds is not None:
+                storage.set_trial_intermediate_value(trial_id, 0, float(seconds))
+                storage.set_trial_state_values(trial_id, TrialState.PRUNED)
+                return
             state = TrialState.FAIL if seconds is None else TrialState.COMPLETE
             values = None if seconds is None else [float(seconds)]
             storage.set_trial_state_values(trial_id, state, values)
@@ -316,7 +325,7 @@ class Search:
                 outcome = trial.user_attrs.get("outcome", "")
                 self._settled[number] = index
                 if index is not None and index not in self.known.seconds and outcome in counting:
-                    self._remember(index, outcome, trial.value if trial.value else math.nan)
+                    self._remember(index, outcome, _seconds(trial))
             elif trial.state == TrialState.RUNNING:
                 owner = trial.user_attrs.get("tuner", "")
                 if self.company is None or not self.company.lives(owner, number):
@@ -329,6 +338,11 @@ class Search:
         self._count_pending()
         again = [index for _, _, index in dropped if index is not None]
         self.enqueue(self.configs[index] for index in again)
+
+
+def _seconds(trial: FrozenTrial) -> float:
+    """The time of a finished trial, of a pruned one its rough time; NaN of a failure."""
+    return trial.value or trial.intermediate_values.get(0, math.nan)
 
 
 def _parameters(trial: FrozenTrial) -> Mapping[str, int]:

@@ -102,6 +102,7 @@ class Tuner:
     records: list[Record] = field(default_factory=list, init=False)
     shared: Any = field(default=None, init=False)
     trials: Path | None = field(default=None, init=False)
+    saved: Path | None = field(default=None, init=False)
     failed: int = field(default=0, init=False)
     streak: Streak = field(default_factory=Streak, init=False)
     short: list[str] = field(default_factory=list, init=False)
@@ -143,6 +144,9 @@ class Tuner:
             return self._end(INTERRUPTED, "interrupted; what was measured is kept")
         if self.lines:
             show_lines(self.lines, self.console)
+        if self.saved:
+            count = f"{len(self.records)} record{'s' * (len(self.records) != 1)}"
+            self.say(f"Saved: {count} in {self.saved} (pymm configs shows them)")
         for left_out in self.short:
             self.say(left_out)
         if self.stop():
@@ -417,7 +421,7 @@ class Tuner:
             self.say(f"{task.name}: left out, {doubts}")
         if summary := race.summary():
             self.say(f"{problem.slug}: {summary}")
-        self._save(task, decision)
+        self._save(task, decision, len(race))
         return None
 
     def _note_if_short(self, task: Task, race: Race) -> None:
@@ -446,11 +450,8 @@ class Tuner:
             "source": kernel_digest(kernel.backend, kernel.file),
         }
 
-    def _save(self, task: Task, decision: Decision) -> None:
+    def _save(self, task: Task, decision: Decision, tried: int) -> None:
         problem, winner = task.problem, decision.winner
-        peak = self.device.peak_flops.get(problem.dtype, 0.0)
-        default = task.kernels[0].default_for(problem, self.device)
-        remark = "the default" if winner.config == default else ""
         self.lines.append(
             Line(
                 problem,
@@ -458,9 +459,12 @@ class Tuner:
                 winner.seconds,
                 decision.library_seconds,
                 decision.library,
-                peak,
+                self.device.peak_flops.get(problem.dtype, 0.0),
                 winner.config,
-                remark,
+                winner.config == task.kernels[0].default_for(problem, self.device),
+                decision.gain,
+                decision.within,
+                tried,
             )
         )
         today, environment = date.today().isoformat(), self.environment
@@ -478,4 +482,4 @@ class Tuner:
         ]
         self.records += records
         if self.device.times_are_real:
-            put(records, self.device, self.output)
+            self.saved = put(records, self.device, self.output)

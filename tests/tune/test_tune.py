@@ -6,13 +6,15 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from recorded import RecordedWorker
+import recorded_run
+from recorded import NoCompiler, RecordedWorker
 from recorded_run import BEST, GPU, KERNEL, Run, smooth
 
 from pymm import kernels
 from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.measure import results
+from pymm.measure.workbench import Trial
 from pymm.selection import store
 from pymm.tune import comparison, session, tuner
 from pymm.tune.initial import PROMISING
@@ -124,6 +126,47 @@ def test_what_is_stale_is_tuned_again(tmp_path, monkeypatch):
     after = [record for record in again.records if record.environment.compiler == "nvcc 99"]
     assert [record.config for record in after] == [record.config for record in before]
     assert "is stale" in Run(tmp_path, "--stale").output, "nothing is, now"
+
+
+def test_the_table_says_what_was_gained_and_where_it_is(tmp_path):
+    """With the interval of the gain, or by how much the default may be beaten; how many were tried;
+    the mean over all products; the file.
+    """
+
+    def outcome(config, problem):
+        best = problem.m == 256 and config != KERNEL.default_config
+        return {"seconds": 1e-4 / (2 if best else 1), "times": (1e-4 / (2 if best else 1),) * 9}
+
+    run = Run(tmp_path, "--shapes 256,300 --trials 12", outcome, library=2e-4)
+    assert "2.00x (2.00 to 2.00)" in run.output and "the default is best, within 0.0%" in run.output
+    assert "tuned / library: geometric mean 2.83 of 2 products" in run.output
+    assert f"Saved: 2 records in {tmp_path}/out/recorded-gpu.yaml" in run.output
+    assert [line.tried for line in run.tuner.lines] == [12, 12]
+
+
+def test_a_cpu_compiles_a_batch_for_all_cores_between_measurements(tmp_path, monkeypatch):
+    monkeypatch.setattr(tuner, "compilers_beside", lambda device, devices: 3)
+    cpu = Device("some CPU", "cpu", vector_bytes=32, vector_registers=16)
+    pool, compiled = NoCompiler(), []
+
+    def before(config):
+        compiled.append(len(set(pool.keys)))
+
+    monkeypatch.setattr(recorded_run, "NoCompiler", lambda: pool)
+    run = Run(tmp_path, "--trials 18 --kernels blocked", device=cpu, before=before)
+    assert run.status == TUNED
+    searched = compiled[:18]
+    steps = [count for count, last in zip(searched, [0, *searched], strict=False) if count != last]
+    assert len(steps) == 3, "six at a time"
+
+
+def test_a_time_is_told_at_the_clock_of_the_best():
+    trial = Trial(Problem(8, 8, 8), BEST, "ok", 7e-4, versus=0.5)
+    asked = session.Asked(0, BEST, best=(KERNEL.default_config, 2e-4))
+    assert asked.at_equal_clocks(trial).seconds == 1e-4
+    assert session.Asked(0, BEST).at_equal_clocks(trial) is trial
+    alone = Trial(Problem(8, 8, 8), BEST, "ok", 7e-4)
+    assert asked.at_equal_clocks(alone) is alone
 
 
 def test_default_stays_where_nothing_is_faster(tmp_path):
