@@ -43,8 +43,8 @@ class Decision:
     """The result of a session: the trial that is chosen, the default's seconds in the same run, the
     fastest baseline library, and trials of other kernels that are saved beside it, none of them
     chosen before it: of the highest kernel, and of those with a stored configuration. `gain` is the
-    least and the largest ratio of the default's time to the winner's that the noise allows,
-    `within` by how much another finalist may be faster than the default where that is the winner.
+    ratio of the default's time to the winner's between the ends of its 95 % interval, `within` by
+    how much another finalist may be faster than the default where that is the winner.
     """
 
     winner: Trial
@@ -52,7 +52,7 @@ class Decision:
     library: str = ""
     library_seconds: float = math.nan
     rivals: tuple[Trial, ...] = ()
-    gain: tuple[float, float] = (math.nan, math.nan)
+    gain: tuple[float, float, float] = (math.nan,) * 3
     within: float = math.nan
 
 
@@ -152,7 +152,7 @@ def choose(
         medians.get(library, math.nan),
         tuple(_beside(winner, base, firm, every, stored)),
         gain_of(base, winner),
-        max((gain_of(base, t)[1] - 1 for t in by_time if t is not base), default=math.nan),
+        max((gain_of(base, t)[2] - 1 for t in by_time if t is not base), default=math.nan),
     )
 
 
@@ -217,17 +217,17 @@ def tied(default: Timing, other: Timing, others: int) -> bool:
     return gain <= max(TIE, quantile * error)
 
 
-def gain_of(default: Trial | None, other: Trial) -> tuple[float, float]:
-    """The 95 % interval of the ratio of the times of two trials of one comparison; NaN without a
-    default.
+def gain_of(default: Trial | None, other: Trial) -> tuple[float, float, float]:
+    """The ratio of the times of two trials of one comparison, between the ends of its 95 %
+    interval; NaN without a default.
     """
     if default is None or not other.seconds > 0:
-        return math.nan, math.nan
+        return (math.nan,) * 3
     if default is other:
-        return 1.0, 1.0
+        return (1.0,) * 3
     gain, error, freedom = _gain(Timing.of(default), Timing.of(other))
     error *= student(0.975, freedom)
-    return 1 + gain - error, 1 + gain + error
+    return 1 + gain - error, 1 + gain, 1 + gain + error
 
 
 def _gain(default: Timing, other: Timing) -> tuple[float, float, float]:

@@ -134,7 +134,7 @@ class Line:
     peak: float  # operations per second, 0 where unknown
     chosen: Config
     is_default: bool = False
-    gain: tuple[float, float] = (math.nan, math.nan)
+    gain: tuple[float, float, float] = (math.nan,) * 3
     within: float = math.nan
     tried: int = 0
 
@@ -144,9 +144,8 @@ class Line:
         if self.is_default:
             sure = f", within {self.within:.1%}" if self.within >= 0 else ""
             return f"the default is best{sure}"
-        low, high = self.gain
-        interval = f" ({low:.2f} to {high:.2f})" if low > 0 else ""
-        return f"{_ratio(self.default, self.tuned)}{interval}"
+        low, ratio, high = self.gain
+        return f"{ratio:.2f}x ({low:.2f} to {high:.2f})" if ratio > 0 else "-"
 
 
 def show_lines(lines: list[Line], console: Console) -> None:

@@ -137,13 +137,18 @@ class Race:
 
     def _is_out(self, name: str) -> bool:
         """Whether a kernel is too far behind for the trials that it was given, or does not work."""
-        search, best = self.searches[name], self.best
-        if best is None:
+        search, own = self.searches[name], self._least(name)
+        if self.best is None:
             return False
-        if search.best is None:
+        if own == math.inf:
             return len(search) >= FAILURES
         limits = [limit for trials, limit in RUNGS.items() if trials <= len(search)]
-        return search.best[1] > limits[-1] * best[1]
+        return own > limits[-1] * self.best[1]
+
+    def _least(self, name: str) -> float:
+        """The least time of a kernel in seconds, a rough one if there is no other."""
+        times = self.searches[name].known.seconds.values()
+        return min((t for t in times if math.isfinite(t)), default=math.inf)
 
     def _of(self, number: int) -> tuple[Search, int]:
         """The search of a trial, and its number there: numbers of all searches are interleaved."""
@@ -166,6 +171,7 @@ class Race:
             return ""
         words = []
         for name, search in self.searches.items():
-            slower = search.best[1] / self.best[1] if search.best else math.inf
-            words.append(f"{name} {len(search)} tried, {slower:.2f} x the best time")
+            slower = self._least(name) / self.best[1]
+            far = f"{slower:.2f} x the best time" if slower < math.inf else "none works"
+            words.append(f"{name} {len(search)} tried, {far}")
         return "; ".join(words)

@@ -214,8 +214,10 @@ class Session:
             return False
         late = self._ends - time.monotonic() < TO_COMPILE
         if self.setup.quick and not self.search.queued and late:
+            self._filling = False
             return False  # it would not be compiled in time
         if (asked := self.search.ask(most)) is None:
+            self._filling = False
             return False
         self._ahead.append(Asked(*asked, self._compile(asked[1])))
         return True
@@ -229,7 +231,7 @@ class Session:
 
         A CPU is measured only while nothing compiles: the two would share its cores.
         """
-        if self.device.shares_host_cores and self.setup.compiler.pending:
+        if self.device.shares_host_cores and (self._filling or self.setup.compiler.pending):
             return
         crew = self.setup.crew
         for place in sorted(crew.places, key=self._handed_out.__getitem__):

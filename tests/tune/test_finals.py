@@ -90,8 +90,8 @@ def test_what_is_faster_replaces_it(noise):
         trials = finalists(generator, noise, 25, 101, gain=0.03)
         decision = choose([trials[0].config], trials, {})
         chosen += decision.winner is trials[1]
-        low, high = decision.gain
-        assert low <= high
+        low, gain, high = decision.gain
+        assert low <= gain <= high
     assert chosen >= 57
 
 
