@@ -189,10 +189,8 @@ class Workbench:
         a few rounds show that `config` is slower.
         """
         self.backend.reset()
-        rival = None if best is None or best == config else self._call_of(best)
-        if rival is None:
-            return self._guarded(config, self._check, lambda call: self._race(call, best_seconds))
-        return self._guarded(config, self._check, lambda call: self._race_against(call, rival))
+        other = None if best == config else best
+        return self._guarded(config, self._check, lambda own: self._race(own, best_seconds, other))
 
     def _call_of(self, best: Config) -> Call | None:
         """The best configuration so far as a call; None if it cannot be loaded here."""
@@ -362,7 +360,12 @@ class Workbench:
         except (LaunchFailed, MemoryError):
             self.lost = True
 
-    def _race(self, executable: Executable, best_seconds: float | None) -> dict:
+    def _race(
+        self, executable: Executable, best_seconds: float | None, best: Config | None
+    ) -> dict:
+        rival = None if best is None else self._call_of(best)
+        if rival is not None:
+            return self._race_against(executable, rival)
         call, take = self.call(executable), self.stopwatch.sound
         self.stopwatch.void.clear()
         started = time.monotonic()

@@ -2,6 +2,7 @@
 
 import zlib
 from collections import Counter
+from dataclasses import replace
 
 import optuna
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from recorded_run import GPU, Run, smooth
 
 from pymm.core.device import Device, cuda_peaks
+from pymm.core.dtypes import DTYPES
 from pymm.core.problem import Problem
 from pymm.kernels import find_kernel, kernels_for
 from pymm.measure.workbench import Trial
@@ -137,6 +139,23 @@ def test_all_that_can_compute_it_compete_but_for_the_hopeless():
     small, large = (competitors(Problem(n, n, n), cpu) for n in (32, 512))
     assert [k.name for k in small] == ["blocked", "reordered"]
     assert [k.name for k in large] == ["blocked"]
+
+
+@given(
+    st.tuples(*[st.sampled_from([1, 7, 64, 1000, 8191])] * 3),
+    st.sampled_from(list(DTYPES)),
+    st.booleans(),
+    st.sampled_from([(7, 5), (8, 0), (9, 0)]),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_highest_kernel_always_competes(extents, dtype, trans_a, capability):
+    device = replace(H200, capability=capability)
+    problem = Problem(*extents, dtype, trans_a)
+    able = kernels_for(problem, device)
+    if able:
+        chosen = competitors(problem, device)
+        assert chosen[0] == able[-1] and set(chosen) <= set(able)
+        assert len(set(chosen)) == len(chosen)
 
 
 def test_named_kernels_are_searched_each_by_itself():
