@@ -182,11 +182,11 @@ class Counts:
 
 
 def renew_records(path: Path, comparison: Comparison, counts: Counts) -> None:
-    """The records of one YAML, line by line."""
+    """The records of one YAML, each with its digest in a line."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    places = [i for i, line in enumerate(lines) if line.startswith("- {")]
+    places = [i for i, line in enumerate(lines) if "source: " in line]
     records = store.read(path).records
-    assert len(places) == len(records), f"{path}: one record a line is what this can renew"
+    assert len(places) == len(records), f"{path}: a digest in a line is what this renews"
     waiting = []
     for place, record in zip(places, records, strict=True):
         kernel = record.config.kernel

@@ -23,13 +23,14 @@ MAX_SHAPES = 10_000
 #: Sets by name: what each is for, and its shapes as text.
 NAMED_SETS: dict[str, tuple[str, str]] = {
     "standard": (
-        "the default of `tune` on a CPU: small squares, one off the tiles, one shallow",
-        "256,512,1000,1024,2048,1024x1024x64",
+        "the default of `tune` on a CPU: a small square, one off the tiles, one shallow",
+        "256,1000,1024x1024x64",
     ),
     "standard-gpu": (
-        "the default of `tune` on a GPU: squares, one off the tiles, one shallow, one skinny",
-        "512,1024,2048,4096,4097,8192x8192x64,8192x16x8192",
+        "the default of `tune` on a GPU: two squares, one shallow",
+        "1024,4096,8192x8192x64",
     ),
+    "quick": ("the default of `tune --quick`", "256,512,1000"),
     "cpu-table": (
         "the shapes of the CPU's table in the README",
         "256,512,1000,1024,2048,1024x1024x64",

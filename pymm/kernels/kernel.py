@@ -121,9 +121,10 @@ class Kernel:
     A kernel that fills `both_halves` of a symmetric C stores each element of the computed half
     twice, so that no launch mirrors it. `heuristic` makes a default for each problem and device,
     where one for all is not good enough. `extra_points` are searched besides the space. For
-    problems that it is not `preferred_for`, a kernel ranks below all others. `forceable` names the
-    macros that an experiment may set instead of the problem, and their values: `GUARDED`
-    (`Guards`), and `FILL`, whose 0 means all of a symmetric C.
+    problems that it is not `preferred_for`, a kernel ranks below all others; where it cannot be
+    near the fastest, by its declaration, it does not take part in the tuner's race between kernels
+    (`competes`). `forceable` names the macros that an experiment may set instead of the problem,
+    and their values: `GUARDED` (`Guards`), and `FILL`, whose 0 means all of a symmetric C.
     """
 
     number: int
@@ -151,6 +152,7 @@ class Kernel:
     extra_points: tuple[Mapping[str, int], ...] = ()
     heuristic: Callable[[Problem, Device], Mapping[str, int]] | None = None
     preferred_for: Callable[[Problem, Device], bool] = lambda p, d: True
+    competes: Callable[[Problem, Device], bool] = lambda p, d: True
     forceable: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def __hash__(self) -> int:

@@ -39,6 +39,10 @@ REPEATS, MOST_REPEATS = 7, 31
 ENOUGH = 0.01
 SECONDS_PER_TRIAL = 2.0
 
+#: Rounds with the best in turn before it is asked whether a configuration is slower; it is not
+#: repeated any more if that is so with this probability of error.
+FEW_ROUNDS, SURELY_SLOWER = 5, 0.05
+
 #: A single run shorter than this is looked at three times before it is called hopeless: it costs
 #: nothing, and an interruption of a millisecond is a large part of it.
 SHORT_RUN = 0.05
@@ -60,7 +64,8 @@ class Trial:
 
     `seconds` is the median of `times` (NaN if there is none), `spread` their interquartile range
     as a part of the median, `error` the largest deviation as a part of its bound, `void` how many
-    samples were taken again because of host launch delay.
+    samples were taken again because of host launch delay, `versus` the time relative to that of the
+    best configuration so far, both measured in turn.
     """
 
     problem: Problem
@@ -74,6 +79,7 @@ class Trial:
     detail: str = ""
     void: int = 0
     telemetry: Mapping[str, float | str] = field(default_factory=dict, hash=False)
+    versus: float = math.nan
 
     def __post_init__(self) -> None:
         if self.outcome not in OUTCOMES:
@@ -92,6 +98,27 @@ def median_and_spread(times: Sequence[float]) -> tuple[float, float]:
         return median, 0.0
     low, _, high = statistics.quantiles(times, n=4, method="inclusive")
     return median, (high - low) / median
+
+
+def slower_by_chance(pairs: Sequence[tuple[float, float]]) -> float:
+    """The probability that the first times of pairs are as much above the second as here, or more,
+    if both are equal: the exact signed-rank test (F. Wilcoxon, Individual comparisons by ranking
+    methods, Biometrics Bulletin 1, 1945).
+    """
+    ratios = sorted((math.log(own / other) for own, other in pairs if own != other), key=abs)
+    above = sum(rank for rank, ratio in enumerate(ratios, 1) if ratio > 0)
+    ways = [1]  # how many of the choices of signs have each sum of ranks
+    for rank in range(1, len(ratios) + 1):
+        longer = [0] * (len(ways) + rank)
+        for total, count in enumerate(ways):
+            longer[total] += count
+            longer[total + rank] += count
+        ways = longer
+    return sum(ways[above:]) / 2 ** len(ratios)
+
+
+def _least_ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    return min(own / other for own, other in pairs)
 
 
 class Workbench:
@@ -153,12 +180,24 @@ class Workbench:
         self.backend.reset()  # what another left in its scratch memory is not this one's fault
         return self._guarded(config, self._check)
 
-    def measure(self, config: Config, best_seconds: float | None = None) -> Trial:
+    def measure(
+        self, config: Config, best_seconds: float | None = None, best: Config | None = None
+    ) -> Trial:
         """Check `config`, run it once, and unless that is hopelessly slower than `best_seconds`
-        repeat it until the median is firm; then check it again.
+        repeat it until the median is firm; then check it again. With `best`, the configuration of
+        that time, the two are run in turn, so that both are timed at the same clock, and only until
+        a few rounds show that `config` is slower.
         """
         self.backend.reset()
-        return self._guarded(config, self._check, lambda call: self._race(call, best_seconds))
+        other = None if best == config else best
+        return self._guarded(config, self._check, lambda own: self._race(own, best_seconds, other))
+
+    def _call_of(self, best: Config) -> Call | None:
+        """The best configuration so far as a call; None if it cannot be loaded here."""
+        try:
+            return self.call(self.load(best))
+        except (CompileFailed, LaunchFailed, MemoryError):
+            return None
 
     def few_runs(self, config: Config, runs: int = 1) -> Trial:
         """Run `config` so many times, a `LONG_RUN` once, and time and judge each run: for what
@@ -321,7 +360,12 @@ class Workbench:
         except (LaunchFailed, MemoryError):
             self.lost = True
 
-    def _race(self, executable: Executable, best_seconds: float | None) -> dict:
+    def _race(
+        self, executable: Executable, best_seconds: float | None, best: Config | None
+    ) -> dict:
+        rival = None if best is None else self._call_of(best)
+        if rival is not None:
+            return self._race_against(executable, rival)
         call, take = self.call(executable), self.stopwatch.sound
         self.stopwatch.void.clear()
         started = time.monotonic()
@@ -341,6 +385,45 @@ class Workbench:
             times += take([call] * self._affordable(times[0]))
         found = self._timed(times, self.stopwatch.void[call])
         return found | {"telemetry": dict(self.backend.telemetry())}
+
+    def _race_against(self, executable: Executable, rival: Call) -> dict:
+        """Rounds of both calls, until they show that this one is slower, or its median is firm."""
+        call = self.call(executable)
+        self.stopwatch.void.clear()
+        started = time.monotonic()
+        pairs = self._pairs(call, rival, 1)
+        if pairs and _least_ratio(pairs) > HOPELESS:
+            if pairs[0][0] < SHORT_RUN:
+                pairs += self._pairs(call, rival, 2)
+            if _least_ratio(pairs) > HOPELESS:
+                return self._of_pairs(pairs, call) | {"outcome": "too_slow"}
+        rounds = FEW_ROUNDS
+        while pairs and len(pairs) < MOST_REPEATS:
+            pairs += (more := self._pairs(call, rival, min(rounds, self._affordable(pairs[0][0]))))
+            rounds = REPEATS
+            late = time.monotonic() - started >= SECONDS_PER_TRIAL
+            spread = median_and_spread([own for own, _ in pairs])[1]
+            firm = len(pairs) >= REPEATS and spread <= ENOUGH
+            slower = len(pairs) >= FEW_ROUNDS and slower_by_chance(pairs) < SURELY_SLOWER
+            if late or firm or slower or not more:
+                break
+        return self._of_pairs(pairs, call) | {"telemetry": dict(self.backend.telemetry())}
+
+    def _pairs(self, call: Call, rival: Call, rounds: int) -> list[tuple[float, float]]:
+        """Seconds of both in so many rounds, each first by turns; void ones are left out."""
+        order = [one for n in range(rounds) for one in ((call, rival), (rival, call))[n % 2]]
+        times = self.stopwatch.time(order)
+        found = []
+        for n in range(rounds):
+            pair = tuple(times[2 * n : 2 * n + 2])
+            found.append(pair[::-1] if n % 2 else pair)
+        return [pair for pair in found if not math.isnan(sum(pair))]
+
+    def _of_pairs(self, pairs: Sequence[tuple[float, float]], call: Call) -> dict:
+        found = self._timed([own for own, _ in pairs], self.stopwatch.void[call])
+        if pairs:
+            found["versus"] = statistics.median(own / other for own, other in pairs)
+        return found
 
     @staticmethod
     def _affordable(seconds: float) -> int:

@@ -56,7 +56,8 @@ class Request:
     `quick` takes operands and checks of an `OperandPool`, which cost milliseconds however large the
     product is. A comparison has `rounds` rounds, fewer where `budget` seconds do not suffice, and
     fewer configurations where `checking` seconds do not suffice for the checks before it. With
-    `accumulate` C += op(A) op(B) is timed, else C = op(A) op(B).
+    `accumulate` C += op(A) op(B) is timed, else C = op(A) op(B). `best` is the configuration of
+    `best_seconds`, which what is measured is timed in turn with.
     """
 
     action: str
@@ -72,6 +73,7 @@ class Request:
     arguments: tuple = ()
     checking: float = math.inf
     accumulate: bool = False
+    best: Config | None = None
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ def _answer(
         ]
         return Reply(tuple(failed), detail=detail), None
     if request.action == "measure":
-        trial = bench.measure(request.configs[0], request.best_seconds)
+        trial = bench.measure(request.configs[0], request.best_seconds, request.best)
         return Reply((trial,), lost=bench.lost), bench
     if request.action == "compare":
         return compared(bench, request), bench

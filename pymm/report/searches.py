@@ -15,7 +15,7 @@ from pymm.core.problem import Problem
 from pymm.measure.libraries import GENERAL
 from pymm.report.load import Results, Row
 from pymm.report.today import Today
-from pymm.tune.finals import MEDIAN_ERROR, NOISE, TIE
+from pymm.tune.finals import Timing, tied
 
 #: Fewest trials from which the importance of parameters is computed.
 ENOUGH = 12
@@ -99,8 +99,8 @@ class Search:
         fastest = min(right, key=lambda row: row.seconds, default=None)
         if self.default is None or fastest is None:
             return fastest
-        error = math.hypot(_median_error(self.default), _median_error(fastest))
-        same = self.default.seconds <= fastest.seconds * (1 + max(TIE, NOISE * error))
+        others = max(len(right) - 1, 1)
+        same = tied(_timing(self.default), _timing(fastest), others)
         return self.default if same else fastest
 
     @cached_property
@@ -156,12 +156,9 @@ class Search:
         return dict(sorted(parts.items(), key=lambda item: -item[1]))
 
 
-def _median_error(row: Row) -> float:
-    """The relative standard error of a row's median."""
+def _timing(row: Row) -> Timing:
     spread, repeats = row.number("spread"), row.number("repeats")
-    return (
-        MEDIAN_ERROR * (spread if spread > 0 else 0.0) / math.sqrt(repeats if repeats >= 1 else 1.0)
-    )
+    return Timing(row.seconds, spread, int(repeats) if repeats >= 1 else 1)
 
 
 def parameters(slug: str) -> dict[str, int]:

@@ -20,23 +20,20 @@ from pymm.kernels.source import kernel_digest
 #: Longest text in a file, since texts end up in messages and tables.
 MAX_TEXT = 200
 
-#: Fields of a record's line and their types: those that every line has, then those that are left
-#: out where they have their usual values.
-FIELDS = {
-    "m": int,
-    "n": int,
-    "k": int,
-    "type": str,
-    "layout": str,
-    "kernel": str,
-    "config": dict,
-    "us": float,
-    "spread": str,
-    "source": str,
-    "env": str,
-    "date": str,
-}
+#: Fields of a record and their types, in the three groups that a file has them in: those of the
+#: problem come from the keys that the record stands under.
+PROBLEM_FIELDS = {"m": int, "n": int, "k": int, "type": str, "layout": str}
+CONFIG_FIELDS = {"kernel": str, "config": dict}
+MEASURED_FIELDS = {"us": float, "spread": str, "date": str, "env": str, "source": str}
 RARE_FIELDS = {"batch": int, "op": str}
+
+#: All that every line of a file of schema 1 has: one line for each record.
+FIELDS = PROBLEM_FIELDS | CONFIG_FIELDS | MEASURED_FIELDS
+
+#: The extents of a problem as a key of a file: `syrk-1024x1024x64`, `64x64x64-b500`.
+_EXTENTS = re.compile(
+    r"(?:([a-z_]{1,20})-)?([0-9]{1,10})x([0-9]{1,10})x([0-9]{1,10})(?:-b([0-9]{1,10}))?"
+)
 
 _TRANSPOSED = {"NN": (False, False), "NT": (False, True), "TN": (True, False), "TT": (True, True)}
 
@@ -113,34 +110,40 @@ class Record:
 
     @property
     def order(self) -> tuple:
-        """Sorts records by kind, extents, kernel and age: the order of lines in a file."""
+        """Sorts records by type, layout, operation, extents, kernel and age: their order in a
+        file.
+        """
         p = self.problem
-        kind = (p.op, p.dtype, p.layout)
+        kind = (p.dtype, p.layout, p.op != "gemm", p.op)
         extents = (p.m, p.n, p.k, p.batch)
         return (*kind, *extents, self.config.kernel_name, self.date, self.environment.tools)
 
-    def as_fields(self) -> dict[str, Any]:
-        """The fields of the record's line, times rounded to six digits."""
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """The keys that it stands under in a file: type, layout, operation and extents."""
         p = self.problem
-        fields = {"m": p.m, "n": p.n, "k": p.k, "type": p.dtype, "layout": p.layout}
-        usual = Problem(0, 0, 0)
-        for name in RARE_FIELDS:
-            if getattr(p, name) != getattr(usual, name):
-                fields[name] = getattr(p, name)
-        return fields | {
+        op = "" if p.op == "gemm" else f"{p.op}-"
+        batch = "" if p.batch == 1 else f"-b{p.batch}"
+        return p.dtype, p.layout, f"{op}{p.m}x{p.n}x{p.k}{batch}"
+
+    def entry(self) -> dict[str, Any]:
+        """What a file has there, times rounded to six digits."""
+        return {
             "kernel": self.config.kernel_name,
             "config": self.config.as_dict(),
-            "us": float(f"{self.seconds * 1e6:.6g}"),
-            "spread": f"{self.spread * 100:.2g}%",
-            "source": self.digest,
-            "env": self.environment.name,
-            "date": date.fromisoformat(self.date),
+            "measured": {
+                "us": float(f"{self.seconds * 1e6:.6g}"),
+                "spread": f"{self.spread * 100:.2g}%",
+                "date": date.fromisoformat(self.date),
+                "env": self.environment.name,
+                "source": self.digest,
+            },
         }
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any], backend: str, env: Environment) -> Record:
-        """The record of a line's fields, each of the type in `FIELDS`. `ValueError` or
-        `NotImplementedError` for values that are not possible.
+        """The record of all its `FIELDS`, perhaps some of `RARE_FIELDS`, each of the type there.
+        `ValueError` or `NotImplementedError` for values that are not possible.
 
         A record of a kernel that this pymm does not have is read as well, so that writing the file
         with an older pymm loses nothing. `unusable_because` keeps it from being used.
@@ -153,6 +156,19 @@ class Record:
         config = _config(fields["kernel"], fields["config"], backend)
         seconds, spread = fields["us"] / 1e6, _fraction(fields["spread"])
         return cls(problem, config, seconds, spread, fields["date"], env, fields["source"])
+
+
+def fields_of_place(dtype: str, layout: str, extents: str) -> dict[str, Any]:
+    """The fields of a problem from the keys of a file; the inverse of `Record.place`. `ValueError`
+    for extents that are written in another way.
+    """
+    found = _EXTENTS.fullmatch(extents)
+    if found is None:
+        raise ValueError(f"{extents!r} is no product such as 1024x1024x64 or syrk-64x64x64-b8")
+    op, m, n, k, batch = found.groups()
+    fields = {"m": int(m), "n": int(n), "k": int(k), "type": dtype, "layout": layout}
+    fields |= {"op": op} if op else {}
+    return fields | ({"batch": int(batch)} if batch else {})
 
 
 def _line(text: str) -> str:

@@ -1,5 +1,5 @@
-"""Files of tuned configurations: `<device>.yaml`, one line per record. Every value is checked when
-a file is read, and a file is replaced as a whole when it is written.
+"""Files of tuned configurations: `<device>.yaml`, records by type, layout and problem. Every value
+is checked when a file is read, and a file is replaced as a whole when it is written.
 
 The user's files are in a directory that the caller names; they come before the read-only ones
 shipped with pymm.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -22,14 +22,17 @@ from pymm.core.forking import importing
 from pymm.core.inputs import BadInput, one_line, read_text
 from pymm.kernels.source import shipped_folder
 from pymm.selection.records import (
+    CONFIG_FIELDS,
     FIELDS,
     MAX_TEXT,
+    MEASURED_FIELDS,
     RARE_FIELDS,
     Environment,
     Record,
     StoreError,
     device_facts,
     device_words,
+    fields_of_place,
     stale_because,
     unusable_because,
 )
@@ -46,18 +49,24 @@ __all__ = [
     "stale_because",
 ]
 
-SCHEMA = 1
+#: What is written. Files of schema 1, with one line for each record, are read too; the next time
+#: that something is put into one it is written in this form.
+SCHEMA, SCHEMAS = 2, (1, 2)
 
 #: Longest file that is read: some 20000 records.
 MAX_BYTES = 4 * 2**20
 
-#: Deepest nesting that is read: file, list of records, record, configuration.
-MAX_DEPTH = 4
+#: Deepest nesting that is read: file, records, type, layout, problem, record, configuration.
+MAX_DEPTH = 7
+
+#: Columns from which on a line is continued on the next one, between two fields.
+WIDTH = 76
 
 HEADER = """\
 # Tuned configurations, written by `python -m pymm.tune` and read by pymm.matmul.
-# One line per tuned problem: median time in microseconds, its spread, digest of the kernel's
-# source. Lines whose source, compiler, driver or device changed are stale: tune again.
+# Under type, layout and m x n x k of a product: kernels, their parameters, and what was measured
+# (median time in microseconds, its spread, environment, digest of the kernel's source). Records
+# whose source, compiler, driver or device changed are stale: tune again.
 """
 
 _ENVIRONMENT = {"driver": str, "compiler": str}
@@ -193,23 +202,24 @@ def _read(path: Path, mtime_ns: int, size: int, inode: int) -> Table:
 
 
 def render_table(table: Table) -> str:
-    """The text of a file: a head, then the sorted records, one line each."""
-    records = sorted(table.records, key=lambda record: record.order)
-    environments = sorted({r.environment for r in records}, key=lambda env: env.name)
-    lines = [f"{HEADER}schema: {SCHEMA}", f"device: {_flow(table.device)}"]
-    lines += ["environments:" if records else "environments: {}"]
-    lines += [f"  {env.name}: {_flow(asdict(env))}" for env in environments]
-    lines += ["records:" if records else "records: []"]
-    lines += [f"- {_flow(record.as_fields())}" for record in records]
-    return "\n".join(lines) + "\n"
-
-
-def _flow(mapping: Mapping) -> str:
+    """The text of a file: a head, then the records, sorted."""
     import yaml
 
+    environments = sorted({r.environment for r in table.records}, key=lambda env: env.name)
+    records: dict[str, dict[str, dict[str, list]]] = {}
+    for record in sorted(table.records, key=lambda record: record.order):
+        dtype, layout, extents = record.place
+        problems = records.setdefault(dtype, {}).setdefault(layout, {})
+        problems.setdefault(extents, []).append(record.entry())
+    contents = {
+        "schema": SCHEMA,
+        "device": dict(table.device),
+        "environments": {env.name: asdict(env) for env in environments},
+        "records": records,
+    }
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    options = {"default_flow_style": True, "sort_keys": False, "width": 2**31 - 1}
-    return yaml.dump(dict(mapping), Dumper=dumper, **options).strip()
+    options = {"default_flow_style": None, "sort_keys": False, "width": WIDTH}
+    return HEADER + yaml.dump(contents, Dumper=dumper, **options)
 
 
 def parse_table(text: str, path: str) -> Table:
@@ -219,8 +229,9 @@ def parse_table(text: str, path: str) -> Table:
     reader = _Reader(text, path)
     top = reader.mapping(reader.root, "the file")
     version = reader.scalar(top.get("schema", reader.root), "schema", int)
-    if version != SCHEMA:
-        raise reader.error(reader.root, f"schema {version}; this pymm reads schema {SCHEMA}")
+    if version not in SCHEMAS:
+        known = " and ".join(map(str, SCHEMAS))
+        raise reader.error(reader.root, f"schema {version}; this pymm reads schemas {known}")
     nothing = dict.fromkeys(("device", "environments", "records"), dict)
     head = reader.fields(reader.root, "the file", nothing | {"schema": int}, {})
     device = reader.fields(head["device"], "device", _DEVICE, _DEVICE_MORE)
@@ -229,21 +240,49 @@ def parse_table(text: str, path: str) -> Table:
         for name, node in reader.mapping(head["environments"], "environments").items()
     }
     words = device_words(device)
+    backend = "cpu" if device["kind"] == "cpu" else "cuda"
+    found = _lines(reader, head["records"]) if version == 1 else _nested(reader, head["records"])
     records = [
-        replace(_record(reader, node, device["kind"], environments), device=words, file=path)
-        for node in reader.sequence(head["records"], "records")
+        replace(_record(reader, node, fields, backend, environments), device=words, file=path)
+        for node, fields in found
     ]
     return Table(device, tuple(records))
 
 
-def _record(reader: _Reader, node: Any, kind: str, environments: Mapping) -> Record:
-    fields = reader.fields(node, "the record", FIELDS, RARE_FIELDS)
+def _lines(reader: _Reader, records: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Nodes and fields of the records of schema 1."""
+    for node in reader.sequence(records, "records"):
+        yield node, reader.fields(node, "the record", FIELDS, RARE_FIELDS)
+
+
+def _nested(reader: _Reader, records: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Nodes and fields of the records of schema 2."""
+    for dtype, layouts in reader.mapping(records, "records").items():
+        for layout, problems in reader.mapping(layouts, dtype).items():
+            for extents, of_problem in reader.mapping(problems, layout).items():
+                try:
+                    place = fields_of_place(dtype, layout, extents)
+                except ValueError as error:
+                    raise reader.error(of_problem, str(error)) from None
+                for node in reader.sequence(of_problem, extents):
+                    entry = reader.fields(
+                        node, "the record", CONFIG_FIELDS | {"measured": dict}, {}
+                    )
+                    measured = entry.pop("measured")
+                    yield (
+                        node,
+                        place | entry | reader.fields(measured, "measured", MEASURED_FIELDS, {}),
+                    )
+
+
+def _record(
+    reader: _Reader, node: Any, fields: dict[str, Any], backend: str, environments: Mapping
+) -> Record:
     config = reader.mapping(fields["config"], "config")
     fields["config"] = {key: reader.scalar(value, key, int) for key, value in config.items()}
     if fields["env"] not in environments:
         raise reader.error(node, f"environment {fields['env']!r} is not in the head of the file")
     try:
-        backend = "cpu" if kind == "cpu" else "cuda"
         return Record.from_fields(fields, backend, environments[fields["env"]])
     except (ValueError, NotImplementedError) as error:
         raise reader.error(node, str(error)) from None

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pymm.backends.telemetry import USUAL
@@ -17,10 +17,14 @@ from pymm.measure.libraries import HALF
 from pymm.measure.workbench import Trial
 from pymm.selection.records import Record
 
-#: A configuration replaces the default only if it is faster by more than this fraction and by more
-#: than so many standard errors of the two medians. Otherwise the two are equal, and the default
-#: suits neighbouring sizes.
-TIE, NOISE = 0.005, 2.0
+#: A configuration replaces the default only if it is faster by more than this fraction, and by more
+#: than noise brings about with this probability in any of all finalists. Otherwise the two are
+#: equal, and the default suits neighbouring sizes.
+TIE, FALSE_WINNERS = 0.005, 0.04
+
+#: Fewest rounds whose times are compared in pairs, and fewest of which the interquartile range of
+#: the ratios says more than their standard deviation.
+FEWEST_PAIRS, ROBUST_FROM = 5, 9
 
 #: Standard error of the median of n normally distributed values / (interquartile range / sqrt(n)):
 #: sqrt(pi / 2) / 1.349.
@@ -36,8 +40,11 @@ TOLERANCE, CPU_TOLERANCE = 1.05, 1.25
 
 @dataclass(frozen=True)
 class Decision:
-    """The result of a session: the trial to save, the default's seconds in the same run, the
-    fastest baseline library, and the trials of other kernels' stored configurations.
+    """The result of a session: the trial that is chosen, the default's seconds in the same run, the
+    fastest baseline library, and trials of other kernels that are saved beside it, none of them
+    chosen before it: of the highest kernel, and of those with a stored configuration. `gain` is the
+    ratio of the default's time to the winner's between the ends of its 95 % interval, `within` by
+    how much another finalist may be faster than the default where that is the winner.
     """
 
     winner: Trial
@@ -45,6 +52,8 @@ class Decision:
     library: str = ""
     library_seconds: float = math.nan
     rivals: tuple[Trial, ...] = ()
+    gain: tuple[float, float, float] = (math.nan,) * 3
+    within: float = math.nan
 
 
 def impossible(trial: Trial, device: Device) -> str:
@@ -69,6 +78,13 @@ def impossible(trial: Trial, device: Device) -> str:
     return ""
 
 
+def plausible(trial: Trial, device: Device) -> Trial:
+    """The trial; one whose time is impossible is `disturbed`."""
+    if why := impossible(trial, device):
+        return Trial(trial.problem, trial.config, "disturbed", detail=why)
+    return trial
+
+
 def doubtful(trial: Trial) -> str:
     """Why a time must not be saved; "" if it may be."""
     if trial.spread > MOST_SPREAD:
@@ -79,21 +95,25 @@ def doubtful(trial: Trial) -> str:
     return ""
 
 
-def saved_for(problem: Problem, kernel: Kernel, records: Iterable[Record]) -> list[Config]:
-    """The stored configurations of a problem and kernel: the user's and the shipped ones, of any
-    driver, compiler and version of the kernel; each once.
+def saved_for(
+    problem: Problem, kernels: Iterable[Kernel], records: Iterable[Record]
+) -> list[Config]:
+    """The stored configurations of a problem and of these kernels: the user's and the shipped ones,
+    of any driver, compiler and version of the kernel; each once.
     """
-    task = (problem, kernel)
-    same = [r.config for r in records if (r.problem, r.config.kernel) == task]
+    own = set(kernels)
+    same = [r.config for r in records if r.problem == problem and r.config.kernel in own]
     return list(dict.fromkeys(same))
 
 
-def rivals_of(problem: Problem, kernel: Kernel, records: Iterable[Record]) -> list[Config]:
+def rivals_of(
+    problem: Problem, kernels: Sequence[Kernel], records: Iterable[Record]
+) -> list[Config]:
     """The fastest stored configuration of each other kernel of the same backend."""
     best: dict[Kernel, Record] = {}
     for record in records:
         other = record.config.kernel
-        if record.problem != problem or other == kernel or other.backend != kernel.backend:
+        if record.problem != problem or other in kernels or other.backend != kernels[0].backend:
             continue
         if other not in best or record.seconds < best[other].seconds:
             best[other] = record
@@ -101,34 +121,150 @@ def rivals_of(problem: Problem, kernel: Kernel, records: Iterable[Record]) -> li
 
 
 def choose(
-    default: Config, trials: Sequence[Trial], times: dict[str, list[float]]
+    defaults: Sequence[Config],
+    trials: Sequence[Trial],
+    times: dict[str, list[float]],
+    stored: Container[Config] = (),
 ) -> Decision | None:
-    """The fastest correct configuration of the default's kernel; the default if it is as fast
-    within `TIE` or the noise. None if none is correct.
+    """The fastest correct configuration of the kernels that were searched, by their `defaults`, the
+    highest kernel's first; that first default if it is as fast within `TIE` or the noise. What is
+    `stored` for another kernel is what a product gets now: it gives way to what was faster here.
+    None if no configuration is correct.
     """
     every = [trial for trial in trials if trial.outcome == "ok"]
-    right = [trial for trial in every if trial.config.kernel == default.kernel]
+    searched = [default.kernel_name for default in defaults]
+    right = [trial for trial in every if trial.config.kernel_name in searched]
     if not right:
         return None
-    winner = min(right, key=lambda trial: trial.seconds)
-    own = next((trial for trial in right if trial.config == default), None)
-    if own is not None:
-        error = math.hypot(_median_error(own), _median_error(winner))
-        if own.seconds <= winner.seconds * (1 + max(TIE, NOISE * error)):
-            winner = own
+    by_time = sorted(right, key=lambda trial: trial.seconds)
+    base = next((trial for trial in right if trial.config == defaults[0]), None)
+    firm = [t for t in by_time if base is None or not _tied(base, t, len(right) - 1)]
+    best = firm[0] if firm else base
+    now = [t for t in right if t.config in stored and base is not None and _another(t, base)]
+    winner = min([best, *now], key=lambda trial: trial.seconds)
     less = {HALF} if winner.problem.fill == "full" else set()  # writes one half alone
     medians = {name: statistics.median(t) for name, t in times.items() if t and name not in less}
     library = min(medians, key=medians.__getitem__, default="")
     return Decision(
         winner,
-        own.seconds if own is not None else math.nan,
+        base.seconds if base is not None else math.nan,
         library,
         medians.get(library, math.nan),
-        tuple(trial for trial in every if trial.config.kernel != default.kernel),
+        tuple(_beside(winner, base, firm, every, stored)),
+        gain_of(base, winner),
+        max((gain_of(base, t)[2] - 1 for t in by_time if t is not base), default=math.nan),
     )
 
 
-def _median_error(trial: Trial) -> float:
-    """Standard error of a trial's median as a part of it."""
-    spread = trial.spread if trial.spread > 0 else 0.0  # NaN of a single time
-    return MEDIAN_ERROR * spread / math.sqrt(max(len(trial.times), 1))
+def _tied(default: Trial, other: Trial, others: int) -> bool:
+    return default is other or tied(Timing.of(default), Timing.of(other), others)
+
+
+def _another(trial: Trial, than: Trial) -> bool:
+    return trial.config.kernel_name != than.config.kernel_name
+
+
+def _beside(
+    winner: Trial,
+    base: Trial | None,
+    firm: Sequence[Trial],
+    every: Sequence[Trial],
+    stored: Container[Config],
+) -> Iterator[Trial]:
+    """The trials that are saved with the winner: the best of the highest kernel, with which others
+    are compared, the stored ones of other kernels, and those of kernels that were not searched.
+    """
+    done = {winner.config.kernel_name}
+    if base is not None and _another(winner, base):
+        done.add(base.config.kernel_name)
+        yield next((trial for trial in firm if not _another(trial, base)), base)
+    for trial in sorted(every, key=lambda trial: trial.seconds):
+        if trial.config in stored and trial.config.kernel_name not in done:
+            done.add(trial.config.kernel_name)
+            yield trial
+
+
+# Statistics of two medians
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What is known of the times of a call: their median, interquartile range divided by it, number
+    and, unless they are lost, the times in the order of the rounds.
+    """
+
+    seconds: float
+    spread: float
+    count: int
+    times: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, trial: Trial) -> Timing:
+        """Those of a trial."""
+        return cls(trial.seconds, trial.spread, len(trial.times), trial.times)
+
+    @property
+    def error(self) -> float:
+        """Standard error of the median as a part of it."""
+        spread = self.spread if self.spread > 0 else 0.0  # NaN of a single time
+        return MEDIAN_ERROR * spread / math.sqrt(max(self.count, 1))
+
+
+def tied(default: Timing, other: Timing, others: int) -> bool:
+    """Whether the default is as fast as `other`, one of so many `others` of a comparison."""
+    gain, error, freedom = _gain(default, other)
+    quantile = student(1 - FALSE_WINNERS / max(others, 1), freedom)
+    return gain <= max(TIE, quantile * error)
+
+
+def gain_of(default: Trial | None, other: Trial) -> tuple[float, float, float]:
+    """The ratio of the times of two trials of one comparison, between the ends of its 95 %
+    interval; NaN without a default.
+    """
+    if default is None or not other.seconds > 0:
+        return (math.nan,) * 3
+    if default is other:
+        return (1.0,) * 3
+    gain, error, freedom = _gain(Timing.of(default), Timing.of(other))
+    error *= student(0.975, freedom)
+    return 1 + gain - error, 1 + gain, 1 + gain + error
+
+
+def _gain(default: Timing, other: Timing) -> tuple[float, float, float]:
+    """By which part the default is slower, the standard error of that and its degrees of freedom.
+    Times of the same rounds are compared in pairs: a clock that drifts meets both. Without them
+    (samples of one were void, or the file of trials has no times) the two spreads say how sure the
+    medians are.
+    """
+    count = len(default.times)
+    if count == len(other.times) >= FEWEST_PAIRS:
+        pairs = zip(default.times, other.times, strict=True)
+        ratios = [math.log(a / b) for a, b in pairs]
+        low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        error, freedom = MEDIAN_ERROR * (high - low) / math.sqrt(count), _freedom(count)
+        if count < ROBUST_FROM:
+            error = statistics.stdev(ratios) / math.sqrt(count)
+            return math.expm1(statistics.fmean(ratios)), error, count - 1
+        return math.expm1(median), error, freedom
+    error, count = math.hypot(default.error, other.error), min(default.count, other.count)
+    return default.seconds / other.seconds - 1, error, 2 * _freedom(count)
+
+
+def _freedom(count: int) -> float:
+    """Degrees of freedom of an error that follows from an interquartile range: that uses about 0.37
+    of what a standard deviation would (its efficiency for normally distributed values).
+    """
+    return max(1.0, 0.37 * (count - 1))
+
+
+def student(probability: float, freedom: float) -> float:
+    """The quantile of Student's t distribution, by the expansion in 1 / freedom of M. Abramowitz
+    and I. A. Stegun, Handbook of Mathematical Functions, 26.7.5.
+    """
+    z = statistics.NormalDist().inv_cdf(probability)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + sum(term / freedom**power for power, term in enumerate(terms, 1))

@@ -23,8 +23,7 @@ from pymm.selection.cost_model import most_promising, predicted_seconds
 from pymm.selection.records import Record, StoreError, device_facts
 from pymm.selection.store import files, read
 from pymm.tune.finals import rivals_of
-
-Task = tuple[Problem, Kernel]
+from pymm.tune.tasks import Task
 
 #: How many stored configurations of other problems are tried, the first of them those of the
 #: nearest, the others diverse ones of so many that are considered; how many of the cost model's,
@@ -38,6 +37,9 @@ FIRST = 24
 #: of 64 x 64 took 4 times as long as the default for 16 columns. Those near the best known
 #: configuration are left out earlier.
 UNFIT, UNFIT_NEAR = 2.0, 1.25
+
+#: Fewest configurations of each of several kernels that are compiled before their race.
+FEWEST_EACH = 4
 
 #: Problems whose first sources are compiled while others are measured: a source takes seconds.
 LOOK_AHEAD = 8
@@ -188,9 +190,10 @@ def prepare(
 class Prefetcher:
     """Prepares the next searches, and compiles their first sources, while others are measured.
 
-    With `quick` it keeps few configurations of each and works in processes of its own: a large
-    space takes seconds of Python, which would delay the measuring process. `stored` gives the
-    records so far; `count` configurations of each search are compiled.
+    With `quick` it keeps few configurations of each. With `processes` it works in processes of its
+    own: a large space takes seconds of Python, which would delay the measuring process, and so do
+    the spaces of several kernels one after the other. `stored` gives the records so far; `count`
+    configurations of each task are compiled, divided among its kernels.
     """
 
     def __init__(
@@ -200,13 +203,14 @@ class Prefetcher:
         quick: bool,
         stored: Callable[[], Iterable[Record]] = tuple,
         count: int = FIRST,
+        processes: bool = False,
     ) -> None:
         self.device, self.compiler, self.quick = device, compiler, quick
         self.stored, self.count = stored, count
-        self._prepared: dict[Task, Future] = {}
+        self._prepared: dict[Task, list[Future]] = {}
         self._builds: dict[Task, list[Future]] = {}
         self._pool: Executor
-        if quick and not device.shares_host_cores:
+        if processes and not device.shares_host_cores:
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(PREPARERS, context, settle_beside)
         else:
@@ -222,16 +226,20 @@ class Prefetcher:
         """The one of the first few tasks that waits for the fewest sources."""
         for task in waiting[:LOOK_AHEAD]:
             if task not in self._prepared:
-                self._prepared[task] = self._prepare(*task)
+                self._prepared[task] = [self._prepare(task.problem, k) for k in task.kernels]
         return min(waiting[:LOOK_AHEAD], key=self._to_wait_for)
 
-    def take(self, task: Task) -> tuple[InitialConfigs, list[Future]]:
-        """The initial configurations of a task and their sources at the compiler."""
-        problem, kernel = task
-        initial = InitialConfigs(problem, kernel, *self._prepared[task].result(), self.device)
+    def take(self, task: Task) -> tuple[list[InitialConfigs], list[Future]]:
+        """The initial configurations of a task's kernels, and their sources at the compiler."""
         if task not in self._builds:
-            self._compile(task, initial)
-        return initial, self._builds[task]
+            self._compile(task)
+        return self._initial(task), self._builds[task]
+
+    def _initial(self, task: Task) -> list[InitialConfigs]:
+        return [
+            InitialConfigs(task.problem, kernel, *prepared.result(), self.device)
+            for kernel, prepared in zip(task.kernels, self._prepared[task], strict=True)
+        ]
 
     def _prepare(self, problem: Problem, kernel: Kernel) -> Future:
         processes = isinstance(self._pool, ProcessPoolExecutor)
@@ -244,20 +252,23 @@ class Prefetcher:
         """Sources that a task would wait for. On a CPU all are compiled between measurements."""
         if self.device.shares_host_cores:
             return 0
-        if not self._prepared[task].done():
+        if not all(prepared.done() for prepared in self._prepared[task]):
             return math.inf
         if task not in self._builds:
-            self._compile(task, InitialConfigs(*task, *self._prepared[task].result(), self.device))
+            self._compile(task)
         return sum(not build.done() for build in self._builds[task])
 
-    def _compile(self, task: Task, initial: InitialConfigs) -> None:
+    def _compile(self, task: Task) -> None:
         self._builds[task] = []
-        if not self.device.shares_host_cores:
-            stored = list(self.stored())
-            configs = [*initial.first(stored, self.count), *rivals_of(*task, stored)]
-            rendered = (
-                source
-                for config in configs
-                for source in sources(config, task[0])[: 1 if self.quick else None]
-            )
-            self._builds[task] = [self.compiler.submit(source) for source in rendered]
+        if self.device.shares_host_cores:
+            return
+        stored = list(self.stored())
+        each = max(FEWEST_EACH, self.count // len(task.kernels))
+        first = [initial.first(stored, each) for initial in self._initial(task)]
+        by_turns = (c for turn in itertools.zip_longest(*first) for c in turn if c is not None)
+        rendered = (
+            source
+            for config in (*by_turns, *rivals_of(task.problem, task.kernels, stored))
+            for source in sources(config, task.problem)[: 1 if self.quick else None]
+        )
+        self._builds[task] = [self.compiler.submit(source) for source in rendered]

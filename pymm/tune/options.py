@@ -38,8 +38,9 @@ examples:
   python -m pymm.tune replay --help
       search recorded times instead of a device
 
-Ctrl-C ends the search and saves the best so far; a second one leaves at once. A run that was
-killed goes on where it was when it is started again. Trials of a study can be watched with
+Ctrl-C ends the search and saves the best so far; a second one leaves at once. The same command
+again goes on: a run that was killed where it was, any other with configurations that were not
+tried yet. Trials of a study can be watched with
 optuna-dashboard: the journal files are in the folder that --storage names.
 
 exit status: 0 tuned, 1 a problem could not be tuned, 2 bad options, 3 no such device,
@@ -51,6 +52,9 @@ _WHAT_IS_TUNED = ("op", "shapes", "dtypes", "transposes", "kernels")
 
 #: Seconds of a run without `--budget` and `--trials`: with start and table under five minutes.
 DEFAULT_BUDGET = 240.0
+
+#: What `--quick` stands for where nothing else is given: seconds, dtypes, a named set of shapes.
+QUICK = {"budget": 75.0, "dtypes": "f32", "shapes": ["quick"]}
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,10 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     """
     parser = _parser()
     given = parser.parse_args(argv)
+    if given.quick and not given.stale:
+        for name, value in QUICK.items():
+            if getattr(given, name) == parser.get_default(name):
+                setattr(given, name, value)
     try:
         storage, shared = parse_storage(given.storage)
         fields = {
@@ -202,7 +210,8 @@ WHAT = {
     },
     "--kernels": {
         "metavar": "KERNELS",
-        "help": "names or numbers, or all (default: the highest rung that the device has)",
+        "help": "names or numbers, or all: each is searched by itself and gets a record (default: "
+        "all that can compute the problem compete, and the fastest is saved)",
     },
     "--stale": {
         "action": "store_true",
@@ -215,7 +224,12 @@ HOW = {
     "--trials": {
         "type": int,
         "metavar": "N",
-        "help": "at most N configurations for each problem and kernel",
+        "help": "at most N configurations more for each problem, besides the kernels' defaults",
+    },
+    "--quick": {
+        "action": "store_true",
+        "help": f"a first look in {QUICK['budget']:.0f} s: three shapes of {QUICK['dtypes']}, "
+        "unless others are named",
     },
     "--budget": {
         "type": float,
@@ -268,9 +282,9 @@ WHERE = {
     },
     "--resume": {
         "default": "auto",
-        "choices": ["auto", "always", "never"],
-        "help": "go on with the last study of a problem if it is unfinished (auto), also if it "
-        "is finished (always), or begin a new one (never; default: auto)",
+        "choices": ["auto", "never"],
+        "help": "go on with the last study of a problem (auto), or begin a new one (never; "
+        "default: auto)",
     },
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -121,7 +122,9 @@ def _best(trial: Trial | None) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the table that a run ends in: times in seconds, NaN where there is none."""
+    """One line of the table that a run ends in: times in seconds, NaN where there is none; `gain`
+    and `within` as `finals.Decision` has them, `tried` the configurations of all runs so far.
+    """
 
     problem: Problem
     default: float
@@ -130,27 +133,46 @@ class Line:
     library: str
     peak: float  # operations per second, 0 where unknown
     chosen: Config
-    remark: str = ""
+    is_default: bool = False
+    gain: tuple[float, float, float] = (math.nan,) * 3
+    within: float = math.nan
+    tried: int = 0
+
+    @property
+    def words(self) -> str:
+        """What tuning has gained."""
+        if self.is_default:
+            sure = f", within {self.within:.1%}" if self.within >= 0 else ""
+            return f"the default is best{sure}"
+        low, ratio, high = self.gain
+        return f"{ratio:.2f}x ({low:.2f} to {high:.2f})" if ratio > 0 else "-"
 
 
 def show_lines(lines: list[Line], console: Console) -> None:
-    """Print the table: GFLOP/s of default, tuned and baseline, and the chosen configuration."""
+    """Print the table: GFLOP/s of default, tuned and baseline, the gain with its 95 % interval, and
+    the chosen configuration; then the geometric mean of the ratios to the baseline.
+    """
     library = next((line.library for line in lines if line.library), "reference")
     if not console.is_terminal:  # a file or a pipe has no width of its own
         console = Console(file=console.file, width=TABLE_WIDTH)
     table = Table(title="GFLOP/s, medians of one interleaved run for each line", title_style="")
-    for name in ("problem", "default", "tuned", library, "tuned / default", f"tuned / {library}"):
-        table.add_column(name, justify="left" if name == "problem" else "right", no_wrap=True)
+    for name in ("problem", "tried", "default", "tuned", library, "gain", f"tuned / {library}"):
+        left = name in ("problem", "gain")
+        table.add_column(name, justify="left" if left else "right", no_wrap=name != "gain")
     table.add_column("of peak", justify="right")
     table.add_column("chosen", overflow="fold")
     for line in lines:
         flops = line.problem.flops
         rates = [_rate(flops, s) for s in (line.default, line.tuned, line.reference)]
-        gains = [_ratio(line.default, line.tuned), _ratio(line.reference, line.tuned)]
+        ratio = _ratio(line.reference, line.tuned)
         of_peak = f"{flops / line.tuned / line.peak:.0%}" if line.peak and line.tuned > 0 else "-"
-        chosen = line.chosen.slug + (f" ({line.remark})" if line.remark else "")
-        table.add_row(line.problem.slug, *rates, *gains, of_peak, chosen)
+        row = (line.problem.slug, str(line.tried), *rates, line.words, ratio, of_peak)
+        table.add_row(*row, line.chosen.slug)
     console.print(table)
+    ratios = [line.reference / line.tuned for line in lines if line.reference > 0]
+    if len(ratios) > 1:
+        mean = statistics.geometric_mean(ratios)
+        console.print(f"tuned / {library}: geometric mean {mean:.2f} of {len(ratios)} products")
 
 
 def _rate(flops: int, seconds: float) -> str:

@@ -238,8 +238,8 @@ def open_study(
 ) -> Study:
     """The study `name-1`, `name-2`, ... to work on.
 
-    `resume` "auto": the last one if it is unfinished and its `facts` (kernel's source, compiler,
-    driver) are the same; "always": the last one if its facts are the same; "never": a new one.
+    `resume` "auto": the last one if its `facts` (kernel's source, compiler, driver) are the same;
+    "never": a new one.
     """
     names = optuna.get_all_study_names(storage)
     found = [s for s in names if re.fullmatch(rf"{re.escape(name)}-[0-9]{{1,9}}", s)]
@@ -248,8 +248,7 @@ def open_study(
         study = optuna.load_study(study_name=f"{name}-{numbers[-1]}", storage=storage)
         attributes = study.user_attrs
         # A fact that is missing is about to be written by the tuner that has just made the study.
-        same = all(attributes.get(key, value) == value for key, value in facts.items())
-        if same and (resume == "always" or not attributes.get("finished")):
+        if all(attributes.get(key, value) == value for key, value in facts.items()):
             return study
     number = numbers[-1] + 1 if numbers else 1
     shared = resume != "never"  # another tuner that makes it at the same time means the same

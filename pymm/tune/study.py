@@ -271,12 +271,15 @@ class Search:
         return None
 
     def tell(self, number: int, trial: Trial) -> None:
-        """What became of a trial: a time is told, also a rough one; a failure fails the trial."""
+        """What became of a trial: a time is told; a rough one that was not worth repeating prunes
+        the trial, a failure fails it.
+        """
         index = self._index[trial.config]
         worked = trial.outcome in ("ok", "too_slow")
         said = {"outcome": trial.outcome} | ({} if worked else {"detail": trial.detail[:200]})
         trial_id, _ = self._asked.pop(number)
-        self._end(trial_id, said, trial.seconds if worked else None)
+        pruned = trial.outcome == "too_slow"
+        self._end(trial_id, said, trial.seconds if worked else None, pruned)
         self._settled[number] = index
         self._remember(index, trial.outcome, trial.seconds)
         self._count_pending()
@@ -284,10 +287,6 @@ class Search:
     def forget(self, number: int, config: Config) -> None:
         """Give up a trial that was asked for and not measured."""
         self._fail(number, "interrupted")
-
-    def finish(self) -> None:
-        """Mark the study as done: the next run begins a new one."""
-        self.study.set_user_attr("finished", True)
 
     def best_configs(self, count: int) -> list[Config]:
         """The configurations with the smallest times, fastest first."""
@@ -340,12 +339,18 @@ class Search:
         self._end(trial_id, {"outcome": outcome}, None)
         self._count_pending()
 
-    def _end(self, trial_id: int, said: Mapping[str, str], seconds: float | None) -> None:
+    def _end(
+        self, trial_id: int, said: Mapping[str, str], seconds: float | None, pruned: bool = False
+    ) -> None:
         """End a trial in the storage. One that another tuner has ended stays as that left it."""
         storage = self.study._storage
         try:
             for key, value in said.items():
                 storage.set_trial_user_attr(trial_id, key, value)
+            if pruned and seconds is not None:
+                storage.set_trial_intermediate_value(trial_id, 0, float(seconds))
+                storage.set_trial_state_values(trial_id, TrialState.PRUNED)
+                return
             state = TrialState.FAIL if seconds is None else TrialState.COMPLETE
             values = None if seconds is None else [float(seconds)]
             storage.set_trial_state_values(trial_id, state, values)
@@ -384,7 +389,7 @@ class Search:
                 outcome = trial.user_attrs.get("outcome", "")
                 self._settled[number] = index
                 if index is not None and index not in self.known.seconds and outcome in counting:
-                    self._remember(index, outcome, trial.value if trial.value else math.nan)
+                    self._remember(index, outcome, _seconds(trial))
             elif trial.state == TrialState.RUNNING:
                 owner = trial.user_attrs.get("tuner", "")
                 if self.company is None or not self.company.lives(owner, number):
@@ -401,6 +406,11 @@ class Search:
             if i is not None
         }
         self.enqueue(again)
+
+
+def _seconds(trial: FrozenTrial) -> float:
+    """The time of a finished trial, of a pruned one its rough time; NaN of a failure."""
+    return trial.value or trial.intermediate_values.get(0, math.nan)
 
 
 def _parameters(trial: FrozenTrial) -> Mapping[str, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,17 +21,16 @@ from threadpoolctl import threadpool_limits
 
 from pymm.console import Stop
 from pymm.core.device import Device
-from pymm.core.dtypes import DTYPES
 from pymm.core.errors import Busy
 from pymm.core.problem import Problem
-from pymm.core.shapes import parse_shapes
-from pymm.kernels import Kernel, find_kernel, kernels_for
+from pymm.kernels import Kernel
 from pymm.kernels.source import kernel_digest
 from pymm.measure.precompile import Precompiler, compilers_beside, config_directory, state_directory
 from pymm.measure.worker import Site, Worker, WorkerFailed, devices_alone
 from pymm.selection.records import Environment, Record, StoreError, foreign_because
 from pymm.selection.select import configs
 from pymm.selection.store import put
+from pymm.tune.comparison import Comparison
 from pymm.tune.devices import (
     ALL,
     POLL,
@@ -43,58 +42,15 @@ from pymm.tune.devices import (
     tune_each,
 )
 from pymm.tune.finals import Decision, rivals_of, saved_for
-from pymm.tune.initial import FIRST, InitialConfigs, Prefetcher, Task
+from pymm.tune.initial import FIRST, InitialConfigs, Prefetcher
 from pymm.tune.options import Options, parse
 from pymm.tune.progress import Line, Progress, show_lines
+from pymm.tune.race import Race
 from pymm.tune.session import FEWEST_TRIALS, Broken, Session, Setup, Streak
 from pymm.tune.storage import StorageLost, open_shared, open_storage, open_study, shared_name
 from pymm.tune.study import Company, Search, queue_limit
+from pymm.tune.tasks import Task, tasks_of
 from pymm.tune.trial_log import ForeignFile, TrialLog
-
-
-def tasks_of(
-    options: Options, device: Device, stored: Callable[[], Iterable[tuple[Record, str]]]
-) -> list[Task]:
-    """The problems and kernels that the options name; with `stale` those of the stale records among
-    `stored`: records and why each is stale ("" if it is not). `ValueError` if a kernel or a shape
-    does not fit.
-    """
-    return _stale(device, stored()) if options.stale else _named(options, device)
-
-
-def _named(options: Options, device: Device) -> list[Task]:
-    names = {"cpu": "standard", "cuda": "standard-gpu"}
-    standard = parse_shapes(names[device.kernel_backend] if device.times_are_real else "16")
-    tasks = []
-    for problem in options.problems(standard):
-        known = kernels_for(problem, device)
-        if not known and options.dtypes == tuple(DTYPES):
-            continue  # "all" means the dtypes that the device has kernels for
-        if not known:
-            raise ValueError(f"no kernel computes {problem.slug} on {device.name}")
-        chosen = known[-1:]
-        if options.kernels == ("all",):
-            chosen = known
-        elif options.kernels:
-            chosen = [find_kernel(name, known[0].backend) for name in options.kernels]
-        if 3 * problem.bytes > device.memory_bytes > 0:
-            raise ValueError(
-                f"{problem.slug} and its verification take {3 * problem.bytes / 2**30:.1f} GiB, "
-                f"{device.name} has {device.memory_bytes / 2**30:.1f}: tune a smaller shape"
-            )
-        tasks += [(problem, kernel) for kernel in chosen]
-    return tasks
-
-
-def _stale(device: Device, stored: Iterable[tuple[Record, str]]) -> list[Task]:
-    """Problems and kernels of which every record (the user's, the shipped one) is stale."""
-    found: dict[Task, bool] = {}
-    for record, stale in stored:
-        task = record.problem, record.config.kernel
-        found[task] = bool(stale) and found.get(task, True)
-    tasks = [task for task in found if found[task] and task[1] in kernels_for(task[0], device)]
-    return sorted(tasks, key=lambda task: task[0].flops)
-
 
 TUNED, NOT_ALL, BAD_OPTIONS, NO_DEVICE, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -146,6 +102,7 @@ class Tuner:
     records: list[Record] = field(default_factory=list, init=False)
     shared: Any = field(default=None, init=False)
     trials: Path | None = field(default=None, init=False)
+    saved: Path | None = field(default=None, init=False)
     failed: int = field(default=0, init=False)
     streak: Streak = field(default_factory=Streak, init=False)
     short: list[str] = field(default_factory=list, init=False)
@@ -187,6 +144,9 @@ class Tuner:
             return self._end(INTERRUPTED, "interrupted; what was measured is kept")
         if self.lines:
             show_lines(self.lines, self.console)
+        if self.saved:
+            count = f"{len(self.records)} record{'s' * (len(self.records) != 1)}"
+            self.say(f"Saved: {count} in {self.saved} (pymm configs shows them)")
         for left_out in self.short:
             self.say(left_out)
         if self.stop():
@@ -230,8 +190,8 @@ class Tuner:
         if not device.times_are_real:
             say("The simulator's times mean nothing: nothing will be saved.")
 
-    def _describe(self, tasks: Sequence[tuple[Problem, Kernel]]) -> int:
-        for problem, kernel in tasks:
+    def _describe(self, tasks: Sequence[Task]) -> int:
+        for problem, kernel in ((task.problem, k) for task in tasks for k in task.kernels):
             valid, rejected = kernel.configs(problem, self.device)
             if self.options.list:
                 for config in valid:
@@ -255,7 +215,7 @@ class Tuner:
 
     # The search
 
-    def _tune(self, tasks: Sequence[tuple[Problem, Kernel]], held: ExitStack) -> None:
+    def _tune(self, tasks: Sequence[Task], held: ExitStack) -> None:
         self.ahead = compilers_beside(self.device, len(self.crew))
         options, quick = self.options, self.options.checks == "quick"
         self.folder = (options.storage or state_directory()) / self.device.slug
@@ -279,8 +239,9 @@ class Tuner:
             self.streak,
         )
         self.count = self._first(len(tasks))
+        apart = quick or any(len(task.kernels) > 1 for task in tasks)
         prefetcher = held.enter_context(
-            Prefetcher(self.device, compiler, quick, self._known, self.count)
+            Prefetcher(self.device, compiler, quick, self._known, self.count, apart)
         )
         waiting: list[Task] = list(tasks)
         busy: list[Task] = []
@@ -295,20 +256,19 @@ class Tuner:
             of = f"{len(tasks) - left}/{len(tasks)}"
             try:
                 with self._device_alone():
-                    self._one(initial, builds, self._share(left + 1), of, setup)
+                    self._one(task, initial, builds, self._share(left + 1), of, setup)
             except Busy as other:
                 if time.monotonic() >= self._over:
                     self._leave_out(task, f"{other} until the time was over")
                 elif not self.stop():
-                    self._once(f"{other}: {task[0].slug} is tuned at the end of this run")
+                    self._once(f"{other}: {task.problem.slug} is tuned at the end of this run")
                     busy.append(task)
             if left:
                 time.sleep(YIELD)
 
     def _leave_out(self, task: Task, why: str) -> None:
-        problem, kernel = task
         self.failed += 1
-        self.say(f"{problem.slug} {kernel.name}: not tuned, {why}")
+        self.say(f"{task.name}: not tuned, {why}")
 
     def _check_output(self) -> None:
         """Raise now, not at the end, if the file of records is damaged or cannot be written."""
@@ -377,79 +337,105 @@ class Tuner:
         return min(now + PATIENCE * (ends - now), self._over)
 
     def _one(
-        self, initial: InitialConfigs, builds: Sequence[Future], ends: float, of: str, setup: Setup
+        self,
+        task: Task,
+        initial: Sequence[InitialConfigs],
+        builds: Sequence[Future],
+        ends: float,
+        of: str,
+        setup: Setup,
     ) -> None:
-        problem, kernel, options = initial.problem, initial.kernel, self.options
-        if not initial.valid:
+        initial = [one for one in initial if one.valid]
+        if not initial:
             self.failed += 1
-            return self.say(f"{problem.slug} {kernel.name}: no configuration is valid here")
-        setup.progress.begin(problem, kernel.name, len(initial.valid), ends, of)
-        with self._study(problem, kernel) as study:
-            company = Company(study) if self.shared else None
-            search = Search(study, initial.valid, options.sampler, options.seed, company)
-            search.enqueue(initial.first(self._known(), self.count))
-            session = Session(problem, kernel, search, setup)
+            return self.say(f"{task.name}: no configuration is valid here")
+        problem, options = task.problem, self.options
+        with self._searches(problem, initial) as searches:
+            race = Race(searches)
+            setup.progress.begin(problem, task.label, race.space, ends, of)
+            session = Session(problem, race, setup)
             reserve = max(0.0, min(FINAL_MOST, FINAL_PART * (ends - time.monotonic())))
-            session.run(ends, options.trials, self._latest(ends), reserve)
+            if len(race):
+                self.say(f"{task.name}: goes on after {len(race)} configurations of earlier runs")
+            session.run(ends, race.goal(options.trials), self._latest(ends), reserve)
             for build in builds:
                 build.cancel()
             if self.device.shares_host_cores:  # its first few trials took some of the reserve
                 reserve = max(LEAST_FINAL, min(reserve, ends - time.monotonic()))
             until = min(max(ends, time.monotonic() + reserve), self._over)
-            if self._conclude(session, until) and not self.stop():
-                search.finish()
+            self._conclude(task, session, until)
+            if not self.stop():
+                race.reach_goal()
         return None
 
     @contextmanager
-    def _study(self, problem: Problem, kernel: Kernel) -> Iterator[Any]:
-        """The study of a task, in the shared storage or a journal of its own. Raises `Busy`."""
-        facts, resume = self._facts(kernel), self.options.resume
+    def _searches(
+        self, problem: Problem, initial: Sequence[InitialConfigs]
+    ) -> Iterator[dict[str, Search]]:
+        """A search for each kernel, which begins with its initial configurations, each in a study
+        of its own: in the shared storage, or all of a problem in one journal. Raises `Busy`.
+        """
+        stored, options = self._known(), self.options
+        with ExitStack() as held:
+            storage = self.shared or held.enter_context(
+                open_storage(self.folder / f"{problem.slug}.journal", self.say)
+            )
+            searches = {}
+            for one in initial:
+                study = self._study(storage, problem, one.kernel)
+                company = Company(study) if self.shared else None
+                search = Search(study, one.valid, options.sampler, options.seed, company)
+                search.enqueue(one.first(stored, self.count))
+                searches[one.kernel.name] = search
+            yield searches
+
+    def _study(self, storage: Any, problem: Problem, kernel: Kernel) -> Any:
+        facts = self._facts(kernel)
         name = kernel.name + "-beta1" * self.options.beta  # other times, so another study
         if self.shared is not None:
             name = shared_name(self.device.slug, problem.slug, name, facts)
-            yield open_study(self.shared, name, facts, resume)
-            return
-        with open_storage(self.folder / f"{problem.slug}.journal", self.say) as storage:
-            yield open_study(storage, name, facts, resume)
+        return open_study(storage, name, facts, self.options.resume)
 
-    def _conclude(self, session: Session, ends: float) -> bool:
+    def _conclude(self, task: Task, session: Session, ends: float) -> None:
         """Compare the best of a search until `ends`, save the winner and report what the search
-        lacks. Returns whether something was saved.
+        lacks.
         """
-        problem, kernel, search = session.problem, session.kernel, session.search
-        task = problem, kernel
-        search.update()
-        if not search.ranking:
-            none = "no configuration works" if len(search) else "no configuration was tried in time"
-            more = "" if len(search) else ": give it a larger --budget"
-            self._leave_out(task, none + more)
-            return False
-        self._note_if_short(session)
+        problem, race = task.problem, session.search
+        race.update()
+        if not race.ranking:
+            none = "no configuration works" if len(race) else "no configuration was tried in time"
+            more = "" if len(race) else ": give it a larger --budget"
+            return self._leave_out(task, none + more)
+        self._note_if_short(task, race)
         stored = self._known()
-        saved = [*saved_for(problem, kernel, stored), *rivals_of(problem, kernel, stored)]
-        against_others = self.device.times_are_real
-        decision = session.decide(against_others, ends, saved)
-        doubts = "; ".join(session.doubts)
+        saved = [
+            *saved_for(problem, task.kernels, stored),
+            *rivals_of(problem, task.kernels, stored),
+        ]
+        final = Comparison(problem, task.kernels, race, session.setup, session.expected)
+        decision = final.decide(self.device.times_are_real, ends, saved)
+        doubts = "; ".join(final.doubts)
         if decision is None:
             why = "interrupted, nothing saved" if self.stop() else "nothing works"
             why = f"measured again and still doubtful: {doubts}" if doubts else why
-            self._leave_out(task, why)
-            return False
+            return self._leave_out(task, why)
         if doubts:
-            self.say(f"{problem.slug} {kernel.name}: left out, {doubts}")
-        self._save(problem, kernel, decision)
-        return True
+            self.say(f"{task.name}: left out, {doubts}")
+        if summary := race.summary():
+            self.say(f"{problem.slug}: {summary}")
+        self._save(task, decision, len(race))
+        return None
 
-    def _note_if_short(self, session: Session) -> None:
+    def _note_if_short(self, task: Task, race: Race) -> None:
         """Note a problem with fewer than `FEWEST_TRIALS` trials, for the end of the run."""
-        tried, valid = len(session.search), len(session.search.configs)
+        tried, valid = len(race), race.space
         most = self.options.trials or math.inf
         timed = self.options.budget is not None
         if timed and tried < min(FEWEST_TRIALS, valid, most) and not self.stop():
             self.short.append(
-                f"{session.problem.slug} {session.kernel.name}: {tried} of {valid} configurations "
-                f"tried, fewer than {FEWEST_TRIALS}: the {self.options.budget:.0f} s of --budget "
-                "were over; give more, or fewer problems"
+                f"{task.name}: {tried} of {valid} configurations tried, fewer than "
+                f"{FEWEST_TRIALS}: the {self.options.budget:.0f} s of --budget were over; give "
+                "more, or fewer problems"
             )
 
     @property
@@ -466,10 +452,8 @@ class Tuner:
             "source": kernel_digest(kernel.backend, kernel.file),
         }
 
-    def _save(self, problem: Problem, kernel: Kernel, decision: Decision) -> None:
-        winner = decision.winner
-        peak = self.device.peak_flops.get(problem.dtype, 0.0)
-        remark = "the default" if winner.config == kernel.default_for(problem, self.device) else ""
+    def _save(self, task: Task, decision: Decision, tried: int) -> None:
+        problem, winner = task.problem, decision.winner
         self.lines.append(
             Line(
                 problem,
@@ -477,9 +461,12 @@ class Tuner:
                 winner.seconds,
                 decision.library_seconds,
                 decision.library,
-                peak,
+                self.device.peak_flops.get(problem.dtype, 0.0),
                 winner.config,
-                remark,
+                winner.config == task.kernels[0].default_for(problem, self.device),
+                decision.gain,
+                decision.within,
+                tried,
             )
         )
         today, environment = date.today().isoformat(), self.environment
@@ -497,4 +484,4 @@ class Tuner:
         ]
         self.records += records
         if self.device.times_are_real:
-            put(records, self.device, self.output)
+            self.saved = put(records, self.device, self.output)

@@ -2,7 +2,10 @@
 
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from recorded import NumpyBackend, view
+from scipy.stats import wilcoxon
 
 from pymm.backends.base import Resources
 from pymm.core.errors import CompileFailed, LaunchFailed
@@ -10,7 +13,14 @@ from pymm.core.problem import Problem
 from pymm.kernels import find_kernel
 from pymm.measure import verify
 from pymm.measure.verify import GuardedMatrix, hard_problem
-from pymm.measure.workbench import OUTCOMES, Trial, Workbench, median_and_spread
+from pymm.measure.workbench import (
+    FEW_ROUNDS,
+    OUTCOMES,
+    Trial,
+    Workbench,
+    median_and_spread,
+    slower_by_chance,
+)
 
 KERNEL = find_kernel("reordered", "cpu")
 CONFIG = KERNEL.config({"MB": 16, "NB": 64, "KB": 16})
@@ -269,3 +279,69 @@ def test_a_kernel_that_spills_is_not_timed():
     trial = Workbench(backend, SMALL).measure(CONFIG)
     assert trial.outcome == "compile_failed" and "spills 64 bytes" in trial.detail
     assert not backend.timed
+
+
+# Against the best so far
+
+
+class Clock:
+    """Seconds of configurations on a device whose clock falls with every call."""
+
+    def __init__(self, base, fall=0.01, noise=0.0):
+        self.base, self.fall, self.calls = base, fall, 0
+        self.generator = np.random.default_rng(3)
+        self.noise = noise
+
+    def __call__(self, config):
+        self.calls += 1
+        slower = (1 + self.fall) ** self.calls
+        return self.base[config] * slower * (1 + self.noise * self.generator.standard_normal())
+
+
+def test_a_race_is_at_equal_clocks():
+    """The clock falls by half while both are timed; their ratio is what it is."""
+    bench = Workbench(NumpyBackend(seconds=Clock({CONFIG: 1.0e-3, OTHER: 0.9e-3})), SMALL)
+    for _ in range(3):
+        trial = bench.measure(OTHER, 1.0e-3, CONFIG)
+        assert trial.outcome == "ok" and trial.versus == pytest.approx(0.9, rel=0.011)
+    assert trial.seconds > 1.2e-3, "by the clock of now it is slower than the best was"
+
+
+def test_what_is_slower_is_not_repeated_for_long():
+    """A few rounds show it; what may be faster is repeated."""
+    backend = NumpyBackend(seconds=Clock({CONFIG: 1e-3, OTHER: 1.2e-3, THIRD: 0.98e-3}, 0.0, 0.02))
+    bench = Workbench(backend, SMALL)
+    slower = bench.measure(OTHER, 1e-3, CONFIG)
+    faster = bench.measure(THIRD, 1e-3, CONFIG)
+    assert slower.outcome == faster.outcome == "ok"
+    assert len(slower.times) == 1 + FEW_ROUNDS < len(faster.times)
+    assert slower.versus == pytest.approx(1.2, rel=0.05)
+    hopeless = Workbench(NumpyBackend(seconds=Clock({CONFIG: 1.0, OTHER: 1.7})), SMALL)
+    trial = hopeless.measure(OTHER, 1.0, CONFIG)
+    assert trial.outcome == "too_slow" and len(trial.times) == 1 and trial.versus > 1.5
+    assert trial.versus == pytest.approx(1.7, rel=0.02)
+
+
+def test_a_best_that_cannot_be_loaded_is_done_without():
+    def load(source):
+        if source.config == OTHER:
+            raise CompileFailed("gone from the cache")
+
+    bench = Workbench(NumpyBackend(load=load), SMALL)
+    trial = bench.measure(CONFIG, 1e-3, OTHER)
+    assert trial.outcome == "ok" and np.isnan(trial.versus)
+    assert np.isnan(bench.measure(CONFIG, 1e-3, CONFIG).versus), "nor is it compared with itself"
+
+
+@given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=12, unique=True))
+def test_the_signed_rank_test_is_that_of_scipy(ratios):
+    differences = np.log(ratios)
+    sizes = np.abs(differences)
+    assume(sizes.min() > 1e-6 and (np.diff(np.sort(sizes)) > 1e-9).all())
+    expected = wilcoxon(differences, alternative="greater", method="exact").pvalue
+    assert slower_by_chance([(ratio, 1.0) for ratio in ratios]) == pytest.approx(expected)
+
+
+def test_equal_times_say_nothing():
+    assert slower_by_chance([(1.0, 1.0)] * 9) == 1.0
+    assert slower_by_chance([(1.1, 1.0)] * 5) == 1 / 32

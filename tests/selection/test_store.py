@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import yaml
@@ -46,7 +46,8 @@ def test_what_is_written_is_what_is_read(records):
     table = store.parse_table(text, "x.yaml")
     assert set(table.records) == set(records)
     assert store.render_table(table) == text
-    assert yaml.safe_load(text)["schema"] == 1
+    assert yaml.safe_load(text)["schema"] == 2
+    assert all(len(line) < 100 for line in text.splitlines())
 
 
 @given(
@@ -67,18 +68,59 @@ def test_merging_keeps_the_last_of_each_key(tmp_path_factory, batches, data):
     assert len(own) == len(expected)
 
 
-def test_one_record_is_one_line_and_a_second_changes_no_other(tmp_path):
+def older(table):
+    """A file of schema 1: one line for each record."""
+    flow = {"default_flow_style": True, "sort_keys": False, "width": 2**31 - 1}
+    lines = ["schema: 1", f"device: {yaml.safe_dump(dict(table.device), **flow).strip()}"]
+    environments = {r.environment.name: asdict(r.environment) for r in table.records}
+    lines.append(f"environments: {yaml.safe_dump(environments, **flow).strip()}")
+    lines.append("records:" if table.records else "records: []")
+    for one in table.records:
+        p, entry = one.problem, one.entry()
+        fields = {"m": p.m, "n": p.n, "k": p.k, "type": p.dtype, "layout": p.layout}
+        fields |= {"batch": p.batch} if p.batch != 1 else {}
+        fields |= {"op": p.op} if p.op != "gemm" else {}
+        fields |= {"kernel": entry["kernel"], "config": entry["config"], **entry["measured"]}
+        lines.append(f"- {yaml.safe_dump(fields, **flow).strip()}")
+    return "\n".join(lines) + "\n"
+
+
+@given(st.lists(records_of_gpu, max_size=6, unique_by=lambda r: r.key))
+@settings(max_examples=30, deadline=None)
+def test_older_files_are_read_and_lose_nothing(records):
+    table = store.Table(device_facts(GPU), tuple(records))
+    before = store.parse_table(older(table), "x.yaml")
+    assert before == table
+    assert set(store.parse_table(store.render_table(before), "x.yaml").records) == set(records)
+
+
+def test_an_older_file_is_written_in_the_new_form(tmp_path):
+    """When something is put into it, also with records of kernels that this pymm does not have."""
+    path = tmp_path / "test-gpu-9.yaml"
+    held = [record(64), record(64, op="syrk", trans_b=True), record(32, batch=9)]
+    text = older(store.Table(device_facts(GPU), tuple(held)))
+    path.write_text(text.replace("m: 32, n: 32, k: 32", "m: 33, n: 32, k: 32", 1))
+    before = store.load_file(GPU, path)
+    store.put([], GPU, tmp_path)
+    assert path.read_text().startswith("schema: 1"), "reading changes nothing"
+    store.put([record(256)], GPU, tmp_path)
+    assert "schema: 2" in path.read_text() and "      syrk-64x64x64:\n" in path.read_text()
+    assert set(store.load_file(GPU, path)) == {*before, record(256)}
+
+
+def test_a_record_changes_no_line_of_another(tmp_path):
     path = store.put([record(64), record(4096, environment=ENVIRONMENTS[1])], GPU, tmp_path)
     assert path == tmp_path / "test-gpu-9.yaml"
     before = lines(path)
     assert before[0].startswith("# Tuned configurations, written by")
-    assert sum(line.startswith("- {m: ") for line in before) == 2
+    assert sum(line.startswith("      - kernel: ") for line in before) == 2
     store.put([record(512, 512, 32, dtype="f64", batch=3, trans_b=True)], GPU, tmp_path)
     after = lines(path)
-    assert [line for line in after if line in before] == before
-    (new,) = [line for line in after if line not in before]
-    assert new.startswith("- {m: 512, n: 512, k: 32, type: f64, layout: NT, batch: 3, kernel: tr")
-    assert "us: 10.0, spread: 0.6%, source: " in new and new.endswith("date: 2026-11-21}")
+    assert after[: len(before)] == before
+    new = after[len(before) :]
+    assert new[:4] == ["  f64:", "    NT:", "      512x512x32-b3:", "      - kernel: transposed_a"]
+    assert new[5].startswith("        measured: {us: 10.0, spread: 0.6%, date: 2026-11-21, env: e")
+    assert len(new) == 6
 
 
 def test_the_same_problem_keeps_one_line_per_kernel_and_environment(tmp_path):
@@ -197,4 +239,4 @@ def test_a_link_stays_a_link(tmp_path):
     link.symlink_to(target)
     target.write_text(GOOD)
     store.put([record(128)], GPU, tmp_path)
-    assert link.is_symlink() and "m: 128" in target.read_text()
+    assert link.is_symlink() and " 128x64x64:" in target.read_text()

@@ -30,7 +30,7 @@ def test_records_keep_the_operation():
     text = render_table(Table({"name": "x", "kind": "cuda"}, tuple(records)))
     again = parse_table(text, "file").records
     assert {record.problem for record in again} == set(problems)
-    assert "op: syrk_lower" in text and text.count("op: ") == 3
+    assert " syrk_lower-64x64x8:\n" in text and text.count("syrk") == 3
     assert len({record.key for record in again}) == 4
     assert problems[1].slug == "syrk-f32-NT-64x64x8"
 

@@ -47,7 +47,15 @@ class Run:
     """
 
     def __init__(
-        self, folder, arguments, outcome=smooth, device=GPU, worker=None, gpus=(), **details
+        self,
+        folder,
+        arguments,
+        outcome=smooth,
+        device=GPU,
+        worker=None,
+        gpus=(),
+        kernels="--kernels register_tile",
+        **details,
     ):
         self.folder, self.text = folder, io.StringIO()
         self.workers, self.compilers = [], []
@@ -62,7 +70,7 @@ class Run:
             self.compilers.append(NoCompiler())
             return self.compilers[-1]
 
-        defaults = "--shapes 256 --dtypes f32 --kernels register_tile --sampler random"
+        defaults = f"--shapes 256 --dtypes f32 {kernels} --sampler random"
         if "--stale" in arguments:
             defaults = "--sampler random"
         where = f"--storage {folder}/state --output {folder}/out --csv {folder}/trials.csv"

@@ -16,9 +16,9 @@ from pymm.backends.cpu import backend as cpu_backend
 from pymm.core.problem import Problem
 from pymm.kernels import find_kernel
 from pymm.measure.workbench import FEWEST_ROUNDS, Workbench
-from pymm.tune import session as sessions
+from pymm.tune import comparison
 from pymm.tune.devices import Crew
-from pymm.tune.session import Session, Setup
+from pymm.tune.session import Setup
 from pymm.tune.trial_log import read_trials
 
 KERNEL = find_kernel("reordered", "cpu")
@@ -88,17 +88,16 @@ class Silent:
 
 def test_a_comparison_does_not_outlive_an_interrupt(monkeypatch):
     """Few configurations, little time, then the child is ended; nothing is decided."""
-    monkeypatch.setattr(sessions, "LAST_GRACE", 0.2)
-    monkeypatch.setattr(sessions, "LAST_SECONDS", 0.2)
+    monkeypatch.setattr(comparison, "LAST_GRACE", 0.2)
+    monkeypatch.setattr(comparison, "LAST_SECONDS", 0.2)
     worker = Silent()
     worker.device = open_device("cpu:1").device
     ranking = {config: 0.01 * (i + 1) for i, config in enumerate(CONFIGS)}
     search = SimpleNamespace(ranking=ranking, best_configs=lambda count: CONFIGS[:count])
     progress = SimpleNamespace(tick=lambda pending: None)
-    session = Session(
-        PROBLEM, KERNEL, search, Setup(Crew([worker]), None, None, progress, lambda: True)
-    )
-    assert session.decide(True, time.monotonic() + 60) is None
+    setup = Setup(Crew([worker]), None, None, progress, lambda: True)
+    final = comparison.Comparison(PROBLEM, [KERNEL], search, setup)
+    assert final.decide(True, time.monotonic() + 60) is None
     assert worker.stopped == 1
     assert worker.request.budget <= 0.2 and not worker.request.against_others
     assert len(worker.request.configs) == 2, "the default and the best"

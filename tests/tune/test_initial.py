@@ -15,6 +15,7 @@ from pymm.selection.records import Environment, Record
 from pymm.tune import initial
 from pymm.tune.initial import FIRST, PORTFOLIO, PROMISING, InitialConfigs, Prefetcher
 from pymm.tune.initial import prepare as prepared
+from pymm.tune.tasks import Task
 
 KERNEL = find_kernel("register_tile")
 H200 = Device(
@@ -141,10 +142,10 @@ def test_diverse_ones_differ_from_the_sure_ones():
 def test_searches_are_prepared_while_others_measure(quick):
     """Texts of the next problems are at the compiler; the one with the fewest to come is next."""
     compiler = NoCompiler()
-    tasks = [(Problem(n, n, n), KERNEL) for n in (100, 200, 300)]
-    with Prefetcher(H200, compiler, quick) as lookout:
+    tasks = [Task(Problem(n, n, n), (KERNEL,)) for n in (100, 200, 300)]
+    with Prefetcher(H200, compiler, quick, processes=quick) as lookout:
         assert lookout.next(tasks) in tasks
-        outset, builds = lookout.take(tasks[1])
+        (outset,), builds = lookout.take(tasks[1])
         assert outset.default == KERNEL.default_config and len(outset.promising) == PROMISING
         assert len(builds) >= len(outset.first(()))
         assert {build.done() for build in builds} == {True}

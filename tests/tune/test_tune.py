@@ -6,15 +6,17 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from recorded import RecordedWorker
+import recorded_run
+from recorded import NoCompiler, RecordedWorker
 from recorded_run import BEST, GPU, KERNEL, Run, smooth
 
 from pymm import kernels
 from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.measure import results
+from pymm.measure.workbench import Trial
 from pymm.selection import store
-from pymm.tune import initial, session, tuner
+from pymm.tune import comparison, initial, session, tuner
 from pymm.tune.initial import PROMISING
 from pymm.tune.strategies import ORIGINS, START
 from pymm.tune.study import Search
@@ -89,7 +91,7 @@ def test_little_time_goes_to_what_is_compiled(tmp_path, monkeypatch):
     is ten times too slow, so that a busy machine has the time as well.
     """
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() / 10, sleep=time.sleep)
-    for module in (tuner, session):
+    for module in (tuner, session, comparison):
         monkeypatch.setattr(module, "time", clock)
     run = Run(tmp_path, "--shapes 512 --checks quick --budget 4 --sampler local")
     assert run.status == TUNED
@@ -110,7 +112,7 @@ def test_what_the_time_did_not_suffice_for_is_said(tmp_path, monkeypatch):
         return smooth(config, problem)
 
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep)
-    for module in (tuner, session):
+    for module in (tuner, session, comparison):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(initial, "elsewhere", lambda device: [])  # no further finalist
     run = Run(tmp_path / "a", "--shapes 512 --budget 25", slow)
@@ -161,6 +163,47 @@ def test_what_is_stale_is_tuned_again(tmp_path, monkeypatch):
     after = [record for record in again.records if record.environment.compiler == "nvcc 99"]
     assert [record.config for record in after] == [record.config for record in before]
     assert "is stale" in Run(tmp_path, "--stale").output, "nothing is, now"
+
+
+def test_the_table_says_what_was_gained_and_where_it_is(tmp_path):
+    """With the interval of the gain, or by how much the default may be beaten; how many were tried;
+    the mean over all products; the file.
+    """
+
+    def outcome(config, problem):
+        best = problem.m == 256 and config != KERNEL.default_config
+        return {"seconds": 1e-4 / (2 if best else 1), "times": (1e-4 / (2 if best else 1),) * 9}
+
+    run = Run(tmp_path, "--shapes 256,300 --trials 12", outcome, library=2e-4)
+    assert "2.00x (2.00 to 2.00)" in run.output and "the default is best, within 0.0%" in run.output
+    assert "tuned / library: geometric mean 2.83 of 2 products" in run.output
+    assert f"Saved: 2 records in {tmp_path}/out/recorded-gpu.yaml" in run.output
+    assert [line.tried for line in run.tuner.lines] == [12, 12]
+
+
+def test_a_cpu_compiles_a_batch_for_all_cores_between_measurements(tmp_path, monkeypatch):
+    monkeypatch.setattr(tuner, "compilers_beside", lambda device, devices: 3)
+    cpu = Device("some CPU", "cpu", vector_bytes=32, vector_registers=16)
+    pool, compiled = NoCompiler(), []
+
+    def before(config):
+        compiled.append(len(set(pool.keys)))
+
+    monkeypatch.setattr(recorded_run, "NoCompiler", lambda: pool)
+    run = Run(tmp_path, "--trials 18 --kernels blocked", device=cpu, before=before)
+    assert run.status == TUNED
+    searched = compiled[:18]
+    steps = [count for count, last in zip(searched, [0, *searched], strict=False) if count != last]
+    assert len(steps) == 3, "six at a time"
+
+
+def test_a_time_is_told_at_the_clock_of_the_best():
+    trial = Trial(Problem(8, 8, 8), BEST, "ok", 7e-4, versus=0.5)
+    asked = session.Asked(0, BEST, best=(KERNEL.default_config, 2e-4))
+    assert asked.at_equal_clocks(trial).seconds == 1e-4
+    assert session.Asked(0, BEST).at_equal_clocks(trial) is trial
+    alone = Trial(Problem(8, 8, 8), BEST, "ok", 7e-4)
+    assert asked.at_equal_clocks(alone) is alone
 
 
 def test_default_stays_where_nothing_is_faster(tmp_path):
@@ -262,13 +305,26 @@ def test_interrupted_run_goes_on(tmp_path):
     assert second.status == TUNED
     searched = [row["config"] for row in second.rows if row["role"] == "search"]
     assert len(searched) == len(set(searched)) == 50
-    third = Run(tmp_path, "--trials 50")
-    searched = [row["config"] for row in third.rows if row["role"] == "search"]
-    assert len(searched) == 100, "a finished study is begun anew"
-    fourth = Run(tmp_path, "--trials 50 --resume always")
-    searched = [row["config"] for row in fourth.rows if row["role"] == "search"]
-    assert len(searched) == 100, "all of its trials are done"
-    assert fourth.status == TUNED
+
+
+def test_the_same_command_again_goes_on(tmp_path):
+    """With configurations that were not tried yet, by count as by time, until there are none."""
+    assert "goes on" not in Run(tmp_path, "--trials 30").output
+    for runs in (2, 3):
+        again = Run(tmp_path, "--trials 30")
+        assert f"goes on after {30 * (runs - 1)} configurations of earlier runs" in again.output
+        searched = [row["config"] for row in again.rows if row["role"] == "search"]
+        assert len(searched) == len(set(searched)) == 30 * runs
+    timed = Run(tmp_path, "--budget 2")
+    searched = [row["config"] for row in timed.rows if row["role"] == "search"]
+    assert len(searched) == len(set(searched)) > 90
+    valid = len(KERNEL.configs(Problem(256, 256, 256), GPU)[0])
+    rest = Run(tmp_path, f"--trials {valid}")
+    searched = [row["config"] for row in rest.rows if row["role"] == "search"]
+    assert len(searched) == len(set(searched)) == valid and rest.status == TUNED
+    last = Run(tmp_path, "--trials 5")
+    assert last.status == TUNED and last.records == rest.records
+    assert len(last.asked) < 30, "the final alone"
 
 
 def test_second_interrupt_leaves_at_once(tmp_path):
@@ -299,14 +355,15 @@ def test_products_that_add_to_c_have_a_study_of_their_own(tmp_path):
     saved is a record of the same problem.
     """
     first = Run(tmp_path, "--trials 8 --sampler exhaustive")
-    second = Run(tmp_path, "--trials 8 --sampler exhaustive --beta 1 --resume always")
+    second = Run(tmp_path, "--trials 8 --sampler exhaustive --beta 1")
     assert [(r["role"], r["beta"]) for r in second.rows].count(("search", "1")) == 8
     assert {r["beta"] for r in first.rows[:8]} == {"0"}
     assert [r.problem for r in second.records] == [Problem(256, 256, 256)]
     assert all(request.accumulate for request in second.workers[0].requests)
     assert not any(request.accumulate for request in first.workers[0].requests)
-    third = Run(tmp_path, "--trials 8 --sampler exhaustive --beta 1 --resume always")
-    assert len([r for r in third.rows if r["role"] == "search"]) == 16, "all are known"
+    third = Run(tmp_path, "--trials 8 --sampler exhaustive --beta 1")
+    added = [r["config"] for r in third.rows if (r["role"], r["beta"]) == ("search", "1")]
+    assert len(added) == len(set(added)) == 16, "it goes on with its own"
 
 
 def test_all_kernels(tmp_path):

@@ -18,8 +18,9 @@ from pymm.core.errors import CompileTimeout
 from pymm.core.problem import Problem
 from pymm.measure.workbench import Trial
 from pymm.tune import tuner
+from pymm.tune.comparison import COMPARISONS
 from pymm.tune.finals import CPU_TOLERANCE, TOLERANCE, impossible
-from pymm.tune.session import COMPARISONS, SAME_FAILURES
+from pymm.tune.session import SAME_FAILURES
 from pymm.tune.tuner import NOT_ALL, TUNED
 
 PASSING = ("launch_failed", "crashed", "disturbed")

@@ -62,6 +62,14 @@ def test_bad_options(arguments, says, capsys):
     assert says in capsys.readouterr().err
 
 
+def test_quick_is_a_first_look():
+    quick = parse(["--quick"])
+    assert quick.budget <= 90 and quick.dtypes == ("f32",) and len(quick.shapes) == 3
+    other = parse("--quick --shapes 64 --dtypes f64 --budget 5".split())
+    assert (other.shapes, other.dtypes, other.budget) == (((64, 64, 64),), ("f64",), 5.0)
+    assert parse([]).shapes is None and parse([]).dtypes == ("f32", "f64")
+
+
 def test_damaged_store_is_known_before_the_work(tmp_path):
     (tmp_path / "out").mkdir()
     path = tmp_path / "out" / f"{GPU.slug}.yaml"

@@ -17,7 +17,8 @@ from pymm.core.files import locked
 from pymm.core.paths import state_directory
 from pymm.measure import results
 from pymm.selection import store
-from pymm.tune import session, tuner
+from pymm.selection.records import foreign_because
+from pymm.tune import comparison, session, tuner
 from pymm.tune.tuner import BAD_OPTIONS, NOT_ALL, TUNED
 
 
@@ -137,10 +138,13 @@ def test_a_damaged_journal_is_named(tmp_path):
 def test_records_of_another_pymm_are_skipped_and_kept(tmp_path):
     """Said once for each of them, with file and reason; a run, a search and `--stale` go on."""
     mine = store.put([record(256, 256, 256, "register_tile")], GPU, tmp_path / "out")
-    (line,) = [x for x in mine.read_text().splitlines() if "kernel: register_tile" in x]
-    unknown = line.replace("register_tile", "from_the_future")
-    lacking = line.replace("MB: ", "OLD: ").replace("m: 256", "m: 300")
-    mine.write_text(mine.read_text().replace(line, f"{line}\n{unknown}\n{lacking}"))
+    text = mine.read_text()
+    entry = text[text.index("      - kernel: register_tile") :]
+    unknown = entry.replace("register_tile", "from_the_future")
+    lacking = "      300x256x256:\n" + entry.replace("MB: ", "OLD: ")
+    mine.write_text(text + unknown + lacking)
+    kept = {r for r in store.load_file(GPU, mine) if foreign_because(r)}
+    assert len(kept) == 2
     for arguments in ("--trials 5", "--shapes 300 --kernels all --trials 2", "--stale --trials 2"):
         run = Run(tmp_path, arguments)
         assert run.status == TUNED, run.output
@@ -150,8 +154,7 @@ def test_records_of_another_pymm_are_skipped_and_kept(tmp_path):
         ):
             (said,) = [x for x in run.output.splitlines() if f" {config}" in x]
             assert said.startswith(f"{mine}: f32-NN-") and "is skipped" in said and why in said
-        kept = mine.read_text().splitlines()
-        assert unknown in kept and lacking in kept
+        assert kept <= set(store.load_file(GPU, mine))
 
 
 # Time
@@ -183,7 +186,7 @@ def test_no_worker_is_stopped_in_the_middle(tmp_path, monkeypatch):
     clock = SimpleNamespace(
         monotonic=lambda: time.monotonic() + 1000 * (len(late) >= 10), sleep=time.sleep
     )
-    for module in (tuner, session):
+    for module in (tuner, session, comparison):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr("recorded_run.RecordedWorker", Slow)
     run = Run(tmp_path, "--budget 100", before=late.append)
@@ -196,7 +199,7 @@ def test_what_would_not_end_in_time_is_not_begun(tmp_path, monkeypatch):
     """By the clock, not by what the kernel takes: each request takes half a minute of it."""
     now = [0.0]
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep)
-    for module in (tuner, session):
+    for module in (tuner, session, comparison):
         monkeypatch.setattr(module, "time", clock)
 
     class Long(RecordedWorker):

@@ -1,0 +1,227 @@
+"""The comparison at the end of a search: the best few, timed in turn with the defaults, the stored
+configurations and the baselines.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from pymm.core.device import Device
+from pymm.core.problem import Problem
+from pymm.kernels import Config, Kernel
+from pymm.measure.workbench import Trial
+from pymm.measure.worker import Reply, Request, Worker, WorkerFailed, begin, time_limit
+from pymm.tune.finals import Decision, choose, doubtful, impossible, plausible
+from pymm.tune.race import Race
+from pymm.tune.session import TRIED_AGAIN, Setup, trial_of
+
+#: Finalists: the fastest configurations of the search, timed again in turn with the default; more
+#: of them where a product takes less than `SHORT` seconds. A short kernel that is timed by itself
+#: finds its code in the instruction cache, in turn with others it does not (bf16 256 on an H200:
+#: 5.3 and 6.6 us), so only the second order of short ones is to be trusted.
+FINALISTS, FINALISTS_IF_SHORT, SHORT = 6, 24, 1e-4
+
+#: The default of another kernel than the highest is a finalist unless a trial of it took so many
+#: times as long as the best.
+DEFAULT_BEHIND = 1.5
+
+#: Seconds for this comparison; how often it is repeated at most, where a time is doubtful; and
+#: seconds of rest before a repetition.
+FINAL_SECONDS, COMPARISONS, REST = 6.0, 3, 0.5
+
+#: Rounds of the comparison, fewer where they would take longer than `FINAL_SECONDS`.
+FINAL_ROUNDS, FEWEST_ROUNDS = 101, 5
+
+#: After Ctrl-C the best so far is still compared with the default if that takes at most so many
+#: seconds. It is aborted `LAST_GRACE` seconds later: then nothing is saved for the problem.
+LAST_SECONDS, LAST_GRACE = 1.0, 2.0
+
+#: Fractions of a comparison's time: for verifying before timing (as much is used after it), and for
+#: timing.
+CHECK_PART, ROUNDS_PART = 0.3, 0.4
+
+
+@dataclass
+class Comparison:
+    """The final of one problem. `kernels` are those that were searched, the highest rung first,
+    `expected` is what the longest of the latest measurements took. `doubts` says why `decide` left
+    a configuration out.
+    """
+
+    problem: Problem
+    kernels: Sequence[Kernel]
+    search: Race
+    setup: Setup
+    expected: float = 0.0
+    doubts: list[str] = field(default_factory=list)
+
+    @property
+    def device(self) -> Device:
+        """The device that is tuned."""
+        return self.setup.crew.device
+
+    @property
+    def defaults(self) -> list[Config]:
+        """The default of each kernel."""
+        return [kernel.default_for(self.problem, self.device) for kernel in self.kernels]
+
+    def decide(
+        self, against_others: bool, ends: float = math.inf, saved: Sequence[Config] = ()
+    ) -> Decision | None:
+        """Time the best few, the defaults and the `saved` configurations in turn until `ends`, and
+        say which is to be saved. A stored configuration is replaced only if it is beaten in this
+        run; records of other kernels for the same problem get times of the same run.
+
+        If a time that would be saved is doubtful, the comparison is repeated while time is left.
+        What stays doubtful is left out. None if the fastest is doubtful, if no configuration works,
+        or if the comparison would take too long after Ctrl-C.
+        """
+        configs = self._finalists(saved, ends)
+        for attempt in range(COMPARISONS):
+            began = time.monotonic()
+            budget = max(0.0, min(FINAL_SECONDS, (ends - began) / 2))
+            decision, doubts = self._final(configs, against_others, budget, saved)
+            took = time.monotonic() - began
+            if not doubts or self.setup.stop() or time.monotonic() + REST + took > ends:
+                break
+            if attempt < COMPARISONS - 1:
+                time.sleep(REST)
+        self.doubts = [f"{config.slug}: {why}" for config, why in doubts.items()]
+        if decision is None or decision.winner.config in doubts:
+            return None
+        rivals = tuple(trial for trial in decision.rivals if trial.config not in doubts)
+        return replace(decision, rivals=rivals)
+
+    def _finalists(self, saved: Sequence[Config], ends: float) -> tuple[Config, ...]:
+        """The defaults, the saved ones, and as many of the fastest as there is time to verify."""
+        default, *others = self.defaults
+        limit = DEFAULT_BEHIND * min(self.search.ranking.values(), default=0.0)
+        near = [c for c in others if self.search.ranking.get(c, math.inf) <= limit]
+        known = (default, *near, *saved)
+        may_run = [c for c in known if not c.kernel.violations(c, self.problem, self.device)]
+        short = min(self.search.ranking.values(), default=math.inf) < SHORT
+        count = FINALISTS_IF_SHORT if short else FINALISTS
+        left = (ends - time.monotonic()) / 2
+        if (each := self.expected) * count > left:
+            count = max(1, int(left / each) - len(may_run))
+        budget = min(FINAL_SECONDS, left) if not self.setup.stop() else LAST_SECONDS
+        best = self._affordable(self.search.best_configs(count), len(may_run), budget)
+        return tuple(dict.fromkeys((*may_run, *best)))
+
+    def _final(
+        self,
+        configs: tuple[Config, ...],
+        against_others: bool,
+        budget: float,
+        saved: Sequence[Config],
+    ) -> tuple[Decision | None, dict[Config, str]]:
+        """One comparison: its decision, and the doubtful configurations with the reason."""
+        if self.setup.stop():
+            budget, against_others = min(budget, LAST_SECONDS), False
+        longest = max((self.search.ranking.get(c, 0.0) for c in configs), default=0.0)
+        calls = len(configs) + 2 * against_others
+        rounds = int(FINAL_SECONDS / max(calls * longest, 1e-9))
+        rounds = min(FINAL_ROUNDS, max(FEWEST_ROUNDS, rounds))
+        request = Request(
+            "compare",
+            self.problem,
+            configs,
+            self.setup.seed,
+            None,
+            rounds,
+            against_others,
+            self.setup.quick,
+            ROUNDS_PART * budget,
+            checking=CHECK_PART * budget,
+            accumulate=self.setup.accumulate,
+        )
+        limit = self.setup.limit or time_limit(self.problem, self.device, quick=self.setup.quick)
+        limit *= 1 if self.setup.quick else len(configs)
+        trials, times = self._compare(request, limit)
+        if self._lead_is_lost(trials):
+            return self._final(configs, against_others, budget, saved)
+        doubts = {t.config: why for t in trials if (why := impossible(t, self.device))}
+        trials = [plausible(trial, self.device) for trial in trials]
+        decision = choose(self.defaults, trials, times, saved)
+        self._log_final(decision, trials, times)
+        if decision is not None and self.device.times_are_real:  # its times mean nothing
+            chosen = (decision.winner, *decision.rivals)
+            doubts |= {trial.config: why for trial in chosen if (why := doubtful(trial))}
+        return decision, doubts
+
+    def _log_final(
+        self, decision: Decision | None, trials: Sequence[Trial], times: dict[str, list[float]]
+    ) -> None:
+        """Log one comparison: its trials, then the libraries in it by name, in seconds, beside the
+        kernel that won.
+        """
+        crew, log = self.setup.crew, self.setup.log
+        on = crew.name(crew.lead)
+        kernel = decision.winner.config.kernel if decision else self.kernels[0]
+        for trial in trials:
+            log.write(trial, self.device, "final", on)
+        for library, seconds in times.items():
+            if seconds:
+                log.write_baseline(self.problem, kernel, library, seconds, self.device, on)
+
+    def _affordable(self, best: list[Config], others: int, budget: float) -> list[Config]:
+        """As many of the best, at least one, as fit into `FEWEST_ROUNDS` rounds with `others`."""
+        seconds = [self.search.ranking.get(config, 0.0) for config in best]
+        rounds = ROUNDS_PART * budget / (FEWEST_ROUNDS + 1)
+        while len(seconds) > 1 and sum(seconds) + others * seconds[0] > rounds:
+            seconds.pop()
+        return best[: len(seconds)]
+
+    def _compare(self, request: Request, limit: float) -> tuple[list[Trial], dict]:
+        """The trials and times of a comparison. If a configuration kills the child, each is tried
+        by itself. Empty if the comparison was aborted after Ctrl-C.
+        """
+        reply = self._reply(request, limit + 2 * FINAL_SECONDS)
+        if reply is None or not reply.lost:
+            return (list(reply.trials), reply.times) if reply else ([], {})
+        trials = []
+        for config in request.configs:
+            alone = replace(request, configs=(config,), against_others=False)
+            if (reply := self._reply(alone, limit)) is None:
+                break
+            trials.append(trial_of(reply, self.problem, config))
+        return trials, {}
+
+    def _reply(self, request: Request, limit: float) -> Reply | None:
+        """The reply of the device that times finals; of the next one where it cannot be opened any
+        more. None if it was aborted after Ctrl-C.
+        """
+        crew = self.setup.crew
+        while True:
+            worker = crew[crew.lead]
+            try:
+                begin(worker, request, limit)
+                return self._awaited(worker)
+            except WorkerFailed as failure:
+                crew.leave_out(crew.lead, failure)
+
+    def _lead_is_lost(self, trials: Sequence[Trial]) -> bool:
+        """Leave out the device that times finals if all of them failed there, all of which have
+        worked in the search, and there is another; whether it was.
+        """
+        crew = self.setup.crew
+        works = any(trial.outcome not in TRIED_AGAIN for trial in trials)
+        if works or not trials or len(crew) == 1 or self.setup.stop():
+            return False
+        crew.leave_out(crew.lead, WorkerFailed("every finalist failed there"))
+        return True
+
+    def _awaited(self, worker: Worker) -> Reply | None:
+        """The reply to the request; None if it was aborted after Ctrl-C, with the child."""
+        stopped_at = math.inf
+        while (reply := worker.result(timeout=0.2)) is None:
+            self.setup.progress.tick(0)
+            if self.setup.stop():
+                stopped_at = min(stopped_at, time.monotonic())
+            if time.monotonic() - stopped_at > LAST_SECONDS + LAST_GRACE:
+                worker.stop()
+                return None
+        return reply
