@@ -90,7 +90,7 @@
 #define ONE_THREAD (1 << 19)  // multiply-adds of a product that several threads share, at least
 #endif
 #ifndef PIECE
-#define PIECE (1 << 22)  // multiply-adds of a piece, at least where each thread has several
+#define PIECE (1 << 25)  // multiply-adds of a piece, at least where each thread has several
 #endif
 #ifndef DIRECT_BYTES
 #define DIRECT_BYTES (32 * 1024)  // A and B of a product that is not packed, at most
