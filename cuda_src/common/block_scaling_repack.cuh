@@ -27,8 +27,10 @@ constexpr int DOWN = 256 / TOGETHER, PASSES = SIDE / DOWN;  // rows of a block a
 // Exponents as float32 keeps them: a number's and its power's together, and the largest power's.
 constexpr unsigned TOP = 127 + 127 + 14, MOST = 253;
 #if GATE == 1
+#define RESIDENT 5  // blocks of a multiprocessor: more would spill registers
 constexpr unsigned ALIKE = 3;  // most between exponents of rows that get one power
 #else
+#define RESIDENT 6
 constexpr unsigned ALIKE = 8;
 #endif
 constexpr unsigned INFINITE = 0x7F800000;  // as bits; those of NaN are more
@@ -168,7 +170,7 @@ __device__ __forceinline__ void note_other(Verdict* verdict, const Copy& b) {
 }  // namespace scaling
 
 // One block for each square of both batches. A row of the copy ends with zeros to a whole square.
-extern "C" __global__ void __launch_bounds__(256, 6)
+extern "C" __global__ void __launch_bounds__(256, RESIDENT)
     repack(scaling::Copy a, scaling::Copy b GATE_PARAMETER) {
     using namespace scaling;
     __shared__ float square[SIDE * SQUARE_PITCH];

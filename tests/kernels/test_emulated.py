@@ -4,6 +4,8 @@ accordingly whatever came before, and that none is less exact than float32's own
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from captures import captured
@@ -12,6 +14,7 @@ from host_device import HostDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sequences import every_kernel
+from test_wgmma_f16x3 import in_three_products
 
 import pymm
 from pymm.backends.cuda.driver import Driver
@@ -230,6 +233,27 @@ def test_sequences_on_streams_and_in_graphs(cuda, context):
                 assert np.array_equal(got, wanted), step
         for *_, graph in bound:
             graph.destroy()
+
+
+@pytest.mark.parametrize("k, most", [(64, 2.0), (128, 1.5), (256, 1.3)])
+def test_what_is_split_errs_hardly_more_than_float32(k, most):
+    """By a model of tensor cores, which cut sums off. Columns of A and rows of B that outweigh the
+    others are split only if they do so little; where one product is all of an element, the error is
+    several times float32's.
+    """
+    passed = []
+    for kind, larger in itertools.product(("normal", "uniform"), (1, 2, 4, 8, 32)):
+        a, b = (x[0] for x in drawn(kind, (64, 64, k), np.random.default_rng(k + larger)))
+        a[:, -1:] *= larger
+        b[-1:] *= larger
+        left, right = a.astype(float), b.astype(float)
+        exact, size = left @ right, np.abs(left) @ np.abs(right)
+        made, plain = in_three_products(left, right), fused(a[None], b[None])[0]
+        ratio = (np.abs(made - exact) / size).max() / (np.abs(plain - exact) / size).max()
+        passed.append(is_split(a[None], b[None]))
+        assert not passed[-1] or ratio <= most, f"{kind}, {larger} times larger: {ratio}"
+        assert larger < 32 or kind != "normal" or (ratio > 2 and not passed[-1])
+    assert any(passed)
 
 
 @pytest.mark.parametrize("k", [0, 1, 63])
