@@ -5,22 +5,27 @@ checkout.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
 import zipfile
+from email import message_from_bytes
+from email.message import Message
 from pathlib import Path
 
 import pytest
+
+import pymm
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE = sysconfig.get_path("purelib")
 BESIDE = (".ci", "benchmarks", "docs", "examples", "reports", "tests", "tools")
 FILES = (".gitignore", "LICENSE", "MANIFEST.in", "Makefile")
 SOURCES = ("pymm", "cpu_src", "cuda_src", "tuning_configs")
-EXTRA = {"_build", "build", "PKG-INFO", "setup.cfg", "pymm.egg-info", "__pycache__"}
+EXTRA = {"_build", "build", "PKG-INFO", "setup.cfg", "pymm_cuda.egg-info", "__pycache__"}
 KINDS = {".js", ".py", ".css", ".cu", ".cuh", ".cpp", ".hpp", ".md", ".yaml"}
 
 pytestmark = pytest.mark.xdist_group("package")  # one process builds for all of them
@@ -58,7 +63,7 @@ def shipped() -> set[str]:
         str(path.relative_to(ROOT) if folder == "pymm" else "pymm" / path.relative_to(ROOT))
         for folder in SOURCES
         for path in (ROOT / folder).rglob("*")
-        if path.is_file() and path.suffix in KINDS
+        if path.is_file() and (path.suffix in KINDS or path.name == "py.typed")
     }
 
 
@@ -92,7 +97,7 @@ def build_wheel(source: Path, folder: Path) -> Path:
         source,
         cwd=folder,
     )
-    (wheel,) = folder.glob("pymm-*.whl")
+    (wheel,) = folder.glob("pymm_cuda-*.whl")
     return wheel
 
 
@@ -106,7 +111,7 @@ def sdist(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sdist")
     build = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
     run(sys.executable, "-c", build, folder, cwd=checkout)
-    (archive,) = folder.glob("pymm-*.tar.gz")
+    (archive,) = folder.glob("pymm_cuda-*.tar.gz")
     return archive
 
 
@@ -130,6 +135,30 @@ def names(wheel: Path) -> set[str]:
 def test_wheel_holds_every_file_and_no_other(wheel):
     assert names(wheel) == shipped()
     assert wheel.name.endswith("-py3-none-any.whl")
+
+
+def metadata(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        return message_from_bytes(archive.read(name))
+
+
+def test_the_distribution_is_not_named_as_somebody_elses(wheel):
+    told = metadata(wheel)
+    assert told["Name"] == "pymm-cuda" and told["Version"] == pymm.__version__
+    assert "Typing :: Typed" in told.get_all("Classifier")
+
+
+def test_the_page_of_an_index_leads_nowhere_that_is_not_there(wheel):
+    """README.md with its words, and without links and pictures of the checkout."""
+    page = metadata(wheel).get_payload()
+    readme = (ROOT / "README.md").read_text()
+    assert not re.findall(r"\]\((?!\w+:|#)[^)]*\)", page) and "![" not in page
+    assert re.findall(r"\]\((?!\w+:|#)[^)]*\)", readme), "README.md has none to leave out"
+    words = [re.sub(r"\]\([^)]*\)|[\[\]]", "", line) for line in readme.splitlines()]
+    told = {re.sub(r"\]\([^)]*\)|[\[\]]", "", line) for line in page.splitlines()}
+    missing = [line for line in words if line not in told and not line.startswith("!")]
+    assert missing == []
 
 
 def test_sdist_builds_the_same_wheel(sdist, wheel, tmp_path):
