@@ -115,15 +115,28 @@ def sdist(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return archive
 
 
-@pytest.fixture
-def clean(tmp_path: Path) -> Path:
+def empty_environment(folder: Path) -> Path:
     """The Python of an empty environment: it sees this one's packages, as a directory on its
     path, but not through this one's .pth files, so that pymm is not among them.
     """
-    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "env", cwd=tmp_path)
-    python = tmp_path / "env" / "bin" / "python"
-    purelib = run(python, "-c", "import sysconfig as s; print(s.get_path('purelib'))", cwd=tmp_path)
+    run(sys.executable, "-m", "venv", "--without-pip", folder / "env", cwd=folder)
+    python = folder / "env" / "bin" / "python"
+    purelib = run(python, "-c", "import sysconfig as s; print(s.get_path('purelib'))", cwd=folder)
     Path(purelib, "dependencies.pth").write_text(SITE + "\n")
+    return python
+
+
+@pytest.fixture
+def clean(tmp_path: Path) -> Path:
+    return empty_environment(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment that has the wheel."""
+    folder = tmp_path_factory.mktemp("installed")
+    python = empty_environment(folder)
+    pip(python, "install", "--no-deps", "--no-index", "--ignore-installed", wheel, cwd=folder)
     return python
 
 
@@ -194,11 +207,23 @@ def test_tests_of_an_sdist_run(unpacked):
     assert " passed" in told and "failed" not in told
 
 
-def test_wheel_multiplies_in_a_clean_environment(wheel, clean, tmp_path):
-    pip(clean, "install", "--no-deps", "--no-index", "--ignore-installed", wheel, cwd=tmp_path)
-    where = run(clean, "-W", "error", "-c", MULTIPLY, cwd=tmp_path)
-    assert Path(where).is_relative_to(tmp_path / "env")
-    assert "usage" in run(tmp_path / "env/bin/pymm", "--help", cwd=tmp_path)
+def test_wheel_multiplies_in_a_clean_environment(installed, tmp_path):
+    where = run(installed, "-W", "error", "-c", MULTIPLY, cwd=tmp_path)
+    assert Path(where).is_relative_to(installed.parents[1])
+    assert "usage" in run(installed.parent / "pymm", "--help", cwd=tmp_path)
+
+
+def test_a_users_file_passes_a_strict_type_checker(installed, tmp_path):
+    """And one with mistakes does not: the types of the installed package are seen."""
+    mypy = (sys.executable, "-m", "mypy", "--strict", "--python-executable", installed)
+    mypy = (*mypy, "--cache-dir", tmp_path / "cache")
+    shutil.copy(ROOT / "tests" / "api" / "typed_use.py", tmp_path)
+    run(*mypy, "typed_use.py", cwd=tmp_path)
+    wrong = "import pymm\npymm.matmul(1, 2, alfa=3)\nx: str = pymm.plan(1, 2)\npymm.nothing()\n"
+    (tmp_path / "wrong.py").write_text(wrong)
+    words = [str(word) for word in (*mypy, "wrong.py")]
+    told = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True).stdout
+    assert all(f"wrong.py:{line}: error" in told for line in (2, 3, 4)) and "3 errors" in told
 
 
 def test_editable_install_multiplies_with_the_checkout(checkout, clean, tmp_path):
