@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from pymm.api import matmul
 
 #: Options of `matmul` that name axes or further operands; the subscripts say these.
@@ -53,7 +55,7 @@ def einsum(subscripts: str, a: Any, b: Any, /, out: Any = None, **options: Any) 
     if out is None:
         product = matmul(left, right, **options)
         result = _permuted(product.reshape(tuple(shape)), order)
-        return result[()] if not shape and type(result).__module__ == "numpy" else result
+        return result[()] if not shape and isinstance(result, np.ndarray) else result
     wanted = tuple(lengths[label] for label in form.result)
     if _shape(out, "out") != wanted:
         raise ValueError(f"out is {_shape(out, 'out')}; {subscripts!r} gives {wanted}")

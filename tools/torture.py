@@ -34,8 +34,8 @@ NAMES = {WRONG: "wrong", LOST: "lost", LEFT: "left"}
 
 #: Names of files and folders that stay. Lock files do, and what pymm keeps.
 STAY = re.compile(
-    r"[0-9a-f]{40}|rates-[0-9a-f]+|.*\.(lock|yaml|journal|tuner|csv)|report\.(html|json|md)|sha256"
-    r"|.*\.(so|cubin)|cpu"
+    r"[0-9a-f]{40}|rates-[0-9a-f]+|.*\.(lock|yaml|journal|tuner|csv)|report\.(html|json|md)"
+    r"|glance\.svg|sha256|.*\.(so|cubin)|cpu"
 )
 
 #: The variable by which processes of a run are known.
@@ -243,8 +243,6 @@ def kill(draw: random.Random) -> None:
         "3",
         "--checks",
         "quick",
-        "--resume",
-        "always" if draw.random() < 0.3 else "auto",
     ]
     before: list[list[str]] = []
     for _ in range(draw.randint(1, 2)):

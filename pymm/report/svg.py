@@ -44,10 +44,11 @@ ROLES: dict[str, tuple[str, str, str]] = {
     "series-6": ("#050507", "#5b4b9a", "#bda9f5"),
     "series-7": ("#050508", "#55555d", "#c4c4cc"),
     "series-8": ("#050509", "#4a7a00", "#a6e060"),
+    "series-9": ("#05050a", "#7d3c14", "#e0a070"),
 }
 
 #: Colours of series, and the markers of types.
-COLOURS, TYPE_MARKERS = 9, "osD^vP*Xh"
+COLOURS, TYPE_MARKERS = 10, "osD^vP*Xhp"
 
 #: Markers and dashes of the series.
 MARKERS = "osD^vP*X"

@@ -28,7 +28,7 @@ REASONS = {
         "bench/experiments/command.py",
         "report/plots/experiments.py",
     ),
-    "what the CPU's kernels compute": ("backends/cpu/backend.py", "backends/cpu/device.py"),
+    "what the CPU's kernels compute": ("backends/cpu/device.py",),
     "what MPI and ScaLAPACK move and multiply": (
         "distributed/__main__.py",
         "distributed/bench.py",

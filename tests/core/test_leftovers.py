@@ -151,11 +151,13 @@ from pymm.core.device import Device
 from pymm.kernels import find_kernel
 from pymm.tune.initial import Prefetcher
 from pymm.core.problem import Problem
+from pymm.tune.tasks import Task
 if __name__ == "__main__":
-    task = Problem(64, 64, 64), find_kernel("register_tile")
-    with Prefetcher(Device("gpu", "cuda", capability=(9, 0)), NoCompiler(), quick=True) as lookout:
+    device = Device("gpu", "cuda", capability=(9, 0))
+    task = Task(Problem(64, 64, 64), (find_kernel("register_tile"),))
+    with Prefetcher(device, NoCompiler(), quick=True, processes=True) as lookout:
         lookout.next([task])
-        interrupt(lookout._prepared[task])
+        interrupt(lookout._prepared[task][0])
 """
 
 

@@ -22,6 +22,9 @@ from pymm.measure.verify import NUMBER, POISON, GuardedMatrix
 
 pytestmark = pytest.mark.simulator
 
+#: Types that one kernel computes alone ("emulated": test_emulated.py).
+ALONE = [name for name, row in DTYPES.items() if not row.fallback]
+
 #: CUtensorMapDataType by NumPy's names (cuda.h); 11 is float32 rounded by TMA.
 KINDS = {"float16": 6, "bfloat16": 9, "float32": 7, "float64": 8}
 
@@ -83,7 +86,7 @@ def exact(problem: Problem, draw: np.random.Generator) -> list[np.ndarray]:
     return [draw.integers(-3, 4, s).astype(t) for s, t in zip(shapes, real, strict=True)]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ALONE)
 @pytest.mark.parametrize("along", [("any", "any"), ("k", "k"), ("mn", "mn")], ids="-".join)
 def test_every_layout_stride_stack_and_split(cuda, maps, dtype, along):
     draw = random.Random(f"{dtype}{along}")
