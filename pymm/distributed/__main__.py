@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pymm.console import program
 from pymm.core.files import commit
 from pymm.core.shapes import parse_shapes
 from pymm.distributed import calibrate
@@ -89,7 +90,7 @@ def _leave(message: str, status: int) -> int:
 def parser() -> argparse.ArgumentParser:
     """What reads the command line."""
     read = argparse.ArgumentParser(
-        prog="python -m pymm.distributed",
+        prog=program("distributed"),
         description="Products that several processes share, over MPI.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
