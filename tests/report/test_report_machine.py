@@ -89,7 +89,7 @@ def tuned_on(device, toolchain):
     log = TrialLog(folder / "trials.csv", compiler=toolchain)
     log.write(trial, device)
     log.write(trial, device, "final")
-    log.write_baseline(problem, kernel, "numpy", [2e-4] * 9, device, "cpu")
+    log.write_baseline(problem, kernel.name, "numpy", [2e-4] * 9, device, "cpu")
     log.close()
     environment = Environment.of(device, toolchain)
     digest = kernel_digest("cpu", kernel.file)
