@@ -56,9 +56,10 @@ class _Versioned(ctypes.Structure):
     ]
 
 
-_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_python = ctypes.PyDLL(None)  # functions of our own: others declare those of ctypes.pythonapi
+_is_valid = _python.PyCapsule_IsValid
 _is_valid.argtypes, _is_valid.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_int
-_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer = _python.PyCapsule_GetPointer
 _pointer.argtypes, _pointer.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
 
 
