@@ -99,7 +99,10 @@ class NumpyKernel(Executable):
 
 
 class NoCompiler(Compiler):
-    toolchain = "none 1.0"
+    toolchain, target = "none 1.0", "nothing"
+
+    def folder(self, source):
+        return Path("/nonexistent")
 
     def build(self, source):
         return Path("/nonexistent")
