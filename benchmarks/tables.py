@@ -26,7 +26,7 @@ MARKED = re.compile(r"<!-- (short ladder): (\S+) -->\n.*?<!-- end \1 -->", re.DO
 Row = dict[str, str]
 
 #: Columns of words, and of numbers, above 0 where there are any.
-WORDS = ("dtype", "m", "n", "k", "name", "variant", "config", "outcome")
+WORDS = ("time", "compiler", "dtype", "m", "n", "k", "name", "variant", "config", "outcome")
 NUMBERS = ("seconds", "gflops", "ratio", "peak")
 
 
@@ -64,6 +64,18 @@ def _untimed(row: Row) -> str:
     wrong = row["outcome"] == "ok" and not inputs.number(row["seconds"]) > 0
     wrong = wrong or any(row[name] and not inputs.number(row[name]) > 0 for name in NUMBERS)
     return "a time, rate or ratio is not above 0" if wrong else ""
+
+
+def calls_of(path: Path) -> list[Row]:
+    """The rows of a file of `benchmarks/cpu.py`. `BadInput` names a damaged one and its line."""
+    return inputs.rows_of(path, ("time", "dtype", "m", "processes", "call"), ("us",), _no_call)
+
+
+def _no_call(row: Row) -> str:
+    """What is wrong with a row of calls, in words."""
+    if not re.fullmatch("[0-9]{1,9}", row["m"]):
+        return "m is no extent"
+    return "" if inputs.number(row["us"]) > 0 else "a time is not above 0"
 
 
 def short_ladder(rows: Iterable[Row]) -> list[str]:
@@ -169,7 +181,53 @@ def cpu(rows: Iterable[Row]) -> list[str]:
             f"| {dtype} | geometric mean | | | | "
             f"| **{_mean(ratios):.2f}** | **{_mean(gains):.1f}** | |"
         )
-    return ["Rates in GFLOP/s, and two ratios of times.", "", *lines]
+    days = sorted({row["time"][:10] for row in rows})
+    compilers = ", ".join(dict.fromkeys(row["compiler"] for row in rows))
+    measured = f"Measured on {', '.join(days)}, {compilers}."
+    return [f"Rates in GFLOP/s, and two ratios of times. {measured}", "", *lines]
+
+
+#: Least of NumPy's time / that of `pymm.matmul`, by extent of a square product; and most of a
+#: plan's time in turn with NumPy's calls in one process / its time in a process of its own.
+BESIDE_NUMPY, LARGER, IN_TURN = {"16": 0.4, "64": 0.8}, 0.98, 1.5
+
+#: What stands in a row of the table: processes and call.
+CALLS = (("apart", "NumPy"), ("apart", "plan"), ("apart", "matmul"), ("one", "plan"))
+
+
+def beside_numpy(rows: Sequence[Row]) -> list[str]:
+    """Square products by pymm and by NumPy's BLAS as `benchmarks/cpu.py` measured them, of rows
+    that were measured again the last, with what is asked of them.
+    """
+    found = {(r["dtype"], r["m"], r["processes"], r["call"]): r for r in rows}
+    days = ", ".join(sorted({row["time"][:10] for row in found.values()}))
+    lines = [
+        "Square products by pymm and by NumPy's BLAS, each in a process of its own, and in turn in",
+        f"one process (`python benchmarks/cpu.py`, {days}): medians in microseconds, operands in",
+        "the caches. Ratios are NumPy's time / pymm's; bold where they reach what is asked: 0.4 of",
+        "`matmul` for 16, 0.8 for 64, else 0.98; at most 1.5 of a plan in turn with NumPy.",
+        "",
+        "| dtype | m = n = k | NumPy | plan | matmul | NumPy / plan | NumPy / matmul "
+        "| plan, in turn | in turn / alone |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for dtype, size in dict.fromkeys(key[:2] for key in found):
+        named = [found.get((dtype, size, *call)) for call in CALLS]
+        if None in named:
+            lines.append(f"| {dtype} | {size} | not measured | | | | | | |")
+            continue
+        numpy, plan, matmul, turn = (float(row["us"]) for row in named)
+        ratio, slower = numpy / matmul, turn / plan
+        lines.append(
+            f"| {dtype} | {size} | {numpy:.4g} | {plan:.4g} | {matmul:.4g} | {numpy / plan:.2f} "
+            f"| {_bold(f'{ratio:.2f}', ratio >= BESIDE_NUMPY.get(size, LARGER))} | {turn:.4g} "
+            f"| {_bold(f'{slower:.2f}', slower <= IN_TURN)} |"
+        )
+    return lines
+
+
+def _bold(text: str, reached: bool) -> str:
+    return f"**{text}**" if reached else text
 
 
 def _find(rows: Iterable[Row], name: str, dtype: str, variant: str) -> Row | None:

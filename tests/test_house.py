@@ -45,7 +45,7 @@ LAYERS = {
     "einsum": "api",
     "measure": "core console kernels backends",
     "distributed": "core console kernels backends selection runtime api measure",
-    "tune": "core console kernels backends selection measure",
+    "tune": "core console kernels backends selection runtime measure",
     "bench": "core console kernels backends selection measure tune",
     "report": "core console kernels backends selection measure tune bench",
     "precompile": "core console kernels backends selection measure",

@@ -12,6 +12,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import populations  # noqa: E402
 import results  # noqa: E402
 import symmetric  # noqa: E402
+import tables  # noqa: E402
 
 from pymm.core.problem import Problem  # noqa: E402
 from pymm.core.shapes import class_problems  # noqa: E402
@@ -93,6 +94,23 @@ def test_what_a_call_costs_is_what_was_measured_last():
     row = {"arrays": "CuPy", "call": "plan()", "us": "3", "quartile_1": "2.5", "quartile_3": "4"}
     lines = results.calls([row | {"us": "9"}, row])
     assert lines[-1] == "| CuPy | plan() | 3 | 2.5 to 4 |" and "| 9 |" not in "".join(lines)
+
+
+def test_a_cpu_beside_numpy_says_what_is_reached():
+    def rows(size, apart, numpy, plan, matmul, turn):
+        named = (("apart", "NumPy", numpy), ("apart", "plan", plan))
+        named += (("apart", "matmul", matmul), ("one", "plan", turn), ("one", "NumPy", 1))
+        start = {"time": "2026-11-23T14:30:00+00:00", "dtype": "f32", "m": size}
+        return [start | dict(processes=p, call=c, us=str(us)) for p, c, us in named[apart:]]
+
+    lines = tables.beside_numpy(
+        [*rows("16", 0, 3, 3, 3, 3), *rows("16", 0, 1, 2, 2, 3), *rows("64", 0, 1, 2, 2, 3.1)]
+        + [*rows("128", 0, 97, 98, 99, 98), *rows("256", 1, 1, 1, 1, 1)]
+    )
+    assert "| f32 | 16 | 1 | 2 | 2 | 0.50 | **0.50** | 3 | **1.50** |" in lines
+    assert "| f32 | 64 | 1 | 2 | 2 | 0.50 | 0.50 | 3.1 | 1.55 |" in lines
+    assert "| f32 | 128 | 97 | 98 | 99 | 0.99 | 0.98 | 98 | **1.00** |" in lines
+    assert lines[-1] == "| f32 | 256 | not measured | | | | | | |"
 
 
 @pytest.mark.simulator

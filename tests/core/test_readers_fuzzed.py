@@ -194,6 +194,15 @@ def unseen_page(path: Path) -> None:
 #: What tables of README and RESULTS are made by.
 TABLES = (tables.short_ladder, tables.ladder, tables.cpu)
 
+THREADS = """\
+time,dtype,m,processes,call,us
+2026-11-23T14:30:00+00:00,f32,64,apart,NumPy,6.4
+2026-11-23T14:30:00+00:00,f32,64,apart,plan,6.5
+2026-11-23T14:30:00+00:00,f32,64,apart,matmul,8
+2026-11-23T14:30:00+00:00,f32,64,one,plan,10
+2026-11-23T14:30:00+00:00,f64,128,apart,NumPy,50
+"""
+
 READERS = {
     "yaml": Reader("test-gpu-9.yaml", lambda path: path.write_text(GOOD), store.read),
     "classes": Reader(
@@ -253,6 +262,11 @@ READERS = {
         "l.csv",
         csv_of(schemas.KERNELS.columns, measured.ladder),
         lambda path: [of(tables.rows_of(path)) for of in TABLES],
+    ),
+    "threads": Reader(
+        "t.csv",
+        lambda path: path.write_text(THREADS),
+        lambda path: tables.beside_numpy(tables.calls_of(path)),
     ),
 }
 

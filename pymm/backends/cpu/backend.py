@@ -55,8 +55,8 @@ def open_cpu(threads: int | None, cache: Path) -> CpuBackend:
 
 
 #: Seconds to wait after a call of another process until its idle threads stop looking for work, on
-#: the cores that pymm's threads need: OpenBLAS's do that for 2^26 clocks.
-SETTLED = 0.1
+#: the cores that pymm's threads need: OpenBLAS's do that for 2^28 clocks (0.11 s at 2.4 GHz).
+SETTLED = 0.15
 
 
 class CpuBuffer(Buffer):
