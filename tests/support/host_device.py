@@ -99,7 +99,7 @@ class NumpyKernel(Executable):
 
 
 class NoCompiler(Compiler):
-    toolchain, target = "none 1.0", "nothing"
+    toolchain, target, cache = "none 1.0", "nothing", Path("/nonexistent")
 
     def folder(self, source):
         return Path("/nonexistent")
