@@ -359,7 +359,8 @@ class Plan:
         if not self.launches:
             return Resources()
         epilogue = epilogue_of(self._call, self._prepared.product)
-        return executable(self.backend, self.config, self.problem, epilogue=epilogue).resources
+        compiled = self._prepared.compiled_for or self.problem
+        return executable(self.backend, self.config, compiled, epilogue=epilogue).resources
 
 
 def plan(

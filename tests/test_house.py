@@ -49,6 +49,7 @@ LAYERS = {
     "tune": "core console kernels backends selection runtime measure",
     "bench": "core console kernels backends selection measure tune",
     "report": "core console kernels backends selection measure tune bench",
+    "precompile": "core console kernels backends selection measure",
     "doctor": "core console kernels backends selection api measure",
     "show_configs": "core console backends selection",
 }

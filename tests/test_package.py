@@ -22,7 +22,7 @@ import pymm
 
 ROOT = Path(__file__).resolve().parents[1]
 SITE = sysconfig.get_path("purelib")
-BESIDE = (".ci", "benchmarks", "docs", "examples", "reports", "tests", "tools")
+BESIDE = (".ci", ".github", "benchmarks", "docs", "examples", "reports", "tests", "tools")
 FILES = (".gitignore", "LICENSE", "MANIFEST.in", "Makefile")
 SOURCES = ("pymm", "cpu_src", "cuda_src", "tuning_configs")
 EXTRA = {"_build", "build", "PKG-INFO", "setup.cfg", "pymm_cuda.egg-info", "__pycache__"}
