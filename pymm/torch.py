@@ -177,14 +177,15 @@ def _activated(sums: Tensor, activation: str) -> Tensor:
 _APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
-# The operator: matrices or stacks of them, and no vectors
+# The operator: matrices or stacks of them, and no vectors. Tensors with the negative bit do not get
+# here: PyTorch's dispatcher resolves it for operators that do not know it
 
 
 @torch.library.custom_op("pymm::matmul", mutates_args=())
 def _product(a: Tensor, b: Tensor, bias: Tensor | None, activation: str, precision: str) -> Tensor:
     out = a.new_empty(_shape(a, b, bias))
     a, b = _readable(a.detach()), _readable(b.detach())
-    bias = None if bias is None else bias.detach().resolve_neg()
+    bias = None if bias is None else bias.detach()
     options = dict(bias=bias, activation=activation or None, precision=precision)
     if a.is_cpu:
         api.matmul(a, b, adopt(out, "out").owner, device="cpu", **options)

@@ -87,6 +87,7 @@ LONG_FIRST = (
     "test_torture",
     "test_mpi",
     "test_tune_faults",
+    "test_torch",
     "test_simulator_build",
     "test_api_real",
     "test_budget",

@@ -133,7 +133,7 @@ class Operand:
     `stream` the handle of the CUDA stream that its contents are ready on (None: ready). The
     elements of a `negative` operand are the numbers in its memory with the other sign: PyTorch's
     negative bit, of `x.conj().imag`. `on_device` is the device's number where `owner` has no such
-    attribute.
+    attribute, `held` what keeps the memory alive beside `owner`.
     """
 
     name: str
@@ -145,6 +145,7 @@ class Operand:
     stream: int | None = None
     negative: bool = False
     on_device: int | None = None
+    held: Any = field(default=None, compare=False, repr=False)
     prepared: PreparedOperand | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -337,6 +338,7 @@ def _exported(array: Any, name: str) -> Operand:
         found.readonly,
         found.stream,
         on_device=found.index,
+        held=found,
     )
 
 

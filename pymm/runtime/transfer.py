@@ -390,7 +390,7 @@ class OnDevice(Route):
         if stream is None and target.stream is None and first is not None:
             after.append(partial(backend.order, first, backend.stream(None)))
         addresses = (a[0], b[0], address)
-        owners = (a, b, buffer, [operand.owner for operand in call.operands])
+        owners = (a, b, buffer, [(x.owner, x.held) for x in call.operands])
         return PlacedOperands(addresses, first, tuple(before), tuple(after), result, owners, bias)
 
     def _copies(self) -> dict[str, str]:

@@ -305,6 +305,24 @@ def test_only_what_the_backward_pass_needs_is_saved(frozen):
     assert (w.grad is None) == (frozen == "weight") and (x.grad is None) == (frozen == "input")
 
 
+@pytest.mark.parametrize("activation, separate", [("relu", 0), ("gelu", 1), ("silu", 1)])
+def test_products_of_one_step(activation, separate, monkeypatch):
+    """One forward and two backward. An activation is fused where nothing is to be saved for it."""
+    fused, multiply = [], pymm.torch.api.matmul
+
+    def record(*operands, **options):
+        fused.append(options["activation"])
+        return multiply(*operands, **options)
+
+    monkeypatch.setattr(pymm.torch.api, "matmul", record)
+    x, w = (torch.randn(4, 4, requires_grad=True) for _ in range(2))
+    pymm.torch.matmul(x, w, activation=activation).sum().backward()
+    assert fused == [None if separate else activation, None, None]
+    with torch.no_grad():
+        pymm.torch.matmul(x, w, activation=activation)
+    assert fused[3:] == [activation]
+
+
 def test_meta_tensors_have_shapes():
     layer = pymm.torch.Linear(3, 4, device="meta", activation="relu")
     assert layer(torch.empty(2, 5, 3, device="meta")).shape == (2, 5, 4)

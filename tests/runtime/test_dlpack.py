@@ -1,13 +1,22 @@
 """Operands that offer DLPack and nothing else, and arrays that are refused by what they are."""
 
 import gc
-import sys
+import weakref
 
 import ml_dtypes
 import numpy as np
 import pytest
 import scipy.sparse
-from dlpack_producer import CPU, CUDA_HOST, CUDA_MANAGED, VULKAN, Delegate, Producer, read_only
+from dlpack_producer import (
+    CPU,
+    CUDA,
+    CUDA_HOST,
+    CUDA_MANAGED,
+    VULKAN,
+    Delegate,
+    Producer,
+    read_only,
+)
 from host_device import HostDevice
 from products import integers
 
@@ -58,15 +67,38 @@ def test_types(dtype):
     assert adopt(Producer(array, device=CPU, **options)).form.dtype == array.dtype
 
 
-def test_the_export_is_kept_and_released():
-    """The capsule holds a reference to the array until the operand is gone."""
-    array = np.ones((2, 3))
-    before = sys.getrefcount(array)
-    operand = adopt(Delegate(array))
-    assert sys.getrefcount(array) > before
+class Temporary(Delegate):
+    """Exports a copy that nothing but the capsule owns."""
+
+    device = CPU
+
+    def __dlpack__(self, **options):
+        copy = np.array(self._array)
+        self.ref = weakref.ref(copy)
+        options.pop("stream", None)
+        return copy.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.device, 0
+
+
+class OnGpu(Temporary):
+    device = CUDA
+
+
+@pytest.mark.parametrize("kind", [Temporary, OnGpu])
+def test_the_export_is_held_and_released(kind, far):
+    array = kind(X)
+    operand = adopt(array)
+    gc.collect()
+    assert array.ref() is not None
     del operand
     gc.collect()
-    assert sys.getrefcount(array) == before
+    assert array.ref() is None
+    plan = pymm.plan(array, array, trans_b=True, device="cpu" if kind is Temporary else far)
+    gc.collect()
+    found = plan()
+    np.testing.assert_array_equal(getattr(found, "array", found), X.astype(np.float64) @ X.T)
 
 
 @pytest.mark.parametrize("versioned", [True, False])
