@@ -136,7 +136,7 @@ static Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
 #include "epilogue.hpp"
 
 // `count` of `width` rows of `depth` elements into rows `pitch` apart; zeros for the others.
-static void copy_rows(Matrix from, int count, int width, int depth, Sum* to, int pitch) {
+static void copy_rows(Matrix from, int count, int width, int depth, Sum* __restrict to, int pitch) {
     for (int i = 0; i < width; i++)
         for (int p = 0; p < depth; p++)
             to[i * pitch + p] = i < count ? widen(from.data[i * from.ld + p]) : Sum(0);
@@ -144,9 +144,10 @@ static void copy_rows(Matrix from, int count, int width, int depth, Sum* to, int
 
 // `depth` rows of `count` elements side by side, each filled up with zeros to WIDTH.
 template <int WIDTH>
-static void copy_columns(Matrix from, int count, int depth, Sum* to) {
+static void copy_columns(Matrix from, int count, int depth, Sum* __restrict to) {
     for (int p = 0; p < depth; p++, to += WIDTH) {
-        const REAL* row = from.data + p * from.ld;
+        const REAL* __restrict row = from.data + p * from.ld;
+        __builtin_prefetch(row + WIDTH);  // of the panel beside this one
         if (count == WIDTH)
             for (int i = 0; i < WIDTH; i++) to[i] = widen(row[i]);
         else

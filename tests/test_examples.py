@@ -36,6 +36,7 @@ EXAMPLES = {
         "1",
     ),
     "openmp_loop": ("  the same", ["--threads", "2", "40"], "0"),
+    "torch_mlp": ("the loss fell: True; the same losses: True", [], "0"),
 }
 
 
@@ -45,7 +46,13 @@ def test_every_example_is_tested():
 
 
 @pytest.mark.simulator
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.torch] if name.startswith("torch") else [])
+        for name in EXAMPLES
+    ],
+)
 def test_example_runs(name):
     said, arguments, where = EXAMPLES[name]
     command = ["-m", "pymm.simulator"] if where == "-m" else []

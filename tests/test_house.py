@@ -43,6 +43,7 @@ LAYERS = {
     "blocked": "core kernels backends selection runtime",
     "api": "core kernels backends selection runtime blocked",
     "einsum": "api",
+    "torch": "core runtime api",
     "measure": "core console kernels backends",
     "distributed": "core console kernels backends selection runtime api measure",
     "tune": "core console kernels backends selection runtime measure",

@@ -242,7 +242,9 @@ def _folders(options: argparse.Namespace) -> list[Path]:
 
 
 def write(report: Report, folder: Path) -> None:
-    """Write the files of a report, for every user to read. The same rows give the same bytes."""
+    """Write the files of a report, for every user to read; a picture of an earlier one that has
+    none now is removed. The same rows give the same bytes.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     picture = picture_of(report)
     made = texts(report, bool(picture)) | {PAGE: html(report)}
@@ -251,6 +253,8 @@ def write(report: Report, folder: Path) -> None:
     for name, text in made.items():
         replace_text(folder / name, text)
         (folder / name).chmod(0o644)
+    if not picture:
+        (folder / PICTURE).unlink(missing_ok=True)
 
 
 def picture_of(report: Report) -> list[Figure]:

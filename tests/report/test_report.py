@@ -207,6 +207,15 @@ def test_check_sees_what_changed(folder, tmp_path, capsys, without_plots):
     assert "is out of date" in capsys.readouterr().out
 
 
+def test_a_picture_of_an_earlier_report_is_removed(folder, tmp_path, without_plots):
+    out, old = ["--out", str(tmp_path / "out")], tmp_path / "out" / SLUG / "glance.svg"
+    old.parent.mkdir(parents=True)
+    old.write_text("<svg/>")
+    assert main([str(folder), *out]) == 0
+    assert not old.exists()
+    assert main([str(folder), *out, "--check"]) == 0
+
+
 def test_the_same_rows_give_the_same_bytes(tmp_path):
     """In another process, too, whatever the order of its sets."""
     folder = tmp_path / "results" / SLUG
