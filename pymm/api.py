@@ -20,6 +20,7 @@ from pymm.blocked.call import (
 from pymm.blocked.program import ShardedExplanation, explain_sharded, multiply_sharded
 from pymm.blocked.sharded import ShardedMatrix
 from pymm.core.problem import Problem
+from pymm.core.rows import InRows
 from pymm.kernels import Config
 from pymm.runtime.arguments import Call, MatmulOptions, Options, SyrkOptions
 from pymm.runtime.arrays import adopt, result_maker
@@ -263,7 +264,7 @@ def _run(
     return prepared.result
 
 
-class Plan:
+class Plan(InRows):
     """A product bound to its arrays: `plan()` computes it again from what they hold by then, and
     returns the result. Made by `pymm.plan`, and by `pymm.plan_syrk` for one operand. Not to be
     called from two threads at once.
@@ -332,6 +333,12 @@ class Plan:
                     f"{x.form.strides}, {x.form.dtype}: make another plan"
                 )
         self._bind(call)
+
+    def _rows(self) -> list[tuple[str, str]]:
+        rows = [("plan of", self.problem.slug), ("device", self.backend.device.name)]
+        if self.launches:
+            rows += [("configuration", self.config.slug), ("because", self.choice.reason)]
+        return [*rows, ("launches", str(self.launches))]
 
     @property
     def problem(self) -> Problem:

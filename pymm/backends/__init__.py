@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -16,6 +17,8 @@ from pymm.core.forking import call_in_child, importing
 from pymm.core.paths import cache_directory, private
 
 __all__ = ["available_devices", "compiler_for", "lookup_device", "open_device"]
+
+LOG = logging.getLogger("pymm")
 
 
 class _OpenBackends:
@@ -129,6 +132,7 @@ def _open(kind: str | None, number: int | None, cache: Path, process: int) -> Ba
     try:
         return _backends.open("cuda", 0, cache)
     except NoDevice as error:
+        LOG.info("working on the CPU: %s", error)
         if any(Path(node).exists() for node in ("/dev/nvidiactl", "/dev/dxg")):
             warnings.warn(f"working on the CPU, not on this machine's GPU: {error}", stacklevel=4)
         return _backends.open("cpu", None, cache)

@@ -4,6 +4,7 @@ else of a device.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ from pymm.core.forking import cached_property
 from pymm.core.problem import Problem
 from pymm.kernels import Config
 from pymm.kernels.source import Source
+
+LOG = logging.getLogger("pymm")
 
 
 @dataclass(frozen=True)
@@ -297,6 +300,7 @@ class Backend(ABC):
 
     def warn_once(self, text: str) -> None:
         """Give `text` as a `RuntimeWarning`, the first time that this device has cause to."""
+        LOG.info("%s: %s", self.device.name, text)
         if text not in self._warnings:
             warnings.warn(text, RuntimeWarning, stacklevel=3)
             self._warnings.add(text)

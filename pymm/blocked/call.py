@@ -13,6 +13,7 @@ from pymm.blocked.devices import names_several, open_devices
 from pymm.blocked.host import HostProduct, Share
 from pymm.blocked.sizes import bytes_of, shown
 from pymm.core.epilogue import Epilogue
+from pymm.core.rows import InRows
 from pymm.runtime.arguments import Call, MatmulOptions
 from pymm.runtime.bind import find_backend, find_product, find_route
 from pymm.runtime.transfer import footprint
@@ -76,7 +77,7 @@ def planned(call: Call, options: MatmulOptions) -> HostProduct:
 
 
 @dataclass(frozen=True)
-class BlockedExplanation:
+class BlockedExplanation(InRows):
     """What `pymm.matmul` would do in blocks. `str()` of it is for reading.
 
     `extents` are m, n and k of one product, `products` how many there are (a batch). `shares` say
@@ -111,7 +112,7 @@ class BlockedExplanation:
             product.epilogue,
         )
 
-    def __str__(self) -> str:
+    def _rows(self) -> list[tuple[str, str]]:
         m, n, k = self.extents
         words = f"C is {m} x {n}, k = {k}, {2 * m * n * k * self.products:,} operations, in blocks"
         rows = [("problem", words + (f", {self.products} matrices" * (self.products > 1)))]
@@ -128,7 +129,7 @@ class BlockedExplanation:
         rows.append(("expected", f"{self.seconds:.3g} s, limited by the {self.limit}"))
         if self.limit == "link" and self.shares:
             rows.append(("", self._why_link()))
-        return "\n".join(f"{name:<15}{text}".rstrip() for name, text in rows)
+        return rows
 
     def _why_link(self) -> str:
         operations = 2 * self.extents[0] * self.extents[1] * self.extents[2] * self.products

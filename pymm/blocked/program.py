@@ -20,6 +20,7 @@ from pymm.core.dtypes import FLOAT32, product_type
 from pymm.core.epilogue import Epilogue
 from pymm.core.integers import round_up
 from pymm.core.problem import Problem
+from pymm.core.rows import InRows
 from pymm.kernels import Config
 from pymm.runtime.arguments import MatmulOptions, bias_dtype, check_bias, common_dtype, real
 from pymm.runtime.arrays import adopt
@@ -412,7 +413,7 @@ def _target(
 
 
 @dataclass(frozen=True)
-class ShardedExplanation:
+class ShardedExplanation(InRows):
     """What `pymm.matmul` would do with matrices on several devices. `bytes_in` are what each device
     gets from the others; `seconds` the time expected, `limit` "kernel" or "link".
     """
@@ -426,7 +427,7 @@ class ShardedExplanation:
     room: int
     epilogue: Epilogue
 
-    def __str__(self) -> str:
+    def _rows(self) -> list[tuple[str, str]]:
         (m, n, k), (down, across) = self.extents, self.grid
         most = shown(max(self.bytes_in, default=0))
         rows = [
@@ -440,7 +441,7 @@ class ShardedExplanation:
         if self.choice is not None:
             rows += [("configuration", self.choice.config.slug), ("because", self.choice.reason)]
         rows.append(("expected", f"{self.seconds:.3g} s, limited by the {self.limit}"))
-        return "\n".join(f"{name:<15}{text}".rstrip() for name, text in rows)
+        return rows
 
 
 def explain_sharded(

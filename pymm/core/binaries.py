@@ -10,18 +10,30 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pymm.core.errors import CompileFailed
 from pymm.core.files import Workplace, sweep
 from pymm.core.paths import out_of_space, private, trusted
 
+LOG = logging.getLogger("pymm")
+
 _DIGEST = "sha256"
 
 #: Names of folders that are being filled begin so.
 _HALF_MADE = "new-"
+
+
+@contextlib.contextmanager
+def log_compiling(name: str, target: str) -> Iterator[None]:
+    """Log at INFO that `name` was compiled in a `with`, and how long it took."""
+    begun = time.monotonic()
+    yield
+    LOG.info("compiled %s for %s in %.1f s", name, target, time.monotonic() - begun)
 
 
 def key_of(*parts: str) -> str:

@@ -13,6 +13,7 @@ from pymm.backends.base import Backend, Resources
 from pymm.core.device import Device
 from pymm.core.epilogue import Epilogue
 from pymm.core.problem import Problem
+from pymm.core.rows import InRows
 from pymm.kernels import Config
 from pymm.runtime.arguments import Adopt, Options
 from pymm.runtime.arrays import Form, Operand, adopt
@@ -29,7 +30,7 @@ from pymm.selection.stand_in import known_stand_in, standing_in
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(InRows):
     """What `pymm.matmul` would do with the same arguments. `str()` of it is for reading.
 
     `grid` and `block` are (x, y, z), of the first launch; `copies` one sentence for each copy or
@@ -57,7 +58,7 @@ class Explanation:
     epilogue: Epilogue
     why_type: str = ""
 
-    def __str__(self) -> str:
+    def _rows(self) -> list[tuple[str, str]]:
         kernel, p = self.config.kernel, self.problem
         rows = [
             ("problem", f"{p.slug}: C is {p.m} x {p.n}, k = {p.k}, {p.flops:,} operations"),
@@ -83,7 +84,7 @@ class Explanation:
         allowed = self.candidates - self.rejected.total()
         rows.append(("space", f"{allowed} of {self.candidates} configurations may run"))
         rows += [("", f"{n} break: {rule}") for rule, n in self.rejected.most_common()]
-        return "\n".join(f"{name:<15}{text}".rstrip() for name, text in rows)
+        return rows
 
     def _precision(self) -> list[tuple[str, str]]:
         fallback = self.problem.type.fallback
@@ -160,7 +161,7 @@ def _explained(
         grid=kernel.grid(config, problem, backend.device.sms),
         block=kernel.block(config),
         threads=kernel.threads(config),
-        guarded=kernel.guarded(config, problem),
+        guarded=kernel.guarded(config, compiled_for),
         shared_bytes=kernel.shared_bytes(config, problem),
         resources=resources,
         copies=copies,

@@ -4,6 +4,7 @@ files of tuned configurations change.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import threading
@@ -22,6 +23,8 @@ from pymm.kernels import Config, Kernel, find_kernel, parse_slug
 from pymm.selection.records import Environment
 from pymm.selection.select import Choice, select, tuned_files
 from pymm.selection.store import record_files
+
+LOG = logging.getLogger("pymm")
 
 #: Seconds between two looks at the files of tuned configurations, two calls of `stat` each: what
 #: another process has tuned is used after that long at most.
@@ -56,6 +59,7 @@ def choose(
         _watch.add(backend.device)
         environment = Environment.of(backend.device, backend.toolchain)
         found = select(problem, backend.device, tuned_directory(), environment, kernel)
+        LOG.debug("%s: %s, %s", problem.slug, found.config.slug, found.reason)
         if len(known.chosen) >= MAX_CHOSEN:
             known.chosen.clear()
         known.chosen[key] = found

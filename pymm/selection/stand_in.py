@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,8 @@ from pymm.selection.choose import forget_choices
 from pymm.selection.cost_model import predicted_seconds
 from pymm.selection.precompiled import Binary, list_path, read_list
 from pymm.selection.select import Choice
+
+LOG = logging.getLogger("pymm")
 
 #: Products whose stand-in is kept, some 300 bytes each.
 MOST_KEPT = 65536
@@ -93,6 +96,7 @@ class _StandIns:
             best, source = compiled[number]
             if backend.compiler.has(source):
                 compile_behind(backend.compiler, own, _told())
+                LOG.info("%s: %s until its own kernel is compiled", problem.slug, best.config.slug)
                 reason = f"compiled already; {choice.config.slug} is not ({choice.reason})"
                 return StandIn(best.config, best.problem, reason)
         return None

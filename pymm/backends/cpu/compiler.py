@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from pymm.backends.base import Compiler
-from pymm.core.binaries import key_of, obtain
+from pymm.core.binaries import key_of, log_compiling, obtain
 from pymm.core.errors import CompileFailed, NoDevice
 from pymm.core.files import Workplace
 from pymm.core.paths import out_of_space
@@ -61,9 +61,11 @@ class CpuCompiler(Compiler):
     def _compile(self, text: str, name: str, place: Path) -> Path:
         source, made = place / "kernel.cpp", place / "kernel.so"
         source.write_text(text, encoding="utf-8")
-        done = _run(self.path, *self.flags, "-o", str(made), str(source), temporary=place)
-        if done.returncode:
-            raise CompileFailed(f"{self.version} refused {name}:\n{done.stderr or done.stdout}")
+        with log_compiling(name, self.target):
+            done = _run(self.path, *self.flags, "-o", str(made), str(source), temporary=place)
+            if done.returncode:
+                said = done.stderr or done.stdout
+                raise CompileFailed(f"{self.version} refused {name}:\n{said}")
         return made
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from pymm.backends.base import Compiler
-from pymm.core.binaries import key_of, obtain
+from pymm.core.binaries import key_of, log_compiling, obtain
 from pymm.core.errors import CompileFailed
 from pymm.core.paths import out_of_space
 from pymm.kernels.source import Source
@@ -85,7 +85,8 @@ class CudaCompiler(Compiler):
 
         written = {"PYMM_CACHE_DIR": self.cache, "TMPDIR": Path(tempfile.gettempdir())}
         try:
-            binary = compile(source.text, **self.arguments(place))
+            with log_compiling(source.config.slug, self.arch):
+                binary = compile(source.text, **self.arguments(place))
         except driver.CompileError as error:
             _remove_leftovers(error.msg)
             message = _message(source, self, error)

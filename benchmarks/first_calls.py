@@ -1,0 +1,138 @@
+"""How long a first call takes: `pymm precompile` in an empty cache, then shapes never seen.
+
+    python benchmarks/first_calls.py [--shapes 200] [--device cuda:0] [--csv first_calls.csv]
+
+Each row is one product of arrays on the GPU, of a type and a layout at random: seconds of its first
+call until the device is done, and the median time of the configuration that it used and of its own.
+Printed are the slowest call, how many took longer than 0.1 s, and the geometric mean of the speed
+of what they used, relative to their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+#: NumPy's names of the operands, and `precision=`.
+TYPES = {
+    "f32": ("float32", "ieee"),
+    "f64": ("float64", "ieee"),
+    "f16": ("float16", "ieee"),
+    "bf16": ("bfloat16", "ieee"),
+    "tf32": ("float32", "tf32"),
+}
+
+#: Least extent, and seconds that no first call should take.
+LEAST, LIMIT = 16, 0.1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--shapes", type=int, default=200)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--csv", default="first_calls.csv")
+    parser.add_argument("--most", type=int, default=8192, help="largest extent (default: 8192)")
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        measure(options)
+        return
+    with tempfile.TemporaryDirectory() as cache:
+        environment = dict(os.environ, PYMM_CACHE_DIR=cache, PYMM_COMPILE="keep")
+        begun = time.perf_counter()
+        command = [sys.executable, "-m", "pymm", "precompile", "--device", options.device]
+        subprocess.run(command, env=environment, check=True)
+        print(f"precompile: {time.perf_counter() - begun:.1f} s in all", flush=True)
+        command = [sys.executable, __file__, *sys.argv[1:], "--measure"]
+        subprocess.run(command, env=environment, check=True)
+
+
+def products(count: int, most: int) -> list[tuple[str, int, int, int, bool, bool]]:
+    """The same every time: extents evenly distributed in their logarithms, half of them even."""
+    rng = random.Random(20)
+    found = []
+    for number in range(count):
+        extents = [round(math.exp(rng.uniform(math.log(LEAST), math.log(most)))) for _ in "mnk"]
+        if number % 2:
+            extents = [max(8, extent // 8 * 8) for extent in extents]
+        kind = list(TYPES)[number % len(TYPES)]
+        found.append((kind, *extents, rng.random() < 0.5, rng.random() < 0.5))
+    return found
+
+
+def measure(options: argparse.Namespace) -> None:
+    """In a process that finds the cache filled."""
+    import ml_dtypes  # noqa: F401 NumPy's bfloat16
+    import numpy as np
+
+    import pymm
+    from pymm.backends import open_device
+
+    backend = open_device(options.device)
+    import pycuda.autoprimaryctx  # noqa: F401 behind `open_device`, which may start the simulator
+
+    def zeros(shape: tuple[int, int], name: str):
+        array = backend.empty(shape, np.dtype(name))
+        array.set(np.zeros(shape, np.dtype(name)))
+        return array
+
+    warm = zeros((8, 8), "float32")
+    pymm.matmul(warm, warm, device=backend, kernel=0)  # imports and the context
+    backend.synchronize()
+    rows = []
+    for kind, m, n, k, trans_a, trans_b in products(options.shapes, options.most):
+        element, precision = TYPES[kind]
+        shapes = ((k, m) if trans_a else (m, k)), ((n, k) if trans_b else (k, n))
+        a, b = (zeros(shape, element) for shape in shapes)
+        more = dict(trans_a=trans_a, trans_b=trans_b, precision=precision, device=backend)
+        backend.synchronize()
+        begun = time.perf_counter()
+        pymm.matmul(a, b, **more)
+        backend.synchronize()
+        first = time.perf_counter() - begun
+        used = pymm.plan(a, b, **more)
+        os.environ["PYMM_COMPILE"] = "wait"
+        own = pymm.plan(a, b, **more)
+        os.environ["PYMM_COMPILE"] = "keep"
+        times = backend.time([used, own] * 15)
+        rows.append(
+            {
+                "dtype": kind,
+                "shape": f"{m}x{n}x{k}",
+                "layout": "NT"[trans_a] + "NT"[trans_b],
+                "first_call": f"{first:.6g}",
+                "used": used.config.slug,
+                "used_seconds": f"{statistics.median(times[::2]):.6g}",
+                "own": own.config.slug,
+                "own_seconds": f"{statistics.median(times[1::2]):.6g}",
+            }
+        )
+    report(rows, options.csv)
+
+
+def report(rows: list[dict[str, str]], path: str) -> None:
+    """Write the table, print what it comes to."""
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    calls = sorted(float(row["first_call"]) for row in rows)
+    shares = [float(row["own_seconds"]) / float(row["used_seconds"]) for row in rows]
+    slow = sum(call > LIMIT for call in calls)
+    print(
+        f"{len(rows)} first calls: median {statistics.median(calls) * 1e3:.1f} ms, slowest "
+        f"{calls[-1] * 1e3:.1f} ms, {slow} above {LIMIT} s; speed of what they used, relative to "
+        f"their own: {statistics.geometric_mean(shares):.3f}, least {min(shares):.3f}"
+    )
+
+
+if __name__ == "__main__":
+    main()
