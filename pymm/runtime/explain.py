@@ -110,7 +110,8 @@ def explain_call(options: Options, *operands: Any, out: Any, c: Any, **more: Any
         backend.stream(options.stream)
     route = find_route(backend, call, options.transfer)
     product, why = find_product(call, route, options)
-    choice = choose(backend, product.problem, options.kernel, options.config)
+    asked = {"kernel": options.kernel, "config": options.config, "prefer": options.prefer}
+    choice = choose(backend, product.problem, **asked)
     said = choice.config, choice.reason, route.notes, epilogue_of(call, product)
     return _explained(backend, product, *said, why)
 
