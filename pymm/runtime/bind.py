@@ -281,8 +281,7 @@ def prepare(backend: Backend, call: Call, options: Options) -> PreparedCall:
     route = find_route(backend, call, options.transfer)
     product, _ = find_product(call, route, options)
     known = snapshot()
-    asked = options.kernel, options.config, known, options.prefer
-    choice = choose(backend, product.problem, *asked)
+    choice = choose(backend, product.problem, options.kernel, options.config, known, options.prefer)
     stream = None if options.stream is None else backend.stream(options.stream)
     if call.on_host and stream is not None and backend.is_captured(stream):
         raise ValueError(

@@ -110,8 +110,7 @@ def explain_call(options: Options, *operands: Any, out: Any, c: Any, **more: Any
         backend.stream(options.stream)
     route = find_route(backend, call, options.transfer)
     product, why = find_product(call, route, options)
-    asked = {"kernel": options.kernel, "config": options.config, "prefer": options.prefer}
-    choice = choose(backend, product.problem, **asked)
+    choice = choose(backend, product.problem, options.kernel, options.config, prefer=options.prefer)
     said = choice.config, choice.reason, route.notes, epilogue_of(call, product)
     return _explained(backend, product, *said, why)
 
