@@ -113,7 +113,7 @@ class Comparison:
         count = FINALISTS_BY_ENERGY if self.setup.energy else count
         left = (ends - time.monotonic()) / 2
         if (each := self.expected) * count > left:
-            count = max(1, int(left / each) - len(may_run))
+            count = max(1, int(left / max(each, 1e-9)) - len(may_run))
         budget = min(FINAL_SECONDS, left) if not self.setup.stop() else LAST_SECONDS
         best = self._affordable(self.search.best_configs(count), len(may_run), budget)
         return tuple(dict.fromkeys((*may_run, *best)))
