@@ -69,6 +69,7 @@ def matmul(
     device: Any = None,
     transfer: str | None = None,
     device_memory: int | str | None = None,
+    prefer: str = "time",
 ) -> Any:
     """`activation(alpha op(a) op(b) + beta c + bias)`, by the kernel and configuration tuned for
     this product. Without an activation and a bias it is `alpha op(a) op(b) + beta c`.
@@ -131,6 +132,9 @@ def matmul(
     device_memory: most bytes of each GPU's memory that the call may take, as 8000000000 or "8GB".
         NumPy arrays are then multiplied in blocks that stream through the device; so are, left
         out, those that do not fit the memory that is free. They may be memory-mapped.
+    prefer: "energy": the configuration with the least energy, where `python -m pymm.tune
+        --objective energy` (or both) has measured this problem; else, and for products in blocks,
+        as "time", the fastest.
 
     Calls may be captured into CUDA graphs, also at their first use, and made from any thread. A
     long product on a CPU answers Ctrl-C between its pieces; what `out` holds then is unspecified.
@@ -147,7 +151,7 @@ def matmul(
         return multiply_sharded(a, b, out, c, MatmulOptions.of(locals()), bias)
     scalars = alpha, type(alpha), beta, type(beta)
     what = trans_a, trans_b, dtype, casting, precision, out_dtype, activation
-    given = scalars, what, (stream, kernel, config, device, transfer, device_memory)
+    given = scalars, what, (stream, kernel, config, device, transfer, device_memory, prefer)
     if bias is not None:
         given = *given, cache.mark(bias)
     key, out, launch = cache.lookup(a, b, out, c, given)
@@ -449,6 +453,7 @@ def syrk(
     config: Any = None,
     device: Any = None,
     transfer: str | None = None,
+    prefer: str = "time",
 ) -> Any:
     """`alpha a a^T + beta c`, or with `trans` `alpha a^T a + beta c`: half the work of `matmul`,
     for only one half of the symmetric result is computed (where it is small on a GPU, all of it).
@@ -470,7 +475,7 @@ def syrk(
     """
     scalars = "syrk", alpha, type(alpha), beta, type(beta)
     what = trans, fill, dtype, casting, precision, out_dtype
-    given = scalars, what, (stream, kernel, config, device, transfer)
+    given = scalars, what, (stream, kernel, config, device, transfer, prefer)
     key, out, launch = cache.lookup(a, a, out, c, given)
     if launch is not None:
         launch()

@@ -18,6 +18,7 @@ import numpy as np
 from pymm.backends.matrices import Matrix, Vector
 from pymm.core.binaries import sound
 from pymm.core.device import Device
+from pymm.core.errors import NoEnergy
 from pymm.core.forking import cached_property
 from pymm.core.problem import Problem
 from pymm.kernels import Config
@@ -460,10 +461,16 @@ class Backend(ABC):
 
     @abstractmethod
     def telemetry(self) -> Mapping[str, float | str]:
-        """Those that can be read of: `sm_mhz`, `memory_mhz`, `power_w`, `temperature_c`, `throttle`
-        (reasons joined by "+", "" for none); on a CPU `load` (mean length of the run queue over a
-        minute). Never raises.
+        """Those that can be read of: `sm_mhz`, `memory_mhz`, `power_w`, `power_limit_w`,
+        `temperature_c`, `throttle` (reasons joined by "+", "" for none); on a CPU `load` (mean
+        length of the run queue over a minute). Never raises.
         """
+
+    def energy(self) -> float:
+        """Joules that the device has drawn since some moment in the past. Raises `NoEnergy` where
+        that cannot be read.
+        """
+        raise NoEnergy(f"{self.device.name} has no counter of energy that pymm can read")
 
 
 #: How host memory is transferred: from where it is by the driver, through page-locked staging

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from types import ModuleType
 
+from pymm.core.errors import NoEnergy
+
 #: The bits of nvmlDeviceGetCurrentClocksEventReasons that mean a reduced clock, and their names
 #: here.
 THROTTLING = {
@@ -47,8 +49,8 @@ def driver_version() -> str:
 
 
 def read_telemetry(bus_id: str) -> Mapping[str, float | str]:
-    """Clocks (MHz), power (W), temperature (C) and throttle reasons of the GPU at a PCI bus id:
-    NVML and CUDA number GPUs differently. What cannot be read is left out.
+    """Clocks (MHz), power and its limit (W), temperature (C) and throttle reasons of the GPU at a
+    PCI bus id: NVML and CUDA number GPUs differently. What cannot be read is left out.
     """
     nvml = _nvml()
     gpu = _asked(nvml.nvmlDeviceGetHandleByPciBusId, bus_id) if nvml else None
@@ -59,15 +61,37 @@ def read_telemetry(bus_id: str) -> Mapping[str, float | str]:
         "memory_mhz": _asked(nvml.nvmlDeviceGetClockInfo, gpu, nvml.NVML_CLOCK_MEM),
         "power_w": _asked(nvml.nvmlDeviceGetPowerUsage, gpu),
         "temperature_c": _asked(nvml.nvmlDeviceGetTemperature, gpu, nvml.NVML_TEMPERATURE_GPU),
+        "power_limit_w": _asked(nvml.nvmlDeviceGetEnforcedPowerLimit, gpu),
     }
-    if values["power_w"] is not None:
-        values["power_w"] /= 1000  # from milliwatts
+    for name in ("power_w", "power_limit_w"):
+        if values[name] is not None:
+            values[name] /= 1000  # from milliwatts
     reasons = _asked(getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None), gpu)
     read: dict[str, float | str] = {k: float(v) for k, v in values.items() if v is not None}
     if reasons is not None:
         bits = {name: getattr(nvml, name, 0) for name in THROTTLING}
         read["throttle"] = "+".join(THROTTLING[n] for n, bit in bits.items() if reasons & bit)
     return read
+
+
+def read_energy(bus_id: str) -> float:
+    """Joules that the GPU at a PCI bus id has drawn since its driver was loaded. `NoEnergy` where
+    NVML does not say.
+    """
+    nvml = _nvml()
+    if nvml is None:
+        raise NoEnergy(
+            "energy is counted by NVML, which cannot be loaded here: it takes NVIDIA's driver and "
+            "the package nvidia-ml-py"
+        )
+    gpu = _asked(nvml.nvmlDeviceGetHandleByPciBusId, bus_id)
+    millijoules = _asked(nvml.nvmlDeviceGetTotalEnergyConsumption, gpu) if gpu else None
+    if millijoules is None:
+        raise NoEnergy(
+            f"the GPU {bus_id} does not count its energy (nvmlDeviceGetTotalEnergyConsumption: "
+            "GPUs of compute capability 7.0 and later do)"
+        )
+    return millijoules / 1000
 
 
 def _asked(function: Callable | None, *arguments: object):

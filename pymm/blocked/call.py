@@ -45,7 +45,8 @@ def fits_whole(call: Call, options: MatmulOptions) -> bool:
     needed = sum(footprint(form) for form in route.forms)
     if product.steps:
         step = product.steps[0]
-        config = choose(backend, step.problem, options.kernel, options.config).config
+        asked = {"kernel": options.kernel, "config": options.config, "prefer": options.prefer}
+        config = choose(backend, step.problem, **asked).config
         places = (Matrix(0, x.ld, x.batch_stride) for x in (step.left, step.right))
         needed += backend.scratch_bytes(config, step.problem, *places)
     return needed <= backend.free_bytes()

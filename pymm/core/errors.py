@@ -33,6 +33,10 @@ class Busy(Error, RuntimeError):
     """Another process of this user has taken what this one needs: a device, a tuner's journal."""
 
 
+class NoEnergy(Error, RuntimeError):
+    """The energy of a device cannot be read, or not finely enough; the message says what lacks."""
+
+
 class LaunchFailed(Error, RuntimeError):
     """The device refused or broke off a launch; the message names configuration and resources.
 

@@ -89,19 +89,19 @@ class Schema:
 #: (the default, neighbours of what is stored, the cost model), warm (stored for another problem or
 #: device), model or neighbour (the sampler, in the whole space or near the best), random; empty in
 #: a final. measured_on: which of the machine's devices (`cuda:1`);
-#: beta: 1 where the product was added to C.
+#: beta: 1 where the product was added to C. joules: energy of one run, where it was measured.
 TRIALS = Schema(
-    5,
+    6,
     (
         *("schema", "time", "device", "problem", "kernel", "config", "role", "origin", "outcome"),
         *("driver", "compiler", "source"),
         *("measured_on", "beta"),
-        *("seconds", "spread", "repeats", "void", "gflops", "error"),
+        *("seconds", "spread", "repeats", "void", "gflops", "error", "joules"),
         *_RESOURCES,
         *SEEN,
-        "detail",
+        *("power_limit_w", "detail"),
     ),
-    added=frozenset({"origin"}),
+    added=frozenset({"origin", "joules", "power_limit_w"}),
 )
 
 #: `python -m pymm.tune replay` and `benchmarks/replay.py`: searches on recorded times. depth:

@@ -7,12 +7,14 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pymm.backends.base import Backend, Executable, Resources, TimedCall
-from pymm.core.errors import CompileFailed, LaunchFailed
+from pymm.core.errors import CompileFailed, LaunchFailed, NoEnergy
 from pymm.core.problem import Problem
 from pymm.kernels import Config
 from pymm.kernels.source import Source, render
+from pymm.measure.energy import energy_of
 from pymm.measure.quick_check import QuickVerifier
 from pymm.measure.timer import TRIES, Call, Stopwatch
 from pymm.measure.verify import Finding, Verifier, render_hard
@@ -65,7 +67,8 @@ class Trial:
     `seconds` is the median of `times` (NaN if there is none), `spread` their interquartile range
     as a part of the median, `error` the largest deviation as a part of its bound, `void` how many
     samples were taken again because of host launch delay, `versus` the time relative to that of the
-    best configuration so far, both measured in turn.
+    best configuration so far, both measured in turn, `joules` the energy of one run, where it was
+    asked for (`pymm.measure.energy`).
     """
 
     problem: Problem
@@ -80,6 +83,7 @@ class Trial:
     void: int = 0
     telemetry: Mapping[str, float | str] = field(default_factory=dict, hash=False)
     versus: float = math.nan
+    joules: float = math.nan
 
     def __post_init__(self) -> None:
         if self.outcome not in OUTCOMES:
@@ -131,7 +135,7 @@ class Workbench:
     `times` has what its last run measured, by name, without samples with host launch delay, and
     `void` how many those were. With a `quick` verifier the operands and the checks are its own, and
     `deviations` has how far each call's result is from float64. With `accumulate` what is timed is
-    C += op(A) op(B).
+    C += op(A) op(B). With `counts_energy` the energy of what is timed and right is measured, too.
     """
 
     def __init__(
@@ -143,7 +147,7 @@ class Workbench:
         accumulate: bool = False,
     ) -> None:
         self.backend, self.problem, self.accumulate = backend, problem, accumulate
-        self.seed, self.lost = seed, False
+        self.seed, self.lost, self.counts_energy = seed, False, False
         self.calls: dict[str, Call] = {}
         self.times: dict[str, list[float]] = {}
         self.void: dict[str, int] = {}
@@ -194,7 +198,22 @@ class Workbench:
         """
         self.backend.reset()
         other = None if best == config else best
-        return self._guarded(config, self._check, lambda own: self._race(own, best_seconds, other))
+
+        def race(own: Executable) -> dict:
+            found = self._race(own, best_seconds, other)
+            return found | self._energy(own, found)
+
+        return self._guarded(config, self._check, race)
+
+    def _energy(self, executable: Executable, timed: Mapping[str, Any]) -> dict:
+        """What a trial says of the energy of a configuration, after it was timed."""
+        if not self.counts_energy or timed.get("outcome", "ok") != "ok":
+            return {}
+        try:
+            found = energy_of(self.backend, self.call(executable), timed["seconds"])
+        except NoEnergy as failure:
+            return {"outcome": "disturbed", "detail": str(failure)}
+        return {"joules": found.joules, "telemetry": dict(self.backend.telemetry())}
 
     def _call_of(self, best: Config) -> Call | None:
         """The best configuration so far as a call; None if it cannot be loaded here."""
@@ -264,6 +283,7 @@ class Workbench:
             if config.slug in bound:
                 found = self._timed(self.times[config.slug], self.void[config.slug])
                 found["telemetry"] = telemetry
+                found |= self._energy(self.load(config), found)
                 trials[config] = Trial(**{**trial.__dict__, **found})
         self._look_again(trials)
         if self.quick is not None and not self.lost and not self.accumulate:

@@ -77,7 +77,8 @@ def time_limit(
 class Worker:
     """One child process on one device, replaced whenever it is lost.
 
-    `device` and `compiler` are known once `start` has returned. `replaced` counts the children
+    `device`, `compiler` and `no_energy`, why energy cannot be measured, are known once `start` has
+    returned. `replaced` counts the children
     that were lost.
     """
 
@@ -85,6 +86,7 @@ class Worker:
         self.site = site
         self.device: Device | None = None
         self.compiler: Compiler | None = None
+        self.no_energy = ""
         self.replaced = 0
         self.request: Request | None = None
         self._process: Any = None
@@ -122,6 +124,7 @@ class Worker:
             said = f"the measuring process did not start: {detail}"
             raise WorkerFailed(said if detail else hello.refusal)
         self.device, self.compiler = hello.device, hello.compiler
+        self.no_energy = hello.no_energy
         self._greeted = True
         return True
 

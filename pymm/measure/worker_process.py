@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pymm.backends.base import Backend, Compiler
 from pymm.core.device import Device
+from pymm.core.errors import NoEnergy
 from pymm.core.problem import Problem
 from pymm.kernels import Config
 from pymm.kernels.custom import CustomProblem
@@ -59,7 +60,8 @@ class Request:
     product is. A comparison has `rounds` rounds, fewer where `budget` seconds do not suffice, and
     fewer configurations where `checking` seconds do not suffice for the checks before it. With
     `accumulate` C += op(A) op(B) is timed, else C = op(A) op(B). `best` is the configuration of
-    `best_seconds`, which what is measured is timed in turn with.
+    `best_seconds`, which what is measured is timed in turn with. With `energy` that is measured of
+    what is timed and right, too.
     """
 
     action: str
@@ -76,6 +78,7 @@ class Request:
     checking: float = math.inf
     accumulate: bool = False
     best: Config | None = None
+    energy: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,11 +100,14 @@ class Reply:
 
 @dataclass(frozen=True)
 class Hello:
-    """A child's first words: what it works on, and the compiler for it. `refusal` if it cannot."""
+    """A child's first words: what it works on, and the compiler for it. `refusal` if it cannot,
+    `no_energy` why it cannot measure energy ("" if it can).
+    """
 
     device: Device | None
     compiler: Compiler | None = None
     refusal: str = ""
+    no_energy: str = ""
 
 
 def serve(connection: Connection, site: Site, words: str) -> None:
@@ -120,7 +126,7 @@ def serve(connection: Connection, site: Site, words: str) -> None:
         return
     if not backend.device.is_gpu:
         _limit_memory()  # a CUDA context reserves more addresses than any such limit
-    channel.send(Hello(backend.device, backend.compiler))
+    channel.send(Hello(backend.device, backend.compiler, no_energy=_why_no_energy(backend)))
     bench: Workbench | None = None
     pool = OperandPool(backend)
     while True:
@@ -134,6 +140,14 @@ def serve(connection: Connection, site: Site, words: str) -> None:
         reply, bench = _answer(backend, bench, request, pool)
         _end_after(0)
         channel.send(reply)
+
+
+def _why_no_energy(backend: Backend) -> str:
+    try:
+        backend.energy()
+    except NoEnergy as missing:
+        return str(missing)
+    return ""
 
 
 def _differs(bench: Workbench, request: Request) -> bool:
@@ -158,6 +172,7 @@ def _answer(
             for config in request.configs
         ]
         return Reply(tuple(failed), detail=detail), None
+    bench.counts_energy = request.energy
     if request.action == "measure":
         trial = bench.measure(request.configs[0], request.best_seconds, request.best)
         return Reply((trial,), lost=bench.lost), bench

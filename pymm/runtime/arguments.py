@@ -25,6 +25,9 @@ from pymm.runtime.layout import result_shape
 #: What makes an operand of an array and the name of its argument.
 Adopt = Callable[[Any, str], Operand]
 
+#: What a configuration may be chosen for.
+PREFERENCES = ("time", "energy")
+
 _CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
 
 
@@ -154,6 +157,7 @@ class Options(ABC):
     config: Any = None
     device: Any = None
     transfer: str | None = None
+    prefer: str = "time"
 
     @classmethod
     def parse(cls, given: dict[str, Any]) -> Self:
@@ -172,6 +176,9 @@ class Options(ABC):
     def __post_init__(self) -> None:
         if self.casting not in _CASTINGS:
             raise ValueError(f"casting={self.casting!r} is none of {', '.join(_CASTINGS)}")
+        if self.prefer not in PREFERENCES:
+            known = ", ".join(map(repr, PREFERENCES))
+            raise ValueError(f"prefer={self.prefer!r} is none of {known}")
         if self.dtype is not None:
             self._normalize(dtype=element_type(self.dtype, "dtype"))
 

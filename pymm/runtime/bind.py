@@ -294,7 +294,7 @@ def prepare(backend: Backend, call: Call, options: Options) -> PreparedCall:
     route = find_route(backend, call, options.transfer)
     product, _ = find_product(call, route, options)
     known = snapshot()
-    choice = choose(backend, product.problem, options.kernel, options.config, known)
+    choice = choose(backend, product.problem, options.kernel, options.config, known, options.prefer)
     stream = _stream(backend, call, options)
     with backend.preparing():
         placed = route.place(stream)

@@ -112,7 +112,7 @@ def explain_call(options: Options, *operands: Any, out: Any, c: Any, **more: Any
         backend.stream(options.stream)
     route = find_route(backend, call, options.transfer)
     product, why = find_product(call, route, options)
-    choice = choose(backend, product.problem, options.kernel, options.config)
+    choice = choose(backend, product.problem, options.kernel, options.config, prefer=options.prefer)
     found = None
     if options.kernel is None and options.config is None and not call.epilogue:
         found = known_stand_in(backend, product.problem, choice)

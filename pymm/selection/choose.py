@@ -21,8 +21,8 @@ from pymm.core.paths import config_directory, frozen_from_start
 from pymm.core.problem import Problem
 from pymm.kernels import Config, Kernel, find_kernel, parse_slug
 from pymm.selection.records import Environment
-from pymm.selection.select import Choice, select, tuned_files
-from pymm.selection.store import record_files
+from pymm.selection.select import Choice, select, select_thriftiest, tuned_files
+from pymm.selection.store import energy_files, record_files
 
 LOG = logging.getLogger("pymm")
 
@@ -40,10 +40,12 @@ def choose(
     kernel: str | int | None = None,
     config: Any = None,
     known: Snapshot | None = None,
+    prefer: str = "time",
 ) -> Choice:
     """The configuration for `problem` and the reason: `config` if given (a `Config`, a slug, or a
-    dict of parameters for `kernel`), else what `select` finds, of `kernel` if that is given. The
-    choice belongs to the generation of `known`, by default the present one.
+    dict of parameters for `kernel`), else what `select` finds, of `kernel` if that is given; with
+    `prefer` "energy" what `select_thriftiest` finds before that. The choice belongs to the
+    generation of `known`, by default the present one.
 
     `ValueError` for an unknown kernel, and for a configuration that breaks rules: the message names
     them.
@@ -53,12 +55,14 @@ def choose(
     known = snapshot() if known is None else known
     if kernel is not None and not isinstance(kernel, str | int):
         kernel = find_kernel(kernel, backend.device.kernel_backend).name
-    key = (backend, problem, kernel)
+    key = (backend, problem, kernel, prefer)
     found = known.chosen.get(key)
     if found is None:
         _watch.add(backend.device)
         environment = Environment.of(backend.device, backend.toolchain)
-        found = select(problem, backend.device, tuned_directory(), environment, kernel)
+        given = problem, backend.device, tuned_directory(), environment, kernel
+        thrifty = select_thriftiest(*given) if prefer == "energy" else None
+        found = thrifty or select(*given)
         LOG.debug("%s: %s, %s", problem.slug, found.config.slug, found.reason)
         if len(known.chosen) >= MAX_CHOSEN:
             known.chosen.clear()
@@ -172,6 +176,7 @@ class _Watch:
                 tuned_files.freeze(frozen)
                 for device in self.known.seen if frozen else ():
                     tuned_files.readable(device, tuned_directory())
+                    tuned_files.read_all(device, energy_files(device, tuned_directory()))
                 self.next_look = math.inf if frozen else 0.0
 
     def renew_lock(self) -> None:
@@ -188,7 +193,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def _stamps(device: Device) -> tuple:
-    return tuple(_stamp(path) for path in record_files(device, tuned_directory()))
+    directory = tuned_directory()
+    files = *record_files(device, directory), *energy_files(device, directory)
+    return tuple(_stamp(path) for path in files)
 
 
 def _stamp(path: Any) -> tuple:

@@ -5,6 +5,7 @@ current.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import sys
 from collections.abc import Mapping
@@ -25,6 +26,8 @@ MAX_TEXT = 200
 PROBLEM_FIELDS = {"m": int, "n": int, "k": int, "type": str, "layout": str}
 CONFIG_FIELDS = {"kernel": str, "config": dict}
 MEASURED_FIELDS = {"us": float, "spread": str, "date": str, "env": str, "source": str}
+#: Of what was measured, energy in millijoules where that was.
+RARELY_MEASURED_FIELDS = {"mj": float}
 RARE_FIELDS = {"batch": int, "op": str}
 
 #: All that every line of a file of schema 1 has: one line for each record.
@@ -78,7 +81,8 @@ class Environment:
 class Record:
     """The best configuration of one kernel for one problem. `seconds` is the median time of the
     kernel, `spread` their interquartile range divided by it (0.006 is 0.6 %), `date` the day as
-    YYYY-MM-DD, `digest` that of the kernel's source. `device` and `file` say where the record was
+    YYYY-MM-DD, `digest` that of the kernel's source, `joules` the energy of one product (NaN: not
+    measured). `device` and `file` say where the record was
     read from.
     """
 
@@ -89,6 +93,7 @@ class Record:
     date: str
     environment: Environment
     digest: str
+    joules: float = field(default=math.nan, compare=False)
     device: str = field(default="", compare=False)
     file: str = field(default="", compare=False)
 
@@ -128,11 +133,13 @@ class Record:
 
     def entry(self) -> dict[str, Any]:
         """What a file has there, times rounded to six digits."""
+        energy = {"mj": float(f"{self.joules * 1e3:.6g}")} if self.joules > 0 else {}
         return {
             "kernel": self.config.kernel_name,
             "config": self.config.as_dict(),
             "measured": {
                 "us": float(f"{self.seconds * 1e6:.6g}"),
+                **energy,
                 "spread": f"{self.spread * 100:.2g}%",
                 "date": date.fromisoformat(self.date),
                 "env": self.environment.name,
@@ -155,7 +162,8 @@ class Record:
         problem = Problem(**extents, dtype=fields["type"], **_trans(fields["layout"]), **rare)
         config = parse_config(fields["kernel"], fields["config"], backend)
         seconds, spread = fields["us"] / 1e6, parse_fraction(fields["spread"])
-        return cls(problem, config, seconds, spread, fields["date"], env, fields["source"])
+        joules = fields["mj"] / 1e3 if "mj" in fields else math.nan
+        return cls(problem, config, seconds, spread, fields["date"], env, fields["source"], joules)
 
 
 def fields_of_place(dtype: str, layout: str, extents: str) -> dict[str, Any]:

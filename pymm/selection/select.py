@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pymm.console import duration
+from pymm.console import duration, significant
 from pymm.core.device import Device
 from pymm.core.dtypes import DTYPES
 from pymm.core.problem import Problem
@@ -32,7 +32,7 @@ from pymm.selection.records import (
     outdated_because,
     unusable_because,
 )
-from pymm.selection.store import load_file, record_files
+from pymm.selection.store import energy_files, load_file, record_files
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,33 @@ def select(
             return replace(choice, reason=choice.reason + damage)
         none_near |= bool(found)
     return _default(problem, device, wanted, none_near, damage)
+
+
+def select_thriftiest(
+    problem: Problem,
+    device: Device,
+    directory: Path | None,
+    environment: Environment,
+    kernel: str | int | None = None,
+) -> Choice | None:
+    """The configuration that was measured to take the least energy for this very problem; one of
+    the present driver and compiler before any other. None if there is none, of `kernel` if that is
+    given. What `select` finds without measurements saves time, and nothing is known of its energy.
+    """
+    wanted = None if kernel is None else find_kernel(kernel, device.kernel_backend)
+    files, damage = tuned_files.read_all(device, energy_files(device, directory))
+    own = [
+        (record, outdated_because(record, environment))
+        for record in _in_order(device, files)
+        if record.problem == problem and record.joules > 0
+    ]
+    for record, changes in sorted(own, key=lambda one: (bool(one[1]), one[0].joules)):
+        kernel, config = record.config.kernel, record.config
+        if wanted in (None, kernel) and not kernel.violations(config, problem, device):
+            why = f"least energy, {significant(record.joules * 1e3)} mJ: "
+            reason = why + _reason(problem, record, device, changes) + damage
+            return Choice(config, reason, record)
+    return None
 
 
 def _of_records(
@@ -188,8 +215,12 @@ class TunedFiles:
         """The files that can be read, the user's first, and a remark that names the others. The
         first time, a file that cannot be read is a warning, too.
         """
+        return self.read_all(device, record_files(device, directory))
+
+    def read_all(self, device: Device, paths: Iterable[Path]) -> tuple[tuple[File, ...], str]:
+        """The same of these files."""
         found, damage = [], ""
-        for path in record_files(device, directory):
+        for path in paths:
             try:
                 found.append(self.load(device, path))
             except StoreError as error:

@@ -27,6 +27,7 @@ from pymm.selection.records import (
     MAX_TEXT,
     MEASURED_FIELDS,
     RARE_FIELDS,
+    RARELY_MEASURED_FIELDS,
     Environment,
     Record,
     StoreError,
@@ -118,6 +119,20 @@ def record_files(device: Device, directory: Path | None) -> list[Path]:
         return []
     folders = [shipped()] if directory is None else [Path(directory), shipped()]
     return [Path(str(folder.joinpath(f"{device.slug}.yaml"))) for folder in folders]
+
+
+def energy_directory(directory: Path) -> Path:
+    """The folder in the user's `directory` of the configurations of least energy, in files of the
+    same form.
+    """
+    return Path(directory) / "energy"
+
+
+def energy_files(device: Device, directory: Path | None) -> list[Path]:
+    """The file of `device` in there, if it can have one."""
+    if directory is None or not device.times_are_real:
+        return []
+    return [energy_directory(directory) / f"{device.slug}.yaml"]
 
 
 def load_file(device: Device, path: Path) -> tuple[Record, ...]:
@@ -289,7 +304,11 @@ def _nested(reader: Reader, records: Any) -> Iterator[tuple[Any, dict[str, Any]]
                     measured = entry.pop("measured")
                     yield (
                         node,
-                        place | entry | reader.fields(measured, "measured", MEASURED_FIELDS, {}),
+                        place
+                        | entry
+                        | reader.fields(
+                            measured, "measured", MEASURED_FIELDS, RARELY_MEASURED_FIELDS
+                        ),
                     )
 
 

@@ -15,6 +15,7 @@ from pymm.kernels import Config, Kernel
 from pymm.measure.workbench import Trial
 from pymm.measure.worker import Reply, Request, Worker, WorkerFailed, begin, time_limit
 from pymm.tune.finals import Decision, choose, doubtful, impossible, plausible
+from pymm.tune.objective import least_energy
 from pymm.tune.race import Race
 from pymm.tune.session import TRIED_AGAIN, Setup, trial_of
 
@@ -23,6 +24,9 @@ from pymm.tune.session import TRIED_AGAIN, Setup, trial_of
 #: finds its code in the instruction cache, in turn with others it does not (bf16 256 on an H200:
 #: 5.3 and 6.6 us), so only the second order of short ones is to be trusted.
 FINALISTS, FINALISTS_IF_SHORT, SHORT = 6, 24, 1e-4
+
+#: Finalists where energy is measured, which takes a second or more of each.
+FINALISTS_BY_ENERGY = 4
 
 #: The default of another kernel than the highest is a finalist unless a trial of it took so many
 #: times as long as the best.
@@ -93,7 +97,8 @@ class Comparison:
         if decision is None or decision.winner.config in doubts:
             return None
         rivals = tuple(trial for trial in decision.rivals if trial.config not in doubts)
-        return replace(decision, rivals=rivals)
+        thrifty = [trial for trial in decision.thrifty if trial.config not in doubts]
+        return replace(decision, rivals=rivals, thriftiest=next(iter(thrifty), None))
 
     def _finalists(self, saved: Sequence[Config], ends: float) -> tuple[Config, ...]:
         """The defaults, the saved ones, and as many of the fastest as there is time to verify."""
@@ -102,11 +107,13 @@ class Comparison:
         near = [c for c in others if self.search.ranking.get(c, math.inf) <= limit]
         known = (default, *near, *saved)
         may_run = [c for c in known if not c.kernel.violations(c, self.problem, self.device)]
-        short = min(self.search.ranking.values(), default=math.inf) < SHORT
+        costs = self.search.costs.values()
+        short = min((cost.seconds for cost in costs), default=math.inf) < SHORT
         count = FINALISTS_IF_SHORT if short else FINALISTS
+        count = FINALISTS_BY_ENERGY if self.setup.energy else count
         left = (ends - time.monotonic()) / 2
         if (each := self.expected) * count > left:
-            count = max(1, int(left / each) - len(may_run))
+            count = max(1, int(left / max(each, 1e-9)) - len(may_run))
         budget = min(FINAL_SECONDS, left) if not self.setup.stop() else LAST_SECONDS
         best = self._affordable(self.search.best_configs(count), len(may_run), budget)
         return tuple(dict.fromkeys((*may_run, *best)))
@@ -121,7 +128,7 @@ class Comparison:
         """One comparison: its decision, and the doubtful configurations with the reason."""
         if self.setup.stop():
             budget, against_others = min(budget, LAST_SECONDS), False
-        longest = max((self.search.ranking.get(c, 0.0) for c in configs), default=0.0)
+        longest = max(map(self._seconds, configs), default=0.0)
         calls = len(configs) + 2 * against_others
         rounds = int(FINAL_SECONDS / max(calls * longest, 1e-9))
         rounds = min(FINAL_ROUNDS, max(FEWEST_ROUNDS, rounds))
@@ -137,18 +144,22 @@ class Comparison:
             ROUNDS_PART * budget,
             checking=CHECK_PART * budget,
             accumulate=self.setup.accumulate,
+            energy=self.setup.energy,
         )
-        limit = self.setup.limit or time_limit(self.problem, self.device, quick=self.setup.quick)
-        limit *= 1 if self.setup.quick else len(configs)
+        count = 1 if self.setup.quick else len(configs)
+        usual = time_limit(self.problem, self.device, quick=self.setup.quick)
+        limit = self.setup.limit_of(usual) * count
         trials, times = self._compare(request, limit)
         if self._lead_is_lost(trials):
             return self._final(configs, against_others, budget, saved)
         doubts = {t.config: why for t in trials if (why := impossible(t, self.device))}
         trials = [plausible(trial, self.device) for trial in trials]
         decision = choose(self.defaults, trials, times, saved)
+        if decision is not None and self.setup.energy:
+            decision = replace(decision, thriftiest=least_energy(self.defaults[0], trials))
         self._log_final(decision, trials, times)
         if decision is not None and self.device.times_are_real:  # its times mean nothing
-            chosen = (decision.winner, *decision.rivals)
+            chosen = (decision.winner, *decision.rivals, *decision.thrifty)
             doubts |= {trial.config: why for trial in chosen if (why := doubtful(trial))}
         return decision, doubts
 
@@ -169,11 +180,16 @@ class Comparison:
 
     def _affordable(self, best: list[Config], others: int, budget: float) -> list[Config]:
         """As many of the best, at least one, as fit into `FEWEST_ROUNDS` rounds with `others`."""
-        seconds = [self.search.ranking.get(config, 0.0) for config in best]
+        seconds = [self._seconds(config) for config in best]
         rounds = ROUNDS_PART * budget / (FEWEST_ROUNDS + 1)
         while len(seconds) > 1 and sum(seconds) + others * seconds[0] > rounds:
             seconds.pop()
         return best[: len(seconds)]
+
+    def _seconds(self, config: Config) -> float:
+        """The time of a configuration in the search, 0 for one that was not tried."""
+        cost = self.search.costs.get(config)
+        return cost.seconds if cost else 0.0
 
     def _compare(self, request: Request, limit: float) -> tuple[list[Trial], dict]:
         """The trials and times of a comparison. If a configuration kills the child, each is tried

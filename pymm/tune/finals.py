@@ -8,14 +8,16 @@ import math
 import statistics
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import date
 
 from pymm.backends.telemetry import USUAL
 from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.kernels import Config, Kernel
+from pymm.kernels.source import kernel_digest
 from pymm.measure.libraries import HALF
 from pymm.measure.workbench import Trial
-from pymm.selection.records import Record
+from pymm.selection.records import Environment, Record
 
 #: A configuration replaces the default only if it is faster by more than this fraction, and by more
 #: than noise brings about with this probability in any of all finalists. Otherwise the two are
@@ -44,7 +46,8 @@ class Decision:
     fastest baseline library, and trials of other kernels that are saved beside it, none of them
     chosen before it: of the highest kernel, and of those with a stored configuration. `gain` is the
     ratio of the default's time to the winner's between the ends of its 95 % interval, `within` by
-    how much another finalist may be faster than the default where that is the winner.
+    how much another finalist may be faster than the default where that is the winner. `thriftiest`
+    is the trial with the least energy, where that was measured.
     """
 
     winner: Trial
@@ -54,6 +57,12 @@ class Decision:
     rivals: tuple[Trial, ...] = ()
     gain: tuple[float, float, float] = (math.nan,) * 3
     within: float = math.nan
+    thriftiest: Trial | None = None
+
+    @property
+    def thrifty(self) -> tuple[Trial, ...]:
+        """The trial with the least energy, if there is one."""
+        return () if self.thriftiest is None else (self.thriftiest,)
 
 
 def impossible(trial: Trial, device: Device) -> str:
@@ -116,6 +125,20 @@ def rivals_of(
         if other not in best or record.seconds < best[other].seconds:
             best[other] = record
     return [record.config for record in best.values()]
+
+
+def record_of(trial: Trial, environment: Environment) -> Record:
+    """What is stored of a trial that was measured today."""
+    kernel = trial.config.kernel
+    return Record(
+        trial.problem,
+        trial.config,
+        trial.seconds,
+        trial.spread,
+        date.today().isoformat(),
+        environment,
+        kernel_digest(kernel.backend, kernel.file),
+    )
 
 
 def choose(

@@ -12,6 +12,7 @@ from pymm.core.dtypes import DTYPES
 from pymm.core.problem import FILLS, Problem
 from pymm.core.shapes import parse_shapes
 from pymm.tune.devices import parse_devices
+from pymm.tune.objective import OBJECTIVES, TIME
 from pymm.tune.storage import parse_storage
 from pymm.tune.study import SAMPLERS
 
@@ -31,6 +32,8 @@ examples:
       tiles of C that thin panels are added to, on every GPU
   python -m pymm.tune --op syrk --shapes 2048,8192x8192x64 --dtypes f64 --transposes TN
       A^T A for A of 2048 x 2048 and of 64 x 8192, both halves of it
+  python -m pymm.tune --shapes 8192 --dtypes bf16 --objective both --budget 600
+      time and energy; pymm.matmul(..., prefer="energy") uses the configuration of least energy
   python -m pymm.tune --stale --checks quick
       after a new driver, compiler or pymm: what was tuned with the old one, again
   python -m pymm.tune --shapes 1024 --dry-run
@@ -74,6 +77,7 @@ class Options:
     trials: int | None = None
     budget: float | None = DEFAULT_BUDGET
     sampler: str = "local"
+    objective: str = TIME
     seed: int = 0
     devices: tuple[str | int | None, ...] = (None,)
     storage: Path | None = None
@@ -138,6 +142,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         "trials",
         "budget",
         "sampler",
+        "objective",
         "seed",
         "output",
         "csv",
@@ -241,6 +246,13 @@ HOW = {
         "choices": SAMPLERS,
         "help": "local: Gaussian process and neighbours of the best; tpe: Optuna's; random; "
         "exhaustive (default: local)",
+    },
+    "--objective": {
+        "default": TIME,
+        "choices": list(OBJECTIVES),
+        "help": "what is minimised: the time of a product, its energy (NVML's counter, a second or "
+        "more for each configuration), or both: then the configurations are shown that none other "
+        "is both faster and thriftier than (default: time)",
     },
     "--seed": {"type": int, "default": 0, "help": "of search and operands (default: 0)"},
     "--limit": {

@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from pymm.console import duration
+from pymm.console import duration, significant
 from pymm.core.problem import Problem
 from pymm.kernels import Config
 from pymm.measure.workbench import Trial
+from pymm.tune.objective import Front
 
 #: Seconds between two plain lines when nothing better was found.
 PLAIN_EVERY = 10.0
@@ -173,6 +174,25 @@ def show_lines(lines: list[Line], console: Console) -> None:
     if len(ratios) > 1:
         mean = statistics.geometric_mean(ratios)
         console.print(f"tuned / {library}: geometric mean {mean:.2f} of {len(ratios)} products")
+
+
+def show_front(problem: Problem, front: Front, console: Console) -> None:
+    """Print the configurations that none other is both faster and thriftier than."""
+    if not console.is_terminal:
+        console = Console(file=console.file, width=TABLE_WIDTH)
+    table = Table(title=f"time and energy of {problem.slug} (Pareto front)", title_style="")
+    for name in ("time", "energy", "power", "GFLOP/J"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("configuration", overflow="fold")
+    for config, cost in front:
+        table.add_row(
+            duration(cost.seconds),
+            f"{significant(cost.joules * 1e3)} mJ",
+            f"{cost.watts:.0f} W",
+            f"{problem.flops / cost.joules / 1e9:.1f}",
+            config.slug,
+        )
+    console.print(table)
 
 
 def _rate(flops: int, seconds: float) -> str:

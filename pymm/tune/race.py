@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pymm.kernels import Config
 from pymm.measure.workbench import Trial
+from pymm.tune.objective import Cost
 from pymm.tune.study import Search
 
 #: After so many trials a kernel is out if its best takes so many times as long as the best of all.
@@ -77,14 +78,28 @@ class Race:
 
     @property
     def best(self) -> tuple[Config, float] | None:
-        """The fastest configuration so far and its seconds."""
+        """The best configuration so far and its value: its seconds, if the objective is time."""
         found = [search.best for search in self.searches.values() if search.best]
         return min(found, key=lambda best: best[1], default=None)
 
     @property
     def ranking(self) -> dict[Config, float]:
-        """Seconds of every correct configuration."""
+        """The value of every correct configuration: its seconds, if the objective is time."""
         return {c: s for search in self.searches.values() for c, s in search.ranking.items()}
+
+    @property
+    def costs(self) -> dict[Config, Cost]:
+        """Seconds and joules of every correct configuration."""
+        return {c: cost for search in self.searches.values() for c, cost in search.costs.items()}
+
+    @property
+    def best_seconds(self) -> tuple[Config, float] | None:
+        """The best configuration so far and its seconds."""
+        return self.best and (self.best[0], self.cost_of(self.best[0]).seconds)
+
+    def cost_of(self, config: Config) -> Cost:
+        """Seconds and joules of a correct configuration."""
+        return self.searches[config.kernel_name].costs[config]
 
     def best_configs(self, count: int) -> list[Config]:
         """The configurations with the smallest times, fastest first."""

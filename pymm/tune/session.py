@@ -14,6 +14,7 @@ from typing import Any
 from pymm.core.errors import CompileFailed
 from pymm.core.problem import Problem
 from pymm.kernels import Config
+from pymm.measure.energy import MOST_SECONDS
 from pymm.measure.verify import sources
 from pymm.measure.workbench import Trial
 from pymm.measure.worker import Reply, Request, begin, time_limit
@@ -117,7 +118,8 @@ class Asked:
 class Setup:
     """What the searches of a run share. `ahead` configurations are compiled before they are needed;
     `limit` is the seconds that one trial may take (None: by its problem); `quick` has operands and
-    checks of `measure.quick_check`; `accumulate` adds the product to C.
+    checks of `measure.quick_check`; `accumulate` adds the product to C; with `energy` that is
+    measured, too.
     """
 
     crew: Crew
@@ -130,7 +132,14 @@ class Setup:
     limit: float | None = None
     quick: bool = False
     accumulate: bool = False
+    energy: bool = False
     streak: Streak = field(default_factory=Streak)
+
+    def limit_of(self, seconds: float, configs: int = 1) -> float:
+        """The limit of a request about so many configurations that takes so many seconds without
+        measuring energy.
+        """
+        return (self.limit or seconds) + self.energy * configs * 2 * MOST_SECONDS
 
 
 class Session:
@@ -248,12 +257,13 @@ class Session:
                     self._measure(place, asked)
 
     def _measure(self, place: int, asked: Asked) -> None:
-        asked.best = self.search.best
+        asked.best = self.search.best_seconds
         config, best = asked.best or (None, None)
         quick, seed = self.setup.quick, self.setup.seed
         request = Request("measure", self.problem, (asked.config,), seed, best, quick=quick)
-        request = replace(request, accumulate=self.setup.accumulate, best=config)
-        limit = self.setup.limit or time_limit(self.problem, self.device, best, quick)
+        adds, energy = self.setup.accumulate, self.setup.energy
+        request = replace(request, accumulate=adds, best=config, energy=energy)
+        limit = self.setup.limit_of(time_limit(self.problem, self.device, best, quick))
         asked.began = time.monotonic()
         self._measuring[place] = asked
         self._handed_out[place] += 1

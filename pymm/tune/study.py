@@ -16,6 +16,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import optuna
@@ -27,6 +28,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from pymm.kernels import Config
 from pymm.measure.workbench import OUTCOMES, Trial
+from pymm.tune.objective import OBJECTIVES, TIME, Cost
 from pymm.tune.strategies import (
     STRATEGIES,
     Known,
@@ -165,6 +167,9 @@ class Search:
     asked for. With `company` other tuners work on the study, too; without, whatever it says is
     under way was begun by one that is dead.
 
+    What is minimised is the `objective`, one of `OBJECTIVES`: `best`, `ranking` and the values of
+    the study are in its unit, `costs` has seconds and joules of each correct configuration.
+
     A trial is made with its parameters in one step. Of trials with the same parameters the one with
     the lowest number counts, and whoever has made another gives it up: so nothing is measured
     twice, whatever tuners do at the same time.
@@ -177,7 +182,10 @@ class Search:
         sampler: str | Strategy = "local",
         seed: int = 0,
         company: Company | None = None,
+        objective: str = TIME,
     ) -> None:
+        self.objective = objective
+        self.costs: dict[Config, Cost] = {}
         self.study, self.configs, self.company = study, list(configs), company
         self.pool = Pool([config.as_dict() for config in self.configs])
         self._index = {config: index for index, config in enumerate(self.configs)}
@@ -276,13 +284,18 @@ class Search:
         the trial, a failure fails it.
         """
         index = self._index[trial.config]
-        worked = trial.outcome in ("ok", "too_slow")
-        said = {"outcome": trial.outcome} | ({} if worked else {"detail": trial.detail[:200]})
+        cost, said = Cost.of(trial), {"outcome": trial.outcome}
+        value = OBJECTIVES[self.objective](cost.seconds, cost.joules)
+        worked = trial.outcome in ("ok", "too_slow") and value > 0
+        if not worked:
+            said["detail"] = trial.detail[:200]
+        elif cost.joules > 0:
+            said |= {"seconds": cost.seconds, "joules": cost.joules}
         trial_id, _ = self._asked.pop(number)
         pruned = trial.outcome == "too_slow"
-        self._end(trial_id, said, trial.seconds if worked else None, pruned)
+        self._end(trial_id, said, value if worked else None, pruned)
         self._settled[number] = index
-        self._remember(index, trial.outcome, trial.seconds)
+        self._remember(index, trial.outcome if worked else "unknown", value, cost)
         self._count_pending()
 
     def forget(self, number: int, config: Config) -> None:
@@ -341,7 +354,7 @@ class Search:
         self._count_pending()
 
     def _end(
-        self, trial_id: int, said: Mapping[str, str], seconds: float | None, pruned: bool = False
+        self, trial_id: int, said: Mapping[str, Any], seconds: float | None, pruned: bool = False
     ) -> None:
         """End a trial in the storage. One that another tuner has ended stays as that left it."""
         storage = self.study._storage
@@ -367,12 +380,14 @@ class Search:
         key = tuple((name, params.get(name)) for name in self.pool.names)
         return self._by_parameters.get(key)
 
-    def _remember(self, index: int, outcome: str, seconds: float) -> None:
-        self.known.seconds[index] = seconds if outcome in ("ok", "too_slow") else math.nan
+    def _remember(self, index: int, outcome: str, value: float, cost: Cost) -> None:
+        """Take over a result: its value by the objective, seconds and joules."""
+        self.known.seconds[index] = value if outcome in ("ok", "too_slow") else math.nan
         if outcome == "ok":
-            self.ranking[self.configs[index]] = seconds
-            if self.best is None or seconds < self.best[1]:
-                self.best = self.configs[index], seconds
+            self.ranking[self.configs[index]] = value
+            self.costs[self.configs[index]] = cost
+            if self.best is None or value < self.best[1]:
+                self.best = self.configs[index], value
 
     def _refresh(self, counting: Sequence[str]) -> None:
         """Take over what other tuners, or an earlier run, have found out, where the outcome is one
@@ -389,7 +404,7 @@ class Search:
                 outcome = trial.user_attrs.get("outcome", "")
                 self._settled[number] = index
                 if index is not None and index not in self.known.seconds and outcome in counting:
-                    self._remember(index, outcome, _seconds(trial))
+                    self._remember(index, outcome, _value(trial), _cost(trial))
             elif trial.state == TrialState.RUNNING:
                 owner = trial.user_attrs.get("tuner", "")
                 if self.company is None or not self.company.lives(owner, number):
@@ -408,9 +423,15 @@ class Search:
         self.enqueue(again)
 
 
-def _seconds(trial: FrozenTrial) -> float:
-    """The time of a finished trial, of a pruned one its rough time; NaN of a failure."""
+def _value(trial: FrozenTrial) -> float:
+    """The value of a finished trial, of a pruned one its rough value; NaN of a failure."""
     return trial.value or trial.intermediate_values.get(0, math.nan)
+
+
+def _cost(trial: FrozenTrial) -> Cost:
+    """Seconds and joules of a finished trial, of whose value is its time the seconds alone."""
+    attributes = trial.user_attrs
+    return Cost(attributes.get("seconds", _value(trial)), attributes.get("joules", math.nan))
 
 
 def _parameters(trial: FrozenTrial) -> Mapping[str, int]:

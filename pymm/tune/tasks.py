@@ -103,3 +103,22 @@ def _stale(device: Device, stored: Iterable[tuple[Record, str]]) -> list[Task]:
         if stale and task.kernels[0] in kernels_for(task.problem, device)
     ]
     return sorted(tasks, key=lambda task: task.problem.flops)
+
+
+def describe(
+    tasks: Iterable[Task], device: Device, say: Callable[[str], object], every: bool
+) -> None:
+    """Say how many configurations of each task are valid, and which rule rejects how many; or
+    `every` valid one.
+    """
+    for problem, kernel in ((task.problem, k) for task in tasks for k in task.kernels):
+        valid, rejected = kernel.configs(problem, device)
+        if every:
+            for config in valid:
+                say(f"{problem.slug} {config.slug}")
+            continue
+        total = len(valid) + rejected.total()
+        name = f"{problem.slug} {kernel.label}"
+        say(f"{name}: {len(valid)} of {total} configurations are valid")
+        for reason, count in rejected.most_common():
+            say(f"  {count:6d} rejected: {reason}")

@@ -100,7 +100,8 @@ class TrialLog:
             "registers": resources.registers,
             "spills": resources.spilled_bytes,
             "shared": resources.shared_bytes,
-            **{name: seen.get(name, "") for name in SEEN},
+            "joules": f"{trial.joules:.6g}" if trial.joules > 0 else "",
+            **{name: seen.get(name, "") for name in (*SEEN, "power_limit_w")},
             "detail": one_line(trial.detail),
         }
         self._write(device, trial.problem, config.kernel_name, role, measured_on, row)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,17 +18,18 @@ from typing import Any
 from rich.console import Console
 from threadpoolctl import threadpool_limits
 
-from pymm.console import Stop
+from pymm.console import Stop, duration, significant
 from pymm.core.device import Device
 from pymm.core.errors import Busy
 from pymm.core.problem import Problem
 from pymm.kernels import Kernel
 from pymm.kernels.source import kernel_digest
 from pymm.measure.precompile import Precompiler, compilers_beside, config_directory, state_directory
+from pymm.measure.workbench import Trial
 from pymm.measure.worker import Site, Worker, WorkerFailed, devices_alone
 from pymm.selection.records import Environment, Record, StoreError, foreign_because
 from pymm.selection.select import configs
-from pymm.selection.store import put
+from pymm.selection.store import energy_directory, put
 from pymm.tune.comparison import Comparison
 from pymm.tune.devices import (
     ALL,
@@ -41,15 +41,16 @@ from pymm.tune.devices import (
     start,
     tune_each,
 )
-from pymm.tune.finals import Decision, rivals_of, saved_for
+from pymm.tune.finals import Decision, record_of, rivals_of, saved_for
 from pymm.tune.initial import FIRST, InitialConfigs, Prefetcher
+from pymm.tune.objective import BOTH, ENERGY, TIME, Cost, Front, pareto
 from pymm.tune.options import Options, parse
-from pymm.tune.progress import Line, Progress, show_lines
+from pymm.tune.progress import Line, Progress, show_front, show_lines
 from pymm.tune.race import Race
 from pymm.tune.session import FEWEST_TRIALS, Broken, Session, Setup, Streak
 from pymm.tune.storage import StorageLost, open_shared, open_storage, open_study, shared_name
 from pymm.tune.study import Company, Search, queue_limit
-from pymm.tune.tasks import Task, tasks_of
+from pymm.tune.tasks import Task, describe, tasks_of
 from pymm.tune.trial_log import ForeignFile, TrialLog
 
 TUNED, NOT_ALL, BAD_OPTIONS, NO_DEVICE, INTERRUPTED = 0, 1, 2, 3, 130
@@ -106,6 +107,7 @@ class Tuner:
     failed: int = field(default=0, init=False)
     streak: Streak = field(default_factory=Streak, init=False)
     short: list[str] = field(default_factory=list, init=False)
+    fronts: dict[Problem, Front] = field(default_factory=dict, init=False)
     _said: set[str] = field(default_factory=set, init=False)
 
     def run(self) -> int:
@@ -131,7 +133,8 @@ class Tuner:
                 if self.options.stale and not tasks:
                     return self._end(TUNED, f"Nothing tuned for {self.device.name} is stale.")
                 if self.options.dry_run or self.options.list:
-                    return self._describe(tasks)
+                    describe(tasks, self.device, self.say, self.options.list)
+                    return TUNED
                 self._tune(tasks, held)
         except WorkerFailed as failure:
             return self._end(NO_DEVICE, str(failure))
@@ -144,6 +147,8 @@ class Tuner:
             return self._end(INTERRUPTED, "interrupted; what was measured is kept")
         if self.lines:
             show_lines(self.lines, self.console)
+        for problem, front in self.fronts.items():
+            show_front(problem, front, self.console)
         if self.saved:
             count = f"{len(self.records)} record{'s' * (len(self.records) != 1)}"
             self.say(f"Saved: {count} in {self.saved} (pymm configs shows them)")
@@ -174,6 +179,9 @@ class Tuner:
             held.callback(workers[-1].stop)
         workers, names = start(workers, names, self.say if every else None)
         require_one_model(workers, names)
+        missing = [worker.no_energy for worker in workers if worker.no_energy]
+        if self.options.objective != TIME and missing:
+            raise ValueError(f"--objective {self.options.objective}: {missing[0]}")
         self.compiler = workers[0].compiler
         return Crew(workers, self.say)
 
@@ -189,20 +197,6 @@ class Tuner:
         say(f"Device: {count}{device.name}", markup=False, highlight=False, soft_wrap=True)
         if not device.times_are_real:
             say("The simulator's times mean nothing: nothing will be saved.")
-
-    def _describe(self, tasks: Sequence[Task]) -> int:
-        for problem, kernel in ((task.problem, k) for task in tasks for k in task.kernels):
-            valid, rejected = kernel.configs(problem, self.device)
-            if self.options.list:
-                for config in valid:
-                    self.console.print(f"{problem.slug} {config.slug}", soft_wrap=True)
-                continue
-            total = len(valid) + rejected.total()
-            name = f"{problem.slug} {kernel.label}"
-            self.say(f"{name}: {len(valid)} of {total} configurations are valid")
-            for reason, count in rejected.most_common():
-                self.say(f"  {count:6d} rejected: {reason}")
-        return TUNED
 
     def say(self, text: str) -> None:
         """Print a line."""
@@ -225,19 +219,9 @@ class Tuner:
         log = TrialLog(self.trials, self.say, options.beta, self.compiler.toolchain)
         held.callback(log.close)
         progress = held.enter_context(Progress(self.console))
-        setup = Setup(
-            self.crew,
-            compiler,
-            log,
-            progress,
-            self.stop,
-            self.ahead,
-            options.seed,
-            options.limit,
-            quick,
-            bool(options.beta),
-            self.streak,
-        )
+        shared = self.crew, compiler, log, progress, self.stop, self.ahead
+        how = options.seed, options.limit, quick, bool(options.beta), options.objective != TIME
+        setup = Setup(*shared, *how, self.streak)
         self.count = self._first(len(tasks))
         apart = quick or any(len(task.kernels) > 1 for task in tasks)
         prefetcher = held.enter_context(
@@ -298,12 +282,12 @@ class Tuner:
     def _known(self) -> list[Record]:
         return [*self.records, *(record for record, _ in self._stored())]
 
-    def _stored(self) -> list[tuple[Record, str]]:
+    def _stored(self, directory: Path | None = None) -> list[tuple[Record, str]]:
         """Records of the device, each with why it is stale. Records of kernels that this pymm does
         not have, or has with other parameters, stay in their file and are reported once.
         """
         found = []
-        for record, file, stale in configs(self.device, self.output, self.environment):
+        for record, file, stale in configs(self.device, directory or self.output, self.environment):
             if foreign := foreign_because(record):
                 what = f"{record.problem.slug} {record.config.slug}"
                 self._once(f"{file}: {what} is skipped: {foreign}")
@@ -384,7 +368,8 @@ class Tuner:
             for one in initial:
                 study = self._study(storage, problem, one.kernel)
                 company = Company(study) if self.shared else None
-                search = Search(study, one.valid, options.sampler, options.seed, company)
+                given = one.valid, options.sampler, options.seed, company, options.objective
+                search = Search(study, *given)
                 search.enqueue(one.first(stored, self.count))
                 searches[one.kernel.name] = search
             yield searches
@@ -392,6 +377,7 @@ class Tuner:
     def _study(self, storage: Any, problem: Problem, kernel: Kernel) -> Any:
         facts = self._facts(kernel)
         name = kernel.name + "-beta1" * self.options.beta  # other times, so another study
+        name += "" if self.options.objective == TIME else f"-{self.options.objective}"
         if self.shared is not None:
             name = shared_name(self.device.slug, problem.slug, name, facts)
         return open_study(storage, name, facts, self.options.resume)
@@ -412,6 +398,9 @@ class Tuner:
             *saved_for(problem, task.kernels, stored),
             *rivals_of(problem, task.kernels, stored),
         ]
+        if session.setup.energy:
+            thrifty = [record for record, _ in self._stored(energy_directory(self.output))]
+            saved += saved_for(problem, task.kernels, thrifty)
         final = Comparison(problem, task.kernels, race, session.setup, session.expected)
         decision = final.decide(self.device.times_are_real, ends, saved)
         doubts = "; ".join(final.doubts)
@@ -423,6 +412,8 @@ class Tuner:
             self.say(f"{task.name}: left out, {doubts}")
         if summary := race.summary():
             self.say(f"{problem.slug}: {summary}")
+        if self.options.objective == BOTH:
+            self.fronts[problem] = pareto(race.costs)
         self._save(task, decision, len(race))
         return None
 
@@ -469,19 +460,25 @@ class Tuner:
                 tried,
             )
         )
-        today, environment = date.today().isoformat(), self.environment
-        records = [
-            Record(
-                problem,
-                trial.config,
-                trial.seconds,
-                trial.spread,
-                today,
-                environment,
-                kernel_digest(trial.config.backend, trial.config.kernel.file),
-            )
-            for trial in (winner, *decision.rivals)
-        ]
+        if decision.thriftiest is not None:
+            self._save_energy(problem, decision.thriftiest)
+        if self.options.objective == ENERGY:  # what is fastest was not searched
+            return
+        records = [record_of(trial, self.environment) for trial in (winner, *decision.rivals)]
         self.records += records
         if self.device.times_are_real:
             self.saved = put(records, self.device, self.output)
+
+    def _save_energy(self, problem: Problem, trial: Trial) -> None:
+        """Save the configuration of least energy, and say what it draws."""
+        cost = Cost.of(trial)
+        self.say(
+            f"{problem.slug}: least energy {significant(cost.joules * 1e3)} mJ at "
+            f"{cost.watts:.0f} W, {duration(cost.seconds)}: {trial.config.slug}"
+        )
+        record = replace(record_of(trial, self.environment), joules=trial.joules)
+        if self.options.objective == ENERGY:
+            self.records.append(record)
+        if self.device.times_are_real:
+            put([record], self.device, energy_directory(self.output))
+            self.saved = self.saved or energy_directory(self.output)

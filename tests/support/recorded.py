@@ -55,6 +55,7 @@ class RecordedWorker:
     before: Callable[[Config], None] = lambda config: None
     library: float | None = None
     library_name: str = "library"
+    no_energy: str = ""
     compiler = SimpleNamespace(toolchain="recorder 1.0")
     requests: list = field(default_factory=list)
     _reply: Reply | None = None

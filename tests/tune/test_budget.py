@@ -18,6 +18,7 @@ from pymm.kernels import find_kernel
 from pymm.measure.workbench import FEWEST_ROUNDS, Workbench
 from pymm.tune import comparison
 from pymm.tune.devices import Crew
+from pymm.tune.objective import Cost
 from pymm.tune.session import Setup
 from pymm.tune.trial_log import read_trials
 
@@ -93,7 +94,9 @@ def test_a_comparison_does_not_outlive_an_interrupt(monkeypatch):
     worker = Silent()
     worker.device = open_device("cpu:1").device
     ranking = {config: 0.01 * (i + 1) for i, config in enumerate(CONFIGS)}
-    search = SimpleNamespace(ranking=ranking, best_configs=lambda count: CONFIGS[:count])
+    costs = {config: Cost(seconds) for config, seconds in ranking.items()}
+    best = {"best_configs": lambda count: CONFIGS[:count]}
+    search = SimpleNamespace(costs=costs, ranking=ranking, **best)
     progress = SimpleNamespace(tick=lambda pending: None)
     setup = Setup(Crew([worker]), None, None, progress, lambda: True)
     final = comparison.Comparison(PROBLEM, [KERNEL], search, setup)

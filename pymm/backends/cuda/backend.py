@@ -28,7 +28,7 @@ from pymm.backends.cuda.scratch import Captures, Scratch, StreamPlace, size_of
 from pymm.backends.cuda.timing import timed
 from pymm.backends.cuda.tma import MappedExecutable, scratch_bytes
 from pymm.backends.current import current
-from pymm.backends.telemetry import read_telemetry
+from pymm.backends.telemetry import read_energy, read_telemetry
 from pymm.core.device import Device
 from pymm.core.integers import round_up
 from pymm.core.problem import Problem
@@ -371,3 +371,6 @@ class CudaBackend(Backend):
 
     def telemetry(self) -> Mapping[str, float | str]:
         return {} if self.device.kind == "simulator" else read_telemetry(self._bus_id)
+
+    def energy(self) -> float:
+        return super().energy() if self.device.kind == "simulator" else read_energy(self._bus_id)
