@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv/bin/python
 ARGS ?=
 
-.PHONY: help setup tune report mpi-demo notebook test test-gpu lint docs clean
+.PHONY: help setup tune report mpi-demo notebook test test-gpu lint docs dist check-dist clean
 
 help:
 	@echo "make tune      find the device, tune a standard set of shapes, show the table"
@@ -14,6 +14,8 @@ help:
 	@echo "make test-gpu  the tests on this machine's GPU"
 	@echo "make lint      ruff and the rules of the code base"
 	@echo "make docs      the documentation as a site, docs/_build/index.html"
+	@echo "make dist      wheel and sdist, in dist/"
+	@echo "make check-dist  both, each installed and used in an environment of its own"
 	@echo "make clean     remove .venv and everything that was built"
 
 setup:
@@ -51,6 +53,13 @@ lint: setup
 docs:
 	@$(PYTHON) tools/set_up.py docs
 	$(VENV) -m sphinx -W --keep-going -q -b html docs docs/_build $(ARGS)
+
+dist:
+	@$(PYTHON) tools/set_up.py dist
+	@$(VENV) tools/distribution.py build
+
+check-dist: dist
+	@$(VENV) tools/distribution.py check $(ARGS)
 
 clean:
 	rm -rf .venv .setup docs/_build build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

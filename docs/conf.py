@@ -25,6 +25,7 @@ highlight_language = "none"
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autodoc_preserve_defaults = True
+autodoc_mock_imports = ["torch"]  # pymm.torch is described without it
 
 html_theme = "furo"
 html_title = f"pymm {version}"

@@ -1,5 +1,5 @@
-"""The command `pymm`, also `python -m pymm`: tune, bench, report, verify, doctor, configs,
-explain, version.
+"""The command `pymm`, also `python -m pymm`: tune, bench, report, verify, doctor, precompile,
+configs, distributed, explain, version.
 """
 
 from __future__ import annotations
@@ -36,7 +36,12 @@ MODULES = {
     ),
     "doctor": ("pymm.doctor", "say what this machine has and lacks, and what fixes it"),
     "verify": ("pymm.report.verify", "measure a sample of a report again: does it agree?"),
+    "precompile": ("pymm.precompile", "compile kernels before products need them"),
     "configs": ("pymm.show_configs", "list the devices that are tuned, or what is tuned for one"),
+    "distributed": (
+        "pymm.distributed.__main__",
+        "compare, explain and simulate products over MPI",
+    ),
 }
 
 

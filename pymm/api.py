@@ -77,9 +77,10 @@ def matmul(
     the result has no axis for it; k = 0 gives zeros. float32 and float64; on GPUs since Ampere and
     on CPUs also float16 and bfloat16, accumulated in float32. Mixed dtypes promote.
 
-    Operands are NumPy arrays (the result is one too), or arrays of a GPU: PyCUDA GPUArray, PyTorch,
-    CuPy, anything with `__cuda_array_interface__`. Those are used in place, without waiting for the
-    device, and the result is of the first operand's type (a GPUArray for unknown types).
+    Operands are arrays of the host (NumPy's, CPU tensors; the result is NumPy's), or of a GPU:
+    PyCUDA GPUArray, PyTorch, CuPy, anything with `__cuda_array_interface__` or DLPack. Those are
+    used in place, without waiting for the device, and the result is of the first operand's type (a
+    GPUArray for unknown types). No gradients are recorded: `pymm.torch.matmul` has them.
 
     out: array of the result's shape to write to, which is returned. It may overlap a, b and c.
     c, beta: array of the result's shape, and its factor; one needs the other. c may be `out`
@@ -358,7 +359,8 @@ class Plan:
         if not self.launches:
             return Resources()
         epilogue = epilogue_of(self._call, self._prepared.product)
-        return executable(self.backend, self.config, self.problem, epilogue=epilogue).resources
+        compiled = self._prepared.compiled_for or self.problem
+        return executable(self.backend, self.config, compiled, epilogue=epilogue).resources
 
 
 def plan(

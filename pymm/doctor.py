@@ -20,7 +20,7 @@ import numpy as np
 from pymm import backends
 from pymm.backends.cpu.compiler import find_compiler
 from pymm.backends.cuda.nvcc import INSTALL, find_nvcc
-from pymm.console import show_table
+from pymm.console import program, show_table
 from pymm.core.device import Device
 from pymm.core.errors import NoDevice
 from pymm.core.problem import Problem
@@ -97,7 +97,7 @@ PRODUCT_SECONDS = 180.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command. Returns 0 if at least one device can multiply, else 1."""
-    parser = argparse.ArgumentParser(prog="pymm doctor", description=__doc__.partition(": ")[2])
+    parser = argparse.ArgumentParser(prog=program("doctor"), description=__doc__.partition(": ")[2])
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument("--product", metavar="DEVICE", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)

@@ -24,6 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -52,6 +53,7 @@ SANITIZERS = all(
 )
 SCALAPACK = bool(find_library("scalapack-openmpi"))  # of Debian and Ubuntu
 SIMGRID = any(Path("/usr/lib/python3/dist-packages").glob("simgrid*"))  # of the same
+TORCH = find_spec("torch") is not None
 MPIS = {name: _mpi_found(name) for name in ("mpi", "mpich")}
 ON_GPU = os.environ.get("PYMM_TEST_GPU") == "1"
 
@@ -72,6 +74,9 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit what the first pr
         os.environ.setdefault("PYMM_SIMULATOR_OPTIMIZE", "0")
 else:  # but not the locks of devices, or each would wait for the others' measurements
     os.environ["PYMM_STATE_DIR"] += "-" + os.environ["PYTEST_XDIST_WORKER"]
+
+settings.register_profile("untimed", deadline=None)  # no test depends on how busy the machine is
+settings.load_profile("untimed")
 
 #: Files whose tests take longest, by seconds of one test: they begin first, so that all workers end
 #: at the same time.
@@ -116,7 +121,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out what this machine is not asked to run or cannot; pytest reports how many. What
     takes longest comes first.
     Continuous integration has to have a browser, the sanitizers, both MPI libraries,
-    ScaLAPACK and SimGrid.
+    ScaLAPACK, SimGrid and PyTorch.
     """
     unwanted = ["simulator" if ON_GPU else "gpu"]
     if not BROWSER and not os.environ.get("CI"):
@@ -127,6 +132,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         unwanted += [mark for mark, found in MPIS.items() if not found]
         unwanted += [] if SCALAPACK else ["scalapack"]
         unwanted += [] if SIMGRID else ["simgrid"]
+        unwanted += [] if TORCH else ["torch"]
     left_out = [item for item in items if any(map(item.get_closest_marker, unwanted))]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -137,7 +143,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_report_header() -> list[str]:
     """Where the CUDA kernels run, what looks at the pages of reports and at our own C++, and
-    which MPI libraries and simulator of networks there are.
+    which MPI libraries, simulator of networks and PyTorch there are.
     """
     kernels = "on the GPU" if ON_GPU else "in the simulator"
     looked = f"in {BROWSER}" if BROWSER else "NOT LOOKED AT, no Chromium: apt install chromium"
@@ -148,11 +154,13 @@ def pytest_report_header() -> list[str]:
         "" if SCALAPACK else ", NOT COMPARED WITH SCALAPACK: apt install libscalapack-openmpi2.2"
     )
     under += "" if SIMGRID else ", NOT REPLAYED: apt install python3-simgrid"
+    tested = "with PyTorch" if TORCH else "NOT TESTED, no PyTorch: pip install torch into .venv"
     return [
         f"CUDA kernels: {kernels}",
         f"pages of reports: {looked}",
         f"our own C++: {checked}",
         f"several processes: {under}",
+        f"pymm.torch: {tested}",
     ]
 
 

@@ -129,7 +129,9 @@ def test_tables_are_drawn_on_a_terminal_and_their_text_taken_as_it_is():
     assert "[red]a[/x]" in terminal.getvalue() and "─" in terminal.getvalue()
 
 
-@pytest.mark.parametrize("command", ["tune", "bench", "report"])
+@pytest.mark.parametrize(
+    "command", ["tune", "tune replay", "bench", "report", "doctor", "distributed"]
+)
 @pytest.mark.parametrize("module, name", [("pymm {}", "pymm {}"), ("pymm.{}", "python -m pymm.{}")])
 def test_help_names_the_command_as_it_was_started(command, module, name):
     words = [*module.format(command).split(), "--help"]

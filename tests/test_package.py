@@ -5,22 +5,27 @@ checkout.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
 import zipfile
+from email import message_from_bytes
+from email.message import Message
 from pathlib import Path
 
 import pytest
 
+import pymm
+
 ROOT = Path(__file__).resolve().parents[1]
 SITE = sysconfig.get_path("purelib")
-BESIDE = (".ci", "benchmarks", "docs", "examples", "reports", "tests", "tools")
+BESIDE = (".ci", ".github", "benchmarks", "docs", "examples", "reports", "tests", "tools")
 FILES = (".gitignore", "LICENSE", "MANIFEST.in", "Makefile")
 SOURCES = ("pymm", "cpu_src", "cuda_src", "tuning_configs")
-EXTRA = {"_build", "build", "PKG-INFO", "setup.cfg", "pymm.egg-info", "__pycache__"}
+EXTRA = {"_build", "build", "PKG-INFO", "setup.cfg", "pymm_cuda.egg-info", "__pycache__"}
 KINDS = {".js", ".py", ".css", ".cu", ".cuh", ".cpp", ".hpp", ".md", ".yaml"}
 
 pytestmark = pytest.mark.xdist_group("package")  # one process builds for all of them
@@ -58,7 +63,7 @@ def shipped() -> set[str]:
         str(path.relative_to(ROOT) if folder == "pymm" else "pymm" / path.relative_to(ROOT))
         for folder in SOURCES
         for path in (ROOT / folder).rglob("*")
-        if path.is_file() and path.suffix in KINDS
+        if path.is_file() and (path.suffix in KINDS or path.name == "py.typed")
     }
 
 
@@ -92,7 +97,7 @@ def build_wheel(source: Path, folder: Path) -> Path:
         source,
         cwd=folder,
     )
-    (wheel,) = folder.glob("pymm-*.whl")
+    (wheel,) = folder.glob("pymm_cuda-*.whl")
     return wheel
 
 
@@ -106,19 +111,32 @@ def sdist(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sdist")
     build = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
     run(sys.executable, "-c", build, folder, cwd=checkout)
-    (archive,) = folder.glob("pymm-*.tar.gz")
+    (archive,) = folder.glob("pymm_cuda-*.tar.gz")
     return archive
+
+
+def empty_environment(folder: Path) -> Path:
+    """The Python of an empty environment: it sees this one's packages, as a directory on its
+    path, but not through this one's .pth files, so that pymm is not among them.
+    """
+    run(sys.executable, "-m", "venv", "--without-pip", folder / "env", cwd=folder)
+    python = folder / "env" / "bin" / "python"
+    purelib = run(python, "-c", "import sysconfig as s; print(s.get_path('purelib'))", cwd=folder)
+    Path(purelib, "dependencies.pth").write_text(SITE + "\n")
+    return python
 
 
 @pytest.fixture
 def clean(tmp_path: Path) -> Path:
-    """The Python of an empty environment: it sees this one's packages, as a directory on its
-    path, but not through this one's .pth files, so that pymm is not among them.
-    """
-    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "env", cwd=tmp_path)
-    python = tmp_path / "env" / "bin" / "python"
-    purelib = run(python, "-c", "import sysconfig as s; print(s.get_path('purelib'))", cwd=tmp_path)
-    Path(purelib, "dependencies.pth").write_text(SITE + "\n")
+    return empty_environment(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment that has the wheel."""
+    folder = tmp_path_factory.mktemp("installed")
+    python = empty_environment(folder)
+    pip(python, "install", "--no-deps", "--no-index", "--ignore-installed", wheel, cwd=folder)
     return python
 
 
@@ -130,6 +148,30 @@ def names(wheel: Path) -> set[str]:
 def test_wheel_holds_every_file_and_no_other(wheel):
     assert names(wheel) == shipped()
     assert wheel.name.endswith("-py3-none-any.whl")
+
+
+def metadata(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        return message_from_bytes(archive.read(name))
+
+
+def test_the_distribution_is_not_named_as_somebody_elses(wheel):
+    told = metadata(wheel)
+    assert told["Name"] == "pymm-cuda" and told["Version"] == pymm.__version__
+    assert "Typing :: Typed" in told.get_all("Classifier")
+
+
+def test_the_page_of_an_index_leads_nowhere_that_is_not_there(wheel):
+    """README.md with its words, and without links and pictures of the checkout."""
+    page = metadata(wheel).get_payload()
+    readme = (ROOT / "README.md").read_text()
+    assert not re.findall(r"\]\((?!\w+:|#)[^)]*\)", page) and "![" not in page
+    assert re.findall(r"\]\((?!\w+:|#)[^)]*\)", readme), "README.md has none to leave out"
+    words = [re.sub(r"\]\([^)]*\)|[\[\]]", "", line) for line in readme.splitlines()]
+    told = {re.sub(r"\]\([^)]*\)|[\[\]]", "", line) for line in page.splitlines()}
+    missing = [line for line in words if line not in told and not line.startswith("!")]
+    assert missing == []
 
 
 def test_sdist_builds_the_same_wheel(sdist, wheel, tmp_path):
@@ -165,11 +207,23 @@ def test_tests_of_an_sdist_run(unpacked):
     assert " passed" in told and "failed" not in told
 
 
-def test_wheel_multiplies_in_a_clean_environment(wheel, clean, tmp_path):
-    pip(clean, "install", "--no-deps", "--no-index", "--ignore-installed", wheel, cwd=tmp_path)
-    where = run(clean, "-W", "error", "-c", MULTIPLY, cwd=tmp_path)
-    assert Path(where).is_relative_to(tmp_path / "env")
-    assert "usage" in run(tmp_path / "env/bin/pymm", "--help", cwd=tmp_path)
+def test_wheel_multiplies_in_a_clean_environment(installed, tmp_path):
+    where = run(installed, "-W", "error", "-c", MULTIPLY, cwd=tmp_path)
+    assert Path(where).is_relative_to(installed.parents[1])
+    assert "usage" in run(installed.parent / "pymm", "--help", cwd=tmp_path)
+
+
+def test_a_users_file_passes_a_strict_type_checker(installed, tmp_path):
+    """And one with mistakes does not: the types of the installed package are seen."""
+    mypy = (sys.executable, "-m", "mypy", "--strict", "--python-executable", installed)
+    mypy = (*mypy, "--cache-dir", tmp_path / "cache")
+    shutil.copy(ROOT / "tests" / "api" / "typed_use.py", tmp_path)
+    run(*mypy, "typed_use.py", cwd=tmp_path)
+    wrong = "import pymm\npymm.matmul(1, 2, alfa=3)\nx: str = pymm.plan(1, 2)\npymm.nothing()\n"
+    (tmp_path / "wrong.py").write_text(wrong)
+    words = [str(word) for word in (*mypy, "wrong.py")]
+    told = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True).stdout
+    assert all(f"wrong.py:{line}: error" in told for line in (2, 3, 4)) and "3 errors" in told
 
 
 def test_editable_install_multiplies_with_the_checkout(checkout, clean, tmp_path):

@@ -402,7 +402,7 @@ def test_make_names_every_target(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     told = {line.split()[1] for line in done.stdout.splitlines()}
     targets = {"tune", "report", "test", "test-gpu", "lint", "docs", "clean"}
-    targets |= {"mpi-demo", "notebook"}
+    targets |= {"mpi-demo", "notebook", "dist", "check-dist"}
     assert told == targets
     for target in targets:
         subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, check=True)

@@ -9,13 +9,13 @@ import warnings
 from functools import lru_cache
 from pathlib import Path
 
-from pymm.backends.base import Backend
+from pymm.backends.base import Backend, Compiler
 from pymm.core.device import Device
 from pymm.core.errors import NoDevice
 from pymm.core.forking import call_in_child, importing
 from pymm.core.paths import cache_directory, private
 
-__all__ = ["available_devices", "lookup_device", "open_device"]
+__all__ = ["available_devices", "compiler_for", "lookup_device", "open_device"]
 
 
 class _OpenBackends:
@@ -69,6 +69,15 @@ def lookup_device(spec: str | int | None = None) -> Backend:
     have no time for that: the backend that it gave the first time.
     """
     return _backends.lookup(spec)
+
+
+def compiler_for(arch: str) -> Compiler:
+    """What compiles kernels for the GPUs of `arch` (`sm_90a`), none of which need be here. Raises
+    `NoDevice` without nvcc or PyCUDA.
+    """
+    with importing:
+        from pymm.backends.cuda import compiler_without_gpu
+    return compiler_without_gpu(arch, cache_directory())
 
 
 def available_devices() -> list[Device]:

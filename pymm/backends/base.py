@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from pymm.backends.matrices import Matrix, Vector
+from pymm.core.binaries import sound
 from pymm.core.device import Device
 from pymm.core.forking import cached_property
 from pymm.core.problem import Problem
@@ -35,10 +36,28 @@ class Resources:
 class Compiler(ABC):
     """Compiles sources to binaries on disk, without a device. Small and picklable."""
 
+    #: The directory of compiled kernels, of all devices.
+    cache: Path
+
     @property
     @abstractmethod
     def toolchain(self) -> str:
         """Compiler and version: part of what makes a tuned record current or stale."""
+
+    @property
+    @abstractmethod
+    def target(self) -> str:
+        """What it compiles for, as a part of a file name: an architecture, a processor."""
+
+    @abstractmethod
+    def folder(self, source: Source) -> Path:
+        """The folder of a source's binary, whether it is there or not. Its name is a digest of
+        everything that the binary depends on, the environment included.
+        """
+
+    def has(self, source: Source) -> bool:
+        """Whether a sound binary of `source` is in the cache."""
+        return sound(self.folder(source)) is not None
 
     @abstractmethod
     def build(self, source: Source) -> Path:

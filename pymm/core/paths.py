@@ -42,6 +42,20 @@ def frozen_from_start() -> bool:
     return os.environ.get("PYMM_FREEZE", "0") not in ("", "0")
 
 
+#: What `PYMM_COMPILE` may be.
+COMPILE_MODES = ("keep", "replace", "wait")
+
+
+def compile_mode() -> str:
+    """What `$PYMM_COMPILE` asks for where a product's kernel is not compiled yet and others are:
+    one of `COMPILE_MODES`, "keep" if it is not set. `ValueError` for anything else.
+    """
+    mode = os.environ.get("PYMM_COMPILE", "") or COMPILE_MODES[0]
+    if mode not in COMPILE_MODES:
+        raise ValueError(f"PYMM_COMPILE={mode!r} is none of {', '.join(COMPILE_MODES)}")
+    return mode
+
+
 def private(path: Path, setting: str = "PYMM_CACHE_DIR") -> Path:
     """`path` as a directory, made with mode 0700, whose files may be loaded as code.
 

@@ -129,12 +129,16 @@ class Problem:
         return 2 * self.elements * self.k * self.batch
 
     @property
+    def bytes_read(self) -> int:
+        """Bytes of A and B."""
+        read = self.m * self.k + (0 if self.symmetric else self.k * self.n)
+        return read * self.numpy_dtype.itemsize * self.batch
+
+    @property
     def bytes(self) -> int:
         """Fewest bytes of memory traffic with beta = 0: A and B read once, C written once."""
-        read = self.m * self.k + (0 if self.symmetric else self.k * self.n)
         written = self.m * self.n if self.fill in ("all", "full") else self.elements
-        sizes = self.numpy_dtype.itemsize, self.out_dtype.itemsize
-        return (read * sizes[0] + written * sizes[1]) * self.batch
+        return self.bytes_read + written * self.out_dtype.itemsize * self.batch
 
     @property
     def empty(self) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pymm.console import program
 from pymm.core.files import commit
 from pymm.core.shapes import parse_shapes
 from pymm.distributed import calibrate
@@ -89,7 +90,7 @@ def _leave(message: str, status: int) -> int:
 def parser() -> argparse.ArgumentParser:
     """What reads the command line."""
     read = argparse.ArgumentParser(
-        prog="python -m pymm.distributed",
+        prog=program("distributed"),
         description="Products that several processes share, over MPI.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -127,10 +128,12 @@ def _bench(commands) -> argparse.ArgumentParser:
     add("--time-limit", type=float, default=math.inf, metavar="SECONDS", help=_LIMIT)
     add("--csv", type=Path, metavar="FILE", help="file to append to (default: only the table)")
     add("--commit", metavar="ID", help="what rows say of pymm's commit (default: the checkout's)")
+    add("--transport", default="auto", choices=("auto", "mpi", "nccl"), help=_TRANSPORT)
     _add_product(add)
     return command
 
 
+_TRANSPORT = "how panels of GPUs travel (default: from GPU to GPU by NCCL where it can, else MPI)"
 _SEQUENTIAL = "largest extent that one process alone computes too (default: %(default)s)"
 _LIMIT = "begin no product after so many seconds"
 
@@ -244,6 +247,7 @@ def _run_bench(options: argparse.Namespace) -> int:
             options.grid,
             options.panel,
             options.product,
+            options.transport,
             options.repeats,
             options.time_limit,
             options.sequential_to,

@@ -73,6 +73,7 @@ class Order:
     grid: Grid | None = None
     panel: int | None = None
     product: str = "auto"
+    transport: str = "auto"
     repeats: int = 3
     time_limit: float = float("inf")
     sequential_to: int = 5000
@@ -367,6 +368,7 @@ class _Products:
             panel=self.plan.panel,
             product=self.order.product,
             threads=self.site.threads,
+            transport=self.order.transport,
             traffic=traffic,
         )
 
@@ -426,6 +428,12 @@ class _Products:
         bound = gamma(k + 1, self.order.dtype) * (k + 1) * n / size if size else 0.0
         return float(off / size) if size else float(off), float(bound)
 
+    def _product(self, engine: str) -> str:
+        """What multiplied panels; "gpu nccl" if NCCL moved them."""
+        by_nccl = engine == "pymm" and self.order.transport != "mpi" and self.team.size > 1
+        linked = by_nccl and self.operands[0].grid.links is not None
+        return f"{self.products.name} nccl" if linked else self.products.name
+
     def _common(self, name: str) -> dict[str, object]:
         """What the rows of one product have in common."""
         m, n, k = self.shape
@@ -439,7 +447,7 @@ class _Products:
             "blas": blas(name == "scalapack"),
             "suite": self.order.suite,
             "engine": name,
-            "product": "" if name == "scalapack" else self.products.name,
+            "product": "" if name == "scalapack" else self._product(name),
             "threads": self.site.threads,
             "dtype": self.order.dtype,
             **{"m": m, "n": n, "k": k, "processes": self.team.size},

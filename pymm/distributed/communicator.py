@@ -156,6 +156,8 @@ class ProcessGrid:
     everyone: all processes, apart from the messages of others on the communicator given.
     row: the Q processes of this one's row, ranked by q; column: the P of its column, ranked by p;
     depth: the R at its place of all layers, ranked by r.
+    links: how the GPUs of these processes reach each other, once that is known
+        (`pymm.distributed.gpu_panels`).
     """
 
     def __init__(self, communicator: MPI.Comm, shape: tuple[int, int, int]) -> None:
@@ -167,9 +169,13 @@ class ProcessGrid:
         self.row = communicator.Split(above, self.q)
         self.column = communicator.Split(self.r * columns + self.q, self.p)
         self.depth = communicator.Split(self.p * columns + self.q, self.r)
+        self.links: Any = None
 
     def free(self) -> None:
         """Free the communicators."""
+        for link in self.links or ():
+            if link is not None:
+                link.destroy()
         for made in (self.everyone, self.row, self.column, self.depth):
             made.Free()
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from pymm.core.integers import ceil_div, round_up
 from pymm.distributed.communicator import MPI, ProcessGrid, check_same, everywhere
+from pymm.distributed.gpu_panels import GpuPanels, Links, links
 from pymm.distributed.layout import BlockCyclic
 from pymm.distributed.local_products import local_products, scale
 from pymm.distributed.matrix import DistMatrix
@@ -63,6 +64,7 @@ def matmul(
     look_ahead: bool = True,
     product: str = "auto",
     threads: int | None = None,
+    transport: str = "auto",
     traffic: Traffic | None = None,
 ) -> DistMatrix:
     """`alpha a b + beta c`, into `c`, which is returned; without `c` into a new matrix. Collective.
@@ -79,14 +81,18 @@ def matmul(
         kernel), "gpu" (pymm's tuned kernel on the GPUs of the host, taken in turn), or "auto": the
         GPUs if every process finds one, else the BLAS.
     threads: of a process, for "blas" and "cpu"; left out, its share of the host's cores.
+    transport: how panels travel for "gpu": "mpi" (through the hosts), "nccl" (from GPU to GPU;
+        nccl4py, and a GPU of its own for every process), or "auto": NCCL where it can.
     traffic: what was moved is added to it.
 
     Raises on every rank the same `ValueError` (shapes, layouts, scalars, arguments that differ
-    between ranks), `TypeError` (objects, dtypes), `NoDevice`; on the rank where they happen
+    between ranks), `TypeError` (objects, dtypes), `NoDevice` (no GPU, or NCCL cannot reach it); on
+    the rank where they happen
     `MemoryError` and the errors of `pymm.matmul`.
     """
-    _check(a, b, c, alpha, beta, panel, look_ahead, product, threads)
+    _check(a, b, c, alpha, beta, panel, look_ahead, product, threads, transport)
     products = local_products(a.communicator, product, threads)
+    gpus = links(a.communicator, a.grid, products, transport)
     if c is None:
         c = DistMatrix._empty(_result_layout(a, b), a.local.dtype, a.communicator)
     beta = 0 if beta is None else beta
@@ -99,17 +105,19 @@ def matmul(
     step = _panel_width(a.layout, panel)
     with products.limits():
         if a.layout.layers == 1:
-            _multiply(grid, a, b, (c.local, alpha, beta), step, look_ahead, products, traffic)
+            into = c.local, alpha, beta
+            _multiply(grid, a, b, into, step, look_ahead, products, gpus, traffic)
         else:
             shape = a.local.shape[0], b.local.shape[1]
             partial = np.empty(shape, c.local.dtype)
-            _multiply(grid, a, b, (partial, alpha, 0), step, look_ahead, products, traffic)
+            into = partial, alpha, 0
+            _multiply(grid, a, b, into, step, look_ahead, products, gpus, traffic)
             scale(c.local, beta)
             _reduce(grid, a.layout.block[0], partial, c.local, traffic)
     return c
 
 
-def _check(a, b, c, alpha, beta, panel, look_ahead, product, threads) -> None:
+def _check(a, b, c, alpha, beta, panel, look_ahead, product, threads, transport) -> None:
     """Raise what `matmul` raises for its arguments."""
     given = {"a": a, "b": b} | ({} if c is None else {"c": c})
     for name, x in given.items():
@@ -117,7 +125,8 @@ def _check(a, b, c, alpha, beta, panel, look_ahead, product, threads) -> None:
             raise TypeError(f"{name} is a DistMatrix; got {type(x).__name__}")
     described = {name: (x.layout, x.local.dtype.name) for name, x in given.items()}
     options = {"alpha": alpha, "beta": beta, "panel": panel, "look_ahead": look_ahead}
-    check_same(a.communicator, **described, **options, product=product, threads=threads)
+    options |= {"product": product, "threads": threads, "transport": transport}
+    check_same(a.communicator, **described, **options)
     with everywhere(a.communicator):
         for name, x in given.items():
             same = MPI.Comm.Compare(x.communicator, a.communicator)
@@ -177,16 +186,32 @@ def _panel_width(layout: BlockCyclic, panel: int | None) -> int:
     return min(ceil_div(panel, block), widest) * block
 
 
-def _multiply(grid: ProcessGrid, a, b, into, width: int, look_ahead: bool, products, traffic):
+def _multiply(
+    grid: ProcessGrid, a, b, into, width: int, look_ahead, products, gpus: Links | None, traffic
+) -> None:
     """C <- alpha A B + beta C with this layer's range of k; `into` = (C, alpha, beta)."""
+    first, last = a.layout.bounds(1, grid.r)
+    if first == last:  # a layer without any of k
+        scale(into[0], into[2])
+    elif gpus is None:
+        _multiply_panels(grid, a, b, into, width, look_ahead, products, traffic)
+    else:
+        start = time.perf_counter()
+        panels = GpuPanels(grid, gpus, a, b, into, products.backend)
+        traffic.panels += panels.multiply(width, look_ahead)
+        traffic.multiplying_s += time.perf_counter() - start
+        traffic.a += panels.received_a
+        traffic.b += panels.received_b
+
+
+def _multiply_panels(grid, a, b, into, width, look_ahead, products, traffic) -> None:
+    """`_multiply` with panels that MPI brings."""
     first, last = a.layout.bounds(1, grid.r)
     steps = ceil_div(last - first, width)
     buffers = 2 if look_ahead and steps > 1 else 1
     of_a = Panels(grid.row, a.layout, a.local, 1, grid.r, width, buffers)
     of_b = Panels(grid.column, b.layout, b.local, 0, grid.r, width, buffers)
     local = products.start(*into)
-    if not steps:  # a layer without any of k
-        scale(into[0], into[2])
     ahead = None
     for step in range(steps):
         pending = ahead or [of_a.start(step), of_b.start(step)]
@@ -200,10 +225,9 @@ def _multiply(grid: ProcessGrid, a, b, into, width: int, look_ahead: bool, produ
         local.add(of_a.panel(step), of_b.panel(step), between)
         traffic.waiting_s += arrived - start
         traffic.multiplying_s += time.perf_counter() - arrived
-    if steps:
-        start = time.perf_counter()
-        local.finish()
-        traffic.multiplying_s += time.perf_counter() - start
+    start = time.perf_counter()
+    local.finish()
+    traffic.multiplying_s += time.perf_counter() - start
     traffic.a += of_a.received
     traffic.b += of_b.received
     traffic.panels += steps

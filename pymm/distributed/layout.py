@@ -15,8 +15,11 @@ Nothing here needs MPI.
 
 from __future__ import annotations
 
+import math
 import operator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -166,3 +169,42 @@ def product_layouts(
         BlockCyclic((k, n), (kb, nb), (p, q), r, 0),
         BlockCyclic((m, n), (mb, nb), (p * r, q)),
     )
+
+
+class Piece(NamedTuple):
+    """A panel: `count` blocks along k, every `stride`-th from block `first` on, `width` elements in
+    all. Process `q` of each row of the grid has those of A, process `p` of each column those of B.
+    """
+
+    first: int
+    stride: int
+    count: int
+    width: int
+    p: int
+    q: int
+
+    def part(self, local: np.ndarray, axis: int, block: int, size: int) -> np.ndarray:
+        """What its owner holds of it: of A, whose columns (axis 1) are spread over `size`
+        processes, or of B (axis 0). A view if the owner has no blocks between these.
+        """
+        begins = [(self.first + i * self.stride) // size * block for i in range(self.count)]
+        if self.stride == size or self.count == 1:
+            own = slice(begins[0], begins[0] + self.width)
+            return local[:, own] if axis else local[own]
+        places = np.add.outer(begins, np.arange(block)).ravel()[: self.width]
+        return np.take(local, places, axis)
+
+
+def pieces(k: int, block: int, grid: tuple[int, int], width: int) -> Iterator[Piece]:
+    """The panels of a range of `k` elements in blocks, each of at most `width` elements or of one
+    block. Those that follow each other have other owners, as far as there are any.
+    """
+    rows, columns = grid
+    stride, blocks = math.lcm(rows, columns), ceil_div(k, block)
+    each = max(1, width // block)
+    for begin in range(0, blocks, stride * each):
+        for first in range(begin, min(begin + stride, blocks)):
+            count = min(each, ceil_div(blocks - first, stride))
+            last = first + (count - 1) * stride
+            elements = count * block - max(0, (last + 1) * block - k)
+            yield Piece(first, stride, count, elements, first % rows, first % columns)

@@ -55,7 +55,7 @@ _COOL, _HOT, _SLOWER, _SLOWER_7 = 1e11, 2e11, 0.16, 0.22
 
 #: Rows that start within sectors lengthen a step of this kernel, with blocks in pairs, by the first
 #: factor; a product of kernel 7 by the second, from so many operations on.
-_CROSSING, _CROSSING_7, _LITTLE = 1.17, 1.25, 2e10
+_UNALIGNED, _UNALIGNED_7, _LITTLE = 1.17, 1.25, 2e10
 
 #: Part of kernel 7's expected time below which this one is preferred, for both are expected within
 #: a few percent; up to so many rows, where memory is the limit, all of it, from so many bytes on.
@@ -83,7 +83,7 @@ def _options(p: Problem) -> Iterator[dict[str, int]]:
     """Tiles for the problem: of any width where rows of B lie along k, else of whole boxes."""
     deep = p.k >= _DEEP
     few = p.m <= _FEW
-    paired = (deep and few or _crossing(p)) and p.m > (64 if few else 128)
+    paired = (deep and few or _unaligned(p)) and p.m > (64 if few else 128)
     rows, slots = (64, 1) if few else (128, 1 if deep or paired else 2)
     for nb in range(64, 193, 16) if p.trans_b else (64, 128, 192):
         if _hot(p) == 1 and nb < _WIDE:
@@ -98,13 +98,13 @@ def _microseconds(given: dict[str, int], p: Problem, d: Device) -> float:
         step = _STEP_128[0] * nb + _STEP_128[1] * max(128 - nb, 0)
     else:
         step = _STEP_64[0] * nb + _STEP_64[1]
-    step *= (1 + _SLOWER * _hot(p)) * (_CROSSING if _crossing(p) else 1)
+    step *= (1 + _SLOWER * _hot(p)) * (_UNALIGNED if _unaligned(p) else 1)
     busy = ceil_div(tiles, d.sms) * (ceil_div(p.k, 64) * step + _REST)
     moved = p.bytes / (_MEMORY * min(1.0, max(tiles, 1) / _BLOCKS))
     return _LAUNCH + max(busy, moved) + 0.05 * min(busy, moved)
 
 
-def _crossing(p: Problem) -> bool:
+def _unaligned(p: Problem) -> bool:
     """Whether rows of A or B, as TMA reads them, start within sectors of 32 bytes, so that more are
     read.
     """
@@ -123,8 +123,8 @@ def _preferred(p: Problem, d: Device) -> bool:
         return False  # TMA cannot store C
     own = min(_microseconds(option, p, d) for option in _options(p))
     other = _LAUNCH + wgmma.expected_us(p, d) * (1 + _SLOWER_7 * _hot(p))
-    if _crossing(p) and p.flops > _LITTLE:
-        other *= _CROSSING_7
+    if _unaligned(p) and p.flops > _LITTLE:
+        other *= _UNALIGNED_7
     if p.m <= _FEW:
         return p.bytes > _LONG and own < other
     return own < _SURELY * other

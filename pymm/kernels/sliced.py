@@ -143,7 +143,7 @@ _ROWS_ALONE, _ROWS_TOGETHER = (8, 8, 3, 1), (8, 4, 4, 2)
 _SQUARES_ALONE, _SQUARES_TOGETHER, _PIECES = (8, 8, 4, 1), (8, 4, 2, 2), (16, 4, 2, 3)
 #: Depth up to which three blocks with two stages are quicker than two with three.
 _THREE = 1024
-#: And for small tiles of floats, which wait for memory: more stages (256 cubed 6.8 us;
+#: And for small tiles of floats, which wait for memory: more stages (256 x 256 x 256 6.8 us;
 #: 77 x 831 x 594 10.1 instead of 11.5, 173 x 223 x 612 9.5 and 11.4: benchmarks/unseen.py).
 _SMALL, _WAITING = 512, (16, 4, 4, 2)
 #: Three blocks on each multiprocessor, of tiles whose k is shared by so many that fill it thrice.

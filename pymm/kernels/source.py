@@ -179,11 +179,12 @@ def kernel_digest(backend: str, file: str) -> str:
     """Short digest of the code in `kernel_text`, without comments, `#line` and empty lines: a tuned
     record made from other code is stale.
     """
-    return _digest(kernel_text(backend, file))
+    return code_digest(kernel_text(backend, file))
 
 
 @lru_cache(maxsize=64)  # needed for every record, and takes 1 to 2 ms
-def _digest(text: str) -> str:
+def code_digest(text: str) -> str:
+    """Short digest of a source without comments, `#line` and empty lines."""
     lines = "\n".join(line for line in _NO_CODE.sub("", text).splitlines() if line.strip())
     return hashlib.sha256(lines.encode()).hexdigest()[:12]
 
@@ -200,6 +201,13 @@ def shipped_folder(folder: str) -> Traversable:
 
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"[^\n]*\n', re.MULTILINE)
+
+
+def file_text(path: Path) -> str:
+    """The source in the file `path`, with the files that it includes by `#include "..."` inserted,
+    each at most once. `OSError` for one that cannot be read.
+    """
+    return _inline(path.parent, path.name, set())
 
 
 def _inline(folder: Traversable, file: str, seen: set[str]) -> str:

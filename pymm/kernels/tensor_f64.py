@@ -76,7 +76,7 @@ def _form(
 
 
 #: Tiles that make one wave of a small product on 132 multiprocessors (one H200: benchmarks/LOG.md,
-#: 256 cubed; A A^T of 500 and 1500; 1024 cubed).
+#: 256 x 256 x 256, A A^T of 500 and 1500, 1024 x 1024 x 1024).
 _FORMS = (
     _form(32, 16, 64, 16, 16, 32, 5),
     _form(48, 24, 32, 16, 24, 16, 6, KI=4),

@@ -125,7 +125,7 @@ def _by_threads(p: Problem) -> bool:
     return p.out_dtype.itemsize == 2 and p.n % 8 != 0
 
 
-def _crossing(p: Problem) -> bool:
+def _unaligned(p: Problem) -> bool:
     """Whether dense rows of A or B start within lines of memory."""
     return any(shape[2] * 2 % _ROW for shape in stored_shapes(p)[:2])
 
@@ -166,19 +166,19 @@ def _count(form: tuple, p: Problem) -> int:
 
 def _microseconds(form: tuple, parts: int, p: Problem, d: Device) -> float:
     given, *steps, rest = form
-    count, crossing = _count(form, p) * parts, _crossing(p)
+    count, unaligned = _count(form, p) * parts, _unaligned(p)
     deep, mb, nb = given.get("KB", 64), given["MB"], given["NB"]
     if parts == 1 and _by_threads(p):
         rest += _BY_THREADS[0] * given["TA"] * given["TB"] + _BY_THREADS[1] * mb * nb
     elif p.k <= _SHALLOW[-1][0]:
         rest = _STORED[0] + _STORED[1] * mb * nb
     waves = ceil_div(count, d.sms)
-    busy = waves * (math.ceil(ceil_div(p.k, deep) / parts) * deep / 64 * steps[crossing] + rest)
+    busy = waves * (math.ceil(ceil_div(p.k, deep) / parts) * deep / 64 * steps[unaligned] + rest)
     sums = 4 * p.m * p.n * p.batch * parts if parts > 1 else 0
     adding = _COMBINING + _PART * parts + 2 * sums / _MEMORY if parts > 1 else 0.0
     fetched = p.bytes / ((_MEMORY if p.alignment >= 16 else _COPIED) * min(1.0, count / d.sms))
     read = 2 * count / parts * (mb + nb / given.get("CLUSTER", 1)) * p.k
-    fetched = max(fetched, read / _L2[crossing])
+    fetched = max(fetched, read / _L2[unaligned])
     return max(busy, fetched) + 0.05 * min(busy, fetched) + adding
 
 

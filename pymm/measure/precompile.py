@@ -82,6 +82,11 @@ class Precompiler:
         self._pool = self._new_pool()
 
     @property
+    def workers(self) -> int:
+        """How many processes compile at a time, at most."""
+        return self._workers
+
+    @property
     def pending(self) -> int:
         """How many submitted sources are not compiled yet."""
         return self._pending

@@ -16,6 +16,7 @@ from pymm.core.integers import round_up
 from pymm.core.problem import Problem, stored_shapes
 from pymm.core.reference import mirrored, other_half
 from pymm.kernels import Config
+from pymm.kernels.custom import CustomConfig, render_custom
 from pymm.kernels.source import Source, render
 
 #: The byte that memory is poisoned with. In every dtype such bytes are a NaN: no correct kernel
@@ -413,7 +414,9 @@ def render_hard(config: Config, hard: Problem) -> Source:
 
 def sources(config: Config, problem: Problem) -> list[Source]:
     """The sources that are compiled to check and time `config`: one, or two if the problem has no
-    partial tile, or rows of a higher alignment.
+    partial tile, or rows of a higher alignment. Of a user's kernel one.
     """
+    if isinstance(config, CustomConfig):
+        return [render_custom(config, problem)]
     both = (render(config, problem), render_hard(config, hard_problem(config, problem)))
     return list({source.key: source for source in both}.values())

@@ -150,7 +150,11 @@ class Workbench:
         self.stopwatch = Stopwatch(backend, seed)
         self.deviations: dict[str, float] = {}
         self.quick = quick
-        self._verifier = quick or Verifier(backend, problem, seed)
+        self._take_operands()
+
+    def _take_operands(self) -> None:
+        """Make the operands, and what checks results."""
+        self._verifier = self.quick or Verifier(self.backend, self.problem, self.seed)
         self.a, self.b, self.c = self._verifier.operands
 
     def load(self, config: Config) -> Executable:

@@ -17,7 +17,9 @@ from pymm.backends.base import Backend, Compiler
 from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.kernels import Config
+from pymm.kernels.custom import CustomProblem
 from pymm.measure.channel import Channel
+from pymm.measure.custom import CustomBench
 from pymm.measure.libraries import baseline_calls
 from pymm.measure.quick_check import OperandPool
 from pymm.measure.workbench import Trial, Workbench
@@ -61,7 +63,7 @@ class Request:
     """
 
     action: str
-    problem: Problem
+    problem: Problem | CustomProblem
     configs: tuple[Config, ...]
     seed: int = 0
     best_seconds: float | None = None
@@ -143,7 +145,9 @@ def _answer(
     backend: Backend, bench: Workbench | None, request: Request, pool: OperandPool
 ) -> tuple[Reply, Workbench | None]:
     try:
-        if bench is None:
+        if bench is None and isinstance(request.problem, CustomProblem):
+            bench = CustomBench(backend, request.problem, request.seed)
+        elif bench is None:
             adds = request.accumulate
             quick = pool.verifier(request.problem, adds) if request.quick else None
             bench = Workbench(backend, request.problem, request.seed, quick, adds)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from pymm.backends.dlpack import Exported, export
 from pymm.core.dtypes import BFLOAT16
 
 #: Work that NumPy may spend on finding out whether two interleaved arrays really share an element
@@ -131,7 +132,8 @@ class Operand:
     "cupy" or "cuda" (anything else with the CUDA array interface); `owner` is the array itself;
     `stream` the handle of the CUDA stream that its contents are ready on (None: ready). The
     elements of a `negative` operand are the numbers in its memory with the other sign: PyTorch's
-    negative bit, of `x.conj().imag`.
+    negative bit, of `x.conj().imag`. `on_device` is the device's number where `owner` has no such
+    attribute.
     """
 
     name: str
@@ -142,6 +144,7 @@ class Operand:
     readonly: bool = False
     stream: int | None = None
     negative: bool = False
+    on_device: int | None = None
     prepared: PreparedOperand | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -153,7 +156,7 @@ class Operand:
     def device_index(self) -> int | None:
         """Number of the device that holds the array, where its library says so."""
         device = getattr(self.owner, "device", None) if self.kind in ("torch", "cupy") else None
-        return getattr(device, "index", getattr(device, "id", None))
+        return getattr(device, "index", getattr(device, "id", self.on_device))
 
     @property
     def aligned(self) -> bool:
@@ -210,10 +213,11 @@ def _shadow(operand: Operand) -> np.ndarray:
 
 def adopt(array: Any, name: str = "array") -> Operand:
     """`array` as an operand: a NumPy array or what `numpy.asarray` makes one of (lists, memory
-    maps), a PyCUDA GPUArray, or an object with `__cuda_array_interface__`.
+    maps), a PyCUDA GPUArray, a tensor of PyTorch, or an object with `__cuda_array_interface__` or
+    DLPack's methods.
 
-    `TypeError` for masked arrays, `numpy.matrix`, tensors whose gradient would be lost and objects
-    that are no array.
+    `TypeError` for masked and sparse arrays, `numpy.matrix`, tensors whose gradient would be lost
+    and objects that are no array.
     """
     if type(array) is np.ndarray:
         return _host(array, name)
@@ -221,13 +225,45 @@ def adopt(array: Any, name: str = "array") -> Operand:
         if name != "b":
             raise TypeError(f"{name} is a PreparedOperand, which is made for the place of b")
         return replace(adopt(array.array, name), prepared=array)
-    source = _without_gradient(array, name) if library_of(type(array)) == "torch" else array
+    library = library_of(type(array))
+    source = _without_gradient(array, name) if library == "torch" else array
     try:
         description = getattr(source, "__cuda_array_interface__", None)
     except (RuntimeError, TypeError, KeyError) as error:  # PyTorch: no such dtype
         raise TypeError(f"{name} offers no array: {error}") from None
     if description is not None:
         return _device(array, description, name)
+    _refuse_masked_and_sparse(array, name)
+    if library == "torch" and hasattr(source, "data_ptr"):
+        return _host_tensor(source, name)
+    if isinstance(array, np.ndarray):
+        return _host(array, name)
+    if hasattr(array, "__dlpack_device__") and not _described(array):
+        return _exported(array, name)
+    try:
+        made = np.asarray(source)
+    except (TypeError, RuntimeError) as error:
+        kind = type(array).__name__
+        raise TypeError(f"{name} is a {kind}, which numpy.asarray refuses: {error}") from None
+    if not made.ndim and made.dtype.kind not in "biufcV":
+        what = "None" if array is None else f"a {type(array).__name__}"
+        raise TypeError(
+            f"{name} is {what}, not an array nor anything that numpy.asarray makes an array of"
+        )
+    return _host(made, name)
+
+
+def _described(array: Any) -> bool:
+    """Whether `numpy.asarray` finds an array in an object by itself."""
+    return any(
+        hasattr(array, protocol)
+        for protocol in ("__array__", "__array_interface__", "__array_struct__")
+    )
+
+
+def _refuse_masked_and_sparse(array: Any, name: str) -> None:
+    """`TypeError` for arrays that are more or less than their elements."""
+    kind = type(array).__name__
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(
             f"{name}: pymm does not multiply masked elements; say what stands for them, as in "
@@ -238,25 +274,70 @@ def adopt(array: Any, name: str = "array") -> Operand:
             f"{name}: pymm does not multiply numpy.matrix; give it numpy.asarray({name})"
         )
     if isinstance(array, np.ndarray):
-        return _host(array, name)
+        return
+    if kind == "MaskedTensor":  # torch.masked
+        raise TypeError(
+            f"{name}: pymm does not multiply masked elements; say what stands for them, as in "
+            f"{name}.to_tensor(0)"
+        )
+    layout = str(getattr(array, "layout", ""))
+    dense = "to_dense" if layout.startswith("torch.") and layout != "torch.strided" else ""
+    if not dense and not hasattr(array, "__array_interface__"):
+        # SciPy, CuPy: toarray; PyData's sparse and JAX: todense
+        dense = next((m for m in ("toarray", "todense") if hasattr(array, m)), "")
+    if dense:
+        raise TypeError(
+            f"{name} is a {kind} that does not store all of its elements (sparse), and pymm "
+            f"multiplies dense arrays: give it {name}.{dense}()"
+        )
+
+
+def _host_tensor(tensor: Any, name: str) -> Operand:
+    """A tensor in host memory: in place, bfloat16 and the negative bit included, which
+    `Tensor.numpy` refuses. A conjugate bit changes only imaginary parts, and no product has any.
+    """
+    said = str(tensor.dtype).removeprefix("torch.")
     try:
-        made = np.asarray(source)
-    except (TypeError, RuntimeError) as error:
+        dtype = BFLOAT16 if said == "bfloat16" else np.dtype(said)
+        address = tensor.data_ptr()
+        strides = tensor.stride()
+    except (RuntimeError, TypeError) as error:
+        kind = type(tensor).__name__
+        raise TypeError(f"{name} is a {kind} of {said}, which is no array: {error}") from None
+    if tensor.device.type != "cpu" or (tensor.numel() and not address):
+        raise TypeError(
+            f"{name} is a {type(tensor).__name__} on the device {tensor.device} that has no memory "
+            f"which pymm can read: it multiplies tensors that are stored on a CPU or a CUDA device"
+        )
+    form = Form(tuple(tensor.shape), tuple(step * dtype.itemsize for step in strides), dtype)
+    return replace(_host(view_at(address, form, tensor), name), negative=tensor.is_neg())
+
+
+def _exported(array: Any, name: str) -> Operand:
+    """An object that offers DLPack and nothing else."""
+    try:
+        found: Exported = export(array)
+    except (BufferError, TypeError, ValueError, RuntimeError) as error:
         kind = type(array).__name__
-        raise TypeError(f"{name} is a {kind}, which numpy.asarray refuses: {error}") from None
-    if not made.ndim and made.dtype.kind not in "biufcV":
-        raise TypeError(_no_array(array, name))
-    return _host(made, name)
-
-
-def _no_array(array: Any, name: str) -> str:
-    """What to say of an object that NumPy takes for a single one."""
-    what = "None" if array is None else f"a {type(array).__name__}"
-    how = "numpy.asarray makes an array of"
-    if hasattr(array, "__dlpack__"):
-        how = "numpy.asarray or __cuda_array_interface__ describes; it offers DLPack alone, which "
-        how += "the from_dlpack of numpy, torch and cupy make arrays of"
-    return f"{name} is {what}, not an array nor anything that {how}"
+        raise TypeError(f"{name} is a {kind}, whose DLPack export fails: {error}") from None
+    form = Form.packed(found.shape, found.dtype)
+    if found.strides is not None:
+        form = Form(found.shape, found.strides, found.dtype)
+    if found.on_host:
+        host = view_at(found.address, form, found)
+        if found.readonly:
+            host.flags.writeable = False
+        return _host(host, name)
+    return Operand(
+        name,
+        "cuda",
+        found.address,
+        form,
+        array,
+        found.readonly,
+        found.stream,
+        on_device=found.index,
+    )
 
 
 def library_of(kind: type) -> str:
@@ -273,8 +354,8 @@ def _without_gradient(tensor: Any, name: str) -> Any:
         return tensor
     if sys.modules["torch"].is_grad_enabled():
         raise TypeError(
-            f"{name} requires grad, and pymm computes no gradients: use torch.no_grad() or "
-            f"{name}.detach()"
+            f"{name} requires grad, and this function records no gradients: use "
+            f"pymm.torch.matmul, torch.no_grad() or {name}.detach()"
         )
     return tensor.detach()
 

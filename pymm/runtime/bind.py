@@ -23,7 +23,7 @@ from pymm.kernels.emulated import fallback_problem
 from pymm.kernels.source import render
 from pymm.runtime.arguments import Call, Options
 from pymm.runtime.arrays import Operand
-from pymm.runtime.layout import MatrixOffset, Product, arrange
+from pymm.runtime.layout import MatrixOffset, Product, Step, arrange
 from pymm.runtime.transfer import (
     InPlace,
     OnDevice,
@@ -35,6 +35,7 @@ from pymm.runtime.transfer import (
 from pymm.selection.choose import choose, snapshot
 from pymm.selection.emulation import decide
 from pymm.selection.select import Choice
+from pymm.selection.stand_in import StandIn, find_stand_in, standing_in
 
 #: Makes the launch for other addresses of a, b and the result.
 Rebind = Callable[[int, int, int], Callable[[], None]]
@@ -123,27 +124,30 @@ def bind(
     epilogue: Epilogue = NO_EPILOGUE,
     bias: Vector | None = None,
     split: Any = None,
+    compiled_for: Problem | None = None,
 ) -> Callable[[], None]:
     """A function that launches all of `product` on `stream`: `addresses` are those of the first
     elements of a, b and the result, `scalars` are alpha and beta, `epilogue` is that of the
-    launches (`epilogue_of`), `split` what b was split into before. Geometry and arguments are
-    worked out here, once.
+    launches (`epilogue_of`), `split` what b was split into before, `compiled_for` the problem that
+    the kernel was compiled for where that is another one (`selection.stand_in`). Geometry and
+    arguments are worked out here, once.
 
     alpha = 0 makes it a product with k = 0: as in BLAS, neither a nor b is read.
     """
-    a, b, out = addresses
-    left, right = (b, a) if product.swapped else (a, b)
     alpha, beta = scalars
     calls = []
     for step in product.steps:
         problem = step.problem
         if alpha == 0:
             problem = replace(problem, k=0)
-        matrices = [_at(left, step.left), _at(right, step.right), _at(out, step.out)]
+        matrices = _matrices(product, step, addresses)
         if split is not None and len(product.steps) == 1:
             which = int(not product.swapped)
             matrices[which] = replace(matrices[which], split=split)
-        kernel = executable(backend, config, problem, alignment(problem, matrices), epilogue)
+        if compiled_for is not None:
+            kernel = executable(backend, config, compiled_for)
+        else:
+            kernel = executable(backend, config, problem, alignment(problem, matrices), epilogue)
         calls.append(kernel.bind(problem, alpha, *matrices[:2], beta, matrices[2], stream, bias))
     if len(calls) == 1:
         return calls[0]
@@ -153,6 +157,13 @@ def bind(
             call()
 
     return launch
+
+
+def _matrices(product: Product, step: Step, addresses: Sequence[int]) -> list[Matrix]:
+    """The matrices of one launch."""
+    a, b, out = addresses
+    left, right = (b, a) if product.swapped else (a, b)
+    return [_at(left, step.left), _at(right, step.right), _at(out, step.out)]
 
 
 def rebinder(product: Product, launch: Callable[[], None]) -> Rebind | None:
@@ -179,7 +190,8 @@ class PreparedCall:
     forms at other addresses (`rebinder`). `spans` are the bytes that a, b and the result take,
     relative to their addresses, and `bias` those of the bias, in memory.
     `chosen_in` is the generation of the tuned configurations that `choice` comes from. `fallback`
-    is True where the best kernel found too little memory and another one computes the product.
+    is True where the best kernel found too little memory and another one computes the product;
+    `compiled_for` is the problem that a stand-in was compiled for.
     """
 
     product: Product
@@ -191,6 +203,7 @@ class PreparedCall:
     bias: Span | None = None
     chosen_in: int = 0
     fallback: bool = False
+    compiled_for: Problem | None = None
 
     @property
     def result(self) -> Any:
@@ -282,12 +295,7 @@ def prepare(backend: Backend, call: Call, options: Options) -> PreparedCall:
     product, _ = find_product(call, route, options)
     known = snapshot()
     choice = choose(backend, product.problem, options.kernel, options.config, known)
-    stream = None if options.stream is None else backend.stream(options.stream)
-    if call.on_host and stream is not None and backend.is_captured(stream):
-        raise ValueError(
-            "NumPy arrays cannot be multiplied on a stream that is being captured into a graph: "
-            "their transfers wait for the device. Copy them to the device before the capture"
-        )
+    stream = _stream(backend, call, options)
     with backend.preparing():
         placed = route.place(stream)
         if not product.steps:
@@ -302,8 +310,12 @@ def prepare(backend: Backend, call: Call, options: Options) -> PreparedCall:
             bias=placed.bias and replace(placed.bias, owner=None),  # `placed` owns it
             split=call.b.prepared and call.b.prepared.split,
         )
+        stand_in = _stand_in(backend, call, options, product, placed.addresses, choice)
+        compiled_for = stand_in and stand_in.problem
+        choice = standing_in(choice, stand_in) if stand_in else choice
         try:
-            launch, fallback = binding(config=choice.config, product=product), False
+            launch = binding(config=choice.config, product=product, compiled_for=compiled_for)
+            fallback = False
         except MemoryError as error:
             if options.kernel is not None or options.config is not None:
                 raise
@@ -312,14 +324,44 @@ def prepare(backend: Backend, call: Call, options: Options) -> PreparedCall:
             if product.problem.type.fallback:
                 product = plain_product(product)
             choice, launch = _with_less_memory(backend, product, choice, binding, error)
-            fallback = True
+            fallback, compiled_for = True, None
     steps = (*placed.before, launch, *placed.after)
     rebind = rebinder(product, launch) if len(steps) == 1 else None
-    spans = tuple(form.bounds for form in route.forms)
-    bias = call.bias and call.bias.interval
-    return PreparedCall(
-        product, choice, steps, placed, rebind, spans, bias, known.generation, fallback
-    )
+    spans, bias = tuple(form.bounds for form in route.forms), call.bias and call.bias.interval
+    more = known.generation, fallback, compiled_for
+    return PreparedCall(product, choice, steps, placed, rebind, spans, bias, *more)
+
+
+def _stream(backend: Backend, call: Call, options: Options) -> Any:
+    """The caller's stream in the backend's form, None if there is none. `ValueError` where NumPy
+    arrays cannot be used on it.
+    """
+    stream = None if options.stream is None else backend.stream(options.stream)
+    if call.on_host and stream is not None and backend.is_captured(stream):
+        raise ValueError(
+            "NumPy arrays cannot be multiplied on a stream that is being captured into a graph: "
+            "their transfers wait for the device. Copy them to the device before the capture"
+        )
+    return stream
+
+
+def _stand_in(
+    backend: Backend,
+    call: Call,
+    options: Options,
+    product: Product,
+    addresses: Sequence[int],
+    choice: Choice,
+) -> StandIn | None:
+    """What runs instead of a choice that is not compiled: of one launch of a plain product, for
+    which the caller asked for no kernel.
+    """
+    asked = options.kernel is not None or options.config is not None
+    if asked or len(product.steps) != 1 or call.epilogue or call.b.prepared or call.alpha == 0:
+        return None
+    step = product.steps[0]
+    aligned = alignment(step.problem, _matrices(product, step, addresses))
+    return find_stand_in(backend, step.problem, aligned, choice)
 
 
 def _with_less_memory(

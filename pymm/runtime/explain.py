@@ -25,6 +25,7 @@ from pymm.runtime.bind import (
 )
 from pymm.runtime.layout import Product
 from pymm.selection.choose import choose
+from pymm.selection.stand_in import known_stand_in, standing_in
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,12 @@ def explain_call(options: Options, *operands: Any, out: Any, c: Any, **more: Any
     route = find_route(backend, call, options.transfer)
     product, why = find_product(call, route, options)
     choice = choose(backend, product.problem, options.kernel, options.config)
+    found = None
+    if options.kernel is None and options.config is None and not call.epilogue:
+        found = known_stand_in(backend, product.problem, choice)
+    choice = standing_in(choice, found) if found else choice
     said = choice.config, choice.reason, route.notes, epilogue_of(call, product)
-    return _explained(backend, product, *said, why)
+    return _explained(backend, product, *said, why, found.problem if found else product.problem)
 
 
 def shape_adopter(options: Options) -> Adopt:
@@ -138,12 +143,13 @@ def _explained(
     copies: tuple[str, ...],
     epilogue: Epilogue,
     why: str,
+    compiled_for: Problem,
 ) -> Explanation:
     problem, kernel = product.problem, config.kernel
     valid, rejected = kernel.configs(problem, backend.device)
     resources = None
     if product.steps:
-        resources = executable(backend, config, problem, epilogue=epilogue).resources
+        resources = executable(backend, config, compiled_for, epilogue=epilogue).resources
     return Explanation(
         problem=problem,
         device=backend.device,

@@ -70,6 +70,11 @@ def reload() -> None:
     _watch.forget()
 
 
+def forget_choices() -> None:
+    """Have calls prepared anew, with the tuned configurations as they were."""
+    _watch.renew()
+
+
 def freeze(frozen: bool = True) -> None:
     """Use the tuned configurations as they are now, whatever happens to their files later: the same
     product then gives the same bits until the process ends. A file that this process has not read
@@ -150,6 +155,10 @@ class _Watch:
             tuned_files.freeze(self.frozen)
             self.known = Snapshot(self.known.generation + 1)
             self.next_look = math.inf if self.frozen else 0.0
+
+    def renew(self) -> None:
+        with self._turn:
+            self.known = Snapshot(self.known.generation + 1, self.known.seen)
 
     def freeze(self, frozen: bool) -> None:
         with self._turn:

@@ -153,8 +153,8 @@ class Record:
         extents = {axis: fields[axis] for axis in "mnk"}
         rare = {name: fields[name] for name in RARE_FIELDS if name in fields}
         problem = Problem(**extents, dtype=fields["type"], **_trans(fields["layout"]), **rare)
-        config = _config(fields["kernel"], fields["config"], backend)
-        seconds, spread = fields["us"] / 1e6, _fraction(fields["spread"])
+        config = parse_config(fields["kernel"], fields["config"], backend)
+        seconds, spread = fields["us"] / 1e6, parse_fraction(fields["spread"])
         return cls(problem, config, seconds, spread, fields["date"], env, fields["source"])
 
 
@@ -180,13 +180,17 @@ def _trans(layout: str) -> dict[str, bool]:
     return dict(zip(("trans_a", "trans_b"), _TRANSPOSED[layout], strict=True))
 
 
-def _fraction(percent: str) -> float:
+def parse_fraction(percent: str) -> float:
+    """The fraction that a percentage in a file spells. `ValueError` if it spells none."""
     if not re.fullmatch(r"[0-9.e+-]{1,20}%", percent):
         raise ValueError(f"spread {percent!r} is no percentage such as 0.6%")
     return float(percent[:-1]) / 100
 
 
-def _config(name: str, parameters: Mapping[str, int], backend: str) -> Config:
+def parse_config(name: str, parameters: Mapping[str, int], backend: str) -> Config:
+    """A configuration in a file, of whatever kernel. `ValueError` for names and values that no
+    kernel has.
+    """
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", name):
         raise ValueError(f"{name!r} is no name of a kernel")
     for key, value in parameters.items():

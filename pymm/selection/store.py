@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -126,7 +126,7 @@ def load_file(device: Device, path: Path) -> tuple[Record, ...]:
     """
     table = read(path)
     if table and table.device["name"] != device.name:
-        raise StoreError(f"{path} belongs to {table.device['name']}, not to {device.name}; {_FIX}")
+        raise StoreError(f"{path} belongs to {table.device['name']}, not to {device.name}; {FIX}")
     return table.records if table else ()
 
 
@@ -150,20 +150,20 @@ def put(records: Iterable[Record], device: Device, directory: Path) -> Path:
         table = read(path)
         if table and table.device != facts:
             was, now = device_words(table.device), device_words(facts)
-            raise StoreError(f"{path} belongs to {was}; this device is {now}; {_FIX}")
+            raise StoreError(f"{path} belongs to {was}; this device is {now}; {FIX}")
         if not records:
             tempfile.TemporaryFile(dir=Path(os.path.realpath(path)).parent).close()
             return path
         merged = {record.key: record for record in (*(table.records if table else ()), *records)}
         text = render_table(Table(facts, tuple(merged.values())))
         if len(text.encode()) > MAX_BYTES:
-            raise StoreError(f"{path} would be longer than {MAX_BYTES} bytes; {_FIX}")
+            raise StoreError(f"{path} would be longer than {MAX_BYTES} bytes; {FIX}")
         parse_table(text, str(path))  # nothing is written that could not be read back
         replace_text(path, text)
     return path
 
 
-_FIX = "move the file away or set PYMM_CONFIG_DIR to another directory"
+FIX = "move the file away or set PYMM_CONFIG_DIR to another directory"
 
 
 def _refuse_useless(records: list[Record], device: Device) -> None:
@@ -194,7 +194,7 @@ def _read(path: Path, mtime_ns: int, size: int, inode: int) -> Table:
     try:
         text = read_text(path, MAX_BYTES)
     except (BadInput, OSError) as error:
-        raise StoreError(f"{error}; {_FIX}") from None
+        raise StoreError(f"{error}; {FIX}") from None
     return parse_table(text, str(path))
 
 
@@ -203,45 +203,39 @@ def _read(path: Path, mtime_ns: int, size: int, inode: int) -> Table:
 
 def render_table(table: Table) -> str:
     """The text of a file: a head, then the records, sorted."""
-    import yaml
-
-    environments = sorted({r.environment for r in table.records}, key=lambda env: env.name)
     records: dict[str, dict[str, dict[str, list]]] = {}
     for record in sorted(table.records, key=lambda record: record.order):
         dtype, layout, extents = record.place
         problems = records.setdefault(dtype, {}).setdefault(layout, {})
         problems.setdefault(extents, []).append(record.entry())
+    return HEADER + dump(SCHEMA, table, records)
+
+
+def dump(schema: int, table: Table, records: Mapping[str, Any]) -> str:
+    """The YAML of a file: its head, with the environments of all records, and the `records`."""
+    import yaml
+
+    environments = sorted({r.environment for r in table.records}, key=lambda env: env.name)
     contents = {
-        "schema": SCHEMA,
+        "schema": schema,
         "device": dict(table.device),
         "environments": {env.name: asdict(env) for env in environments},
         "records": records,
     }
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     options = {"default_flow_style": None, "sort_keys": False, "width": WIDTH}
-    return HEADER + yaml.dump(contents, Dumper=dumper, **options)
+    return yaml.dump(contents, Dumper=dumper, **options)
 
 
 def parse_table(text: str, path: str) -> Table:
     """The inverse of `render_table`. For any other text `StoreError`, which names `path`, the line
     and what to do.
     """
-    reader = _Reader(text, path)
-    top = reader.mapping(reader.root, "the file")
-    version = reader.scalar(top.get("schema", reader.root), "schema", int)
-    if version not in SCHEMAS:
-        known = " and ".join(map(str, SCHEMAS))
-        raise reader.error(reader.root, f"schema {version}; this pymm reads schemas {known}")
-    nothing = dict.fromkeys(("device", "environments", "records"), dict)
-    head = reader.fields(reader.root, "the file", nothing | {"schema": int}, {})
-    device = reader.fields(head["device"], "device", _DEVICE, _DEVICE_MORE)
-    environments = {
-        name: Environment(**reader.fields(node, name, _ENVIRONMENT, _ENVIRONMENT_MORE))
-        for name, node in reader.mapping(head["environments"], "environments").items()
-    }
+    reader = Reader(text, path)
+    version, device, environments, given = head_of(reader, SCHEMAS)
     words = device_words(device)
     backend = "cpu" if device["kind"] == "cpu" else "cuda"
-    found = _lines(reader, head["records"]) if version == 1 else _nested(reader, head["records"])
+    found = _lines(reader, given) if version == 1 else _nested(reader, given)
     records = [
         replace(_record(reader, node, fields, backend, environments), device=words, file=path)
         for node, fields in found
@@ -249,13 +243,37 @@ def parse_table(text: str, path: str) -> Table:
     return Table(device, tuple(records))
 
 
-def _lines(reader: _Reader, records: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+def head_of(
+    reader: Reader, schemas: Sequence[int]
+) -> tuple[int, dict[str, Any], dict[str, Environment], Any]:
+    """Of a file of one of these schemas: its schema, device, environments by name, and the node of
+    its records.
+    """
+    top = reader.mapping(reader.root, "the file")
+    version = reader.scalar(top.get("schema", reader.root), "schema", int)
+    if version not in schemas:
+        known = " and ".join(map(str, schemas))
+        several = "s" * (len(schemas) > 1)
+        raise reader.error(
+            reader.root, f"schema {version}; this pymm reads schema{several} {known}"
+        )
+    nothing = dict.fromkeys(("device", "environments", "records"), dict)
+    head = reader.fields(reader.root, "the file", nothing | {"schema": int}, {})
+    device = reader.fields(head["device"], "device", _DEVICE, _DEVICE_MORE)
+    environments = {
+        name: Environment(**reader.fields(node, name, _ENVIRONMENT, _ENVIRONMENT_MORE))
+        for name, node in reader.mapping(head["environments"], "environments").items()
+    }
+    return version, device, environments, head["records"]
+
+
+def _lines(reader: Reader, records: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Nodes and fields of the records of schema 1."""
     for node in reader.sequence(records, "records"):
         yield node, reader.fields(node, "the record", FIELDS, RARE_FIELDS)
 
 
-def _nested(reader: _Reader, records: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+def _nested(reader: Reader, records: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Nodes and fields of the records of schema 2."""
     for dtype, layouts in reader.mapping(records, "records").items():
         for layout, problems in reader.mapping(layouts, dtype).items():
@@ -276,7 +294,7 @@ def _nested(reader: _Reader, records: Any) -> Iterator[tuple[Any, dict[str, Any]
 
 
 def _record(
-    reader: _Reader, node: Any, fields: dict[str, Any], backend: str, environments: Mapping
+    reader: Reader, node: Any, fields: dict[str, Any], backend: str, environments: Mapping
 ) -> Record:
     config = reader.mapping(fields["config"], "config")
     fields["config"] = {key: reader.scalar(value, key, int) for key, value in config.items()}
@@ -331,7 +349,7 @@ def _compose(text: str, error: Callable[[int, str], StoreError]) -> _Node | None
     return root
 
 
-class _Reader:
+class Reader:
     """Reads a YAML text node by node. YAML's tags are ignored; every error names its line."""
 
     def __init__(self, text: str, path: str) -> None:

@@ -160,7 +160,7 @@ class Comparison:
         """
         crew, log = self.setup.crew, self.setup.log
         on = crew.name(crew.lead)
-        kernel = decision.winner.config.kernel if decision else self.kernels[0]
+        kernel = decision.winner.config.kernel_name if decision else self.kernels[0].name
         for trial in trials:
             log.write(trial, self.device, "final", on)
         for library, seconds in times.items():

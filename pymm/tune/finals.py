@@ -63,11 +63,9 @@ def impossible(trial: Trial, device: Device) -> str:
     problem, most = trial.problem, CPU_TOLERANCE if device.shares_host_cores else TOLERANCE
     if not trial.seconds > 0:
         return ""
-    elements = problem.m * problem.k + (0 if problem.symmetric else problem.k * problem.n)
-    read = elements * problem.numpy_dtype.itemsize * problem.batch
     for done, limit, unit in (
         (problem.flops, device.peak_flops.get(problem.dtype, 0.0), "FLOP/s"),
-        (read, device.bandwidth, "B/s"),
+        (problem.bytes_read, device.bandwidth, "B/s"),
     ):
         rate = done / trial.seconds
         if limit > 0 and rate > most * limit:

@@ -71,7 +71,7 @@ class Progress:
         """A new problem, its number of valid configurations, when its time is over (by the
         monotonic clock) and which of how many it is (`3/12`).
         """
-        self.state = State(f"{problem.slug} {kernel}", space, ends=ends, of=of)
+        self.state = State(f"{problem.slug} {kernel}".strip(), space, ends=ends, of=of)
         self._printed_at = time.monotonic()
         if not self._terminal:
             self.say(f"[{of}] {self.state.title}: {space} valid configurations")
@@ -116,8 +116,8 @@ class Progress:
 def _best(trial: Trial | None) -> str:
     if trial is None:
         return "none yet"
-    rate = f"{trial.gflops:,.1f} GFLOP/s"
-    return f"{duration(trial.seconds)} ({rate}) {trial.config.slug}"
+    rate = f" ({trial.gflops:,.1f} GFLOP/s)" if trial.problem.flops else ""
+    return f"{duration(trial.seconds)}{rate} {trial.config.slug}"
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_limits
 
+from pymm.console import program
 from pymm.core.inputs import BadInput
 from pymm.core.problem import Problem
 from pymm.measure.results import REPLAYS
@@ -270,7 +271,7 @@ def _cell(row: dict[str, object]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m pymm.tune replay",
+        prog=program("tune replay"),
         description="Search recorded spaces of configurations, without a device.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -181,6 +181,7 @@ class Search:
         self.study, self.configs, self.company = study, list(configs), company
         self.pool = Pool([config.as_dict() for config in self.configs])
         self._index = {config: index for index, config in enumerate(self.configs)}
+        self._by_parameters = {config.parameters: i for config, i in self._index.items()}
         self._space = distributions_of(self.pool)
         self._strategy = sampler if callable(sampler) else strategy_of(sampler)
         self._seed = (seed, *company.me.encode()) if company else (seed,)
@@ -364,8 +365,7 @@ class Search:
     def _of(self, params: Mapping[str, int]) -> int | None:
         """The index of a configuration by its parameters, None if it is none of the pool."""
         key = tuple((name, params.get(name)) for name in self.pool.names)
-        first = self.configs[0]
-        return self._index.get(Config(first.kernel_name, key, first.backend))
+        return self._by_parameters.get(key)
 
     def _remember(self, index: int, outcome: str, seconds: float) -> None:
         self.known.seconds[index] = seconds if outcome in ("ok", "too_slow") else math.nan

@@ -15,7 +15,7 @@ from pymm.core.device import Device
 from pymm.core.files import drop_partial_line, locked, named
 from pymm.core.inputs import rows_of
 from pymm.core.problem import Problem
-from pymm.kernels import Kernel
+from pymm.kernels.custom import CustomProblem
 from pymm.kernels.source import kernel_digest
 from pymm.measure.results import SEEN, TRIALS, one_line
 from pymm.measure.workbench import Trial, median_and_spread
@@ -91,7 +91,7 @@ class TrialLog:
         row = {
             "config": config.slug,
             "origin": origin,
-            "source": kernel_digest(config.backend, config.kernel.file),
+            "source": _source(trial),
             "outcome": trial.outcome,
             **_times(trial.seconds, trial.spread, trial.gflops),
             "repeats": len(trial.times),
@@ -108,13 +108,13 @@ class TrialLog:
     def write_baseline(
         self,
         problem: Problem,
-        kernel: Kernel,
+        kernel: str,
         library: str,
         times: Sequence[float],
         device: Device,
         measured_on: str,
     ) -> None:
-        """Append a library that was timed in turn with the finals of `kernel`, in seconds."""
+        """Append a library that was timed in turn with the finals of that kernel, in seconds."""
         median, spread = median_and_spread(times)
         row = {
             "config": library,
@@ -122,7 +122,7 @@ class TrialLog:
             **_times(median, spread, problem.flops / median / 1e9),
             "repeats": len(times),
         }
-        self._write(device, problem, kernel.name, "baseline", measured_on, row)
+        self._write(device, problem, kernel, "baseline", measured_on, row)
 
     def _write(
         self,
@@ -156,6 +156,13 @@ class TrialLog:
             while left:
                 left = left[self._file.write(left) :]
             os.fsync(self._file.fileno())
+
+
+def _source(trial: Trial) -> str:
+    """Short digest of the kernel's code."""
+    if isinstance(trial.problem, CustomProblem):
+        return trial.problem.digest
+    return kernel_digest(trial.config.backend, trial.config.kernel.file)
 
 
 def _times(seconds: float, spread: float, gflops: float) -> dict[str, str]:

@@ -21,14 +21,6 @@ def read_only():
     return array
 
 
-class DLPack:
-    def __dlpack__(self, **options):
-        return X.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return X.__dlpack_device__()
-
-
 class Ufuncs:
     __array_ufunc__ = None
 
@@ -104,11 +96,6 @@ REFUSED = {
     "dict": (TypeError, "b is a dict, not an array", lambda f: f(X, {})),
     "str": (TypeError, "a is a str, not an array", lambda f: f("X", X)),
     "iterator": (TypeError, "a is a list_iterator, not an array", lambda f: f(iter([1.0]), X)),
-    "DLPack": (
-        TypeError,
-        "a is a DLPack, not an array.*DLPack alone.*from_dlpack of numpy, torch",
-        lambda f: f(DLPack(), X),
-    ),
     "ufuncs": (TypeError, "b is a Ufuncs, not an array", lambda f: f(X, Ufuncs())),
     "masked": (
         TypeError,

@@ -173,10 +173,13 @@ def test_an_interrupt_while_a_pool_starts_is_the_parents_alone(tmp_path, script)
 class Endless(Compiler):
     """A compiler that starts a program, which never ends."""
 
-    toolchain = "endless 1.0"
+    toolchain, target = "endless 1.0", "nothing"
 
     def __init__(self, words):
         self.words = words
+
+    def folder(self, source):
+        return self.words.parent / source.key
 
     def build(self, source):
         command = f"echo $$ >> {self.words}; sleep 600"

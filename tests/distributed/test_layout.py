@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pymm.distributed.layout import BlockCyclic, numroc, product_layouts
+from pymm.distributed.layout import BlockCyclic, numroc, pieces, product_layouts
 
 small = st.integers(1, 9)
 layouts = st.builds(
@@ -121,3 +121,25 @@ def test_layouts_of_a_product_fit_each_other(m, n, k, block, grid):
         assert own == (r * grid[0] + p, q, 0)
         assert set(c.rows(own[0])) <= set(a.rows(p))
         assert np.array_equal(c.columns(own[1]), b.columns(q))
+
+
+@given(
+    st.integers(1, 60), small, st.tuples(st.integers(1, 6), st.integers(1, 6)), st.integers(1, 30)
+)
+def test_pieces_are_all_of_k_once_each_of_one_owner(k, block, grid, width):
+    """In A (1 x k, columns dealt to Q processes) and in B (k x 1, rows dealt to P)."""
+    of_a = BlockCyclic((1, k), (1, block), (1, grid[1]))
+    of_b = BlockCyclic((k, 1), (block, 1), (grid[0], 1))
+    seen = []
+    for piece in pieces(k, block, grid, width):
+        held_a = of_a.columns(piece.q)[None, :]
+        held_b = of_b.rows(piece.p)[:, None]
+        part_a, part_b = (
+            piece.part(held_a, 1, block, grid[1]),
+            piece.part(held_b, 0, block, grid[0]),
+        )
+        assert part_a.shape == (1, piece.width) and part_b.shape == (piece.width, 1)
+        assert np.array_equal(part_a[0], part_b[:, 0])
+        assert 1 <= piece.width <= max(width, block)
+        seen += part_a[0].tolist()
+    assert sorted(seen) == list(range(k))

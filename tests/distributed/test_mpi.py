@@ -39,8 +39,8 @@ def start(
 ) -> subprocess.CompletedProcess:
     """`count` processes of this interpreter, to their end."""
     command, environment = LAUNCHERS[launcher]
-    environment = os.environ | environment | settings
-    environment |= {"PYMM_TEST_FOLDER": str(folder), "PYTHONPATH": str(ROOT)}
+    environment = os.environ | environment | {"PYTHONPATH": str(ROOT)} | settings
+    environment["PYMM_TEST_FOLDER"] = str(folder)
     words = [*command, "-n", str(count), sys.executable, *map(str, arguments)]
     return subprocess.run(
         words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=seconds
@@ -60,6 +60,35 @@ def test_cases(launcher, count, cases, tmp_path):
     passed = [line.split()[0] for line in done.stdout.splitlines() if " passed on " in line]
     assert passed == cases.split()
     assert f" on {count}\n" in done.stdout  # as many processes as were asked for
+
+
+#: Cases of panels that NCCL moves: the processes, the simulated GPUs of their host, whether its
+#: stand-in is there, and what streams do: work at once, or when somebody waits for them.
+NCCL = (
+    (1, "gpu_panels", 1, False, "now"),
+    (2, "gpu_panels", 2, True, "late"),
+    (4, "gpu_panels", 4, True, "now"),
+    (6, "gpu_panels", 6, True, "random:3"),
+    (2, "shared_gpu", 1, True, "now"),
+    (2, "without_nccl", 2, False, "now"),
+)
+
+
+@pytest.mark.simulator
+@pytest.mark.mpi
+@pytest.mark.parametrize("count, case, gpus, there, streams", NCCL)
+def test_panels_of_gpus(count, case, gpus, there, streams, tmp_path):
+    path = os.pathsep.join([str(ROOT), *[str(ROOT / "tests/support/fake_nccl")] * there])
+    settings = {
+        "PYMM_SIMULATOR": "1",
+        "PYMM_SIMULATOR_DEVICES": str(gpus),
+        "PYMM_SIMULATOR_STREAMS": streams,
+        "PYMM_SIMULATOR_THREADS": "1",
+        "PYTHONPATH": path,
+    }
+    done = start("openmpi", count, CASES, case, folder=tmp_path, **settings)
+    assert done.returncode == 0, done.stderr[-6000:] + done.stdout[-2000:]
+    assert f"{case} passed on {count}\n" in done.stdout
 
 
 FAILURES = (

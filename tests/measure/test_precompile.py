@@ -210,10 +210,13 @@ def test_what_nobody_waits_for_leaves_the_queue(tmp_path):
 class Recorder(Compiler):
     """Takes a while and writes down what it was given."""
 
-    toolchain = "recorder 1.0"
+    toolchain, target = "recorder 1.0", "paper"
 
     def __init__(self, path):
         self.path = path
+
+    def folder(self, source):
+        return self.path.parent / source.key
 
     def build(self, source):
         time.sleep(0.2)

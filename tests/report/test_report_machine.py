@@ -33,7 +33,9 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def run(tmp_path):
     """A run of the tuner that found something faster than the default and than a library."""
-    found = Run(tmp_path, "--trials 20 --sampler local", library=4e-4, library_name="cublas", outcome=smooth)
+    found = Run(
+        tmp_path, "--trials 20 --sampler local", library=4e-4, library_name="cublas", outcome=smooth
+    )
     assert found.status == 0
     return found
 
@@ -87,7 +89,7 @@ def tuned_on(device, toolchain):
     log = TrialLog(folder / "trials.csv", compiler=toolchain)
     log.write(trial, device)
     log.write(trial, device, "final")
-    log.write_baseline(problem, kernel, "numpy", [2e-4] * 9, device, "cpu")
+    log.write_baseline(problem, kernel.name, "numpy", [2e-4] * 9, device, "cpu")
     log.close()
     environment = Environment.of(device, toolchain)
     digest = kernel_digest("cpu", kernel.file)

@@ -99,7 +99,10 @@ class NumpyKernel(Executable):
 
 
 class NoCompiler(Compiler):
-    toolchain = "none 1.0"
+    toolchain, target, cache = "none 1.0", "nothing", Path("/nonexistent")
+
+    def folder(self, source):
+        return Path("/nonexistent")
 
     def build(self, source):
         return Path("/nonexistent")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pymm.core.errors import NoDevice
 from pymm.distributed import DistMatrix, Traffic, datatypes, engine, matmul, matmul_from_root
 from pymm.distributed.communicator import MPI
 from pymm.distributed.layout import BlockCyclic, numroc, product_layouts
@@ -68,7 +69,9 @@ def tolerance(a: np.ndarray, b: np.ndarray, alpha: float, beta: float, c: np.nda
     return roundings * unit * (abs(alpha) * wide[0] @ wide[1] + abs(beta) * wide[2])
 
 
-def check_product(shape, grid, panel, product, dtype=np.float64, look_ahead=True) -> None:
+def check_product(
+    shape, grid, panel, product, dtype=np.float64, look_ahead=True, transport="auto"
+) -> None:
     """C <- 2 A B + 0.5 C and C <- A B over NaN, next to NumPy in float64, with what was moved."""
     m, n, k, block = shape
     of_a, of_b, of_c = product_layouts(m, n, k, block, grid)
@@ -81,9 +84,8 @@ def check_product(shape, grid, panel, product, dtype=np.float64, look_ahead=True
             result.local.fill(np.nan)
         traffic = Traffic()
         given = {"alpha": alpha, "beta": beta, "panel": panel, "product": product}
-        returned = matmul(
-            left, right, result, **given, look_ahead=look_ahead, traffic=traffic, threads=1
-        )
+        given |= {"transport": transport, "look_ahead": look_ahead}
+        returned = matmul(left, right, result, **given, traffic=traffic, threads=1)
         assert returned is result
         exact = alpha * a.astype(np.float64) @ b + (beta or 0) * c.astype(np.float64)
         wrong = np.abs(result.local - part(of_c, exact))
@@ -134,6 +136,39 @@ def kernels() -> None:
         for shape in (SHAPES[0], SHAPES[8]):
             check_product(shape, (1, WORLD.size, 1), 20, product)
         check_product(SHAPES[0], (1, 1, WORLD.size), None, product, np.float32)
+
+
+def gpu_panels() -> None:
+    """Panels that NCCL moves between (simulated) GPUs, one for each process, on all grids."""
+    panels = itertools.cycle(((None, True), (1, True), (17, True), (17, False)))
+    for shape, grid in itertools.product(SHAPES, grids()):
+        panel, look_ahead = next(panels)
+        check_product(shape, grid, panel, "gpu", np.float32, look_ahead, "nccl")
+    layouts = product_layouts(9, 8, 7, 2, grids()[-1])
+    made = [DistMatrix.zeros(layout, np.float32) for layout in layouts]
+    links = made[0].grid.links
+    matmul(*made, beta=1, product="gpu")
+    assert made[0].grid.links is links is not None
+    wrong = dict(product="blas", transport="nccl")
+    refused(ValueError, "product='gpu'", matmul, *made, beta=1, **wrong)
+    refused(ValueError, "none of auto, mpi, nccl", matmul, *made, beta=1, transport="pigeon")
+
+
+def shared_gpu() -> None:
+    """NCCL does not serve two processes on one GPU: said, or done by MPI."""
+    layouts = product_layouts(9, 8, 7, 2, (1, WORLD.size))
+    made = [DistMatrix.zeros(layout, np.float32) for layout in layouts]
+    refused(NoDevice, "have one GPU", matmul, *made, product="gpu", transport="nccl")
+    matmul(*made, product="gpu")
+    assert made[0].grid.links is None
+
+
+def without_nccl() -> None:
+    """nccl4py is not installed: said, or done by MPI."""
+    layouts = product_layouts(9, 8, 7, 2, (1, WORLD.size))
+    made = [DistMatrix.zeros(layout, np.float32) for layout in layouts]
+    refused(NoDevice, "rank 0 has no nccl4py", matmul, *made, product="gpu", transport="nccl")
+    check_product(SHAPES[3], (1, WORLD.size, 1), 20, "gpu", np.float32)
 
 
 def communicators() -> None:

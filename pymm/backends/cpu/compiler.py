@@ -40,13 +40,23 @@ class CpuCompiler(Compiler):
     def toolchain(self) -> str:
         return self.version
 
+    @property
+    def target(self) -> str:
+        return f"cpu-{self.processor}"
+
+    def folder(self, source: Source) -> Path:
+        return self._folder(source.text)
+
     def build(self, source: Source) -> Path:
         return self.build_text(source.text, source.config.slug)
 
     def build_text(self, text: str, name: str) -> Path:
         """The shared object of a C++ source; the message of `CompileFailed` names it `name`."""
+        return obtain(self._folder(text), lambda place: self._compile(text, name, place))
+
+    def _folder(self, text: str) -> Path:
         key = key_of(text, self.path, self.version, " ".join(self.flags), self.processor)
-        return obtain(self.cache / "cpu" / key, lambda place: self._compile(text, name, place))
+        return self.cache / "cpu" / key
 
     def _compile(self, text: str, name: str, place: Path) -> Path:
         source, made = place / "kernel.cpp", place / "kernel.so"

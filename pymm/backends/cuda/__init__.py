@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,26 @@ def open_cuda(number: int, cache: Path, simulator: bool = False) -> CudaBackend:
     from pymm.backends.cuda.backend import CudaBackend
 
     return CudaBackend(gpu, device, compiler)
+
+
+def compiler_without_gpu(arch: str, cache: Path) -> CudaCompiler:
+    """A compiler for GPUs of `arch`, which need not be here. Without NVIDIA's driver PyCUDA, which
+    starts nvcc, is imported on the simulator's. The binaries are the same.
+
+    Raises `NoDevice` without nvcc or PyCUDA.
+    """
+    toolkit = find_nvcc()
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        simulator = True
+    else:
+        simulator = False
+    try:
+        import_pycuda(simulator)
+    except (ImportError, RuntimeError) as error:
+        raise NoDevice(f"kernels are compiled by PyCUDA, which does not import: {error}") from error
+    return CudaCompiler(toolkit.path, toolkit.version, arch, cache, simulator)
 
 
 def _driver(simulator: bool):

@@ -18,6 +18,7 @@ from pymm.backends.base import Backend, Buffer, Matrix, check_range
 from pymm.backends.cuda.compiler import CudaCompiler
 from pymm.backends.cuda.context import Contexts, active, failure, working
 from pymm.backends.cuda.copies import HostCopies
+from pymm.backends.cuda.custom import CustomExecutable
 from pymm.backends.cuda.driver import Driver, DriverError, relaxed_capture
 from pymm.backends.cuda.emulated import CheckedExecutable, checking_bytes
 from pymm.backends.cuda.executable import CudaExecutable
@@ -32,6 +33,7 @@ from pymm.core.device import Device
 from pymm.core.integers import round_up
 from pymm.core.problem import Problem
 from pymm.kernels import Config, grouped
+from pymm.kernels.custom import CustomConfig
 from pymm.kernels.source import Source
 
 #: Pitched rows start at multiples of this many bytes: a cache line.
@@ -122,6 +124,8 @@ class CudaBackend(Backend):
         common = (source, self.compiler, self._contexts, self._driver, self._most_blocks)
         if source.entry == grouped.ENTRY:
             return GroupedExecutable(*common, self._scratch)
+        if isinstance(source.config, CustomConfig):
+            return CustomExecutable(*common, self._scratch)
         if source.config.kernel.tma and source.gate:
             more = {"load": self.executable, "verdicts": self._verdicts, "zeroed": self._zeroed}
             return CheckedExecutable(*common, self._padding, self.device, **more)

@@ -51,10 +51,12 @@ class CudaCompiler(Compiler):
     def toolchain(self) -> str:
         return self.version
 
+    @property
+    def target(self) -> str:
+        return self.arch
+
     def folder(self, source: Source) -> Path:
-        """The folder of a source's cubin. It is given to `SourceModule` as its cache. Its name is a
-        digest of everything that the binary depends on, the environment included.
-        """
+        """The folder of a source's cubin. It is given to `SourceModule` as its cache."""
         ambient = [f"{name}={os.environ.get(name, '')}" for name in _AMBIENT]
         key = key_of(source.text, self.nvcc, self.version, self.arch, *OPTIONS, *ambient)
         return self.cache / "cuda" / key
