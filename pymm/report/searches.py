@@ -15,7 +15,7 @@ from pymm.core.problem import Problem
 from pymm.measure.libraries import GENERAL
 from pymm.report.load import Results, Row
 from pymm.report.today import Today
-from pymm.tune.finals import Timing, tied
+from pymm.tune.finals import CHOSEN, Timing, tied
 
 #: Fewest trials from which the importance of parameters is computed.
 ENOUGH = 12
@@ -48,12 +48,12 @@ class Search:
         last one if the search was repeated.
         """
         last: list[Row] = []
+        before = ""
         for row in self.rows:
             if row.text("role") == "final":
-                last.append(row)
-            elif last:
-                last = []
-        return last or [row for row in self.rows if row.text("role") == "final"]
+                last = [*last, row] if before == "final" else [row]
+            before = row.text("role")
+        return last
 
     @property
     def outcomes(self) -> Counter[str]:
@@ -92,9 +92,13 @@ class Search:
 
     @cached_property
     def best(self) -> Row | None:
-        """The winner: the fastest of the final, else of the search; the default where the
-        difference may be noise, by the rule of `pymm.tune.finals`.
+        """The winner: what the tuner says it chose, where the file has that. Else the fastest of
+        the final, or of the search; the default where the difference may be noise, by the rule of
+        `pymm.tune.finals`.
         """
+        for row in self.final:
+            if row.valid and row.text("detail").startswith(CHOSEN):
+                return row
         right = [row for row in self.final or self.tried if row.valid]
         fastest = min(right, key=lambda row: row.seconds, default=None)
         if self.default is None or fastest is None:
@@ -135,6 +139,14 @@ class Search:
         if self.default is None:
             return math.nan
         return self.default.seconds / self.best.seconds
+
+    @property
+    def words(self) -> str:
+        """What the tuner says that the search has gained, with the interval; "" where it does not
+        say it.
+        """
+        detail = self.best.text("detail") if self.best is not None else ""
+        return detail.removeprefix(CHOSEN) if detail.startswith(CHOSEN) else ""
 
     @cached_property
     def importance(self) -> dict[str, float]:

@@ -97,13 +97,20 @@ def _highest(found: HighestRate | None) -> dict[str, Cell]:
 def tuned_here(results: Results) -> Table:
     """What this machine's user has tuned."""
     rows = _records(results, results.own_records)
-    note = "Ratio: the fastest library's time / pymm's, gain: the default's time / pymm's."
+    for row in rows:  # all of today and of one kernel, as a rule: room for what was found
+        del row["kernel"], row["date"], row["of peak"]
+    note = (
+        "Ratio: the fastest library's time / pymm's, gain: the default's time / pymm's; medians. "
+        "What the search found: the gain in pairs of times, with its 95 % interval."
+    )
     return Table("tuned-here", "What you tuned", rows, note)
 
 
 def records(results: Results) -> Table:
     """Every stored configuration."""
     rows = _records(results, results.records)
+    for row in rows:
+        del row["tried"], row["what the search found"]
     note = (
         "The configurations stored for this device. Default: the time of the kernel's default in "
         "the search that found the configuration, where that is recorded; ratio: the fastest "
@@ -141,6 +148,8 @@ def _record(record: Record, search: Search | None, peak: float, stale: str) -> d
         "of peak": percent_cell(gflops / peak if peak else nan),
         "default": time_cell(search.default.seconds if search and search.default else nan),
         "gain": ratio_cell(search.gain if search else nan),
+        "tried": _count(len(search.tried)) if search else Cell(""),
+        "what the search found": Cell(search.words if search else ""),
         "library": time_cell(search.baseline.seconds if search and search.baseline else nan),
         "ratio": ratio_cell(search.ratio if search else nan),
         "state": Cell(f"stale: {stale}" if stale else "today's"),

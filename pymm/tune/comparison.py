@@ -14,7 +14,7 @@ from pymm.core.problem import Problem
 from pymm.kernels import Config, Kernel
 from pymm.measure.workbench import Trial
 from pymm.measure.worker import Reply, Request, Worker, WorkerFailed, begin, time_limit
-from pymm.tune.finals import Decision, choose, doubtful, impossible, plausible
+from pymm.tune.finals import CHOSEN, Decision, choose, doubtful, impossible, plausible
 from pymm.tune.objective import least_energy
 from pymm.tune.race import Race
 from pymm.tune.session import TRIED_AGAIN, Setup, trial_of
@@ -173,6 +173,8 @@ class Comparison:
         on = crew.name(crew.lead)
         kernel = decision.winner.config.kernel_name if decision else self.kernels[0].name
         for trial in trials:
+            if decision is not None and trial is decision.winner:
+                trial = replace(trial, detail=f"{CHOSEN}{decision.words}")
             log.write(trial, self.device, "final", on)
         for library, seconds in times.items():
             if seconds:

@@ -40,6 +40,10 @@ MOST_SPREAD = 0.15
 TOLERANCE, CPU_TOLERANCE = 1.05, 1.25
 
 
+#: What the `detail` of a winner's row begins with, in a file of trials; `Decision.words` follow.
+CHOSEN = "chosen: "
+
+
 @dataclass(frozen=True)
 class Decision:
     """The result of a session: the trial that is chosen, the default's seconds in the same run, the
@@ -63,6 +67,11 @@ class Decision:
     def thrifty(self) -> tuple[Trial, ...]:
         """The trial with the least energy, if there is one."""
         return () if self.thriftiest is None else (self.thriftiest,)
+
+    @property
+    def words(self) -> str:
+        """What the search has gained."""
+        return gain_words(self.gain, self.within, is_default=self.gain == (1.0,) * 3)
 
 
 def impossible(trial: Trial, device: Device) -> str:
@@ -249,6 +258,14 @@ def gain_of(default: Trial | None, other: Trial) -> tuple[float, float, float]:
     gain, error, freedom = _gain(Timing.of(default), Timing.of(other))
     error *= student(0.975, freedom)
     return 1 + gain - error, 1 + gain, 1 + gain + error
+
+
+def gain_words(gain: tuple[float, float, float], within: float, is_default: bool) -> str:
+    """`gain` and `within` of a `Decision` in words."""
+    if is_default:
+        return f"the default is best{f', within {within:.1%}' if within >= 0 else ''}"
+    low, ratio, high = gain
+    return f"{ratio:.2f}x ({low:.2f} to {high:.2f})" if ratio > 0 else "-"
 
 
 def _gain(default: Timing, other: Timing) -> tuple[float, float, float]:

@@ -16,6 +16,7 @@ from pymm.console import duration, significant
 from pymm.core.problem import Problem
 from pymm.kernels import Config
 from pymm.measure.workbench import Trial
+from pymm.tune.finals import gain_words
 from pymm.tune.objective import Front
 
 #: Seconds between two plain lines when nothing better was found.
@@ -142,11 +143,7 @@ class Line:
     @property
     def words(self) -> str:
         """What tuning has gained."""
-        if self.is_default:
-            sure = f", within {self.within:.1%}" if self.within >= 0 else ""
-            return f"the default is best{sure}"
-        low, ratio, high = self.gain
-        return f"{ratio:.2f}x ({low:.2f} to {high:.2f})" if ratio > 0 else "-"
+        return gain_words(self.gain, self.within, self.is_default)
 
 
 def show_lines(lines: list[Line], console: Console) -> None:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,9 +23,11 @@ from pymm.measure.workbench import Trial
 from pymm.report import main
 from pymm.report.chapters import report
 from pymm.report.cli import PAGE, page_after_tuning
-from pymm.report.load import read_machine
+from pymm.report.load import Row, read_machine
+from pymm.report.searches import Search
 from pymm.selection import store
 from pymm.selection.records import Environment, Record
+from pymm.tune.finals import CHOSEN
 from pymm.tune.trial_log import TrialLog
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,6 +59,11 @@ def test_the_first_screen_shows_what_was_tuned(run, tmp_path, without_plots):
     assert row["gain"] == f"{default / record.seconds:.2f}" != "1.00"
     assert row["ratio"] == f"{4e-4 / record.seconds:.2f}"
     assert row["state"] == "today's" and row["m x n x k"] == "256"
+    assert row["tried"] == str(sum(line["role"] == "search" for line in run.rows))
+    (chosen,) = [line for line in run.rows if line["detail"].startswith(CHOSEN)]
+    assert chosen["config"] == record.config.slug
+    assert row["what the search found"] == chosen["detail"].removeprefix(CHOSEN)
+    assert re.fullmatch(r"[0-9.]+x \([0-9.]+ to [0-9.]+\)", row["what the search found"])
     (kind,) = cells(next(table for table in glance.tables if table.name == "types"))
     assert (kind["type"], kind["tuned"], kind["stale"]) == ("f32", "1", "0")
     assert (kind["gain over default"], kind["ratio"]) == (row["gain"], row["ratio"])
@@ -123,6 +131,24 @@ def test_the_page_can_be_written_elsewhere(cpu, own_folders, without_plots, tmp_
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
     assert main(["--device", "cpu:1", "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / cpu.device.slug / PAGE).exists() and not (folder / PAGE).exists()
+
+
+def test_of_a_repeated_final_the_last_one_counts():
+    def row(config, role, seconds, detail=""):
+        texts = {"role": role, "config": config, "outcome": "ok", "detail": detail}
+        numbers = {"seconds": str(seconds), "spread": "0.01", "repeats": "35"}
+        return Row("trials", "trials.csv", texts | numbers, 2)
+
+    first = [row("d", "search", 9), row("e", "search", 8), row("d", "final", 3)]
+    first += [row("e", "final", 1), row("numpy", "baseline", 5)]
+    again = [row("d", "final", 2, CHOSEN + "the default is best"), row("e", "final", 1.5)]
+    for rows in (first + again, [*first, *again, row("numpy", "baseline", 4)]):
+        search = Search(Problem(1, 1, 1), "blocked", "trials.csv", tuple(rows))
+        assert [r.seconds for r in search.final] == [2, 1.5]
+        assert search.best.seconds == 2 and search.gain == 1
+        assert search.words == "the default is best"
+    search = Search(Problem(1, 1, 1), "blocked", "trials.csv", tuple(first))
+    assert (search.best.text("config"), search.gain, search.words) == ("e", 3, "")
 
 
 def test_other_tools_make_what_was_tuned_stale(cpu, own_folders, without_plots, tmp_path):
