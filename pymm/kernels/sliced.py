@@ -29,11 +29,15 @@ def _vector(p: Problem) -> int:
     return 16 // p.numpy_dtype.itemsize
 
 
+def _is_float(p: Problem) -> bool:
+    return p.numpy_dtype.itemsize == 4
+
+
 def _by_rows(c: Config, p: Problem) -> bool:
     """True if both operands are MN-major in shared memory and are multiplied row by row: the
     largest register tiles of floats, slices of 8 rows.
     """
-    return p.dtype == "f32" and c.TA * c.TB >= 128 and c.KB == 8
+    return _is_float(p) and c.TA * c.TB >= 128 and c.KB == 8
 
 
 def _shared_elements(c: Config, p: Problem) -> int:
@@ -171,7 +175,7 @@ def _many(p: Problem) -> int | None:
     spill with 8 x 8 elements a thread.
     """
     extent = max(p.m, p.n)
-    if p.batch < 16 or p.dtype != "f32" or p.alignment < 16 or extent > 256:
+    if p.batch < 16 or not _is_float(p) or p.alignment < 16 or extent > 256:
         return None
     found = next(most for most in _MANY if extent <= most)
     covered = round_up(p.m, _MANY[found][0]) * round_up(p.n, _MANY[found][1])
@@ -206,7 +210,7 @@ def _options(p: Problem, d: Device) -> Iterator[Config]:
             yield from _shared(form, d.sms // blocks, p, d)
             break
         spills = ta * tb == 64 and p.trans_b and not p.trans_a  # both operands K-major
-        if p.dtype == "f32" and ta * tb in _SHARED and min(mb, nb) >= 16 and not spills:
+        if _is_float(p) and ta * tb in _SHARED and min(mb, nb) >= 16 and not spills:
             kb, slices, stages, together = _SHARED[ta * tb]
             form = tile | dict(KB=kb, SLICES=slices, STAGES=stages, BLOCKS=together)
             yield from _shared(form, together * d.sms // blocks, p, d)
@@ -218,7 +222,7 @@ def _pipelines(
     """Pipelines of a tile, the best first."""
     many = blocks > d.sms
     usual = _TOGETHER if many else _ALONE
-    if p.dtype != "f32":
+    if not _is_float(p):
         return usual
     if registers >= 128:
         by_rows = _ROWS_TOGETHER if many else _ROWS_ALONE
@@ -256,10 +260,30 @@ def _clocks(c: Config, p: Problem, d: Device) -> float:
     return _LAUNCH + together + levels * adding
 
 
+#: Types that allow float32 elements to be multiplied on tensor cores.
+_ON_TENSOR_CORES = ("tf32", "tf32x3", "f16x3")
+
+#: Operations of a product of such a type up to which float32's own arithmetic is faster, by the
+#: bytes that rows are aligned to: the kernels of tensor cores repack rows of less than 16, or copy
+#: them in pieces (one H200: populations.csv has the same products in tf32 and in f32).
+_EXACT = {4: 2e8, 8: 3e7, 16: 3e7}
+
+
+def exact_is_faster(p: Problem, d: Device) -> bool:
+    """Whether a product whose elements may be rounded for Hopper's tensor cores is faster without
+    them.
+    """
+    if p.dtype not in _ON_TENSOR_CORES or p.symmetric or p.batch > 1 or d.capability != (9, 0):
+        return False
+    return p.flops <= _EXACT.get(min(p.alignment, 16), 0.0)
+
+
 def _preferred_for(p: Problem, d: Device) -> bool:
     """Skinny products and small ones. Of doubles, where tensor cores multiply them, only those that
     wait for memory.
     """
+    if p.dtype in _ON_TENSOR_CORES:
+        return exact_is_faster(p, d)
     if p.dtype == "f64" and d.capability in ((8, 0), (9, 0)):
         return min(p.m, p.n) <= 16 and not small_batch(p)
     return min(p.m, p.n) <= 64 or p.m * p.n * p.batch <= 2**20 or _many(p) is not None
@@ -291,6 +315,7 @@ SLICED = Kernel(
     dynamic_shared=True,
     aligned=True,
     min_capability=(8, 0),
+    dtypes=("f32", "f64", *_ON_TENSOR_CORES),
     heuristic=_heuristic,
     preferred_for=_preferred_for,
     rules=(

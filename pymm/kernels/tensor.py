@@ -16,6 +16,7 @@ from pymm.kernels.rules import (
     blocks_fit,
     registers_fit,
 )
+from pymm.kernels.sliced import exact_is_faster
 from pymm.kernels.tensor_f64 import whole_lines
 from pymm.kernels.tiles import tiles, workspace_bytes
 
@@ -106,10 +107,12 @@ _SHALLOW = 128
 
 def _preferred_for(p: Problem, d: Device) -> bool:
     """True but on Hopper, where wgmma multiplies at nearly twice the rate, unless a product is so
-    small that repacking it, or a tile of 64 rows, takes longer.
+    small that repacking it, or a tile of 64 rows, takes longer; and unless kernel 11 is faster yet.
     """
     if not _hopper(d):
         return True
+    if exact_is_faster(p, d):
+        return False
     size, each = p.numpy_dtype.itemsize, p.m * p.n * p.k
     if p.batch > 1:
         narrow = max(p.m, p.n) <= _NARROW[size]

@@ -13,6 +13,7 @@ from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem, stored_shapes
 from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma
 from pymm.kernels.rules import ACCUMULATORS, PARTS_FIT, PARTS_HAVE_STEPS, STAGES_FIT
+from pymm.kernels.sliced import exact_is_faster
 from pymm.kernels.tiles import tiles_in
 
 
@@ -311,6 +312,7 @@ WGMMA_TF32X3 = Kernel(
     default=dict(MB=128, NB=128, KB=32, TA=128, TB=64, STAGES=3, CLUSTER=1, GROUP=8, SPLIT=1),
     heuristic=lambda p, d: heuristic(WGMMA_TF32X3, FORMS_X3, p, d),
     dtypes=("tf32x3",),
+    preferred_for=lambda p, d: not exact_is_faster(p, d),
     tma=Tma(_boxes, major=("k", "k"), terms=2),
     rules=(
         _EVEN,
