@@ -68,9 +68,9 @@ bool spin(Ready ready, microseconds most) {
     return ready();
 }
 
-// Asks for the shortest slices of the processor, 0.1 ms. A thread that is woken then runs before one
-// that looks for work for another library, instead of after the 3 ms of its slice. Kernels of Linux
-// before 6.12 take no notice.
+// Asks for the shortest slices of the processor, 0.1 ms. A thread that is woken then runs before
+// one that looks for work for another library, instead of after that one's slice of milliseconds.
+// Kernels of Linux before 6.12 take no notice.
 void ask_for_short_slices() {
 #if defined(SYS_sched_getattr) && defined(SYS_sched_setattr)
     struct {  // struct sched_attr of sched_setattr(2)
