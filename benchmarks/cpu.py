@@ -1,7 +1,7 @@
 """pymm on the CPU and NumPy's BLAS: square products, each library in a process of its own, in turn;
 and both in one process, call after call.
 
-    python benchmarks/cpu.py --csv benchmarks/results/amd-epyc-2-cores/threads.csv
+    python benchmarks/cpu.py --csv benchmarks/results/amd-epyc-2-cores/beside-numpy.csv
 
 Each library is called without a pause for about 20 ms, then the other; its figure is the median
 over the rounds of the time for one call, with operands in the caches. pymm is called in two ways:
@@ -53,7 +53,7 @@ COLUMNS = (
     "m",
     "n",
     "k",
-    "processes",
+    "process",
     "call",
     "us",
     "quartile_1",
@@ -96,7 +96,7 @@ def main(arguments: list[str]) -> int:
                 append(given.csv, COLUMNS, [start | named | row for row in rows])
             for row in rows:
                 words = f"{row['us']:>9} us  slowest {row['slowest']:>9}  ratio {row['ratio']}"
-                print(f"{dtype} {size:5} {row['processes']:12} {row['call']:14} {words}")
+                print(f"{dtype} {size:5} {row['process']:12} {row['call']:14} {words}")
     return 0
 
 
@@ -112,7 +112,7 @@ def in_turn(problem: Problem, makers: dict[str, Apart], rounds: int) -> Iterator
             time.sleep(SETTLED)
             samples[name] += apart.seconds(problem, repeats=repeats[name])
     for name, found in samples.items():
-        yield row_of("apart", name, found, statistics.median(samples["NumPy"]))
+        yield row_of("own", name, found, statistics.median(samples["NumPy"]))
 
 
 def alternating(problem: Problem, threads: int) -> Iterator[dict[str, Any]]:
@@ -130,16 +130,16 @@ def alternating(problem: Problem, threads: int) -> Iterator[dict[str, Any]]:
         if turn > 20 and time.monotonic() > ends:
             break
     for name, found in samples.items():
-        yield row_of("one", name, found, statistics.median(samples["NumPy"]))
+        yield row_of("shared", name, found, statistics.median(samples["NumPy"]))
 
 
-def row_of(processes: str, name: str, samples: list[float], numpy: float) -> dict[str, Any]:
+def row_of(process: str, name: str, samples: list[float], numpy: float) -> dict[str, Any]:
     """The columns of one library's samples."""
     low, middle, high = statistics.quantiles(samples, n=4)
     slowest = sorted(samples)[-1 - len(samples) // 100]
     figures = {"us": middle, "quartile_1": low, "quartile_3": high, "slowest": slowest}
     shown = {key: f"{value * 1e6:.4g}" for key, value in figures.items()}
-    return {"processes": processes, "call": name} | shown | {"ratio": f"{numpy / middle:.3g}"}
+    return {"process": process, "call": name} | shown | {"ratio": f"{numpy / middle:.3g}"}
 
 
 # What the processes call

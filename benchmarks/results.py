@@ -169,7 +169,7 @@ def kernel_tables() -> list[str]:
         ]
     for path in CPUS:
         lines += ["", f"## CPU: {path.parent.name}", "", *tables.cpu(tables.rows_of(path))]
-        beside = path.with_name("threads.csv")  # what `benchmarks/cpu.py` wrote
+        beside = path.with_name("beside-numpy.csv")  # what `benchmarks/cpu.py` wrote
         if beside.exists():
             lines += ["", *tables.beside_numpy(tables.calls_of(beside))]
     return lines

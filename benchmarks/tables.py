@@ -68,7 +68,7 @@ def _untimed(row: Row) -> str:
 
 def calls_of(path: Path) -> list[Row]:
     """The rows of a file of `benchmarks/cpu.py`. `BadInput` names a damaged one and its line."""
-    return inputs.rows_of(path, ("time", "dtype", "m", "processes", "call"), ("us",), _no_call)
+    return inputs.rows_of(path, ("time", "dtype", "m", "process", "call"), ("us",), _no_call)
 
 
 def _no_call(row: Row) -> str:
@@ -191,15 +191,15 @@ def cpu(rows: Iterable[Row]) -> list[str]:
 #: plan's time in turn with NumPy's calls in one process / its time in a process of its own.
 BESIDE_NUMPY, LARGER, IN_TURN = {"16": 0.4, "64": 0.8}, 0.98, 1.5
 
-#: What stands in a row of the table: processes and call.
-CALLS = (("apart", "NumPy"), ("apart", "plan"), ("apart", "matmul"), ("one", "plan"))
+#: What stands in a row of the table: whose process, and the call.
+CALLS = (("own", "NumPy"), ("own", "plan"), ("own", "matmul"), ("shared", "plan"))
 
 
 def beside_numpy(rows: Sequence[Row]) -> list[str]:
     """Square products by pymm and by NumPy's BLAS as `benchmarks/cpu.py` measured them, of rows
     that were measured again the last, with what is asked of them.
     """
-    found = {(r["dtype"], r["m"], r["processes"], r["call"]): r for r in rows}
+    found = {(r["dtype"], r["m"], r["process"], r["call"]): r for r in rows}
     days = ", ".join(sorted({row["time"][:10] for row in found.values()}))
     lines = [
         "Square products by pymm and by NumPy's BLAS, each in a process of its own, and in turn in",

@@ -40,6 +40,7 @@ from pymm.report.svg import NoPlots
 #: Scripts of a checkout, which an installed pymm does not have.
 UNSEEN = "python benchmarks/unseen.py --csv unseen.csv"
 CALLS = "python benchmarks/calls.py --csv calls.csv"
+BESIDE_NUMPY = "python benchmarks/cpu.py --csv beside-numpy.csv"
 BLOCKED = "python benchmarks/blocked.py --csv blocked.csv"
 TUNE_DEVICES = "python benchmarks/tune_devices.py --csv tune-devices.csv"
 
@@ -279,6 +280,25 @@ def calls(results: Results) -> Chapter:
     )
 
 
+def beside_numpy(results: Results) -> Chapter:
+    """Square products on a CPU by pymm and by NumPy."""
+    rows = results.of("beside_numpy")
+    intro = (
+        "Square products by pymm and by NumPy's BLAS, with as many threads: each library in a "
+        "process of its own, in turn, and both in one process, where idle threads of one may keep "
+        "those of the other waiting."
+    )
+    missed = not rows and results.device.get("cores") and not results.machine
+    return Chapter(
+        "beside-numpy",
+        "Is it faster than NumPy?",
+        intro,
+        tables=filled([tables.beside_numpy(rows)]),
+        commands=[BESIDE_NUMPY] if rows else (),
+        not_measured=[("pymm beside NumPy", BESIDE_NUMPY)] if missed else (),
+    )
+
+
 def _by_script(
     results: Results, rows: Sequence[object], what: str, command: str
 ) -> Sequence[tuple[str, str]]:
@@ -332,6 +352,7 @@ LAST: tuple[Callable[[Results], Chapter], ...] = (
     accuracy,
     unseen,
     calls,
+    beside_numpy,
     several,
     distributed,
 )

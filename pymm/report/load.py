@@ -41,6 +41,7 @@ KINDS: dict[str, frozenset[str]] = {
     "unseen": frozenset({"dtype", "m", "n", "k", "chosen_us", "of_fastest"}),
     "bench": frozenset({"dtype", "m", "n", "k", "name", "seconds"}),
     "calls": frozenset({"dtype", "m", "n", "k", "arrays", "call", "us"}),
+    "beside_numpy": frozenset({"dtype", "m", "n", "k", "process", "call", "us"}),
 }
 
 #: The newest schema of each kind that this module reads.
@@ -80,8 +81,8 @@ NUMBERS = frozenset(
 
 #: Columns of names, which appear in legends and titles, and the maximal length of a name.
 NAMES = frozenset(
-    "class name kernel variant suite step quantity transfer arrays call role outcome file part "
-    "unit engine product grid block mpi blas".split()
+    "class name kernel variant suite step quantity transfer arrays process call role outcome file "
+    "part unit engine product grid block mpi blas".split()
 )
 MAX_NAME = 80
 

@@ -345,6 +345,28 @@ def unseen(found: Sequence[Row]) -> Table:
     return Table("unseen", "Random shapes", rows, note)
 
 
+def beside_numpy(found: Sequence[Row]) -> Table:
+    """pymm's calls and NumPy's on a CPU, the last measurement of each."""
+    latest = {(row.problem, row.text("process"), row.text("call")): row for row in found}
+    rows = [
+        {
+            **of_problem(problem),
+            "process": Cell(process),
+            "call": Cell(call),
+            "us": cell(row.number("us")),
+            "lower quartile": cell(row.number("quartile_1")),
+            "upper quartile": cell(row.number("quartile_3")),
+            "NumPy / this": cell(row.number("ratio")),
+        }
+        for (problem, process, call), row in latest.items()
+    ]
+    note = (
+        "Median microseconds of a call whose operands are in the caches. Process: each library in "
+        "one of its own, or both in a shared one, call after call."
+    )
+    return Table("beside-numpy", "Calls of pymm and of NumPy", rows, note)
+
+
 def calls(found: Sequence[Row]) -> Table:
     """The host's time for a call, the last measurement of each."""
     latest = {(row.problem, row.text("arrays"), row.text("call")): row for row in found}

@@ -97,11 +97,11 @@ def test_what_a_call_costs_is_what_was_measured_last():
 
 
 def test_a_cpu_beside_numpy_says_what_is_reached():
-    def rows(size, apart, numpy, plan, matmul, turn):
-        named = (("apart", "NumPy", numpy), ("apart", "plan", plan))
-        named += (("apart", "matmul", matmul), ("one", "plan", turn), ("one", "NumPy", 1))
+    def rows(size, first, numpy, plan, matmul, turn):
+        named = (("own", "NumPy", numpy), ("own", "plan", plan))
+        named += (("own", "matmul", matmul), ("shared", "plan", turn), ("shared", "NumPy", 1))
         start = {"time": "2026-11-23T14:30:00+00:00", "dtype": "f32", "m": size}
-        return [start | dict(processes=p, call=c, us=str(us)) for p, c, us in named[apart:]]
+        return [start | dict(process=p, call=c, us=str(us)) for p, c, us in named[first:]]
 
     lines = tables.beside_numpy(
         [*rows("16", 0, 3, 3, 3, 3), *rows("16", 0, 1, 2, 2, 3), *rows("64", 0, 1, 2, 2, 3.1)]

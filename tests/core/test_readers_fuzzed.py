@@ -194,13 +194,13 @@ def unseen_page(path: Path) -> None:
 #: What tables of README and RESULTS are made by.
 TABLES = (tables.short_ladder, tables.ladder, tables.cpu)
 
-THREADS = """\
-time,dtype,m,processes,call,us
-2026-11-23T14:30:00+00:00,f32,64,apart,NumPy,6.4
-2026-11-23T14:30:00+00:00,f32,64,apart,plan,6.5
-2026-11-23T14:30:00+00:00,f32,64,apart,matmul,8
-2026-11-23T14:30:00+00:00,f32,64,one,plan,10
-2026-11-23T14:30:00+00:00,f64,128,apart,NumPy,50
+BESIDE_NUMPY = """\
+time,dtype,m,process,call,us
+2026-11-23T14:30:00+00:00,f32,64,own,NumPy,6.4
+2026-11-23T14:30:00+00:00,f32,64,own,plan,6.5
+2026-11-23T14:30:00+00:00,f32,64,own,matmul,8
+2026-11-23T14:30:00+00:00,f32,64,shared,plan,10
+2026-11-23T14:30:00+00:00,f64,128,own,NumPy,50
 """
 
 READERS = {
@@ -265,7 +265,7 @@ READERS = {
     ),
     "threads": Reader(
         "t.csv",
-        lambda path: path.write_text(THREADS),
+        lambda path: path.write_text(BESIDE_NUMPY),
         lambda path: tables.beside_numpy(tables.calls_of(path)),
     ),
 }

@@ -51,6 +51,7 @@ def test_every_kind_of_file_is_known(folder):
     found = read(folder)
     assert all(found.of(kind) for kind in load.KINDS) and not found.notices
     assert found.files == [
+        "beside-numpy.csv",
         "blocked.csv",
         "calls.csv",
         "classes.csv",

@@ -40,6 +40,7 @@ FILES = {
     "unseen.csv": (measured.UNSEEN, measured.unseen),
     "blocked.csv": (results.BLOCKED.columns, measured.blocked),
     "calls.csv": (measured.CALLS, measured.calls),
+    "beside-numpy.csv": (measured.BESIDE_NUMPY, measured.beside_numpy),
     "distributed.csv": (results.DISTRIBUTED.columns, measured.distributed),
     "simulated.csv": (results.SIMULATED.columns, measured.simulated),
     "tune-devices.csv": (measured.TUNE_DEVICES, measured.tune_devices),
@@ -53,6 +54,7 @@ SHOWN = {
     "ladder.csv": ("name", "variant"),
     "unseen.csv": ("reason",),
     "calls.csv": ("arrays", "call"),
+    "beside-numpy.csv": ("process", "call"),
 }
 
 

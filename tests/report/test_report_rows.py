@@ -22,6 +22,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 SHOWN = {
     "classes": "us",
     "unseen": "chosen_us",
+    "beside_numpy": "us",
     "simulated": "simulated",
     "tune_devices": "rate",
 }
@@ -53,6 +54,7 @@ MAKERS = {
     "ladder.csv": (results.KERNELS.columns, measured.ladder, "seconds"),
     "unseen.csv": (measured.UNSEEN, measured.unseen, "chosen_us"),
     "calls.csv": (measured.CALLS, measured.calls, "us"),
+    "beside-numpy.csv": (measured.BESIDE_NUMPY, measured.beside_numpy, "us"),
     "tune-devices.csv": (measured.TUNE_DEVICES, measured.tune_devices, "rate"),
     "simulated.csv": (results.SIMULATED.columns, measured.simulated, "simulated"),
     "distributed.csv": (results.DISTRIBUTED.columns, measured.distributed, "seconds"),
@@ -134,6 +136,8 @@ def test_every_row_that_was_measured_has_a_line(device):
             rows = latest[kind](found)
         elif kind == "distributed":
             rows = stats.latest(rows, key)
+        elif kind == "beside_numpy":
+            rows = stats.latest(rows, ("process", "call", "dtype", "m", "n", "k"))
         for row in rows:
             column = SHOWN.get(kind, "seconds" if row.text("seconds") else "value")
             value = row.number(column)

@@ -75,6 +75,7 @@ CALLS = (
     "quartile_1",
     "quartile_3",
 )
+BESIDE_NUMPY = (*(name for name in CALLS if name != "arrays"), "process", "ratio")
 
 
 def seconds(name: str, problem: Problem) -> float:
@@ -231,6 +232,13 @@ def calls(slug: str = SLUG) -> list[dict[str, object]]:
     return [common(Problem(64, 64, 64), slug) | figures]
 
 
+def beside_numpy(slug: str = SLUG) -> list[dict[str, object]]:
+    figures = {"us": 2.75, "quartile_1": 2.375, "quartile_3": 3.25, "ratio": 1.125}
+    calls = (("own", "NumPy"), ("own", "plan"), ("shared", "plan"))
+    names = [{"process": process, "call": call} for process, call in calls]
+    return [common(Problem(64, 64, 64), slug) | name | figures for name in names]
+
+
 def blocked(slug: str = SLUG) -> list[dict[str, object]]:
     """One GPU and two, one product larger than the memory, a copy, and a figure that is missing."""
     rows = [
@@ -385,6 +393,7 @@ def folder(root: Path, slug: str = SLUG, sparse: int = 8, faster: float = 1.0) -
     write(at / "tuning.csv", results.TRIALS.columns, trials(slug))
     write(at / "unseen.csv", UNSEEN, unseen(slug))
     write(at / "calls.csv", CALLS, calls(slug))
+    write(at / "beside-numpy.csv", BESIDE_NUMPY, beside_numpy(slug))
     write(at / "blocked.csv", results.BLOCKED.columns, blocked(slug))
     write(at / "distributed.csv", results.DISTRIBUTED.columns, distributed(slug))
     write(at / "simulated.csv", results.SIMULATED.columns, simulated(slug))
