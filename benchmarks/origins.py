@@ -133,7 +133,7 @@ class Filler:
 
 def _milliseconds(rows: Rows, sizes: list[tuple[int, int]]) -> Iterator[str]:
     """Times of C = A^T A in float64 by rows and columns of A."""
-    heads = ("cuBLAS Dgemm", "naive", "optimised", "cuBLAS / optimised", "pymm.syrk")
+    heads = ("cuBLAS, A^T A", "naive", "optimised", "cuBLAS / optimised", "pymm.syrk")
     yield "| rows x columns of A | " + " | ".join(heads) + " |"
     yield "|---" + "|--:" * len(heads) + "|"
     for k, n in sizes:
@@ -416,7 +416,12 @@ FIGURES = (
         "found by experiment",
         _pads,
     ),
-    Figure("O4: sequential product", f"{SUITE} o4-square", "up to 5000", _sequential),
+    Figure(
+        "O4: sequential product, on the host of the device",
+        f"{SUITE} o4-square",
+        "up to 5000",
+        _sequential,
+    ),
     Figure(
         "O4: kernels 0 to 4",
         f"{SUITE} o4-square",

@@ -105,9 +105,9 @@ def matmul(
         "emulated": like "f16x3" where the operands can be split as exactly as float32 products need
         it, else like "ieee". The device finds that out while it splits them, without the host, also
         in graphs; the host uses "ieee" at once where k is below 64, where that is faster, and on
-        other devices than Hopper. The error is meant not to exceed that of float32's own products
-        (docs/explanation/numerics.md has the conditions and the bound). `pymm.prepare` splits a
-        constant b once.
+        other devices than Hopper. The error is comparable to that of float32's own products: up
+        to 1.8 times in tests (docs/explanation/numerics.md has the conditions and the bound).
+        `pymm.prepare` splits a constant b once.
         NaN and infinity come out as in float32, except that infinity times an element that rounds
         to zero is NaN ("tf32": below 2^-137, "f16x3": below 2^-31 of the largest of its 64). A
         reduced precision is never chosen unless asked for, and the arrays stay float32.
@@ -132,9 +132,9 @@ def matmul(
     device_memory: most bytes of each GPU's memory that the call may take, as 8000000000 or "8GB".
         NumPy arrays are then multiplied in blocks that stream through the device; so are, left
         out, those that do not fit the memory that is free. They may be memory-mapped.
-    prefer: "energy": the configuration with the least energy, where `python -m pymm.tune
-        --objective energy` (or both) has measured this problem; else, and for products in blocks,
-        as "time", the fastest.
+    prefer: "time" (default): the fastest configuration. "energy": the one with the least measured
+        energy; as "time" where this problem has no energy measurement (`python -m pymm.tune
+        --objective energy`), and for products in blocks.
 
     Calls may be captured into CUDA graphs, also at their first use, and made from any thread. A
     long product on a CPU answers Ctrl-C between its pieces; what `out` holds then is unspecified.

@@ -32,7 +32,7 @@ NAMED_SETS: dict[str, tuple[str, str]] = {
     ),
     "quick": ("the default of `tune --quick`", "256,512,1000"),
     "cpu-table": (
-        "the shapes of the CPU's table in the README",
+        "the shapes of the CPU's tables in benchmarks/RESULTS.md",
         "256,512,1000,1024,2048,1024x1024x64",
     ),
     "ladder": (

@@ -24,8 +24,8 @@ from pymm.distributed.local_products import local_products, scale
 from pymm.distributed.matrix import DistMatrix
 from pymm.distributed.panels import Panels
 
-#: Elements along k of a panel, where it is left to pymm: rounded up to a multiple of the blocks
-#: that every process has one of.
+#: Elements along k of a panel, where it is left to pymm: rounded up to a multiple of lcm(P, Q)
+#: blocks, so that every process has a part of each panel.
 PANEL = 512
 
 #: Bytes of partial results that layers add up at once.
@@ -36,7 +36,8 @@ REDUCED_BYTES = 1 << 26
 class Traffic:
     """What a product moved and waited for, in one process: elements of A, of B and of partial
     results of C that it received from other processes, elements of A and B that it sent as a root,
-    panels, and seconds spent waiting for panels and multiplying them.
+    panels, and seconds spent waiting for panels and multiplying them. Where NCCL moves panels, all
+    of that time is `multiplying_s`: the host does not know for what the GPU waits.
     """
 
     a: int = 0

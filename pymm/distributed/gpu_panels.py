@@ -2,11 +2,10 @@
 nccl4py is installed and every process has a GPU of its own.
 
 Every element of A and B goes from its process to that process's GPU once, and from there to the
-GPUs of its row or column of the grid (`ncclBroadcast`). A panel is made of blocks along k of which
-one process of each row of the grid has A's and one process of each column has B's: every
-lcm(P, Q)-th block, on a grid of P x Q. So a broadcast moves one contiguous piece, which is
-multiplied as it comes. Streams order all of it: while one panel is multiplied the next is on its
-way.
+GPUs of its row or column of the grid (`ncclBroadcast`). On a grid of P x Q a panel takes every
+lcm(P, Q)-th block along k. All its blocks of A in a row of the grid then belong to one process, and
+all its blocks of B in a column to one, so that one broadcast of one contiguous buffer is enough.
+Streams order all of it: while one panel is multiplied the next is on its way.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from pymm.runtime.arrays import adopt
 #: How panels travel: through the hosts by MPI, between GPUs by NCCL, or by NCCL where it can.
 TRANSPORTS = ("auto", "mpi", "nccl")
 
-INSTALL = "pip install 'nccl4py[cu13]' (cu12 for a driver of CUDA 12)"
+INSTALL = "pip install 'nccl4py[cu13]'"
 
 
 class Links(NamedTuple):

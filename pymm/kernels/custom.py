@@ -177,8 +177,10 @@ class CustomKernel:
     parameter, which are macros of the source: names in capitals, integers from 1 to 65536.
     `default`, or `default(p)`, is the configuration that every other one is compared with.
 
-    All functions get `p`, the sizes of a problem as attributes, most of them `c`, too, the
-    parameters of a configuration. `grid` and `block` give blocks and threads, one number or up to
+    `p` has the sizes of a problem as attributes, `c` the parameters of a configuration, `d` the
+    device (`pymm.core.device.Device`): `default(p)`, `arguments(p)`, `operations(p)`, `grid(c, p)`,
+    `block(c, p)`, `shared(c, p)`, `Rule(text, lambda c, p, d: bool)`, and `reference(**arrays and
+    numbers)`. `grid` and `block` give blocks and threads, one number or up to
     three, `shared` the bytes of dynamic shared memory. `arguments(p)` has an `In`, `Out` or `InOut`
     for each pointer, and a NumPy scalar (`numpy.int32(p.rows)`) for each number, in the order of
     the function's parameters. `reference` gets the arrays that the kernel reads and the numbers, by

@@ -83,9 +83,13 @@ def _registers(c: Config, p: Problem) -> int:
     """Registers of a thread. By rows: accumulators, two rows of both fragments, and 64 for the
     rest. Else accumulators, 16 bytes of k of both fragments, one or two addresses
     for each vector of a line along k, and 33 for the rest (49 for doubles). The largest register
-    tiles of doubles make do with 10 less, if it is the K-major operand that has their longer side
-    and not both are K-major in two stages; but not few slices of rows that start anywhere. Checked
-    with nvcc 13.0 for sm_80 and sm_90a: what this allows does not spill.
+    tiles need 10 less, and 9 less
+
+    - if a K-major operand has their shorter side, or
+    - if both operands are K-major, in two stages;
+
+    but of doubles in rows that are not aligned, with fewer than 8 slices, none less. Checked with
+    nvcc 13.0 for sm_80 and sm_90a: what this allows does not spill.
     """
     if _by_rows(c, p):
         return c.TA * c.TB + 2 * (c.TA + c.TB) + 64
@@ -141,9 +145,9 @@ _TOGETHER = ((16, 4, 3, 2), (16, 4, 2, 2), *_ALONE)
 #: The same for the largest tiles of floats, by rows: in rows that do not start at multiples of 16
 #: bytes, and where two blocks share a multiprocessor and B is not transposed.
 _ROWS_ALONE, _ROWS_TOGETHER = (8, 8, 3, 1), (8, 4, 4, 2)
-#: For floats that are copied in pieces of less than 16 bytes: less on its way and more blocks, to
-#: copy while others multiply (8 x 8: 357 x 1513 x 215 15.5 us instead of 16.8, 146 x 187 x 6829
-#: 22.6 and 24; smaller register tiles: 1127 x 266 x 512 17.4 and 18).
+#: For floats that are copied 4 or 8 bytes at a time: fewer bytes on their way in each block, and
+#: more blocks, which copy while others multiply (8 x 8: 357 x 1513 x 215 15.5 us instead of 16.8,
+#: 146 x 187 x 6829 22.6 and 24; smaller register tiles: 1127 x 266 x 512 17.4 and 18).
 _SQUARES_ALONE, _SQUARES_TOGETHER, _PIECES = (8, 8, 4, 1), (8, 4, 2, 2), (16, 4, 2, 3)
 #: Depth up to which three blocks with two stages are quicker than two with three.
 _THREE = 1024
@@ -154,9 +158,9 @@ _SMALL, _WAITING = 512, (16, 4, 4, 2)
 _SHARED = {64: (8, 4, 4, 3), 32: (16, 4, 2, 3), 16: (16, 4, 2, 3)}
 
 #: Clocks of a launch with nothing to do, and of one level of the tree that adds up parts. Bytes in
-#: a clock that a multiprocessor gets from device memory where all ask for it (H200: 18) and where
-#: few do, and from L2.
-_LAUNCH, _LEVEL, _SHARED_MEMORY, _MEMORY, _L2 = 7000, 3500, 16, 24, 40
+#: a clock that a multiprocessor gets from device memory where all ask for it (of the 18 of an H200
+#: what kernels reach) and where few do, and from L2.
+_LAUNCH, _LEVEL, _MEMORY_OF_ALL, _MEMORY_OF_FEW, _L2 = 7000, 3500, 16, 24, 40
 
 
 #: Many float32 products of aligned rows, by their greatest extent: MB, NB, KB, TA, TB, STAGES; four
@@ -252,7 +256,7 @@ def _clocks(c: Config, p: Problem, d: Device) -> float:
     multiply = c.MB * c.NB * depth / (128 / words(p)) * (1 + 2 / c.TA + 2 / c.TB)
     read = (c.MB + c.NB) * depth * size / _L2
     busy = min(blocks, d.sms)
-    memory = max(p.bytes / (_SHARED_MEMORY * d.sms), p.bytes / (_MEMORY * max(busy, 1)))
+    memory = max(p.bytes / (_MEMORY_OF_ALL * d.sms), p.bytes / (_MEMORY_OF_FEW * max(busy, 1)))
     levels = math.ceil(math.log(c.SPLIT, FAN)) if c.SPLIT > 1 else 0
     adding = _LEVEL + min(c.SPLIT, FAN) * c.MB * c.NB * size / _L2
     computing = ceil_div(blocks, d.sms) * max(multiply, read)

@@ -57,8 +57,8 @@ class _StandIns:
         self, backend: Backend, problem: Problem, alignment: int, choice: Choice
     ) -> StandIn | None:
         """What runs instead of `choice` for a product whose rows start at multiples of `alignment`
-        bytes. None where the choice itself runs: it is compiled, or nothing else is that may run,
-        or PYMM_COMPILE says "wait".
+        bytes. None if the choice itself is to run: it is compiled already, no compiled
+        configuration fits, or PYMM_COMPILE is "wait".
 
         The first answer counts for this process, so that a product repeats bit for bit. With
         PYMM_COMPILE=replace it counts until the choice is compiled.

@@ -109,11 +109,12 @@ def tune_kernel(
     Each configuration is compiled ahead, verified against the reference, timed and verified again
     in a process of its own: one that is wrong, crashes or hangs longer than `limit` seconds costs a
     trial, not the search. The search ends after `seconds`, or after `trials` configurations more
-    than earlier runs have tried (None: no limit); with Ctrl-C it ends with what it has. The same
+    than earlier runs have tried (None: no limit), whichever comes first; with Ctrl-C it ends with
+    what it has. The same
     call again goes on.
 
-    `device` is what `open_device` takes, `sampler` one of pymm.tune's, `seed` that of the search
-    and of the arrays. The configuration is stored in the folder `output` (default: the user's
+    `device`: "cuda", "cuda:1", 1 (left out: the first GPU); `sampler`: "local", "random", "tpe" or
+    "exhaustive"; `seed`: that of the search and of the arrays. The configuration is stored in the folder `output` (default: the user's
     configuration; nothing, if the device is the simulator), the study and a CSV of all trials in
     `storage` (default: the user's state). What happens is printed on `console`.
 

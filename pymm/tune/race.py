@@ -18,16 +18,16 @@ from pymm.tune.study import Search
 #: default may be far worse for one shape, so that a single trial decides little. Halving as in
 #: K. Jamieson and A. Talwalkar, Non-stochastic best arm identification and hyperparameter
 #: optimization, AISTATS 2016.
-RUNGS = {1: 4.0, 2: 1.75, 4: 1.5, 8: 1.25, 16: 1.12, 32: 1.06, 64: 1.03, 128: 1.01}
+TRIAL_STEPS = {1: 4.0, 2: 1.75, 4: 1.5, 8: 1.25, 16: 1.12, 32: 1.06, 64: 1.03, 128: 1.01}
 
 #: A kernel of which nothing works is out after so many trials, if another kernel works.
 FAILURES = 3
 
 
 class Race:
-    """The searches of the kernels that compete, by kernel name, the highest rung first. It is asked
-    and told as one `Search` is. Each kernel begins with its default; on each of the `RUNGS` those
-    still in question get as many trials each, and those far behind are out.
+    """The searches of the kernels that compete, by kernel name, in order of preference. It is asked
+    and told as one `Search` is. Each kernel begins with its default; after each number of trials in
+    `TRIAL_STEPS` those that are too far behind the best are out.
     """
 
     def __init__(self, searches: Mapping[str, Search]) -> None:
@@ -177,7 +177,7 @@ class Race:
             return False
         if own == math.inf:
             return len(search) >= FAILURES
-        limits = [limit for trials, limit in RUNGS.items() if trials <= len(search)]
+        limits = [limit for trials, limit in TRIAL_STEPS.items() if trials <= len(search)]
         return own > limits[-1] * self.best[1]
 
     def _least(self, name: str) -> float:

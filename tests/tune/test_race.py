@@ -18,7 +18,7 @@ from pymm.measure.workbench import Trial
 from pymm.selection.records import Environment
 from pymm.selection.select import select
 from pymm.tune.options import parse
-from pymm.tune.race import FAILURES, RUNGS, Race
+from pymm.tune.race import FAILURES, TRIAL_STEPS, Race
 from pymm.tune.study import Search
 from pymm.tune.tasks import HOPELESS_BY_MODEL, competitors, tasks_of
 from pymm.tune.tuner import TUNED
@@ -106,9 +106,9 @@ def test_the_fastest_kernel_is_never_left_out(times, trials):
     run(race, lambda config: by_name[config.kernel_name], trials)
     least = min(times)
     for name, search in race.searches.items():
-        limits = [limit for count, limit in RUNGS.items() if count <= len(search)]
+        limits = [limit for count, limit in TRIAL_STEPS.items() if count <= len(search)]
         if by_name[name] > limits[-1] * least * 1.0001:
-            assert len(search) in RUNGS, "not one trial more than it took to see that"
+            assert len(search) in TRIAL_STEPS, "not one trial more than it took to see that"
         elif len(race) < trials and by_name[name] == least:
             assert search.exhausted
 
