@@ -22,10 +22,10 @@ class BlockScaling:
     scale.
 
     `lost` is what is lost of an element, relative to the largest of its block: that is at least 2^6
-    when scaled (2^14, except where neighbouring scales are made equal: common/block_scaling.cuh), and
-    half the smallest subnormal number of float16 is 2^-25. At most `lost_product` of a product is lost:
-    the terms of an element are at most twice the element. An element of at most `zero_up_to` of the
-    largest may become zero.
+    when scaled (2^14, except where neighbouring scales are made equal: common/block_scaling.cuh),
+    and half the smallest subnormal number of float16 is 2^-25. At most `lost_product` of a product
+    is lost: the terms of an element are at most twice the element. An element of at most
+    `zero_up_to` of the largest may become zero.
     """
 
     elements: int = 64
