@@ -114,9 +114,10 @@ def tune_kernel(
     call again goes on.
 
     `device`: "cuda", "cuda:1", 1 (left out: the first GPU); `sampler`: "local", "random", "tpe" or
-    "exhaustive"; `seed`: that of the search and of the arrays. The configuration is stored in the folder `output` (default: the user's
-    configuration; nothing, if the device is the simulator), the study and a CSV of all trials in
-    `storage` (default: the user's state). What happens is printed on `console`.
+    "exhaustive"; `seed`: that of the search and of the arrays. The configuration is stored in the
+    folder `output` (default: the user's configuration; nothing, if the device is the simulator),
+    the study and a CSV of all trials in `storage` (default: the user's state). What happens is
+    printed on `console`.
 
     Raises `ValueError` for arguments that are not possible, `NoDevice`, `TuningFailed` if no
     configuration can be chosen, `Busy` if another run tunes the same, `StoreError` for a damaged
