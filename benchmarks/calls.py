@@ -120,6 +120,8 @@ def contestants(arrays: str) -> Iterator[tuple[str, Call]]:
         library = importlib.import_module(ARRAYS[arrays][0])
     except ImportError:
         return
+    if arrays == "PyTorch" and not library.cuda.is_available():  # a build for CPUs
+        return
     a, b, c = (ARRAYS[arrays][1](library, x) for x in operands())
     yield "plan()", pymm.plan(a, b, out=c)
     yield "pymm.matmul(a, b, out=c)", lambda: pymm.matmul(a, b, out=c)

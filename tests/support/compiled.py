@@ -86,6 +86,8 @@ def options(source: Source) -> list[str]:
 
 def _targets(source: Source) -> dict[str, tuple[str, ...]]:
     least = source.config.kernel.min_capability
+    if source.gate:  # of "emulated", which splits operands on Hopper alone
+        least = (9, 0)
     return {ptx: gpus for ptx, gpus in TARGETS.items() if (int(ptx[0]), int(ptx[1])) >= least}
 
 

@@ -37,6 +37,18 @@ def import_pycuda(simulator: bool) -> ModuleType:
     return pycuda.driver
 
 
+def _import_to_compile(simulator: bool) -> ModuleType:
+    """`pycuda.driver` to compile with. It loads a driver, and uses none: where there is no GPU's
+    (`pymm precompile --arch`), the simulator's is enough.
+    """
+    try:
+        return import_pycuda(simulator)
+    except ImportError as error:
+        if "libcuda" not in str(error):
+            raise
+        return import_pycuda(True)
+
+
 @dataclass(frozen=True)
 class CudaCompiler(Compiler):
     """The nvcc at the path `nvcc`, for one target architecture."""
@@ -80,7 +92,7 @@ class CudaCompiler(Compiler):
         """Compile in the private directory `place`. PyCUDA's writing to its cache is not atomic, so
         other processes may see the directory only when it is complete.
         """
-        driver = import_pycuda(self.simulator)
+        driver = _import_to_compile(self.simulator)
         from pycuda.compiler import compile
 
         written = {"PYMM_CACHE_DIR": self.cache, "TMPDIR": Path(tempfile.gettempdir())}
