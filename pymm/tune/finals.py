@@ -158,7 +158,7 @@ def choose(
 ) -> Decision | None:
     """The fastest correct configuration of the kernels that were searched, by their `defaults`, the
     highest kernel's first; that first default if it is as fast within `TIE` or the noise. What is
-    `stored` for another kernel is what a product gets now: it gives way to what was faster here.
+    `stored` for another kernel is what a product gets now; what was faster here replaces it.
     None if no configuration is correct.
     """
     every = [trial for trial in trials if trial.outcome == "ok"]
