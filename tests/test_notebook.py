@@ -50,7 +50,8 @@ def promised(told):
     verdicts = re.findall(r"^0\d .*", text, re.MULTILINE)
     assert len(verdicts) == 5 and all(" right " in line for line in verdicts)
     assert "with the check: right\n" in text and "both barriers: right\n" in text
-    assert re.search(r"without: pymm simulator: .* the end of allocation 2", text)
+    # Of A or of B: blocks run on several cores, and the first one that errs is named.
+    assert re.search(r"without: pymm simulator: .* the end of allocation [12]", text)
     # Memory: spills where there are too few registers, and none where there are enough.
     sizes = [int(size) for size in re.findall(r"(\d+) bytes spill stores", text)]
     assert len(sizes) == 3 and sizes[:2] == [0, 0] and sizes[2] > 0
@@ -62,7 +63,7 @@ def promised(told):
         assert re.search(rf"without {barrier}: .*kernel.cu:\d+: race: .* nothing orders", text)
     # Only the write is guarded.
     assert "640, whole tiles: right" in text
-    assert re.search(r"641: pymm simulator: .* past the end of allocation 2", text)
+    assert re.search(r"641: pymm simulator: .* past the end of allocation [12]", text)
     assert re.search(r"641, room around: 4225 of 4225 wrong, first C\[0\]\[0\] = \d+, not", text)
     assert "kernel.cu:9 read : 32.0 rounds" in text and text.count(" 32.0 rounds") == 1
     assert "C = A^T A is symmetric: True" in text
