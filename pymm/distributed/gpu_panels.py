@@ -54,7 +54,7 @@ def links(
     if transport == "mpi" or products.name != "gpu":
         return None
     if grid.links is None:
-        lacking = _lacking(communicator, products.backend)
+        lacking = _lacking(communicator, products.backend, transport)
         if lacking and transport == "nccl":
             raise_together(communicator, NoDevice(lacking))
         if lacking:
@@ -63,13 +63,16 @@ def links(
     return grid.links
 
 
-def _lacking(communicator: MPI.Comm, backend: Backend) -> str:
-    """Why NCCL cannot move panels, the same on every rank; "" if it can."""
+def _lacking(communicator: MPI.Comm, backend: Backend, transport: str) -> str:
+    """Why NCCL cannot move panels, the same on every rank; "" if it can. With "auto" it is not
+    asked to for simulated GPUs, which it does not know.
+    """
     if communicator.size == 1:
         return ""
     device = backend.device
     own = MPI.Get_processor_name(), device.bus or str(device.index)
-    missing = importlib.util.find_spec("nccl") is None
+    simulated = transport == "auto" and not device.times_are_real
+    missing = simulated or importlib.util.find_spec("nccl") is None
     told = communicator.allgather((own, missing))
     without = [rank for rank, (_, lacks) in enumerate(told) if lacks]
     if without:

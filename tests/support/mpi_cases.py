@@ -140,6 +140,9 @@ def kernels() -> None:
 
 def gpu_panels() -> None:
     """Panels that NCCL moves between (simulated) GPUs, one for each process, on all grids."""
+    made = [DistMatrix.zeros(x, np.float32) for x in product_layouts(9, 8, 7, 2, grids()[0])]
+    matmul(*made, product="gpu")
+    assert (made[0].grid.links is None) == (WORLD.size > 1), "simulated GPUs only if asked for"
     panels = itertools.cycle(((None, True), (1, True), (17, True), (17, False)))
     for shape, grid in itertools.product(SHAPES, grids()):
         panel, look_ahead = next(panels)
