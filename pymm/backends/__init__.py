@@ -13,7 +13,7 @@ from pathlib import Path
 from pymm.backends.base import Backend, Compiler
 from pymm.core.device import Device
 from pymm.core.errors import NoDevice
-from pymm.core.forking import call_in_child, importing
+from pymm.core.forking import call_in_child, import_whole
 from pymm.core.paths import cache_directory, private
 
 __all__ = ["available_devices", "compiler_for", "lookup_device", "open_device"]
@@ -78,8 +78,9 @@ def compiler_for(arch: str) -> Compiler:
     """What compiles kernels for the GPUs of `arch` (`sm_90a`), none of which need be here. Raises
     `NoDevice` without nvcc or PyCUDA.
     """
-    with importing:
-        from pymm.backends.cuda import compiler_without_gpu
+    import_whole("pymm.backends.cuda")
+    from pymm.backends.cuda import compiler_without_gpu
+
     return compiler_without_gpu(arch, cache_directory())
 
 
@@ -120,13 +121,13 @@ def _parsed(spec: str | int | None) -> tuple[str | None, int | None]:
 def _open(kind: str | None, number: int | None, cache: Path, process: int) -> Backend:
     """A new backend. Without a kind the first GPU's, else the CPU's."""
     if kind == "cpu":
-        with importing:
-            from pymm.backends.cpu.backend import open_cpu
+        import_whole("pymm.backends.cpu.backend")
+        from pymm.backends.cpu.backend import open_cpu
 
         return open_cpu(number, cache)
     if kind is not None:
-        with importing:
-            from pymm.backends.cuda import open_cuda
+        import_whole("pymm.backends.cuda")
+        from pymm.backends.cuda import open_cuda
 
         return open_cuda(number, cache, simulator=kind == "simulator")
     try:

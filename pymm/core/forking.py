@@ -1,12 +1,16 @@
-"""Forking while threads work: the child has none of the parent's threads, and a lock that one of
-them held is never released there. This module avoids such locks.
+"""Forks and signals at any moment. A forked child has none of its parent's threads, and a lock that
+one of them held is never released there: this module avoids such locks. And it imports modules so
+that a signal's handler that raises (Ctrl-C, a time limit) leaves none of them half imported.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 
@@ -31,7 +35,30 @@ class cached_property:
 
 #: Held while a product imports a module at its first use, and by the thread that forks. Otherwise
 #: Python's lock of a module that another thread is importing would stay locked in the child.
-importing = threading.RLock()
+_importing = threading.RLock()
+
+
+def import_whole(name: str) -> None:
+    """Import module `name` for an `import` statement that follows, whatever signals arrive: in a
+    thread of its own, because Python runs the handlers of signals in the main thread alone. After
+    an import that was interrupted the package lacks the submodules that it had imported (they stay
+    in `sys.modules`, and are not bound to the package again).
+    """
+    module = sys.modules.get(name)
+    if module is not None and not getattr(module.__spec__, "_initializing", False):
+        return
+    try:
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            imported = thread.submit(_import, name)
+    except RuntimeError:  # the interpreter is shutting down, and starts no thread any more
+        _import(name)
+    else:
+        imported.result()
+
+
+def _import(name: str) -> None:
+    with _importing:
+        importlib.import_module(name)
 
 
 def call_in_child(function: Callable[[], object]) -> None:
@@ -42,7 +69,7 @@ def call_in_child(function: Callable[[], object]) -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=importing.acquire,
-        after_in_parent=importing.release,
-        after_in_child=importing.release,
+        before=_importing.acquire,
+        after_in_parent=_importing.release,
+        after_in_child=_importing.release,
     )

@@ -18,7 +18,7 @@ from typing import Any
 
 from pymm.core.device import Device
 from pymm.core.files import locked, replace_text
-from pymm.core.forking import importing
+from pymm.core.forking import import_whole
 from pymm.core.inputs import BadInput, one_line, read_text
 from pymm.kernels.source import shipped_folder
 from pymm.selection.records import (
@@ -228,6 +228,7 @@ def render_table(table: Table) -> str:
 
 def dump(schema: int, table: Table, records: Mapping[str, Any]) -> str:
     """The YAML of a file: its head, with the environments of all records, and the `records`."""
+    import_whole("yaml")
     import yaml
 
     environments = sorted({r.environment for r in table.records}, key=lambda env: env.name)
@@ -372,8 +373,8 @@ class Reader:
     """Reads a YAML text node by node. YAML's tags are ignored; every error names its line."""
 
     def __init__(self, text: str, path: str) -> None:
-        with importing:
-            import yaml
+        import_whole("yaml")
+        import yaml
 
         self.path = path
         try:

@@ -48,6 +48,11 @@ def forked(action):
     os.waitpid(child, 0)
     return "the child hangs"
 
+def forget_the_backend():
+    '''The next product imports it, as the first one of a process does.'''
+    for name in [name for name in sys.modules if name.startswith("pymm.backends.cpu")]:
+        del sys.modules[name]
+
 def teams():
     '''Threads of this process besides Python's.'''
     return len(os.listdir("/proc/self/task")) - threading.active_count()
@@ -194,16 +199,15 @@ def test_a_fork_waits_for_imports_of_other_threads():
     """The lock of a module that is being imported would stay locked in the child."""
     check(
         """
-        import builtins
         reached, ended = threading.Event(), []
-        importing = builtins.__import__
-        def slow(name, *rest, **named):
-            if name == "pymm.backends.cpu.backend" and threading.current_thread() is thread:
-                reached.set()
-                time.sleep(1)
-                ended.append(name)
-            return importing(name, *rest, **named)
-        builtins.__import__ = slow
+        class Slow:
+            def find_spec(self, name, path=None, target=None):
+                if name == "pymm.backends.cpu.device":
+                    reached.set()
+                    time.sleep(1)
+                    ended.append(name)
+        forget_the_backend()
+        sys.meta_path.insert(0, Slow())
         thread = threading.Thread(target=multiply)
         thread.start()
         reached.wait()
@@ -212,6 +216,40 @@ def test_a_fork_waits_for_imports_of_other_threads():
         thread.join()
         print("good")
         """
+    )
+
+
+@pytest.mark.parametrize("module", ["yaml.cyaml", "yaml._yaml", "pymm.backends.cpu.device"])
+def test_a_handler_that_raises_in_the_middle_of_an_import(module):
+    """A package whose import is interrupted is imported again without its submodules."""
+    check(
+        """
+        class Interrupt(Exception):
+            pass
+
+        def interrupt(number, frame):
+            raise Interrupt
+
+        class Finder:
+            reached = False
+            def find_spec(self, name, path=None, target=None):
+                if name == "MODULE" and not self.reached:
+                    self.reached = True
+                    os.kill(os.getpid(), signal.SIGUSR1)
+                    time.sleep(0.2)
+
+        signal.signal(signal.SIGUSR1, interrupt)
+        forget_the_backend()
+        finder = Finder()
+        sys.meta_path.insert(0, finder)
+        try:
+            multiply()
+        except Interrupt:
+            pass
+        assert finder.reached
+        multiply()
+        print("good")
+        """.replace("MODULE", module)
     )
 
 

@@ -13,6 +13,7 @@ from types import ModuleType
 from pymm.backends.base import Compiler
 from pymm.core.binaries import key_of, log_compiling, obtain
 from pymm.core.errors import CompileFailed
+from pymm.core.forking import import_whole
 from pymm.core.paths import out_of_space
 from pymm.kernels.source import Source
 
@@ -32,6 +33,7 @@ def import_pycuda(simulator: bool) -> ModuleType:
         import pymm.simulator
 
         pymm.simulator.activate()
+    import_whole("pycuda.driver")
     import pycuda.driver
 
     return pycuda.driver
@@ -93,6 +95,7 @@ class CudaCompiler(Compiler):
         other processes may see the directory only when it is complete.
         """
         driver = _import_to_compile(self.simulator)
+        import_whole("pycuda.compiler")
         from pycuda.compiler import compile
 
         written = {"PYMM_CACHE_DIR": self.cache, "TMPDIR": Path(tempfile.gettempdir())}
