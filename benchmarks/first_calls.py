@@ -79,19 +79,21 @@ def measure(options: argparse.Namespace) -> None:
     backend = open_device(options.device)
     import pycuda.autoprimaryctx  # noqa: F401 behind `open_device`, which may start the simulator
 
-    def zeros(shape: tuple[int, int], name: str):
+    numbers = np.random.default_rng(20).standard_normal(1 << 20)
+
+    def normal(shape: tuple[int, int], name: str):
         array = backend.empty(shape, np.dtype(name))
-        array.set(np.zeros(shape, np.dtype(name)))
+        array.set(np.resize(numbers.astype(name), shape))
         return array
 
-    warm = zeros((8, 8), "float32")
+    warm = normal((8, 8), "float32")
     pymm.matmul(warm, warm, device=backend, kernel=0)  # imports and the context
     backend.synchronize()
     rows = []
     for kind, m, n, k, trans_a, trans_b in products(options.shapes, options.most):
         element, precision = TYPES[kind]
         shapes = ((k, m) if trans_a else (m, k)), ((n, k) if trans_b else (k, n))
-        a, b = (zeros(shape, element) for shape in shapes)
+        a, b = (normal(shape, element) for shape in shapes)
         more = dict(trans_a=trans_a, trans_b=trans_b, precision=precision, device=backend)
         backend.synchronize()
         begun = time.perf_counter()
