@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from pymm import api
+from pymm.core.dtypes import BFLOAT16
 from pymm.core.epilogue import ACTIVATIONS
-from pymm.runtime.arrays import adopt
 
 __all__ = ["Linear", "matmul"]
 
@@ -116,8 +117,8 @@ def _autocast(a: Tensor, b: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor
     """What `torch.autocast` makes of the operands of a product. It leaves float64 as it is, and a
     bias may stay in float32.
     """
-    kind = a.device.type if isinstance(a, Tensor) else "cpu"
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+    kind = a.device.type if isinstance(a, Tensor) else ""
+    if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
         return a, b, bias
     dtype = torch.get_autocast_dtype(kind)
 
@@ -181,17 +182,35 @@ _APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
 # here: PyTorch's dispatcher resolves it for operators that do not know it
 
 
-@torch.library.custom_op("pymm::matmul", mutates_args=())
-def _product(a: Tensor, b: Tensor, bias: Tensor | None, activation: str, precision: str) -> Tensor:
+_OPERATORS = torch.library.Library("pymm", "DEF")
+_OPERATORS.define(
+    "matmul(Tensor a, Tensor b, Tensor? bias, str activation, str precision) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_product = torch.ops.pymm.matmul.default
+
+
+def _multiplied(
+    a: Tensor, b: Tensor, bias: Tensor | None, activation: str, precision: str
+) -> Tensor:
+    """The operator. CPU tensors go on as NumPy arrays, whose launches are found again soonest."""
     out = a.new_empty(_shape(a, b, bias))
     a, b = _readable(a.detach()), _readable(b.detach())
     bias = None if bias is None else bias.detach()
-    options = dict(bias=bias, activation=activation or None, precision=precision)
+    options = dict(activation=activation or None, precision=precision)
     if a.is_cpu:
-        api.matmul(a, b, adopt(out, "out").owner, device="cpu", **options)
+        given = None if bias is None else _array(bias)
+        api.matmul(_array(a), _array(b), _array(out), bias=given, device="cpu", **options)
     else:
-        api.matmul(a, b, out, **options)
+        api.matmul(a, b, out, bias=bias, **options)
     return out
+
+
+def _array(x: Tensor) -> np.ndarray:
+    """The memory of a CPU tensor."""
+    if x.dtype == torch.bfloat16:
+        return x.view(torch.int16).numpy().view(BFLOAT16)
+    return x.numpy()
 
 
 def _described(
@@ -212,6 +231,8 @@ def _shape(a: Tensor, b: Tensor, bias: Tensor | None) -> tuple[int, ...]:
             f"bias has shape {tuple(bias.shape)}, and the result {b.shape[-1]} columns: a bias is "
             f"one row, of shape ({b.shape[-1]},)"
         )
+    if a.dim() == b.dim() == 2:
+        return (a.shape[0], b.shape[1])
     try:
         stack = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except RuntimeError as error:
@@ -279,5 +300,7 @@ def _before_activation(ctx: Any, grad: Tensor, *saved: Tensor | None) -> Tensor:
     return aten.gelu_backward(grad, sums, approximate=_APPROXIMATIONS[ctx.activation])
 
 
+_OPERATORS.impl("matmul", _multiplied, "CPU")
+_OPERATORS.impl("matmul", _multiplied, "CUDA")
 torch.library.register_fake("pymm::matmul", _described)
 torch.library.register_autograd("pymm::matmul", _gradients, setup_context=_keep)

@@ -138,7 +138,7 @@ def _options(p: Problem, d: Device) -> Iterator[tuple[tuple, int]]:
             continue
         most = p.k // (4 * 64)
         for full in (1, 2):
-            parts = min(most, full * d.sms // max(_count(form, p), 1))
+            parts = min(most, full * d.sms // _count(form, p))
             if parts > 1:
                 yield form, parts
         yield form, 1
@@ -159,9 +159,9 @@ def _competes(given: dict[str, int], p: Problem) -> bool:
 
 
 def _count(form: tuple, p: Problem) -> int:
-    """Blocks that have a tile, in whole clusters."""
+    """Blocks that have a tile, in whole clusters; one cluster where C is empty."""
     cluster = form[0].get("CLUSTER", 1)
-    return tiles_in(p, form[0]["MB"] * cluster, form[0]["NB"]) * cluster * p.batch
+    return max(1, tiles_in(p, form[0]["MB"] * cluster, form[0]["NB"]) * p.batch) * cluster
 
 
 def _microseconds(form: tuple, parts: int, p: Problem, d: Device) -> float:

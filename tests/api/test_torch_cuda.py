@@ -194,7 +194,8 @@ def test_autocast():
 @pytest.mark.parametrize("options", [[], ["--dtype", "bfloat16", "--width", "1024"], ["--compile"]])
 def test_the_example_trains_on_a_gpu(options):
     command = [sys.executable, ROOT / "examples" / "torch_mlp.py", "--device", DEVICE, *options]
-    environment = dict(os.environ, PYTHONPATH=str(ROOT))
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = dict(os.environ, PYTHONPATH=path)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "the same losses: True" in done.stdout and "one step: PyTorch" in done.stdout

@@ -42,6 +42,22 @@ def test_cpu_bits_depend_on_the_configuration_alone(kernel, dtype, monkeypatch):
             assert {matrix.tobytes() for matrix in stack} == {wanted}
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("depth", [128, 256])
+def test_cpu_bits_of_a_row_do_not_depend_on_its_tile(dtype, depth):
+    """Tiles of 1, 2 and 4 rows, and of 1 and 2 vectors."""
+    a, b = drawn((301, 517), dtype), drawn((517, 203), dtype, 1)
+    lanes = open_device("cpu:1").device.vector_bytes // np.dtype(dtype).itemsize
+    for vectors in (1, 2):
+        config = dict(MB=48, NB=192, KB=depth, TA=4, TB=vectors * lanes)
+        run = dict(kernel="blocked", config=config, device="cpu:1")
+        whole = pymm.matmul(a, b, **run)
+        for rows in (1, 2, 3, 5):
+            for columns in (1, lanes, 2 * lanes - 1, 200):
+                part = pymm.matmul(a[-rows:], np.ascontiguousarray(b[:, -columns:]), **run)
+                assert np.array_equal(part, whole[-rows:, -columns:])
+
+
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 def test_cuda_bits_repeat(cuda, dtype):
     """Of every kernel that may split k, at other addresses and after other work."""

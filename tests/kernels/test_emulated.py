@@ -302,6 +302,7 @@ def test_the_host_decides_what_it_can(hopper, m, n, k, options, kind, why):
     assert kind in told.config.kernel.dtypes
 
 
+@pytest.mark.simulator
 def test_devices_without_the_kernel_use_float32(cuda):
     x, y = np.ones((5, 70), np.float32), np.ones((70, 6), np.float32)
     assert kernels_for(Problem(5, 6, 70, "emulated"), cuda.device) == []

@@ -6,27 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from h200 import H200
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pymm.core.device import Device, cuda_peaks
+from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.kernels import KERNELS, find_kernel, parse_slug
 from pymm.selection.cost_model import most_promising, predicted_seconds
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "nvidia-h200"
-H200 = Device(
-    "NVIDIA H200",
-    "cuda",
-    capability=(9, 0),
-    sms=132,
-    shared_per_block=232448,
-    shared_per_sm=233472,
-    l2_bytes=60 * 2**20,
-    clock_hz=1.98e9,
-    bandwidth=4.8e12,
-    peak_flops=cuda_peaks((9, 0), 132, 1.98e9),
-)
 
 
 def recorded(name):

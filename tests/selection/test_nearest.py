@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
+from h200 import H200
 
-from pymm.core.device import Device, cuda_peaks
+from pymm.core.dtypes import DTYPES
 from pymm.core.problem import Problem
-from pymm.kernels import find_kernel
+from pymm.kernels import find_kernel, kernels_for
 from pymm.kernels.source import kernel_digest
 from pymm.selection import store
 from pymm.selection.cost_model import predicted_seconds
@@ -17,19 +19,6 @@ from pymm.selection.records import Environment, Record
 from pymm.selection.select import select
 
 NOW = Environment("580.10", "nvcc 13.0.88", "0.1.0", "13.0")
-H200 = Device(
-    "Test H200",
-    "cuda",
-    capability=(9, 0),
-    sms=132,
-    shared_per_block=232448,
-    shared_per_sm=233472,
-    clock_hz=1.98e9,
-    bandwidth=4.8e12,
-    l2_bytes=60 * 2**20,
-    versions={"driver": "580.10"},
-    peak_flops=cuda_peaks((9, 0), 132, 1.98e9),
-)
 
 
 def of_h200(kernel, m, n, k, seconds, dtype="f32", **parameters):
@@ -157,3 +146,12 @@ def test_of_the_rungs_measured_beside_each_other_the_model_says_whose_default(tu
     assert "of sliced" in choice.reason
     named = tuned(problem, kernel="sliced")
     assert named.config == highest.default_for(problem, H200)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_extent_has_a_choice(dtype):
+    """An empty product as well."""
+    for m, n, k in itertools.product((0, 1, 300), repeat=3):
+        for problem in (Problem(m, n, k, dtype), Problem(m, m, k, dtype, True, op="syrk")):
+            chosen = select(problem, H200, None, NOW)
+            assert chosen.config.kernel in kernels_for(problem, H200), chosen

@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from h200 import H200
 from recorded import NoCompiler
 
-from pymm.core.device import Device, cuda_peaks
+from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.kernels import find_kernel
 from pymm.kernels.source import kernel_digest
@@ -18,15 +19,6 @@ from pymm.tune.initial import prepare as prepared
 from pymm.tune.tasks import Task
 
 KERNEL = find_kernel("register_tile")
-H200 = Device(
-    "Test H200",
-    "cuda",
-    capability=(9, 0),
-    sms=132,
-    clock_hz=1.98e9,
-    bandwidth=4.8e12,
-    peak_flops=cuda_peaks((9, 0), 132, 1.98e9),
-)
 PROBLEM = Problem(1000, 1000, 1000)
 VALID = KERNEL.configs(PROBLEM, H200)[0]
 FITTING = sorted(VALID, key=lambda config: predicted_seconds(config, PROBLEM, H200))

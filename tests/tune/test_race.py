@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import optuna
 import pytest
+from h200 import H200
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded_run import GPU, Run, smooth
 
-from pymm.core.device import Device, cuda_peaks
+from pymm.core.device import Device
 from pymm.core.dtypes import DTYPES
 from pymm.core.problem import Problem
 from pymm.kernels import find_kernel, kernels_for
@@ -25,18 +26,6 @@ from pymm.tune.tuner import TUNED
 
 PROBLEM = Problem(256, 256, 256)
 KERNELS = [find_kernel(name) for name in ("register_tile", "shared_tile", "coalesced")]
-H200 = Device(
-    "Test H200",
-    "cuda",
-    capability=(9, 0),
-    sms=132,
-    clock_hz=1.98e9,
-    bandwidth=4.8e12,
-    peak_flops=cuda_peaks((9, 0), 132, 1.98e9),
-    shared_per_block=232448,
-    shared_per_sm=233472,
-    memory_bytes=2**37,
-)
 
 
 def race_of(seed=0, members=KERNELS):
