@@ -20,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 #: NumPy's names of the operands, and `precision=`.
 TYPES = {
@@ -29,6 +31,9 @@ TYPES = {
     "bf16": ("bfloat16", "ieee"),
     "tf32": ("float32", "tf32"),
 }
+
+#: Type, m, n, k, and whether A and B are stored transposed.
+Product = tuple[str, int, int, int, bool, bool]
 
 #: Least extent, and seconds that no first call should take.
 LEAST, LIMIT = 16, 0.1
@@ -55,7 +60,7 @@ def main() -> None:
         subprocess.run(command, env=environment, check=True)
 
 
-def products(count: int, most: int) -> list[tuple[str, int, int, int, bool, bool]]:
+def products(count: int, most: int) -> list[Product]:
     """The same every time: extents evenly distributed in their logarithms, half of them even."""
     rng = random.Random(20)
     found = []
@@ -81,36 +86,45 @@ def measure(options: argparse.Namespace) -> None:
 
     numbers = np.random.default_rng(20).standard_normal(1 << 20)
 
-    def normal(shape: tuple[int, int], name: str):
-        array = backend.empty(shape, np.dtype(name))
-        array.set(np.resize(numbers.astype(name), shape))
-        return array
-
-    warm = normal((8, 8), "float32")
-    pymm.matmul(warm, warm, device=backend, kernel=0)  # imports and the context
-    backend.synchronize()
-    rows = []
-    for kind, m, n, k, trans_a, trans_b in products(options.shapes, options.most):
-        element, precision = TYPES[kind]
+    def bound(product: Product, plan: bool = True, fill: bool = True):
+        """A product of new arrays on the device, as a plan or as a call of `matmul`."""
+        kind, m, n, k, trans_a, trans_b = product
+        name, precision = TYPES[kind]
         shapes = ((k, m) if trans_a else (m, k)), ((n, k) if trans_b else (k, n))
-        a, b = (normal(shape, element) for shape in shapes)
+        operands = [backend.empty(shape, np.dtype(name)) for shape in shapes]
+        for operand in operands if fill else ():
+            operand.set(np.resize(numbers.astype(name), operand.shape))
         more = dict(trans_a=trans_a, trans_b=trans_b, precision=precision, device=backend)
+        return (pymm.plan if plan else partial(partial, pymm.matmul))(*operands, **more)
+
+    warm = backend.empty((8, 8), np.dtype("float32"))
+    warm.set(np.ones((8, 8), np.float32))
+    pymm.matmul(warm, warm, device=backend, kernel=0)  # imports and the context
+    given, first = products(options.shapes, options.most), []
+    for product in given:
+        call = bound(product, plan=False)
         backend.synchronize()
         begun = time.perf_counter()
-        pymm.matmul(a, b, **more)
+        call()
         backend.synchronize()
-        first = time.perf_counter() - begun
-        used = pymm.plan(a, b, **more)
-        os.environ["PYMM_COMPILE"] = "wait"
-        own = pymm.plan(a, b, **more)
+        first.append(time.perf_counter() - begun)
+    os.environ["PYMM_COMPILE"] = "wait"
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # compile what each would use by itself
+        list(pool.map(partial(bound, fill=False), given))
+    rows = []
+    for product, seconds in zip(given, first, strict=True):
         os.environ["PYMM_COMPILE"] = "keep"
+        used = bound(product)
+        os.environ["PYMM_COMPILE"] = "wait"
+        own = bound(product)
         times = backend.time([used, own] * 15)
+        kind, m, n, k, trans_a, trans_b = product
         rows.append(
             {
                 "dtype": kind,
                 "shape": f"{m}x{n}x{k}",
                 "layout": "NT"[trans_a] + "NT"[trans_b],
-                "first_call": f"{first:.6g}",
+                "first_call": f"{seconds:.6g}",
                 "used": used.config.slug,
                 "used_seconds": f"{statistics.median(times[::2]):.6g}",
                 "own": own.config.slug,

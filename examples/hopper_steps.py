@@ -9,7 +9,6 @@ import argparse
 import csv
 import statistics
 import sys
-from functools import partial
 from pathlib import Path
 
 import ml_dtypes
@@ -17,7 +16,7 @@ import numpy as np
 import pycuda.autoprimaryctx
 import pycuda.driver as cuda
 from pycuda import gpuarray
-from pycuda.compiler import SourceModule
+from pycuda.compiler import compile
 
 import pymm
 from pymm.backends.cuda.driver import Driver
@@ -25,6 +24,8 @@ from pymm.backends.cuda.driver import Driver
 FOLDER = Path(__file__).resolve().with_name("hopper_steps")
 TILE, DEPTH, STAGE = 128, 64, 32768  # of tile.cuh; STAGE in bytes
 BFLOAT16 = 9  # CUtensorMapDataType
+
+driver = Driver()
 
 #: What each step adds; the blocks of its grid, of (tiles down, tiles across, multiprocessors); its
 #: threads; its stages; and the rows of B in a box.
@@ -37,20 +38,30 @@ STEPS = {
 }
 
 
-def tensor_map(matrix: gpuarray.GPUArray, rows: int) -> np.ndarray:
+def tensor_map(matrix: gpuarray.GPUArray, rows: int) -> bytes:
     """The map by which TMA finds boxes of `rows` x DEPTH elements; pymm makes such maps, too."""
     height, width = matrix.shape
     extents, strides = (width, height, 1), (2 * width, 2 * width * height)
-    made = Driver().tensor_map(BFLOAT16, matrix.ptr, extents, strides, (DEPTH, rows, 1), 128)
-    return np.frombuffer(made, np.uint8)
+    return driver.tensor_map(BFLOAT16, matrix.ptr, extents, strides, (DEPTH, rows, 1), 128)
 
 
-def compile_step(name: str) -> cuda.Function:
-    """The kernel of a step, with the headers of pymm's own kernels."""
+def compile_step(name: str) -> int:
+    """Handle of the kernel of a step, compiled with the headers of pymm's own kernels."""
     text = (FOLDER / f"{name}.cu").read_text(encoding="utf-8")
     folders = [str(FOLDER), str(Path(pymm.__file__).parents[1] / "cuda_src")]
-    module = SourceModule(text, arch="sm_90a", no_extern_c=True, include_dirs=folders)
-    return module.get_function("product")
+    cubin = compile(text, arch="sm_90a", no_extern_c=True, include_dirs=folders)
+    return driver.function(driver.load(cubin), "product")
+
+
+def launch_of(kernel: int, arguments: tuple[bytes, ...], sizes: tuple[int, ...]):
+    """A function that launches the kernel. PyCUDA packs arguments as C would a structure; a GPU has
+    tensor maps, which are aligned to 64 bytes, elsewhere, and the driver says where.
+    """
+    places = driver.parameters(kernel, len(arguments))
+    packed = bytearray(sum(places[-1]))
+    for (offset, size), argument in zip(places, arguments, strict=True):
+        packed[offset : offset + size] = argument
+    return driver.launcher(0, kernel, sizes)(bytes(packed))
 
 
 def microseconds(launch, flush: gpuarray.GPUArray) -> float:
@@ -94,17 +105,19 @@ for name, (adds, grid, threads, stages, box) in STEPS.items():
         continue
     kernel = compile_step(name)
     shared = stages * (STAGE + 16) + 1024
-    kernel.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
+    driver.allow_shared(kernel, shared)
     maps = tensor_map(on_gpu[0], TILE), tensor_map(on_gpu[1], box)
-    arguments = (*maps, result, np.int32(m), np.int32(n), np.int32(k))
-    sizes = dict(grid=grid(-(-m // TILE), -(-n // TILE), sms), block=(threads, 1, 1), shared=shared)
+    numbers = np.uint64(result.ptr), np.int32(m), np.int32(n), np.int32(k)
+    arguments = (*maps, *(number.tobytes() for number in numbers))
+    sizes = (*grid(-(-m // TILE), -(-n // TILE), sms), 1, threads, 1, 1, shared)
+    launch = launch_of(kernel, arguments, sizes)
     result.fill(np.nan)
-    kernel(*arguments, **sizes)
+    launch()
     error = np.abs(result.get() - wanted).max() / np.abs(wanted).max()
     line = f"{name:13} {adds:29} {'right' if error < 1e-5 else 'WRONG'}"
     row = {"step": name, "adds": adds, "m": m, "n": n, "k": k, "error": f"{error:.1e}"}
     if not simulated:
-        row["us"] = f"{microseconds(partial(kernel, *arguments, **sizes), flush):.1f}"
+        row["us"] = f"{microseconds(launch, flush):.1f}"
         row["tflops"] = f"{2e-6 * m * n * k / float(row['us']):.0f}"
         line += f" {row['us']:>10} us {row['tflops']:>6} TFLOP/s"
     rows.append(row)

@@ -253,6 +253,7 @@ def _keep(ctx: Any, inputs: tuple, output: Tensor) -> None:
     a, b, bias, ctx.activation, ctx.precision = inputs
     again = ctx.activation not in ("", "relu")
     needed = again or ctx.needs_input_grad[1], again or ctx.needs_input_grad[0]
+    ctx.by_columns = b.dim() == 2 and b.stride(0) == 1 and b.stride(1) >= b.shape[0]
     ctx.shapes, ctx.bias_dtype = (a.shape, b.shape), None if bias is None else bias.dtype
     ctx.save_for_backward(
         a if needed[0] else None,
@@ -275,7 +276,10 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.needs_input_grad[1]:
         if len(shape_b) == 2:  # one product, and not the sum of one for each matrix of the batch
             left, right = a.flatten(0, -2), grad.flatten(0, -2)
-            of_b = _product(left.mT, right, None, "", ctx.precision)
+            if ctx.by_columns:  # a transposed weight's gradient is stored like the weight
+                of_b = _product(right.mT, left, None, "", ctx.precision).mT
+            else:
+                of_b = _product(left.mT, right, None, "", ctx.precision)
         else:
             of_b = _product(a.mT, grad, None, "", ctx.precision).sum_to_size(shape_b)
     if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:

@@ -75,7 +75,11 @@ inline std::remove_extent_t<Type>* dynamic_shared() {
     return static_cast<std::remove_extent_t<Type>*>(self().dynamic_shared);
 }
 
-// Where each parameter lies in the buffer of arguments: CUDA's layout is C's.
+// Where the buffer of arguments begins in the constant bank of sm_90.
+constexpr std::size_t PARAMETERS_AT = 0x210;
+
+// Where each parameter lies in the buffer of arguments. Alignments count from the beginning of the
+// constant bank, so a parameter with one of more than 16 bytes is not where a C structure has it.
 template <class... Types>
 struct Layout {
     static constexpr std::size_t count = sizeof...(Types);
@@ -83,7 +87,8 @@ struct Layout {
     std::size_t bytes = 0;
     constexpr Layout() {
         std::size_t i = 0;
-        ((bytes = (bytes + alignof(Types) - 1) / alignof(Types) * alignof(Types),
+        ((bytes = (PARAMETERS_AT + bytes + alignof(Types) - 1) / alignof(Types) * alignof(Types)
+                  - PARAMETERS_AT,
           parameters[i] = {bytes, sizeof(Types)}, i++, bytes += sizeof(Types)), ...);
     }
 };
@@ -99,7 +104,8 @@ struct Caller {
     // The buffer is the host's, which the module's own `memcpy` refuses to read; without AVX-512
     // g++ passes large arguments by it. So they are passed from the thread's stack.
     PYMM_SIM_UNCHECKED static void invoke(const Kernel& k, const char* arguments) {
-        alignas(64) char own[layout.bytes + 1];
+        alignas(64) char bank[PARAMETERS_AT + layout.bytes];
+        char* const own = bank + PARAMETERS_AT;
         for (std::size_t i = 0; i < layout.bytes; i++) own[i] = arguments[i];
         call(k, own, std::index_sequence_for<Types...>{});
     }
