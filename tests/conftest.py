@@ -19,8 +19,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from ctypes.util import find_library
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,10 @@ ON_GPU = os.environ.get("PYMM_TEST_GPU") == "1"
 # A checkout can be tested without being installed, as on a machine that only lends its GPU.
 sys.path.insert(0, str(ROOT))
 
+# Hundreds of processes import pymm: without its bytecode each would compile all of it anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit what the first process chose
     _home = tempfile.mkdtemp(prefix="pymm-tests-")
     for _kind in ("CACHE", "CONFIG", "STATE"):
@@ -85,6 +91,7 @@ LONG_FIRST = (
     "test_package",
     "test_sanitizers",
     "test_torture",
+    "test_replay",
     "test_mpi",
     "test_tune_faults",
     "test_torch",
@@ -93,6 +100,10 @@ LONG_FIRST = (
     "test_budget",
     "test_determinism",
     "test_tma_simulated",
+    "test_emulated",
+    "test_examples",
+    "test_tune_custom",
+    "test_race",
     "test_suites_device",
     "test_notebook",
     "test_races",
@@ -171,13 +182,23 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(_home, ignore_errors=True)
 
 
+@pytest.fixture(scope="session")
+def directories_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A new path for each test. Numbered here: `mktemp` looks through all that there are."""
+    folder = tmp_path_factory.mktemp("tests")
+    return (folder / str(number) for number in count())
+
+
 @pytest.fixture(autouse=True)
-def own_directories(tmp_path_factory: pytest.TempPathFactory, monkeypatch) -> None:
+def own_directories(directories_of_tests: Iterator[Path], monkeypatch) -> None:
     """No test sees another's tuned configurations or studies. Compiled binaries are shared: their
     key is the text that they were made from.
     """
-    for kind in ("CONFIG", "STATE"):
-        monkeypatch.setenv(f"PYMM_{kind}_DIR", str(tmp_path_factory.mktemp(kind.lower())))
+    own = next(directories_of_tests)
+    for folder in (own, own / "config", own / "state"):
+        folder.mkdir(mode=0o700)
+    monkeypatch.setenv("PYMM_CONFIG_DIR", str(own / "config"))
+    monkeypatch.setenv("PYMM_STATE_DIR", str(own / "state"))
 
 
 @pytest.fixture(scope="session")

@@ -116,12 +116,13 @@ def _fill(folder: Path, name: str) -> None:
         shutil.copy(_HERE / part, folder / "compiler" / part)
     script = str(folder / "compiler" / "nvcc.py")
     _run([sys.executable, "-B", "-S", "-E", script, str(folder), "--precompile"], folder / "lib")
-    (folder / "version").write_text(f"nvcc: stand-in of the pymm simulator, release 13.0, {name}")
+    (folder / "version").write_text(f"nvcc: stand-in of the pymm simulator, release 13.0, {name}\n")
     launcher = folder / "bin" / "nvcc"
     launcher.parent.mkdir()
     # Relative to itself. -B: nothing is written here that the list of digests does not know.
     launcher.write_text(
         '#!/bin/sh\nhere=$(dirname "$(dirname "$0")")\n'
+        'case "$*" in --version|-V) exec cat "$here/version";; esac\n'
         f"export PYMM_SIMULATOR_OPTIMIZE={_optimize()} PYMM_SIMULATOR_RACES={_races()}\n"
         f'exec "{sys.executable}" -B -S -E "$here/compiler/nvcc.py" "$here" "$@"\n'
     )

@@ -56,7 +56,7 @@ RACE_FLAGS = [
 ]
 NO_RUNTIME = ["-nodefaultlibs", "-lm", "-lc", "-lgcc"]
 #: Instead of -O2, with PYMM_SIMULATOR_OPTIMIZE=0. Multiplications and additions are still fused.
-FASTER_TO_COMPILE = ["-O1", "-fexpensive-optimizations"]
+FASTER_TO_COMPILE = ["-Og", "-fexpensive-optimizations"]
 
 # Options that take a value, by every name nvcc knows them by.
 _VALUED = {
@@ -348,10 +348,6 @@ def precompile(cache: str) -> None:
 
 def main(arguments: list[str]) -> int:
     cache, *rest = arguments
-    if "--version" in rest or "-V" in rest:
-        with open(os.path.join(cache, "version")) as file:
-            print(file.read())
-        return 0
     try:
         if rest == ["--precompile"]:
             precompile(cache)

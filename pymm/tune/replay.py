@@ -83,9 +83,11 @@ def replay(
     seed: int,
     first: Iterable[int] = (),
     strategy: Strategy | None = None,
+    until: float = GOALS[-1],
 ) -> dict[float, float]:
-    """Evaluations that one search takes to reach each of `GOALS`; infinite if it does not. `first`
-    are indices of configurations that it begins with; a `strategy` stands for the sampler's.
+    """Evaluations that one search takes to reach each of `GOALS` up to `until`, one of them;
+    infinite if it does not. `first` are indices of configurations that it begins with; a `strategy`
+    stands for the sampler's.
     """
     sampler = strategy or settings.sampler
     search = Search(optuna.create_study(), recording.configs, sampler, seed)
@@ -112,7 +114,7 @@ def replay(
         for goal in GOALS:
             if recording.reaches(index, goal):
                 needed[goal] = min(needed[goal], count)
-        if math.isfinite(max(needed.values())):
+        if math.isfinite(needed[until]):
             break
     return needed
 

@@ -91,13 +91,10 @@ def find_compiler(cache: Path) -> CpuCompiler:
 def _described(path: str, cache: Path) -> CpuCompiler:
     shown = _run(path, "--version")
     version = (shown.stdout.splitlines() or [f"{path}, version unknown"])[0].strip()
-    flags = FLAGS
-    for flag in OPTIONAL_FLAGS:
-        if _accepts(path, (*flags, flag)):
-            flags = (*flags, flag)
-    if not _accepts(path, flags):
-        raise NoDevice(f"{path} ({version}) does not compile C++17 with {' '.join(flags)}")
-    return CpuCompiler(path, version, flags, processor_digest(), cache)
+    for flags in (FLAGS + OPTIONAL_FLAGS, FLAGS):
+        if _accepts(path, flags):
+            return CpuCompiler(path, version, flags, processor_digest(), cache)
+    raise NoDevice(f"{path} ({version}) does not compile C++17 with {' '.join(FLAGS)}")
 
 
 def _accepts(path: str, flags: tuple[str, ...]) -> bool:

@@ -1,4 +1,5 @@
-// Atomics: the CPU's own, since blocks run on several cores.
+// Atomics: the CPU's own, since blocks run on several cores. Always inlined, so that a fault is
+// told by the line of the kernel.
 #pragma once
 
 namespace pymm_sim {
@@ -27,15 +28,15 @@ PYMM_SIM_ATOMIC_ACCESS Value update(Value* address, Update f) {
 
 #define PYMM_SIM_ATOMIC(name, expression)                                                       \
     template <class Value>                                                                      \
-    Value name(Value* address, std::common_type_t<Value> value) {                               \
+    __forceinline__ Value name(Value* address, std::common_type_t<Value> value) {               \
         return pymm_sim::update(address, [=](Value old) -> Value { return expression; });       \
     }                                                                                           \
     template <class Value>                                                                      \
-    Value name##_block(Value* address, std::common_type_t<Value> value) {                       \
+    __forceinline__ Value name##_block(Value* address, std::common_type_t<Value> value) {       \
         return name(address, value);                                                            \
     }                                                                                           \
     template <class Value>                                                                      \
-    Value name##_system(Value* address, std::common_type_t<Value> value) {                      \
+    __forceinline__ Value name##_system(Value* address, std::common_type_t<Value> value) {      \
         return name(address, value);                                                            \
     }
 PYMM_SIM_ATOMIC(atomicAdd, old + value)
@@ -52,8 +53,8 @@ PYMM_SIM_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1)
 
 // Compares bits, as the hardware does.
 template <class Value>
-Value atomicCAS(Value* address, std::common_type_t<Value> expected,
-                std::common_type_t<Value> value) {
+__forceinline__ Value atomicCAS(Value* address, std::common_type_t<Value> expected,
+                                std::common_type_t<Value> value) {
     return pymm_sim::update(address, [=](Value old) -> Value {
         return std::memcmp(&old, &expected, sizeof old) == 0 ? value : old;
     });

@@ -230,15 +230,17 @@ struct Numbers {
     unsigned long long bits;
     unsigned rows, depth, reader;
     bool k_major;
-    unsigned char bytes[MOST_BYTES];
+    alignas(8) unsigned char bytes[MOST_BYTES];
     float values[MOST];  // [p][row]
 };
 
 PYMM_SIM_UNCHECKED inline bool same_bytes(const void* a, const void* b, std::size_t bytes) {
     return __builtin_memcmp(a, b, bytes) == 0;
 }
-PYMM_SIM_UNCHECKED inline void copy_bytes(void* to, const void* from, std::size_t bytes) {
-    __builtin_memcpy(to, from, bytes);
+// Word by word: a module's own `memcpy` checks what it copies.
+PYMM_SIM_UNCHECKED inline void copy_words(void* to, const void* from, std::size_t bytes) {
+    for (std::size_t i = 0; i < bytes / 8; i++)
+        static_cast<std::uint64_t*>(to)[i] = static_cast<const std::uint64_t*>(from)[i];
 }
 
 // What `read(row, p)` gives for all of an operand of `rows` x DEPTH words.
@@ -264,7 +266,7 @@ const float* numbers(const Described& of, bool k_major, unsigned rows, Read read
         return found.values;
     for (unsigned p = 0; p < DEPTH; p++)
         for (unsigned row = 0; row < rows; row++) found.values[p * rows + row] = read(row, p);
-    copy_bytes(found.bytes, there, bytes);
+    copy_words(found.bytes, there, bytes);
     found.run = self().run;
     found.bits = of.bits;
     found.rows = rows;
@@ -274,6 +276,24 @@ const float* numbers(const Described& of, bool k_major, unsigned rows, Read read
     return found.values;
 }
 
+// d += a b for `count` elements of d: two of a at each depth, of b those at b[p * count * 2].
+// Nothing is checked: d is the thread's own, b the driver's.
+PYMM_SIM_UNCHECKED inline void add_products(float* d, unsigned count, const float* a,
+                                            const float* b, unsigned depth) {
+    for (unsigned j = 0; j < count; j += 4, d += 4, b += 8) {
+        float sums[4] = {d[0], d[1], d[2], d[3]};
+        for (unsigned p = 0; p < depth; p++) {
+            const float upper = a[p * 2], lower = a[p * 2 + 1];
+            const float left = b[p * count * 2], right = b[p * count * 2 + 1];
+            sums[0] += upper * left;
+            sums[1] += upper * right;
+            sums[2] += lower * left;
+            sums[3] += lower * right;
+        }
+        for (unsigned e = 0; e < 4; e++) d[e] = sums[e];
+    }
+}
+
 // d += a b, of 64 x COUNT / 2 and so on: `left` is asked for numbers of a; those of b are at
 // right[p][column].
 template <unsigned DEPTH, int COUNT, class Left>
@@ -281,15 +301,12 @@ void multiply_tiles(float (&d)[COUNT], bool add, Left left, const float* right) 
     const unsigned lane = self().lane, warp = threadIdx.x % 128 / 32;
     if (!add)
         for (float& x : d) x = 0.0f;
-    for (unsigned p = 0; p < DEPTH; p++, right += COUNT * 2) {
-        const float a[2] = {left(warp * 16 + lane / 4, p), left(warp * 16 + lane / 4 + 8, p)};
-        const float* const b = right + lane % 4 * 2;
-        for (unsigned j = 0; j < COUNT / 4; j++)
-            for (unsigned e = 0; e < 2; e++) {
-                d[j * 4 + e] += a[0] * b[j * 8 + e];
-                d[j * 4 + 2 + e] += a[1] * b[j * 8 + e];
-            }
+    float a[DEPTH * 2];
+    for (unsigned p = 0; p < DEPTH; p++) {
+        a[p * 2] = left(warp * 16 + lane / 4, p);
+        a[p * 2 + 1] = left(warp * 16 + lane / 4 + 8, p);
     }
+    add_products(d, COUNT, a, right + lane % 4 * 2, DEPTH);
 }
 
 inline unsigned long long describe(unsigned address) {

@@ -1,9 +1,10 @@
-// Loads and stores with a cache policy (which a CPU ignores), and copies that are checked.
+// Loads and stores with a cache policy (which a CPU ignores), always inlined, so that a fault is
+// told by the line of the kernel; and copies that are checked.
 #pragma once
 
 #define PYMM_SIM_LOAD(name) \
     template <class Value>  \
-    Value name(const Value* address) { return *address; }
+    __forceinline__ Value name(const Value* address) { return *address; }
 PYMM_SIM_LOAD(__ldg)
 PYMM_SIM_LOAD(__ldca)
 PYMM_SIM_LOAD(__ldcg)
@@ -12,9 +13,11 @@ PYMM_SIM_LOAD(__ldlu)
 PYMM_SIM_LOAD(__ldcv)
 #undef PYMM_SIM_LOAD
 
-#define PYMM_SIM_STORE(name) \
-    template <class Value>   \
-    void name(Value* address, std::common_type_t<Value> value) { *address = value; }
+#define PYMM_SIM_STORE(name)                                                      \
+    template <class Value>                                                        \
+    __forceinline__ void name(Value* address, std::common_type_t<Value> value) {  \
+        *address = value;                                                         \
+    }
 PYMM_SIM_STORE(__stwb)
 PYMM_SIM_STORE(__stcg)
 PYMM_SIM_STORE(__stcs)

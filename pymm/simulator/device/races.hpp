@@ -97,7 +97,7 @@ extern "C" PYMM_SIM_UNCHECKED void __tsan_atomic_thread_fence(int) {
 
 #else
 
-#define PYMM_SIM_ATOMIC_ACCESS
+#define PYMM_SIM_ATOMIC_ACCESS __forceinline__
 namespace pymm_sim {
 inline void touch_atomically(const void*, std::size_t) {}
 inline void order(Sync, std::uintptr_t = 0) {}

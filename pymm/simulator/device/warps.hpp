@@ -3,19 +3,22 @@
 
 namespace pymm_sim {
 
+template <std::size_t BYTES>
+using Unsigned = std::conditional_t<
+    BYTES == 1, std::uint8_t,
+    std::conditional_t<BYTES == 2, std::uint16_t,
+                       std::conditional_t<BYTES == 4, std::uint32_t, std::uint64_t>>>;
+
+// Not by `memcpy`: a module's own checks every byte, and most bits here are in registers.
 template <class Value>
 std::uint64_t to_word(Value value) {
     static_assert(sizeof(Value) <= 8, "warp operations take values of at most 8 bytes");
-    std::uint64_t word = 0;
-    std::memcpy(&word, &value, sizeof value);
-    return word;
+    return __builtin_bit_cast(Unsigned<sizeof(Value)>, value);
 }
 
 template <class Value>
 Value from_word(std::uint64_t word) {
-    Value value;
-    std::memcpy(&value, &word, sizeof value);
-    return value;
+    return __builtin_bit_cast(Value, static_cast<Unsigned<sizeof(Value)>>(word));
 }
 
 template <class Value>
