@@ -22,11 +22,11 @@ from pymm.backends.cpu.compiler import find_compiler
 from pymm.backends.cuda.nvcc import INSTALL, find_nvcc
 from pymm.console import program, show_table
 from pymm.core.device import Device
-from pymm.core.errors import NoDevice
+from pymm.core.errors import NoDevice, StoreError
 from pymm.core.problem import Problem
 from pymm.measure import precompile
 from pymm.measure.libraries import PROVIDERS
-from pymm.selection.records import Environment, StoreError, stale_because
+from pymm.selection.records import Environment, stale_because
 from pymm.selection.store import files, load_file, read
 
 OK, LACKS, BROKEN = "ok", "lacks", "broken"
