@@ -331,6 +331,7 @@ import re, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (3 * 2**30, 3 * 2**30))
 from pathlib import Path
 from pymm.core import inputs
+from pymm.core.errors import StoreError
 from pymm.selection import store
 for name in sys.argv[1:]:
     path = Path(name)

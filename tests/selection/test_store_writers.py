@@ -77,16 +77,19 @@ def test_a_holder_that_does_not_let_go_is_named(tmp_path):
         pass
 
 
-#: Takes the lock, forks a child that lives until its standard input ends, and says so; with "let
+#: Takes the lock, forks a child that runs until its standard input ends, and says so; with "let
 #: go" the lock is given back, else this process is killed with it.
 FORKS = """
 import os, signal, sys
 from pathlib import Path
 from pymm.core import files
+running, says = os.pipe()
 with files.locked(Path(sys.argv[1]), seconds=0):
     if os.fork() == 0:
+        os.write(says, b"x")
         sys.stdin.read()
         os._exit(0)
+    os.read(running, 1)
     if sys.argv[2] == "killed":
         print("forked", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
