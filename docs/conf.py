@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "_ext")]
@@ -25,7 +26,9 @@ highlight_language = "none"
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autodoc_preserve_defaults = True
-autodoc_mock_imports = ["torch"]  # pymm.torch is described without it
+autodoc_mock_imports = ["scipy", "torch"]  # what needs them is described without them
+sys.modules["mpi4py"] = MagicMock()  # nor does it need an MPI library: a job of one process
+sys.modules["mpi4py"].MPI.COMM_WORLD.size = 1
 
 html_theme = "furo"
 html_title = f"pymm {version}"

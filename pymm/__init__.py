@@ -22,7 +22,7 @@ from pymm.api import (
     syrk,
 )
 from pymm.blocked.sharded import ShardedMatrix, scatter
-from pymm.core.errors import CompileFailed, Error, LaunchFailed, NoDevice
+from pymm.core.errors import Busy, CompileFailed, Error, LaunchFailed, NoDevice, StoreError
 from pymm.einsum import einsum, tensordot
 from pymm.runtime.explain import Explanation
 from pymm.runtime.grouped import GroupedPlan
@@ -30,6 +30,7 @@ from pymm.runtime.prepared import prepare
 from pymm.selection.choose import freeze, reload
 
 __all__ = [
+    "Busy",
     "CompileFailed",
     "Error",
     "Explanation",
@@ -38,6 +39,7 @@ __all__ = [
     "NoDevice",
     "Plan",
     "ShardedMatrix",
+    "StoreError",
     "Tuned",
     "configs",
     "einsum",

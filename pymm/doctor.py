@@ -22,11 +22,11 @@ from pymm.backends.cpu.compiler import find_compiler
 from pymm.backends.cuda.nvcc import INSTALL, find_nvcc
 from pymm.console import program, show_table
 from pymm.core.device import Device
-from pymm.core.errors import NoDevice
+from pymm.core.errors import NoDevice, StoreError
 from pymm.core.problem import Problem
 from pymm.measure import precompile
-from pymm.measure.libraries import PROVIDERS
-from pymm.selection.records import Environment, StoreError, stale_because
+from pymm.measure.libraries import BASELINES, PROVIDERS
+from pymm.selection.records import Environment, stale_because
 from pymm.selection.store import files, load_file, read
 
 OK, LACKS, BROKEN = "ok", "lacks", "broken"
@@ -73,12 +73,22 @@ def _packages() -> Iterator[Finding]:
             yield Finding(
                 name, BROKEN, f"missing ({use})", f"{sys.executable} -m pip install {name}"
             )
-    baselines = [name for name in PROVIDERS if importlib.util.find_spec(name)]
-    found = (
-        ", ".join(baselines) or f"neither {' nor '.join(PROVIDERS)}: no column for cuBLAS in tables"
-    )
+    yield _baselines()
+
+
+def _baselines() -> Finding:
+    """What of NVIDIA's libraries benchmarks compare with."""
+    here = {name for name in PROVIDERS if importlib.util.find_spec(name)}
     hint = "pip install torch, where you want to compare with cuBLAS"
-    yield Finding("cuBLAS through", OK if baselines else LACKS, found, hint)
+    if not here:
+        found = f"neither {' nor '.join(PROVIDERS)}: no column for cuBLAS in tables"
+        return Finding("cuBLAS through", LACKS, found, hint)
+    ours = [b for b in BASELINES.values() if b.kind == "cuda" and not here & b.providers.keys()]
+    without = "; ".join(baseline.title for baseline in ours)
+    found = ", ".join(name for name in PROVIDERS if name in here)
+    if without:
+        found += f"; not compared with: {without} (pip install 'nvmath-python[cu13]')"
+    return Finding("cuBLAS through", OK, found, hint)
 
 
 def version(name: str) -> str:

@@ -15,11 +15,10 @@ from pymm.backends import compiler_for, open_device
 from pymm.backends.base import Compiler
 from pymm.console import Stop, duration, program
 from pymm.core.dtypes import DTYPES
-from pymm.core.errors import CompileFailed, NoDevice
+from pymm.core.errors import CompileFailed, NoDevice, StoreError
 from pymm.measure.precompile import Precompiler
 from pymm.selection.choose import tuned_directory
 from pymm.selection.precompiled import Binary, add_to_list, list_path, of_architecture, of_device
-from pymm.selection.records import StoreError
 
 #: Exit status after Ctrl-C, as a shell has it.
 INTERRUPTED = 130
@@ -203,3 +202,7 @@ def _summary(compiler: Compiler, progress: Progress, workers: int, seconds: floa
         f"{progress.bytes / 2**20:.1f} MiB in {compiler.cache}; {duration(seconds)} with {workers} "
         f"process{'es' * (workers > 1)}"
     )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

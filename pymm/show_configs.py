@@ -12,10 +12,10 @@ from pathlib import Path
 
 from pymm.backends import open_device
 from pymm.console import show_table, significant
-from pymm.core.errors import NoDevice
+from pymm.core.errors import NoDevice, StoreError
 from pymm.selection import store
 from pymm.selection.choose import tuned_directory
-from pymm.selection.records import Environment, Record, StoreError, source_changed
+from pymm.selection.records import Environment, Record, source_changed
 from pymm.selection.select import configs
 
 DEVICES = ("device", "records", "yours", "shipped", "stale", "types", "newest")

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import pymm
+import pymm.distributed
+import pymm.tune
 from pymm.__main__ import MODULES
 from pymm.bench.experiments.catalog import EXPERIMENTS, suites_named
 from pymm.core.problem import DTYPES
@@ -62,9 +64,10 @@ def test_code_runs(page):
 
 
 def test_every_public_name_is_in_the_reference():
-    text = (DOCS / "reference" / "api.md").read_text()
-    named = re.findall(r":: pymm\.(\w+)$", text, re.MULTILINE)
-    assert sorted(named) == sorted(name for name in pymm.__all__ if name != "__version__")
+    for package, page in ((pymm, "api"), (pymm.tune, "api"), (pymm.distributed, "distributed")):
+        text = (DOCS / "reference" / f"{page}.md").read_text()
+        named = re.findall(rf":: {package.__name__}\.(\w+)$", text, re.MULTILINE)
+        assert sorted(named) == sorted(package.__all__)
 
 
 def test_every_command_is_in_the_reference():

@@ -9,12 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-import pymm
 from pymm import __main__ as door
-from pymm import api
+from pymm import __version__, api
 from pymm.console import duration, show_table
 from pymm.core.dtypes import FLOAT32
-from pymm.core.errors import Busy
 
 
 def test_help_names_every_command_that_is_there_and_no_other(capsys):
@@ -43,7 +41,7 @@ def test_commands_get_their_arguments_and_give_the_exit_code(monkeypatch):
 def test_version(capsys):
     for argument in ("version", "--version", "-V"):
         assert door.main([argument]) == 0
-        assert capsys.readouterr().out == f"pymm {pymm.__version__}\n"
+        assert capsys.readouterr().out == f"pymm {__version__}\n"
 
 
 def test_help_imports_neither_tuner_nor_driver():
@@ -129,16 +127,23 @@ def test_tables_are_drawn_on_a_terminal_and_their_text_taken_as_it_is():
     assert "[red]a[/x]" in terminal.getvalue() and "─" in terminal.getvalue()
 
 
-@pytest.mark.parametrize(
-    "command", ["tune", "tune replay", "bench", "report", "doctor", "distributed"]
+#: Commands that are modules too; the others are run by the dispatcher alone.
+MODULES = ("tune", "bench", "report", "doctor", "precompile", "distributed")
+NESTED = (
+    "tune replay",
+    *(f"distributed {x}" for x in ("bench", "calibrate", "explain", "simulate")),
 )
-@pytest.mark.parametrize("module, name", [("pymm {}", "pymm {}"), ("pymm.{}", "python -m pymm.{}")])
-def test_help_names_the_command_as_it_was_started(command, module, name):
-    words = [*module.format(command).split(), "--help"]
-    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True)
-    assert done.stdout.startswith(f"usage: {name.format(command)} [")
 
 
-def test_every_exception_of_pymms_own_is_an_error():
-    own = (pymm.NoDevice, pymm.CompileFailed, pymm.LaunchFailed, Busy)
-    assert all(issubclass(kind, pymm.Error) and issubclass(kind, RuntimeError) for kind in own)
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(f"pymm {command}" for command in (*door.MODULES, "explain", *NESTED)),
+        *(f"pymm.{command}" for command in (*MODULES, *NESTED)),
+    ],
+)
+def test_help_names_the_command_as_it_was_started(words):
+    command = [sys.executable, "-m", *words.split(), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    name = words if words.startswith("pymm ") else f"python -m {words}"
+    assert done.returncode == 0 and done.stdout.startswith(f"usage: {name} ["), done.stderr

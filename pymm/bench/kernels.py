@@ -23,6 +23,7 @@ from pymm.bench.runner import INTERRUPTED, Row, Runner, open_worker, origin, pro
 from pymm.console import duration
 from pymm.core.device import Device
 from pymm.core.dtypes import DTYPES
+from pymm.core.errors import StoreError
 from pymm.core.files import commit
 from pymm.core.problem import Problem
 from pymm.core.shapes import DRAWN, LAYOUTS, class_problems, parse_shapes
@@ -33,7 +34,7 @@ from pymm.measure.results import CLASSES, EXPERIMENTS, KERNELS, SEEN, one_line
 from pymm.measure.verify import sources
 from pymm.measure.workbench import Trial, median_and_spread
 from pymm.measure.worker import Reply, Request, WorkerFailed, time_limit
-from pymm.selection.records import Record, StoreError, stale_because
+from pymm.selection.records import Record, stale_because
 from pymm.selection.store import load
 
 

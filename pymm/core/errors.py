@@ -33,6 +33,16 @@ class Busy(Error, RuntimeError):
     """Another process of this user has taken what this one needs: a device, a tuner's journal."""
 
 
+class StoreError(Error, ValueError):
+    """A file of tuned configurations that cannot be used; the message names file, line and what to
+    do. The file is left as it is.
+    """
+
+
+class NoMPI(Error, ImportError):
+    """mpi4py or an MPI library is missing, or another MPI's launcher started the processes."""
+
+
 class NoEnergy(Error, RuntimeError):
     """The energy of a device cannot be read, or not finely enough; the message says what lacks."""
 

@@ -6,39 +6,73 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import errno
+import fcntl
 import os
 import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pymm.core.inputs import BadInput
 
-try:
-    import fcntl
-except ImportError:  # no POSIX: a file created exclusively is the lock
-    fcntl = None
+#: Descriptors of the lock files that `locked` holds in this process.
+_LOCKS: set[int] = set()
 
 
 @contextlib.contextmanager
 def locked(path: Path, seconds: float = 30.0) -> Iterator[None]:
     """Hold the lock file `path`, waiting for other processes up to `seconds`, then `TimeoutError`.
 
-    The system lets go of the lock when a process dies. The lock file itself stays.
+    The system lets go of the lock when this process dies; children that it forked meanwhile do not
+    have it. The lock file itself stays.
     """
     deadline = time.monotonic() + seconds
-    take = _flock if fcntl else _create
-    while (release := take(path)) is None:
+    while (held := _locked_file(path)) is None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{path} has been held by another process for {seconds:.0f} s")
         time.sleep(0.01)
+    _LOCKS.add(held)
     try:
         yield
     finally:
-        release()
+        if held in _LOCKS:  # not in a forked child
+            _LOCKS.remove(held)
+            os.close(held)
+
+
+def _locked_file(path: Path) -> int | None:
+    """A descriptor of the file `path`, locked; None if another has the lock or removed the file."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        if _lock(descriptor, path):
+            return descriptor
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+def _lock(descriptor: int, path: Path) -> bool:
+    """Lock an open file or folder without waiting. False if another process has the lock, or `path`
+    has become another file or none; `OSError` where it cannot be locked.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except (BlockingIOError, PermissionError, FileNotFoundError):
+        return False
+
+
+def _forget_locks() -> None:
+    """Close a forked child's copies, with which it would hold what its parent lets go of."""
+    while _LOCKS:
+        os.close(_LOCKS.pop())
+
+
+os.register_at_fork(after_in_child=_forget_locks)
 
 
 def replace_text(path: Path, text: str | bytes) -> None:
@@ -126,8 +160,6 @@ def _take(folder: Path) -> tuple[int | None, bool | None]:
     """A descriptor of `folder`, and whether this process holds its lock now: None where a folder
     cannot be locked, False if another process holds it, or it is gone, a link or another user's.
     """
-    if fcntl is None:
-        return None, None
     try:
         held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -135,12 +167,9 @@ def _take(folder: Path) -> tuple[int | None, bool | None]:
     if os.fstat(held).st_uid != os.getuid():
         return held, False
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return held, os.path.samestat(os.fstat(held), os.stat(folder))
-    except FileNotFoundError:
-        return held, False
-    except OSError as error:
-        return held, False if error.errno in (errno.EAGAIN, errno.EACCES) else None
+        return held, _lock(held, folder)
+    except OSError:
+        return held, None
 
 
 def _remove(folder: Path, held: int | None, process: int) -> None:
@@ -158,27 +187,6 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def _flock(path: Path) -> Callable[[], None] | None:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            return None
-        raise
-    return lambda: os.close(descriptor)
-
-
-def _create(path: Path) -> Callable[[], None] | None:
-    held = path.with_name(path.name + ".held")
-    try:
-        os.close(os.open(held, os.O_CREAT | os.O_EXCL, 0o600))
-    except FileExistsError:
-        return None
-    return held.unlink
 
 
 def begun(path: Path, columns: Sequence[str]) -> bool:

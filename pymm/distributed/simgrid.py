@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pymm.core.errors import Error
 from pymm.core.inputs import BadInput, rows_of
 from pymm.core.integers import ceil_div, round_up
 from pymm.distributed.layout import numroc
@@ -27,7 +28,7 @@ PYTHON = "/usr/bin/python3"
 SCRIPT = Path(__file__).with_name("simgrid_replay.py")
 
 
-class NoSimGrid(ImportError):
+class NoSimGrid(Error, ImportError):
     """The system's Python has no SimGrid."""
 
 

@@ -1,48 +1,36 @@
-"""cuBLAS's rank-k update of a symmetric matrix, called through the library itself: no framework
+"""cuBLAS's rank-k update of a symmetric matrix, by the bindings of nvmath-python: no framework
 offers it.
 """
 
 from __future__ import annotations
 
-import ctypes
+import importlib
 from collections.abc import Callable
-from ctypes import POINTER, byref, c_double, c_float, c_int, c_void_p
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from pymm.backends.base import Matrix
 from pymm.core.errors import LaunchFailed
 from pymm.core.problem import Problem
 
-#: Names of the library, newest first, where the process has not loaded one yet.
-NAMES = ("libcublas.so.13", "libcublas.so.12", "libcublas.so")
-
-#: Enumerations of cublas_api.h.
-UPPER, PLAIN, TRANSPOSED = 1, 0, 1
-
-ROUTINES = {"f32": ("cublasSsyrk_v2", c_float), "f64": ("cublasDsyrk_v2", c_double)}
+ROUTINES = {"f32": "ssyrk", "f64": "dsyrk"}
 
 
 @lru_cache(maxsize=1)
-def _library() -> tuple[Any, c_void_p] | None:
-    """The library and a handle in the current context; None where there is none. PyTorch's, if that
-    is loaded: two cuBLAS in one process are two workspaces.
+def _bindings() -> tuple[Any, int] | None:
+    """The bindings, and a handle in the current context; None where nvmath-python or cuBLAS is not
+    installed. A cuBLAS that the process has loaded is taken: two of them are two workspaces.
     """
     try:
-        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        maps = ""
-    loaded = {line.split(maxsplit=5)[5] for line in maps.splitlines() if "libcublas.so" in line}
-    for name in (*sorted(loaded), *NAMES):
-        try:
-            library = ctypes.CDLL(name)
-        except OSError:
-            continue
-        handle = c_void_p()
-        if library.cublasCreate_v2(byref(handle)) == 0:
-            return library, handle
-    return None
+        cublas = importlib.import_module("nvmath.bindings.cublas")
+    except ImportError:
+        return None
+    try:
+        return cublas, cublas.create()
+    except (RuntimeError, cublas.cuBLASError):
+        return None
 
 
 def syrk(problem: Problem, a: Matrix, c: Matrix) -> Callable[[], None] | None:
@@ -51,45 +39,23 @@ def syrk(problem: Problem, a: Matrix, c: Matrix) -> Callable[[], None] | None:
     """
     if problem.dtype not in ROUTINES or problem.batch != 1 or not problem.symmetric:
         return None
-    found = _library()
+    found = _bindings()
     if found is None:
         return None
-    library, handle = found
-    name, real = ROUTINES[problem.dtype]
-    function = getattr(library, name)
-    function.argtypes = [
-        c_void_p,
-        c_int,
-        c_int,
-        c_int,
-        c_int,
-        POINTER(real),
-        c_void_p,
-        c_int,
-        POINTER(real),
-        c_void_p,
-        c_int,
-    ]
-    one, zero = real(1), real(0)
+    cublas, handle = found
+    routine = getattr(cublas, ROUTINES[problem.dtype])
+    scalars = np.array([1, 0], problem.numpy_dtype)
+    one, zero = (scalars[place:].ctypes.data for place in range(2))
     # cuBLAS is column-major: a row-major A is A^T to it, and its upper half is our lower one.
-    operation = PLAIN if problem.trans_a else TRANSPOSED
-    arguments = (
-        handle,
-        UPPER,
-        operation,
-        problem.n,
-        problem.k,
-        byref(one),
-        a.address,
-        a.ld,
-        byref(zero),
-        c.address,
-        c.ld,
-    )
+    operation = cublas.Operation.N if problem.trans_a else cublas.Operation.T
+    shape = cublas.FillMode.UPPER, operation, problem.n, problem.k
+    arguments = (handle, *shape, one, a.address, a.ld, zero, c.address, c.ld)
 
     def call() -> None:
-        if status := function(*arguments):
-            raise LaunchFailed(f"{name} on {problem.slug}: cuBLAS status {status}")
+        try:
+            routine(*arguments)
+        except cublas.cuBLASError as error:
+            raise LaunchFailed(f"{routine.__name__} on {problem.slug}: {error}") from error
 
-    call.owners = a, c, one, zero
+    call.owners = a, c, scalars
     return call

@@ -19,7 +19,7 @@ from typing import Any
 
 from pymm.backends.base import Compiler
 from pymm.core.device import Device
-from pymm.core.errors import Busy
+from pymm.core.errors import Busy, Error
 from pymm.core.files import Workplace, locked
 from pymm.core.paths import state_directory
 from pymm.core.problem import Problem
@@ -55,7 +55,7 @@ STARTS = 3
 POLL = 0.05
 
 
-class WorkerFailed(RuntimeError):
+class WorkerFailed(Error, RuntimeError):
     """The child could not open its device; the message is the child's own."""
 
 

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from pymm.core.device import Device
+from pymm.core.errors import StoreError
 from pymm.core.inputs import (
     BadInput,
     few,
@@ -27,7 +28,7 @@ from pymm.measure import results
 from pymm.report.facts import NAME, device_facts, device_of, facts_of
 from pymm.report.today import Today
 from pymm.selection import store
-from pymm.selection.records import Environment, Record, StoreError
+from pymm.selection.records import Environment, Record
 
 #: The kinds of CSV files, each recognised by its columns; the first match counts.
 KINDS: dict[str, frozenset[str]] = {

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pymm.core.dtypes import DTYPES
+from pymm.core.errors import Error
 from pymm.core.integers import ceil_div
 from pymm.measure.libraries import BASELINES, GENERAL
 from pymm.report.markup import Markup, element, identifier, tag
@@ -81,7 +82,7 @@ _STYLE = {
 }
 
 
-class NoPlots(ImportError):
+class NoPlots(Error, ImportError):
     """Matplotlib is missing; the message says how to install it."""
 
 

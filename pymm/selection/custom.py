@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pymm.core.device import Device
+from pymm.core.errors import StoreError
 from pymm.core.files import locked, replace_text
 from pymm.core.inputs import BadInput, read_text
 from pymm.kernels.custom import CustomConfig, CustomKernel, CustomProblem
@@ -19,7 +20,6 @@ from pymm.selection.records import (
     MEASURED_FIELDS,
     Environment,
     Record,
-    StoreError,
     device_facts,
     device_words,
     outdated_because,

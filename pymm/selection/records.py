@@ -41,12 +41,6 @@ _EXTENTS = re.compile(
 _TRANSPOSED = {"NN": (False, False), "NT": (False, True), "TN": (True, False), "TT": (True, True)}
 
 
-class StoreError(ValueError):
-    """A file of tuned configurations that cannot be used; the message names file, line and what to
-    do. The file is left as it is.
-    """
-
-
 @dataclass(frozen=True)
 class Environment:
     """What a record was measured with besides the device: versions of driver, compiler, CUDA and

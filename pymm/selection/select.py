@@ -13,6 +13,7 @@ from pathlib import Path
 from pymm.console import duration, significant
 from pymm.core.device import Device
 from pymm.core.dtypes import DTYPES
+from pymm.core.errors import StoreError
 from pymm.core.problem import Problem
 from pymm.kernels import Config, Kernel, find_kernel, kernels_for
 from pymm.selection.cost_model import predicted_seconds
@@ -25,13 +26,7 @@ from pymm.selection.nearest import (
     transferred,
     untuned,
 )
-from pymm.selection.records import (
-    Environment,
-    Record,
-    StoreError,
-    outdated_because,
-    unusable_because,
-)
+from pymm.selection.records import Environment, Record, outdated_because, unusable_because
 from pymm.selection.store import energy_files, load_file, record_files
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pymm.core.device import Device
+from pymm.core.errors import StoreError
 from pymm.core.files import locked, replace_text
 from pymm.core.forking import import_whole
 from pymm.core.inputs import BadInput, one_line, read_text
@@ -30,7 +31,6 @@ from pymm.selection.records import (
     RARELY_MEASURED_FIELDS,
     Environment,
     Record,
-    StoreError,
     device_facts,
     device_words,
     fields_of_place,
@@ -41,7 +41,6 @@ from pymm.selection.records import (
 __all__ = [
     "Environment",
     "Record",
-    "StoreError",
     "Table",
     "files",
     "load",

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pymm.core.binaries import obtain_folder
-from pymm.core.errors import CompileFailed
+from pymm.core.errors import CompileFailed, Error
 from pymm.core.files import sweep
 from pymm.core.paths import cache_directory
 
@@ -28,7 +28,7 @@ _DRIVER_FLAGS = [
 _LINK_FLAGS = ["-shared", "-pthread", "-Wl,-soname,libcuda.so.1"]
 
 
-class CannotSimulate(RuntimeError):
+class CannotSimulate(Error, RuntimeError):
     """The simulator cannot be built or loaded here; the message says what to do."""
 
 

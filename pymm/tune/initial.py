@@ -15,12 +15,13 @@ from typing import Any
 
 from pymm.console import spared
 from pymm.core.device import Device
+from pymm.core.errors import StoreError
 from pymm.core.problem import Problem
 from pymm.kernels import Config, Kernel, find_kernel
 from pymm.measure.precompile import config_directory, settle_beside
 from pymm.measure.verify import sources
 from pymm.selection.cost_model import most_promising, predicted_seconds
-from pymm.selection.records import Record, StoreError, device_facts
+from pymm.selection.records import Record, device_facts
 from pymm.selection.store import files, read
 from pymm.tune.finals import rivals_of
 from pymm.tune.tasks import Task

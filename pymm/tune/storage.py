@@ -20,7 +20,7 @@ from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study
 
-from pymm.core.errors import Busy
+from pymm.core.errors import Busy, Error
 from pymm.core.files import locked, named
 from pymm.tune.trial_log import JournalLock, repair, set_aside
 
@@ -34,11 +34,11 @@ PROXY_SECONDS, ATTEMPTS, ATTEMPT_SECONDS = 10.0, 4, 0.5
 SQLITE_SECONDS = 60.0
 
 
-class StorageError(ValueError):
+class StorageError(Error, ValueError):
     """A shared storage that cannot be opened; the message says what to do."""
 
 
-class StorageLost(RuntimeError):
+class StorageLost(Error, RuntimeError):
     """A shared storage that was there and is not any more."""
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pymm.core.device import Device
+from pymm.core.errors import Error
 from pymm.core.files import drop_partial_line, locked, named
 from pymm.core.inputs import rows_of
 from pymm.core.problem import Problem
@@ -24,7 +25,7 @@ from pymm.measure.workbench import Trial, median_and_spread
 _OURS = "schema,time,device,problem,"
 
 
-class ForeignFile(ValueError):
+class ForeignFile(Error, ValueError):
     """A file that is not one of ours stands where one is to be written; it is left as it is."""
 
 

@@ -20,14 +20,14 @@ from threadpoolctl import threadpool_limits
 
 from pymm.console import Stop, duration, significant
 from pymm.core.device import Device
-from pymm.core.errors import Busy
+from pymm.core.errors import Busy, StoreError
 from pymm.core.problem import Problem
 from pymm.kernels import Kernel
 from pymm.kernels.source import kernel_digest
 from pymm.measure.precompile import Precompiler, compilers_beside, config_directory, state_directory
 from pymm.measure.workbench import Trial
 from pymm.measure.worker import Site, Worker, WorkerFailed, devices_alone
-from pymm.selection.records import Environment, Record, StoreError, foreign_because
+from pymm.selection.records import Environment, Record, foreign_because
 from pymm.selection.select import configs
 from pymm.selection.store import energy_directory, put
 from pymm.tune.comparison import Comparison

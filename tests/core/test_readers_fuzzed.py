@@ -26,6 +26,7 @@ from tuned import GOOD
 from pymm.bench import classes
 from pymm.bench.experiments.run import completed_steps
 from pymm.core import files, shapes
+from pymm.core.errors import StoreError
 from pymm.core.inputs import BadInput
 from pymm.measure import results as schemas
 from pymm.report import chapters, compare, export, html, load, markdown, verify
@@ -293,7 +294,7 @@ def test_a_damaged_file_is_read_or_named(tmp_path, without_plots, name):  # noqa
         path.write_bytes(edited(good, edits, others))
         try:
             reader.read(path)
-        except (*reader.errors, store.StoreError) as failure:
+        except (*reader.errors, StoreError) as failure:
             said = str(failure)
             assert str(path) in said and "\n" not in said and len(said) < 2000, said
 
@@ -330,6 +331,7 @@ import re, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (3 * 2**30, 3 * 2**30))
 from pathlib import Path
 from pymm.core import inputs
+from pymm.core.errors import StoreError
 from pymm.selection import store
 for name in sys.argv[1:]:
     path = Path(name)
@@ -338,7 +340,7 @@ for name in sys.argv[1:]:
         reader(path)
     except inputs.BadInput as failure:
         print(failure)
-    except store.StoreError as failure:
+    except StoreError as failure:
         print(failure)
 most = re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())  # of this program alone
 print(int(most[1]) >> 10)

@@ -1,6 +1,7 @@
 """The libraries that pymm is compared with: one declaration each, on the same memory."""
 
 import ast
+import ctypes
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,13 +10,15 @@ import numpy as np
 import pytest
 
 from pymm.core import reference
+from pymm.core.errors import LaunchFailed
 from pymm.core.problem import Problem
-from pymm.measure.cublas import syrk
+from pymm.measure import cublas
 from pymm.measure.libraries import (
     BASELINES,
     COMPARED,
     GENERAL,
     HALF,
+    MIRRORED,
     ON_REQUEST,
     Operands,
     baseline_calls,
@@ -96,9 +99,108 @@ def test_cublas(problem, cuda):
 
 def test_no_routine_for_what_is_no_symmetric_product_in_float32_or_float64():
     quick = ((), ())
-    assert syrk(Problem(4, 4, 4), *quick) is None
-    assert syrk(Problem(4, 4, 4, "f16", True, op="syrk"), *quick) is None
-    assert syrk(Problem(4, 4, 4, "f64", True, batch=3, op="syrk"), *quick) is None
+    assert cublas.syrk(Problem(4, 4, 4), *quick) is None
+    assert cublas.syrk(Problem(4, 4, 4, "f16", True, op="syrk"), *quick) is None
+    assert cublas.syrk(Problem(4, 4, 4, "f64", True, batch=3, op="syrk"), *quick) is None
+
+
+class Failed(Exception):
+    """What cuBLAS's bindings raise."""
+
+
+class FakeBindings:
+    """nvmath-python's bindings of cuBLAS, on memory of the host. As the reference BLAS: matrices
+    are column-major, and of a symmetric C one half is neither read nor written.
+    """
+
+    Operation, FillMode = SimpleNamespace(N=0, T=1), SimpleNamespace(LOWER=0, UPPER=1)
+    cuBLASError = Failed
+
+    def __init__(self, refuses=False):
+        self.refuses = refuses
+
+    def create(self):
+        return 7
+
+    def _syrk(self, element, handle, half, operation, n, k, alpha, a, lda, beta, c, ldc):
+        if self.refuses or handle != 7:
+            raise Failed("EXECUTION_FAILED (13)")
+
+        def view(address, rows, columns, ld):
+            count = ld * (columns - 1) + rows
+            memory = (element * count).from_address(address)
+            return np.lib.stride_tricks.as_strided(
+                np.frombuffer(memory, element),
+                (rows, columns),
+                (ctypes.sizeof(element), ld * ctypes.sizeof(element)),
+            )
+
+        left = view(a, n, k, lda) if operation == self.Operation.N else view(a, k, n, lda).T
+        out, (alpha, beta) = view(c, n, n, ldc), (view(x, 1, 1, 1)[0, 0] for x in (alpha, beta))
+        keep = np.triu if half == self.FillMode.UPPER else np.tril
+        written = keep(np.ones((n, n), bool))
+        out[written] = (alpha * (left @ left.T) + (beta * out if beta else 0))[written]
+
+    def ssyrk(self, *arguments):
+        self._syrk(ctypes.c_float, *arguments)
+
+    def dsyrk(self, *arguments):
+        self._syrk(ctypes.c_double, *arguments)
+
+
+@pytest.fixture
+def bindings(monkeypatch):
+    """A function that puts such bindings in the place of nvmath-python's."""
+    monkeypatch.setitem(sys.modules, "nvmath", SimpleNamespace())
+
+    def put(module):
+        cublas._bindings.cache_clear()
+        monkeypatch.setitem(sys.modules, "nvmath.bindings.cublas", module)
+
+    yield put
+    cublas._bindings.cache_clear()
+
+
+SYMMETRIC = [
+    Problem(n, n, k, dtype, trans, not trans, op="syrk")
+    for dtype in ("f32", "f64")
+    for trans in (False, True)
+    for n, k in ((1, 1), (5, 3), (17, 64), (65, 31))
+]
+
+
+@pytest.mark.parametrize("problem", SYMMETRIC, ids=lambda problem: problem.slug)
+def test_one_half_by_cublas(problem, cpu, bindings):
+    """C's lower half is the product, and the other half is left alone."""
+    bindings(FakeBindings())
+    quick = OperandPool(cpu).verifier(problem)
+    given = Operands(problem, *quick.operands)
+    before = quick.result().copy()
+    got, expected, bound = judged(quick, BASELINES[HALF].call(given), cpu)
+    lower = np.tril(np.ones((problem.m, problem.n), bool))
+    assert (got[..., ~lower] == before[..., ~lower]).all()
+    assert compare(got[..., lower], expected[..., lower], bound[..., lower]).right
+
+
+def test_what_cublas_refuses_is_a_launch_that_failed(cpu, bindings):
+    bindings(FakeBindings(refuses=True))
+    quick = OperandPool(cpu).verifier(SYMMETRIC[0])
+    call = BASELINES[HALF].call(Operands(quick.problem, *quick.operands))
+    with pytest.raises(LaunchFailed, match=rf"syrk on {quick.problem.slug}: EXECUTION_FAILED"):
+        call()
+
+
+def test_no_half_without_the_bindings_or_without_cublas(cpu, bindings):
+    class NoCublas(FakeBindings):
+        def create(self):
+            raise RuntimeError("libcublas.so.13 not found")
+
+    quick = OperandPool(cpu).verifier(SYMMETRIC[0])
+    given = Operands(quick.problem, *quick.operands)
+    for module in (None, NoCublas()):
+        bindings(module)
+        assert BASELINES[HALF].call(given) is None
+        assert BASELINES[MIRRORED].call(given) is None
 
 
 PACKAGE = Path(__file__).resolve().parents[2] / "pymm"

@@ -179,6 +179,7 @@ def test_numpy_arrays_without_out():
         assert type(pymm.matmul(x, x, device="cpu")) is np.float64
 
 
+@pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")  # of NumPy 2.5
 def test_numpy_arrays_whose_form_is_changed_in_place():
     """Shape, dtype and the right to write are looked at in every call."""
     a, b, out = integers((4, 9)), integers((9, 4), seed=1), np.zeros((4, 4))

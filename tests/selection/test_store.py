@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tuned import CPU, ENVIRONMENTS, GOOD, GPU, NOW, record
 
+from pymm.core.errors import StoreError
 from pymm.kernels import KERNELS
 from pymm.selection import store
-from pymm.selection.records import StoreError, device_facts, stale_because
+from pymm.selection.records import device_facts, stale_because
 
 
 def lines(path):

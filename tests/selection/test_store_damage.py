@@ -9,8 +9,8 @@ import sys
 import pytest
 from tuned import GOOD, GPU, record
 
+from pymm.core.errors import StoreError
 from pymm.selection import store
-from pymm.selection.records import StoreError
 
 DAMAGE = {
     "empty": ("", "the file is not a mapping"),

@@ -14,12 +14,13 @@ from recorded import RecordedWorker
 from recorded_run import BEST, GPU, KERNEL, Run, smooth
 
 import pymm
+from pymm.core.errors import StoreError
 from pymm.core.paths import config_directory
 from pymm.core.problem import Problem
 from pymm.kernels import find_kernel
 from pymm.measure.workbench import Trial
 from pymm.selection import store
-from pymm.selection.records import Environment, Record, StoreError, source_changed
+from pymm.selection.records import Environment, Record, source_changed
 from pymm.tune.finals import record_of
 from pymm.tune.objective import ENERGY_TIE, Cost, least_energy, pareto
 from pymm.tune.tuner import BAD_OPTIONS, TUNED

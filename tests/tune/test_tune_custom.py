@@ -17,8 +17,7 @@ from own_kernel import FAULTS, RIGHT, SCALE
 from rich.console import Console
 
 from pymm.backends import open_device
-from pymm.core.errors import NoDevice
-from pymm.selection.records import StoreError
+from pymm.core.errors import NoDevice, StoreError
 from pymm.tune import CustomKernel, InOut, Rule, TuningFailed, load_kernel, tune_kernel
 
 pytestmark = pytest.mark.simulator

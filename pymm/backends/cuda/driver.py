@@ -20,7 +20,6 @@ from typing import NamedTuple
 from pymm.core.integers import round_up
 
 _OUT_OF_MEMORY = 2
-_ALREADY_REGISTERED = 712
 _DISABLE_TIMING = 2
 _NON_BLOCKING = 1
 _SHARED_SIZE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -34,6 +33,7 @@ LEGACY, PER_THREAD = (0, 1), 2
 
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _ACTIVE = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
+_NO_DESTRUCTOR_SYNC, _MOVE = 1, 1  # of CUuserObject_flags and CUuserObjectRetain_flags
 
 
 class DriverError(RuntimeError):
@@ -341,8 +341,9 @@ class Driver:
         """
         made = c_void_p()
         # One reference, whose destructor nobody waits for; the graph takes it over.
-        self.call("cuUserObjectCreate", byref(made), argument, action, c_uint(1), c_uint(1))
-        self.call("cuGraphRetainUserObject", c_void_p(graph), made, c_uint(1), c_uint(1))
+        flags = c_uint(_NO_DESTRUCTOR_SYNC), c_uint(_MOVE)
+        self.call("cuUserObjectCreate", byref(made), argument, action, c_uint(1), flags[0])
+        self.call("cuGraphRetainUserObject", c_void_p(graph), made, c_uint(1), flags[1])
 
     def order(self, before: int, after: int) -> None:
         """Make later work on stream `after` wait for the work that is on `before` now."""
