@@ -122,7 +122,7 @@ constexpr Index B_BLOCK = NB / TB * B_PANEL;
 constexpr Index SUMS = ROUNDED ? (Index(MB) * NB + LINE - 1) / LINE * LINE : 0;
 constexpr Index WORKSPACE = A_BLOCK + B_BLOCK + SUMS;  // elements for one thread
 
-constexpr Index PIECES = 4;  // for each thread, at most
+constexpr Index PIECES = 2;  // of a matrix for each thread, at most: more would pack more
 
 typedef Sum Vector __attribute__((vector_size(VECTOR_BYTES), may_alias));
 typedef Sum Unaligned __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(Sum)), may_alias));
@@ -418,8 +418,8 @@ extern "C" int gemm(const Call* given) {
     const Index one = m * n * (multiply ? k : 1);
     const Index most = call.run && one * double(batch) >= double(ONE_THREAD) ? call.threads : 1;
     Shares shares{call, {1, 1, m, n}, 1, batch, multiply, small, nullptr};
-    if (most > 1 && batch >= PIECES * most) {
-        shares.matrices = ceil_div(batch, least(batch, 16 * PIECES * most));
+    if (most > 1 && batch >= 2 * PIECES * most) {
+        shares.matrices = ceil_div(batch, least(batch, 32 * PIECES * most));
     } else if (most > 1) {
         const Index each = one / most / PIECE;
         shares.grid = cut(m, n, most * (each < 1 ? 1 : least(each, PIECES)));
