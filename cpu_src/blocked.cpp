@@ -21,8 +21,7 @@
 // which lie KB plus one cache line apart, or by columns if A is transposed. Both are plain copies.
 //
 // On AVX-512 one step along k of the 8 x 48 float tile is 24 multiply-adds, 3 loads, 8 broadcasts
-// and nothing else. Tried without gain on Zen 4: prefetching the next panel of A or of B, and 2 MiB
-// pages (1 %).
+// and nothing else. Tried without gain on Zen 4: prefetching the next panel of A or of B.
 //
 // Threads: C is cut into a grid of rectangles that are computed independently, more of them than
 // threads where the product is large, and threads take one after the other (pool.cpp). Each packs
@@ -41,6 +40,9 @@
 #include <atomic>
 #include <cstdlib>
 #include <type_traits>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #include "call.hpp"
 #include "half.hpp"
@@ -71,13 +73,13 @@
 #define TRANS_B 0  // 1: B is stored n x k
 #endif
 #ifndef MB
-#define MB 192  // rows of the packed block of A
+#define MB 96  // rows of the packed block of A
 #endif
 #ifndef NB
 #define NB 1536  // columns of the packed block of B
 #endif
 #ifndef KB
-#define KB 256  // depth of both blocks
+#define KB 512  // depth of both blocks
 #endif
 #ifndef TA
 #define TA 6  // rows of the register tile
@@ -120,7 +122,7 @@ constexpr Index B_BLOCK = NB / TB * B_PANEL;
 constexpr Index SUMS = ROUNDED ? (Index(MB) * NB + LINE - 1) / LINE * LINE : 0;
 constexpr Index WORKSPACE = A_BLOCK + B_BLOCK + SUMS;  // elements for one thread
 
-constexpr Index PIECES = 4;  // for each thread, at most
+constexpr Index PIECES = 2;  // of a matrix for each thread, at most: more would pack more
 
 typedef Sum Vector __attribute__((vector_size(VECTOR_BYTES), may_alias));
 typedef Sum Unaligned __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(Sum)), may_alias));
@@ -198,7 +200,10 @@ static void tile(int depth, Panel a, Panel b, Target C, int rows, int columns) {
     for (int i = 0; i < R; i++)
         line[i] = a.data + (PACKED ? i * A_ROW : (i < rows ? i : rows - 1) * a.row);
     const Index a_step = PACKED ? A_STEP : a.step, b_step = PACKED ? TB : b.step;
-    for (int i = 0; i < rows; i++) __builtin_prefetch(C.data + i * C.ld, 1);
+    for (int i = 0; i < rows; i++) {  // rows of C seldom start on a line
+        for (int j = 0; j < V * LANES; j += LINE) __builtin_prefetch(C.data + i * C.ld + j, 1);
+        __builtin_prefetch(C.data + i * C.ld + V * LANES - 1, 1);
+    }
 #pragma GCC unroll 2
     for (int p = 0; p < depth; p++) {
         Vector row[V];
@@ -318,11 +323,24 @@ struct Spare {
 };
 static Spare spare;
 
+// In a virtual machine a page that the processor has no translation of costs two walks through
+// tables: large blocks ask for pages of 2 MiB.
+static void* aligned(Index bytes) {
+    constexpr Index HUGE_PAGE = Index(2) << 20;
+    if (bytes < HUGE_PAGE) return std::aligned_alloc(64, ceil_div(bytes, 64) * 64);
+    bytes = ceil_div(bytes, HUGE_PAGE) * HUGE_PAGE;
+    void* const memory = std::aligned_alloc(HUGE_PAGE, bytes);
+#if defined(__linux__)
+    if (memory) madvise(memory, bytes, MADV_HUGEPAGE);  // without them it works as well
+#endif
+    return memory;
+}
+
 static Sum* take(Index elements) {
     Sum* memory = spare.memory.exchange(nullptr);
     if (memory && *(Index*)memory >= elements) return memory;  // its first line holds its size
     std::free(memory);
-    memory = (Sum*)std::aligned_alloc(64, ceil_div(elements, LINE) * 64 + 64);
+    memory = (Sum*)aligned(elements * Index(sizeof(Sum)) + 64);
     if (memory) *(Index*)memory = elements;
     return memory;
 }
@@ -398,8 +416,8 @@ extern "C" int gemm(const Call* given) {
     const Index one = m * n * (multiply ? k : 1);
     const Index most = call.run && one * double(batch) >= double(ONE_THREAD) ? call.threads : 1;
     Shares shares{call, {1, 1, m, n}, 1, batch, multiply, small, nullptr};
-    if (most > 1 && batch >= PIECES * most) {
-        shares.matrices = ceil_div(batch, least(batch, 16 * PIECES * most));
+    if (most > 1 && batch >= 2 * PIECES * most) {
+        shares.matrices = ceil_div(batch, least(batch, 32 * PIECES * most));
     } else if (most > 1) {
         const Index each = one / most / PIECE;
         shares.grid = cut(m, n, most * (each < 1 ? 1 : least(each, PIECES)));

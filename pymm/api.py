@@ -149,9 +149,8 @@ def matmul(
     """
     if type(a) is ShardedMatrix or type(b) is ShardedMatrix:
         return multiply_sharded(a, b, out, c, MatmulOptions.of(locals()), bias)
-    scalars = alpha, type(alpha), beta, type(beta)
-    what = trans_a, trans_b, dtype, casting, precision, out_dtype, activation
-    given = scalars, what, (stream, kernel, config, device, transfer, device_memory, prefer)
+    given = (alpha, type(alpha), beta, type(beta), trans_a, trans_b, dtype, casting, precision)
+    given += out_dtype, activation, stream, kernel, config, device, transfer, device_memory, prefer
     if bias is not None:
         given = *given, cache.mark(bias)
     key, out, launch = cache.lookup(a, b, out, c, given)
@@ -473,9 +472,8 @@ def syrk(
     no activation, of which the first would not leave the result symmetric: `pymm.matmul(a, a,
     trans_b=True)` takes both.
     """
-    scalars = "syrk", alpha, type(alpha), beta, type(beta)
-    what = trans, fill, dtype, casting, precision, out_dtype
-    given = scalars, what, (stream, kernel, config, device, transfer, prefer)
+    given = ("syrk", alpha, type(alpha), beta, type(beta), trans, fill, dtype, casting, precision)
+    given += out_dtype, stream, kernel, config, device, transfer, prefer
     key, out, launch = cache.lookup(a, a, out, c, given)
     if launch is not None:
         launch()

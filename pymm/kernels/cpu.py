@@ -34,12 +34,18 @@ BLOCKED = Kernel(
     space=dict(
         MB=(48, 96, 192, 384),
         NB=(192, 384, 768, 1536, 3072),
-        KB=(128, 192, 256, 384),
+        KB=(128, 192, 256, 384, 512),
         TA=(4, 6, 8, 12),
         TB=(4, 8, 12, 16, 24, 32, 48, 64),
     ),
     default=dict(MB=192, NB=1536, KB=256, TA=6, TB=64),
-    fallbacks=tuple(dict(MB=192, NB=1536, KB=256, TA=6, TB=width) for width in (32, 16, 8, 4)),
+    # Without AVX-512 a panel of B takes 32 KiB and the block of A 200 KiB.
+    fallbacks=(
+        dict(MB=192, NB=1536, KB=256, TA=6, TB=32),
+        dict(MB=96, NB=1536, KB=512, TA=6, TB=16),
+        dict(MB=48, NB=1536, KB=512, TA=6, TB=8),
+        dict(MB=48, NB=1536, KB=512, TA=6, TB=4),
+    ),
     threads=lambda c: 1,
     dtypes=("f32", "f64", "f16", "bf16", "f16_f32", "bf16_f32"),
     rules=(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pymm.backends.base import RebindableLaunch
-from pymm.backends.cpu.arrays import HEAD, pointer_at
+from pymm.backends.cpu.arrays import SHIFT, pointers
 from pymm.backends.current import current
 from pymm.core.forking import call_in_child
 from pymm.runtime.arrays import PreparedOperand, library_of
@@ -147,11 +147,14 @@ class LaunchCache:
                 self.clear()
                 return key, None, None
             out = make(a)
-        readers = self._readers
-        x, y, target = readers[type(a)](a), readers[type(b)](b), readers[type(out)](out)
-        w = readers[type(c)](c) if c is not None else ()
-        if x is None or y is None or target is None or w is None:
-            return None, out, None
+        readers, w = self._readers, ()
+        if c is None and type(a) is type(b) is type(out) is np.ndarray and _READS_FAST:
+            x, y, target = _of_three(a, b, out)
+        else:
+            x, y, target = readers[type(a)](a), readers[type(b)](b), readers[type(out)](out)
+            w = readers[type(c)](c) if c is not None else ()
+            if x is None or y is None or target is None or w is None:
+                return None, out, None
         key = (x, y, target, w, current.context(), options)  # a `Key`, made in a third of the time
         try:
             entry = self._entries.get(key)
@@ -267,7 +270,7 @@ class _Readers(dict[type, Callable[[Any], Mark]]):
 def _reader(kind: type) -> Callable[[Any], Mark]:
     """The reader of arrays of one type."""
     if kind is np.ndarray:
-        return _of_numpy if _reads_fast() else _of_numpy_asked
+        return _of_numpy if _READS_FAST else _of_numpy_asked
     library = library_of(kind)
     if library == "torch":
         return _of_torch(sys.modules["torch"])
@@ -279,8 +282,17 @@ def _reader(kind: type) -> Callable[[Any], Mark]:
 
 
 def _of_numpy(array: np.ndarray) -> Mark:
-    address, writeable = pointer_at(id(array) + HEAD).value, array.flags.writeable
+    address, writeable = pointers[id(array) >> SHIFT], array.flags.writeable
     return (address, (np.ndarray, writeable, array.shape, array.strides, array.dtype))
+
+
+def _of_three(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> tuple[Mark, Mark, Mark]:
+    """The marks of three arrays, in two thirds of the time that `_of_numpy` takes for each."""
+    return (
+        (pointers[id(a) >> SHIFT], (np.ndarray, a.flags.writeable, a.shape, a.strides, a.dtype)),
+        (pointers[id(b) >> SHIFT], (np.ndarray, b.flags.writeable, b.shape, b.strides, b.dtype)),
+        (pointers[id(c) >> SHIFT], (np.ndarray, c.flags.writeable, c.shape, c.strides, c.dtype)),
+    )
 
 
 def _of_numpy_asked(array: np.ndarray) -> Mark:
@@ -294,6 +306,9 @@ def _reads_fast() -> bool:
         return False
     samples = [np.empty(8), np.empty((3, 4), np.int8)[1:, 2:]]
     return all(_of_numpy(sample) == _of_numpy_asked(sample) for sample in samples)
+
+
+_READS_FAST = _reads_fast()
 
 
 def _of_torch(torch: Any) -> Callable[[Any], Mark]:

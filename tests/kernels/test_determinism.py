@@ -25,11 +25,14 @@ def elsewhere(array, shift):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("kernel", ["reordered", "blocked"])
-def test_cpu_bits_depend_on_the_configuration_alone(kernel, dtype, monkeypatch):
-    """Not on threads, addresses, strides, nor on what else is in the batch."""
+@pytest.mark.parametrize(("m", "n", "k"), [(301, 203, 517), (1, 3, 1999)])
+def test_cpu_bits_depend_on_the_configuration_alone(m, n, k, kernel, dtype, monkeypatch):
+    """Not on threads, addresses, strides, nor on what else is in the batch. A single row of three
+    elements has the smallest register tile, alone, and another one in a batch.
+    """
     monkeypatch.setattr("pymm.backends.cpu.backend.usable_cores", lambda: 3)
-    a, b = drawn((301, 517), dtype), drawn((517, 203), dtype, 1)
-    problem = Problem(301, 203, 517, np.dtype(dtype).name.replace("float", "f"))
+    a, b = drawn((m, k), dtype), drawn((k, n), dtype, 1)
+    problem = Problem(m, n, k, np.dtype(dtype).name.replace("float", "f"))
     config = find_kernel(kernel, "cpu").default_for(problem, open_device("cpu:1").device)
     run = dict(kernel=kernel, config=config.slug)
     wanted = pymm.matmul(a, b, device="cpu:1", **run).tobytes()
