@@ -57,9 +57,10 @@ class Pool:
             raise ValueError("no configuration to choose from")
         self.names = tuple(parameters[0])
         self.values = np.array([[p[name] for name in self.names] for p in parameters])
-        columns = [_ranks(column) for column in self.values.T if len(np.unique(column)) > 1]
-        shape = (len(parameters), 0)
-        self.points = np.stack(columns, axis=1) if columns else np.zeros(shape)
+        ranks = [np.unique(column, return_inverse=True)[1] for column in self.values.T]
+        varied = [column for column in ranks if column.any()]
+        self._ranks = np.array(varied, np.int32).reshape(len(varied), len(parameters))
+        self.points = np.ascontiguousarray((self._ranks / self._ranks.max(axis=1)[:, None]).T)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -68,13 +69,11 @@ class Pool:
         """Which configurations differ from a centre in at most `most` parameters, as a mask."""
         near = np.zeros(len(self), bool)
         for centre in centres:
-            near |= (self.points != self.points[centre]).sum(axis=1) <= most
+            changes = np.zeros(len(self), np.int16)
+            for ranks in self._ranks:
+                changes += ranks != ranks[centre]
+            near |= changes <= most
         return near
-
-
-def _ranks(column: np.ndarray) -> np.ndarray:
-    values = np.unique(column)
-    return np.searchsorted(values, column) / (len(values) - 1)
 
 
 @dataclass

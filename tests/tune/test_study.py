@@ -5,6 +5,8 @@ import math
 
 import optuna
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pymm.core.device import Device
 from pymm.core.errors import Busy
@@ -37,6 +39,26 @@ def trial(config, outcome="ok"):
 
 def new_search(sampler="local", configs=VALID, seed=0):
     return Search(optuna.create_study(), configs, sampler, seed)
+
+
+@given(
+    st.integers(0, 4).flatmap(
+        lambda names: st.lists(
+            st.lists(st.integers(1, 3), min_size=names, max_size=names), min_size=1, max_size=20
+        )
+    ),
+    st.data(),
+)
+def test_neighbours_differ_in_few_parameters(rows, data):
+    """Also of a space with one configuration, or with a parameter that has one value."""
+    pool = strategies.Pool([dict(zip("abcd", row, strict=False)) for row in rows])
+    centres = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=3))
+    most = data.draw(st.integers(0, 4))
+    differ = [
+        [sum(a != b for a, b in zip(row, rows[c], strict=True)) for c in centres] for row in rows
+    ]
+    wanted = [any(changes <= most for changes in of_row) for of_row in differ]
+    assert pool.neighbours(centres, most).tolist() == wanted
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
