@@ -31,6 +31,10 @@ NEIGHBOUR_CHANGES, NEIGHBOURS_OF = 2, 4
 #: parameter away from the optimum for many evaluations.
 CLIMB = 2
 
+#: Every eighth goes anywhere, all others near the best while something is left there: a surrogate
+#: expects most where it knows least, and what is far from the best is rarely fast.
+WIDE = 8
+
 #: Besides these the surrogate is asked about random configurations: with each result `FRESH` new
 #: ones replace the oldest of `LASTING * FRESH`.
 FRESH, LASTING = 100, 20
@@ -113,16 +117,16 @@ def at_random(pool: Pool, known: Known, generator: np.random.Generator) -> Sugge
 
 
 def local(pool: Pool, known: Known, generator: np.random.Generator) -> Suggestion:
-    """Far apart at first; then where Gaussian processes over the logarithm of the times expect the
-    largest improvement, among the neighbours of the best and random others.
+    """Far apart at first; then where Gaussian processes over the speeds expect the largest
+    improvement, among the neighbours of the best and, every `WIDE`th time, random others.
 
     Averaged over several fits of the process as in J. Snoek, H. Larochelle, R. P. Adams, Practical
     Bayesian optimization of machine learning algorithms, NeurIPS 2012, section 3.2. What failed
     counts as slow as the slowest; what is under way as fast as the process expects it to be.
     """
     free = known.free(pool)
-    surrogate = None
-    if len(known.seconds) + len(known.pending) >= START:
+    count, surrogate = len(known.seconds) + len(known.pending), None
+    if count >= START:
         surrogate = surrogate_of(pool, known)
     if surrogate is None:
         index = _far_from(pool, [*known.seconds, *known.pending], free, generator)
@@ -135,10 +139,7 @@ def local(pool: Pool, known: Known, generator: np.random.Generator) -> Suggestio
         return at_random(pool, known, generator)
     surrogate.watch(candidates)
     gains = surrogate.promise_watched(sorted(known.pending))
-    if (len(known.seconds) + len(known.pending)) % CLIMB == 0:
-        beside = pool.neighbours(known.best(1), 1)[candidates]
-        gains = np.where(beside, gains, -np.inf) if beside.any() else gains
-    index = int(candidates[np.argmax(gains)])
+    index = int(candidates[_largest(pool, known, candidates, gains, count)])
     return Suggestion(index, "neighbour" if near[index] else "model")
 
 
@@ -150,9 +151,20 @@ def most_promising(pool: Pool, known: Known, indices: Sequence[int]) -> int:
     if surrogate is None or len(indices) == 1:
         return 0
     gains = surrogate.promise(indices)
-    if len(known.seconds) % CLIMB == 0:
-        beside = pool.neighbours(known.best(1), 1)[np.array(indices)]
-        gains = np.where(beside, gains, -np.inf) if beside.any() else gains
+    return _largest(pool, known, np.array(indices), gains, len(known.seconds))
+
+
+def _largest(pool: Pool, known: Known, indices: np.ndarray, gains: np.ndarray, count: int) -> int:
+    """The place of the largest gain in the part of the space that question, or measurement, number
+    `count` goes to.
+    """
+    parts = [(1, 1)] if count % CLIMB == 0 else []
+    if count % WIDE != 1:
+        parts.append((NEIGHBOURS_OF, NEIGHBOUR_CHANGES))
+    for centres, changes in parts:
+        inside = pool.neighbours(known.best(centres), changes)[indices]
+        if inside.any():
+            return int(np.argmax(np.where(inside, gains, -np.inf)))
     return int(np.argmax(gains))
 
 
@@ -164,7 +176,7 @@ def surrogate_of(pool: Pool, known: Known) -> Surrogate | None:
     times[~np.isfinite(times)] = np.nanmax(times)
     if known.surrogate is None:
         known.surrogate = Surrogate(pool.points, known.seed)
-    known.surrogate.update(list(known.seconds), np.log(times))
+    known.surrogate.update(list(known.seconds), -1.0 / times)
     return known.surrogate
 
 

@@ -1,5 +1,5 @@
-"""A model of the times of all configurations, cheap to ask: Gaussian processes over the logarithm
-of the times that grow by one row with each result.
+"""A model of all configurations, cheap to ask: Gaussian processes over a value, the smaller the
+better, that grow by one row with each result.
 
 C. E. Rasmussen and C. K. I. Williams, Gaussian Processes for Machine Learning (MIT Press, 2006),
 sections 2.2, 4.2 and 5.4, and appendix A.3 for a factor that grows by rows.
@@ -167,7 +167,7 @@ class Surrogate:
 
     def update(self, points: Sequence[int], values: np.ndarray) -> None:
         """Take over the results so far: indices of the space in the order of the results, those of
-        the last update first, and the logarithm of their times.
+        the last update first, and what is to be small.
         """
         points, values = list(points), np.asarray(values)
         for place, process in enumerate(self._processes):

@@ -184,6 +184,28 @@ def test_the_most_promising_of_what_is_compiled_is_measured_next():
     assert new_search("random").most_promising([ordered[-1], ordered[0]]) == 0
 
 
+def test_most_questions_go_near_the_best():
+    """To two changes from one of the four best; every second to one change from the very best, and
+    every eighth anywhere, which far from the best is where little is known.
+    """
+    search, far = new_search(), []
+    for count in range(80):
+        best = [search.configs.index(config) for config in search.best_configs(4)]
+        free = search.known.free(search.pool)
+        one, two = (
+            set(free[search.pool.neighbours(best[:n], c)[free]]) for n, c in ((1, 1), (4, 2))
+        )
+        number, config = search.ask()
+        index = search.configs.index(config)
+        if count >= strategies.START:
+            wide = count % strategies.WIDE == 1
+            far += [index not in two] if wide else []
+            assert wide or not two or index in two, count
+            assert count % strategies.CLIMB or not one or index in one, count
+        search.tell(number, trial(config))
+    assert len(far) == 8 and any(far)
+
+
 def test_best_counts_only_what_is_right():
     search = new_search(configs=TINY)
     outcomes = ["too_slow", "ok", "wrong", "crashed"]
