@@ -15,11 +15,16 @@ of 2^127 or more, where the order of additions decides whether a sum overflows. 
 Exit status 1 if an error of `emulated` is more than twice the reference's and more than 2^-24, or
 if there is a mismatch that is no question of order, else 0. In the simulator: --depths 64,128,256
 --rows 64 --columns 64.
+
+    python benchmarks/emulated.py --plot docs/explanation/emulated.svg --csv emulated.csv
+
+draws the errors of `emulated` relative to the reference's from a file and measures nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -40,6 +45,7 @@ from pymm.kernels.emulated import fallback_config, fallback_problem  # noqa: E40
 from pymm.measure.libraries import BASELINES, Operands  # noqa: E402
 from pymm.measure.ranges import ORDINARY  # noqa: E402
 from pymm.measure.verify import GuardedMatrix  # noqa: E402
+from pymm.report.svg import Axes, figure, standalone  # noqa: E402
 from pymm.runtime.bind import executable  # noqa: E402
 
 #: Kernels by type: 14 for those that it computes, 13.
@@ -225,9 +231,24 @@ def unlike(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return differ | (np.isinf(one) & np.isinf(other) & (one != other))
 
 
+def picture(path: Path) -> str:
+    """An SVG file: largest error of `emulated`, relative to the reference's, by k and operands."""
+    lines: dict[str, dict[float, float]] = {}
+    with open(path, newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            lines.setdefault(row["operands"], {})[float(row["k"])] = float(row["ratio"])
+    title = 'Errors of precision="emulated"'
+    caption = "Largest componentwise error, relative to that of cuBLAS SGEMM."
+    axes = Axes("k", "error / SGEMM's", "log", limit=2.0, limit_name="bound")
+    return standalone(figure("emulated", title, caption, lines, axes))
+
+
 def main(arguments: Sequence[str]) -> int:
     """The command. Returns the exit status."""
     given = _parser().parse_args(arguments)
+    if given.plot:
+        given.plot.write_text(picture(given.csv), encoding="utf-8")
+        return 0
     backend = open_device(given.device)
     head = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -260,6 +281,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=1, help="of the operands (default: 1)")
     add("--device", default="cuda", help="cuda, cuda:1 (default: cuda)")
     add("--csv", type=Path, help="file that rows are appended to")
+    add("--plot", type=Path, help="file for a drawing of the rows in --csv; nothing is measured")
     return parser
 
 

@@ -75,7 +75,6 @@ def products(count: int, most: int) -> list[Product]:
 
 def measure(options: argparse.Namespace) -> None:
     """In a process that finds the cache filled."""
-    import ml_dtypes  # noqa: F401 NumPy's bfloat16
     import numpy as np
 
     import pymm
@@ -84,25 +83,12 @@ def measure(options: argparse.Namespace) -> None:
     backend = open_device(options.device)
     import pycuda.autoprimaryctx  # noqa: F401 behind `open_device`, which may start the simulator
 
-    numbers = np.random.default_rng(20).standard_normal(1 << 20)
-
-    def bound(product: Product, plan: bool = True, fill: bool = True):
-        """A product of new arrays on the device, as a plan or as a call of `matmul`."""
-        kind, m, n, k, trans_a, trans_b = product
-        name, precision = TYPES[kind]
-        shapes = ((k, m) if trans_a else (m, k)), ((n, k) if trans_b else (k, n))
-        operands = [backend.empty(shape, np.dtype(name)) for shape in shapes]
-        for operand in operands if fill else ():
-            operand.set(np.resize(numbers.astype(name), operand.shape))
-        more = dict(trans_a=trans_a, trans_b=trans_b, precision=precision, device=backend)
-        return (pymm.plan if plan else partial(partial, pymm.matmul))(*operands, **more)
-
     warm = backend.empty((8, 8), np.dtype("float32"))
     warm.set(np.ones((8, 8), np.float32))
     pymm.matmul(warm, warm, device=backend, kernel=0)  # imports and the context
     given, first = products(options.shapes, options.most), []
     for product in given:
-        call = bound(product, plan=False)
+        call = bound(backend, product, plan=False)
         backend.synchronize()
         begun = time.perf_counter()
         call()
@@ -110,28 +96,49 @@ def measure(options: argparse.Namespace) -> None:
         first.append(time.perf_counter() - begun)
     os.environ["PYMM_COMPILE"] = "wait"
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # compile what each would use by itself
-        list(pool.map(partial(bound, fill=False), given))
-    rows = []
-    for product, seconds in zip(given, first, strict=True):
-        os.environ["PYMM_COMPILE"] = "keep"
-        used = bound(product)
-        os.environ["PYMM_COMPILE"] = "wait"
-        own = bound(product)
-        times = backend.time([used, own] * 15)
-        kind, m, n, k, trans_a, trans_b = product
-        rows.append(
-            {
-                "dtype": kind,
-                "shape": f"{m}x{n}x{k}",
-                "layout": "NT"[trans_a] + "NT"[trans_b],
-                "first_call": f"{seconds:.6g}",
-                "used": used.config.slug,
-                "used_seconds": f"{statistics.median(times[::2]):.6g}",
-                "own": own.config.slug,
-                "own_seconds": f"{statistics.median(times[1::2]):.6g}",
-            }
-        )
-    report(rows, options.csv)
+        list(pool.map(partial(bound, backend, fill=False), given))
+    report([compared(backend, *pair) for pair in zip(given, first, strict=True)], options.csv)
+
+
+def bound(backend, product: Product, plan: bool = True, fill: bool = True):
+    """A product of new arrays on the device, as a plan or as a call of `matmul`."""
+    import ml_dtypes  # noqa: F401 NumPy's bfloat16
+    import numpy as np
+
+    import pymm
+
+    kind, m, n, k, trans_a, trans_b = product
+    name, precision = TYPES[kind]
+    shapes = ((k, m) if trans_a else (m, k)), ((n, k) if trans_b else (k, n))
+    operands = [backend.empty(shape, np.dtype(name)) for shape in shapes]
+    if fill:
+        numbers = np.random.default_rng(20).standard_normal(1 << 20).astype(name)
+        for operand in operands:
+            operand.set(np.resize(numbers, operand.shape))
+    more = dict(trans_a=trans_a, trans_b=trans_b, precision=precision, device=backend)
+    return (pymm.plan if plan else partial(partial, pymm.matmul))(*operands, **more)
+
+
+def compared(backend, product: Product, first: float) -> dict[str, str]:
+    """The row of a product: the configuration that its first call used beside its own."""
+    import numpy as np
+
+    os.environ["PYMM_COMPILE"] = "keep"
+    used = bound(backend, product)
+    os.environ["PYMM_COMPILE"] = "wait"
+    own = bound(backend, product)
+    times = backend.time([used, own] * 15)
+    kind, m, n, k, trans_a, trans_b = product
+    return {
+        "dtype": kind,
+        "shape": f"{m}x{n}x{k}",
+        "layout": "NT"[trans_a] + "NT"[trans_b],
+        "first_call": f"{first:.6g}",
+        "used": used.config.slug,
+        "used_seconds": f"{np.nanmedian(times[::2]):.6g}",
+        "own": own.config.slug,
+        "own_seconds": f"{np.nanmedian(times[1::2]):.6g}",
+    }
 
 
 def report(rows: list[dict[str, str]], path: str) -> None:
