@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pymm.backends.cpu.compiler import find_compiler
+from pymm.backends.cpu.compiler import FLAGS, OPTIONAL_FLAGS, find_compiler
 from pymm.backends.cuda.nvcc import find_nvcc
 from pymm.core.errors import NoDevice
 
@@ -20,6 +20,17 @@ def test_a_compiler_that_is_not_there(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(NoDevice, match="CXX names .no-such-compiler.*apt install"):
         find_compiler(tmp_path)
+
+
+@pytest.mark.parametrize("refused, kept", [("--param*", 1), ("-march*", 0), ("none", 2)])
+def test_flags_that_a_compiler_refuses_are_left_out(refused, kept, monkeypatch, tmp_path):
+    """Another compiler than GCC still compiles for this machine's processor."""
+    stern = tmp_path / "stern"
+    test = f'for a in "$@"; do case $a in {refused}) exit 1;; esac; done'
+    stern.write_text(f'#!/bin/sh\n{test}\nexec g++ "$@"\n')
+    stern.chmod(0o755)
+    monkeypatch.setenv("CXX", str(stern))
+    assert find_compiler(tmp_path / "cache").flags == FLAGS + OPTIONAL_FLAGS[:kept]
 
 
 @pytest.fixture

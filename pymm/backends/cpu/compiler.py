@@ -22,9 +22,9 @@ from pymm.kernels.source import Source
 #: a*b + c be one instruction.
 FLAGS = ("-O3", "-std=c++17", "-pthread", "-shared", "-fPIC", "-ffp-contract=fast")
 
-#: Each is used where the compiler accepts it. The second: tuned for some processors GCC multiplies
-#: and adds in two instructions where it expects sums to wait for each other, as in the tile of one
-#: row, and its bits would differ from those of larger tiles.
+#: Used as far as the compiler accepts them. The second: tuned for some processors GCC multiplies and
+#: adds in two instructions where it expects sums to wait for each other, as in the tile of one row,
+#: and its bits would differ from those of larger tiles.
 OPTIONAL_FLAGS = ("-march=native", "--param=avoid-fma-max-bits=0")
 
 
@@ -91,7 +91,8 @@ def find_compiler(cache: Path) -> CpuCompiler:
 def _described(path: str, cache: Path) -> CpuCompiler:
     shown = _run(path, "--version")
     version = (shown.stdout.splitlines() or [f"{path}, version unknown"])[0].strip()
-    for flags in (FLAGS + OPTIONAL_FLAGS, FLAGS):
+    for count in range(len(OPTIONAL_FLAGS), -1, -1):  # most compilers take all at the first try
+        flags = FLAGS + OPTIONAL_FLAGS[:count]
         if _accepts(path, flags):
             return CpuCompiler(path, version, flags, processor_digest(), cache)
     raise NoDevice(f"{path} ({version}) does not compile C++17 with {' '.join(FLAGS)}")
