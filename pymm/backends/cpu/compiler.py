@@ -22,9 +22,9 @@ from pymm.kernels.source import Source
 #: a*b + c be one instruction.
 FLAGS = ("-O3", "-std=c++17", "-pthread", "-shared", "-fPIC", "-ffp-contract=fast")
 
-#: Used as far as the compiler accepts them. The second: tuned for some processors GCC multiplies and
-#: adds in two instructions where it expects sums to wait for each other, as in the tile of one row,
-#: and its bits would differ from those of larger tiles.
+#: Used as far as the compiler accepts them. The second: tuned for some processors GCC multiplies
+#: and adds in two instructions where it expects sums to wait for each other, as in the tile of one
+#: row, and its bits would differ from those of larger tiles.
 OPTIONAL_FLAGS = ("-march=native", "--param=avoid-fma-max-bits=0")
 
 
