@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -134,20 +135,9 @@ class LaunchCache:
         """The key to insert a call under; its `out`, made here if such a call was made before
         without one; its launch. None for what is not known or not needed.
         """
-        if out is None:
-            key = self._key_without_out(a, b, c, options)
-            try:
-                entry = self._entries.get(key)
-            except TypeError:  # as below
-                return None, None, None
-            if entry is None:
-                return key, None, None
-            make, chosen_in = entry
-            if generation() != chosen_in:
-                self.clear()
-                return key, None, None
-            out = make(a)
         readers, w = self._readers, ()
+        if out is None:
+            return self._lookup_without_out(a, b, c, options)
         if c is None and type(a) is type(b) is type(out) is np.ndarray and _READS_FAST:
             x, y, target = _of_three(a, b, out)
         else:
@@ -155,7 +145,40 @@ class LaunchCache:
             w = readers[type(c)](c) if c is not None else ()
             if x is None or y is None or target is None or w is None:
                 return None, out, None
-        key = (x, y, target, w, current.context(), options)  # a `Key`, made in a third of the time
+        return self._launch_of((x, y, target, w, current.context(), options), out)
+
+    def _lookup_without_out(
+        self, a: Any, b: Any, c: Any, options: tuple
+    ) -> tuple[Key | None, Any, Launch | None]:
+        """`lookup` that makes `out` if such a call was made before."""
+        if not _makes(type(a)):
+            return None, None, None
+        readers = self._readers
+        x, y = readers[type(a)](a), readers[type(b)](b)
+        w = readers[type(c)](c) if c is not None else ()
+        if x is None or y is None or w is None:
+            return None, None, None
+        key = (x[1], y[1], None, w[1:], current.context(), options)
+        try:
+            entry = self._entries.get(key)
+        except TypeError:  # as below
+            return None, None, None
+        if entry is None:
+            return Key(*key), None, None
+        make, chosen_in = entry
+        if generation() != chosen_in:
+            self.clear()
+            return Key(*key), None, None
+        out = make(a)
+        target = readers[type(out)](out)
+        if target is None:
+            return None, out, None
+        return self._launch_of((x, y, target, w, current.context(), options), out)  # made by `make`
+
+    def _launch_of(self, key: tuple, out: Any) -> tuple[Key | None, Any, Launch | None]:
+        """What `lookup` returns, for the fields of a `Key`: a tuple is made in a third of its time,
+        and equal to it.
+        """
         try:
             entry = self._entries.get(key)
         except TypeError:  # a dict as config, an array as alpha: such a call is never cached
@@ -242,13 +265,19 @@ class LaunchCache:
 
     def _key_without_out(self, a: Any, b: Any, c: Any, options: tuple) -> Key | None:
         """The form of the result depends on those of the operands alone."""
-        if type(a).__module__.partition(".")[0] not in _MAKING:
+        if not _makes(type(a)):
             return None
         x, y, w = (self._mark(array) for array in (a, b, c))
         if x is None or y is None or w is None:
             return None
         (_, form_a), (_, form_b) = x, y
         return Key(form_a, form_b, None, w[1:], current.context(), options)
+
+
+@lru_cache(maxsize=64)
+def _makes(kind: type) -> bool:
+    """Whether a result beside arrays of this type can be made from the forms of the operands."""
+    return kind.__module__.partition(".")[0] in _MAKING
 
 
 # Reading arrays: the attributes that each library returns fastest. The CUDA array interface has all
