@@ -87,7 +87,7 @@ def _baselines() -> Finding:
     without = "; ".join(baseline.title for baseline in ours)
     found = ", ".join(name for name in PROVIDERS if name in here)
     if without:
-        found += f"; not compared with: {without} (pip install 'nvmath-python[cu13]')"
+        found += f"; benchmarks skip: {without} (pip install 'nvmath-python[cu13]')"
     return Finding("cuBLAS through", OK, found, hint)
 
 

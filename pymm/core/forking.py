@@ -1,6 +1,7 @@
 """Forks and signals at any moment. A forked child has none of its parent's threads, and a lock that
-one of them held is never released there: this module avoids such locks. And it imports modules so
-that a signal's handler that raises (Ctrl-C, a time limit) leaves none of them half imported.
+one of them held is never released there: this module keeps such locks from being held across a
+fork. And it imports modules so that a signal's handler that raises (Ctrl-C, a time limit) leaves
+none of them half imported.
 """
 
 from __future__ import annotations
