@@ -31,9 +31,9 @@ NEIGHBOUR_CHANGES, NEIGHBOURS_OF = 2, 4
 #: parameter away from the optimum for many evaluations.
 CLIMB = 2
 
-#: Every eighth proposal comes from the whole space, all others from the neighbours of the best while
-#: some are left: the expected improvement is largest where the model knows least, which is rarely
-#: where fast ones are.
+#: Every eighth proposal comes from the whole space, all others from the neighbours of the best
+#: while some are left: the expected improvement is largest where the model knows least, which is
+#: rarely where fast ones are.
 WIDE = 8
 
 #: Besides these the surrogate is asked about random configurations: with each result `FRESH` new
