@@ -239,14 +239,17 @@ def picture(path: Path) -> str:
             lines.setdefault(row["operands"], {})[float(row["k"])] = float(row["ratio"])
     title = 'Errors of precision="emulated"'
     caption = "Largest componentwise error, relative to that of cuBLAS SGEMM."
-    axes = Axes("k", "error / SGEMM's", "log", limit=2.0, limit_name="bound")
+    axes = Axes("k", "error / SGEMM's", "log", limit=2.0, limit_name="limit")
     return standalone(figure("emulated", title, caption, lines, axes))
 
 
 def main(arguments: Sequence[str]) -> int:
     """The command. Returns the exit status."""
-    given = _parser().parse_args(arguments)
+    parser = _parser()
+    given = parser.parse_args(arguments)
     if given.plot:
+        if given.csv is None:
+            parser.error("--plot draws the rows of a file: name it by --csv")
         given.plot.write_text(picture(given.csv), encoding="utf-8")
         return 0
     backend = open_device(given.device)

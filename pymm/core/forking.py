@@ -48,10 +48,14 @@ def import_whole(name: str) -> None:
     module = sys.modules.get(name)
     if module is not None and not getattr(module.__spec__, "_initializing", False):
         return
-    try:
-        with ThreadPoolExecutor(max_workers=1) as thread:
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        try:
             imported = thread.submit(_import, name)
-    except RuntimeError:  # the interpreter is shutting down, and starts no thread any more
+        except RuntimeError as error:
+            if "shutdown" not in str(error) and "new thread" not in str(error):
+                raise  # by a handler
+            imported = None  # the interpreter starts no thread any more
+    if imported is None:
         _import(name)
     else:
         imported.result()

@@ -173,7 +173,8 @@ class LaunchCache:
         target = readers[type(out)](out)
         if target is None:
             return None, out, None
-        return self._launch_of((x, y, target, w, current.context(), options), out)  # made by `make`
+        now = current.context()  # `make` may have made one current
+        return self._launch_of((x, y, target, w, now, options), out)
 
     def _launch_of(self, key: tuple, out: Any) -> tuple[Key | None, Any, Launch | None]:
         """What `lookup` returns, for the fields of a `Key`: a tuple is made in a third of its time,

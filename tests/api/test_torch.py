@@ -328,6 +328,14 @@ def test_meta_tensors_have_shapes():
     assert layer(torch.empty(2, 5, 3, device="meta")).shape == (2, 5, 4)
 
 
+def test_the_gradient_of_a_transposed_weight_is_stored_like_the_weight():
+    """PyTorch would have to copy any other."""
+    x, w = torch.randn(6, 5), torch.randn(7, 5, requires_grad=True)
+    (found,) = torch.autograd.grad(pymm.torch.matmul(x, w.t()).sum(), w)
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, x.sum(0).expand(7, 5))
+
+
 def test_autocast():
     layer = pymm.torch.Linear(6, 5, activation="relu")
     x = torch.randn(4, 6)
