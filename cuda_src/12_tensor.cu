@@ -17,7 +17,8 @@
 // - float32 is rounded to tf32 when it is used, not when it is read: rounding at once would wait
 //   for the read.
 // - Rows of 16-bit elements may start at any multiple of 2 bytes, and cp.async copies 4 at least.
-//   Such rows come through registers, asked for before some products and stored after them.
+//   Such rows are copied with what is before and behind them, 16 bytes at a time, and are read
+//   word by word (common/shifted_tile.cuh): no copy goes through registers.
 //
 // Main loop of 128 x 128 x 32, 64 x 64 per warp, bf16, nvcc 13.0 for sm_90a: 64 HMMA of 147
 // instructions, 16 LDSM, 8 LDGSTS. One H200: 455 TFLOP/s at 4096, of 546 that these HMMA make
@@ -62,6 +63,7 @@
 #endif
 
 #include "common/schedule.cuh"
+#include "common/shifted_tile.cuh"
 #include "common/swizzled_tile.cuh"
 #include "common/epilogue.cuh"
 
@@ -79,12 +81,21 @@ static_assert(KB * sizeof(REAL) % 64 == 0,
               "two instructions lie along k: 64 bytes divide those of KB");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
 
-// Elements that go through registers are fetched in PARTS, each under way for SPAN mma along k.
-// With two stages all of them are stored before the barrier after which they are read.
-constexpr int SPAN = STAGES > 2 ? 2 : 1, PARTS = ASYNC ? 1 : DEEP / 2;
+#ifndef SHIFT_BELOW
+#define SHIFT_BELOW 16
+#endif
+template <bool SHIFTED, bool LEFT, bool K_MAJOR, int OUTER>
+struct TileOf {
+    using Type = SwizzledTile<LEFT, K_MAJOR, OUTER, THREADS>;
+};
+template <bool LEFT, bool K_MAJOR, int OUTER>
+struct TileOf<true, LEFT, K_MAJOR, OUTER> {
+    using Type = ShiftedTile<LEFT, K_MAJOR, OUTER, THREADS>;
+};
 using Number = REAL;
-using TileA = SwizzledTile<true, !TRANS_A, MB, THREADS, PARTS>;
-using TileB = SwizzledTile<false, TRANS_B, NB, THREADS, PARTS>;
+constexpr bool SHIFTED = ALIGN < SHIFT_BELOW;
+using TileA = TileOf<SHIFTED, true, !TRANS_A, MB>::Type;
+using TileB = TileOf<SHIFTED, false, TRANS_B, NB>::Type;
 constexpr int STAGE = TileA::BYTES + TileB::BYTES;
 
 using Output = OUT;
@@ -151,28 +162,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         AsyncCopies copies;
         TileA tile_a(A + blockIdx.z * batch_a, lda, i0, m, begin, k, thread);
         TileB tile_b(B + blockIdx.z * batch_b, ldb, j0, n, begin, k, thread);
-        const auto fetch = [&](unsigned char* stage, int part, unsigned k0) {
-            tile_a.fetch(stage, part, k0, copies);
-            tile_b.fetch(stage + TileA::BYTES, part, k0, copies);
+        const auto fetch = [&](unsigned char* stage, unsigned k0) {
+            tile_a.fetch(stage, k0, copies);
+            tile_b.fetch(stage + TileA::BYTES, k0, copies);
         };
-        const auto put = [&](unsigned char* stage, int part) {
-            tile_a.put(stage, part);
-            tile_b.put(stage + TileA::BYTES, part);
-        };
+        const auto place_a = tile_a.lane_place(y, lane);
+        const auto place_b = tile_b.lane_place(x, lane);
 #pragma unroll
         for (int stage = 0; stage < STAGES - 1; stage++) {
-            if (begin + stage * KB < end) {
-#pragma unroll
-                for (int part = 0; part < PARTS; part++) {
-                    fetch(shared + stage * STAGE, part, begin + stage * KB);
-                    put(shared + stage * STAGE, part);
-                }
-            }
+            if (begin + stage * KB < end) fetch(shared + stage * STAGE, begin + stage * KB);
             copies.commit();
         }
         copies.wait<STAGES - 2>();
         __syncthreads();
-        const unsigned place_a = TileA::lane_place(y, lane), place_b = TileB::lane_place(x, lane);
         unsigned a[ROWS][4], b[2][COLUMNS / 2][4];
         const auto read_a = [&](const unsigned char* stage, int i, int p) {
             TileA::read(a[i], stage, place_a, i, p);
@@ -204,8 +206,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                     here = shared + reading * STAGE;
                 }
                 read_b(here, next);
-                if (p % SPAN == 0 && p / SPAN < PARTS && later < end)
-                    fetch(writing, p / SPAN, later);
+                if (p == 0 && later < end) fetch(writing, later);
                 if (p == 0) copies.commit();
 #pragma unroll
                 for (int j = 0; j < COLUMNS / 2; j++) TileB::round_operands(b[p % 2][j]);
@@ -219,7 +220,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                     }
                     read_a(here, i, next);
                 }
-                if (p % SPAN == SPAN - 1 && p / SPAN < PARTS && later < end) put(writing, p / SPAN);
             });
         }
     }

@@ -23,7 +23,13 @@ struct AsyncCopies {
                 "cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(target)),
                 "l"(source), "n"(BYTES), "r"(bytes));
     }
-    // The same, and L2 fetches the whole line of 128 bytes, for others who want the rest of it.
+    // 16 bytes at a multiple of 16, of which the first `bytes` are read; zeros for the others.
+    __device__ __forceinline__ void copy_first(void* target, const void* source, int bytes) {
+        asm volatile(
+            "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(target)),
+            "l"(source), "r"(bytes));
+    }
+    // As `copy`, and L2 fetches the whole line of 128 bytes, for others who want the rest of it.
     template <int BYTES>
     __device__ __forceinline__ void copy_of_line(void* target, const void* source, bool inside) {
         const int bytes = inside ? BYTES : 0;
@@ -86,8 +92,7 @@ struct AsyncCopies {
     struct Piece {
         void* target;
         const void* source;
-        int bytes;
-        bool inside;
+        int bytes, read;  // bytes to write, and how many of them to read
     };
     static constexpr int MOST = 512;
     Piece pieces[MOST];
@@ -95,7 +100,10 @@ struct AsyncCopies {
 
     template <int BYTES>
     __device__ void copy(void* target, const void* source, bool inside) {
-        pieces[count++ % MOST] = {target, source, BYTES, inside};
+        pieces[count++ % MOST] = {target, source, BYTES, inside ? BYTES : 0};
+    }
+    __device__ void copy_first(void* target, const void* source, int bytes) {
+        pieces[count++ % MOST] = {target, source, 16, bytes};
     }
     template <int BYTES>
     __device__ void copy_of_line(void* target, const void* source, bool inside) {
@@ -107,9 +115,9 @@ struct AsyncCopies {
         const int end = groups > N ? ends[(groups - 1 - N) % MOST] : 0;
         for (; first < end; first++) {
             const Piece& piece = pieces[first % MOST];
-            for (int i = 0; i < piece.bytes / 4; i++)
-                static_cast<unsigned*>(piece.target)[i] =
-                    piece.inside ? static_cast<const unsigned*>(piece.source)[i] : 0u;
+            for (int i = 0; i < piece.bytes / 2; i++)
+                static_cast<unsigned short*>(piece.target)[i] =
+                    2 * i < piece.read ? static_cast<const unsigned short*>(piece.source)[i] : 0;
         }
     }
 };

@@ -5,10 +5,6 @@
 #include "common/vector.cuh"
 #include "common/ptx.cuh"
 
-// cp.async copies 4 bytes at least: 16-bit elements whose rows start anywhere come through
-// registers.
-constexpr bool ASYNC = PIECE * sizeof(REAL) >= 4;
-
 // A tile of OUTER x KB elements of op(A) (or of op(B)^T), kept as OUTER lines of KB elements where
 // it is stored K-major (K_MAJOR), otherwise as KB lines of OUTER. Eight lanes read 16 bytes
 // each, at one place of eight lines. So that these lie in different banks, the 16-byte chunks of a
@@ -20,7 +16,7 @@ constexpr bool ASYNC = PIECE * sizeof(REAL) >= 4;
 //
 // `ldmatrix` transposes 16-bit elements only. Those of 32 bits that are MN-major are read one by
 // one, each lane its own: of 4 lines 8 neighbours, two chunks. There pairs of chunks are swapped.
-template <bool LEFT, bool K_MAJOR, int OUTER, int THREADS, int PARTS>
+template <bool LEFT, bool K_MAJOR, int OUTER, int THREADS>
 struct SwizzledTile {
     static constexpr int SIZE = sizeof(REAL);
     static constexpr bool SINGLE = !K_MAJOR && SIZE == 4;
@@ -31,13 +27,11 @@ struct SwizzledTile {
     static constexpr int DOWN = THREADS / IN_LINE;  // lines from one piece of a thread to its next
     static_assert(LINE % PIECE == 0 && THREADS % IN_LINE == 0 && IN_LINE * LINES % THREADS == 0,
                   "threads copy whole lines of both tiles at a time");
-    static constexpr int COUNT = (PIECES + PARTS - 1) / PARTS;  // pieces of a part
 
     const REAL* source;  // the thread's next piece
     long long ld;
     unsigned place;   // of its first piece in a tile, in bytes
     int down, along;  // to the matrix's end from that piece, across lines and along them, at k = 0
-    REAL pending[ASYNC ? 1 : COUNT];
 
     __device__ __forceinline__ SwizzledTile(const REAL* X, long long ld, unsigned first,
                                             unsigned outer, unsigned k0, int k, unsigned thread)
@@ -55,32 +49,17 @@ struct SwizzledTile {
         return SINGLE ? line / SHARING % (WAYS / 2) * 32 : line / SHARING % WAYS * 16;
     }
 
-    // Ask for one of PARTS parts of the next tile along k, which begins at k0.
-    __device__ __forceinline__ void fetch(unsigned char* tile, int part, int k0,
-                                          AsyncCopies& copies) {
+    // Ask for the next tile along k, which begins at k0.
+    __device__ __forceinline__ void fetch(unsigned char* tile, int k0, AsyncCopies& copies) {
         const bool within = !GUARDED || along > (K_MAJOR ? k0 : 0);
         const int lines = K_MAJOR ? down : down - k0;
 #pragma unroll
-        for (int c = 0; c < COUNT; c++) {
-            const int i = part * COUNT + c;
-            if (i >= PIECES) break;
+        for (int i = 0; i < PIECES; i++) {
             const bool inside = !GUARDED || (within && i * DOWN < lines);
-            if constexpr (ASYNC)
-                copies.copy<PIECE * SIZE>(tile + at(i), source, inside);
-            else
-                pending[c] = inside ? *source : REAL{};
+            copies.copy<PIECE * SIZE>(tile + at(i), source, inside);
             source += DOWN * ld;
         }
-        if (K_MAJOR && part == PARTS - 1) source += KB - OUTER * ld;  // else it is there
-    }
-    // Store what that part left in registers.
-    __device__ __forceinline__ void put(unsigned char* tile, int part) {
-        if constexpr (!ASYNC) {
-#pragma unroll
-            for (int c = 0; c < COUNT; c++)
-                if (part * COUNT + c < PIECES)
-                    *reinterpret_cast<REAL*>(tile + at(part * COUNT + c)) = pending[c];
-        }
+        if (K_MAJOR) source += KB - OUTER * ld;  // else it is there
     }
     __device__ __forceinline__ unsigned at(int i) const {
         return (place ^ swizzle(i * DOWN)) + i * DOWN * PITCH;

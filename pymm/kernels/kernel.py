@@ -106,6 +106,8 @@ class Kernel:
     """One kernel: its file, the values each parameter may take in a search, its default, its rules
     and its geometry.
 
+    `shared_elements` are those of a block's shared memory, `padding` how many more it takes where
+    rows start at multiples of less than 16 bytes.
     `tiles` gives the blocks along x and y. With `dynamic_shared` the launch sets the block's shared
     memory, which may then exceed 48 KiB. An `aligned` kernel is compiled for the alignment of its
     operands: `ALIGN` bytes. A kernel with a `workspace` takes a pointer to that many bytes as its
@@ -137,6 +139,7 @@ class Kernel:
     threads: Callable[[Config], int]
     block: Callable[[Config], tuple[int, int, int]] = lambda c: (1, 1, 1)
     shared_elements: Callable[[Config, Problem], int] = lambda c, p: 0
+    padding: Callable[[Config, Problem], int] | None = None
     backend: str = "cuda"
     dtypes: tuple[str, ...] = ("f32", "f64")
     fallbacks: tuple[Mapping[str, int], ...] = ()
@@ -203,9 +206,16 @@ class Kernel:
         values = tuple((name, parameters[name]) for name in self.space)
         return Config(self.name, values, self.backend)
 
-    def shared_bytes(self, config: Config, problem: Problem) -> int:
-        """Bytes of shared memory that one block takes."""
-        return self.shared_elements(config, problem) * problem.numpy_dtype.itemsize
+    def shared_bytes(
+        self, config: Config, problem: Problem, alignment: int | None = None
+    ) -> int:
+        """Bytes of shared memory that one block takes, for rows that start at multiples of
+        `alignment` bytes (None: as in dense matrices).
+        """
+        elements = self.shared_elements(config, problem)
+        if self.padding and (problem.alignment if alignment is None else alignment) < 16:
+            elements += self.padding(config, problem)
+        return elements * problem.numpy_dtype.itemsize
 
     def runs_on(self, device: Device) -> bool:
         """Whether the device has the instructions that the kernel uses."""

@@ -26,7 +26,7 @@ THREADS_FIT = Rule(
 
 STAGES_FIT = Rule(
     "the stages fit in shared memory",
-    lambda c, p, d: c.kernel.shared_bytes(c, p) <= d.shared_per_block,
+    lambda c, p, d: c.kernel.shared_bytes(c, p, p.numpy_dtype.itemsize) <= d.shared_per_block,
 )
 
 STAGES_OVERLAP = Rule(

@@ -271,7 +271,9 @@ class CudaExecutable(Executable):
         function before (CUDA C++ Programming Guide, "Shared Memory" of compute capability 9.0).
         """
         kernel = self.config.kernel
-        shared = kernel.shared_bytes(self.config, problem) if kernel.dynamic_shared else 0
+        aligned = self._source.alignment
+        dynamic = kernel.dynamic_shared
+        shared = kernel.shared_bytes(self.config, problem, aligned) if dynamic else 0
         if shared + self.resources.shared_bytes > STATIC_SHARED:
             doing = f"taking {shared} bytes of shared memory for {self.config.slug}"
             try:
