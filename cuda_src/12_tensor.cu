@@ -16,6 +16,8 @@
 //   the other. With another order for B the main loop had 76 moves of registers.
 // - float32 is rounded to tf32 when it is used, not when it is read: rounding at once would wait
 //   for the read.
+// - SLICES groups of warps share a tile: each multiplies its own part of every step along k, and
+//   their sums are added at the end. Small tiles have more warps then, which load more at a time.
 // - Rows of 16-bit elements may start at any multiple of 2 bytes, and cp.async copies 4 at least.
 //   Such rows are copied with what is before and behind them, 16 bytes at a time, and are read
 //   word by word (common/shifted_tile.cuh): no copy goes through registers.
@@ -55,6 +57,9 @@
 #ifndef TB
 #define TB 64  // columns of C that one warp computes
 #endif
+#ifndef SLICES
+#define SLICES 1  // groups of warps that share a tile, each with its own part of every step along k
+#endif
 #ifndef STAGES
 #define STAGES 4  // tiles in shared memory
 #endif
@@ -67,18 +72,21 @@
 #include "common/swizzled_tile.cuh"
 #include "common/epilogue.cuh"
 
-constexpr int WARPS_M = MB / TA, WARPS_N = NB / TB, THREADS = 32 * WARPS_M * WARPS_N;
-constexpr int ROWS = TA / 16, COLUMNS = TB / 8;  // mma of a warp along m and n
-constexpr int DEEP = KB * sizeof(REAL) / 32;     // mma along k in one tile
+constexpr int WARPS_M = MB / TA, WARPS_N = NB / TB, WARPS_MN = WARPS_M * WARPS_N;
+constexpr int THREADS = 32 * WARPS_MN * SLICES;
+constexpr int ROWS = TA / 16, COLUMNS = TB / 8;        // mma of a warp along m and n
+constexpr int DEEP = KB * sizeof(REAL) / 32 / SLICES;  // mma of a warp along k in one tile
 
 constexpr bool powers_of_two(int x) { return (x & (x - 1)) == 0; }
 static_assert(powers_of_two(MB) && powers_of_two(NB) && powers_of_two(KB) && powers_of_two(TA) &&
-                  powers_of_two(TB),
-              "the swizzle wants powers of two: MB, NB, KB, TA, TB");
+                  powers_of_two(TB) && powers_of_two(SLICES),
+              "the swizzle wants powers of two: MB, NB, KB, TA, TB, SLICES");
 static_assert(MB % TA == 0 && NB % TB == 0 && TA % 16 == 0 && TB % 16 == 0,
               "warps tile the block evenly, in pieces of 16 x 16: TA divides MB, TB divides NB");
-static_assert(KB * sizeof(REAL) % 64 == 0,
-              "two instructions lie along k: 64 bytes divide those of KB");
+static_assert(64 * SLICES <= TA * TB,
+              "slices share the sums of a warp's tile, 64 at least: SLICES <= TA TB / 64");
+static_assert(KB * sizeof(REAL) % (64 * SLICES) == 0,
+              "two instructions of a slice lie along k: 64 SLICES bytes divide those of KB");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
 
 #ifndef SHIFT_BELOW
@@ -122,21 +130,73 @@ __device__ __forceinline__ void repeat(const Use& use) {
     }
 }
 
+// At the end the slices share the 8 x 8 pieces of a warp's tile: each has LINES x PLACES of them.
+constexpr int ACROSS = SLICES < COLUMNS ? SLICES : COLUMNS;
+constexpr int LINES = ROWS * 2 * ACROSS / SLICES, PLACES = COLUMNS / ACROSS;
+
+// The lane's two sums of piece (i, j).
+__device__ __forceinline__ float* two_of(float (&sum)[ROWS * COLUMNS][4], int i, int j) {
+    return sum[i / 2 * COLUMNS + j] + i % 2 * 2;
+}
+__device__ __forceinline__ float* two_of(float (&total)[LINES * PLACES][2], int i, int j) {
+    return total[i * PLACES + j];
+}
+
+// What a slice finishes: the totals of its pieces, or the sums of the only one.
+template <class Sums, class Totals>
+__device__ __forceinline__ auto& sums_of_slice(Sums& sum, Totals& total) {
+    if constexpr (SLICES == 1)
+        return sum;
+    else
+        return total;
+}
+
+// The totals of a slice's pieces, the first of which is (line, place): all slices leave their sums
+// in the memory of the tiles and add up their own pieces, in the order of the slices.
+__device__ __forceinline__ void add_slices(float (&total)[LINES * PLACES][2],
+                                           float (&sum)[ROWS * COLUMNS][4], unsigned char* shared,
+                                           unsigned thread, unsigned line, unsigned place) {
+    constexpr int EACH = THREADS / SLICES, PIECES = ROWS * 2 * COLUMNS;
+    float2* const slices = reinterpret_cast<float2*>(shared) + thread % EACH;
+    float2* const own = slices + thread / EACH * PIECES * EACH;
+    __syncthreads();  // no warp reads a tile any more
+#pragma unroll
+    for (int i = 0; i < ROWS * 2; i++)
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j++) {
+            const float* const two = two_of(sum, i, j);
+            own[(i * COLUMNS + j) * EACH] = {two[0], two[1]};
+        }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < LINES; i++)
+#pragma unroll
+        for (int j = 0; j < PLACES; j++) {
+            float2 all = {0.0f, 0.0f};
+#pragma unroll
+            for (int slice = 0; slice < SLICES; slice++) {
+                const float2 two =
+                    slices[(slice * PIECES + (line + i) * COLUMNS + place + j) * EACH];
+                all.x += two.x, all.y += two.y;
+            }
+            two_of(total, i, j)[0] = all.x, two_of(total, i, j)[1] = all.y;
+        }
+}
+
 // Runs `use(pair, c, row, column)` for the sums of the lane and where they belong, PAIR at a time.
-template <class Use>
-__device__ __forceinline__ void each(float (&sum)[ROWS * COLUMNS][4], Output* C, long long ldc,
-                                     int rows, int columns, unsigned row, unsigned column,
-                                     Use use) {
+template <class Sums, class Use>
+__device__ __forceinline__ void each(Sums& sums, Output* C, long long ldc, int rows, int columns,
+                                     unsigned row, unsigned column, Use use) {
 #pragma unroll
-    for (int i = 0; i < ROWS * 2; i++, C += 8 * ldc) {
+    for (int i = 0; i < LINES; i++, C += 8 * ldc) {
 #pragma unroll
-        for (int j = 0; j < COLUMNS; j++)
+        for (int j = 0; j < PLACES; j++)
 #pragma unroll
             for (int e = 0; e < 2; e += PAIR)
                 if ((!GUARDED || (i * 8 < rows && j * 8 + e < columns)) &&
                     any_stored(row + i * 8, column + j * 8 + e, 1, PAIR))
-                    use(sum[i / 2 * COLUMNS + j] + i % 2 * 2 + e,
-                        reinterpret_cast<Results*>(C + j * 8 + e), row + i * 8, column + j * 8 + e);
+                    use(two_of(sums, i, j) + e, reinterpret_cast<Results*>(C + j * 8 + e),
+                        row + i * 8, column + j * 8 + e);
         __syncwarp();  // reads of C stay here: registers for all of them there are not
     }
 }
@@ -148,7 +208,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
          void* workspace EPILOGUE_PARAMETER) {
     extern __shared__ __align__(128) unsigned char shared[];
     const unsigned thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-    const unsigned y = warp / WARPS_N * TA, x = warp % WARPS_N * TB;  // the warp's tile
+    const unsigned tile = SLICES == 1 ? warp : warp % WARPS_MN;
+    const unsigned slice = SLICES == 1 ? 0 : warp / WARPS_MN;
+    const unsigned y = tile / WARPS_N * TA, x = tile % WARPS_N * TB;  // the warp's tile
     unsigned i0, j0;
     tile_of(blockIdx.x, (m + MB - 1u) / MB, (n + NB - 1u) / NB, i0, j0);
     i0 *= MB;
@@ -166,8 +228,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             tile_a.fetch(stage, k0, copies);
             tile_b.fetch(stage + TileA::BYTES, k0, copies);
         };
-        const auto place_a = tile_a.lane_place(y, lane);
-        const auto place_b = tile_b.lane_place(x, lane);
+        const auto place_a = tile_a.lane_place(y, slice * DEEP, lane);
+        const auto place_b = tile_b.lane_place(x, slice * DEEP, lane);
 #pragma unroll
         for (int stage = 0; stage < STAGES - 1; stage++) {
             if (begin + stage * KB < end) fetch(shared + stage * STAGE, begin + stage * KB);
@@ -223,12 +285,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             });
         }
     }
-    if (!combine<THREADS>(sum, workspace, thread)) return;
-    const unsigned row = i0 + y + lane / 4, column = j0 + x + lane % 4 * 2;
+    float total[LINES * PLACES][2];
+    const unsigned line = slice / ACROSS * LINES, place = slice % ACROSS * PLACES;
+    if constexpr (SLICES > 1) add_slices(total, sum, shared, thread, line, place);
+    auto& own = sums_of_slice(sum, total);
+    if (!combine<THREADS>(own, workspace, thread)) return;
+    const unsigned row = i0 + y + line * 8 + lane / 4, column = j0 + x + place * 8 + lane % 4 * 2;
     C += blockIdx.z * batch_c + row * ldc + column;
     const int rows = m - row, columns = n - column;
     if (beta != 0.0f) {  // apart, so that the way without C is short
-        each(sum, C, ldc, rows, columns, row, column, [&](float* s, const Results* c, int, int) {
+        each(own, C, ldc, rows, columns, row, column, [&](float* s, const Results* c, int, int) {
             const Results old = *c;
 #pragma unroll
             for (int e = 0; e < PAIR; e++) s[e] = alpha * s[e] + beta * widen(old.x[e]);
@@ -247,5 +313,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         for (int e = 0; e < PAIR; e++)
             if (is_stored(i, j + e)) c->x[e] = result.x[e];
     };
-    each(sum, C, ldc, rows, columns, row, column, store);
+    each(own, C, ldc, rows, columns, row, column, store);
 }

@@ -84,10 +84,10 @@ struct ShiftedTile {
     static __device__ __forceinline__ constexpr unsigned deeper(unsigned q) {
         return LEFT ? q / 2 : q % 2;
     }
-    // Where a lane reads in the tile, for a warp whose part of it begins at `first`. Before the
-    // first fetch.
-    __device__ __forceinline__ Place lane_place(unsigned first, unsigned lane) const {
-        const unsigned row = first + lane / 4, deep = lane % 4 * (4 / SIZE);
+    // Where a lane reads in the tile, for a warp whose part of it begins at `first`, 32 * `p` bytes
+    // deep. Before the first fetch.
+    __device__ __forceinline__ Place lane_place(unsigned first, unsigned p, unsigned lane) const {
+        const unsigned row = first + lane / 4, deep = p * (32 / SIZE) + lane % 4 * (4 / SIZE);
         const unsigned line = K_MAJOR ? row : deep, along = K_MAJOR ? deep : row;
         const auto begin = reinterpret_cast<unsigned long long>(start + line * ld);
         const unsigned shift = begin % 16, next = (begin + ld * SIZE) % 16;

@@ -73,12 +73,16 @@ struct SwizzledTile {
     static __device__ __forceinline__ constexpr unsigned deeper(unsigned q) {
         return LEFT ? q / 2 : q % 2;
     }
-    // Where a lane reads in the tile, for a warp whose part of it begins at `first`.
-    static __device__ __forceinline__ unsigned lane_place(unsigned first, unsigned lane) {
-        if (SINGLE) return lane % 4 * PITCH + ((first + lane / 4) * 4 ^ swizzle(lane % 4));
+    // Where a lane reads in the tile, for a warp whose part of it begins at `first`, 32 * `deep`
+    // bytes deep.
+    static __device__ __forceinline__ unsigned lane_place(unsigned first, unsigned deep,
+                                                          unsigned lane) {
+        const unsigned above = K_MAJOR ? 0 : deep * (32 / SIZE) * PITCH;
+        if (SINGLE) return above + lane % 4 * PITCH + ((first + lane / 4) * 4 ^ swizzle(lane % 4));
         const unsigned h = half(lane / 8), x = deeper(lane / 8);
         const unsigned line = K_MAJOR ? first + h * 8 + lane % 8 : x * 8 + lane % 8;
-        return line * PITCH + ((K_MAJOR ? x * 16 : first * SIZE + h * 16) ^ swizzle(line));
+        const unsigned along = K_MAJOR ? deep * 32 + x * 16 : first * SIZE + h * 16;
+        return above + line * PITCH + (along ^ swizzle(line));
     }
     // Fragment i of the warp's part, p * 32 bytes deep. i and p are powers of two apart from what
     // else is in `place`, so that they can be turned with it.

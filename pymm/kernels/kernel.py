@@ -107,11 +107,13 @@ class Kernel:
     and its geometry.
 
     `shared_elements` are those of a block's shared memory, `padding` how many more it takes where
-    rows start at multiples of less than 16 bytes.
-    `tiles` gives the blocks along x and y. With `dynamic_shared` the launch sets the block's shared
-    memory, which may then exceed 48 KiB. An `aligned` kernel is compiled for the alignment of its
-    operands: `ALIGN` bytes. A kernel with a `workspace` takes a pointer to that many bytes as its
-    last argument. They are zero at first, and the kernel leaves its counters there zero.
+    rows start at multiples of less than 16 bytes. `tiles` gives the blocks along x and y, `step`
+    the elements along k that a block multiplies at a time. With `dynamic_shared` the launch sets
+    the block's shared memory, which may then exceed 48 KiB. An `aligned` kernel is compiled for the
+    alignment of its operands: `ALIGN` bytes. A kernel with a `workspace` takes a pointer to that
+    many bytes as its last argument. They are zero at first, and the kernel leaves its counters
+    there zero. `added` are parameters that older records lack, each with the value that stands for
+    what the kernel did then.
 
     Three independent properties say what a GPU must offer and how the kernel is launched:
     `min_capability` is the least compute capability, and the only major one if the kernel is
@@ -138,8 +140,10 @@ class Kernel:
     rules: tuple[Rule, ...]
     threads: Callable[[Config], int]
     block: Callable[[Config], tuple[int, int, int]] = lambda c: (1, 1, 1)
+    added: Mapping[str, int] = field(default_factory=dict)
     shared_elements: Callable[[Config, Problem], int] = lambda c, p: 0
     padding: Callable[[Config, Problem], int] | None = None
+    step: Callable[[Config], int] = lambda c: getattr(c, "KB", 1)
     backend: str = "cuda"
     dtypes: tuple[str, ...] = ("f32", "f64")
     fallbacks: tuple[Mapping[str, int], ...] = ()
@@ -192,23 +196,22 @@ class Kernel:
 
     def config(self, parameters: Mapping[str, int]) -> Config:
         """A configuration of this kernel. `ValueError` unless it names exactly this kernel's
-        parameters, as positive integers.
+        parameters, perhaps without those `added`, as positive integers.
 
         Values outside `space` are allowed: `space` is what a search tries; whether a configuration
         may run is decided by the rules (`violations`).
         """
-        if set(parameters) != set(self.space):
+        given = {**self.added, **parameters}
+        if set(given) != set(self.space):
             got = ", ".join(map(str, parameters)) or "none"
             raise ValueError(f"{self.name} takes {', '.join(self.space)}; got {got}")
-        for name, value in parameters.items():
+        for name, value in given.items():
             if type(value) is not int or not 1 <= value <= MAX_PARAMETER:
                 raise ValueError(f"{name}={value!r} is not an integer from 1 to {MAX_PARAMETER}")
-        values = tuple((name, parameters[name]) for name in self.space)
+        values = tuple((name, given[name]) for name in self.space)
         return Config(self.name, values, self.backend)
 
-    def shared_bytes(
-        self, config: Config, problem: Problem, alignment: int | None = None
-    ) -> int:
+    def shared_bytes(self, config: Config, problem: Problem, alignment: int | None = None) -> int:
         """Bytes of shared memory that one block takes, for rows that start at multiples of
         `alignment` bytes (None: as in dense matrices).
         """
@@ -296,8 +299,14 @@ class Config:
 
     @cached_property
     def slug(self) -> str:
-        """The configuration in one word: `register_tile-MB64-NB64-KB16-TA4-TB4`."""
-        named = (*self.parameters, *self.forced)
+        """The configuration in one word: `register_tile-MB64-NB64-KB16-TA4-TB4`. Parameters that
+        were `added` and do nothing are not in it: it is spelled as before.
+        """
+        try:
+            silent = self.kernel.added.items()
+        except ValueError:  # of another pymm
+            silent = ()
+        named = (*(pair for pair in self.parameters if pair not in silent), *self.forced)
         return "-".join([self.kernel_name, *(f"{name}{value}" for name, value in named)])
 
     def as_dict(self) -> dict[str, int]:

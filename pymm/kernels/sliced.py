@@ -316,6 +316,7 @@ SLICED = Kernel(
     tiles=lambda c, p: (tiles(c, p), c.SPLIT),
     workspace=_workspace_bytes,
     shared_elements=_shared_elements,
+    step=lambda c: c.KB * c.SLICES,
     dynamic_shared=True,
     aligned=True,
     min_capability=(8, 0),

@@ -34,9 +34,19 @@ _TILES = (
 )
 _PIPELINES = ((128, 4, 2), (128, 3, 2), (64, 4, 2), (64, 3, 2), (64, 3, 1))
 
+#: Most parts of k that it may get.
+_MOST_PARTS = 16
+
 
 def _threads(c: Config) -> int:
-    return 32 * (c.MB // c.TA) * (c.NB // c.TB)
+    return 32 * (c.MB // c.TA) * (c.NB // c.TB) * c.SLICES
+
+
+def _shared_elements(c: Config, p: Problem) -> int:
+    """The stages; in the end the sums of all slices, in float32."""
+    stages = c.STAGES * (c.MB + c.NB) * c.KB
+    sums = c.SLICES * c.MB * c.NB * p.scalar_dtype.itemsize // p.numpy_dtype.itemsize
+    return stages if c.SLICES == 1 else max(stages, sums)
 
 
 def _registers(c: Config, p: Problem) -> int:
@@ -47,12 +57,8 @@ def _registers(c: Config, p: Problem) -> int:
     not spill.
     """
     kept = c.TA * c.TB // 32 + c.TA // 4 + c.TB // 2
-    if p.alignment >= 4:
-        plain = p.alignment == 16 and c.SPLIT == 1 and not c.kernel.guarded(c, p)
-        return kept + (52 if plain else 80)
-    whole = c.KB * p.numpy_dtype.itemsize == 2 * _DEPTH  # else they come in parts
-    pieces = ceil_div(c.MB * c.KB, _threads(c)) + ceil_div(c.NB * c.KB, _threads(c))
-    return kept + 20 + pieces * (4 if whole else 3)
+    plain = p.alignment == 16 and c.SPLIT == 1 and not c.kernel.guarded(c, p)
+    return kept + (52 if plain else 80 if p.alignment == 16 else 96)
 
 
 def _padding(c: Config, p: Problem) -> int:
@@ -69,8 +75,8 @@ def _padding(c: Config, p: Problem) -> int:
 def _heuristic(p: Problem, d: Device) -> dict[str, int]:
     """The largest tiles that keep nine multiprocessors of ten busy, else the smallest; twice as
     many where elements come through registers, which wants more warps. Where even the smallest
-    leave half of them idle, k of nine steps or more is split into parts of three or more (115 x 158
-    x 714 on an H200: 7.7 us in four parts, 9.4 in one).
+    leave half of them idle, k is split, and where elements come through registers two slices share
+    a tile.
     """
     found, enough = None, 9 * d.sms * (1 if p.alignment >= 4 else 2)
     fitting = [t for t in _TILES if not _wasteful(t["MB"], p.m) and not _wasteful(t["NB"], p.n)]
@@ -80,18 +86,35 @@ def _heuristic(p: Problem, d: Device) -> dict[str, int]:
         if depth > 64 and depth >= 4 * p.k * p.numpy_dtype.itemsize:
             continue  # most of a step would be empty
         pipeline = dict(KB=depth // p.numpy_dtype.itemsize, STAGES=stages, BLOCKS=blocks)
-        config = TENSOR.config(sizes | pipeline | dict(GROUP=8, SPLIT=1))
+        config = TENSOR.config(sizes | pipeline | dict(SLICES=1, GROUP=8, SPLIT=1))
         if not TENSOR.violations(config, p, d):
             found = config
             if 10 * tiles(found, p) * p.batch >= enough:
                 break
     if found is None:
         return dict(TENSOR.default)
-    blocks, steps, split = tiles(found, p) * p.batch, ceil_div(p.k, found.KB), 1
-    while 2 * split * blocks <= d.sms and 6 * split <= steps and steps >= 9 and split < 16:
+    blocks = tiles(found, p) * p.batch
+    split = _parts(blocks, ceil_div(p.k, found.KB), p, d)
+    slices = 2 if p.alignment < 4 and blocks * split <= d.sms else 1
+    for more in (dict(SPLIT=split, SLICES=slices), dict(SPLIT=split)):
+        shared = TENSOR.config(found.as_dict() | more)
+        if not TENSOR.violations(shared, p, d):
+            return shared.as_dict()
+    return found.as_dict()
+
+
+def _parts(blocks: int, steps: int, p: Problem, d: Device) -> int:
+    """Parts of a k of so many steps, at most one block for each multiprocessor: nine steps or more
+    are split into parts of three or more (115 x 158 x 714 on an H200: 7.7 us in four parts, 9.4 in
+    one). Where elements come through registers each step waits for memory, and two are enough.
+    """
+    if p.alignment < 4:
+        most = max(min(d.sms // max(blocks, 1), ceil_div(steps, 2), _MOST_PARTS), 1)
+        return ceil_div(steps, ceil_div(steps, most)) if steps else 1
+    split = 1
+    while 2 * split * blocks <= d.sms and 6 * split <= steps and steps >= 9 and split < _MOST_PARTS:
         split *= 2
-    shared = TENSOR.config(found.as_dict() | dict(SPLIT=split))
-    return (found if TENSOR.violations(shared, p, d) else shared).as_dict()
+    return split
 
 
 def _wasteful(tile: int, extent: int) -> bool:
@@ -144,20 +167,24 @@ TENSOR = Kernel(
     space=dict(
         MB=(32, 64, 128, 256),
         NB=(32, 64, 128, 256),
-        KB=(16, 32, 64),
+        KB=(16, 32, 64, 128),
         TA=(16, 32, 64),
         TB=(16, 32, 64),
+        SLICES=(1, 2, 4),
         STAGES=(2, 3, 4, 5),
         BLOCKS=(1, 2, 3, 4),
         GROUP=(8,),
         SPLIT=(1, 2, 4, 8, 16),
     ),
-    default=dict(MB=128, NB=128, KB=32, TA=64, TB=64, STAGES=4, BLOCKS=2, GROUP=8, SPLIT=1),
+    default=dict(
+        MB=128, NB=128, KB=32, TA=64, TB=64, SLICES=1, STAGES=4, BLOCKS=2, GROUP=8, SPLIT=1
+    ),
+    added=dict(SLICES=1),
     threads=_threads,
     block=lambda c: (_threads(c), 1, 1),
     tiles=lambda c, p: (tiles(c, p), c.SPLIT),
     workspace=workspace_bytes,
-    shared_elements=lambda c, p: c.STAGES * (c.MB + c.NB) * c.KB,
+    shared_elements=_shared_elements,
     padding=_padding,
     dtypes=("bf16", "f16", "tf32", "bf16_f32", "f16_f32"),
     dynamic_shared=True,
@@ -167,8 +194,8 @@ TENSOR = Kernel(
     preferred_for=_preferred_for,
     rules=(
         Rule(
-            "the swizzle wants powers of two: MB, NB, KB, TA, TB",
-            lambda c, p, d: all(map(_power_of_two, (c.MB, c.NB, c.KB, c.TA, c.TB))),
+            "the swizzle wants powers of two: MB, NB, KB, TA, TB, SLICES",
+            lambda c, p, d: all(map(_power_of_two, (c.MB, c.NB, c.KB, c.TA, c.TB, c.SLICES))),
         ),
         Rule(
             "warps tile the block evenly, in pieces of 16 x 16: TA divides MB, TB divides NB",
@@ -177,8 +204,12 @@ TENSOR = Kernel(
             ),
         ),
         Rule(
-            "two instructions lie along k: 64 bytes divide those of KB",
-            lambda c, p, d: c.KB * p.numpy_dtype.itemsize % (2 * _DEPTH) == 0,
+            "two instructions of a slice lie along k: 64 SLICES bytes divide those of KB",
+            lambda c, p, d: c.KB * p.numpy_dtype.itemsize % (2 * _DEPTH * c.SLICES) == 0,
+        ),
+        Rule(
+            "slices share the sums of a warp's tile, 64 at least: SLICES <= TA TB / 64",
+            lambda c, p, d: 64 * c.SLICES <= c.TA * c.TB,
         ),
         STAGES_OVERLAP,
         THREADS_FIT,

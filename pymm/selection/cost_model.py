@@ -87,9 +87,6 @@ class Shape:
         own = (mb, nb) if config.kernel.tma else (1, 1)  # a tile of its own for each warpgroup
         ta, tb = c.get("TA", own[0]), c.get("TB", own[1])
         owners = max(mb // ta, 1) * max(nb // tb, 1)
-        # of a kernel without TMA each slice is KB deep; of one with TMA all of them together
-        slices = 1 if config.kernel.tma else c.get("SLICES", 1)
-        depth = c.get("KB", 1) * slices
         split = c.get("SPLIT", 1)
         parts, sharers = split, 1
         if config.kernel.persistent and config.kernel.persistent.splits_last_wave:
@@ -97,7 +94,7 @@ class Shape:
         return cls(
             mb,
             nb,
-            min(depth, max(problem.k, 1)),
+            min(config.kernel.step(config), max(problem.k, 1)),
             ta,
             tb,
             parts,

@@ -15,7 +15,7 @@ from typing import Any
 
 from pymm.core.device import Device
 from pymm.core.problem import Problem
-from pymm.kernels import MAX_PARAMETER, Config, find_kernel
+from pymm.kernels import MAX_PARAMETER, Config, find_kernel, known_kernel
 from pymm.kernels.source import kernel_digest
 
 #: Longest text in a file, since texts end up in messages and tables.
@@ -200,7 +200,10 @@ def parse_config(name: str, parameters: Mapping[str, int], backend: str) -> Conf
             raise ValueError(f"{key!r} is no name of a parameter")
         if not 1 <= value <= MAX_PARAMETER:
             raise ValueError(f"{key}={value} is not between 1 and {MAX_PARAMETER}")
-    return Config(name, tuple(parameters.items()), backend)
+    try:
+        return known_kernel(name, backend).config(parameters)
+    except ValueError:  # of another pymm
+        return Config(name, tuple(parameters.items()), backend)
 
 
 def device_facts(device: Device) -> dict[str, str | int]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tuned import CPU, ENVIRONMENTS, GOOD, GPU, NOW, record
 
 from pymm.core.errors import StoreError
-from pymm.kernels import KERNELS
+from pymm.kernels import KERNELS, parse_slug
 from pymm.selection import store
 from pymm.selection.records import device_facts, stale_because
 
@@ -93,6 +93,17 @@ def test_older_files_are_read_and_lose_nothing(records):
     before = store.parse_table(older(table), "x.yaml")
     assert before == table
     assert set(store.parse_table(store.render_table(before), "x.yaml").records) == set(records)
+
+
+def test_records_from_before_a_parameter_was_added_are_current():
+    held = record(kernel="tensor", dtype="bf16", config=dict(SLICES=1))
+    text = store.render_table(store.Table(device_facts(GPU), (held,)))
+    assert text.count(", SLICES: 1,") == 1
+    (read,) = store.parse_table(text.replace(", SLICES: 1,", ","), "x.yaml").records
+    assert read == held and not stale_because(read, GPU, NOW)
+    assert "SLICES" not in held.config.slug and parse_slug(held.config.slug) == held.config
+    two = record(kernel="tensor", dtype="bf16", config=dict(SLICES=2)).config
+    assert "-SLICES2-" in two.slug and parse_slug(two.slug) == two
 
 
 def test_an_older_file_is_written_in_the_new_form(tmp_path):
