@@ -37,11 +37,9 @@ class Copying(NamedTuple):
     #: columns add to it.
     multiply: float
     edges: float
-    #: Of an element whose matrix is K-major or MN-major, copied 4 or 16 bytes at a time.
-    along_4: float
-    across_4: float
-    along_16: float
-    across_16: float
+    #: Of an element whose matrix is K-major or MN-major, copied 4, 8 or 16 bytes at a time.
+    along: tuple[float, float, float]
+    across: tuple[float, float, float]
     #: Microseconds from a load to its use; of storing 1024 elements of C; of adding parts of k, and
     #: for each part 1024 elements of it.
     latency: float
@@ -86,8 +84,7 @@ def copied_by_threads(c: Config, p: Problem, d: Device, registers: int, rates: C
 
 def _clocks(along: bool, p: Problem, rates: Copying) -> float:
     """Clocks of copying one element of an operand that is K-major or not."""
-    pieces, whole = rates[3 + (not along)], rates[5 + (not along)]
-    return {4: pieces, 8: (pieces + whole) / 2}.get(p.alignment, whole)
+    return (rates.along if along else rates.across)[(4, 8, 16).index(min(p.alignment, 16))]
 
 
 def beside_memory(busy: float, p: Problem, overlap: float) -> float:

@@ -59,30 +59,33 @@ _COMBINING, _PART, _MEMORY = 3.0, 0.04, 4e6
 
 #: Microseconds of a launch, of the repacking before it, of the end of the last tile, of each tile;
 #: of adding parts of k, and for each part.
-_LAUNCH, _REPACK, _END, _TILE, _ADD, _ADD_PART = 4.3, 2.75, 2.5, 0.15, 0.7, 0.024
+_LAUNCH, _REPACK, _END, _TILE, _ADD, _ADD_PART = 4.3, 2.8, 2.2, 0.15, 0.74, 0.041
 
-#: Microseconds of storing 1024 elements of C, and how many times that where rows of C do not start
-#: at multiples of 16 bytes, which TMA cannot store: written row by row, and column by column.
-_STORE, _BY_ROWS, _BY_COLUMNS = 0.05, 2.7, 14.0
+#: Microseconds in which a warpgroup stores a row of 64 elements of C, all of them at the same time,
+#: and how many times that where rows of C do not start at multiples of 16 bytes, which TMA cannot
+#: store: written row by row, and column by column.
+_STORE, _BY_ROWS, _BY_COLUMNS = 0.0058, 2.7, 9.5
 
 #: Bytes in a microsecond: repacked, added up, into one multiprocessor from L2, and from all of L2.
-_REPACKED, _ADDED, _INTO_ONE, _FROM_ALL = 3.9e6, 2.36e6, 1.35e5, 1.16e7
+_REPACKED, _ADDED, _INTO_ONE, _FROM_ALL = 3.9e6, 2.7e6, 2.6e5, 1.85e7
 
-#: Microseconds from a load to its use; of 32 along k of a tile of 256 x 128; of transposing 64 rows
-#: of A; and how much of the shorter of computing and memory the longer does not hide.
-_LATENCY, _MULTIPLY, _TRANSPOSE, _OVERLAP = 1.06, 0.67, 0.064, 0.27
+#: Microseconds from a load to its use; of 32 along k of a tile of 256 x 128; of a row or column
+#: that a warpgroup reads from shared memory; of transposing 64 rows of A; and how much of the
+#: shorter of computing and memory the longer does not hide.
+_LATENCY, _MULTIPLY, _READ, _TRANSPOSE, _OVERLAP = 0.98, 0.42, 0.00039, 0.065, 0.26
 
-#: More tiles for `_fastest`, of two warpgroups in blocks that share A: MB, NB, KB, TA, STAGES.
-_PAIRS = ((64, 64, 64, 32, 6),)
+#: More tiles for `_fastest`, of two blocks that share A, with two warpgroups in each: MB, NB, KB,
+#: TA, STAGES.
+_PAIRS = ((128, 64, 64, 64, 4), (64, 128, 64, 64, 4), (64, 64, 64, 32, 6))
+
+#: Operations, elements of C and depth up to which times were fitted: above, power, stores and
+#: memory decide.
+_FITTED, _FITTED_C, _FITTED_K = 5e10, 2**24, 2**14
 
 
-#: Operations and elements of C up to which times were fitted: above, power and stores decide.
-_FITTED, _FITTED_C = 5e10, 2**24
-
-
-def _is_fitted(p: Problem, d: Device) -> bool:
-    small = p.flops <= _FITTED and p.m * p.n <= _FITTED_C
-    return small and p.batch == 1 and not p.symmetric and min(p.m, p.n) >= 32
+def _is_fitted(p: Problem) -> bool:
+    usual = p.flops <= _FITTED and p.m * p.n <= _FITTED_C and p.k <= _FITTED_K
+    return usual and p.batch == 1 and not p.symmetric and min(p.m, p.n) >= 32
 
 
 def _fastest(p: Problem, d: Device) -> dict[str, int]:
@@ -119,15 +122,15 @@ def _expected(c: Config, p: Problem, d: Device) -> float:
     units = WGMMA_TF32.units(c, p)
     rate = min(_INTO_ONE, _FROM_ALL / max(min(units, d.sms), 1))
     step = 128 * (c.MB + c.NB) / rate + _TRANSPOSE * _transposes_a(loaded) * c.MB / 64
-    step = max(
-        step, _MULTIPLY * max(c.MB, 64) * c.NB / (256 * 128), 32 * _LATENCY / (c.STAGES * c.KB)
-    )
+    step = max(step, _MULTIPLY * max(c.MB, 64) * c.NB / (256 * 128))
+    step += _READ * (c.MB // c.TA) * (c.NB // c.TB) * (c.TA + c.TB)
+    step = max(step, 32 * _LATENCY / (c.STAGES * c.KB))
     steps = c.KB / 32 * ceil_div(ceil_div(p.k, c.SPLIT), c.KB)
-    store = _STORE * c.MB * c.NB / 1024
+    store = _STORE * c.TA
     if 4 * p.n % _ROW:
         store *= _BY_COLUMNS if _swapped(loaded) else _BY_ROWS
     waves = ceil_div(units, d.sms)
-    busy = _END + waves * (steps * step + _TILE) + store * (waves - 0.3)
+    busy = _END + waves * (steps * step + _TILE) + store * waves
     repacked = [
         4 * rows * columns
         for (_, rows, columns), before, after in zip(
@@ -359,9 +362,7 @@ WGMMA_TF32 = Kernel(
         GROUP=8,
         SPLIT=1,
     ),
-    heuristic=lambda p, d: (
-        _fastest(p, d) if _is_fitted(p, d) else heuristic(WGMMA_TF32, FORMS, p, d)
-    ),
+    heuristic=lambda p, d: _fastest(p, d) if _is_fitted(p) else heuristic(WGMMA_TF32, FORMS, p, d),
     expected=_expected,
     dtypes=("tf32",),
     tma=Tma(_boxes, major=_major),
