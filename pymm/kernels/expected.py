@@ -72,7 +72,7 @@ def copied_by_threads(c: Config, p: Problem, d: Device, registers: int, rates: C
     multiply *= 1 + rates.edges * (16 / c.TA + 16 / c.TB)
     copied = c.MB * _clocks(not p.trans_a, p, rates) + c.NB * _clocks(p.trans_b, p, rates)
     fetched = (c.MB + c.NB) * depth * p.numpy_dtype.itemsize / _L2
-    work = (max(multiply, fetched) + copied * depth) / CLOCKS
+    work = (max(multiply, fetched) + copied * depth * few) / CLOCKS
     steps = ceil_div(ceil_div(p.k, c.SPLIT), depth)
     waits = rates.latency / max(c.STAGES - 1, 1)
     rounds = [together] * (on_one // together) + [on_one % together] * (on_one % together > 0)

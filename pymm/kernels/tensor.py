@@ -87,16 +87,16 @@ def _heuristic(p: Problem, d: Device) -> dict[str, int]:
 #: Times of tf32 (expected.py), and the forms to choose from: MB, NB, KB, TA, TB, STAGES, BLOCKS.
 _COPYING = Copying(
     launch=5.1,
-    multiply=0.0024,
-    edges=0.37,
-    along=(0.223, 0.07, 0.0044),
-    across=(0.134, 0.03, 0.001),
-    latency=0.55,
-    store=0.27,
-    adding=1.8,
-    part=0.056,
-    overlap=0.015,
-    warps=16,
+    multiply=0.00176,
+    edges=0.44,
+    along=(0.163, 0.074, 0.018),
+    across=(0.097, 0.047, 0.005),
+    latency=0.565,
+    store=0.34,
+    adding=1.54,
+    part=0.059,
+    overlap=0.034,
+    warps=16.5,
 )
 _FORMS = (
     (64, 64, 32, 16, 64, 4, 3),
