@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pymm.core.device import Device
 from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem
+from pymm.kernels.expected import Copying, copied_by_threads, is_modelled
 from pymm.kernels.kernel import Config, Kernel, Rule
 from pymm.kernels.rules import (
     MAX_WORKSPACE_BYTES,
@@ -287,10 +288,26 @@ def _preferred_for(p: Problem, d: Device) -> bool:
     wait for memory.
     """
     if p.dtype in _ON_TENSOR_CORES:
-        return exact_is_faster(p, d)
+        return is_modelled(p, d) or exact_is_faster(p, d)
     if p.dtype == "f64" and d.capability in ((8, 0), (9, 0)):
         return min(p.m, p.n) <= 16 and not small_batch(p)
     return min(p.m, p.n) <= 64 or p.m * p.n * p.batch <= 2**20 or _many(p) is not None
+
+
+#: Times of this kernel beside those of tensor cores (expected.py).
+_COPYING = Copying(
+    launch=4.2,
+    multiply=0.0083,
+    edges=0.076,
+    along=(0.089, 0.059, 0.047),
+    across=(0.055, 0.026, 0.0034),
+    latency=0.62,
+    store=0.29,
+    adding=0.86,
+    part=0.16,
+    overlap=0.67,
+    warps=6.3,
+)
 
 
 SLICED = Kernel(
@@ -323,6 +340,7 @@ SLICED = Kernel(
     dtypes=("f32", "f64", *_ON_TENSOR_CORES),
     heuristic=_heuristic,
     preferred_for=_preferred_for,
+    expected=lambda c, p, d: copied_by_threads(c, p, d, _registers(c, p), _COPYING),
     rules=(
         Rule(
             "each warp computes the whole tile: MB / TA * NB / TB is 32",

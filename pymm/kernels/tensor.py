@@ -7,6 +7,7 @@ import itertools
 from pymm.core.device import Device
 from pymm.core.integers import ceil_div
 from pymm.core.problem import Problem
+from pymm.kernels.expected import Copying, copied_by_threads, is_modelled
 from pymm.kernels.kernel import Config, Kernel, Rule
 from pymm.kernels.rules import (
     SPLIT_RULES,
@@ -117,6 +118,58 @@ def _parts(blocks: int, steps: int, p: Problem, d: Device) -> int:
     return split
 
 
+#: Times of tf32 (expected.py), and the forms to choose from: MB, NB, KB, TA, TB, STAGES, BLOCKS.
+_COPYING = Copying(
+    launch=5.1,
+    multiply=0.00176,
+    edges=0.44,
+    along=(0.163, 0.074, 0.018),
+    across=(0.097, 0.047, 0.005),
+    latency=0.565,
+    store=0.34,
+    adding=1.54,
+    part=0.059,
+    overlap=0.034,
+    warps=16.5,
+)
+_FORMS = (
+    (64, 64, 32, 16, 64, 4, 3),
+    (64, 64, 32, 32, 32, 4, 2),
+    (64, 64, 32, 32, 32, 3, 1),
+    (32, 64, 32, 16, 32, 4, 2),
+    (32, 64, 32, 32, 16, 3, 2),
+    (32, 64, 32, 32, 32, 2, 1),
+    (32, 32, 64, 16, 16, 4, 1),
+    (32, 32, 32, 16, 16, 4, 2),
+    (32, 32, 16, 16, 16, 2, 3),
+    (32, 32, 16, 16, 32, 5, 1),
+)
+
+
+#: The form for many products of tf32 of 33 to 64 rows and columns: one tile for each.
+_ONE_TILE = (64, 64, 32, 32, 64, 2, 1)
+
+
+def _of_tf32(p: Problem, d: Device) -> dict[str, int] | None:
+    """Of tf32 on Hopper the form and the parts of k with the least expected time, where that is
+    known.
+    """
+    narrow = p.dtype == "tf32" and p.batch > 1 and 32 < max(p.m, p.n) <= 64
+    one_tile = narrow and _hopper(d) and p.alignment == 16
+    if not one_tile and not is_modelled(p, d):
+        return None
+    names = ("MB", "NB", "KB", "TA", "TB", "STAGES", "BLOCKS")
+    options = [
+        TENSOR.config(dict(zip(names, form, strict=True)) | dict(GROUP=8, SPLIT=split))
+        for form in ((_ONE_TILE,) if one_tile else _FORMS)
+        for split in ((1,) if one_tile else TENSOR.space["SPLIT"])
+        if split == 1 or form[2] * 2 * split <= p.k
+    ]
+    able = [c for c in options if not TENSOR.violations(c, p, d)]
+    best = min(able, key=lambda c: TENSOR.expected(c, p, d), default=None)
+    return None if best is None else best.as_dict()
+
+
 def _wasteful(tile: int, extent: int) -> bool:
     """Whether half of a tile would be empty, and there is a smaller one."""
     return tile > 32 and tile >= 2 * extent
@@ -143,7 +196,7 @@ def _preferred_for(p: Problem, d: Device) -> bool:
     """True but on Hopper, where wgmma multiplies at nearly twice the rate, unless a product is so
     small that repacking it, or a tile of 64 rows, takes longer; and unless kernel 11 is faster yet.
     """
-    if not _hopper(d):
+    if not _hopper(d) or is_modelled(p, d):
         return True
     if exact_is_faster(p, d):
         return False
@@ -190,8 +243,9 @@ TENSOR = Kernel(
     dynamic_shared=True,
     aligned=True,
     min_capability=(8, 0),
-    heuristic=_heuristic,
+    heuristic=lambda p, d: _of_tf32(p, d) or _heuristic(p, d),
     preferred_for=_preferred_for,
+    expected=lambda c, p, d: copied_by_threads(c, p, d, _registers(c, p), _COPYING),
     rules=(
         Rule(
             "the swizzle wants powers of two: MB, NB, KB, TA, TB, SLICES",

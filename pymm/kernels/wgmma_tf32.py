@@ -11,6 +11,7 @@ from typing import NamedTuple
 from pymm.core.device import Device
 from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem, stored_shapes
+from pymm.kernels.expected import beside_memory
 from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma
 from pymm.kernels.rules import ACCUMULATORS, PARTS_FIT, PARTS_HAVE_STEPS, STAGES_FIT
 from pymm.kernels.sliced import exact_is_faster
@@ -54,6 +55,95 @@ _SHALLOW, _WHOLE_ROWS = 64, 64
 
 #: Microseconds: a second launch, and each part that it adds up; bytes of a microsecond.
 _COMBINING, _PART, _MEMORY = 3.0, 0.04, 4e6
+
+
+#: Microseconds of a launch, of the repacking before it, of the end of the last tile, of each tile;
+#: of adding parts of k, and for each part.
+_LAUNCH, _REPACK, _END, _TILE, _ADD, _ADD_PART = 4.3, 2.8, 2.2, 0.15, 0.74, 0.041
+
+#: Microseconds in which a warpgroup stores a row of 64 elements of C, all of them at the same time,
+#: and how many times that where rows of C do not start at multiples of 16 bytes, which TMA cannot
+#: store: written row by row, and column by column.
+_STORE, _BY_ROWS, _BY_COLUMNS = 0.0058, 2.7, 9.5
+
+#: Bytes in a microsecond: repacked, added up, into one multiprocessor from L2, and from all of L2.
+_REPACKED, _ADDED, _INTO_ONE, _FROM_ALL = 3.9e6, 2.7e6, 2.6e5, 1.85e7
+
+#: Microseconds from a load to its use; of 32 along k of a tile of 256 x 128; of a row or column
+#: that a warpgroup reads from shared memory; of transposing 64 rows of A; and how much of the
+#: shorter of computing and memory the longer does not hide.
+_LATENCY, _MULTIPLY, _READ, _TRANSPOSE, _OVERLAP = 0.98, 0.42, 0.00039, 0.065, 0.26
+
+#: More tiles for `_fastest`, of two blocks that share A, with two warpgroups in each: MB, NB, KB,
+#: TA, STAGES.
+_PAIRS = ((128, 64, 64, 64, 4), (64, 128, 64, 64, 4), (64, 64, 64, 32, 6))
+
+#: Operations, elements of C and depth up to which times were fitted: above, power, stores and
+#: memory decide.
+_FITTED, _FITTED_C, _FITTED_K = 5e10, 2**24, 2**14
+
+
+def _is_fitted(p: Problem) -> bool:
+    usual = p.flops <= _FITTED and p.m * p.n <= _FITTED_C and p.k <= _FITTED_K
+    return usual and p.batch == 1 and not p.symmetric and min(p.m, p.n) >= 32
+
+
+def _fastest(p: Problem, d: Device) -> dict[str, int]:
+    """The form and the parts of k with the least expected time."""
+    received = WGMMA_TF32.tma.as_loaded(p)
+    turned = _transposes_a(received)
+    by_rows = _WHOLE_ROWS if _swapped(received) else 1
+    forms = [(form.MB, form.NB, form.KB, form.MB, form.STAGES, 1) for form in FORMS]
+    found = []
+    for mb, nb, kb, ta, stages, cluster in (*forms, *((*pair, 2) for pair in _PAIRS)):
+        slices = 1 + (turned and mb * nb <= 64 * 64)
+        given = dict(MB=mb, NB=nb, KB=kb, TA=ta, TB=64, SLICES=slices, STAGES=stages, SLOTS=2)
+        given |= dict(
+            CLUSTER=cluster, GROUP=by_rows if p.k <= _SHALLOW or cluster > 1 else 8, SPLIT=1
+        )
+        while given["STAGES"] > 2 * slices and not STAGES_FIT.holds(WGMMA_TF32.config(given), p, d):
+            given["STAGES"] -= slices
+        tiles = WGMMA_TF32.units(WGMMA_TF32.config(given), p)
+        most = p.k // (4 * kb * slices)
+        for parts in sorted({1, *(min(most, n * d.sms // max(tiles, 1)) for n in (1, 2))} - {0}):
+            config = WGMMA_TF32.config(given | dict(SPLIT=parts))
+            if not WGMMA_TF32.violations(config, p, d):
+                found.append(config)
+    best = min(found, key=lambda c: _expected(c, p, d), default=None)
+    return dict(WGMMA_TF32.default) if best is None else best.as_dict()
+
+
+def _expected(c: Config, p: Problem, d: Device) -> float:
+    """Microseconds of a launch and the repacking before it, of the waves of tiles, and of adding up
+    the parts of k. A step takes as long as its bytes need from L2, or as the latency that the other
+    stages do not hide.
+    """
+    loaded = WGMMA_TF32.tma.as_loaded(p)
+    units = WGMMA_TF32.units(c, p)
+    rate = min(_INTO_ONE, _FROM_ALL / max(min(units, d.sms), 1))
+    step = 128 * (c.MB + c.NB) / rate + _TRANSPOSE * _transposes_a(loaded) * c.MB / 64
+    step = max(step, _MULTIPLY * max(c.MB, 64) * c.NB / (256 * 128))
+    step += _READ * (c.MB // c.TA) * (c.NB // c.TB) * (c.TA + c.TB)
+    step = max(step, 32 * _LATENCY / (c.STAGES * c.KB))
+    steps = c.KB / 32 * ceil_div(ceil_div(p.k, c.SPLIT), c.KB)
+    store = _STORE * c.TA
+    if 4 * p.n % _ROW:
+        store *= _BY_COLUMNS if _swapped(loaded) else _BY_ROWS
+    waves = ceil_div(units, d.sms)
+    busy = _END + waves * (steps * step + _TILE) + store * waves
+    repacked = [
+        4 * rows * columns
+        for (_, rows, columns), before, after in zip(
+            stored_shapes(p),
+            (p.trans_a, p.trans_b),
+            (loaded.trans_a, loaded.trans_b),
+            strict=False,
+        )
+        if 4 * columns % _ROW or before != after
+    ]
+    before = _REPACK + 2 * sum(repacked) / _REPACKED if repacked else 0.0
+    adding = _ADD + _ADD_PART * c.SPLIT + 8 * p.m * p.n * c.SPLIT / _ADDED if c.SPLIT > 1 else 0.0
+    return _LAUNCH + before + beside_memory(busy, p, _OVERLAP) + adding
 
 
 def heuristic(kernel: Kernel, forms: tuple[Form, ...], p: Problem, d: Device) -> dict[str, int]:
@@ -272,7 +362,8 @@ WGMMA_TF32 = Kernel(
         GROUP=8,
         SPLIT=1,
     ),
-    heuristic=lambda p, d: heuristic(WGMMA_TF32, FORMS, p, d),
+    heuristic=lambda p, d: _fastest(p, d) if _is_fitted(p) else heuristic(WGMMA_TF32, FORMS, p, d),
+    expected=_expected,
     dtypes=("tf32",),
     tma=Tma(_boxes, major=_major),
     rules=(

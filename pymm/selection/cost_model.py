@@ -209,6 +209,8 @@ def _step_seconds(
     size = problem.numpy_dtype.itemsize
     flops = 2.0 * shape.mb * shape.nb * shape.kb
     peak = device.peak_flops.get(problem.dtype) or 128.0 * device.sms * clock
+    if shape.by_threads and size == 4:  # also of types that others multiply on tensor cores
+        peak = device.peak_flops.get("f32") or peak
     if shape.by_threads and problem.dtype == "f64" and device.capability >= (8, 0):
         peak /= 2 if device.capability[0] in (8, 9) else 1  # the peak is that of tensor cores
     issue = ISSUE_DOUBLES if problem.dtype == "f64" and not shape.by_threads else ISSUE

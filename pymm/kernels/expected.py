@@ -1,0 +1,95 @@
+"""Microseconds that a configuration should take, for kernels that compete for one product: what a
+kernel declares as `expected` adds these up, so that the times of different kernels can be compared.
+The constants of each kernel are fitted to times measured on one H200 (benchmarks/LOG.md).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pymm.core.device import Device
+from pymm.core.integers import ceil_div
+from pymm.core.problem import Problem
+from pymm.kernels.kernel import Config
+
+#: Bytes in a microsecond that device memory gives, and clocks in a microsecond.
+MEMORY, CLOCKS = 4e6, 1980.0
+
+#: Bytes in a clock that a multiprocessor gets from L2.
+_L2 = 45.0
+
+
+def is_modelled(p: Problem, d: Device) -> bool:
+    """Whether the times of all kernels that multiply tf32 were measured and fitted: of single
+    products on Hopper, whose rows TMA cannot read (kernel 10 repacks them; elsewhere it is rarely
+    in doubt), and of at least 32 rows and columns.
+    """
+    single = p.dtype == "tf32" and p.batch == 1 and not p.symmetric
+    return single and d.capability == (9, 0) and p.alignment < 16 and min(p.m, p.n) >= 32
+
+
+class Copying(NamedTuple):
+    """Clocks of a multiprocessor in a kernel whose threads copy A and B into shared memory."""
+
+    #: Microseconds of a launch with nothing to do.
+    launch: float
+    #: Of a multiply-add with tiles of a warp (or of a thread) that are large; what 16 rows and 16
+    #: columns add to it.
+    multiply: float
+    edges: float
+    #: Of an element whose matrix is K-major or MN-major, copied 4, 8 or 16 bytes at a time.
+    along: tuple[float, float, float]
+    across: tuple[float, float, float]
+    #: Microseconds from a load to its use; of storing 1024 elements of C; of adding parts of k, and
+    #: for each part 1024 elements of it.
+    latency: float
+    store: float
+    adding: float
+    part: float
+    #: How much of the shorter of two, computing and reading memory, the longer does not hide.
+    overlap: float
+    #: Warps that hide the latency of instructions.
+    warps: float
+
+
+def copied_by_threads(c: Config, p: Problem, d: Device, registers: int, rates: Copying) -> float:
+    """Of a kernel that copies by threads, in blocks of one tile each: multiprocessors compute as
+    many blocks together as they hold, step after step along k. A step takes as long as all their
+    work, or as the latency that the other stages do not hide.
+    """
+    threads, depth = c.kernel.threads(c), c.KB * getattr(c, "SLICES", 1)
+    blocks = ceil_div(p.m, c.MB) * ceil_div(p.n, c.NB) * c.SPLIT
+    on_one = max(ceil_div(blocks, d.sms), 1)
+    together = min(
+        d.shared_per_sm // (c.kernel.shared_bytes(c, p) + 1024),
+        d.max_threads_per_sm // threads,
+        d.registers_per_block // (max(registers, 32) * threads),
+        on_one,
+    )
+    together = max(together, 1)
+    few = max(1.0, rates.warps / (threads / 32 * together)) ** 0.5
+    multiply = c.MB * c.NB * depth * rates.multiply * few
+    multiply *= 1 + rates.edges * (16 / c.TA + 16 / c.TB)
+    copied = c.MB * _clocks(not p.trans_a, p, rates) + c.NB * _clocks(p.trans_b, p, rates)
+    fetched = (c.MB + c.NB) * depth * p.numpy_dtype.itemsize / _L2
+    work = (max(multiply, fetched) + copied * depth * few) / CLOCKS
+    steps = ceil_div(ceil_div(p.k, c.SPLIT), depth)
+    waits = rates.latency / max(c.STAGES - 1, 1)
+    rounds = [together] * (on_one // together) + [on_one % together] * (on_one % together > 0)
+    busy = sum(rates.latency + steps * max(work * n, waits) for n in rounds)
+    busy += on_one * c.MB * c.NB / 1024 * rates.store
+    adding = rates.adding + rates.part * min(c.SPLIT, 16) * c.MB * c.NB / 1024
+    return rates.launch + beside_memory(busy, p, rates.overlap) + (adding if c.SPLIT > 1 else 0.0)
+
+
+def _clocks(along: bool, p: Problem, rates: Copying) -> float:
+    """Clocks of copying one element of an operand that is K-major or not."""
+    return (rates.along if along else rates.across)[(4, 8, 16).index(min(p.alignment, 16))]
+
+
+def beside_memory(busy: float, p: Problem, overlap: float) -> float:
+    """The longer of computing and of reading and writing the operands once, and `overlap` of the
+    shorter.
+    """
+    memory = p.bytes / MEMORY
+    return max(busy, memory) + overlap * min(busy, memory)
