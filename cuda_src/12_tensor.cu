@@ -20,7 +20,8 @@
 //   their sums are added at the end. Small tiles have more warps then, which load more at a time.
 // - Rows of 16-bit elements may start at any multiple of 2 bytes, and cp.async copies 4 at least.
 //   Such rows are copied with what is before and behind them, 16 bytes at a time, and are read
-//   word by word (common/shifted_tile.cuh): no copy goes through registers.
+//   word by word (common/shifted_tile.cuh): no copy goes through registers. So are those of tf32
+//   along k.
 //
 // Main loop of 128 x 128 x 32, 64 x 64 per warp, bf16, nvcc 13.0 for sm_90a: 64 HMMA of 147
 // instructions, 16 LDSM, 8 LDGSTS. One H200: 455 TFLOP/s at 4096, of 546 that these HMMA make
@@ -89,9 +90,12 @@ static_assert(KB * sizeof(REAL) % (64 * SLICES) == 0,
               "two instructions of a slice lie along k: 64 SLICES bytes divide those of KB");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
 
-#ifndef SHIFT_BELOW
-#define SHIFT_BELOW 16
-#endif
+// Which lines are copied with what is before and behind them: of 16-bit elements those that cp.async
+// could not copy. Of 32-bit ones those that are K-major: MN-major ones are read one by one anyway,
+// and copied 4 or 8 bytes at a time they have fewer reads in a bank.
+constexpr bool shifted(bool k_major) {
+    return sizeof(REAL) == 2 ? ALIGN < 4 : k_major && ALIGN < 16;
+}
 template <bool SHIFTED, bool LEFT, bool K_MAJOR, int OUTER>
 struct TileOf {
     using Type = SwizzledTile<LEFT, K_MAJOR, OUTER, THREADS>;
@@ -101,9 +105,8 @@ struct TileOf<true, LEFT, K_MAJOR, OUTER> {
     using Type = ShiftedTile<LEFT, K_MAJOR, OUTER, THREADS>;
 };
 using Number = REAL;
-constexpr bool SHIFTED = ALIGN < SHIFT_BELOW;
-using TileA = TileOf<SHIFTED, true, !TRANS_A, MB>::Type;
-using TileB = TileOf<SHIFTED, false, TRANS_B, NB>::Type;
+using TileA = TileOf<shifted(!TRANS_A), true, !TRANS_A, MB>::Type;
+using TileB = TileOf<shifted(TRANS_B), false, TRANS_B, NB>::Type;
 constexpr int STAGE = TileA::BYTES + TileB::BYTES;
 
 using Output = OUT;
@@ -114,6 +117,7 @@ struct alignas(PAIR * sizeof(OUT)) Results {
 
 #undef REAL
 #define REAL float  // from here on the type of the sums, which blocks that share a tile add up
+#define PARTS_AT_ONCE 4
 #include "common/split_k.cuh"
 
 template <int I>

@@ -21,16 +21,16 @@ template <bool LEFT, bool K_MAJOR, int OUTER, int THREADS>
 struct ShiftedTile {
     static constexpr int SIZE = sizeof(REAL), CHUNK = 16 / SIZE;  // elements of 16 bytes
     static constexpr int LINE = K_MAJOR ? KB : OUTER, LINES = K_MAJOR ? OUTER : KB;
-    static constexpr int PITCH = LINE * SIZE + (K_MAJOR || SIZE == 2 ? 16 : 32);  // of a line
-    static constexpr int BYTES = LINES * PITCH;
+    static constexpr int PITCH = LINE * SIZE + 16, BYTES = LINES * PITCH;  // of a line, of the tile
     static constexpr int IN_LINE = LINE / CHUNK, PIECES = IN_LINE * LINES / THREADS;
     static constexpr int DOWN = THREADS / IN_LINE;  // lines from one piece of a thread to its next
     static constexpr int ENDS = (LINES + THREADS - 1) / THREADS;  // pieces at the ends of lines
+    static_assert(K_MAJOR || SIZE == 2, "elements of 4 bytes are K-major");
     static_assert(LINE % CHUNK == 0 && THREADS % IN_LINE == 0 && IN_LINE * LINES % THREADS == 0,
                   "threads copy whole lines of both tiles at a time");
 
     // Where a lane reads. K-major: its first word, and by how many bits words are shifted. MN-major:
-    // its first element of an even line and of the next.
+    // its first element of an even line, and of the next.
     struct Place {
         unsigned at, other;
     };
@@ -103,11 +103,9 @@ struct ShiftedTile {
             const int row = i * 16 + half(q) * 8, deep = (p * 32 + deeper(q) * 16) / SIZE;
             const unsigned char* const here =
                 tile + (K_MAJOR ? row * PITCH + deep * SIZE : deep * PITCH + row * SIZE);
-            const auto* const words = reinterpret_cast<const unsigned*>(here + place.at);
-            if (SIZE == 4) {
-                r[q] = words[0];
-            } else if (K_MAJOR) {
-                r[q] = __funnelshift_r(words[0], words[1], place.other);
+            if constexpr (K_MAJOR) {
+                const auto* const words = reinterpret_cast<const unsigned*>(here + place.at);
+                r[q] = SIZE == 4 ? words[0] : __funnelshift_r(words[0], words[1], place.other);
             } else {
                 const unsigned low = *reinterpret_cast<const unsigned short*>(here + place.at);
                 const unsigned high = *reinterpret_cast<const unsigned short*>(here + place.other);

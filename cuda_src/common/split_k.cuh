@@ -5,6 +5,11 @@
 #define SPLIT 1  // blocks that share a tile of C
 #endif
 
+#ifndef PARTS_AT_ONCE
+#define PARTS_AT_ONCE SPLIT  // of a sum that a thread reads before it adds them: registers
+#endif
+constexpr int PARTS_READ = PARTS_AT_ONCE;
+
 constexpr unsigned COUNTERS = 16384;  // at the start of the workspace, zero between launches
 
 // Adds up the parts of a tile in the fixed order of the blocks, whichever of them comes last: the
@@ -37,6 +42,7 @@ __device__ __forceinline__ bool combine(REAL (&sum)[ROWS][COLS], void* workspace
 #pragma unroll
             for (int j = 0; j < COLS; j++) {
                 REAL total = 0;
+#pragma unroll PARTS_READ
                 for (int part = 0; part < SPLIT; part++)
                     total += __ldcg(&parts[((part * ROWS + i) * COLS + j) * THREADS]);
                 sum[i][j] = total;

@@ -107,7 +107,7 @@ class Kernel:
     and its geometry.
 
     `shared_elements` are those of a block's shared memory, `padding` how many more it takes where
-    rows start at multiples of less than 16 bytes. `tiles` gives the blocks along x and y, `step`
+    rows start at multiples of so many bytes. `tiles` gives the blocks along x and y, `step`
     the elements along k that a block multiplies at a time. With `dynamic_shared` the launch sets
     the block's shared memory, which may then exceed 48 KiB. An `aligned` kernel is compiled for the
     alignment of its operands: `ALIGN` bytes. A kernel with a `workspace` takes a pointer to that
@@ -144,7 +144,7 @@ class Kernel:
     block: Callable[[Config], tuple[int, int, int]] = lambda c: (1, 1, 1)
     added: Mapping[str, int] = field(default_factory=dict)
     shared_elements: Callable[[Config, Problem], int] = lambda c, p: 0
-    padding: Callable[[Config, Problem], int] | None = None
+    padding: Callable[[Config, Problem, int], int] | None = None
     step: Callable[[Config], int] = lambda c: getattr(c, "KB", 1)
     backend: str = "cuda"
     dtypes: tuple[str, ...] = ("f32", "f64")
@@ -219,8 +219,9 @@ class Kernel:
         `alignment` bytes (None: as in dense matrices).
         """
         elements = self.shared_elements(config, problem)
-        if self.padding and (problem.alignment if alignment is None else alignment) < 16:
-            elements += self.padding(config, problem)
+        if self.padding:
+            aligned = problem.alignment if alignment is None else alignment
+            elements += self.padding(config, problem, aligned)
         return elements * problem.numpy_dtype.itemsize
 
     def runs_on(self, device: Device) -> bool:

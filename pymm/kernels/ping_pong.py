@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pymm.core.device import Device
 from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem, stored_shapes
-from pymm.kernels import wgmma
+from pymm.kernels import tensor, wgmma
 from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma
 from pymm.kernels.rules import ACCUMULATORS, STAGES_FIT, STAGES_OVERLAP
 from pymm.kernels.tiles import tiles_in
@@ -121,6 +121,8 @@ def _preferred(p: Problem, d: Device) -> bool:
         return False
     if p.n * p.out_dtype.itemsize % 16:
         return False  # TMA cannot store C
+    if tensor.repacking_takes_longer(p, d):
+        return False
     own = min(_microseconds(option, p, d) for option in _options(p))
     other = _LAUNCH + wgmma.expected_us(p, d) * (1 + _SLOWER_7 * _hot(p))
     if _unaligned(p) and p.flops > _LITTLE:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 from pymm.core.device import Device
 from pymm.core.integers import ceil_div
 from pymm.core.problem import Problem
+from pymm.kernels import wgmma
 from pymm.kernels.expected import Copying, copied_by_threads, is_modelled
 from pymm.kernels.kernel import Config, Kernel, Rule
 from pymm.kernels.rules import (
@@ -62,24 +64,23 @@ def _registers(c: Config, p: Problem) -> int:
     return kept + (52 if plain else 80 if p.alignment == 16 else 96)
 
 
-def _padding(c: Config, p: Problem) -> int:
-    """16 bytes more for each line, 32 where elements of 4 bytes are read across
+def _padding(c: Config, p: Problem, alignment: int) -> int:
+    """16 bytes more for each line that is copied with what is before and behind it
     (common/shifted_tile.cuh).
     """
-    across = 32 // p.numpy_dtype.itemsize if p.numpy_dtype.itemsize == 4 else 8
-    along = 16 // p.numpy_dtype.itemsize
-    a = c.KB * across if p.trans_a else c.MB * along
-    b = c.NB * along if p.trans_b else c.KB * across
-    return c.STAGES * (a + b)
+    lines_a, lines_b = c.KB if p.trans_a else c.MB, c.NB if p.trans_b else c.KB
+    if p.numpy_dtype.itemsize == 4:  # only those along k
+        lines_a, lines_b = lines_a * (not p.trans_a), lines_b * p.trans_b
+    narrow = alignment < (4 if p.numpy_dtype.itemsize == 2 else 16)
+    return narrow * c.STAGES * (lines_a + lines_b) * 16 // p.numpy_dtype.itemsize
 
 
 def _heuristic(p: Problem, d: Device) -> dict[str, int]:
-    """The largest tiles that keep nine multiprocessors of ten busy, else the smallest; twice as
-    many where elements come through registers, which wants more warps. Where even the smallest
-    leave half of them idle, k is split, and where elements come through registers two slices share
-    a tile.
+    """The largest tiles that keep nine multiprocessors of ten busy, else the smallest. Where even
+    the smallest leave half of them idle, k is split into parts of three steps or more, if it has
+    nine or more (115 x 158 x 714 on an H200: 7.7 us in four parts, 9.4 in one).
     """
-    found, enough = None, 9 * d.sms * (1 if p.alignment >= 4 else 2)
+    found, enough = None, 9 * d.sms
     fitting = [t for t in _TILES if not _wasteful(t["MB"], p.m) and not _wasteful(t["NB"], p.n)]
     for sizes, (depth, stages, blocks) in itertools.product(fitting, _PIPELINES):
         if found and sizes["MB"] * sizes["NB"] == found.MB * found.NB:
@@ -94,28 +95,57 @@ def _heuristic(p: Problem, d: Device) -> dict[str, int]:
                 break
     if found is None:
         return dict(TENSOR.default)
-    blocks = tiles(found, p) * p.batch
-    split = _parts(blocks, ceil_div(p.k, found.KB), p, d)
-    slices = 2 if p.alignment < 4 and blocks * split <= d.sms else 1
-    for more in (dict(SPLIT=split, SLICES=slices), dict(SPLIT=split)):
-        shared = TENSOR.config(found.as_dict() | more)
-        if not TENSOR.violations(shared, p, d):
-            return shared.as_dict()
-    return found.as_dict()
-
-
-def _parts(blocks: int, steps: int, p: Problem, d: Device) -> int:
-    """Parts of a k of so many steps, at most one block for each multiprocessor: nine steps or more
-    are split into parts of three or more (115 x 158 x 714 on an H200: 7.7 us in four parts, 9.4 in
-    one). Where elements come through registers each step waits for memory, and two are enough.
-    """
-    if p.alignment < 4:
-        most = max(min(d.sms // max(blocks, 1), ceil_div(steps, 2), _MOST_PARTS), 1)
-        return ceil_div(steps, ceil_div(steps, most)) if steps else 1
-    split = 1
+    blocks, steps, split = tiles(found, p) * p.batch, ceil_div(p.k, found.KB), 1
     while 2 * split * blocks <= d.sms and 6 * split <= steps and steps >= 9 and split < _MOST_PARTS:
         split *= 2
-    return split
+    shared = TENSOR.config(found.as_dict() | dict(SPLIT=split))
+    return (found if TENSOR.violations(shared, p, d) else shared).as_dict()
+
+
+#: Forms of a block for 16-bit elements whose rows start anywhere, MB, NB, TA, TB, SLICES and
+#: BLOCKS, and the microseconds of a step of 64 along k (one H200: benchmarks/LOG.md). Blocks that
+#: share a multiprocessor take turns: they do not hide each other's steps.
+_ANYWHERE = (
+    ((32, 32, 16, 16, 2, 2), 0.5),
+    ((32, 32, 16, 16, 1, 2), 0.55),
+    ((32, 64, 16, 32, 1, 2), 0.75),
+    ((64, 64, 32, 32, 1, 2), 1.0),
+    ((128, 64, 64, 32, 1, 2), 1.5),
+    ((128, 128, 64, 32, 1, 1), 1.75),
+)
+
+#: Microseconds of a launch, its first loads and its last stores; of adding up parts of k, and for
+#: each part; of storing an element of C.
+_BEGIN_AND_END, _ADDING, _PART, _STORED = 5.5, 1.2, 0.03, 3e-6
+
+
+def _anywhere(p: Problem, d: Device) -> tuple[float, dict[str, int] | None]:
+    """The expected microseconds of a product of 16-bit elements whose rows start anywhere, and the
+    form and the parts of k that take as long.
+    """
+    names, found = ("MB", "NB", "TA", "TB", "SLICES", "BLOCKS"), []
+    steps = ceil_div(p.k, 64)
+    for form, step in _ANYWHERE:
+        given = dict(zip(names, form, strict=True)) | dict(KB=64, STAGES=4, GROUP=8)
+        blocks = ceil_div(p.m, given["MB"]) * ceil_div(p.n, given["NB"]) * p.batch
+        for parts in range(1, min(_MOST_PARTS, max(steps, 1)) + 1):
+            waves = max(1.0, blocks * parts / d.sms)
+            time = _BEGIN_AND_END + waves * ceil_div(steps, parts) * step
+            time += _STORED * p.m * p.n * p.batch + (parts > 1) * (_ADDING + _PART * parts)
+            found.append((time, given | dict(SPLIT=parts)))
+    for time, given in sorted(found, key=lambda option: option[0]):
+        if not TENSOR.violations(TENSOR.config(given), p, d):
+            return time, given
+    return math.inf, None
+
+
+def repacking_takes_longer(p: Problem, d: Device) -> bool:
+    """Whether a product of 16-bit elements whose rows start anywhere is faster here than with wgmma
+    behind a launch that repacks A and B.
+    """
+    if p.numpy_dtype.itemsize > 2 or p.alignment >= 4 or p.batch > 1 or p.symmetric or p.empty:
+        return False
+    return _anywhere(p, d)[0] < wgmma.repacked_us(p, d)
 
 
 #: Times of tf32 (expected.py), and the forms to choose from: MB, NB, KB, TA, TB, STAGES, BLOCKS.
@@ -123,7 +153,7 @@ _COPYING = Copying(
     launch=5.1,
     multiply=0.00176,
     edges=0.44,
-    along=(0.163, 0.074, 0.018),
+    along=(0.11, 0.074, 0.018),
     across=(0.097, 0.047, 0.005),
     latency=0.565,
     store=0.34,
@@ -170,6 +200,13 @@ def _of_tf32(p: Problem, d: Device) -> dict[str, int] | None:
     return None if best is None else best.as_dict()
 
 
+def _default(p: Problem, d: Device) -> dict[str, int]:
+    found = _of_tf32(p, d)
+    if found is None and p.numpy_dtype.itemsize == 2 and p.alignment < 4:
+        found = _anywhere(p, d)[1]
+    return found or _heuristic(p, d)
+
+
 def _wasteful(tile: int, extent: int) -> bool:
     """Whether half of a tile would be empty, and there is a smaller one."""
     return tile > 32 and tile >= 2 * extent
@@ -201,6 +238,8 @@ def _preferred_for(p: Problem, d: Device) -> bool:
     if exact_is_faster(p, d):
         return False
     size, each = p.numpy_dtype.itemsize, p.m * p.n * p.k
+    if size == 2 and p.alignment < 4 and p.batch == 1 and not p.symmetric:
+        return repacking_takes_longer(p, d)
     if p.batch > 1:
         narrow = max(p.m, p.n) <= _NARROW[size]
         return narrow or p.alignment < 16 and each <= _SMALL_OF_MANY
@@ -243,7 +282,7 @@ TENSOR = Kernel(
     dynamic_shared=True,
     aligned=True,
     min_capability=(8, 0),
-    heuristic=lambda p, d: _of_tf32(p, d) or _heuristic(p, d),
+    heuristic=_default,
     preferred_for=_preferred_for,
     expected=lambda c, p, d: copied_by_threads(c, p, d, _registers(c, p), _COPYING),
     rules=(
