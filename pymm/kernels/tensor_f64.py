@@ -114,12 +114,15 @@ _MANY = {
 #: Of the model, fitted to 513 times of one H200 (benchmarks/LOG.md). Clocks of a microsecond, of a
 #: multiprocessor for 32 copies of 8 bytes, and until a tile asked for is there; bytes of a clock
 #: from L2.
-_CLOCKS, _COPIED, _LATENCY, _L2 = 1900, 5.0, 1400, 46
+_CLOCKS, _COPIED, _LATENCY, _L2 = 1900, 3.5, 1440, 43
 
-#: Microseconds of a launch, of the way to a block's first tile, of each element of C where its rows
-#: start at multiples of 16 bytes and where they start anywhere; of sharing a tile, and of each
-#: element that is shared; bytes of a microsecond.
-_LAUNCH, _FIRST, _STORED, _SHARING, _MEMORY = 4.1, 0.92, (2e-4, 4e-4), (1.5, 2.4e-5), 4.6e6
+#: Microseconds of a launch, of the way to a block's first tile, of each element of C where 16 bytes
+#: are stored at a time and where 8 are; of sharing a tile, and of each element that is shared.
+_LAUNCH, _FIRST, _STORED, _SHARING = 3.9, 0.82, (4e-5, 5e-4), (1.45, 1.5e-5)
+
+#: Bytes of a microsecond; the part of the time of memory that arithmetic does not hide: of writing
+#: C, and of so many microseconds of reading.
+_MEMORY, _EXPOSED, _READING = 4.8e6, 0.7, 17.0
 
 
 def small_batch(p: Problem) -> bool:
@@ -147,19 +150,23 @@ def _options() -> tuple[tuple[Config, float], ...]:
 
 
 def _microseconds(c: Config, p: Problem, d: Device) -> float:
-    """The time of waves of blocks and that of memory, of which the smaller mostly overlaps."""
+    """The time of waves of blocks or of memory, whichever is longer, and what of the other does not
+    overlap.
+    """
     resident = _resident(c, p, d)
     waves, left = divmod(tiles(c, p) * p.batch * c.SPLIT, d.sms * resident)
     steps = ceil_div(ceil_div(p.k, c.KB), c.SPLIT)
     sums, area, size = 0.0, c.MB * c.NB, p.bytes
     for times, blocks in ((waves, resident), (left > 0, ceil_div(left, d.sms))):
-        storing = area * _STORED[p.n % 2] * blocks ** (2 / 3)
+        storing = area * _STORED[p.alignment < 16] * blocks ** (2 / 3)
         sums += times * (steps * _step_clocks(c, p, blocks) / _CLOCKS + _FIRST + storing)
     if c.SPLIT > 1:
         size += 16 * area * c.SPLIT * tiles(c, p) * p.batch
     memory = size / _MEMORY
     sharing = _SHARING[0] + _SHARING[1] * c.SPLIT * area if c.SPLIT > 1 else 0.0
-    return _LAUNCH + max(sums, memory) + 0.37 * min(sums, memory) + sharing
+    writing = (p.bytes - p.bytes_read) / _MEMORY
+    exposed = _EXPOSED * min(sums, writing + min(memory - writing, _READING))
+    return _LAUNCH + max(sums, memory) + exposed + sharing
 
 
 def _step_clocks(c: Config, p: Problem, blocks: int) -> float:
@@ -170,8 +177,8 @@ def _step_clocks(c: Config, p: Problem, blocks: int) -> float:
     one = c.TA * c.TB * c.TK / 32  # of 128 multiply-adds a clock a scheduler has 32
     fetched = blocks * (c.MB + c.NB) * c.KB
     copying = _COPIED * fetched / 32 if p.alignment < 16 else 0.0
-    issued = 1.03 * ceil_div(_warps(c) * blocks, 4) * one + copying
-    alone = 1.2 * one + 24 * c.TK / c.KI
+    issued = 1.05 * ceil_div(_warps(c) * blocks, 4) * one + copying
+    alone = 1.3 * one + 31 * c.TK / c.KI
     ways = issued, 8 * fetched / _L2, alone, _LATENCY / (c.STAGES - 1)
     return sum(way**4 for way in ways) ** 0.25
 
