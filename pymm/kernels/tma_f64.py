@@ -74,8 +74,8 @@ SMALLEST = form(64, 64, 32, 32, 4)
 _CLOCKS, _TILE, _STORED, _SHARING, _MEMORY = 1900, 0.1, (4.3e-5, 5e-4), 8.5, 4.0e6
 
 #: Microseconds of the launch and of the way to the first tile; of the launch before it that repacks
-#: operands whose rows TMA cannot read, and of each byte repacked.
-_LAUNCH, _BEFORE, _REPACKED = 5.5, 1.6, 4e-7
+#: operands whose rows TMA cannot read, and of each byte repacked; of each byte of C, and at most.
+_LAUNCH, _BEFORE, _REPACKED, _WRITTEN, _MOST_WRITTEN = 5.2, 1.7, 4e-7, 1.65e-7, 3.25
 
 
 def heuristic(kernel: Kernel, p: Problem, d: Device) -> dict[str, int]:
@@ -105,7 +105,9 @@ def _preferred_for(p: Problem, d: Device) -> bool:
     operands = stored_shapes(p)[: 1 if p.symmetric else 2]
     repacked = sum(8 * math.prod(shape) for shape in operands if shape[2] % 2)
     before = _BEFORE + _REPACKED * repacked if repacked else 0.0
-    return _LAUNCH + before + _best(TMA_F64, p, d)[0] <= tensor_f64.expected(p, d)[0]
+    written = min(_WRITTEN * (p.bytes - p.bytes_read), _MOST_WRITTEN)
+    around = _LAUNCH + before + written
+    return around + _best(TMA_F64, p, d)[0] <= tensor_f64.expected(p, d)[0]
 
 
 def _parts(given: dict[str, int], p: Problem, d: Device) -> Iterator[int]:
