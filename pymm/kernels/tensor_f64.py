@@ -107,7 +107,7 @@ _MANY = {
     32: _form(32, 32, 16, 16, 16, 16, 4, KI=4, BLOCKS=4, GROUP=1),
 }
 
-#: Of the model, fitted to 513 times of one H200 (benchmarks/LOG.md). Clocks of a microsecond, of a
+#: Of the model, fitted to 570 times of one H200 (benchmarks/LOG.md). Clocks of a microsecond, of a
 #: multiprocessor for 32 copies of 8 bytes, and until a tile asked for is there; bytes of a clock
 #: from L2.
 _CLOCKS, _COPIED, _LATENCY, _L2 = 1900, 3.5, 1440, 43
@@ -155,7 +155,7 @@ def _microseconds(c: Config, p: Problem, d: Device) -> float:
     sums, area, size = 0.0, c.MB * c.NB, p.bytes
     for times, blocks in ((waves, resident), (left > 0, ceil_div(left, d.sms))):
         storing = area * _STORED[p.alignment < 16] * blocks ** (2 / 3)
-        sums += times * (steps * _step_clocks(c, p, blocks) / _CLOCKS + _FIRST + storing)
+        sums += times * (steps * _step_clocks(c, p, d, blocks) / _CLOCKS + _FIRST + storing)
     if c.SPLIT > 1:
         size += 16 * area * c.SPLIT * tiles(c, p) * p.batch
     memory = size / _MEMORY
@@ -165,18 +165,24 @@ def _microseconds(c: Config, p: Problem, d: Device) -> float:
     return _LAUNCH + max(sums, memory) + exposed + sharing
 
 
-def _step_clocks(c: Config, p: Problem, blocks: int) -> float:
+def _step_clocks(c: Config, p: Problem, d: Device, blocks: int) -> float:
     """Clocks of a step along k of so many blocks on a multiprocessor: of its four schedulers and
     the copies of 8 bytes, of what comes from L2, of a warp by itself, and of waiting for a tile
     asked for STAGES - 1 steps ago. The longest counts, and the others where they are near.
     """
-    one = c.TA * c.TB * c.TK / 32  # of 128 multiply-adds a clock a scheduler has 32
+    one = 4 * c.TA * c.TB * c.TK / _multiply_adds(d)
     fetched = blocks * (c.MB + c.NB) * c.KB
     copying = _COPIED * fetched / 32 if p.alignment < 16 else 0.0
     issued = 1.05 * ceil_div(_warps(c) * blocks, 4) * one + copying
     alone = 1.3 * one + 31 * c.TK / c.KI
     ways = issued, 8 * fetched / _L2, alone, _LATENCY / (c.STAGES - 1)
     return sum(way**4 for way in ways) ** 0.25
+
+
+def _multiply_adds(d: Device) -> float:
+    """Multiply-adds of a multiprocessor in a clock: 128 of Hopper's tensor cores."""
+    peak = d.peak_flops.get("f64")
+    return peak / (2 * d.sms * d.clock_hz) if peak and d.clock_hz else 128.0
 
 
 def _resident(c: Config, p: Problem, d: Device) -> int:
