@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from functools import lru_cache
+
 from pymm.core.device import Device
-from pymm.core.integers import ceil_div
+from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem
 from pymm.kernels.kernel import Config, Kernel, Rule
 from pymm.kernels.rules import (
@@ -75,30 +79,46 @@ def _form(
     return form | dict(BLOCKS=1, GROUP=8, SPLIT=1) | more
 
 
-#: Tiles that make one wave of a small product on 132 multiprocessors (one H200: benchmarks/LOG.md,
-#: 256 x 256 x 256, A A^T of 500 and 1500, 1024 x 1024 x 1024).
+#: Configurations to choose from, and their time as a part of what the model expects (one H200:
+#: benchmarks/LOG.md, "Untuned products of doubles").
 _FORMS = (
-    _form(32, 16, 64, 16, 16, 32, 5),
-    _form(48, 24, 32, 16, 24, 16, 6, KI=4),
-    _form(48, 48, 16, 16, 48, 16, 6, BLOCKS=2),
-    _form(64, 32, 32, 32, 16, 16, 6),
-    _form(64, 128, 16, 32, 32, 16, 6),
+    (_form(32, 16, 64, 16, 16, 32, 5), 1.02),
+    (_form(48, 24, 32, 16, 24, 16, 6, KI=4), 1.0),
+    (_form(48, 48, 16, 16, 48, 16, 6, BLOCKS=2), 1.05),
+    (_form(64, 32, 32, 32, 16, 16, 6), 1.0),
+    (_form(64, 128, 16, 32, 32, 16, 6), 0.97),
+    (_form(32, 32, 16, 16, 16, 16, 4, KI=4, BLOCKS=4, GROUP=1), 1.02),
+    (_form(32, 32, 32, 16, 16, 32, 4, KI=4, BLOCKS=3, GROUP=1), 1.0),
+    (_form(32, 32, 64, 16, 32, 16, 4, KI=4, GROUP=1), 1.0),
+    (_form(32, 64, 16, 16, 32, 16, 3, KI=4, GROUP=1), 0.99),
+    (_form(32, 64, 32, 16, 16, 32, 3, KI=4, GROUP=1), 0.98),
+    (_form(64, 32, 32, 16, 16, 32, 3, KI=4, GROUP=1), 0.97),
+    (_form(64, 64, 16, 32, 16, 16, 4, BLOCKS=2), 0.98),
+    (_form(64, 64, 16, 32, 32, 16, 4, BLOCKS=2), 0.96),
+    (_form(64, 128, 32, 32, 32, 32, 2, KI=4, GROUP=1), 0.95),
 )
 
-#: What an untuned small product gets, measured on one H200 (benchmarks/LOG.md, "Small products
-#: without a pre-pass"): many of at most 32 rows and columns; deep ones; those whose tiles make
-#: about one wave; the others.
+#: Parts of k to consider.
+_SPLITS = (1, 2, 4, 8, 16)
+
+#: What many products of at most 16 and of at most 32 rows and columns get.
 _MANY = {
     16: _form(32, 32, 16, 32, 32, 16, 2, KI=4, BLOCKS=4, GROUP=1),
     32: _form(32, 32, 16, 16, 16, 16, 4, KI=4, BLOCKS=4, GROUP=1),
 }
-_DEEP = _form(32, 32, 32, 16, 16, 32, 4, KI=4, BLOCKS=3, GROUP=1)
-_NARROW = _FORMS[0]
-_SHALLOW = _form(32, 32, 64, 16, 32, 16, 4, KI=4, GROUP=1)
 
-#: Multiply-adds up to which kernel 9 takes longer: it repacks rows that TMA cannot read, in a
-#: launch of 3 to 4 us. By the alignment of rows.
-_SMALL = {8: 3e7, 16: 5e6}
+#: Of the model, fitted to 570 times of one H200 (benchmarks/LOG.md). Clocks of a microsecond, of a
+#: multiprocessor for 32 copies of 8 bytes, and until a tile asked for is there; bytes of a clock
+#: from L2.
+_CLOCKS, _COPIED, _LATENCY, _L2 = 1900, 3.5, 1440, 43
+
+#: Microseconds of a launch, of the way to a block's first tile, of each element of C where 16 bytes
+#: are stored at a time and where 8 are; of sharing a tile, and of each block that shares it.
+_LAUNCH, _FIRST, _STORED, _SHARING = 3.9, 0.82, (4e-5, 5e-4), (1.2, 0.07)
+
+#: Bytes of a microsecond; the part of the time of memory that arithmetic does not hide: of writing
+#: C, and of so many microseconds of reading.
+_MEMORY, _EXPOSED, _READING = 4.8e6, 0.7, 17.0
 
 
 def small_batch(p: Problem) -> bool:
@@ -106,31 +126,81 @@ def small_batch(p: Problem) -> bool:
     return p.batch > 1 and max(p.m, p.n) <= 32
 
 
-def small(p: Problem) -> bool:
-    """Whether kernel 9 takes longer on Hopper."""
-    one = p.batch == 1 and p.m * p.n * p.k <= _SMALL.get(min(p.alignment, 16), 0)
-    return small_batch(p) or one
+@lru_cache(maxsize=1024)
+def expected(p: Problem, d: Device) -> tuple[float, Config]:
+    """The least expected time of a form that may run, in microseconds, and its configuration; the
+    default and infinity if none may run.
+    """
+    timed = [(part * _microseconds(config, p, d), config) for config, part in _options()]
+    for microseconds, config in sorted(timed, key=lambda option: option[0]):
+        if not TENSOR_F64.violations(config, p, d):
+            return microseconds, config
+    return math.inf, TENSOR_F64.default_config
+
+
+@lru_cache(maxsize=1)
+def _options() -> tuple[tuple[Config, float], ...]:
+    """Every form, whole and in parts of k."""
+    options = itertools.product(_FORMS, _SPLITS)
+    return tuple((TENSOR_F64.config(f | dict(SPLIT=s)), part) for (f, part), s in options)
+
+
+def _microseconds(c: Config, p: Problem, d: Device) -> float:
+    """The time of waves of blocks or of memory, whichever is longer, and what of the other does not
+    overlap.
+    """
+    resident = _resident(c, p, d)
+    waves, left = divmod(tiles(c, p) * p.batch * c.SPLIT, d.sms * resident)
+    steps = ceil_div(ceil_div(p.k, c.KB), c.SPLIT)
+    sums, area, size = 0.0, c.MB * c.NB, p.bytes
+    for times, blocks in ((waves, resident), (left > 0, ceil_div(left, d.sms))):
+        storing = area * _STORED[p.alignment < 16] * blocks ** (2 / 3)
+        sums += times * (steps * _step_clocks(c, p, d, blocks) / _CLOCKS + _FIRST + storing)
+    if c.SPLIT > 1:
+        size += 16 * area * c.SPLIT * tiles(c, p) * p.batch
+    memory = size / _MEMORY
+    sharing = _SHARING[0] + _SHARING[1] * c.SPLIT if c.SPLIT > 1 else 0.0
+    writing = (p.bytes - p.bytes_read) / _MEMORY
+    exposed = _EXPOSED * min(sums, writing + min(memory - writing, _READING))
+    return _LAUNCH + max(sums, memory) + exposed + sharing
+
+
+def _step_clocks(c: Config, p: Problem, d: Device, blocks: int) -> float:
+    """Clocks of a step along k of so many blocks on a multiprocessor: of its four schedulers and
+    the copies of 8 bytes, of what comes from L2, of a warp by itself, and of waiting for a tile
+    asked for STAGES - 1 steps ago. The longest counts, and the others where they are near.
+    """
+    one = 4 * c.TA * c.TB * c.TK / _multiply_adds(d)
+    fetched = blocks * (c.MB + c.NB) * c.KB
+    copying = _COPIED * fetched / 32 if p.alignment < 16 else 0.0
+    issued = 1.05 * ceil_div(_warps(c) * blocks, 4) * one + copying
+    alone = 1.3 * one + 31 * c.TK / c.KI
+    ways = issued, 8 * fetched / _L2, alone, _LATENCY / (c.STAGES - 1)
+    return sum(way**4 for way in ways) ** 0.25
+
+
+def _multiply_adds(d: Device) -> float:
+    """Multiply-adds of a multiprocessor in a clock: 128 of Hopper's tensor cores."""
+    peak = d.peak_flops.get("f64")
+    return peak / (2 * d.sms * d.clock_hz) if peak and d.clock_hz else 128.0
+
+
+def _resident(c: Config, p: Problem, d: Device) -> int:
+    """Blocks that a multiprocessor holds at a time."""
+    threads = c.kernel.threads(c)
+    found = min(
+        d.registers_per_block // (round_up(_registers(c, p), 8) * threads),
+        d.shared_per_sm // (c.kernel.shared_bytes(c, p) + 1024),
+        d.max_threads_per_sm // threads,
+    )
+    return max(found, c.BLOCKS)
 
 
 def _heuristic(p: Problem, d: Device) -> dict[str, int]:
-    """One of the forms above for a small product, else the default."""
-    if not small(p):
-        return dict(TENSOR_F64.default)
-    if p.batch > 1:
+    """For many small products their form, else the one with the least expected time."""
+    if small_batch(p):
         return dict(_MANY[16 if max(p.m, p.n) <= 16 else 32])
-    squares = ceil_div(p.m, 32) * ceil_div(p.n, 32)
-    if p.k >= 256:
-        parts = 1
-        while parts < 8 and 2 * parts * squares <= d.sms:
-            parts *= 2
-        return _DEEP | dict(SPLIT=parts)
-    few = ceil_div(p.m, 32) * ceil_div(p.n, 16) <= 1.5 * d.sms
-    return dict(_NARROW if few else _SHALLOW)
-
-
-def _preferred_for(p: Problem, d: Device) -> bool:
-    """On Hopper for small products only: elsewhere no other kernel computes doubles as fast."""
-    return not (d.is_gpu and d.capability[0] == 9) or small(p)
+    return expected(p, d)[1].as_dict()
 
 
 TENSOR_F64 = Kernel(
@@ -152,7 +222,6 @@ TENSOR_F64 = Kernel(
         SPLIT=(1, 2, 4, 8, 16),
     ),
     heuristic=_heuristic,
-    preferred_for=_preferred_for,
     default=_form(64, 64, 16, 32, 32, 16, 4, BLOCKS=2),
     fallbacks=(_form(64, 64, 16, 32, 32, 16, 3),),
     threads=lambda c: 32 * _warps(c),
@@ -165,7 +234,7 @@ TENSOR_F64 = Kernel(
     aligned=True,
     min_capability=(8, 0),
     both_halves=True,
-    extra_points=_FORMS,
+    extra_points=tuple(form for form, _ in _FORMS),
     rules=(
         Rule(
             "warps tile the block evenly, in pieces of 16 x 8: TA divides MB, TB divides NB",

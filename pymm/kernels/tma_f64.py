@@ -4,11 +4,14 @@ accelerator (TMA); and its default configuration, which a small cost model choos
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from functools import lru_cache
 
 from pymm.core.device import Device
 from pymm.core.integers import ceil_div, round_up
-from pymm.core.problem import Problem
+from pymm.core.problem import Problem, stored_shapes
+from pymm.kernels import tensor_f64
 from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma
 from pymm.kernels.rules import (
     PARTS_HAVE_STEPS,
@@ -18,7 +21,6 @@ from pymm.kernels.rules import (
     TILES_ALIKE,
     blocks_fit,
 )
-from pymm.kernels.tensor_f64 import small
 from pymm.kernels.tiles import tiles, tiles_in
 
 
@@ -71,14 +73,41 @@ SMALLEST = form(64, 64, 32, 32, 4)
 #: bytes of a microsecond.
 _CLOCKS, _TILE, _STORED, _SHARING, _MEMORY = 1900, 0.1, (4.3e-5, 5e-4), 8.5, 4.0e6
 
+#: Microseconds of the launch and of the way to the first tile; of the launch before it that repacks
+#: operands whose rows TMA cannot read, and of each byte repacked; of each byte of C, and at most.
+_LAUNCH, _BEFORE, _REPACKED, _WRITTEN, _MOST_WRITTEN = 5.2, 1.7, 4e-7, 1.65e-7, 3.25
+
 
 def heuristic(kernel: Kernel, p: Problem, d: Device) -> dict[str, int]:
     """The configuration with the least expected time, and whether its last wave is split."""
+    return dict(_best(kernel, p, d)[1] or SMALLEST)
+
+
+@lru_cache(maxsize=1024)
+def _best(kernel: Kernel, p: Problem, d: Device) -> tuple[float, dict[str, int]]:
+    """That configuration and its time in microseconds but for the launches; infinity and none if
+    none may run.
+    """
     options = [(given | dict(SPLIT=s), rate) for given, rate in FORMS for s in _parts(given, p, d)]
-    for option, _ in sorted(options, key=lambda option: _microseconds(*option, p, d)):
+    timed = [(_microseconds(*option, p, d), option[0]) for option in options]
+    for microseconds, option in sorted(timed, key=lambda option: option[0]):
         if not kernel.violations(kernel.config(option), p, d):
-            return option
-    return SMALLEST
+            return microseconds, option
+    return math.inf, {}
+
+
+def _preferred_for(p: Problem, d: Device) -> bool:
+    """Whether kernel 6, which repacks nothing, is expected to take longer. Of batches it takes less
+    time for small products alone, as measured.
+    """
+    if p.batch > 1:
+        return not tensor_f64.small_batch(p)
+    operands = stored_shapes(p)[: 1 if p.symmetric else 2]
+    repacked = sum(8 * math.prod(shape) for shape in operands if shape[2] % 2)
+    before = _BEFORE + _REPACKED * repacked if repacked else 0.0
+    written = min(_WRITTEN * (p.bytes - p.bytes_read), _MOST_WRITTEN)
+    around = _LAUNCH + before + written
+    return around + _best(TMA_F64, p, d)[0] <= tensor_f64.expected(p, d)[0]
 
 
 def _parts(given: dict[str, int], p: Problem, d: Device) -> Iterator[int]:
@@ -265,7 +294,7 @@ TMA_F64 = Kernel(
     persistent=Persistent(
         blocks_per_sm=lambda c: c.BLOCKS, splits_last_wave=True, partial_bytes=_slots_bytes
     ),
-    preferred_for=lambda p, d: not small(p),
+    preferred_for=_preferred_for,
     rules=(
         Rule(
             "a multiple of 4 warps tile the block in pieces of 16 x 16, of 16 x 8 if TB is NB",
