@@ -30,12 +30,13 @@ struct Method {
 };
 
 extern "C" {
-extern Object _Py_NoneStruct, PyLong_Type, PyFloat_Type, PyUnicode_Type;
+extern Object _Py_NoneStruct, _Py_FalseStruct, PyLong_Type, PyFloat_Type, PyUnicode_Type;
 void Py_IncRef(Object*);
 void Py_DecRef(Object*);
 void* PyEval_SaveThread();
 void PyEval_RestoreThread(void*);
 void PyErr_Clear();
+Object* PyLong_FromLong(long);
 void* PyLong_AsVoidPtr(Object*);
 Object* PyTuple_GetItem(Object*, Size);
 Size PyTuple_Size(Object*);
@@ -239,13 +240,13 @@ Object* multiply(Object* self, Object* const* arguments, Size) {
 
 Method multiply_method = {"multiply", reinterpret_cast<void*>(multiply), fast, nullptr};
 
-// A launch: `kernel(call)`; `failed` is called with its code if that is not 0.
+// A launch on the CPU: `kernel(call)`.
 struct Launch {
     int (*kernel)(const void*);
     const void* call;
 };
 
-// `self` is a tuple: the address of a `Launch`, what to call if it fails, and its owners.
+// `self` is a tuple: the address of a `Launch`, what raises the error if it fails, and its owners.
 Object* launch(Object* self, Object*) {
     const Launch& one = *static_cast<Launch*>(PyLong_AsVoidPtr(PyTuple_GetItem(self, 0)));
     void* state = PyEval_SaveThread();
@@ -256,13 +257,86 @@ Object* launch(Object* self, Object*) {
 
 Method launch_method = {"launch", reinterpret_cast<void*>(launch), no_arguments, nullptr};
 
+enum Way : int { by_python, by_graph, by_kernel };
+enum Check : int { nothing, no_capture, same_stream };
+
+// A launch on a GPU, and the functions of the driver that it takes ("CUDA Driver API"). Before it,
+// the context that is current must have the number `context`; `check` says what must be true of the
+// stream: that it is not being captured, or that its handle means stream `number` still and that
+// this is not being captured. A graph of a product of several launches waits for its `turn`.
+struct DeviceLaunch {
+    int way, check, in_turn, unused;
+    unsigned long long context, number;
+    void *stream, *graph, *function, *extra;
+    const void* config;
+    int (*current_context)(void**);
+    int (*context_number)(void*, unsigned long long*);
+    int (*is_capturing)(void*, int*);
+    int (*capture_info)(void*, int*, unsigned long long*, void*, void*, void*);
+    int (*stream_number)(void*, unsigned long long*);
+    int (*launch_graph)(void*, void*);
+    int (*launch_kernel)(const void*, void*, void**, void**);
+};
+
+bool is_here(const DeviceLaunch& one) {
+    void* context = nullptr;
+    unsigned long long number = 0;
+    if (one.current_context(&context) || !context) return false;
+    return !one.context_number(nullptr, &number) && number == one.context;
+}
+
+bool is_ready(const DeviceLaunch& one) {
+    int status = 0;
+    unsigned long long number = 0;
+    if (one.check == no_capture) return !one.is_capturing(one.stream, &status) && !status;
+    if (one.check == nothing) return true;
+    // To ask a stream that is being captured for its number would end the capture.
+    if (one.capture_info(one.stream, &status, &number, nullptr, nullptr, nullptr) || status)
+        return false;
+    return !one.stream_number(one.stream, &number) && number == one.number;
+}
+
+// The driver does not lock graphs against other threads: the GIL is kept while one is launched, and
+// released for a kernel, which may have to wait for room in the queue.
+int started(const DeviceLaunch& one) {
+    if (one.way == by_graph) return one.launch_graph(one.graph, one.stream);
+    void* state = PyEval_SaveThread();
+    const int code = one.launch_kernel(one.config, one.function, nullptr, (void**)one.extra);
+    PyEval_RestoreThread(state);
+    return code;
+}
+
+// `self` is a tuple: the address of a `DeviceLaunch`; what makes the launch in Python, or raises the
+// error of the code that it is called with; what says whether another thread has the turn.
+Object* launch_device(Object* self, Object*) {
+    const auto& one = *static_cast<DeviceLaunch*>(PyLong_AsVoidPtr(PyTuple_GetItem(self, 0)));
+    int code = -1;
+    bool ready = one.way != by_python && is_here(one) && is_ready(one);
+    if (ready && one.in_turn) {
+        Object* taken = PyObject_CallObject(PyTuple_GetItem(self, 2), nullptr);
+        if (!taken) return nullptr;
+        ready = taken == &_Py_FalseStruct;
+        Py_DecRef(taken);
+    }
+    if (ready) code = started(one);
+    if (!code) return none();
+    Object* number = PyLong_FromLong(code);
+    if (!number) return nullptr;
+    Object* result = PyObject_CallFunctionObjArgs(PyTuple_GetItem(self, 1), number, nullptr);
+    Py_DecRef(number);
+    return result;
+}
+
+Method device_method = {"launch", reinterpret_cast<void*>(launch_device), no_arguments, nullptr};
+
 }  // namespace
 
 extern "C" {
 
 // Sizes of structures, to be compared with those of Python's side.
 Size calls_size(int which) {
-    const Size sizes[] = {sizeof(Object), sizeof(Array), sizeof(Product), sizeof(Launch)};
+    const Size sizes[] = {sizeof(Object), sizeof(Array), sizeof(Product), sizeof(Launch),
+                          sizeof(DeviceLaunch)};
     return sizes[which];
 }
 
@@ -307,4 +381,8 @@ Object* calls_multiply(Object* table) {
 }
 
 Object* calls_launch(Object* self) { return PyCFunction_NewEx(&launch_method, self, nullptr); }
+
+Object* calls_launch_device(Object* self) {
+    return PyCFunction_NewEx(&device_method, self, nullptr);
+}
 }

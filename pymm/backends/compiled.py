@@ -10,7 +10,7 @@ import logging
 import platform
 import sys
 from collections.abc import Callable
-from ctypes import c_double, c_int, c_ssize_t, c_void_p, py_object
+from ctypes import c_double, c_int, c_ssize_t, c_ulonglong, c_void_p, py_object
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,6 +89,34 @@ class _Launch(ctypes.Structure):
     _fields_ = (("kernel", c_void_p), ("call", c_void_p))
 
 
+#: How a `DeviceLaunch` is made, and what is asked of its stream before.
+BY_PYTHON, BY_GRAPH, BY_KERNEL = range(3)
+NOTHING, NO_CAPTURE, SAME_STREAM = range(3)
+
+#: The functions of the driver in a `DeviceLaunch`, by the names of its fields.
+DRIVER_FUNCTIONS = {
+    "current_context": "cuCtxGetCurrent",
+    "context_number": "cuCtxGetId",
+    "is_capturing": "cuStreamIsCapturing",
+    "capture_info": "cuStreamGetCaptureInfo_v2",
+    "stream_number": "cuStreamGetId",
+    "launch_graph": "cuGraphLaunch",
+    "launch_kernel": "cuLaunchKernelEx",
+}
+
+
+class DeviceLaunch(ctypes.Structure):
+    """`DeviceLaunch` of calls.cpp: a launch on a GPU, which may change."""
+
+    _fields_ = (
+        *((name, c_int) for name in ("way", "check", "in_turn", "unused")),
+        ("context", c_ulonglong),
+        ("number", c_ulonglong),
+        *((name, c_void_p) for name in ("stream", "graph", "function", "extra", "config")),
+        *((name, c_void_p) for name in DRIVER_FUNCTIONS),
+    )
+
+
 class HostKernel(NamedTuple):
     """A kernel of the CPU, its argument, and what raises the error if it fails."""
 
@@ -125,12 +153,8 @@ class Compiled:
         self._library = library = ctypes.PyDLL(str(path))
         size = library.calls_size
         size.restype = c_ssize_t
-        sizes = [ctypes.sizeof(one) for one in (_Product, _Launch)]
-        if [size(0), size(1), size(2), size(3)] != [
-            object.__basicsize__,
-            ctypes.sizeof(_Array),
-            *sizes,
-        ]:
+        sizes = [ctypes.sizeof(one) for one in (_Array, _Product, _Launch, DeviceLaunch)]
+        if [size(i) for i in range(5)] != [object.__basicsize__, *sizes]:
             raise OSError(f"{path}: structures of other sizes")
         for name, result, arguments in (
             ("calls_table", c_void_p, (py_object, py_object)),
@@ -139,6 +163,7 @@ class Compiled:
             ("calls_insert", c_int, (c_void_p, c_void_p, py_object, py_object)),
             ("calls_multiply", py_object, (py_object,)),
             ("calls_launch", py_object, (py_object,)),
+            ("calls_launch_device", py_object, (py_object,)),
         ):
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
@@ -148,6 +173,16 @@ class Compiled:
         launch = _Launch(kernel.address, ctypes.addressof(kernel.call))
         place = ctypes.addressof(launch)
         return self._library.calls_launch((place, kernel.failed, launch, kernel, owner))
+
+    def device_launcher(
+        self, launch: DeviceLaunch, otherwise: Callable[[int], None], taken: Callable[[], bool]
+    ) -> Callable[[], None]:
+        """A function that makes `launch` as it is at each call. `otherwise(code)` is called where
+        the driver gives an error code, and with -1 where Python has to make the launch: context or
+        stream are others, or `taken` says that another thread has the turn.
+        """
+        place = ctypes.addressof(launch)
+        return self._library.calls_launch_device((place, otherwise, taken, launch))
 
     def table(self, failed: Callable[[], None]) -> Table:
         """A new table, which is kept to the end of the process; `failed` raises the error of a
