@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pymm.backends.base import Resources
+from pymm.backends.base import RebindableLaunch, Resources
 from pymm.blocked.call import (
     BlockedExplanation,
     explain_in_blocks,
@@ -147,17 +147,19 @@ def matmul(
     types, operands on host and device at once), `NotImplementedError` (combinations that pymm does
     not have), `NoDevice`, `MemoryError`, and `CompileFailed` or `LaunchFailed` from the device.
     """
-    if type(a) is ShardedMatrix or type(b) is ShardedMatrix:
-        return multiply_sharded(a, b, out, c, MatmulOptions.of(locals()), bias)
-    given = (alpha, type(alpha), beta, type(beta), trans_a, trans_b, dtype, casting, precision)
-    given += out_dtype, activation, stream, kernel, config, device, transfer, device_memory, prefer
-    if bias is not None:
-        given = *given, cache.mark(bias)
+    given = (alpha, beta, trans_a, trans_b, dtype, casting, precision, out_dtype, activation)
+    given += stream, kernel, config, device, transfer, device_memory, prefer
+    result = cache.repeat(a, b, out, bias if c is None else c, given)
+    if result is not None:
+        return result
+    given += type(alpha), type(beta), None if bias is None else cache.mark(bias)
     key, out, launch = cache.lookup(a, b, out, c, given)
     if launch is not None:
         launch()
         return out
     options = MatmulOptions.of(locals())
+    if type(a) is ShardedMatrix or type(b) is ShardedMatrix:
+        return multiply_sharded(a, b, out, c, options, bias)
     return _multiply(options, key, Arguments(a, b, out, c, given), bias)
 
 
@@ -301,7 +303,10 @@ class Plan(InRows):
 
     def _bind(self, call: Call) -> None:
         prepared = prepare(self.backend, call, self._options)
-        self._prepared, self._steps, self.out = prepared, prepared.steps, prepared.result
+        self._prepared, self.out = prepared, prepared.result
+        self._steps = tuple(
+            step.direct() if isinstance(step, RebindableLaunch) else step for step in prepared.steps
+        )
         self._call = call
         target = call.out or adopt(prepared.result, "out")
         factors = [x for x in call.operands if x is not call.out]
@@ -472,8 +477,8 @@ def syrk(
     no activation, of which the first would not leave the result symmetric: `pymm.matmul(a, a,
     trans_b=True)` takes both.
     """
-    given = ("syrk", alpha, type(alpha), beta, type(beta), trans, fill, dtype, casting, precision)
-    given += out_dtype, stream, kernel, config, device, transfer, prefer
+    given = ("syrk", alpha, beta, trans, fill, dtype, casting, precision, out_dtype, stream, kernel)
+    given += config, device, transfer, prefer, type(alpha), type(beta), None
     key, out, launch = cache.lookup(a, a, out, c, given)
     if launch is not None:
         launch()

@@ -193,6 +193,10 @@ class RebindableLaunch(ABC):
     def __call__(self) -> None:
         """Launch."""
 
+    def direct(self) -> Callable[[], None]:
+        """The same launch in compiled code, if that is there: what calls it owns it."""
+        return self
+
     @abstractmethod
     def assume_context(self, number: int) -> Callable[[], None]:
         """The same launch for a caller that knows `number`, that of the current context."""

@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pymm.backends.base import RebindableLaunch
+from pymm.backends.compiled import ArrayForm, Table, compiled
 from pymm.backends.cpu.arrays import SHIFT, pointers
+from pymm.backends.cpu.backend import CpuLaunch, no_memory
 from pymm.backends.current import current
 from pymm.core.forking import call_in_child
 from pymm.runtime.arrays import PreparedOperand, library_of
 from pymm.runtime.bind import PreparedCall, Rebind, Span
-from pymm.selection.choose import generation
+from pymm.selection.choose import generation, listen, next_look
 
 #: Libraries for whose arrays a result can be made from the forms of the operands alone.
 _MAKING = ("numpy", "torch", "cupy", "pycuda")
@@ -29,6 +31,9 @@ MAX_LAUNCHES = 4096
 #: Forms of operands cached. Addresses may differ by multiples of `SAME_MODULO`: rows that start at
 #: multiples of what a kernel was compiled for then do so again.
 MAX_FORMS, SAME_MODULO = 1024, 128
+
+#: The options of `matmul`, without what the key has besides: types, and the mark of a bias.
+OPTIONS = slice(-3)
 
 #: Address of an array, and its type and form: (address, form). (): there is no array. None: a call
 #: with such an array is not cached.
@@ -111,11 +116,18 @@ class LaunchCache:
         self._entries: dict[Key, Entry] = {}
         self._forms: dict[tuple, FormEntry] = {}
         self._readers = _Readers()
+        self._table: Table | None = None
+        self._chosen_in = -1
+        #: `repeat(a, b, out, None, options)`: the result of a call of NumPy's arrays that was made
+        #: before, by compiled code. None for another call, and where something is added.
+        self.repeat: Callable[..., Any] = _unknown
 
     def clear(self) -> None:
         """Drop all launches, and what they own."""
         self._entries.clear()
         self._forms.clear()
+        if self._table is not None:
+            self._table.clear()
 
     def clear_forms(self) -> None:
         """Drop what makes launches for other addresses."""
@@ -215,6 +227,12 @@ class LaunchCache:
     def insert_maker(self, key: Key, make: Callable[[Any], Any], chosen_in: int) -> None:
         """Cache what makes the result of a call without `out` from its first operand."""
         self._insert(key, (make, chosen_in))
+        if key.c or key.options[-1] is not None or not key.a[0] is key.b[0] is np.ndarray:
+            return
+        if (table := self._compiled(chosen_in)) is not None:
+            forms = ArrayForm(*key.a[1:]), ArrayForm(*key.b[1:])
+            if not table.insert_maker(forms, make, key.options[OPTIONS]):
+                self.clear()
 
     def insert(self, key: Key, prepared: PreparedCall) -> None:
         """Cache the only step of a prepared call, and what makes it for other addresses.
@@ -237,8 +255,42 @@ class LaunchCache:
                 if launch.captured or key.context not in (0, launch.context):
                     return False
                 launch = launch.assume_context(key.context)
+        if type(launch) is CpuLaunch:
+            self._insert_compiled(key, launch, chosen_in)
+            launch = launch.direct()
         self._insert(key, (launch, chosen_in))
         return True
+
+    def _insert_compiled(self, key: Key, launch: CpuLaunch, chosen_in: int) -> None:
+        """Have compiled code make such a call again, if all arrays are NumPy's."""
+        if key.c or key.options[-1] is not None:  # a bias
+            return
+        if any(form[0] is not np.ndarray for _, form in (key.a, key.b, key.out)):
+            return
+        table = self._compiled(chosen_in)
+        if table is not None:
+            forms = tuple(ArrayForm(*form[1:], address) for address, form in key[:3])
+            if not table.insert(forms, launch.kernel, key.options[OPTIONS], launch):
+                self.clear()
+
+    def _compiled(self, chosen_in: int) -> Table | None:
+        """The table of compiled code for products of that generation. None if there is none."""
+        if self._table is None and (code := compiled()) is not None:
+            self._table = code.table(no_memory)
+            self.repeat = self._table.multiply
+            listen(self._found_until)
+        if self._table is not None and self._chosen_in != chosen_in:
+            self._table.clear()
+            self._chosen_in = chosen_in
+            self._found_until(*next_look())
+        return self._table
+
+    def _found_until(self, known: int, seconds: float) -> None:
+        """The files of configurations are looked at again at that time. Before, if what is in the
+        table is of another generation, nothing is found there.
+        """
+        if self._table is not None:
+            self._table.valid_until(seconds if known == self._chosen_in else 0.0)
 
     def _insert(self, key: Key, entry: Entry) -> None:
         if len(self._entries) >= MAX_LAUNCHES:
@@ -279,6 +331,10 @@ class LaunchCache:
 def _makes(kind: type) -> bool:
     """Whether a result beside arrays of this type can be made from the forms of the operands."""
     return kind.__module__.partition(".")[0] in _MAKING
+
+
+def _unknown(*_: Any) -> None:
+    """`LaunchCache.repeat` without compiled code."""
 
 
 # Reading arrays: the attributes that each library returns fastest. The CUDA array interface has all

@@ -9,7 +9,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -109,6 +109,19 @@ def generation() -> int:
     return _watch.known.generation
 
 
+def listen(listener: Callable[[int, float], None]) -> None:
+    """Have `listener` called with the present generation and the time (of `time.monotonic`) from
+    which the files are looked at again: now, and whenever one of them changes.
+    """
+    _watch.listeners.append(listener)
+    listener(*next_look())
+
+
+def next_look() -> tuple[int, float]:
+    """The present generation, and when the files are looked at again."""
+    return _watch.known.generation, _watch.next_look
+
+
 def snapshot() -> Snapshot:
     """The choices of the present generation."""
     generation()
@@ -136,6 +149,8 @@ class _Watch:
         self.known = Snapshot()
         self.next_look = 0.0
         self.frozen = False
+        #: Functions that are told the generation and the time of the next look when either changes.
+        self.listeners: list[Callable[[int, float], None]] = []
         self._turn = threading.RLock()
 
     def add(self, device: Device) -> None:
@@ -155,6 +170,7 @@ class _Watch:
                 if now != self.known.seen:
                     self.known = Snapshot(self.known.generation + 1, now)
                 self.next_look = time.monotonic() + LOOK_AGAIN
+            self._tell()
         finally:
             self._turn.release()
 
@@ -163,10 +179,12 @@ class _Watch:
             tuned_files.freeze(self.frozen)
             self.known = Snapshot(self.known.generation + 1)
             self.next_look = math.inf if self.frozen else 0.0
+            self._tell()
 
     def renew(self) -> None:
         with self._turn:
             self.known = Snapshot(self.known.generation + 1, self.known.seen)
+            self._tell()
 
     def freeze(self, frozen: bool) -> None:
         with self._turn:
@@ -178,6 +196,11 @@ class _Watch:
                     tuned_files.readable(device, tuned_directory())
                     tuned_files.read_all(device, energy_files(device, tuned_directory()))
                 self.next_look = math.inf if frozen else 0.0
+                self._tell()
+
+    def _tell(self) -> None:
+        for listener in self.listeners:
+            listener(self.known.generation, self.next_look)
 
     def renew_lock(self) -> None:
         """In a forked child: another thread of the parent may have held it."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,14 +26,17 @@ CONFIG = parse_slug("transposed_a-MB16-NB32-KB8-TA2-TB4")
 
 
 class Product:
-    """One bound product on its own buffers."""
+    """One bound product on its own buffers, launched by Python or by compiled code."""
+
+    compiled = False
 
     def __init__(self, backend, stream=None):
         self.backend, shapes = backend, ((21, 9), (9, 33), (21, 33))
         self.buffers = [backend.allocate(4 * m * n) for m, n in shapes]
         a, b, c = (Matrix(x.address, n) for x, (_, n) in zip(self.buffers, shapes, strict=True))
         executable = backend.load(render(CONFIG, PROBLEM))
-        self.call = executable.bind(PROBLEM, 1.0, a, b, 0.0, c, stream)
+        self.bound = executable.bind(PROBLEM, 1.0, a, b, 0.0, c, stream)
+        self.call = self.bound.direct() if self.compiled else self.bound
 
     def check(self, seed):
         """Other operands, another product."""
@@ -50,6 +55,13 @@ class Product:
         got = np.empty((21, 33), np.float32)
         self.buffers[2].read(got)
         np.testing.assert_array_equal(got, a @ b)
+
+
+@pytest.fixture(params=[False, True], ids=["Python", "compiled"], autouse=True)
+def compiled(request, monkeypatch):
+    """Whether compiled code launches."""
+    monkeypatch.setattr(Product, "compiled", request.param)
+    return request.param
 
 
 @pytest.fixture
@@ -106,7 +118,7 @@ def test_a_single_launch_that_takes_the_device_long_stays_one(cuda, launches, ma
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_stream_that_is_captured_gets_single_launches(
-    cuda, launches, made, stream, monkeypatch, busy
+    cuda, launches, made, stream, monkeypatch, busy, compiled
 ):
     product, ran = Product(cuda, stream), []
     original = Graph.launcher
@@ -123,10 +135,11 @@ def test_a_stream_that_is_captured_gets_single_launches(
                 product.call()
     for seed in range(launches.REPEATED + 2 - launches.REPEATED * busy):
         product.check(seed)
-    assert len(made) == (not busy) and len(ran) == (0 if busy else 2)
+    by_python = 0 if busy or compiled else 2
+    assert len(made) == (not busy) and len(ran) == by_python
     with captured(driver, stream.handle) as graphs:
         product.call()
-    assert len(ran) == (0 if busy else 2)
+    assert len(ran) == by_python
     product.fill(7)
     graphs[0].launch(stream.handle)
     product.compare(7)
@@ -168,6 +181,78 @@ def test_a_graph_that_fails_is_told_as_a_launch(cuda, launches, monkeypatch):
     Driver().call("cuGraphExecDestroy", graphs[0]._made)
     with pytest.raises(LaunchFailed, match="transposed_a.*f32-NN-21x33x9.*cuGraphLaunch failed"):
         product.call()
+
+
+def refuse(code=-1):
+    raise AssertionError(f"Python was asked for a launch ({code})")
+
+
+@pytest.mark.parametrize("brief", [True, False], ids=["graph", "kernel"])
+def test_compiled_code_needs_no_python(cuda, launches, monkeypatch, brief):
+    """From the launch on that may be a graph; in another context, or in none, Python is asked."""
+    import pycuda.driver as driver
+
+    monkeypatch.setattr(launches, "BRIEF", PROBLEM.flops if brief else 0)
+    product = Product(cuda)
+    product.fill(0)
+    launch = product.bound.direct()
+    for _ in range(launches.REPEATED):
+        launch()
+    original = type(product.bound)._otherwise
+    monkeypatch.setattr(type(product.bound), "_otherwise", lambda self, code: refuse(code))
+    product.fill(3)
+    context = driver.Device(cuda.device.index).retain_primary_context()
+    context.push()
+    try:
+        product.bound.direct()()
+        product.compare(3)
+    finally:
+        driver.Context.pop()
+    other = driver.Device(cuda.device.index).make_context()
+    try:
+        with pytest.raises(AssertionError, match=r"Python was asked for a launch \(-1\)"):
+            product.bound.direct()()
+        monkeypatch.setattr(type(product.bound), "_otherwise", original)
+        product.fill(4)
+        product.bound.direct()()
+        product.compare(4)
+    finally:
+        other.pop()
+        other.detach()
+
+
+def test_a_launch_waits_for_the_turn_of_another_thread(cuda, launches):
+    """A graph of several launches does not come between the launches of another product."""
+    import pycuda.driver as driver
+
+    problem = replace(PROBLEM, m=33, op="syrk", trans_b=True)
+    buffers = [cuda.allocate(4 * m * n) for m, n in ((33, 9), (33, 33))]
+    buffers[0].write(integers((33, 9), np.float32))
+    a = b = Matrix(buffers[0].address, 9)
+    c = Matrix(buffers[1].address, 33)
+    bound = cuda.load(render(CONFIG, problem)).bind(problem, 1.0, a, b, 1.0, c)
+    launch, context = bound.direct(), driver.Device(cuda.device.index).retain_primary_context()
+
+    def work():
+        context.push()
+        launch()
+        driver.Context.pop()
+
+    buffers[1].fill(0)
+    for _ in range(launches.REPEATED + 1):
+        work()
+    assert bound._compiled.in_turn
+    buffers[1].fill(0)
+    thread = threading.Thread(target=work)
+    with launches._turn:
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive()
+    thread.join()
+    cuda.synchronize()
+    got, x = np.empty((33, 33), np.float32), integers((33, 9), np.float32)
+    buffers[1].read(got)
+    np.testing.assert_array_equal(got, x @ x.T)
 
 
 def test_a_function_that_the_driver_lacks_is_named(cuda):

@@ -25,6 +25,7 @@ from pymm.backends.base import (
     check_range,
     check_rows,
 )
+from pymm.backends.compiled import HostKernel, compiled
 from pymm.backends.cpu.call import Call, call_of, open_pool
 from pymm.backends.cpu.compiler import CpuCompiler, find_compiler
 from pymm.backends.cpu.device import describe, memory_field, usable_cores
@@ -102,6 +103,7 @@ class CpuExecutable(Executable):
         self._pace = Pace(peak / threads * FIRST_GUESS)
         try:
             self._gemm = getattr(ctypes.CDLL(str(path)), source.entry)
+            self._address = ctypes.cast(self._gemm, ctypes.c_void_p).value or 0
         except (OSError, AttributeError) as error:
             raise LaunchFailed(f"{source.config.slug} does not load: {error}") from error
 
@@ -138,7 +140,7 @@ class CpuExecutable(Executable):
         given = problem, (a, b, c), (alpha, beta), (self._epilogue, bias), self._threads, self._run
 
         def bound(piece: Piece) -> Callable[[], None]:
-            return CpuLaunch(self._gemm, call_of(piece, *given), (self, given))
+            return CpuLaunch(self._gemm, self._address, call_of(piece, *given), (self, given))
 
         everything = whole(problem)
         if alpha == 0 or everything.work <= 2 * self._pace.budget():
@@ -155,29 +157,39 @@ class CpuExecutable(Executable):
 class CpuLaunch(RebindableLaunch):
     """A call of a kernel. `owners` are the executable, and what owns the memory that it uses."""
 
-    __slots__ = ("_call", "_gemm", "_given", "_owners")
+    __slots__ = ("_call", "_gemm", "_given", "_owners", "kernel")
 
     context = None
     captured = False
 
-    def __init__(self, gemm: Callable[[Any], int], call: Call, owners: Any) -> None:
+    def __init__(self, gemm: Callable[[Any], int], address: int, call: Call, owners: Any) -> None:
         self._gemm, self._call, self._owners = gemm, call, owners
         self._given = ctypes.byref(call)
+        self.kernel = HostKernel(address, call, no_memory)
 
     def __call__(self) -> None:
         if self._gemm(self._given):
-            raise LaunchFailed(
-                f"the kernel found no memory for its packed blocks; "
-                f"{memory_field('MemAvailable')} bytes are free"
-            )
+            no_memory()
 
-    def assume_context(self, number: int) -> CpuLaunch:
+    def direct(self) -> Callable[[], None]:
+        code = compiled()
+        return self if code is None else code.launcher(self.kernel, self._owners)
+
+    def assume_context(self, number: int) -> Callable[[], None]:
         return self
 
     def rebind(self, *addresses: int) -> CpuLaunch:
         call = Call.from_buffer_copy(self._call)
         call.a, call.b, call.c = addresses
-        return CpuLaunch(self._gemm, call, self._owners)
+        return CpuLaunch(self._gemm, self.kernel.address, call, self._owners)
+
+
+def no_memory() -> None:
+    """Raise the error of a kernel that found none."""
+    raise LaunchFailed(
+        f"the kernel found no memory for its packed blocks; {memory_field('MemAvailable')} bytes "
+        f"are free"
+    )
 
 
 class CpuBackend(Backend):

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -61,25 +62,39 @@ class CpuCompiler(Compiler):
         return self.cache / "cpu" / key
 
     def _compile(self, text: str, name: str, place: Path) -> Path:
-        source, made = place / "kernel.cpp", place / "kernel.so"
-        source.write_text(text, encoding="utf-8")
         with log_compiling(name, self.target):
-            done = _run(self.path, *self.flags, "-o", str(made), str(source), temporary=place)
-            if done.returncode:
-                said = done.stderr or done.stdout
-                raise CompileFailed(f"{self.version} refused {name}:\n{said}")
-        return made
+            return compile_shared(self.path, self.flags, text, name, place, self.version)
+
+
+def compile_shared(
+    path: str, flags: Sequence[str], text: str, name: str, place: Path, version: str = ""
+) -> Path:
+    """The shared object that the compiler at `path` makes of a C++ source in the directory `place`.
+    Raises `CompileFailed`, which names the source `name` and the compiler `version`.
+    """
+    source, made = place / "kernel.cpp", place / "kernel.so"
+    source.write_text(text, encoding="utf-8")
+    done = _run(path, *flags, "-o", str(made), str(source), temporary=place)
+    if done.returncode:
+        said = done.stderr or done.stdout
+        raise CompileFailed(f"{version or path} refused {name}:\n{said}")
+    return made
 
 
 def find_compiler(cache: Path) -> CpuCompiler:
+    """The compiler at `compiler_path`. `NoDevice` if there is none, or none that compiles here."""
+    return _described(compiler_path(), cache)
+
+
+def compiler_path() -> str:
     """The C++ compiler named by `$CXX` (a program, no flags), else g++, c++ or clang++ on the
-    path. `NoDevice` if there is none, or none that compiles here.
+    path. `NoDevice` if there is none.
     """
     chosen = os.environ.get("CXX", "").strip()
     for name in (chosen,) if chosen else ("g++", "c++", "clang++"):
         path = shutil.which(name)
         if path:
-            return _described(path, cache)
+            return path
     wanted = f"the C++ compiler that CXX names ({chosen})" if chosen else "a C++ compiler"
     raise NoDevice(
         f"the CPU device needs {wanted}, and none is on the path: install g++ "

@@ -80,6 +80,12 @@ def shown(arguments: bytes) -> ctypes.Array:
     return room
 
 
+def launch_config(stream: int, sizes: tuple[int, ...], early: bool) -> ctypes.Structure:
+    """The CUlaunchConfig of a launch on a stream (`Driver.launcher`)."""
+    attributes = ctypes.addressof(_EARLY) if early else None
+    return _LaunchConfig((c_uint * 7)(*sizes), stream, attributes, int(early))
+
+
 class _Answer(threading.local):
     """An output argument for a number, one for each thread."""
 
@@ -153,6 +159,7 @@ class Driver:
         self._library = ctypes.CDLL("libcuda.so.1")
         #: The same for calls that return at once: they keep the GIL.
         self.quick = ctypes.PyDLL("libcuda.so.1")
+        self._addresses: dict[str, int] = {}
         self.current_context = self._asks_for_context()
         self._map_room, self._state_rooms = _MapRoom(), _StateRoom()
 
@@ -187,6 +194,15 @@ class Driver:
         if code:
             kind = OutOfMemory if code == _OUT_OF_MEMORY else DriverError
             raise kind(f"{name} failed: {self.words(code)}")
+
+    def address(self, name: str) -> int:
+        """The address of a function of the driver; 0 if it has none of that name."""
+        known = self._addresses.get(name)
+        if known is None:
+            function = getattr(self._library, name, None)
+            known = ctypes.cast(function, c_void_p).value or 0 if function else 0
+            self._addresses[name] = known
+        return known
 
     def words(self, code: int) -> str:
         """The driver's description of an error."""
@@ -274,8 +290,7 @@ class Driver:
         `cuLaunchKernelEx` has four arguments, for which ctypes takes 0.5 of a launch's 4 us; for
         the eleven of `cuLaunchKernel` it takes 1.2.
         """
-        attributes = ctypes.addressof(_EARLY) if early else None
-        config = byref(_LaunchConfig((c_uint * 7)(*sizes), stream, attributes, int(early)))
+        config = byref(launch_config(stream, sizes, early))
         launch, words, handle = self._library.cuLaunchKernelEx, self.words, c_void_p(function)
 
         def with_arguments(arguments: bytes) -> Callable[[], None]:

@@ -86,6 +86,11 @@ class Graph:
             self._driver.call("cuGraphAddDependencies_v2", graph, *ends)
         return node
 
+    @property
+    def handle(self) -> int:
+        """Its CUgraphExec."""
+        return self._made.value or 0
+
     def launcher(self, stream: int) -> Callable[[], None]:
         """A call that launches the graph on a stream. It keeps the GIL, since the driver does not
         lock graphs against other threads.

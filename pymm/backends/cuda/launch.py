@@ -4,6 +4,7 @@ addresses; and the launch that mirrors one half of a symmetric C.
 
 from __future__ import annotations
 
+import ctypes
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -14,13 +15,26 @@ import pycuda.driver as drv
 from pycuda._pvt_struct import pack
 
 from pymm.backends.base import Matrix, RebindableLaunch
+from pymm.backends.compiled import (
+    BY_GRAPH,
+    BY_KERNEL,
+    DRIVER_FUNCTIONS,
+    NO_CAPTURE,
+    NOTHING,
+    SAME_STREAM,
+    DeviceLaunch,
+    compiled,
+)
 from pymm.backends.cuda.context import active, failure, pop_context
 from pymm.backends.cuda.driver import (
     MAP_BYTES,
+    PER_THREAD,
     Driver,
     DriverError,
     StreamState,
+    launch_config,
     relaxed_capture,
+    shown,
 )
 from pymm.backends.cuda.graphs import MOST_GRAPHS, Graph
 from pymm.core.integers import ceil_div
@@ -103,7 +117,8 @@ class BoundLaunch(RebindableLaunch):
     memory, and the owners of the matrices where they have one.
 
     If its context is current for the driver, whatever is on PyCUDA's stack, a call takes 0.6 us
-    more than the driver does; if not, the context is pushed and popped, which takes another 0.6 us.
+    more than the driver does, and what `direct` returns takes 0.1; if not, the context is pushed
+    and popped, which takes another 0.6 us.
 
     Scratch memory belongs to one stream, or to one graph that is being captured. If the stream's
     handle means another stream by now, or its work is being captured, the product is bound again.
@@ -124,6 +139,9 @@ class BoundLaunch(RebindableLaunch):
         "_state",
         "_found",
         "_other",
+        "_graph",
+        "_compiled",
+        "_packed",
         "__weakref__",
     )
 
@@ -148,6 +166,9 @@ class BoundLaunch(RebindableLaunch):
         self._state: Callable[[], Any] | None = place.state if bound.scratch else None
         self._found: StreamState | bool = place.found
         self._other: tuple[StreamState, BoundLaunch] | None = None
+        self._graph: Graph | None = None
+        #: The same launch for compiled code.
+        self._compiled: DeviceLaunch | None = None
 
     @property
     def context(self) -> int:
@@ -166,7 +187,55 @@ class BoundLaunch(RebindableLaunch):
 
     def assume_context(self, number: int) -> Call:
         """The same call for a caller that knows `number`, that of the current context."""
-        return self._here if number == self._number else self._pushed
+        if number != self._number:
+            return self._pushed
+        return self._here if compiled() is None else self.direct()
+
+    def direct(self) -> Call:
+        code = compiled()
+        if code is None:
+            return self
+        if self._compiled is None:
+            self._compiled = DeviceLaunch(stream=self._place.stream, context=self._number)
+            for field, name in DRIVER_FUNCTIONS.items():
+                setattr(self._compiled, field, self._place.driver.address(name))
+            if not self._left and not self.captured:
+                self._settle()
+        return code.device_launcher(self._compiled, self._otherwise, _turn.locked)
+
+    def _otherwise(self, code: int) -> None:
+        """What compiled code leaves to Python: the launch, or the error of a code."""
+        if code < 0:
+            self()
+            return
+        called = "cuLaunchKernelEx" if self._graph is None else "cuGraphLaunch"
+        error = DriverError(f"{called} failed: {self._place.driver.words(code)}")
+        raise failure(self._place.context, error, self._place.what) from error
+
+    def _settle(self) -> None:
+        """Have compiled code make the launch as Python does from now on, where it can: a graph, or
+        a single launch.
+        """
+        launch, place, graph = self._compiled, self._place, self._graph
+        if launch is None:
+            return
+        launch.check = NOTHING
+        if self._bound.scratch and place.state is not None:
+            if place.stream == PER_THREAD or not launch.stream_number:
+                return  # Python knows the number
+            launch.check, launch.number = SAME_STREAM, place.found.stream
+        elif graph is not None and self._state is not None:
+            launch.check = NO_CAPTURE
+        if graph is not None:
+            launch.graph, launch.in_turn = graph.handle, len(self._launches) > 1
+            launch.way = BY_GRAPH
+        elif len(self._launches) == 1:
+            (kernel,), (one,) = self._kernels, self._launches
+            function, sizes, early = kernel
+            self._packed = launch_config(place.stream, sizes, early), shown(one.arguments)
+            launch.function = function
+            launch.config, launch.extra = map(ctypes.addressof, self._packed)
+            launch.way = BY_KERNEL
 
     def __call__(self) -> None:
         if self._current() == self._number:
@@ -198,6 +267,7 @@ class BoundLaunch(RebindableLaunch):
             self._left -= 1
             if not self._left:
                 self._repeat()
+                self._settle()
 
     def _launch_in(self, state: StreamState | bool) -> None:
         """Launch on a stream that has the same handle but is not the one bound to, or that is being
@@ -233,7 +303,7 @@ class BoundLaunch(RebindableLaunch):
             graph = Graph(place.driver, [(*kernel, one.arguments) for kernel, one in nodes])
         except DriverError:
             return
-        launch = graph.launcher(place.stream)
+        self._graph, launch = graph, graph.launcher(place.stream)
         self._queue = launch if len(launches) == 1 else _in_turn([launch])
         if not self._bound.scratch:
             self._state, self._found = captured, False
