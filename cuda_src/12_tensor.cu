@@ -117,7 +117,6 @@ struct alignas(PAIR * sizeof(OUT)) Results {
 
 #undef REAL
 #define REAL float  // from here on the type of the sums, which blocks that share a tile add up
-#define PARTS_AT_ONCE 4
 #include "common/split_k.cuh"
 
 template <int I>

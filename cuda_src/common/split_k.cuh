@@ -5,11 +5,6 @@
 #define SPLIT 1  // blocks that share a tile of C
 #endif
 
-#ifndef PARTS_AT_ONCE
-#define PARTS_AT_ONCE SPLIT  // of a sum that a thread reads before it adds them: registers
-#endif
-constexpr int PARTS_READ = PARTS_AT_ONCE;
-
 constexpr unsigned COUNTERS = 16384;  // at the start of the workspace, zero between launches
 
 // Adds up the parts of a tile in the fixed order of the blocks, whichever of them comes last: the
@@ -37,16 +32,24 @@ __device__ __forceinline__ bool combine(REAL (&sum)[ROWS][COLS], void* workspace
         __syncthreads();
         if (arrived != SPLIT - 1) return false;
         __threadfence();
+        // So many parts at a time that a thread has 64 reads under way, and registers for them.
+        constexpr int READS = 64 * sizeof(float) / sizeof(REAL) / (ROWS * COLS);
+        constexpr int AT_ONCE = READS < 1 ? 1 : READS < SPLIT ? READS : SPLIT;
 #pragma unroll
         for (int i = 0; i < ROWS; i++)
 #pragma unroll
-            for (int j = 0; j < COLS; j++) {
-                REAL total = 0;
-#pragma unroll PARTS_READ
-                for (int part = 0; part < SPLIT; part++)
-                    total += __ldcg(&parts[((part * ROWS + i) * COLS + j) * THREADS]);
-                sum[i][j] = total;
-            }
+            for (int j = 0; j < COLS; j++) sum[i][j] = 0;
+#pragma unroll 1
+        for (int first = 0; first < SPLIT; first += AT_ONCE)
+#pragma unroll
+            for (int i = 0; i < ROWS; i++)
+#pragma unroll
+                for (int j = 0; j < COLS; j++)
+#pragma unroll
+                    for (int part = 0; part < AT_ONCE; part++)
+                        if (SPLIT % AT_ONCE == 0 || first + part < SPLIT)
+                            sum[i][j] +=
+                                __ldcg(&parts[(((first + part) * ROWS + i) * COLS + j) * THREADS]);
         if (thread == 0) *counter = 0;
         return true;
     }

@@ -111,12 +111,11 @@ _ANYWHERE = (
     ((32, 64, 16, 32, 1, 2), 0.75),
     ((64, 64, 32, 32, 1, 2), 1.0),
     ((128, 64, 64, 32, 1, 2), 1.5),
-    ((128, 128, 64, 32, 1, 1), 1.75),
 )
 
 #: Microseconds of a launch, its first loads and its last stores; of adding up parts of k, and for
-#: each part; of storing an element of C.
-_BEGIN_AND_END, _ADDING, _PART, _STORED = 5.5, 1.2, 0.03, 3e-6
+#: each part an element of each thread; of storing an element of C.
+_BEGIN_AND_END, _ADDING, _PART, _STORED = 5.5, 1.2, 0.012, 3e-6
 
 
 def _anywhere(p: Problem, d: Device) -> tuple[float, dict[str, int] | None]:
@@ -131,7 +130,12 @@ def _anywhere(p: Problem, d: Device) -> tuple[float, dict[str, int] | None]:
         for parts in range(1, min(_MOST_PARTS, max(steps, 1)) + 1):
             waves = max(1.0, blocks * parts / d.sms)
             time = _BEGIN_AND_END + waves * ceil_div(steps, parts) * step
-            time += _STORED * p.m * p.n * p.batch + (parts > 1) * (_ADDING + _PART * parts)
+            time += _STORED * p.m * p.n * p.batch
+            if parts > 1:
+                elements = (
+                    given["MB"] * given["NB"] / _threads(TENSOR.config(given | dict(SPLIT=1)))
+                )
+                time += _ADDING + _PART * elements * parts
             found.append((time, given | dict(SPLIT=parts)))
     for time, given in sorted(found, key=lambda option: option[0]):
         if not TENSOR.violations(TENSOR.config(given), p, d):
