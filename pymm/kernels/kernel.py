@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
@@ -124,13 +125,13 @@ class Kernel:
 
     A kernel that fills `both_halves` of a symmetric C stores each element of the computed half
     twice, so that no launch mirrors it. `heuristic` makes a default for each problem and device,
-    where one for all is not good enough. `extra_points` are searched besides the space. For
-    problems that it is not `preferred_for`, a kernel ranks below all others; where it cannot be
-    near the fastest, by its declaration, it does not take part in the tuner's race between kernels
-    (`competes`). `expected` gives the microseconds that a configuration should take; by that of
-    their defaults kernels are ranked where all have one (`expected.is_modelled`). `forceable` names
-    the macros that an experiment may set instead of the problem, and their values: `GUARDED`
-    (`Guards`), and `FILL`, whose 0 means all of a symmetric C.
+    where one for all is not good enough; `heuristic_for` says for which problems. `extra_points`
+    are searched besides the space. For problems that it is not `preferred_for`, a kernel ranks
+    below all others; where it cannot be near the fastest, by its declaration, it does not take part
+    in the tuner's race between kernels (`competes`). `expected` gives the microseconds that a
+    configuration should take; by that of their defaults kernels are ranked where all have one
+    (`expected.is_modelled`). `forceable` names the macros that an experiment may set instead of the
+    problem, and their values: `GUARDED` (`Guards`), and `FILL`, whose 0 means all of a symmetric C.
     """
 
     number: int
@@ -160,6 +161,7 @@ class Kernel:
     both_halves: bool = False
     extra_points: tuple[Mapping[str, int], ...] = ()
     heuristic: Callable[[Problem, Device], Mapping[str, int]] | None = None
+    heuristic_for: Callable[[Problem, Device], bool] = lambda p, d: True
     preferred_for: Callable[[Problem, Device], bool] = lambda p, d: True
     expected: Callable[[Config, Problem, Device], float] | None = None
     competes: Callable[[Problem, Device], bool] = lambda p, d: True
@@ -173,6 +175,10 @@ class Kernel:
         """Number and name, as the kernel's file is called: `07_wgmma`."""
         return f"{self.number:02d}_{self.name}"
 
+    def adapts_to(self, problem: Problem, device: Device) -> bool:
+        """Whether `heuristic` makes the default for this problem."""
+        return self.heuristic is not None and self.heuristic_for(problem, device)
+
     @property
     def default_config(self) -> Config:
         """The default, if a kernel has only one."""
@@ -184,7 +190,7 @@ class Kernel:
         these a persistent kernel takes the first whose tiles keep nine of ten multiprocessors busy,
         else the last.
         """
-        if self.heuristic:
+        if self.adapts_to(problem, device):
             config = self.config(self.heuristic(problem, device))
             if not self.violations(config, problem, device):
                 return config
@@ -196,6 +202,25 @@ class Kernel:
                 if not self.persistent or 10 * self.units(config, problem) >= 9 * device.sms:
                     break
         return found or self.default_config
+
+    def quickest(
+        self,
+        options: Iterable[tuple[float, Config]],
+        problem: Problem,
+        device: Device,
+        within: float = 1.0,
+    ) -> Config | None:
+        """The first of the configurations, each with the time expected of it, that may run and take
+        at most `within` times as long as the quickest of them; None if none may run.
+        """
+        options = list(options)
+        limit = math.inf
+        for time, config in sorted(options, key=lambda option: option[0]):
+            if not self.violations(config, problem, device):
+                limit = within * time
+                break
+        near = (config for time, config in options if time <= limit)
+        return next((c for c in near if not self.violations(c, problem, device)), None)
 
     def config(self, parameters: Mapping[str, int]) -> Config:
         """A configuration of this kernel. `ValueError` unless it names exactly this kernel's

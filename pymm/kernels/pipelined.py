@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from pymm.core.device import Device
+from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem
 from pymm.kernels.kernel import Config, Kernel, Rule
-from pymm.kernels.rules import SPLIT_RULES, STAGES_FIT, THREADS_FIT, blocks_fit, registers_fit
+from pymm.kernels.rules import (
+    SPLIT_RULES,
+    STAGES_FIT,
+    THREADS_FIT,
+    blocks_fit,
+    registers_fit,
+    resident,
+)
 from pymm.kernels.simt import words
 from pymm.kernels.tiles import tiles, workspace_bytes
 
@@ -41,6 +50,66 @@ def _registers(c: Config, p: Problem) -> int:
     return (c.TA * c.TB + 2 * (c.TA + c.TB)) * words(p) + 24
 
 
+# Many float32 products: the form with the least expected time
+
+#: MB, NB, KB, TA, TB, STAGES, BLOCKS, with four LANES.
+_MANY = (
+    (32, 64, 16, 8, 8, 2, 3),
+    (64, 128, 8, 8, 16, 2, 1),
+    (128, 256, 32, 8, 8, 2, 1),
+    (64, 256, 32, 8, 8, 2, 1),
+    (128, 128, 32, 8, 8, 2, 1),
+    (64, 128, 16, 8, 8, 3, 3),
+)
+
+#: Fitted to 410 times on one H200 (benchmarks/LOG.md): microseconds of a launch; clocks of a
+#: microsecond; clocks of a multiprocessor for 128 multiply-adds, and of these for the reads of
+#: fragments; for an instruction of a warp that copies; for 32 elements of a K-major operand; for
+#: 128 elements of C; warps that hide the latency of what they do, and the power by which fewer are
+#: slower; bytes of a clock from device memory.
+_LAUNCH, _CLOCKS, _ISSUE, _READ, _COPY, _TURN, _STORED = 5.6, 1980, 0.87, 1.0, 3.4, 4.3, 28
+_WARPS, _FEWER, _MEMORY = 4.7, 0.8, 10
+
+
+def many(p: Problem, d: Device) -> bool:
+    """Whether a problem is one of many aligned float32 products, of 33 to 256 rows or columns, for
+    which this kernel is the fastest on a GPU with TMA.
+    """
+    if p.dtype != "f32" or p.symmetric or not d.is_gpu or d.capability != (9, 0):
+        return False
+    return p.batch >= 16 and p.alignment >= 16 and 32 < max(p.m, p.n) <= 256
+
+
+def _heuristic(p: Problem, d: Device) -> dict[str, int]:
+    """The form with the least expected time."""
+    names = ("MB", "NB", "KB", "TA", "TB", "STAGES", "BLOCKS")
+    # the registers of the largest tile do not suffice for a transposed B
+    forms = [dict(zip(names, f, strict=True)) for f in _MANY if f[1] < 256 or not p.trans_b]
+    configs = [PIPELINED.config(form | dict(LANES=4, GROUP=8, SPLIT=1)) for form in forms]
+    fitting = (c for c in configs if not PIPELINED.violations(c, p, d))
+    best = min(fitting, key=lambda c: _microseconds(c, p, d), default=None)
+    return dict(PIPELINED.default) if best is None else best.as_dict()
+
+
+def _microseconds(c: Config, p: Problem, d: Device) -> float:
+    """Microseconds that a form should take: those of the multiprocessor with most blocks, or of
+    device memory.
+    """
+    size, warps = p.numpy_dtype.itemsize, PIPELINED.threads(c) // 32
+    each = ceil_div(tiles(c, p) * p.batch, d.sms)
+    most = min(resident(c, p, d, _registers(c, p)), each) or 1
+    waves, rest = divmod(each, most)
+    multiply = c.MB * c.NB * (_ISSUE + _READ * (1 / c.TA + 1 / c.TB)) / 128
+    copy = _COPY * (c.MB + c.NB) * size / (32 * min(p.alignment, 16))
+    copy += _TURN * ((not p.trans_a) * c.MB + p.trans_b * c.NB) / 32
+    one = (multiply + copy) * round_up(p.k, c.KB)
+    clocks = each * _STORED * c.MB * c.NB / 128
+    for blocks, times in ((most, waves), (rest, 1)):
+        waiting = max(1.0, _WARPS / (blocks * warps)) ** _FEWER if blocks else 0.0
+        clocks += times * blocks * one * waiting
+    return _LAUNCH + max(clocks, p.bytes / (_MEMORY * d.sms)) / _CLOCKS
+
+
 PIPELINED = Kernel(
     number=5,
     name="pipelined",
@@ -70,6 +139,8 @@ PIPELINED = Kernel(
     dynamic_shared=True,
     aligned=True,
     min_capability=(8, 0),
+    heuristic=_heuristic,
+    heuristic_for=many,
     rules=(
         Rule(
             "warps tile the block evenly: TA * LANES divides MB and TB * 32 / LANES divides NB",

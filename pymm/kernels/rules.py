@@ -87,3 +87,13 @@ def blocks_fit(c: Config, p: Problem, d: Device) -> bool:
         c.BLOCKS * c.kernel.threads(c) <= d.max_threads_per_sm
         and c.BLOCKS * (c.kernel.shared_bytes(c, p) + RESERVED_SHARED) <= d.shared_per_sm
     )
+
+
+def resident(c: Config, p: Problem, d: Device, registers: int) -> int:
+    """Blocks of a configuration that a multiprocessor holds at a time, with so many registers of a
+    thread; at least BLOCKS.
+    """
+    threads, shared = c.kernel.threads(c), c.kernel.shared_bytes(c, p) + RESERVED_SHARED
+    registers = round_up(min(registers, d.max_registers_per_thread), 8)
+    most = d.registers_per_block // (registers * threads), d.max_threads_per_sm // threads
+    return max(c.BLOCKS, min(*most, d.shared_per_sm // shared))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 
 from pymm.core.device import Device
 from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem
+from pymm.kernels import pipelined, tma_f32
 from pymm.kernels.expected import Copying, copied_by_threads, is_modelled
 from pymm.kernels.kernel import Config, Kernel, Rule
 from pymm.kernels.rules import (
@@ -16,6 +18,7 @@ from pymm.kernels.rules import (
     THREADS_FIT,
     blocks_fit,
     registers_fit,
+    resident,
 )
 from pymm.kernels.simt import words
 from pymm.kernels.tensor_f64 import small_batch
@@ -105,31 +108,16 @@ def _registers(c: Config, p: Problem) -> int:
     return sums + along * words(p) * c.KB // _vector(p) + rest
 
 
-#: Tiles and register tiles to choose from where nothing is tuned: of floats, and of doubles.
-_TILES = {
-    4: (
-        (64, 64, 16, 8),
-        (32, 64, 8, 8),
-        (64, 32, 8, 8),
-        (64, 16, 8, 4),
-        (16, 64, 4, 8),
-        (32, 32, 8, 4),
-        (32, 32, 4, 8),
-        (16, 32, 4, 4),
-        (32, 16, 4, 4),
-        (128, 4, 4, 4),
-        (4, 128, 4, 4),
-    ),
-    8: (
-        (64, 32, 8, 8),
-        (64, 16, 8, 4),
-        (16, 64, 4, 8),
-        (32, 16, 4, 4),
-        (16, 32, 4, 4),
-        (128, 4, 4, 4),
-        (4, 128, 4, 4),
-    ),
-}
+#: Tiles and register tiles of doubles to choose from where nothing is tuned.
+_TILES = (
+    (64, 32, 8, 8),
+    (64, 16, 8, 4),
+    (16, 64, 4, 8),
+    (32, 16, 4, 4),
+    (16, 32, 4, 4),
+    (128, 4, 4, 4),
+    (4, 128, 4, 4),
+)
 
 #: Depth, warps of a block, stages and blocks of a multiprocessor, in the order of preference: where
 #: each has one block, and where some have more (then one begins or ends while others multiply).
@@ -143,25 +131,62 @@ _ALONE = (
     (8, 4, 2, 1),
 )
 _TOGETHER = ((16, 4, 3, 2), (16, 4, 2, 2), *_ALONE)
-#: The same for the largest tiles of floats, by rows: in rows that do not start at multiples of 16
-#: bytes, and where two blocks share a multiprocessor and B is not transposed.
-_ROWS_ALONE, _ROWS_TOGETHER = (8, 8, 3, 1), (8, 4, 4, 2)
-#: For floats that are copied 4 or 8 bytes at a time: fewer bytes on their way in each block, and
-#: more blocks, which copy while others multiply (8 x 8: 357 x 1513 x 215 15.5 us instead of 16.8,
-#: 146 x 187 x 6829 22.6 and 24; smaller register tiles: 1127 x 266 x 512 17.4 and 18).
-_SQUARES_ALONE, _SQUARES_TOGETHER, _PIECES = (8, 8, 4, 1), (8, 4, 2, 2), (16, 4, 2, 3)
-#: Depth up to which three blocks with two stages are quicker than two with three.
-_THREE = 1024
-#: And for small tiles of floats, which wait for memory: more stages (256 x 256 x 256 6.8 us;
-#: 77 x 831 x 594 10.1 instead of 11.5, 173 x 223 x 612 9.5 and 11.4: benchmarks/unseen.py).
-_SMALL, _WAITING = 512, (16, 4, 4, 2)
-#: Three blocks on each multiprocessor, of tiles whose k is shared by so many that fill it thrice.
-_SHARED = {64: (8, 4, 4, 3), 32: (16, 4, 2, 3), 16: (16, 4, 2, 3)}
 
 #: Clocks of a launch with nothing to do, and of one level of the tree that adds up parts. Bytes in
 #: a clock that a multiprocessor gets from device memory where all ask for it (of the 18 of an H200
 #: what kernels reach) and where few do, and from L2.
 _LAUNCH, _LEVEL, _MEMORY_OF_ALL, _MEMORY_OF_FEW, _L2 = 7000, 3500, 16, 24, 40
+
+#: Tiles and register tiles of floats: the smallest, which come first where each multiprocessor has
+#: at most so many, and the others.
+_SMALLEST, _FEW = ((16, 32, 4, 4), (32, 16, 4, 4)), 2
+_FLOAT_TILES = (
+    (64, 64, 16, 8),
+    (32, 128, 8, 16),
+    (32, 64, 8, 8),
+    (64, 32, 8, 8),
+    (64, 16, 8, 4),
+    (16, 64, 4, 8),
+    (16, 128, 8, 8),
+    (32, 32, 4, 8),
+    (32, 32, 8, 4),
+    (128, 4, 4, 4),
+    (4, 128, 4, 4),
+)
+
+#: Their pipelines, by the elements of a thread, those that are quicker than the model knows first:
+#: for rows that are aligned to 16 bytes, and for others.
+_ALIGNED = {
+    128: ((16, 8, 2, 1), (8, 4, 4, 2), (16, 4, 3, 2), (8, 8, 3, 1)),
+    64: ((32, 8, 2, 1), (16, 8, 2, 1), (16, 4, 2, 2), (8, 4, 4, 3)),
+    32: ((32, 8, 2, 1), (16, 8, 2, 1), (16, 4, 2, 2), (16, 4, 2, 3)),
+    16: ((16, 4, 4, 2), (32, 8, 2, 1), (16, 4, 2, 3)),
+}
+_OTHERS = {
+    128: ((8, 4, 4, 2), (8, 8, 3, 1), (8, 8, 2, 1), (16, 8, 2, 1)),
+    64: ((8, 4, 4, 3), (8, 8, 4, 1), (16, 8, 2, 1), (8, 4, 2, 2), (16, 4, 2, 3)),
+    32: ((16, 4, 2, 3), (16, 4, 2, 2), (16, 8, 2, 1), (8, 8, 2, 1)),
+    16: ((16, 4, 4, 2), (16, 4, 2, 3), (16, 8, 2, 1)),
+}
+
+# The expected time of floats, fitted to 1,100 times on one H200 (benchmarks/LOG.md)
+
+#: Clocks of a microsecond. Microseconds of a launch, of a block's first loads and of one level of
+#: the tree that adds up parts.
+_CLOCKS, _START, _BEGIN, _ADD = 1980, 4.26, 0.21, 1.89
+
+#: Clocks of a multiprocessor for 128 multiply-adds, and of these for the reads of fragments; for an
+#: instruction of a warp that copies; for 32 elements of a K-major A, and of such a B; for 128
+#: elements of the sums of a warp.
+_ISSUE, _READ, _COPY, _TURN_A, _TURN_B, _SUM = 0.96, 1.45, 2.17, 0.85, 2.6, 21.3
+
+#: Warps that hide the latency of what they do, the power by which fewer are slower, and the power
+#: by which stages count as warps.
+_WARPS, _FEWER, _AHEAD = 9.95, 0.33, 0.066
+
+#: Bytes of a clock that a multiprocessor gets from device memory. Expected times that differ by
+#: less than this factor do not tell configurations apart.
+_MEMORY, _AS_QUICK = 16, 1.03
 
 
 #: Many float32 products of aligned rows, by their greatest extent: MB, NB, KB, TA, TB, STAGES; four
@@ -191,66 +216,97 @@ def _many(p: Problem) -> int | None:
 
 def _heuristic(p: Problem, d: Device) -> dict[str, int]:
     """The tile and the parts of k with the least expected time."""
+    return _default(p, d).as_dict()
+
+
+@lru_cache(maxsize=1024)
+def _default(p: Problem, d: Device) -> Config:
     if (many := _many(p)) is not None:
         names = ("MB", "NB", "KB", "TA", "TB", "STAGES")
         given = dict(zip(names, _MANY[many], strict=True))
-        return given | dict(SLICES=4, BLOCKS=3, GROUP=8, SPLIT=1)
-    best = min(_options(p, d), key=lambda config: _clocks(config, p, d), default=None)
-    return dict(SLICED.default) if best is None else best.as_dict()
+        return SLICED.config(given | dict(SLICES=4, BLOCKS=3, GROUP=8, SPLIT=1))
+    if _is_float(p):
+        options = ((expected_microseconds(c, p, d), c) for c in _of_floats(p, d))
+        best = SLICED.quickest(options, p, d, _AS_QUICK)
+    else:
+        best = min(_of_doubles(p, d), key=lambda config: _clocks(config, p, d), default=None)
+    return SLICED.default_config if best is None else best
 
 
-def _options(p: Problem, d: Device) -> Iterator[Config]:
+def _of_doubles(p: Problem, d: Device) -> Iterator[Config]:
     """Every tile with the first pipeline that fits, whole and with the parts of k that fill the
     device.
     """
-    for mb, nb, ta, tb in _TILES[p.numpy_dtype.itemsize]:
+    for mb, nb, ta, tb in _TILES:
         blocks = max(ceil_div(p.m, mb) * ceil_div(p.n, nb) * p.batch, 1)
         tile = dict(MB=mb, NB=nb, TA=ta, TB=tb, GROUP=8, SPLIT=1)
-        for kb, slices, stages, together in _pipelines(mb * nb, ta * tb, blocks, p, d):
+        for kb, slices, stages, together in _TOGETHER if blocks > d.sms else _ALONE:
             form = tile | dict(KB=kb, SLICES=slices, STAGES=stages, BLOCKS=together)
             whole = SLICED.config(form)
             if SLICED.violations(whole, p, d):
                 continue
             yield whole
-            yield from _shared(form, d.sms // blocks, p, d)
+            yield from _split(form, {d.sms // blocks}, p)
             break
-        spills = ta * tb == 64 and p.trans_b and not p.trans_a  # both operands K-major
-        if _is_float(p) and ta * tb in _SHARED and min(mb, nb) >= 16 and not spills:
-            kb, slices, stages, together = _SHARED[ta * tb]
+
+
+def _of_floats(p: Problem, d: Device) -> Iterator[Config]:
+    """Every tile with every pipeline that fits, whole and with the parts of k that fill the device
+    once to four times.
+    """
+    pipelines = _OTHERS if p.alignment < 16 else _ALIGNED
+    few = ceil_div(p.m, 16) * ceil_div(p.n, 32) * p.batch <= _FEW * d.sms
+    forms = (*_SMALLEST, *_FLOAT_TILES) if few else (*_FLOAT_TILES, *_SMALLEST)
+    for mb, nb, ta, tb in forms:
+        blocks = max(ceil_div(p.m, mb) * ceil_div(p.n, nb) * p.batch, 1)
+        tile = dict(MB=mb, NB=nb, TA=ta, TB=tb, GROUP=8, SPLIT=1)
+        for kb, slices, stages, together in pipelines[ta * tb]:
             form = tile | dict(KB=kb, SLICES=slices, STAGES=stages, BLOCKS=together)
-            yield from _shared(form, together * d.sms // blocks, p, d)
+            yield SLICED.config(form)
+            yield from _split(form, {n * d.sms // blocks for n in range(1, 5)}, p)
 
 
-def _pipelines(
-    area: int, registers: int, blocks: int, p: Problem, d: Device
-) -> tuple[tuple[int, int, int, int], ...]:
-    """Pipelines of a tile, the best first."""
-    many = blocks > d.sms
-    usual = _TOGETHER if many else _ALONE
-    if not _is_float(p):
-        return usual
-    if registers >= 128:
-        by_rows = _ROWS_TOGETHER if many else _ROWS_ALONE
-        return (by_rows, *usual) if p.alignment < 16 or (many and not p.trans_b) else usual
-    if registers == 64 and p.alignment < 16:
-        return (_SQUARES_TOGETHER if many else _SQUARES_ALONE, *usual)
-    three = many and p.k <= _THREE and p.alignment < 16
-    if area <= _SMALL and registers == 16:
-        return (_PIECES if three and blocks > 2 * d.sms else _WAITING, *usual)
-    return (_PIECES, *usual) if three else usual
+def _split(form: dict[str, int], counts: set[int], p: Problem) -> Iterator[Config]:
+    """The tile with k in so many parts, as far as it is deep enough."""
+    most = p.k // (2 * form["KB"] * form["SLICES"])
+    for parts in sorted({min(count, most) for count in counts}):
+        if parts > 1:
+            yield SLICED.config(form | dict(SPLIT=parts))
 
 
-def _shared(form: dict[str, int], most: int, p: Problem, d: Device) -> Iterator[Config]:
-    """The tile with k in as many parts as fill the device, if it is deep enough."""
-    parts = min(most, p.k // (2 * form["KB"] * form["SLICES"]))
-    if parts > 1:
-        split = SLICED.config(form | dict(SPLIT=parts))
-        yield from () if SLICED.violations(split, p, d) else (split,)
+def expected_microseconds(c: Config, p: Problem, d: Device) -> float:
+    """Microseconds that a configuration should take for floats: those of the multiprocessor with
+    most blocks, or of device memory, and of adding up the parts.
+    """
+    blocks, size = tiles(c, p) * p.batch * c.SPLIT, p.numpy_dtype.itemsize
+    each = ceil_div(blocks, d.sms)
+    together = min(resident(c, p, d, _registers(c, p)), each) or 1
+    waves, rest = divmod(each, together)
+    depth = ceil_div(p.k, c.KB * c.SLICES * c.SPLIT) * c.KB * c.SLICES
+    multiply = c.MB * c.NB * (_ISSUE + _READ * (1 / c.TA + 1 / c.TB)) / 128
+    copy = _COPY * (c.MB + c.NB) * size / (32 * min(p.alignment, 16))
+    if not _by_rows(c, p):
+        copy += (_TURN_A * (not p.trans_a) * c.MB + _TURN_B * p.trans_b * c.NB) / 32
+    one = depth * max(multiply + copy, (c.MB + c.NB) * size / _L2)
+    clocks = one * (waves * together * _waiting(c, together) + rest * _waiting(c, rest))
+    clocks += each * _SUM * c.MB * c.NB * c.SLICES / 128
+    computing = clocks / _CLOCKS + (waves + (rest > 0)) * _BEGIN
+    levels = math.ceil(math.log(c.SPLIT, FAN)) if c.SPLIT > 1 else 0
+    adding = _ADD + min(c.SPLIT, FAN) * c.MB * c.NB * size / (_L2 * _CLOCKS)
+    memory = p.bytes / (_MEMORY * d.sms * _CLOCKS)
+    together = max(computing, memory) + 0.1 * min(computing, memory)
+    return _START + together + levels * adding
+
+
+def _waiting(c: Config, blocks: int) -> float:
+    """How many times as long work takes for want of warps to hide its latency."""
+    warps = blocks * c.SLICES * (c.STAGES - 1) ** _AHEAD
+    return max(1.0, _WARPS / warps) ** _FEWER if blocks else 0.0
 
 
 def _clocks(c: Config, p: Problem, d: Device) -> float:
-    """Clocks that a configuration should take: those of the multiprocessor with most blocks, or of
-    device memory, and of adding up the parts.
+    """Clocks that a configuration should take for doubles: those of the multiprocessor with most
+    blocks, or of device memory, and of adding up the parts.
     """
     blocks, size = tiles(c, p) * p.batch * c.SPLIT, p.numpy_dtype.itemsize
     depth = math.ceil(p.k / (c.KB * c.SLICES * c.SPLIT)) * c.KB * c.SLICES
@@ -291,7 +347,21 @@ def _preferred_for(p: Problem, d: Device) -> bool:
         return is_modelled(p, d) or exact_is_faster(p, d)
     if p.dtype == "f64" and d.capability in ((8, 0), (9, 0)):
         return min(p.m, p.n) <= 16 and not small_batch(p)
+    if tma_f32.TMA_F32.runs_on(d):
+        return not pipelined.many(p, d) and _faster_than_tma(p, d)
     return min(p.m, p.n) <= 64 or p.m * p.n * p.batch <= 2**20 or _many(p) is not None
+
+
+@lru_cache(maxsize=1024)
+def _faster_than_tma(p: Problem, d: Device) -> bool:
+    """Whether this kernel's default should be as quick as that of the kernel with TMA."""
+    if _many(p) is not None:
+        return True
+    here = expected_microseconds(SLICED.default_for(p, d), p, d)
+    if here <= tma_f32.LAUNCH:
+        return True
+    there = tma_f32.expected_microseconds(tma_f32.TMA_F32.default_for(p, d), p, d)
+    return here <= _AS_QUICK * there
 
 
 #: Times of this kernel beside those of tensor cores (expected.py).

@@ -4,10 +4,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import lru_cache
+
 from pymm.core.device import Device
 from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem
 from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma, parts_bytes
+from pymm.kernels.pipelined import many
 from pymm.kernels.rules import (
     PARTS_HAVE_STEPS,
     STAGES_FIT,
@@ -63,60 +67,119 @@ def _form(mb: int, nb: int, ta: int, tb: int, **others: int) -> dict[str, int]:
     return tile | usual | others
 
 
-#: Forms of a block, and the multiply-adds that a multiprocessor does in a clock with them (of 128,
-#: measured on an H200: benchmarks/LOG.md).
+#: Forms of a block.
 _FORMS = (
-    (_form(128, 128, 8, 16), 112.7),
-    (_form(128, 160, 8, 20), 112.9),
-    (_form(256, 128, 8, 16, STAGES=4, BLOCKS=1), 110.8),
-    (_form(128, 128, 8, 16, KB=16, STORE=2), 108),
-    (_form(64, 128, 8, 8, STRIDE=4, SLICES=2, STAGES=4, BLOCKS=1), 98),
-    (_form(64, 64, 8, 8, SLICES=4, BLOCKS=1), 88),
-    (_form(64, 64, 8, 8, STRIDE=4, SLICES=2, STAGES=4), 104),
-    (_form(64, 64, 8, 8, SLICES=2, BLOCKS=3), 103),
-    (_form(64, 64, 8, 8, KB=16, SLICES=2, STAGES=4, BLOCKS=3, STORE=2), 99),
+    _form(128, 128, 8, 16),
+    _form(128, 160, 8, 20),
+    _form(256, 128, 8, 16, STAGES=4, BLOCKS=1),
+    _form(128, 128, 8, 16, KB=16, STORE=2),
+    _form(64, 128, 8, 8, STRIDE=4, SLICES=2, STAGES=4, BLOCKS=1),
+    _form(64, 64, 8, 8, SLICES=4, BLOCKS=1),
+    _form(64, 64, 8, 8, STRIDE=4, SLICES=2, STAGES=4),
+    _form(64, 64, 8, 8, SLICES=2, BLOCKS=3),
+    _form(64, 64, 8, 8, KB=16, SLICES=2, STAGES=4, BLOCKS=3, STORE=2),
+    _form(160, 256, 20, 8, BLOCKS=1),
+    _form(160, 128, 20, 8, BLOCKS=1),
+    _form(128, 64, 8, 8, KB=16, BLOCKS=3),
+    _form(128, 64, 16, 8, KB=16, SLICES=2),
+    _form(64, 128, 8, 16, SLICES=2),
 )
+
+#: One more for few rows, which 144 cover with less waste (142 x 7963 x 8100: 507 us, not 538).
+_FEW_ROWS, _ROWS = _form(144, 256, 12, 8, BLOCKS=1), 144
+
+#: One more for a k up to which it is as quick as larger tiles (1002 x 5585 x 173: 56 us instead of
+#: 89; 4383 x 243 x 977: 80 us instead of 70).
+_SHALLOW, _DEEP = _form(64, 64, 8, 8, KB=16, SLICES=2, STAGES=4, BLOCKS=3), 256
 
 #: Fits wherever TMA is.
 _SMALLEST = _form(64, 64, 8, 8, STRIDE=4, SLICES=2, BLOCKS=1)
 
-#: Clocks of a microsecond; microseconds of a tile besides its multiply-adds, stored from registers
-#: and by TMA; of a second launch; bytes of a microsecond.
-_CLOCKS, _TILE, _LAUNCH, _MEMORY = 1980, {1: 3.0, 2: 1.3}, 8.0, 3e6
+# The expected time, fitted to 1,000 times on one H200 (benchmarks/LOG.md)
 
-#: Microseconds of each element of a C whose rows start anywhere, of all tiles of a multiprocessor,
-#: but for so many that are stored while others multiply.
-_UNALIGNED, _MEANWHILE = 6e-4, 7400
+#: Clocks of a microsecond. Microseconds of a launch, of the beginning of a wave of tiles, of
+#: repacking an operand (and its bytes of a microsecond, read and written), of adding up parts (and
+#: their bytes of a microsecond).
+_CLOCKS, LAUNCH, _BEGIN, _REPACK, _REPACKED, _ADD, _ADDED = 1980, 6.84, 0.21, 1.59, 2e6, 2.11, 9e6
 
-#: Least k from which larger tiles are as quick as this form (1002 x 5585 x 173: 56 us instead of
-#: 89; 4383 x 243 x 977: 80 us instead of 70).
-_SHALLOW, _DEEP = _form(64, 64, 8, 8, KB=16, SLICES=2, STAGES=4, BLOCKS=3), 256
+#: Clocks of a multiprocessor for 128 multiply-adds, and of these for the reads of fragments; of the
+#: barriers of a step; part by which kernels with a split of k multiply more slowly.
+_ISSUE, _READ, _STEP, _SPLIT = 1.11, 0.172, 124, 0.0277
+
+#: Warps that hide the latency of multiply-adds, and the power by which fewer are slower.
+_WARPS, _FEWER = 4.8, 0.64
+
+#: Clocks for 128 elements of C: stored from registers, by TMA, and of each slice. For each element
+#: of a C whose rows start anywhere, of all tiles of a multiprocessor, but for so many that are
+#: stored while others multiply.
+_STORED, _BY_TMA, _SLICE, _ANYWHERE, _MEANWHILE = 24.6, 12.2, 13.3, 0.8, 14300
+
+#: Bytes of a microsecond from device memory. Bytes of shared memory of the blocks of a
+#: multiprocessor above which blocks fill one multiprocessor after another, so that the last tiles
+#: are not spread over all of them; else they are almost evenly.
+_MEMORY, _SPREAD, _UNEVEN = 4.1e6, 175 * 1024, 0.2
 
 
 def _heuristic(p: Problem, d: Device) -> dict[str, int]:
     """The form and the parts of k with the least expected time."""
-    splits = TMA_F32.space["SPLIT"]
-    forms = _FORMS if p.k >= _DEEP else (*_FORMS, (_SHALLOW, 107))
-    options = ((form | dict(SPLIT=parts), rate) for form, rate in forms for parts in splits)
-    fitting = [o for o in options if not TMA_F32.violations(TMA_F32.config(o[0]), p, d)]
-    return min(fitting, key=lambda o: _microseconds(*o, p, d), default=(_SMALLEST, 0))[0]
+    return _default(p, d).as_dict()
 
 
-def _microseconds(form: dict[str, int], rate: float, p: Problem, d: Device) -> float:
-    config = TMA_F32.config(form)
-    count, blocks = tiles(config, p) * p.batch, d.sms * config.BLOCKS
-    left = count % blocks
-    rounds = count // blocks + ceil_div(left * config.SPLIT, blocks) / config.SPLIT
-    area = config.MB * config.NB * config.BLOCKS
-    rest = _TILE[config.STORE]
-    if p.n % 4:
-        rest = max(rest, _UNALIGNED * (area - _MEANWHILE))
-    depth = ceil_div(p.k, config.KB) * config.KB
-    time = rounds * area * depth / (rate * _CLOCKS) + ceil_div(count, blocks) * rest
-    if config.SPLIT > 1:  # whose kernels multiply some 3 % more slowly
-        parts = left * config.SPLIT * config.MB * config.NB * 4
-        time += 0.03 * time + _LAUNCH + 2 * parts / _MEMORY
-    return time
+@lru_cache(maxsize=1024)
+def _default(p: Problem, d: Device) -> Config:
+    options = ((expected_microseconds(c, p, d), c) for c in _options(p))
+    best = TMA_F32.quickest(options, p, d)
+    return TMA_F32.config(_SMALLEST) if best is None else best
+
+
+def _options(p: Problem) -> Iterator[Config]:
+    """Every form with every split of k."""
+    forms = [*_FORMS, *[_FEW_ROWS] * (p.m <= _ROWS), *[_SHALLOW] * (p.k < _DEEP)]
+    for form in forms:
+        for parts in TMA_F32.space["SPLIT"]:
+            yield TMA_F32.config(form | dict(SPLIT=parts))
+
+
+def expected_microseconds(c: Config, p: Problem, d: Device) -> float:
+    """Microseconds that a configuration should take: a launch, the tiles of the multiprocessor
+    with most of them, repacking the operands that TMA does not load as they are, adding up parts.
+    """
+    count, slots = tiles(c, p) * p.batch, d.sms * c.BLOCKS
+    waves, left = divmod(count, slots)
+    steps = ceil_div(p.k, c.KB)
+    clocks = waves * _wave(c, p, c.BLOCKS, steps)
+    if left:
+        parts = left * c.SPLIT
+        crowded = c.BLOCKS * TMA_F32.shared_bytes(c, p) > _SPREAD or parts > slots
+        most, even = min(parts, c.BLOCKS), min(ceil_div(parts, d.sms), c.BLOCKS)
+        together = most if crowded else even + _UNEVEN * (most - even)
+        clocks += ceil_div(parts, slots) * _wave(c, p, together, ceil_div(steps, c.SPLIT))
+    time = max(clocks / _CLOCKS, p.bytes / _MEMORY) + LAUNCH
+    if left and c.SPLIT > 1:
+        time += _ADD + left * c.SPLIT * c.MB * c.NB * 4 / _ADDED
+    moved = _repacked(p)
+    return time + (_REPACK + moved / _REPACKED if moved else 0)
+
+
+def _wave(c: Config, p: Problem, blocks: float, steps: int) -> float:
+    """Clocks of a multiprocessor in which so many blocks compute a tile, or a part of it."""
+    area = c.MB * c.NB * blocks
+    multiply = area / 128 * c.KB * (_ISSUE + _READ * (1 / c.TA + 1 / c.TB))
+    multiply *= max(1, _WARPS / (blocks * _warps(c))) ** _FEWER
+    if c.SPLIT > 1:
+        multiply *= 1 + _SPLIT
+    store = _BY_TMA if c.STORE == 2 and p.n % 4 == 0 else _STORED
+    store += _SLICE * c.SLICES * (c.SLICES > 1)
+    anywhere = _ANYWHERE * max(area - _MEANWHILE, 0) if p.n % 4 else 0
+    return steps * (multiply + _STEP) + area / 128 * store + anywhere + _BEGIN * _CLOCKS
+
+
+def _repacked(p: Problem) -> int:
+    """Bytes of the operands that are K-major or whose rows are not aligned to 16 bytes."""
+    size = p.numpy_dtype.itemsize
+    a = 0 if p.trans_a and p.m * size % 16 == 0 else p.m * p.k
+    b = 0 if not p.trans_b and p.n * size % 16 == 0 else p.k * p.n
+    return (a + b) * size * p.batch
 
 
 TMA_F32 = Kernel(
@@ -140,9 +203,10 @@ TMA_F32 = Kernel(
         SPLIT=(1, 2, 3, 4, 8),
         STORE=(1, 2),
     ),
-    default=_FORMS[0][0],
+    default=_FORMS[0],
     fallbacks=(_SMALLEST,),
     heuristic=_heuristic,
+    preferred_for=lambda p, d: not many(p, d),
     threads=_threads,
     block=lambda c: (_threads(c), 1, 1),
     tiles=lambda c, p: (tiles(c, p), 1),

@@ -110,7 +110,7 @@ def transferred(
     records = [r for r in records if _may_run(r.config, problem, device)][:CONSIDERED]
     if device.kernel_backend == "cpu" or not records:
         return (records[0].config, records[0]) if records else None
-    made = [config for config in defaults if config.kernel.heuristic]
+    made = [config for config in defaults if config.kernel.adapts_to(problem, device)]
     if defaults and defaults[0] not in made:
         return _by_corrected_model(problem, device, records, defaults[0])
     return _by_model(problem, device, records, made)
@@ -136,7 +136,7 @@ def _by_model(
             most = MEASURED_NEAR if problem.batch == record.problem.batch else MODEL_ERROR
             if predicted_seconds(record.config, problem, device) <= limit * most:
                 return record.config, record
-        if not record.config.kernel.heuristic:
+        if not record.config.kernel.adapts_to(problem, device):
             continue
         below = min(least, of_kernel.get(record.config.kernel_name, math.inf))
         for config in (record.config, *_otherwise_split(record.config)):
@@ -200,7 +200,7 @@ def untuned(kernel: Kernel, problem: Problem, device: Device) -> Config | None:
     default = kernel.default_for(problem, device)
     options = [default, *(kernel.config(parameters) for parameters in kernel.fallbacks)]
     options = [c for c in dict.fromkeys(options) if _may_run(c, problem, device)]
-    if not device.is_gpu or kernel.heuristic or not options:
+    if not device.is_gpu or kernel.adapts_to(problem, device) or not options:
         return options[0] if options else None
     options += [c for option in options for c in splits(option, problem, device)]
     return _preferred(options, problem, device)

@@ -139,7 +139,8 @@ def _of_records(
     reason = _reason(problem, record, device, changes[record])
     if config != record.config:
         reason += f", k in {config.as_dict()['SPLIT']} parts"
-    if defaults and defaults[0].kernel.heuristic and log_distance(problem, record.problem):
+    made = defaults and defaults[0].kernel.adapts_to(problem, device)
+    if made and log_distance(problem, record.problem):
         usual = min(predicted_seconds(c, problem, device) for c in defaults)
         part = predicted_seconds(config, problem, device) / usual
         reason += f"; expected to take {part:.2f} of the default's time"
@@ -153,7 +154,7 @@ def _defaults(
     that make their defaults for each problem.
     """
     kernels = {r.config.kernel_name: r.config.kernel for r, _ in found}
-    others = (k for k in kernels.values() if k.heuristic and k.name != highest.name)
+    others = (k for k in kernels.values() if k.adapts_to(problem, device) and k != highest)
     configs = (untuned(kernel, problem, device) for kernel in (highest, *others))
     return [config for config in configs if config is not None]
 
@@ -369,6 +370,6 @@ def _why_untuned(config: Config, problem: Problem, device: Device, none_near: bo
     why = f"nothing tuned {'near enough ' if none_near else ''}for {problem.dtype}"
     if not device.times_are_real:
         why = "in the simulator"
-    made = kernel.heuristic or config == kernel.default_for(problem, device)
+    made = kernel.adapts_to(problem, device) or config == kernel.default_for(problem, device)
     what = "default" if made else "cost model's choice"
     return f"{what} of {kernel.name}: {why} on {device.name}"
