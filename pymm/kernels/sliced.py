@@ -170,7 +170,7 @@ _OTHERS = {
 #: More of them for GPUs whose blocks have less shared memory than so many bytes.
 _LITTLE, _ENOUGH = ((16, 4, 2, 1), (8, 4, 2, 1)), 200_000
 
-# The expected time of floats, fitted to 1,100 times on one H200 (benchmarks/LOG.md)
+# The expected time of floats, fitted to 952 times on one H200 (benchmarks/LOG.md)
 
 #: Clocks of a microsecond. Microseconds of a launch, of a block's first loads and of one level of
 #: the tree that adds up parts.

@@ -95,7 +95,7 @@ _SHALLOW, _DEEP = _form(64, 64, 8, 8, KB=16, SLICES=2, STAGES=4, BLOCKS=3), 256
 #: Fits wherever TMA is.
 _SMALLEST = _form(64, 64, 8, 8, STRIDE=4, SLICES=2, BLOCKS=1)
 
-# The expected time, fitted to 1,000 times on one H200 (benchmarks/LOG.md)
+# The expected time, fitted to 1,152 times on one H200 (benchmarks/LOG.md)
 
 #: Clocks of a microsecond. Microseconds of a launch, of the beginning of a wave of tiles, of
 #: repacking an operand (and its bytes of a microsecond, read and written), of adding up parts (and
