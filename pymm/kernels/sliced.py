@@ -162,7 +162,7 @@ _ALIGNED = {
 }
 _OTHERS = {
     128: ((8, 4, 4, 2), (8, 8, 3, 1), (8, 8, 2, 1), (16, 8, 2, 1)),
-    64: ((8, 4, 4, 3), (8, 8, 4, 1), (16, 8, 2, 1), (8, 4, 2, 2), (16, 4, 2, 3)),
+    64: ((8, 4, 2, 2), (8, 4, 4, 3), (8, 8, 4, 1), (16, 8, 2, 1), (16, 4, 2, 3)),
     32: ((16, 4, 2, 3), (16, 4, 2, 2), (16, 8, 2, 1), (8, 8, 2, 1)),
     16: ((16, 4, 4, 2), (16, 4, 2, 3), (16, 8, 2, 1)),
 }
@@ -186,7 +186,7 @@ _ISSUE, _READ, _COPY, _TURN_A, _TURN_B, _SUM = 0.96, 1.45, 2.17, 0.85, 2.6, 21.3
 _WARPS, _FEWER, _AHEAD = 9.95, 0.33, 0.066
 
 #: Bytes of a clock that a multiprocessor gets from device memory. Expected times that differ by
-#: less than these factors do not tell configurations and kernels apart.
+#: less than these factors do not tell configurations apart, and of deep products kernels.
 _MEMORY, _AS_QUICK, _KEPT = 16, 1.03, 1.05
 
 
@@ -262,10 +262,11 @@ def _of_floats(p: Problem, d: Device) -> Iterator[Config]:
     for mb, nb, ta, tb in _NARROW if min(p.m, p.n) <= 4 < 128 <= max(p.m, p.n) else forms:
         blocks = max(ceil_div(p.m, mb) * ceil_div(p.n, nb) * p.batch, 1)
         tile = dict(MB=mb, NB=nb, TA=ta, TB=tb, GROUP=8, SPLIT=1)
-        for kb, slices, stages, together in (*pipelines[ta * tb], *little):
-            form = tile | dict(KB=kb, SLICES=slices, STAGES=stages, BLOCKS=together)
-            yield SLICED.config(form)
-            yield from _split(form, {n * d.sms // blocks for n in range(1, 5)}, p)
+        usual = (*pipelines[ta * tb], *little)
+        given = [dict(zip(("KB", "SLICES", "STAGES", "BLOCKS"), u, strict=True)) for u in usual]
+        yield from (SLICED.config(tile | one) for one in given)
+        for one in sorted(given, key=lambda one: -one["STAGES"]):  # measured with parts of k
+            yield from _split(tile | one, {n * d.sms // blocks for n in range(1, 5)}, p)
 
 
 def _split(form: dict[str, int], counts: set[int], p: Problem) -> Iterator[Config]:
@@ -363,7 +364,7 @@ def _faster_than_tma(p: Problem, d: Device) -> bool:
     if here <= tma_f32.LAUNCH:
         return True
     there = tma_f32.expected_microseconds(tma_f32.TMA_F32.default_for(p, d), p, d)
-    return here <= _KEPT * there
+    return here <= there * (_KEPT if p.k >= tma_f32.DEEP else 1)
 
 
 SLICED = Kernel(
