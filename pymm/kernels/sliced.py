@@ -138,7 +138,7 @@ _TOGETHER = ((16, 4, 3, 2), (16, 4, 2, 2), *_ALONE)
 _LAUNCH, _LEVEL, _MEMORY_OF_ALL, _MEMORY_OF_FEW, _L2 = 7000, 3500, 16, 24, 40
 
 #: Tiles and register tiles of floats: the smallest, which come first where each multiprocessor has
-#: at most so many, and the others.
+#: at most so many, the others, and those of four rows or columns and fewer.
 _SMALLEST, _FEW = ((16, 32, 4, 4), (32, 16, 4, 4)), 2
 _FLOAT_TILES = (
     (64, 64, 16, 8),
@@ -150,9 +150,8 @@ _FLOAT_TILES = (
     (16, 128, 8, 8),
     (32, 32, 4, 8),
     (32, 32, 8, 4),
-    (128, 4, 4, 4),
-    (4, 128, 4, 4),
 )
+_NARROW = (128, 4, 4, 4), (4, 128, 4, 4)
 
 #: Their pipelines, by the elements of a thread, those that are quicker than the model knows first:
 #: for rows that are aligned to 16 bytes, and for others.
@@ -164,12 +163,15 @@ _ALIGNED = {
 }
 _OTHERS = {
     128: ((8, 4, 4, 2), (8, 8, 3, 1), (8, 8, 2, 1), (16, 8, 2, 1)),
-    64: ((8, 4, 4, 3), (8, 8, 4, 1), (16, 8, 2, 1), (8, 4, 2, 2), (16, 4, 2, 3)),
+    64: ((8, 4, 2, 2), (8, 4, 4, 3), (8, 8, 4, 1), (16, 8, 2, 1), (16, 4, 2, 3)),
     32: ((16, 4, 2, 3), (16, 4, 2, 2), (16, 8, 2, 1), (8, 8, 2, 1)),
     16: ((16, 4, 4, 2), (16, 4, 2, 3), (16, 8, 2, 1)),
 }
 
-# The expected time of floats, fitted to 1,100 times on one H200 (benchmarks/LOG.md)
+#: More of them for GPUs whose blocks have less shared memory than so many bytes.
+_LITTLE, _ENOUGH = ((16, 4, 2, 1), (8, 4, 2, 1)), 200_000
+
+# The expected time of floats, fitted to 952 times on one H200 (benchmarks/LOG.md)
 
 #: Clocks of a microsecond. Microseconds of a launch, of a block's first loads and of one level of
 #: the tree that adds up parts.
@@ -185,8 +187,8 @@ _ISSUE, _READ, _COPY, _TURN_A, _TURN_B, _SUM = 0.96, 1.45, 2.17, 0.85, 2.6, 21.3
 _WARPS, _FEWER, _AHEAD = 9.95, 0.33, 0.066
 
 #: Bytes of a clock that a multiprocessor gets from device memory. Expected times that differ by
-#: less than this factor do not tell configurations apart.
-_MEMORY, _AS_QUICK = 16, 1.03
+#: less than these factors do not tell configurations apart, and of deep products kernels.
+_MEMORY, _AS_QUICK, _KEPT = 16, 1.03, 1.05
 
 
 #: Many float32 products of aligned rows, by their greatest extent: MB, NB, KB, TA, TB, STAGES; four
@@ -255,15 +257,17 @@ def _of_floats(p: Problem, d: Device) -> Iterator[Config]:
     once to four times.
     """
     pipelines = _OTHERS if p.alignment < 16 else _ALIGNED
+    little = _LITTLE if d.shared_per_block < _ENOUGH else ()
     few = ceil_div(p.m, 16) * ceil_div(p.n, 32) * p.batch <= _FEW * d.sms
     forms = (*_SMALLEST, *_FLOAT_TILES) if few else (*_FLOAT_TILES, *_SMALLEST)
-    for mb, nb, ta, tb in forms:
+    for mb, nb, ta, tb in _NARROW if min(p.m, p.n) <= 4 < 128 <= max(p.m, p.n) else forms:
         blocks = max(ceil_div(p.m, mb) * ceil_div(p.n, nb) * p.batch, 1)
         tile = dict(MB=mb, NB=nb, TA=ta, TB=tb, GROUP=8, SPLIT=1)
-        for kb, slices, stages, together in pipelines[ta * tb]:
-            form = tile | dict(KB=kb, SLICES=slices, STAGES=stages, BLOCKS=together)
-            yield SLICED.config(form)
-            yield from _split(form, {n * d.sms // blocks for n in range(1, 5)}, p)
+        usual = (*pipelines[ta * tb], *little)
+        given = [dict(zip(("KB", "SLICES", "STAGES", "BLOCKS"), u, strict=True)) for u in usual]
+        yield from (SLICED.config(tile | one) for one in given)
+        for one in sorted(given, key=lambda one: -one["STAGES"]):  # measured with parts of k
+            yield from _split(tile | one, {n * d.sms // blocks for n in range(1, 5)}, p)
 
 
 def _split(form: dict[str, int], counts: set[int], p: Problem) -> Iterator[Config]:
@@ -361,7 +365,7 @@ def _faster_than_tma(p: Problem, d: Device) -> bool:
     if here <= tma_f32.LAUNCH:
         return True
     there = tma_f32.expected_microseconds(tma_f32.TMA_F32.default_for(p, d), p, d)
-    return here <= _AS_QUICK * there
+    return here <= there * (_KEPT if p.k >= tma_f32.DEEP else 1)
 
 
 #: Times of this kernel beside those of tensor cores (expected.py).
