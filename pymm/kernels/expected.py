@@ -52,12 +52,14 @@ class Copying(NamedTuple):
     warps: float
 
 
-def copied_by_threads(c: Config, p: Problem, d: Device, registers: int, rates: Copying) -> float:
+def copied_by_threads(
+    c: Config, p: Problem, d: Device, depth: int, registers: int, rates: Copying
+) -> float:
     """Of a kernel that copies by threads, in blocks of one tile each: multiprocessors compute as
-    many blocks together as they hold, step after step along k. A step takes as long as all their
+    many blocks together as they hold, step after step of `depth` along k. A step takes as long as all their
     work, or as the latency that the other stages do not hide.
     """
-    threads, depth = c.kernel.threads(c), c.KB * getattr(c, "SLICES", 1)
+    threads = c.kernel.threads(c)
     blocks = ceil_div(p.m, c.MB) * ceil_div(p.n, c.NB) * c.SPLIT
     on_one = max(ceil_div(blocks, d.sms), 1)
     together = min(

@@ -86,17 +86,17 @@ def _heuristic(p: Problem, d: Device) -> dict[str, int]:
 
 #: Times of tf32 (expected.py), and the forms to choose from: MB, NB, KB, TA, TB, STAGES, BLOCKS.
 _COPYING = Copying(
-    launch=5.1,
-    multiply=0.00176,
-    edges=0.44,
-    along=(0.163, 0.074, 0.018),
-    across=(0.097, 0.047, 0.005),
-    latency=0.565,
-    store=0.34,
-    adding=1.54,
-    part=0.059,
-    overlap=0.034,
-    warps=16.5,
+    launch=4.45,
+    multiply=0.0015,
+    edges=0.69,
+    along=(0.173, 0.086, 0.023),
+    across=(0.095, 0.063, 0.005),
+    latency=0.576,
+    store=0.36,
+    adding=1.87,
+    part=0.052,
+    overlap=0.054,
+    warps=17.3,
 )
 _FORMS = (
     (64, 64, 32, 16, 64, 4, 3),
@@ -206,7 +206,7 @@ TENSOR = Kernel(
     min_capability=(8, 0),
     heuristic=lambda p, d: _of_tf32(p, d) or _heuristic(p, d),
     preferred_for=_preferred_for,
-    expected=lambda c, p, d: copied_by_threads(c, p, d, _registers(c, p), _COPYING),
+    expected=lambda c, p, d: copied_by_threads(c, p, d, c.KB, _registers(c, p), _COPYING),
     rules=(
         Rule(
             "the swizzle wants powers of two: MB, NB, KB, TA, TB",

@@ -80,7 +80,7 @@ _PAIRS = ((128, 64, 64, 64, 4), (64, 128, 64, 64, 4), (64, 64, 64, 32, 6))
 
 #: Operations, elements of C and depth up to which times were fitted: above, power, stores and
 #: memory decide.
-_FITTED, _FITTED_C, _FITTED_K = 5e10, 2**24, 2**14
+_FITTED, _FITTED_C, _FITTED_K = 2e10, 2**24, 2**14
 
 
 def _is_fitted(p: Problem) -> bool:
