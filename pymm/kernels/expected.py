@@ -56,8 +56,8 @@ def copied_by_threads(
     c: Config, p: Problem, d: Device, depth: int, registers: int, rates: Copying
 ) -> float:
     """Of a kernel that copies by threads, in blocks of one tile each: multiprocessors compute as
-    many blocks together as they hold, step after step of `depth` along k. A step takes as long as all their
-    work, or as the latency that the other stages do not hide.
+    many blocks together as they hold, step after step of `depth` along k. A step takes as long as
+    all their work, or as the latency that the other stages do not hide.
     """
     threads = c.kernel.threads(c)
     blocks = ceil_div(p.m, c.MB) * ceil_div(p.n, c.NB) * c.SPLIT

@@ -86,7 +86,7 @@ def _heuristic(p: Problem, d: Device) -> dict[str, int]:
 
 #: Times of tf32 (expected.py), and the forms to choose from: MB, NB, KB, TA, TB, STAGES, BLOCKS.
 _COPYING = Copying(
-    launch=4.45,
+    launch=4.25,
     multiply=0.0015,
     edges=0.69,
     along=(0.173, 0.086, 0.023),
