@@ -47,28 +47,87 @@ def test_the_kernel_that_was_measured_fastest_ranks_highest(text, layout, wgmma,
 
 
 #: Products, configurations and their microseconds; the last two were measured after the fit.
-TIMES = """
-TT 816x391x298 wgmma_tf32-MB16-NB64-KB64-TA16-TB64-SLICES1-STAGES8-SLOTS2-CLUSTER2-GROUP1-SPLIT1 16.54
-NN 169x1782x1741 wgmma_tf32-MB128-NB128-KB32-TA128-TB64-SLICES1-STAGES6-SLOTS2-CLUSTER1-GROUP8-SPLIT4 27.90
-TT 4441x69x6459 wgmma_tf32-MB128-NB128-KB32-TA128-TB64-SLICES1-STAGES6-SLOTS2-CLUSTER1-GROUP8-SPLIT7 114.88
-NT 4269x285x262 wgmma_tf32-MB128-NB128-KB32-TA128-TB64-SLICES1-STAGES6-SLOTS2-CLUSTER1-GROUP8-SPLIT1 17.63
-NN 169x1782x1741 sliced-MB32-NB64-KB8-TA8-TB8-SLICES4-STAGES4-BLOCKS3-GROUP8-SPLIT2 48.45
-TT 38x218x6075 sliced-MB16-NB32-KB16-TA4-TB4-SLICES4-STAGES4-BLOCKS2-GROUP8-SPLIT6 14.30
-TN 622x217x36 sliced-MB16-NB32-KB16-TA4-TB4-SLICES4-STAGES2-BLOCKS3-GROUP8-SPLIT1 5.76
-NN 33x520x4661 tensor-MB32-NB32-KB32-TA16-TB16-STAGES4-BLOCKS2-GROUP8-SPLIT2 42.85
-NN 169x1782x1741 tensor-MB64-NB128-KB32-TA16-TB32-STAGES2-BLOCKS1-GROUP8-SPLIT16 50.18
-NT 4197x43x261 tensor-MB32-NB64-KB32-TA16-TB32-STAGES4-BLOCKS2-GROUP8-SPLIT1 12.99
-TN 115x3072x1829 wgmma_tf32-MB64-NB64-KB64-TA64-TB64-SLICES1-STAGES6-SLOTS2-CLUSTER1-GROUP8-SPLIT1 19.84
-NT 1061x353x706 wgmma_tf32-MB64-NB64-KB64-TA64-TB64-SLICES1-STAGES6-SLOTS2-CLUSTER1-GROUP8-SPLIT1 14.85
-"""  # noqa: E501
+TIMES = [
+    (
+        "816x391x298",
+        "TT",
+        "wgmma_tf32-MB16-NB64-KB64-TA16-TB64-SLICES1-STAGES8-SLOTS2-CLUSTER2-GROUP1-SPLIT1",
+        16.54,
+    ),
+    (
+        "169x1782x1741",
+        "NN",
+        "wgmma_tf32-MB128-NB128-KB32-TA128-TB64-SLICES1-STAGES6-SLOTS2-CLUSTER1-GROUP8-SPLIT4",
+        27.90,
+    ),
+    (
+        "4441x69x6459",
+        "TT",
+        "wgmma_tf32-MB128-NB128-KB32-TA128-TB64-SLICES1-STAGES6-SLOTS2-CLUSTER1-GROUP8-SPLIT7",
+        114.88,
+    ),
+    (
+        "4269x285x262",
+        "NT",
+        "wgmma_tf32-MB128-NB128-KB32-TA128-TB64-SLICES1-STAGES6-SLOTS2-CLUSTER1-GROUP8-SPLIT1",
+        17.63,
+    ),
+    (
+        "169x1782x1741",
+        "NN",
+        "sliced-MB32-NB64-KB8-TA8-TB8-SLICES4-STAGES4-BLOCKS3-GROUP8-SPLIT2",
+        48.45,
+    ),
+    (
+        "38x218x6075",
+        "TT",
+        "sliced-MB16-NB32-KB16-TA4-TB4-SLICES4-STAGES4-BLOCKS2-GROUP8-SPLIT6",
+        14.30,
+    ),
+    (
+        "622x217x36",
+        "TN",
+        "sliced-MB16-NB32-KB16-TA4-TB4-SLICES4-STAGES2-BLOCKS3-GROUP8-SPLIT1",
+        5.76,
+    ),
+    (
+        "33x520x4661",
+        "NN",
+        "tensor-MB32-NB32-KB32-TA16-TB16-STAGES4-BLOCKS2-GROUP8-SPLIT2",
+        42.85,
+    ),
+    (
+        "169x1782x1741",
+        "NN",
+        "tensor-MB64-NB128-KB32-TA16-TB32-STAGES2-BLOCKS1-GROUP8-SPLIT16",
+        50.18,
+    ),
+    (
+        "4197x43x261",
+        "NT",
+        "tensor-MB32-NB64-KB32-TA16-TB32-STAGES4-BLOCKS2-GROUP8-SPLIT1",
+        12.99,
+    ),
+    (
+        "115x3072x1829",
+        "TN",
+        "wgmma_tf32-MB64-NB64-KB64-TA64-TB64-SLICES1-STAGES6-SLOTS2-CLUSTER1-GROUP8-SPLIT1",
+        19.84,
+    ),
+    (
+        "1061x353x706",
+        "NT",
+        "wgmma_tf32-MB64-NB64-KB64-TA64-TB64-SLICES1-STAGES6-SLOTS2-CLUSTER1-GROUP8-SPLIT1",
+        14.85,
+    ),
+]
 
 
-@pytest.mark.parametrize("line", TIMES.split("\n")[1:-1])
-def test_expected_times_are_near_measured_ones(line):
-    layout, text, slug, microseconds = line.split()
+@pytest.mark.parametrize("text, layout, slug, microseconds", TIMES)
+def test_expected_times_are_near_measured_ones(text, layout, slug, microseconds):
     config = parse_slug(slug)
     expected = config.kernel.expected(config, product(text, layout), H200)
-    assert abs(math.log(expected / float(microseconds))) < 0.25
+    assert abs(math.log(expected / microseconds)) < 0.25
 
 
 @settings(max_examples=60, deadline=None)
@@ -107,9 +166,9 @@ def test_what_was_not_measured_keeps_its_order():
         (product("512x512x512", "NN"), H200),  # rows that TMA reads
         (product("333x333x333", "NN", batch=3), H200),
         (product("333x333x333", "NT", op="syrk"), H200),
-        (product("333x333x8", "NN"), H200),
+        (product("31x333x333", "NN"), H200),
         (Problem(333, 333, 333, "f32"), H200),
         (odd, AMPERE),
     ]:
-        assert is_modelled(other, device) == (other.k == 8 and other.alignment < 16)
+        assert not is_modelled(other, device)
     assert kernels_for(odd, AMPERE)[-1] is find_kernel("tensor")
