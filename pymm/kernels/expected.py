@@ -40,6 +40,8 @@ class Copying(NamedTuple):
     #: Of an element whose matrix is K-major or MN-major, copied 4, 8 or 16 bytes at a time.
     along: tuple[float, float, float]
     across: tuple[float, float, float]
+    #: How many times that where neither is transposed, so that rows of A are K-major and B's not.
+    mixed: float
     #: Microseconds from a load to its use; of storing 1024 elements of C; of adding parts of k, and
     #: for each part 1024 elements of it.
     latency: float
@@ -73,6 +75,7 @@ def copied_by_threads(
     multiply = c.MB * c.NB * depth * rates.multiply * few
     multiply *= 1 + rates.edges * (16 / c.TA + 16 / c.TB)
     copied = c.MB * _clocks(not p.trans_a, p, rates) + c.NB * _clocks(p.trans_b, p, rates)
+    copied *= 1 if p.trans_a or p.trans_b else rates.mixed
     fetched = (c.MB + c.NB) * depth * p.numpy_dtype.itemsize / _L2
     work = (max(multiply, fetched) + copied * depth * few) / CLOCKS
     steps = ceil_div(ceil_div(p.k, c.SPLIT), depth)
