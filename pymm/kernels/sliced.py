@@ -283,17 +283,6 @@ def exact_is_faster(p: Problem, d: Device) -> bool:
     return p.flops <= _EXACT.get(min(p.alignment, 16), 0.0)
 
 
-def _preferred_for(p: Problem, d: Device) -> bool:
-    """Skinny products and small ones. Of doubles, where tensor cores multiply them, only those that
-    wait for memory.
-    """
-    if p.dtype in _ON_TENSOR_CORES:
-        return is_modelled(p, d) or exact_is_faster(p, d)
-    if p.dtype == "f64" and d.capability in ((8, 0), (9, 0)):
-        return min(p.m, p.n) <= 16 and not small_batch(p)
-    return min(p.m, p.n) <= 64 or p.m * p.n * p.batch <= 2**20 or _many(p) is not None
-
-
 #: Times of this kernel beside those of tensor cores (expected.py).
 _COPYING = Copying(
     launch=4.05,
@@ -313,6 +302,17 @@ _COPYING = Copying(
 
 def _expected(c: Config, p: Problem, d: Device) -> float:
     return copied_by_threads(c, p, d, c.KB * c.SLICES, _registers(c, p), _COPYING)
+
+
+def _preferred_for(p: Problem, d: Device) -> bool:
+    """Skinny products and small ones. Of doubles, where tensor cores multiply them, only those that
+    wait for memory.
+    """
+    if p.dtype in _ON_TENSOR_CORES:
+        return is_modelled(p, d) or exact_is_faster(p, d)
+    if p.dtype == "f64" and d.capability in ((8, 0), (9, 0)):
+        return min(p.m, p.n) <= 16 and not small_batch(p)
+    return min(p.m, p.n) <= 64 or p.m * p.n * p.batch <= 2**20 or _many(p) is not None
 
 
 SLICED = Kernel(
