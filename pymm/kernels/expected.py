@@ -40,6 +40,8 @@ class Copying(NamedTuple):
     #: Of an element whose matrix is K-major or MN-major, copied 4, 8 or 16 bytes at a time.
     along: tuple[float, float, float]
     across: tuple[float, float, float]
+    #: How many times that where neither is transposed, so that rows of A are K-major and B's not.
+    mixed: float
     #: Microseconds from a load to its use; of storing 1024 elements of C; of adding parts of k, and
     #: for each part 1024 elements of it.
     latency: float
@@ -52,12 +54,14 @@ class Copying(NamedTuple):
     warps: float
 
 
-def copied_by_threads(c: Config, p: Problem, d: Device, registers: int, rates: Copying) -> float:
+def copied_by_threads(
+    c: Config, p: Problem, d: Device, depth: int, registers: int, rates: Copying
+) -> float:
     """Of a kernel that copies by threads, in blocks of one tile each: multiprocessors compute as
-    many blocks together as they hold, step after step along k. A step takes as long as all their
-    work, or as the latency that the other stages do not hide.
+    many blocks together as they hold, step after step of `depth` along k. A step takes as long as
+    all their work, or as the latency that the other stages do not hide.
     """
-    threads, depth = c.kernel.threads(c), c.KB * getattr(c, "SLICES", 1)
+    threads = c.kernel.threads(c)
     blocks = ceil_div(p.m, c.MB) * ceil_div(p.n, c.NB) * c.SPLIT
     on_one = max(ceil_div(blocks, d.sms), 1)
     together = min(
@@ -71,6 +75,7 @@ def copied_by_threads(c: Config, p: Problem, d: Device, registers: int, rates: C
     multiply = c.MB * c.NB * depth * rates.multiply * few
     multiply *= 1 + rates.edges * (16 / c.TA + 16 / c.TB)
     copied = c.MB * _clocks(not p.trans_a, p, rates) + c.NB * _clocks(p.trans_b, p, rates)
+    copied *= 1 if p.trans_a or p.trans_b else rates.mixed
     fetched = (c.MB + c.NB) * depth * p.numpy_dtype.itemsize / _L2
     work = (max(multiply, fetched) + copied * depth * few) / CLOCKS
     steps = ceil_div(ceil_div(p.k, c.SPLIT), depth)

@@ -343,6 +343,27 @@ def exact_is_faster(p: Problem, d: Device) -> bool:
     return p.flops <= _EXACT.get(min(p.alignment, 16), 0.0)
 
 
+#: Times of this kernel beside those of tensor cores (expected.py).
+_COPYING = Copying(
+    launch=4.05,
+    multiply=0.0081,
+    edges=0.074,
+    along=(0.109, 0.08, 0.066),
+    across=(0.076, 0.045, 0.0077),
+    mixed=0.8,
+    latency=0.63,
+    store=0.304,
+    adding=1.1,
+    part=0.142,
+    overlap=0.4,
+    warps=5.7,
+)
+
+
+def _expected(c: Config, p: Problem, d: Device) -> float:
+    return copied_by_threads(c, p, d, c.KB * c.SLICES, _registers(c, p), _COPYING)
+
+
 def _preferred_for(p: Problem, d: Device) -> bool:
     """Skinny products and small ones. Of doubles, where tensor cores multiply them, only those that
     wait for memory.
@@ -356,6 +377,7 @@ def _preferred_for(p: Problem, d: Device) -> bool:
     return min(p.m, p.n) <= 64 or p.m * p.n * p.batch <= 2**20 or _many(p) is not None
 
 
+<<<<<<< HEAD
 @lru_cache(maxsize=1024)
 def _faster_than_tma(p: Problem, d: Device) -> bool:
     """Whether this kernel's default should be as quick as that of the kernel with TMA."""
@@ -384,6 +406,8 @@ _COPYING = Copying(
 )
 
 
+=======
+>>>>>>> choice-tf32
 SLICED = Kernel(
     number=11,
     name="sliced",
@@ -414,7 +438,7 @@ SLICED = Kernel(
     dtypes=("f32", "f64", *_ON_TENSOR_CORES),
     heuristic=_heuristic,
     preferred_for=_preferred_for,
-    expected=lambda c, p, d: copied_by_threads(c, p, d, _registers(c, p), _COPYING),
+    expected=_expected,
     rules=(
         Rule(
             "each warp computes the whole tile: MB / TA * NB / TB is 32",

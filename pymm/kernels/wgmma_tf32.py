@@ -5,6 +5,7 @@ values; and their default configurations, which a small cost model chooses.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,15 +21,18 @@ from pymm.kernels.tiles import tiles_in
 
 class Form(NamedTuple):
     """A block's tile and stages, and the microseconds of 32 along k and of the rest of a tile,
-    measured on an H200 (benchmarks/LOG.md).
+    measured on an H200 (benchmarks/LOG.md); rows of a warpgroup, if not all, and blocks that share
+    the boxes of A.
     """
 
     MB: int
     NB: int
     KB: int
     STAGES: int
-    step: float
-    rest: float
+    step: float = 0.0
+    rest: float = 0.0
+    TA: int = 0
+    CLUSTER: int = 1
 
 
 FORMS = (
@@ -41,6 +45,12 @@ FORMS = (
     Form(64, 64, 64, 6, 0.23, 1.7),
     Form(32, 64, 64, 8, 0.20, 1.2),
     Form(16, 64, 64, 8, 0.19, 1.0),
+)
+#: More for `_fastest`, which takes no times from them.
+PAIRS = (
+    Form(128, 64, 64, 4, TA=64, CLUSTER=2),
+    Form(64, 128, 64, 4, TA=64, CLUSTER=2),
+    Form(64, 64, 64, 6, TA=32, CLUSTER=2),
 )
 FORMS_X3 = (
     Form(128, 128, 32, 3, 0.95, 2.0),
@@ -55,7 +65,6 @@ _SHALLOW, _WHOLE_ROWS = 64, 64
 
 #: Microseconds: a second launch, and each part that it adds up; bytes of a microsecond.
 _COMBINING, _PART, _MEMORY = 3.0, 0.04, 4e6
-
 
 #: Microseconds of a launch, of the repacking before it, of the end of the last tile, of each tile;
 #: of adding parts of k, and for each part.
@@ -74,13 +83,9 @@ _REPACKED, _ADDED, _INTO_ONE, _FROM_ALL = 3.9e6, 2.7e6, 2.6e5, 1.85e7
 #: shorter of computing and memory the longer does not hide.
 _LATENCY, _MULTIPLY, _READ, _TRANSPOSE, _OVERLAP = 0.98, 0.42, 0.00039, 0.065, 0.26
 
-#: More tiles for `_fastest`, of two blocks that share A, with two warpgroups in each: MB, NB, KB,
-#: TA, STAGES.
-_PAIRS = ((128, 64, 64, 64, 4), (64, 128, 64, 64, 4), (64, 64, 64, 32, 6))
-
 #: Operations, elements of C and depth up to which times were fitted: above, power, stores and
 #: memory decide.
-_FITTED, _FITTED_C, _FITTED_K = 5e10, 2**24, 2**14
+_FITTED, _FITTED_C, _FITTED_K = 2e10, 2**24, 2**14
 
 
 def _is_fitted(p: Problem) -> bool:
@@ -89,27 +94,9 @@ def _is_fitted(p: Problem) -> bool:
 
 
 def _fastest(p: Problem, d: Device) -> dict[str, int]:
-    """The form and the parts of k with the least expected time."""
-    received = WGMMA_TF32.tma.as_loaded(p)
-    turned = _transposes_a(received)
-    by_rows = _WHOLE_ROWS if _swapped(received) else 1
-    forms = [(form.MB, form.NB, form.KB, form.MB, form.STAGES, 1) for form in FORMS]
-    found = []
-    for mb, nb, kb, ta, stages, cluster in (*forms, *((*pair, 2) for pair in _PAIRS)):
-        slices = 1 + (turned and mb * nb <= 64 * 64)
-        given = dict(MB=mb, NB=nb, KB=kb, TA=ta, TB=64, SLICES=slices, STAGES=stages, SLOTS=2)
-        given |= dict(
-            CLUSTER=cluster, GROUP=by_rows if p.k <= _SHALLOW or cluster > 1 else 8, SPLIT=1
-        )
-        while given["STAGES"] > 2 * slices and not STAGES_FIT.holds(WGMMA_TF32.config(given), p, d):
-            given["STAGES"] -= slices
-        tiles = WGMMA_TF32.units(WGMMA_TF32.config(given), p)
-        most = p.k // (4 * kb * slices)
-        for parts in sorted({1, *(min(most, n * d.sms // max(tiles, 1)) for n in (1, 2))} - {0}):
-            config = WGMMA_TF32.config(given | dict(SPLIT=parts))
-            if not WGMMA_TF32.violations(config, p, d):
-                found.append(config)
-    best = min(found, key=lambda c: _expected(c, p, d), default=None)
+    """The form and the parts of k with the least expected time, of kernel 10."""
+    options = (c for _, _, c in _candidates(WGMMA_TF32, (*FORMS, *PAIRS), p, d))
+    best = min(options, key=lambda c: _expected(c, p, d), default=None)
     return dict(WGMMA_TF32.default) if best is None else best.as_dict()
 
 
@@ -147,28 +134,37 @@ def _expected(c: Config, p: Problem, d: Device) -> float:
 
 
 def heuristic(kernel: Kernel, forms: tuple[Form, ...], p: Problem, d: Device) -> dict[str, int]:
-    """The form and the parts of k with the least expected time. Small tiles that are transposed
-    have two slices: one transposes while the other multiplies.
+    """The form and the parts of k with the least time by the form's own rates."""
+    options = _candidates(kernel, forms, p, d)
+    timed = ((_microseconds(form, tiles, c.SPLIT, p, d), c) for form, tiles, c in options)
+    best = min(timed, key=lambda option: option[0], default=None)
+    return dict(kernel.default) if best is None else best[1].as_dict()
+
+
+def _candidates(
+    kernel: Kernel, forms: tuple[Form, ...], p: Problem, d: Device
+) -> Iterator[tuple[Form, int, Config]]:
+    """Each form that may run, its tiles, and its configuration with k whole and in the parts that
+    fill the device once and twice. Small tiles that are transposed have two slices: one transposes
+    while the other multiplies.
     """
-    options = []
     received = kernel.tma.as_loaded(p)
-    transposes = received.trans_a and not received.trans_b
-    by_rows = _WHOLE_ROWS if received.trans_a and received.trans_b else 1
+    by_rows = _WHOLE_ROWS if _swapped(received) else 1
     for form in forms:
-        given = dict(kernel.default, MB=form.MB, NB=form.NB, KB=form.KB, TA=form.MB)
-        given |= dict(STAGES=form.STAGES, GROUP=by_rows if p.k <= _SHALLOW else 8)
-        slices = 1 + (transposes and form.MB * form.NB <= 64 * 64)
+        given = dict(kernel.default, MB=form.MB, NB=form.NB, KB=form.KB, TA=form.TA or form.MB)
+        given |= dict(STAGES=form.STAGES, CLUSTER=form.CLUSTER)
+        given["GROUP"] = by_rows if p.k <= _SHALLOW or form.CLUSTER > 1 else 8
+        slices = 1 + (_transposes_a(received) and form.MB * form.NB <= 64 * 64)
         if slices > 1:
             given["SLICES"] = slices
-        while given["STAGES"] > 2 and not STAGES_FIT.holds(kernel.config(given), p, d):
+        while given["STAGES"] > 2 * slices and not STAGES_FIT.holds(kernel.config(given), p, d):
             given["STAGES"] -= slices
         tiles = kernel.units(kernel.config(given), p)
         most = p.k // (4 * form.KB * slices)
         for parts in {1, *(min(most, full * d.sms // max(tiles, 1)) for full in (1, 2))} - {0}:
-            split = dict(given, SPLIT=parts)
-            if not kernel.violations(kernel.config(split), p, d):
-                options.append((_microseconds(form, tiles, parts, p, d), len(options), split))
-    return min(options)[2] if options else dict(kernel.default)
+            config = kernel.config(dict(given, SPLIT=parts))
+            if not kernel.violations(config, p, d):
+                yield form, tiles, config
 
 
 def _microseconds(form: Form, tiles: int, parts: int, p: Problem, d: Device) -> float:
