@@ -1,10 +1,9 @@
 // What Python does for a call that was made before, in compiled code: a table of products of NumPy
-// arrays on the CPU, and launches as functions that Python calls without ctypes.
+// arrays on the CPU (for those of a GPU, device_calls.hpp), and launches as functions that Python
+// calls without ctypes.
 //
-// Python.h may not be installed, so what is used of CPython's C API ("Python/C API Reference
-// Manual") is declared here; pymm/backends/compiled.py checks the layout of objects and of NumPy's
-// arrays (ndarraytypes.h, PyArrayObject_fields) before it uses any of this. All functions are
-// called with the GIL held.
+// pymm/backends/compiled.py checks the layout of objects and of NumPy's arrays (ndarraytypes.h,
+// PyArrayObject_fields) before it uses any of this. All functions are called with the GIL held.
 //
 // Compile: g++ -O2 -std=c++17 -shared -fPIC
 #include <cstddef>
@@ -14,49 +13,13 @@
 #include <initializer_list>
 
 #include "call.hpp"
-
-using Size = std::ptrdiff_t;
-
-struct Object {
-    Size references;
-    Object* type;
-};
-
-struct Method {
-    const char* name;
-    void* function;
-    int flags;
-    const char* doc;
-};
-
-extern "C" {
-extern Object _Py_NoneStruct, _Py_FalseStruct, PyLong_Type, PyFloat_Type, PyUnicode_Type;
-void Py_IncRef(Object*);
-void Py_DecRef(Object*);
-void* PyEval_SaveThread();
-void PyEval_RestoreThread(void*);
-void PyErr_Clear();
-Object* PyLong_FromLong(long);
-void* PyLong_AsVoidPtr(Object*);
-Object* PyTuple_GetItem(Object*, Size);
-Size PyTuple_Size(Object*);
-Object* PyObject_CallObject(Object*, Object*);
-Object* PyObject_CallFunctionObjArgs(Object*, ...);
-int PyObject_RichCompareBool(Object*, Object*, int);
-Object* PyCFunction_NewEx(Method*, Object*, Object*);
-}
+#include "device_calls.hpp"
+#include "python.hpp"
 
 namespace {
 
-constexpr int equal = 2;                    // Py_EQ
-constexpr int fast = 0x80, no_arguments = 4;  // METH_FASTCALL, METH_NOARGS
-constexpr int writeable = 0x400;            // NPY_ARRAY_WRITEABLE
+constexpr int writeable = 0x400;  // NPY_ARRAY_WRITEABLE
 constexpr int max_axes = 4, alignment = 16;
-
-Object* none() {
-    Py_IncRef(&_Py_NoneStruct);
-    return &_Py_NoneStruct;
-}
 
 struct Array {
     Object head;
@@ -102,6 +65,7 @@ struct Table {
     std::size_t taken;
     double until;
     Object *array_type, *failed;
+    device::Table on_device;
 };
 
 void release(Entry* entry) {
@@ -111,11 +75,6 @@ void release(Entry* entry) {
     delete entry;
     for (Object* one : held)
         if (one) Py_DecRef(one);
-}
-
-std::uint64_t mixed(std::uint64_t hash, std::uint64_t value) {
-    hash = (hash ^ value) * 0x9e3779b97f4a7c15u;
-    return hash ^ (hash >> 29);
 }
 
 // Of what tells products apart most often.
@@ -135,28 +94,8 @@ bool is(const Array& array, const Form& form) {
     return true;
 }
 
-// Whether two options are alike, without a call of Python code: one object, or equal numbers or
-// words of one type.
-bool alike(Object* x, Object* y) {
-    if (x == y) return true;
-    if (x->type != y->type) return false;
-    if (x->type != &PyLong_Type && x->type != &PyFloat_Type && x->type != &PyUnicode_Type)
-        return false;
-    const int found = PyObject_RichCompareBool(x, y, equal);
-    if (found < 0) PyErr_Clear();
-    return found > 0;
-}
-
 bool alike(const Product& x, const Product& y) {
     return !std::memcmp(&x, &y, offsetof(Product, kernel));
-}
-
-bool same_options(Object* x, Object* y) {  // both are tuples
-    const Size count = PyTuple_Size(x);
-    if (PyTuple_Size(y) != count) return false;
-    for (Size i = 0; i < count; i++)
-        if (!alike(PyTuple_GetItem(x, i), PyTuple_GetItem(y, i))) return false;
-    return true;
 }
 
 int offset(const Array& array) {
@@ -166,6 +105,10 @@ int offset(const Array& array) {
 bool overlap(const Array& array, const Form& form, const Array& out, const Form& written) {
     return out.data + written.first < array.data + form.last
            && array.data + form.first < out.data + written.last;
+}
+
+bool overlaps(const Product& p, const Array& a, const Array& b, const Array& out) {
+    return overlap(a, p.a, out, p.out) || overlap(b, p.b, out, p.out);
 }
 
 // `out` is null for a call without it.
@@ -181,7 +124,7 @@ Entry* find(Table& table, const Array& a, const Array& b, const Array* out, Obje
         hash_of(a.dtype, a.axes, a.shape, b.axes, b.shape, a.strides, b.strides, !out);
     for (std::size_t i = hash % places; Entry* entry = table.entries[i]; i = (i + 1) % places)
         if (entry->hash == hash && matches(entry->product, a, b, out)
-            && same_options(entry->options, options))
+            && alike_tuples(entry->options, options))
             return entry;
     return nullptr;
 }
@@ -192,10 +135,9 @@ double now() {
     return double(time.tv_sec) + 1e-9 * double(time.tv_nsec);
 }
 
-// The result, a new reference. Null with an error, or, where Python has to make the call, None.
+// The result; null with an error.
 Object* launched(Table& table, Entry* entry, const Array& a, const Array& b, const Array& out) {
     const Product& p = entry->product;
-    if (overlap(a, p.a, out, p.out) || overlap(b, p.b, out, p.out)) return none();
     Call call = p.call;
     call.A = p.swapped ? b.data : a.data;
     call.B = p.swapped ? a.data : b.data;
@@ -211,18 +153,19 @@ Object* launched(Table& table, Entry* entry, const Array& a, const Array& b, con
     return result;
 }
 
-// The arguments are a, b, out, what is added (None), and a tuple of the options. Returns the
-// result, or None for a call that is not in the table.
+// The arguments are a, b, out, c, a bias and a tuple of the options. Returns the result; what
+// `unknown` does for a call that is not known.
 Object* multiply(Object* self, Object* const* arguments, Size) {
     Table& table = *static_cast<Table*>(PyLong_AsVoidPtr(self));
     Object *a = arguments[0], *b = arguments[1], *out = arguments[2];
-    Object* kind = table.array_type;
-    if (a->type != kind || b->type != kind || arguments[3] != &_Py_NoneStruct) return none();
+    Object *kind = table.array_type, *bias = arguments[4], *options = arguments[5];
+    if (arguments[3] != &_Py_NoneStruct || now() >= table.until) return none();
+    if (a->type != kind) return device::multiply(table.on_device, a, b, out, bias, options);
+    if (b->type != kind || bias != &_Py_NoneStruct) return none();
     if (out->type != kind && out != &_Py_NoneStruct) return none();
-    if (now() >= table.until) return none();
     const Array &left = *reinterpret_cast<Array*>(a), &right = *reinterpret_cast<Array*>(b);
     const Array* target = reinterpret_cast<Array*>(out);
-    Object *options = arguments[4], *made = nullptr;
+    Object* made = nullptr;
     if (out == &_Py_NoneStruct) {
         Entry* maker = find(table, left, right, nullptr, options);
         if (!maker) return none();
@@ -233,7 +176,8 @@ Object* multiply(Object* self, Object* const* arguments, Size) {
         target = reinterpret_cast<Array*>(made);
     }
     Entry* entry = made && made->type != kind ? nullptr : find(table, left, right, target, options);
-    Object* result = entry ? launched(table, entry, left, right, *target) : none();
+    if (entry && overlaps(entry->product, left, right, *target)) entry = nullptr;
+    Object* result = entry ? launched(table, entry, left, right, *target) : unknown(made);
     if (made) Py_DecRef(made);
     return result;
 }
@@ -306,8 +250,8 @@ int started(const DeviceLaunch& one) {
     return code;
 }
 
-// `self` is a tuple: the address of a `DeviceLaunch`; what makes the launch in Python, or raises the
-// error of the code that it is called with; what says whether another thread has the turn.
+// `self` is a tuple: the address of a `DeviceLaunch`; what makes the launch in Python, or raises
+// the error of the code that it is called with; what says whether another thread has the turn.
 Object* launch_device(Object* self, Object*) {
     const auto& one = *static_cast<DeviceLaunch*>(PyLong_AsVoidPtr(PyTuple_GetItem(self, 0)));
     int code = -1;
@@ -354,6 +298,37 @@ void calls_clear(Table* table) {
     table->taken = 0;
     for (Entry* entry : old)
         if (entry) release(entry);
+    device::clear(table->on_device);
+}
+
+// The functions of the driver that say which context is current.
+void calls_contexts(Table* table, void* current_context, void* context_number) {
+    device::Table& own = table->on_device;
+    own.current_context = reinterpret_cast<decltype(own.current_context)>(current_context);
+    own.context_number = reinterpret_cast<decltype(own.context_number)>(context_number);
+}
+
+// Reads arrays of `type` from now on: `names` is a tuple, of which those that `methods` says (bits)
+// are methods; `stream` is a function of value `index`, or None. False if there is no room.
+int calls_reader(Table* table, Object* type, Object* names, int methods, Object* stream,
+                 int index) {
+    device::Table& own = table->on_device;
+    const int count = int(PyTuple_Size(names));
+    if (own.count == device::most_readers || count > device::most_values) return false;
+    for (Object* one : {type, names, stream}) Py_IncRef(one);
+    device::Reader& reader = own.readers[own.count++];
+    reader.type = type, reader.count = count, reader.index = index;
+    reader.stream = stream == &_Py_NoneStruct ? nullptr : stream;
+    for (int i = 0; i < count; i++) {
+        reader.names[i] = PyTuple_GetItem(names, i);
+        reader.methods[i] = methods >> i & 1;
+    }
+    return true;
+}
+
+int calls_insert_device(Table* table, Object* key, const std::uint64_t* addresses, int makes,
+                        int has_context, std::uint64_t context) {
+    return device::insert(table->on_device, key, addresses, makes, has_context, context);
 }
 
 void calls_until(Table* table, double until) { table->until = until; }
@@ -367,7 +342,7 @@ int calls_insert(Table* table, const Product* product, Object* options, Object* 
     std::size_t i = hash % places;
     for (; Entry* entry = table->entries[i]; i = (i + 1) % places)
         if (entry->hash == hash && alike(entry->product, p)
-            && same_options(entry->options, options))
+            && alike_tuples(entry->options, options))
             return true;
     for (Object* one : {p.a.dtype, p.b.dtype, p.out.dtype, options, owner})
         if (one) Py_IncRef(one);

@@ -149,8 +149,10 @@ def matmul(
     """
     given = (alpha, beta, trans_a, trans_b, dtype, casting, precision, out_dtype, activation)
     given += stream, kernel, config, device, transfer, device_memory, prefer
-    result = cache.repeat(a, b, out, bias if c is None else c, given)
-    if result is not None:
+    result = cache.repeat(a, b, out, c, bias, given)
+    if type(result) is tuple:
+        (out,) = result
+    elif result is not None:
         return result
     given += type(alpha), type(beta), None if bias is None else cache.mark(bias)
     key, out, launch = cache.lookup(a, b, out, c, given)
@@ -478,7 +480,13 @@ def syrk(
     trans_b=True)` takes both.
     """
     given = ("syrk", alpha, beta, trans, fill, dtype, casting, precision, out_dtype, stream, kernel)
-    given += config, device, transfer, prefer, type(alpha), type(beta), None
+    given += config, device, transfer, prefer
+    result = cache.repeat(a, a, out, c, None, given)
+    if type(result) is tuple:
+        (out,) = result
+    elif result is not None:
+        return result
+    given += type(alpha), type(beta), None
     key, out, launch = cache.lookup(a, a, out, c, given)
     if launch is not None:
         launch()

@@ -60,7 +60,7 @@ def matmul(
         b = b.unsqueeze(1)
     separate = activation not in (None, "relu") and _records_gradients(a, b, bias)
     fused = "" if separate or activation is None else activation
-    result = _product(a, b, bias, fused, precision)
+    result = _computed(a, b, bias, fused, precision)
     if separate:
         result = _activated(result, activation)
     if columns:
@@ -195,8 +195,8 @@ def _multiplied(
 ) -> Tensor:
     """The operator. CPU tensors go on as NumPy arrays, whose launches are found again soonest."""
     out = a.new_empty(_shape(a, b, bias))
-    a, b = _readable(a.detach()), _readable(b.detach())
-    bias = None if bias is None else bias.detach()
+    a, b = _readable(_plain(a)), _readable(_plain(b))
+    bias = None if bias is None else _plain(bias)
     options = dict(activation=activation or None, precision=precision)
     if a.is_cpu:
         given = None if bias is None else _array(bias)
@@ -204,6 +204,11 @@ def _multiplied(
     else:
         api.matmul(a, b, out, bias=bias, **options)
     return out
+
+
+def _plain(x: Tensor) -> Tensor:
+    """`x` as a tensor that records no gradients."""
+    return x.detach() if x.requires_grad or type(x) is not Tensor else x
 
 
 def _array(x: Tensor) -> np.ndarray:
@@ -272,19 +277,24 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     grad = _before_activation(ctx, grad, a, b, bias, output)
     of_a = of_b = of_bias = None
     if ctx.needs_input_grad[0]:
-        of_a = _product(grad, b.mT, None, "", ctx.precision).sum_to_size(shape_a)
+        of_a = _summed(_computed(grad, b.mT, None, "", ctx.precision), shape_a)
     if ctx.needs_input_grad[1]:
         if len(shape_b) == 2:  # one product, and not the sum of one for each matrix of the batch
             left, right = a.flatten(0, -2), grad.flatten(0, -2)
             if ctx.by_columns:  # a transposed weight's gradient is stored like the weight
-                of_b = _product(right.mT, left, None, "", ctx.precision).mT
+                of_b = _computed(right.mT, left, None, "", ctx.precision).mT
             else:
-                of_b = _product(left.mT, right, None, "", ctx.precision)
+                of_b = _computed(left.mT, right, None, "", ctx.precision)
         else:
-            of_b = _product(a.mT, grad, None, "", ctx.precision).sum_to_size(shape_b)
+            of_b = _summed(_computed(a.mT, grad, None, "", ctx.precision), shape_b)
     if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
         of_bias = grad.sum(tuple(range(grad.dim() - 1)), dtype=ctx.bias_dtype)
     return of_a, of_b, of_bias, None, None
+
+
+def _summed(gradient: Tensor, shape: torch.Size) -> Tensor:
+    """A gradient, summed over the axes that were broadcast."""
+    return gradient if gradient.shape == shape else gradient.sum_to_size(shape)
 
 
 def _before_activation(ctx: Any, grad: Tensor, *saved: Tensor | None) -> Tensor:
@@ -297,7 +307,7 @@ def _before_activation(ctx: Any, grad: Tensor, *saved: Tensor | None) -> Tensor:
         return grad
     if ctx.activation == "relu":
         return aten.threshold_backward(grad, output, 0)
-    sums = _product(a, b, bias, "", ctx.precision)
+    sums = _computed(a, b, bias, "", ctx.precision)
     if ctx.activation == "silu":
         sigmoid = torch.sigmoid(sums)  # aten.silu_backward has no derivative
         return grad * sigmoid * (1 + sums * (1 - sigmoid))
@@ -308,3 +318,63 @@ _OPERATORS.impl("matmul", _multiplied, "CPU")
 _OPERATORS.impl("matmul", _multiplied, "CUDA")
 torch.library.register_fake("pymm::matmul", _described)
 torch.library.register_autograd("pymm::matmul", _gradients, setup_context=_keep)
+
+
+# The same without PyTorch's dispatcher, which takes the host as long as several products on a GPU.
+# The operator remains for whoever looks into calls: compilers, tracers, modes, transforms
+
+
+class _Product(torch.autograd.Function):
+    """The operator and its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        output = _multiplied(*inputs)
+        _keep(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _gradients(ctx, grad)
+
+
+def _computed(a: Tensor, b: Tensor, bias: Tensor | None, activation: str, precision: str) -> Tensor:
+    """The operator, called directly where nobody but autograd looks into calls."""
+    given = a, b, bias, activation, precision
+    if torch.compiler.is_compiling() or _is_watched() or not _are_ordinary(a, b, bias):
+        return _product(*given)
+    return _Product.apply(*given) if _records_gradients(a, b, bias) else _multiplied(*given)
+
+
+def _are_ordinary(*operands: Tensor | None) -> bool:
+    """Whether all are on a CPU or on CUDA, of no subclass, and have memory with the elements that
+    they have: without PyTorch's negative bit, and no zeros without memory.
+    """
+    for x in operands:
+        if x is None:
+            continue
+        if type(x) not in _ORDINARY or not (x.is_cuda or x.is_cpu):
+            return False
+        if x.is_neg() or x._is_zerotensor():
+            return False
+    return True
+
+
+_ORDINARY = (Tensor, torch.nn.Parameter)
+
+
+def _is_watched() -> bool:
+    """Whether a mode, a transform of `torch.func` or a tracer is active. True in a version of
+    PyTorch that cannot be asked.
+    """
+    try:
+        state = torch._C
+        return bool(
+            state._len_torch_dispatch_stack()
+            or state._len_torch_function_stack()
+            or state._functorch.peek_interpreter_stack() is not None
+            or state._get_tracing_state() is not None
+            or torch.autograd.forward_ad._current_level >= 0
+        )
+    except AttributeError:
+        return True

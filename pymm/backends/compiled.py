@@ -9,7 +9,7 @@ import ctypes
 import logging
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import c_double, c_int, c_ssize_t, c_ulonglong, c_void_p, py_object
 from functools import lru_cache
 from pathlib import Path
@@ -161,6 +161,13 @@ class Compiled:
             ("calls_clear", None, (c_void_p,)),
             ("calls_until", None, (c_void_p, c_double)),
             ("calls_insert", c_int, (c_void_p, c_void_p, py_object, py_object)),
+            ("calls_contexts", None, (c_void_p, c_void_p, c_void_p)),
+            ("calls_reader", c_int, (c_void_p, *[py_object] * 2, c_int, py_object, c_int)),
+            (
+                "calls_insert_device",
+                c_int,
+                (c_void_p, py_object, c_void_p, c_int, c_int, c_ulonglong),
+            ),
             ("calls_multiply", py_object, (py_object,)),
             ("calls_launch", py_object, (py_object,)),
             ("calls_launch_device", py_object, (py_object,)),
@@ -191,10 +198,31 @@ class Compiled:
         return Table(self._library, failed)
 
 
+class Attributes(NamedTuple):
+    """How compiled code reads arrays of a type: the `names` of attributes, and of `methods` without
+    arguments, of which the first is the address; what says which stream is current on the device,
+    whose number is value `index` of those behind the address.
+    """
+
+    names: tuple[str, ...]
+    methods: tuple[str, ...] = ()
+    stream: Callable[[int], int] | None = None
+    index: int = 0
+
+
+class KnownArray(NamedTuple):
+    """An array on a GPU as it was: its type, the values of its attributes, its address."""
+
+    type: type
+    values: tuple[Any, ...]
+    address: int = 0
+
+
 class Table:
-    """Products of NumPy arrays that one kernel call computes, by the forms of the arrays and the
-    options of the call. `multiply(a, b, out, c, *options)` is the product, or None if it is not
-    there.
+    """Calls that were made before: of NumPy's arrays, which one kernel call computes, by the forms
+    of the arrays, and of arrays on a GPU, by their addresses, too. `multiply(a, b, out, c, bias,
+    options)` is the product, None if the call is not there, and a tuple of an array for the product
+    where only that is known.
 
     It keeps no array alive. Nothing is found before `valid_until` is called, nor from that time on.
     """
@@ -229,6 +257,37 @@ class Table:
         swapped = given != (a, b, out)
         product = _Product(*described, False, swapped, a == b, 0, kernel.address, kernel.call)
         return self._insert(product, options, owner)
+
+    def read(self, kind: type, attributes: Attributes) -> bool:
+        """Read arrays of type `kind` from now on. False if there are too many types."""
+        names, methods, stream, index = attributes
+        bits = sum((name in methods) << i for i, name in enumerate(names))
+        given = kind, tuple(map(sys.intern, names)), bits, stream, index
+        return bool(self._library.calls_reader(self._place, *given))
+
+    def ask_for_contexts(self, functions: tuple[int, int]) -> None:
+        """Find calls of arrays on a GPU in their context: `functions` are the addresses of
+        cuCtxGetCurrent and cuCtxGetId.
+        """
+        self._library.calls_contexts(self._place, *functions)
+
+    def insert_on_device(
+        self,
+        arrays: Sequence[KnownArray | None],
+        stream: int | None,
+        options: tuple,
+        action: Callable[..., Any],
+        context: int | None,
+        makes: bool,
+    ) -> bool:
+        """Add a call of a, b, out and a bias, each None if there is none: `action` launches it, or,
+        if it `makes`, makes `out` beside a. `context` is the number of the current context,
+        None where no GPU is open. False if it is full.
+        """
+        key = *(one and one[:2] for one in arrays), stream, options, action
+        places = (c_ulonglong * len(arrays))(*(one.address if one else 0 for one in arrays))
+        given = ctypes.addressof(places), makes, context is not None, context or 0
+        return bool(self._library.calls_insert_device(self._place, key, *given))
 
     def insert_maker(
         self, forms: tuple[ArrayForm, ...], make: Callable[[Any], Any], options: tuple

@@ -11,11 +11,13 @@ from collections.abc import Callable
 class Current:
     """`context()` is the number of the context that this thread has current: one that no other
     context of this process ever has, destroyed ones included; 0 if there is none; None while no GPU
-    is open. The backend of a GPU replaces the function. `forget` holds the functions that
+    is open. The backend of a GPU replaces the function, and gives the addresses of the driver's
+    functions that say the same: cuCtxGetCurrent, cuCtxGetId. `forget` holds the functions that
     `scratch_dropped` calls.
     """
 
     context: Callable[[], int | None]
+    functions: tuple[int, int] | None = None
 
     def __init__(self) -> None:
         self.context = lambda: None

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pymm.backends.base import RebindableLaunch
-from pymm.backends.compiled import ArrayForm, Table, compiled
+from pymm.backends.compiled import ArrayForm, Attributes, KnownArray, Table, compiled
 from pymm.backends.cpu.arrays import SHIFT, pointers
 from pymm.backends.cpu.backend import CpuLaunch, no_memory
 from pymm.backends.current import current
@@ -118,8 +118,10 @@ class LaunchCache:
         self._readers = _Readers()
         self._table: Table | None = None
         self._chosen_in = -1
-        #: `repeat(a, b, out, None, options)`: the result of a call of NumPy's arrays that was made
-        #: before, by compiled code. None for another call, and where something is added.
+        self._read: dict[type, Attributes | None] = {}
+        #: `repeat(a, b, out, c, bias, options)`: the result of a call that was made before, by
+        #: compiled code. None for one that it does not know; a tuple of the result for one of
+        #: which it knows that alone, which is then to be given as `out`.
         self.repeat: Callable[..., Any] = _unknown
 
     def clear(self) -> None:
@@ -227,9 +229,11 @@ class LaunchCache:
     def insert_maker(self, key: Key, make: Callable[[Any], Any], chosen_in: int) -> None:
         """Cache what makes the result of a call without `out` from its first operand."""
         self._insert(key, (make, chosen_in))
-        if key.c or key.options[-1] is not None or not key.a[0] is key.b[0] is np.ndarray:
+        if key.c or (table := self._compiled(chosen_in)) is None:
             return
-        if (table := self._compiled(chosen_in)) is not None:
+        if not key.a[0] is key.b[0] is np.ndarray:
+            self._insert_on_device(table, key, make, makes=True)
+        elif key.options[-1] is None:  # no bias
             forms = ArrayForm(*key.a[1:]), ArrayForm(*key.b[1:])
             if not table.insert_maker(forms, make, key.options[OPTIONS]):
                 self.clear()
@@ -255,23 +259,57 @@ class LaunchCache:
                 if launch.captured or key.context not in (0, launch.context):
                     return False
                 launch = launch.assume_context(key.context)
-        if type(launch) is CpuLaunch:
-            self._insert_compiled(key, launch, chosen_in)
-            launch = launch.direct()
-        self._insert(key, (launch, chosen_in))
+        self._insert_compiled(key, launch, chosen_in)
+        own = launch.direct() if type(launch) is CpuLaunch else launch
+        self._insert(key, (own, chosen_in))
         return True
 
-    def _insert_compiled(self, key: Key, launch: CpuLaunch, chosen_in: int) -> None:
-        """Have compiled code make such a call again, if all arrays are NumPy's."""
-        if key.c or key.options[-1] is not None:  # a bias
+    def _insert_compiled(self, key: Key, launch: Launch, chosen_in: int) -> None:
+        """Have compiled code make such a call again, if it can read all arrays."""
+        if key.c or (table := self._compiled(chosen_in)) is None:
             return
-        if any(form[0] is not np.ndarray for _, form in (key.a, key.b, key.out)):
-            return
-        table = self._compiled(chosen_in)
-        if table is not None:
+        if any(form[0] is not np.ndarray for _, form in key[:3]):
+            self._insert_on_device(table, key, launch)
+        elif type(launch) is CpuLaunch and key.options[-1] is None:  # no bias
             forms = tuple(ArrayForm(*form[1:], address) for address, form in key[:3])
             if not table.insert(forms, launch.kernel, key.options[OPTIONS], launch):
                 self.clear()
+
+    def _insert_on_device(
+        self, table: Table, key: Key, action: Callable[..., Any], makes: bool = False
+    ) -> None:
+        """Add a call of arrays on a GPU, or what makes its result."""
+        if key.context is not None:
+            if current.functions is None:
+                return
+            table.ask_for_contexts(current.functions)
+        marks = ((0, key.a), (0, key.b), None) if makes else key[:3]
+        known, streams = [], set()
+        for mark in (*marks, key.options[-1]):
+            if mark is None:
+                known.append(None)
+                continue
+            address, (kind, *form) = mark
+            attributes = self._attributes(table, kind)
+            if attributes is None:
+                return
+            if attributes.stream is not None:
+                streams.add(form.pop())
+                form.append(False)  # it requires no gradient
+            known.append(KnownArray(kind, tuple(form), address))
+        if len(streams) > 1 or len({one.type for one in known if one}) > 1:
+            return
+        stream = next(iter(streams), None)
+        options = key.options[OPTIONS]
+        if not table.insert_on_device(known, stream, options, action, key.context, makes):
+            self.clear()
+
+    def _attributes(self, table: Table, kind: type) -> Attributes | None:
+        """How the table reads arrays of a type. None if it does not."""
+        if kind not in self._read:
+            found = _attributes(kind)
+            self._read[kind] = found if found and table.read(kind, found) else None
+        return self._read[kind]
 
     def _compiled(self, chosen_in: int) -> Table | None:
         """The table of compiled code for products of that generation. None if there is none."""
@@ -397,14 +435,18 @@ def _reads_fast() -> bool:
 _READS_FAST = _reads_fast()
 
 
-def _of_torch(torch: Any) -> Callable[[Any], Mark]:
+def _torch_stream(torch: Any) -> Callable[[int], int]:
+    """What says which stream is current on a device."""
+
     def stream_handle(index: int) -> int:
         return torch.cuda.current_stream(index).cuda_stream
 
-    compiled = getattr(torch, "_C", None)
-    stream_of = getattr(
-        compiled, "_cuda_getCurrentRawStream", stream_handle
-    )  # in a tenth of the time
+    # In a tenth of the time:
+    return getattr(getattr(torch, "_C", None), "_cuda_getCurrentRawStream", stream_handle)
+
+
+def _of_torch(torch: Any) -> Callable[[Any], Mark]:
+    stream_of = _torch_stream(torch)
 
     def read(tensor: Any) -> Mark:
         try:
@@ -434,6 +476,24 @@ def _of_pycuda(array: Any) -> Mark:
     if array.gpudata is None:
         return None
     return (array.ptr, (type(array), array.shape, array.strides, array.dtype))
+
+
+#: What tells GPUArrays apart, as `_of_pycuda` has it.
+_PYCUDA = Attributes(("ptr", "shape", "strides", "dtype"))
+
+
+def _attributes(kind: type) -> Attributes | None:
+    """How compiled code reads arrays of a type, with the values of `_reader` in their order; of
+    PyTorch's also that no gradient is wanted. None for a type that only Python reads.
+    """
+    library = library_of(kind)
+    if library == "pycuda" and kind.__name__ == "GPUArray":
+        return _PYCUDA
+    if library != "torch" or kind.__name__ != "Tensor":
+        return None
+    names = "data_ptr", "shape", "stride", "dtype", "is_neg", "get_device", "requires_grad"
+    methods = "data_ptr", "stride", "is_neg", "get_device"
+    return Attributes(names, methods, _torch_stream(sys.modules["torch"]), 4)
 
 
 def _of_interface(array: Any) -> Mark:

@@ -118,7 +118,7 @@ def test_torch_tensors_name_their_stream(monkeypatch):
     Tensor.__module__ = "torch"
 
     class Torch:
-        float64 = "float64"
+        float64, Tensor = "float64", None
 
         class cuda:  # noqa: N801
             @staticmethod

@@ -408,3 +408,43 @@ def test_pymm_matmul_names_what_computes_gradients():
         pymm.matmul(torch._efficientzerotensor(3, 3), x.detach(), device="cpu")
     with pytest.raises(TypeError, match="out is a Tensor, not an array that can be written"):
         pymm.matmul(x.detach(), x.detach(), torch.empty(3, 3), device="cpu")
+
+
+def test_autograd_alone_needs_no_dispatcher(monkeypatch):
+    """Forward, backward and twice differentiated, without the operator."""
+
+    def refuse(*_):
+        raise AssertionError("the operator was called")
+
+    monkeypatch.setattr(pymm.torch, "_product", refuse)
+    a = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    w = torch.nn.Parameter(torch.randn(5, 4, dtype=torch.float64))
+    bias = torch.randn(5, dtype=torch.float64, requires_grad=True)
+
+    def compute(a, w, bias):
+        return pymm.torch.matmul(a, w.t(), bias=bias, activation="relu")
+
+    assert torch.autograd.gradcheck(compute, (a, w, bias))
+    assert torch.autograd.gradgradcheck(compute, (a, w, bias))
+    with torch.no_grad():
+        close = torch.relu(a @ w.t() + bias)
+        torch.testing.assert_close(compute(a, w, bias), close)
+
+
+def test_whoever_looks_into_calls_sees_the_operator():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    x = torch.randn(3, 3, requires_grad=True)
+    with Watching():
+        y = pymm.torch.matmul(x, x)
+    torch.testing.assert_close(y, x @ x)
+    assert torch.ops.pymm.matmul.default in seen
+    negative = torch._neg_view(x.detach())
+    torch.testing.assert_close(pymm.torch.matmul(x.detach(), negative), -y.detach())

@@ -224,9 +224,9 @@ def test_a_cleared_cache_knows_nothing_and_owns_nothing(cache):
     seen = weakref.ref(number)
     for _ in range(3):
         pymm.matmul(a, b, alpha=number, device="cpu")
-    assert cache.repeat(a, b, None, None, _options("cpu", number)) is not None
+    assert cache.repeat(a, b, None, None, None, _options("cpu", number)) is not None
     cache.clear()
-    assert cache.repeat(a, b, None, None, _options("cpu", number)) is None
+    assert cache.repeat(a, b, None, None, None, _options("cpu", number)) is None
     del number
     gc.collect()
     assert seen() is None
@@ -261,7 +261,7 @@ def test_a_full_table_starts_anew(cache):
             a, b = np.ones((m, 1), np.float32), np.full((1, n), m, np.float32)
             got = pymm.matmul(a, b, device="cpu")
             assert got.shape == (m, n) and (got == m).all()
-    assert cache.repeat(a, b, None, None, _options("cpu")) is not None
+    assert cache.repeat(a, b, None, None, None, _options("cpu")) is not None
 
 
 def test_threads_beside_a_table_that_is_cleared(cache):
@@ -306,8 +306,8 @@ def test_a_kernel_that_fails_raises():
     assert table.insert(tuple(forms), kernel, (1,), failing)
     table.valid_until(np.inf)
     with pytest.raises(LaunchFailed, match="no memory"):
-        table.multiply(a, b, out, None, (1,))
-    assert table.multiply(a, b, out, None, (2,)) is None
+        table.multiply(a, b, out, None, None, (1,))
+    assert table.multiply(a, b, out, None, None, (2,)) is None
 
 
 @pytest.mark.parametrize("cause", ["no compiler", "a compiler that fails", "another NumPy"])

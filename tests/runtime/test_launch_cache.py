@@ -1,5 +1,6 @@
 """Calls that are recognised: by what each library says soonest of its arrays, and by all of it."""
 
+import ctypes
 import sys
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ from host_device import CudaArray, HostDevice
 from products import integers
 
 import pymm
+from pymm.backends.current import current
 from pymm.runtime.launch_cache import Arguments, cache
 
 
@@ -55,6 +57,9 @@ class Torch:
         def stride(self):
             return tuple(step // 4 for step in self.array.strides)
 
+        def new_empty(self, shape, dtype):
+            return Torch.empty(shape, dtype, self.device)
+
 
 Torch.Tensor.__module__ = "torch"
 
@@ -84,6 +89,109 @@ def test_a_known_call_asks_tensors_for_no_interface(tensors):
     assert pymm.matmul(a, b, out=c, device=device) is c
     assert Torch.Tensor.asked == asked and len(launches(device)) == 1
     np.testing.assert_array_equal(c.array, a.array @ b.array)
+
+
+def alone(monkeypatch):
+    """Python's part of the cache refuses every call from now on."""
+
+    def refuse(*_):
+        raise AssertionError("Python was asked for a call that compiled code knows")
+
+    monkeypatch.setattr(type(cache), "lookup", refuse)
+
+
+def test_compiled_code_makes_a_known_call_alone(tensors, monkeypatch):
+    """With out, without, and with a bias; an attribute that changes is noticed."""
+    device, a, b, c = tensors
+    results = [np.empty((4, 4), np.float32) for _ in range(12)]
+    left = list(results)
+    monkeypatch.setattr(
+        Torch, "empty", lambda shape, dtype, device: Torch.Tensor(left.pop()), raising=False
+    )
+    bias = Torch.Tensor(integers(4, np.float32, seed=9))
+    for _ in range(2):
+        pymm.matmul(a, b, out=c, device=device)
+        pymm.matmul(a, b, out=c, bias=bias, device=device)
+        pymm.matmul(a, b, device=device)
+    left.extend(results[-1:])
+    alone(monkeypatch)
+    a.array += 1
+    assert pymm.matmul(a, b, out=c, device=device) is c
+    np.testing.assert_array_equal(c.array, a.array @ b.array)
+    pymm.matmul(a, b, out=c, bias=bias, device=device)
+    np.testing.assert_array_equal(c.array, a.array @ b.array + bias.array)
+    result = pymm.matmul(a, b, device=device)
+    assert result.array is results[-1]
+    np.testing.assert_array_equal(result.array, a.array @ b.array)
+    for name, value in (
+        ("shape", (2, 8)),
+        ("dtype", "torch.float64"),
+        ("stride", lambda: (1, 4)),
+        ("data_ptr", lambda: 4096),
+        ("is_neg", lambda: True),
+        ("get_device", lambda: 1),
+        ("requires_grad", True),
+    ):
+        for tensor, out in ((a, c), (b, c), (c, c), (a, None), (b, None)):
+            if out is None and name == "data_ptr":
+                continue
+            with monkeypatch.context() as change:
+                change.setattr(tensor, name, value)
+                with pytest.raises(AssertionError, match="Python was asked"):
+                    pymm.matmul(a, b, out, device=device)
+    monkeypatch.setattr(Torch, "stream", 6)
+    with pytest.raises(AssertionError, match="Python was asked"):
+        pymm.matmul(a, b, out=c, device=device)
+
+
+def test_another_context_is_another_call(tensors, monkeypatch):
+    """The numbers of contexts come from functions of the driver: here, ones of this test."""
+    device, a, b, c = tensors
+    here = [7]
+
+    def handle(place):
+        place[0] = 1
+        return 0
+
+    def number(_, place):
+        place[0] = here[0]
+        return 0
+
+    kinds = (
+        ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint64)),
+        ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_uint64)),
+    )
+    own = kinds[0](handle), kinds[1](number)
+    addresses = [ctypes.cast(one, ctypes.c_void_p).value for one in own]
+    before = current.functions
+    monkeypatch.setattr(current, "context", lambda: here[0])
+    monkeypatch.setattr(current, "functions", tuple(addresses))
+    cache.clear()
+    try:
+        for _ in range(2):
+            pymm.matmul(a, b, out=c, device=device)
+        with monkeypatch.context() as change:
+            alone(change)
+            assert pymm.matmul(a, b, out=c, device=device) is c
+            for other in (8, 0):
+                here[0] = other
+                with pytest.raises(AssertionError, match="Python was asked"):
+                    pymm.matmul(a, b, out=c, device=device)
+    finally:
+        cache.clear()
+        cache._table.ask_for_contexts(before or (0, 0))
+
+
+def test_an_interrupt_while_attributes_are_read_is_not_lost(tensors, monkeypatch):
+    device, a, b, c = tensors
+    pymm.matmul(a, b, out=c, device=device)
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(b, "data_ptr", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pymm.matmul(a, b, out=c, device=device)
 
 
 def test_a_tensor_elsewhere_is_another_call(tensors):

@@ -49,6 +49,9 @@ class Torch:
         def detach(self):
             return type(self)(self.array, self.negative)
 
+        def new_empty(self, shape, dtype):
+            return Torch.empty(shape, dtype, None)
+
         def is_neg(self):
             return self.negative
 

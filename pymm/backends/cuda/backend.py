@@ -107,6 +107,8 @@ class CudaBackend(Backend):
         self._contexts = Contexts(gpu)
         self._driver = Driver()
         current.context = self._driver.current_context
+        asking = self._driver.address("cuCtxGetCurrent"), self._driver.address("cuCtxGetId")
+        current.functions = asking
         self._copies: dict[drv.Context, HostCopies] = {}
         self._captures = Captures(self._driver)
         most = int(device.memory_bytes * MOST_SCRATCH)
