@@ -90,9 +90,9 @@ static_assert(KB * sizeof(REAL) % (64 * SLICES) == 0,
               "two instructions of a slice lie along k: 64 SLICES bytes divide those of KB");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
 
-// Which lines are copied with what is before and behind them: of 16-bit elements those that cp.async
-// could not copy. Of 32-bit ones those that are K-major: MN-major ones are read one by one anyway,
-// and copied 4 or 8 bytes at a time they have fewer reads in a bank.
+// Which lines are copied with what is before and behind them: of 16-bit elements those that
+// cp.async could not copy; of 32-bit ones those that are K-major. MN-major ones are read one by one
+// anyway, and those copied 4 or 8 bytes at a time meet in fewer banks.
 constexpr bool shifted(bool k_major) {
     return sizeof(REAL) == 2 ? ALIGN < 4 : k_major && ALIGN < 16;
 }

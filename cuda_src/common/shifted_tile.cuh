@@ -1,5 +1,5 @@
-// Tiles whose rows start anywhere in global memory, copied 16 bytes at a time all the same: from the
-// multiple of 16 bytes before a line begins to the one behind its end.
+// Tiles whose rows start anywhere in global memory, copied 16 bytes at a time all the same: from
+// the multiple of 16 bytes before a line begins to the one behind its end.
 
 #include "common/mma_fragments.cuh"
 #include "common/vector.cuh"
@@ -29,8 +29,8 @@ struct ShiftedTile {
     static_assert(LINE % CHUNK == 0 && THREADS % IN_LINE == 0 && IN_LINE * LINES % THREADS == 0,
                   "threads copy whole lines of both tiles at a time");
 
-    // Where a lane reads. K-major: its first word, and by how many bits words are shifted. MN-major:
-    // its first element of an even line, and of the next.
+    // Where a lane reads. K-major: its first word, and by how many bits words are shifted.
+    // MN-major: its first element of an even line, and of the next.
     struct Place {
         unsigned at, other;
     };

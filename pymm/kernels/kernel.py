@@ -125,24 +125,15 @@ class Kernel:
 
     A kernel that fills `both_halves` of a symmetric C stores each element of the computed half
     twice, so that no launch mirrors it. `heuristic` makes a default for each problem and device,
-<<<<<<< HEAD
     where one for all is not good enough; `heuristic_for` says for which problems. `extra_points`
     are searched besides the space. For problems that it is not `preferred_for`, a kernel ranks
     below all others; where it cannot be near the fastest, by its declaration, it does not take part
-    in the tuner's race between kernels (`competes`). `expected` gives the microseconds that a
-    configuration should take; by that of their defaults kernels are ranked where all have one
-    (`expected.is_modelled`). `forceable` names the macros that an experiment may set instead of the
-    problem, and their values: `GUARDED` (`Guards`), and `FILL`, whose 0 means all of a symmetric C.
-=======
-    where one for all is not good enough. `extra_points` are searched besides the space. For
-    problems that it is not `preferred_for`, a kernel ranks below all others; where it cannot be
-    near the fastest, by its declaration, it does not take part in the tuner's race between kernels
-    (`competes`). `forceable` names the macros that an experiment may set instead of the problem,
-    and their values: `GUARDED` (`Guards`), and `FILL`, whose 0 means all of a symmetric C.
+    in the tuner's race between kernels (`competes`). `forceable` names the macros that an
+    experiment may set instead of the problem, and their values: `GUARDED` (`Guards`), and `FILL`,
+    whose 0 means all of a symmetric C.
 
     `expected` gives the microseconds that a configuration should take. Kernels that are preferred
     for a problem are ranked by those of their defaults where all have one (`expected.is_modelled`).
->>>>>>> choice-tf32
     """
 
     number: int

@@ -377,7 +377,6 @@ def _preferred_for(p: Problem, d: Device) -> bool:
     return min(p.m, p.n) <= 64 or p.m * p.n * p.batch <= 2**20 or _many(p) is not None
 
 
-<<<<<<< HEAD
 @lru_cache(maxsize=1024)
 def _faster_than_tma(p: Problem, d: Device) -> bool:
     """Whether this kernel's default should be as quick as that of the kernel with TMA."""
@@ -390,24 +389,6 @@ def _faster_than_tma(p: Problem, d: Device) -> bool:
     return here <= there * (_KEPT if p.k >= tma_f32.DEEP else 1)
 
 
-#: Times of this kernel beside those of tensor cores (expected.py).
-_COPYING = Copying(
-    launch=4.2,
-    multiply=0.0083,
-    edges=0.076,
-    along=(0.089, 0.059, 0.047),
-    across=(0.055, 0.026, 0.0034),
-    latency=0.62,
-    store=0.29,
-    adding=0.86,
-    part=0.16,
-    overlap=0.67,
-    warps=6.3,
-)
-
-
-=======
->>>>>>> choice-tf32
 SLICED = Kernel(
     number=11,
     name="sliced",

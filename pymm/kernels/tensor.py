@@ -102,75 +102,61 @@ def _heuristic(p: Problem, d: Device) -> dict[str, int]:
     return (found if TENSOR.violations(shared, p, d) else shared).as_dict()
 
 
-#: Forms of a block for 16-bit elements whose rows start anywhere, MB, NB, TA, TB, SLICES and
-#: BLOCKS, and the microseconds of a step of 64 along k (one H200: benchmarks/LOG.md). Blocks that
-#: share a multiprocessor take turns: they do not hide each other's steps.
-_ANYWHERE = (
-    ((32, 32, 16, 16, 2, 2), 0.5),
-    ((32, 32, 16, 16, 1, 2), 0.55),
-    ((32, 64, 16, 32, 1, 2), 0.75),
-    ((64, 64, 32, 32, 1, 2), 1.0),
-    ((128, 64, 64, 32, 1, 2), 1.5),
+#: Forms of a block for 16-bit elements in rows that TMA cannot read, MB, NB, TA, TB, SLICES and
+#: BLOCKS, and the microseconds of a step of 64 along k, where rows start at multiples of 2 bytes
+#: and of more (one H200: benchmarks/LOG.md). Blocks that share a multiprocessor take turns: they do
+#: not hide each other's steps.
+_UNEVEN = (
+    ((32, 32, 16, 16, 2, 2), 0.5, 0.35),
+    ((32, 32, 16, 16, 1, 2), 0.55, 0.38),
+    ((32, 64, 16, 32, 1, 2), 0.75, 0.55),
+    ((64, 64, 32, 16, 1, 2), 1.2, 0.65),
+    ((64, 64, 32, 32, 1, 2), 1.0, 0.75),
+    ((128, 64, 64, 32, 1, 2), 1.5, 1.1),
 )
 
 #: Microseconds of a launch, its first loads and its last stores; of adding up parts of k, and for
-#: each part an element of each thread; of storing an element of C.
-_BEGIN_AND_END, _ADDING, _PART, _STORED = 5.5, 1.2, 0.012, 3e-6
+#: each part an element of each thread; of storing an element of C, by the alignment.
+_BEGIN_AND_END, _ADDING, _PART, _STORED = 5.5, 1.2, 0.012, (3e-6, 1.5e-6)
 
 
-def _anywhere(p: Problem, d: Device) -> tuple[float, dict[str, int] | None]:
-    """The expected microseconds of a product of 16-bit elements whose rows start anywhere, and the
-    form and the parts of k that take as long.
+def _uneven(p: Problem, d: Device) -> tuple[float, dict[str, int] | None]:
+    """The expected microseconds of a product of 16-bit elements in rows that TMA cannot read, and
+    the form and the parts of k that take as long.
     """
     names, found = ("MB", "NB", "TA", "TB", "SLICES", "BLOCKS"), []
-    steps = ceil_div(p.k, 64)
-    for form, step in _ANYWHERE:
+    steps, more = ceil_div(p.k, 64), p.alignment >= 4
+    for form, *times in _UNEVEN:
         given = dict(zip(names, form, strict=True)) | dict(KB=64, STAGES=4, GROUP=8)
+        elements = given["TA"] * given["TB"] / (32 * given["SLICES"])
         blocks = ceil_div(p.m, given["MB"]) * ceil_div(p.n, given["NB"]) * p.batch
         for parts in range(1, min(_MOST_PARTS, max(steps, 1)) + 1):
             waves = max(1.0, blocks * parts / d.sms)
-            time = _BEGIN_AND_END + waves * ceil_div(steps, parts) * step
-            time += _STORED * p.m * p.n * p.batch
+            time = _BEGIN_AND_END + waves * ceil_div(steps, parts) * times[more]
+            time += _STORED[more] * p.m * p.n * p.batch
             if parts > 1:
-                elements = (
-                    given["MB"] * given["NB"] / _threads(TENSOR.config(given | dict(SPLIT=1)))
-                )
                 time += _ADDING + _PART * elements * parts
-            found.append((time, given | dict(SPLIT=parts)))
-    for time, given in sorted(found, key=lambda option: option[0]):
-        if not TENSOR.violations(TENSOR.config(given), p, d):
-            return time, given
-    return math.inf, None
+            found.append((time, TENSOR.config(given | dict(SPLIT=parts))))
+    best = TENSOR.quickest(found, p, d)
+    time = next((time for time, config in found if config == best), math.inf)
+    return time, best and best.as_dict()
 
 
 def repacking_takes_longer(p: Problem, d: Device) -> bool:
-    """Whether a product of 16-bit elements whose rows start anywhere is faster here than with wgmma
-    behind a launch that repacks A and B.
+    """Whether a product of 16-bit elements in rows that TMA cannot read is faster here than with
+    wgmma behind a launch that repacks A and B.
     """
-    if p.numpy_dtype.itemsize > 2 or p.alignment >= 4 or p.batch > 1 or p.symmetric or p.empty:
+    if p.numpy_dtype.itemsize > 2 or p.alignment >= 16 or p.batch > 1 or p.symmetric or p.empty:
         return False
-    return _anywhere(p, d)[0] < wgmma.repacked_us(p, d)
+    return _uneven(p, d)[0] < wgmma.repacked_us(p, d)
 
 
 #: Times of tf32 (expected.py), and the forms to choose from: MB, NB, KB, TA, TB, STAGES, BLOCKS.
 _COPYING = Copying(
-<<<<<<< HEAD
-    launch=5.1,
-    multiply=0.00176,
-    edges=0.44,
-    along=(0.11, 0.074, 0.018),
-    across=(0.097, 0.047, 0.005),
-    latency=0.565,
-    store=0.34,
-    adding=1.54,
-    part=0.059,
-    overlap=0.034,
-    warps=16.5,
-=======
     launch=4.35,
     multiply=0.0014,
     edges=0.87,
-    along=(0.169, 0.07, 0.021),
+    along=(0.115, 0.07, 0.021),
     across=(0.088, 0.04, 0.005),
     mixed=1.4,
     latency=0.52,
@@ -179,7 +165,6 @@ _COPYING = Copying(
     part=0.044,
     overlap=0.145,
     warps=14.8,
->>>>>>> choice-tf32
 )
 _FORMS = (
     (64, 128, 32, 16, 32, 3, 1),
@@ -231,8 +216,8 @@ def _of_tf32(p: Problem, d: Device) -> dict[str, int] | None:
 
 def _default(p: Problem, d: Device) -> dict[str, int]:
     found = _of_tf32(p, d)
-    if found is None and p.numpy_dtype.itemsize == 2 and p.alignment < 4:
-        found = _anywhere(p, d)[1]
+    if found is None and p.numpy_dtype.itemsize == 2 and p.alignment < 16 and p.batch == 1:
+        found = _uneven(p, d)[1]
     return found or _heuristic(p, d)
 
 
@@ -267,7 +252,7 @@ def _preferred_for(p: Problem, d: Device) -> bool:
     if exact_is_faster(p, d):
         return False
     size, each = p.numpy_dtype.itemsize, p.m * p.n * p.k
-    if size == 2 and p.alignment < 4 and p.batch == 1 and not p.symmetric:
+    if size == 2 and p.alignment < 16 and p.batch == 1 and not p.symmetric:
         return repacking_takes_longer(p, d)
     if p.batch > 1:
         narrow = max(p.m, p.n) <= _NARROW[size]

@@ -55,7 +55,8 @@ inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float a) { return 1.0f / sqrtf(a); }
 inline double rsqrt(double a) { return 1.0 / sqrt(a); }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned bits) {
-    return static_cast<unsigned>(((static_cast<unsigned long long>(high) << 32) | low) >> bits % 32);
+    const unsigned long long both = static_cast<unsigned long long>(high) << 32 | low;
+    return static_cast<unsigned>(both >> bits % 32);
 }
 inline float __saturatef(float a) { return a < 0 || a != a ? 0.0f : a > 1 ? 1.0f : a; }
 inline float __expf(float a) { return expf(a); }
