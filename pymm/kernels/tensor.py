@@ -146,9 +146,13 @@ def repacking_takes_longer(p: Problem, d: Device) -> bool:
     """Whether a product of 16-bit elements in rows that TMA cannot read is faster here than with
     wgmma behind a launch that repacks A and B.
     """
-    if p.numpy_dtype.itemsize > 2 or p.alignment >= 16 or p.batch > 1 or p.symmetric or p.empty:
-        return False
-    return _uneven(p, d)[0] < wgmma.repacked_us(p, d)
+    return _has_uneven_rows(p) and _uneven(p, d)[0] < wgmma.repacked_us(p, d)
+
+
+def _has_uneven_rows(p: Problem) -> bool:
+    """Whether it is a single product of 16-bit elements, some of whose rows TMA cannot read."""
+    single = p.batch == 1 and not p.symmetric and not p.empty
+    return single and p.numpy_dtype.itemsize == 2 and p.alignment < 16
 
 
 #: Times of tf32 (expected.py), and the forms to choose from: MB, NB, KB, TA, TB, STAGES, BLOCKS.
@@ -216,7 +220,7 @@ def _of_tf32(p: Problem, d: Device) -> dict[str, int] | None:
 
 def _default(p: Problem, d: Device) -> dict[str, int]:
     found = _of_tf32(p, d)
-    if found is None and p.numpy_dtype.itemsize == 2 and p.alignment < 16 and p.batch == 1:
+    if found is None and _hopper(d) and _has_uneven_rows(p):
         found = _uneven(p, d)[1]
     return found or _heuristic(p, d)
 
@@ -252,7 +256,7 @@ def _preferred_for(p: Problem, d: Device) -> bool:
     if exact_is_faster(p, d):
         return False
     size, each = p.numpy_dtype.itemsize, p.m * p.n * p.k
-    if size == 2 and p.alignment < 16 and p.batch == 1 and not p.symmetric:
+    if _has_uneven_rows(p):
         return repacking_takes_longer(p, d)
     if p.batch > 1:
         narrow = max(p.m, p.n) <= _NARROW[size]
