@@ -67,8 +67,8 @@ void release(Entry* entry) {
     Py_DecRef(key);
 }
 
-// False with an error that is no Exception (KeyboardInterrupt), else without one.
-bool failed() {
+// Clears an Exception, so that Python makes the call; leaves others (KeyboardInterrupt). False.
+bool cleared() {
     if (PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear();
     return false;
 }
@@ -87,14 +87,14 @@ bool read(const Table& table, Object* array, Read& found) {
     const Reader& reader = *found.reader;
     for (int i = 0; i < reader.count; i++) {
         Object* value = value_of(array, reader.names[i], reader.methods[i]);
-        if (!value) return failed();
+        if (!value) return cleared();
         if (i) {
             found.values[found.count++] = value;
             continue;
         }
         found.address = PyLong_AsUnsignedLongLong(value);
         Py_DecRef(value);
-        if (PyErr_Occurred()) return failed();
+        if (PyErr_Occurred()) return cleared();
     }
     return true;
 }
@@ -173,7 +173,7 @@ Object* multiply(Table& table, Object* a, Object* b, Object* out, Object* bias, 
         Object* index = arrays[0].values[reader.index];
         stream = PyObject_CallFunctionObjArgs(reader.stream, index, nullptr);
         if (!stream) {
-            failed();
+            cleared();
             return PyErr_Occurred() ? nullptr : none();
         }
     }

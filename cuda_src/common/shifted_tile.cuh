@@ -13,10 +13,10 @@
 //     | . . . 0 1 2 3 4 | 5 6 7 8 9 10 11 12 | ... | 61 62 63 . . . . . |
 //
 // Lines that are 8 apart begin alike, so each lane knows once and for all where its own do.
-// `ldmatrix` cannot read them: it wants multiples of 16 bytes. A lane reads its words itself, two
-// 16-bit elements of one line from two words of which it takes the middle if the line begins at an
-// odd element, two of different lines one by one. With the bytes more, lanes that read at a time
-// meet in few banks, those by which their lines begin differently.
+// `ldmatrix` cannot read them: it wants multiples of 16 bytes. A lane reads its words itself: two
+// 16-bit elements of one line from two words, of which it takes the middle if the line begins at an
+// odd element; two of different lines one by one. The 16 bytes more spread the lanes over the
+// banks: only lines that begin differently can meet.
 template <bool LEFT, bool K_MAJOR, int OUTER, int THREADS>
 struct ShiftedTile {
     static constexpr int SIZE = sizeof(REAL), CHUNK = 16 / SIZE;  // elements of 16 bytes
@@ -113,7 +113,7 @@ struct ShiftedTile {
             }
         }
     }
-    // As SwizzledTile does.
+    // Rounds float32 to tf32, as SwizzledTile does.
     static __device__ __forceinline__ void round_operands(unsigned (&r)[4]) {
         if constexpr (SIZE == 4) {
 #pragma unroll

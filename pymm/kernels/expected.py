@@ -37,7 +37,8 @@ class Copying(NamedTuple):
     #: columns add to it.
     multiply: float
     edges: float
-    #: Of an element whose matrix is K-major or MN-major, copied 4, 8 or 16 bytes at a time.
+    #: Of an element of a K-major and of an MN-major operand whose rows are aligned to 4, 8 and 16
+    #: bytes.
     along: tuple[float, float, float]
     across: tuple[float, float, float]
     #: How many times that where neither is transposed, so that rows of A are K-major and B's not.

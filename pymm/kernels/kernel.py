@@ -107,8 +107,8 @@ class Kernel:
     """One kernel: its file, the values each parameter may take in a search, its default, its rules
     and its geometry.
 
-    `shared_elements` are those of a block's shared memory, `padding` how many more it takes where
-    rows start at multiples of so many bytes. `tiles` gives the blocks along x and y, `step`
+    `shared_elements` are those of a block's shared memory, `padding` further ones, by the alignment
+    of the rows in bytes. `tiles` gives the blocks along x and y, `step`
     the elements along k that a block multiplies at a time. With `dynamic_shared` the launch sets
     the block's shared memory, which may then exceed 48 KiB. An `aligned` kernel is compiled for the
     alignment of its operands: `ALIGN` bytes. A kernel with a `workspace` takes a pointer to that
@@ -331,7 +331,7 @@ class Config:
     @cached_property
     def slug(self) -> str:
         """The configuration in one word: `register_tile-MB64-NB64-KB16-TA4-TB4`. Parameters that
-        were `added` and do nothing are not in it: it is spelled as before.
+        were `added` are not in it where they have that value: it is spelled as before.
         """
         try:
             silent = self.kernel.added.items()

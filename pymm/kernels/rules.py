@@ -24,6 +24,7 @@ THREADS_FIT = Rule(
     lambda c, p, d: c.kernel.threads(c) <= d.max_threads,
 )
 
+# With the padding of the least alignment: a view may start anywhere.
 STAGES_FIT = Rule(
     "the stages fit in shared memory",
     lambda c, p, d: c.kernel.shared_bytes(c, p, p.numpy_dtype.itemsize) <= d.shared_per_block,

@@ -186,8 +186,9 @@ _ISSUE, _READ, _COPY, _TURN_A, _TURN_B, _SUM = 0.96, 1.45, 2.17, 0.85, 2.6, 21.3
 #: by which stages count as warps.
 _WARPS, _FEWER, _AHEAD = 9.95, 0.33, 0.066
 
-#: Bytes of a clock that a multiprocessor gets from device memory. Expected times that differ by
-#: less than these factors do not tell configurations apart, and of deep products kernels.
+#: Bytes of a clock that a multiprocessor gets from device memory. Of configurations whose expected
+#: times are within a factor the first is taken; of deep products this kernel is, unless kernel 8
+#: should be quicker by more than another.
 _MEMORY, _AS_QUICK, _KEPT = 16, 1.03, 1.05
 
 
@@ -365,8 +366,9 @@ def _expected(c: Config, p: Problem, d: Device) -> float:
 
 
 def _preferred_for(p: Problem, d: Device) -> bool:
-    """Skinny products and small ones. Of doubles, where tensor cores multiply them, only those that
-    wait for memory.
+    """Of float32 on a GPU with TMA products whose default here should be as quick as kernel 8's;
+    elsewhere skinny products and small ones. Of doubles, where tensor cores multiply them, only
+    those that wait for memory.
     """
     if p.dtype in _ON_TENSOR_CORES:
         return is_modelled(p, d) or exact_is_faster(p, d)
@@ -383,7 +385,7 @@ def _faster_than_tma(p: Problem, d: Device) -> bool:
     if _many(p) is not None:
         return True
     here = expected_microseconds(SLICED.default_for(p, d), p, d)
-    if here <= tma_f32.LAUNCH:
+    if here <= tma_f32.LAUNCH:  # kernel 8 takes as long with nothing to do
         return True
     there = tma_f32.expected_microseconds(tma_f32.TMA_F32.default_for(p, d), p, d)
     return here <= there * (_KEPT if p.k >= tma_f32.DEEP else 1)

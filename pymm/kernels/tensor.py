@@ -233,10 +233,11 @@ def _hopper(d: Device) -> bool:
     return d.is_gpu and d.capability[0] == 9
 
 
-#: Multiply-adds up to which a product on Hopper is quicker here than with wgmma, which repacks rows
-#: that TMA cannot read, in a launch of 3 to 4 us (one H200, benchmarks/LOG.md, "Small products
-#: without a pre-pass"). By bytes of an element, and of the alignment of rows; what is repacked in
-#: any case, tf32 that is not K-major, counts as aligned.
+#: Multiply-adds up to which a product on Hopper whose time is not modelled (symmetric, or of tf32
+#: with few rows or aligned ones) is quicker here than with wgmma, which repacks rows that TMA
+#: cannot read, in a launch of 3 to 4 us (one H200, benchmarks/LOG.md, "Small products without a
+#: pre-pass"). By bytes of an element, and of the alignment of rows; what is repacked in any case,
+#: tf32 that is not K-major, counts as aligned.
 _SMALL = {(2, 2): 2**25, (2, 4): 2**27, (2, 8): 2**27, (4, 4): 2**25, (4, 8): 2**25, (4, 16): 2**23}
 
 #: Of a batch: multiply-adds of one product, where rows are not aligned; extents, where they are.
@@ -247,8 +248,8 @@ _SHALLOW = 128
 
 
 def _preferred_for(p: Problem, d: Device) -> bool:
-    """True but on Hopper, where wgmma multiplies at nearly twice the rate, unless a product is so
-    small that repacking it, or a tile of 64 rows, takes longer; and unless kernel 11 is faster yet.
+    """True but on Hopper, where wgmma multiplies at nearly twice the rate, unless repacking, or a
+    tile of 64 rows, should take longer; and unless kernel 11 is faster yet.
     """
     if not _hopper(d) or is_modelled(p, d):
         return True

@@ -88,9 +88,9 @@ _FORMS = (
 #: One more for few rows, which 144 cover with less waste (142 x 7963 x 8100: 507 us, not 538).
 _FEW_ROWS, _ROWS = _form(144, 256, 12, 8, BLOCKS=1), 144
 
-#: One more for a k up to which it is as quick as larger tiles (1002 x 5585 x 173: 56 us instead of
-#: 89; 4383 x 243 x 977: 80 us instead of 70), and what it takes of the expected time there, in less
-#: than five waves.
+#: One more for k below a limit, where it is quicker than larger tiles (1002 x 5585 x 173: 56 us,
+#: not 89; for deeper k slower, 4383 x 243 x 977: 80 us, not 70), and what it takes of the expected
+#: time there, in less than five waves.
 _SHALLOW, DEEP, _QUICKER = _form(64, 64, 8, 8, KB=16, SLICES=2, STAGES=4, BLOCKS=3), 256, 0.95
 
 #: Fits wherever TMA is.

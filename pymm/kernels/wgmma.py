@@ -124,7 +124,7 @@ def _heuristic(p: Problem, d: Device) -> dict[str, int]:
 
 
 def expected_us(p: Problem, d: Device) -> float:
-    """Microseconds that the default should take."""
+    """Microseconds that the form with the least should take, without the launch."""
     return min(_microseconds(*option, p, d) for option in _options(p, d))
 
 

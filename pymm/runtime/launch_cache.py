@@ -1,6 +1,6 @@
-"""Launches of earlier calls. A call with arrays at the same addresses costs one dictionary lookup.
-A call with arrays of the same forms at other addresses gets a cached launch with new addresses in
-its arguments.
+"""Launches of earlier calls. A call with arrays at the same addresses costs one lookup, by compiled
+code where there is some. A call with arrays of the same forms at other addresses gets a cached
+launch with new addresses in its arguments.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from pymm.measure.verify import normal
 TENSOR = find_kernel("tensor")
 SLUG = "tensor-MB32-NB32-KB32-TA16-TB16-STAGES3-BLOCKS1-GROUP2-SPLIT1"
 #: Every layout of a type of 16 bits and of tf32, at least one of the others. Tiles lie in lines of
-#: 64, 128 and 256 bytes; numbers of 16 bits come one by one through registers.
+#: 64, 128 and 256 bytes; 16-bit rows at odd multiples of 2 bytes are copied 16 bytes at a time.
 ANYWHERE = (
     ("tensor-MB32-NB64-KB32-TA16-TB32-STAGES3-BLOCKS1-GROUP2-SPLIT1", "bf16", "NN"),
     ("tensor-MB32-NB32-KB64-TA16-TB32-STAGES2-BLOCKS1-GROUP2-SPLIT1", "bf16", "TT"),
