@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -208,6 +208,7 @@ class CustomKernel:
     operations: Callable[[Any], int] = lambda p: 0
 
     backend = "cuda"
+    added = MappingProxyType({})
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
