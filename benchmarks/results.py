@@ -386,13 +386,17 @@ def products(rows: Sequence[Row]) -> list[str]:
 
 
 def unseen(rows: Sequence[Row]) -> list[str]:
-    """Random shapes that nothing was tuned for: what was chosen against their own searches."""
+    """Random shapes that nothing was tuned for: what was chosen against their own searches, in the
+    last run.
+    """
+    seed = rows[-1]["seed"]
+    rows = [row for row in rows if row["seed"] == seed]
     lines = [
         "## Shapes never tuned",
         "",
         f"Written by `python benchmarks/unseen.py` into `{UNSEEN.relative_to(ROOT)}`: random",
         "extents with a search each, whose result was thrown away; then what is chosen without it,",
-        "the default, and what the search found, measured in turn.",
+        f"the default, and what the search found, measured in turn. The last run, of seed {seed}.",
         "",
         "| type | products | chosen / fastest, geometric mean | least | default / chosen, least |",
         "|---|--:|--:|--:|--:|",

@@ -25,7 +25,6 @@ struct ShiftedTile {
     static constexpr int IN_LINE = LINE / CHUNK, PIECES = IN_LINE * LINES / THREADS;
     static constexpr int DOWN = THREADS / IN_LINE;  // lines from one piece of a thread to its next
     static constexpr int ENDS = (LINES + THREADS - 1) / THREADS;  // pieces at the ends of lines
-    static_assert(K_MAJOR || SIZE == 2, "elements of 4 bytes are K-major");
     static_assert(LINE % CHUNK == 0 && THREADS % IN_LINE == 0 && IN_LINE * LINES % THREADS == 0,
                   "threads copy whole lines of both tiles at a time");
 

@@ -34,10 +34,10 @@ def _lines(c: Config, p: Problem) -> tuple[tuple[int, int], tuple[int, int]]:
 
 def whole_lines(c: Config, p: Problem) -> bool:
     """True if the threads copy whole lines of both tiles at a time, with 16 bytes each as well as
-    with one element.
+    with 4, the least that cp.async copies.
     """
     threads = c.kernel.threads(c)
-    for size in (p.numpy_dtype.itemsize, 16):
+    for size in (4, 16):
         for length, count in _lines(c, p):
             pieces, rest = divmod(length * p.numpy_dtype.itemsize, size)
             if rest or threads % pieces or pieces * count % threads:
