@@ -69,6 +69,11 @@ static_assert(32 % LANES == 0 && MB % (TA * LANES) == 0 && NB % (TB * LANES_N) =
 static_assert(TA % VECTOR == 0 && TB % VECTOR == 0, "fragments are made of 16-byte vectors");
 static_assert(STAGES >= 2 && KB >= 2, "a tile is fetched while another is used: STAGES, KB >= 2");
 
+// Whether C is stored by way of shared memory: one row of each lane at a time goes there, and from
+// there the lanes store neighbours, where vectors are too wide for rows that start anywhere.
+constexpr bool BY_ROWS = PIECE < VECTOR;
+constexpr int WIDE = TB * LANES_N;  // columns of a warp's tile
+
 using TileA = StagedTile<!TRANS_A, MB, THREADS>;
 using TileB = StagedTile<TRANS_B, NB, THREADS>;
 
@@ -159,6 +164,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
     if (!combine<THREADS>(sum, workspace, thread)) return;
     C += blockIdx.z * batch_c;
+    if constexpr (BY_ROWS) {
+        __syncthreads();  // no warp reads a tile any more
+        REAL* const rows = As + warp * (LANES * WIDE);
+        REAL* const own = rows + lane / LANES_N * WIDE + lane % LANES_N * VECTOR;
+        const unsigned first = i0 + warp / WARPS_N * (TA * LANES);
+        const unsigned left = j0 + warp % WARPS_N * WIDE;
+#pragma unroll
+        for (int i = 0; i < TA; i++) {
+#pragma unroll
+            for (int j = 0; j < TB; j += VECTOR)
+                *reinterpret_cast<Vector*>(own + j * LANES_N) =
+                    *reinterpret_cast<const Vector*>(sum[i] + j);
+            __syncwarp();
+#pragma unroll
+            for (unsigned e = lane; e < LANES * WIDE; e += 32) {
+                const unsigned row = first + (i / VECTOR * LANES + e / WIDE) * VECTOR + i % VECTOR;
+                const unsigned column = left + e % WIDE;
+                if ((!GUARDED || (row < m && column < n)) && is_stored(row, column))
+                    store(C + row * ldc + column, alpha, rows[e], beta EPILOGUE_AT(row, column));
+            }
+            __syncwarp();
+        }
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < TA; i++)
 #pragma unroll

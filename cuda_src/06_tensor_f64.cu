@@ -56,6 +56,7 @@
 #include "common/schedule.cuh"
 #include "common/split_k.cuh"
 #include "common/padded_tile.cuh"
+#include "common/row_buffer.cuh"
 
 constexpr int WARPS_N = NB / TB, WARPS_MN = MB / TA * WARPS_N, PARTS = KB / TK;
 constexpr int THREADS = 32 * WARPS_MN * PARTS;
@@ -66,6 +67,10 @@ static_assert(MB % TA == 0 && NB % TB == 0 && TA % 16 == 0 && TB % 8 == 0,
 static_assert((KI == 4 || KI == 8 || KI == 16) && TK % (2 * KI) == 0 && KB % TK == 0,
               "KI is the depth of an instruction, 4, 8 or 16; 2 * KI divides TK, TK KB");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
+
+// Whether C is stored by way of shared memory. Not into both halves of a symmetric one: lanes that
+// have neighbours in a column of one half store neighbours in a row of the other.
+constexpr bool BY_ROWS = PIECE == 1 && !BOTH;
 
 using TileA = PaddedTile<!TRANS_A, MB, THREADS>;
 using TileB = PaddedTile<TRANS_B, NB, THREADS>;
@@ -193,6 +198,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
     if (!add_parts(sum, As, thread) || !combine<THREADS>(sum, workspace, thread)) return;
     C += blockIdx.z * batch_c;
+    if constexpr (BY_ROWS) {
+        if (PARTS == 1) __syncthreads();  // no warp reads a tile any more
+        double* const rows = As + (PARTS - 1) * MB * NB + warp * RowBuffer<TB>::ELEMENTS;
+#pragma unroll
+        for (int i = 0; i < ROWS * 2; i++) {
+#pragma unroll
+            for (int j = 0; j < COLUMNS; j++) {
+                const double* const two = sum[i / 2 * COLUMNS + j] + i % 2 * 2;
+                RowBuffer<TB>::put(rows, lane / 4, j * 8 + lane % 4 * 2, {two[0], two[1]});
+            }
+            RowBuffer<TB>::each(rows, lane, [&](unsigned r, unsigned c, double total) {
+                const unsigned row = i0 + y + i * 8 + r, column = j0 + x + c;
+                if ((!GUARDED || (row < m && column < n)) && is_stored(row, column))
+                    store(C + row * ldc + column, alpha, total, beta EPILOGUE_AT(row, column));
+            });
+        }
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < ROWS * 2; i++) {
         const unsigned row = i0 + y + i * 8 + lane / 4;

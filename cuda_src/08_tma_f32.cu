@@ -64,7 +64,9 @@
 #define SPLIT 1  // parts of k, for tiles that do not make up a whole wave of all blocks
 #endif
 #ifndef STORE
-#define STORE 1  // 2: C is stored by TMA, from shared memory that is kept for it
+// 2: C is stored by TMA, from shared memory that is kept for it. 3: rows of C that start anywhere
+// are stored by way of shared memory, one after the other.
+#define STORE 1
 #endif
 
 #include "common/hopper.cuh"
@@ -94,8 +96,9 @@ static_assert(MB <= 256 && NB <= 256 && KB <= 256, "a tile is one box: MB, NB, K
 static_assert((EARLY == 1 || EARLY == 2) && ROWS % (2 * EARLY) == 0 && KB % (ROWS * SLICES) == 0,
               "passes are whole: EARLY is 1 or 2, 2 EARLY divides ROWS, ROWS * SLICES divides KB");
 static_assert(STRIDE == 1 || STRIDE == 2 || STRIDE == 4, "STRIDE is 1, 2 or 4");
-static_assert(STORE == 1 || (STORE == 2 && TB * LANES_N <= 256),
-              "C is stored from registers (STORE 1) or by TMA (2), 256 columns of a warp at most");
+static_assert(STORE == 1 || STORE == 3 || (STORE == 2 && TB * LANES_N <= 256),
+              "C is stored from registers (STORE 1), by TMA (2, 256 columns of a warp at most) or "
+              "row by row (3)");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
 static_assert(WARPS % 4 == 0, "registers change hands between warpgroups: 4 warps or a multiple");
 static_assert(TA * TB + (EARLY + 1) * (TA + TB) + (SLICES > 1 ? 32 : 16) <= CONSUMER_REGISTERS,
@@ -283,6 +286,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             const unsigned slot = base + RING_BYTES + SCRATCH_BYTES + tile * (HIGH * WIDE * 4);
             if (any_stored(row, column, HIGH, WIDE))
                 store_warp(sum, &maps.c, slot, row, column, unit.matrix, alpha EPILOGUE_ARGUMENT);
+            continue;
+        }
+#endif
+#if STORE == 3
+        if (!unit.is_split) {
+            Output{C + unit.matrix * batch_c, ldc, unsigned(m), unsigned(n), alpha,
+                   beta EPILOGUE_POINTER}
+                .store_rows(sum, base + RING_BYTES + SCRATCH_BYTES + tile * (LANES * WIDE * 4),
+                            unit.i0 + tile / WARPS_N * HIGH, unit.j0 + tile % WARPS_N * WIDE);
             continue;
         }
 #endif

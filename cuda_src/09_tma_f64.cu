@@ -63,6 +63,10 @@
 #define SPLIT 1  // blocks for each tile of the last wave, at most; 1: as many as there are tiles
 #endif
 
+#ifndef STORE
+#define STORE 1  // 2: rows of C that start anywhere are stored by way of shared memory
+#endif
+
 #include "common/hopper.cuh"
 #include "common/ptx.cuh"
 #include "common/repack.cuh"
@@ -259,6 +263,9 @@ __device__ __forceinline__ void consume(const Product& product, const Output& re
         if (!result.has(i0, j0)) continue;
         if (unit.shared)
             result.store_part(sum, unit.slot, i0 - unit.i0, j0 - unit.j0, thread % 32);
+        else if (STORE == 2 && !BOTH)
+            result.store_rows(sum, i0, j0, unit.matrix, thread % 32,
+                              scratch + SHARED_BYTES + 16 * SLOTS + w * 8 * Rows::ELEMENTS);
         else
             result.store(sum, i0, j0, unit.matrix, thread % 32);
     }

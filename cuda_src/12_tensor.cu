@@ -113,6 +113,11 @@ constexpr int PAIR = ALIGN / sizeof(OUT) >= 2 ? 2 : 1;  // elements of C stored 
 struct alignas(PAIR * sizeof(OUT)) Results {
     OUT x[PAIR];
 };
+// Whether C is stored by way of shared memory, whole rows of the tile at a time: one element at a
+// time from where the mma leave it, an instruction would write to parts of 8 rows. The rows of the
+// tile are 8 elements longer than they need to be, which keeps them out of each other's banks.
+constexpr bool BY_ROWS = PAIR == 1;
+constexpr int PITCH = NB + 8;
 
 #undef REAL
 #define REAL float  // from here on the type of the sums, which blocks that share a tile add up
@@ -201,6 +206,35 @@ __device__ __forceinline__ void each(Sums& sums, Output* C, long long ldc, int r
                         row + i * 8, column + j * 8 + e);
         __syncwarp();  // reads of C stay here: registers for all of them there are not
     }
+}
+
+// The tile in shared memory to C, whose part begins there: neighbouring threads store neighbours,
+// 8 bytes at a time where this C allows it, though A or B may not.
+__device__ __forceinline__ void store_tile(const Output* tile, Output* C, long long ldc,
+                                           unsigned i0, unsigned j0, unsigned m, unsigned n,
+                                           unsigned thread) {
+    constexpr int EACH = 8 / sizeof(Output);
+    const auto all = [&](auto each) {
+        constexpr int SOME = decltype(each)::value;
+#pragma unroll 8
+        for (unsigned e = thread * SOME; e < MB * NB; e += THREADS * SOME) {
+            const unsigned i = e / NB, j = e % NB, row = i0 + i, column = j0 + j;
+            if (GUARDED && (row >= m || column >= n)) continue;
+            const Output* const from = tile + i * PITCH + j;
+            Output* const to = C + i * ldc + j;
+            if (SOME > 1 && column + SOME <= n && !partly_stored(row, column, 1, SOME)) {
+                *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(from);
+                continue;
+            }
+#pragma unroll
+            for (int x = 0; x < SOME; x++)
+                if ((SOME == 1 || column + x < n) && is_stored(row, column + x)) to[x] = from[x];
+        }
+    };
+    if ((reinterpret_cast<size_t>(C) | ldc * sizeof(Output)) % 8 == 0)
+        all(Constant<EACH>{});
+    else
+        all(Constant<1>{});
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -301,6 +335,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
             for (int e = 0; e < PAIR; e++) s[e] = alpha * s[e] + beta * widen(old.x[e]);
         });
+    }
+    if constexpr (BY_ROWS) {
+        Output* const out = reinterpret_cast<Output*>(shared);
+        Output* const first = out + (row - i0) * PITCH + column - j0;
+        __syncthreads();  // no warp reads a tile, or the sums of a slice, any more
+        each(own, first, PITCH, rows, columns, row, column,
+             [&](const float* s, Results* c, unsigned i, unsigned j) {
+                 put(c->x[0], FINISHED(beta == 0.0f ? alpha * s[0] : s[0], i, j));
+             });
+        __syncthreads();
+        store_tile(out, C - ((row - i0) * ldc + column - j0), ldc, i0, j0, m, n, thread);
+        return;
     }
     const auto store = [&](const float* s, Results* c, unsigned i, unsigned j) {
         Results result;

@@ -1,7 +1,10 @@
 // Where the sums of mma go whose fragments come from common/f64_swizzled_tile.cuh: pairs of
 // neighbours in a row, 8 rows of two or four full sectors of 32 bytes at a time.
 
+#include "common/row_buffer.cuh"
+
 using Sums = double[ROWS * COLUMNS][4];
+using Rows = RowBuffer<TB, TRANS_B ? 2 : 8>;  // of a warp, with STORE 2
 
 struct Output {
     double *C, *parts;
@@ -12,9 +15,10 @@ struct Output {
     EPILOGUE_MEMBER
 
     // Runs `use(row, line, column, two)` for every pair of a lane; `line` is where its row begins.
-    template <class Use>
+    // After the pairs of 8 rows `next(rows)`: row g of these is rows + TileA::row(g).
+    template <class Use, class Next>
     static __device__ __forceinline__ void each(const Sums& sum, double* first, long long pitch,
-                                                unsigned lane, Use use) {
+                                                unsigned lane, Use use, Next next) {
         double* line = first + TileA::row(lane / 4) * pitch;
 #pragma unroll
         for (int h = 0; h < ROWS * 2; h++) {
@@ -37,9 +41,15 @@ struct Output {
                 }
                 use(h / 2 * 16 + TileA::row(lane / 4) + h % 2 * TileA::HALF, line, column, two);
             }
+            next(h / 2 * 16 + h % 2 * TileA::HALF);
             line += (h % 2 == 0 ? TileA::HALF : 16 - TileA::HALF) * pitch;
             make_opaque(line);  // one after the other: there is no room for all
         }
+    }
+    template <class Use>
+    static __device__ __forceinline__ void each(const Sums& sum, double* first, long long pitch,
+                                                unsigned lane, Use use) {
+        each(sum, first, pitch, lane, use, [](unsigned) {});
     }
     // Whether a warp's tile at (i0, j0) has an element that is wanted.
     __device__ __forceinline__ bool has(unsigned i0, unsigned j0) const {
@@ -92,6 +102,26 @@ struct Output {
             if (two) line[column + 1] = x.y;
             if (BOTH && one) over[column * ld + row] = x.x;
             if (BOTH && two) over[(column + 1) * ld + row] = x.y;
+        });
+    }
+    // The same by way of `buffer` in shared memory, for rows of C that start anywhere.
+    __device__ __forceinline__ void store_rows(const Sums& sum, unsigned i0, unsigned j0,
+                                               unsigned matrix, unsigned lane,
+                                               unsigned buffer) const {
+        double* const rows = static_cast<double*>(__cvta_shared_to_generic(buffer));
+        double* const to = C + matrix * batch + i0 * ld + j0;
+        const auto put = [&](unsigned, double*, unsigned column, double2 two) {
+            Rows::put(rows, lane / 4, column, two);
+        };
+        each(sum, rows, 0, lane, put, [&](unsigned first) {
+            Rows::each(rows, lane, [&](unsigned g, unsigned column, double total) {
+                const unsigned row = first + TileA::row(g);
+                if (i0 + row >= m || j0 + column >= n || !is_stored(i0 + row, j0 + column)) return;
+                double* const element = to + row * ld + column;
+                double x = alpha * total;
+                if (beta != 0.0) x += beta * *element;
+                *element = FINISHED(x, i0 + row, j0 + column);
+            });
         });
     }
 };

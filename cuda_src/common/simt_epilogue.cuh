@@ -55,6 +55,34 @@ struct Output {
             for (int j = 0; j < TB; j += VECTOR)
                 store(sum[i], j, i0 + i / VECTOR * LANES * VECTOR + i % VECTOR, j0 + j * LANES_N);
     }
+    // The sums of a warp's tile at (i0, j0), for rows of C that start anywhere: one row of each
+    // lane at a time goes to `buffer` in shared memory, and from there the lanes store neighbours.
+    // From registers one instruction would write every fourth element.
+    __device__ __forceinline__ void store_rows(const float (&sum)[TA][TB], unsigned buffer,
+                                               unsigned i0, unsigned j0) const {
+        const unsigned lane = threadIdx.x % 32;
+        float* const rows = static_cast<float*>(__cvta_shared_to_generic(buffer));
+        float* const own = rows + lane / LANES_N * WIDE + lane % LANES_N * VECTOR;
+#pragma unroll
+        for (int i = 0; i < TA; i++) {
+#pragma unroll
+            for (int j = 0; j < TB; j += VECTOR)
+                *reinterpret_cast<float4*>(own + j * LANES_N) = {
+                    alpha * sum[i][j], alpha * sum[i][j + 1], alpha * sum[i][j + 2],
+                    alpha * sum[i][j + 3]};
+            __syncwarp();
+#pragma unroll
+            for (int e = 0; e < LANES * WIDE; e += 32) {
+                const unsigned row = i0 + (i / VECTOR * LANES + e / WIDE) * VECTOR + i % VECTOR;
+                const unsigned column = j0 + e % WIDE + lane;
+                if (row >= m || column >= n || !is_stored(row, column)) continue;
+                float* const c = to + row * ld + column;
+                const float x = rows[e + lane] + (beta != 0.0f ? beta * *c : 0.0f);
+                *c = FINISHED(x, row, column);
+            }
+            __syncwarp();
+        }
+    }
 };
 
 // The sums of a warp's tile to C by way of `slot`, 16 bytes of a row for each lane; TMA stores them

@@ -37,8 +37,8 @@ class Copying(NamedTuple):
     #: columns add to it.
     multiply: float
     edges: float
-    #: Of an element of a K-major and of an MN-major operand whose rows are aligned to 4, 8 and 16
-    #: bytes.
+    #: Of an element of a K-major and of an MN-major operand whose rows are aligned to one, two and
+    #: four elements.
     along: tuple[float, float, float]
     across: tuple[float, float, float]
     #: How many times that where neither is transposed, so that rows of A are K-major and B's not.
@@ -90,7 +90,8 @@ def copied_by_threads(
 
 def _clocks(along: bool, p: Problem, rates: Copying) -> float:
     """Clocks of copying one element of an operand that is K-major or not."""
-    return (rates.along if along else rates.across)[(4, 8, 16).index(min(p.alignment, 16))]
+    together = min(p.alignment // p.numpy_dtype.itemsize, 4)
+    return (rates.along if along else rates.across)[(1, 2, 4).index(together)]
 
 
 def beside_memory(busy: float, p: Problem, overlap: float) -> float:

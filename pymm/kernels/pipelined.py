@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
 from pymm.core.device import Device
 from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem
@@ -43,6 +47,14 @@ def _pitches(c: Config, p: Problem) -> tuple[int, int]:
     return c.MB + vector * (not p.trans_a), c.NB + vector * p.trans_b
 
 
+def _padding(c: Config, p: Problem, alignment: int) -> int:
+    """What the rows of C on their way take more than the stages: one of each thread, where vectors
+    cannot be stored.
+    """
+    rows = c.kernel.threads(c) * c.TB if alignment < 16 else 0
+    return max(0, rows - c.kernel.shared_elements(c, p))
+
+
 def _registers(c: Config, p: Problem) -> int:
     """Registers of a thread: accumulators, two fragments of A and of B, and 24 for the rest (nvcc
     13.0 keeps 8 x 8 of floats in 128 registers without spilling, but for 128 x 256 x 32 with a
@@ -71,6 +83,9 @@ _MANY = (
 _LAUNCH, _CLOCKS, _ISSUE, _READ, _COPY, _TURN, _STORED = 5.6, 1980, 0.87, 1.0, 3.4, 4.3, 28
 _WARPS, _FEWER, _MEMORY = 4.7, 0.8, 10
 
+#: Bytes of a microsecond from all of device memory.
+_OF_ALL = 4e6
+
 
 def many(p: Problem, d: Device) -> bool:
     """Whether a problem is one of many aligned float32 products, of 33 to 256 rows or columns, for
@@ -81,8 +96,100 @@ def many(p: Problem, d: Device) -> bool:
     return p.batch >= 16 and p.alignment >= 16 and 32 < max(p.m, p.n) <= 256
 
 
+# Single float32 products of few steps along k: the form and the parts of k with the least expected
+# time. Rows are copied as they are, where kernel 8 repacks them
+
+#: MB, NB, KB, TA, TB, LANES, STAGES, BLOCKS.
+_FORMS = (
+    (64, 64, 16, 8, 4, 4, 3, 4),
+    (32, 64, 16, 8, 4, 4, 3, 6),
+    (64, 64, 8, 8, 8, 4, 3, 4),
+    (64, 128, 8, 8, 8, 4, 3, 3),
+    (128, 64, 8, 8, 8, 4, 3, 3),
+)
+
+#: Parts of k to consider; the greatest k: of deeper products kernels 8 and 11 are quicker; and a
+#: factor of the expected times, which err by 7 %: the least of many is too small.
+_SPLITS, _DEEPEST, _DOUBT = (1, 2, 4, 8), 800, 1.05
+
+
+class _Single(NamedTuple):
+    """Of the expected time, fitted to 408 times on one H200 (benchmarks/LOG.md): microseconds of a
+    launch; clocks of a multiprocessor for 128 multiply-adds, for an instruction of a warp that
+    copies, for 32 elements of a K-major operand, for 128 elements of C; warps that hide the latency
+    of what they do, and the power by which fewer are slower; part of the shorter of computing and
+    of memory that the longer does not hide; microseconds of adding up parts, and for each part 1024
+    elements of it.
+    """
+
+    launch: float = 4.96
+    issue: float = 1.372
+    copy: float = 0.495
+    turn: float = 2.74
+    stored: float = 19.3
+    warps: float = 7.03
+    fewer: float = 0.905
+    overlap: float = 0.7
+    adding: float = 1.54
+    part: float = 0.127
+
+
+_RATES = _Single()
+
+
+def _is_single(p: Problem, d: Device) -> bool:
+    single = p.dtype == "f32" and p.batch == 1 and not p.symmetric and not p.empty
+    return single and 0 < p.k <= _DEEPEST and d.is_gpu and d.capability == (9, 0)
+
+
+@lru_cache(maxsize=1024)
+def single(p: Problem, d: Device) -> tuple[float, Config]:
+    """The least expected time of a single product of few steps along k on Hopper, in microseconds,
+    and its configuration; infinity and the default for others.
+    """
+    if not _is_single(p, d):
+        return math.inf, PIPELINED.default_config
+    names = ("MB", "NB", "KB", "TA", "TB", "LANES", "STAGES", "BLOCKS")
+    configs = [
+        PIPELINED.config(dict(zip(names, form, strict=True)) | dict(GROUP=8, SPLIT=parts))
+        for form in _FORMS
+        for parts in _SPLITS
+        if parts == 1 or p.k >= 2 * form[2] * parts
+    ]
+    timed = [(_DOUBT * _of_single(c, p, d), c) for c in configs]
+    for microseconds, config in sorted(timed, key=lambda option: option[0]):
+        if not PIPELINED.violations(config, p, d):
+            return microseconds, config
+    return math.inf, PIPELINED.default_config
+
+
+def _of_single(c: Config, p: Problem, d: Device) -> float:
+    """Microseconds that a form should take: those of the multiprocessor with most blocks, or of
+    device memory, and of adding up the parts.
+    """
+    size, warps = p.numpy_dtype.itemsize, PIPELINED.threads(c) // 32
+    each = ceil_div(tiles(c, p) * c.SPLIT, d.sms)
+    most = min(resident(c, p, d, _registers(c, p)), each) or 1
+    multiply = c.MB * c.NB * _RATES.issue / 128
+    copy = _RATES.copy * (c.MB + c.NB) * size / (32 * min(p.alignment, 16))
+    copy += _RATES.turn * ((not p.trans_a) * c.MB + p.trans_b * c.NB) / 32
+    one = (multiply + copy) * ceil_div(ceil_div(p.k, c.KB), c.SPLIT) * c.KB
+    clocks = each * _RATES.stored * c.MB * c.NB / 128
+    for blocks, times in zip((most, each % most), (each // most, 1), strict=True):
+        waiting = max(1.0, _RATES.warps / (blocks * warps)) ** _RATES.fewer if blocks else 0.0
+        clocks += times * blocks * one * waiting
+    computing, memory = clocks / _CLOCKS, p.bytes / _OF_ALL
+    adding = _RATES.adding + _RATES.part * c.SPLIT * c.MB * c.NB / 1024
+    together = max(computing, memory) + _RATES.overlap * min(computing, memory)
+    return _RATES.launch + together + (adding if c.SPLIT > 1 else 0.0)
+
+
 def _heuristic(p: Problem, d: Device) -> dict[str, int]:
     """The form with the least expected time."""
+    return _of_many(p, d) if many(p, d) else single(p, d)[1].as_dict()
+
+
+def _of_many(p: Problem, d: Device) -> dict[str, int]:
     names = ("MB", "NB", "KB", "TA", "TB", "STAGES", "BLOCKS")
     # the registers of the largest tile do not suffice for a transposed B
     forms = [dict(zip(names, f, strict=True)) for f in _MANY if f[1] < 256 or not p.trans_b]
@@ -137,11 +244,12 @@ PIPELINED = Kernel(
     tiles=lambda c, p: (tiles(c, p), c.SPLIT),
     workspace=workspace_bytes,
     shared_elements=lambda c, p: c.STAGES * c.KB * sum(_pitches(c, p)),
+    padding=_padding,
     dynamic_shared=True,
     aligned=True,
     min_capability=(8, 0),
     heuristic=_heuristic,
-    heuristic_for=many,
+    heuristic_for=lambda p, d: many(p, d) or _is_single(p, d),
     rules=(
         Rule(
             "warps tile the block evenly: TA * LANES divides MB and TB * 32 / LANES divides NB",

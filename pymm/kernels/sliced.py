@@ -381,12 +381,14 @@ def _preferred_for(p: Problem, d: Device) -> bool:
 
 @lru_cache(maxsize=1024)
 def _faster_than_tma(p: Problem, d: Device) -> bool:
-    """Whether this kernel's default should be as quick as that of the kernel with TMA."""
+    """Whether this kernel's default should be as quick as those of kernels 5 and 8."""
     if _many(p) is not None:
         return True
     here = expected_microseconds(SLICED.default_for(p, d), p, d)
     if here <= tma_f32.LAUNCH:  # kernel 8 takes as long with nothing to do
         return True
+    if here > pipelined.single(p, d)[0]:
+        return False
     there = tma_f32.expected_microseconds(tma_f32.TMA_F32.default_for(p, d), p, d)
     return here <= there * (_KEPT if p.k >= tma_f32.DEEP else 1)
 

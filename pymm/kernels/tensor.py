@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import math
+from functools import lru_cache
 
 from pymm.core.device import Device
 from pymm.core.integers import ceil_div
@@ -23,8 +23,8 @@ from pymm.kernels.sliced import exact_is_faster
 from pymm.kernels.tensor_f64 import whole_lines
 from pymm.kernels.tiles import tiles, workspace_bytes
 
-#: Bytes along k that one instruction multiplies.
-_DEPTH = 32
+#: Bytes along k that one instruction multiplies; elements between the rows of a tile of C.
+_DEPTH, _APART = 32, 8
 
 #: What an untuned product may get: the larger tiles first, the better pipeline first, KB in bytes.
 _TILES = (
@@ -59,19 +59,26 @@ def _registers(c: Config, p: Problem) -> int:
     """
     kept = c.TA * c.TB // 32 + c.TA // 4 + c.TB // 2
     plain = p.alignment == 16 and c.SPLIT == 1 and not c.kernel.guarded(c, p)
-    uneven = 104 if p.numpy_dtype.itemsize == 2 else 96
+    size = p.numpy_dtype.itemsize
+    uneven = 104 if size == 2 else 96
+    if c.SPLIT == 1 and c.KB * size <= 128:
+        uneven = 72 if c.TA * c.TB < 64 * 64 else 80
     return kept + (52 if plain else 80 if p.alignment == 16 else uneven)
 
 
 def _padding(c: Config, p: Problem, alignment: int) -> int:
     """16 bytes more for each line that is copied with what is before and behind it
-    (common/shifted_tile.cuh).
+    (common/shifted_tile.cuh); and what the tile of C takes more than that, if elements of C are
+    stored one by one.
     """
     lines_a, lines_b = c.KB if p.trans_a else c.MB, c.NB if p.trans_b else c.KB
-    if p.numpy_dtype.itemsize == 4:  # only those along k
+    size, stored = p.numpy_dtype.itemsize, p.out_dtype.itemsize
+    if size == 4:  # only those along k
         lines_a, lines_b = lines_a * (not p.trans_a), lines_b * p.trans_b
-    narrow = alignment < (4 if p.numpy_dtype.itemsize == 2 else 16)
-    return narrow * c.STAGES * (lines_a + lines_b) * 16 // p.numpy_dtype.itemsize
+    narrow = alignment < (4 if size == 2 else 16)
+    shifted = narrow * c.STAGES * (lines_a + lines_b) * 16 // size
+    rows = c.MB * (c.NB + _APART) * stored // size if alignment < 2 * stored else 0
+    return max(shifted, rows - _shared_elements(c, p))
 
 
 def _heuristic(p: Problem, d: Device) -> dict[str, int]:
@@ -101,51 +108,14 @@ def _heuristic(p: Problem, d: Device) -> dict[str, int]:
     return (found if TENSOR.violations(shared, p, d) else shared).as_dict()
 
 
-#: Forms of a block for 16-bit elements in rows that TMA cannot read, MB, NB, TA, TB, SLICES and
-#: BLOCKS, and the microseconds of a step of 64 along k, where rows start at multiples of 2 bytes
-#: and of more (one H200: benchmarks/LOG.md). Blocks that share a multiprocessor take turns: they do
-#: not hide each other's steps.
-_UNEVEN = (
-    ((32, 32, 16, 16, 2, 2), 0.5, 0.35),
-    ((32, 32, 16, 16, 1, 2), 0.55, 0.38),
-    ((32, 64, 16, 32, 1, 2), 0.75, 0.55),
-    ((64, 64, 32, 16, 1, 1), 1.2, 0.65),
-    ((64, 64, 32, 32, 1, 2), 1.0, 0.75),
-    ((128, 64, 64, 32, 1, 2), 1.5, 1.1),
-)
-
-#: Microseconds of a launch, its first loads and its last stores; of adding up parts of k, and for
-#: each part an element of each thread; of storing an element of C, by the alignment.
-_BEGIN_AND_END, _ADDING, _PART, _STORED = 5.5, 1.2, 0.012, (3e-6, 1.5e-6)
-
-
-def _uneven(p: Problem, d: Device) -> tuple[float, dict[str, int] | None]:
-    """The expected microseconds of a product of 16-bit elements in rows that TMA cannot read, and
-    the form and the parts of k that take as long.
-    """
-    names, found = ("MB", "NB", "TA", "TB", "SLICES", "BLOCKS"), []
-    steps, more = ceil_div(p.k, 64), p.alignment >= 4
-    for form, *times in _UNEVEN:
-        given = dict(zip(names, form, strict=True)) | dict(KB=64, STAGES=4, GROUP=8)
-        elements = given["TA"] * given["TB"] / (32 * given["SLICES"])
-        blocks = ceil_div(p.m, given["MB"]) * ceil_div(p.n, given["NB"]) * p.batch
-        for parts in range(1, min(_MOST_PARTS, max(steps, 1)) + 1):
-            waves = max(1.0, blocks * parts / d.sms)
-            time = _BEGIN_AND_END + waves * ceil_div(steps, parts) * times[more]
-            time += _STORED[more] * p.m * p.n * p.batch
-            if parts > 1:
-                time += _ADDING + _PART * elements * parts
-            found.append((time, TENSOR.config(given | dict(SPLIT=parts))))
-    best = TENSOR.quickest(found, p, d)
-    time = next((time for time, config in found if config == best), math.inf)
-    return time, best and best.as_dict()
-
-
 def repacking_takes_longer(p: Problem, d: Device) -> bool:
     """Whether a product of 16-bit elements in rows that TMA cannot read is faster here than with
     wgmma behind a launch that repacks A and B.
     """
-    return _has_uneven_rows(p) and _uneven(p, d)[0] < wgmma.repacked_us(p, d)
+    if not _has_uneven_rows(p):
+        return False
+    best = _quickest(p, d)
+    return best is not None and _expected(best, p, d) < wgmma.repacked_us(p, d)
 
 
 def _has_uneven_rows(p: Problem) -> bool:
@@ -154,35 +124,69 @@ def _has_uneven_rows(p: Problem) -> bool:
     return single and p.numpy_dtype.itemsize == 2 and p.alignment < 16
 
 
-#: Times of tf32 (expected.py), and the forms to choose from: MB, NB, KB, TA, TB, STAGES, BLOCKS.
-_COPYING = Copying(
-    launch=4.35,
-    multiply=0.0014,
-    edges=0.87,
-    along=(0.115, 0.07, 0.021),
-    across=(0.088, 0.04, 0.005),
-    mixed=1.4,
-    latency=0.52,
-    store=0.365,
-    adding=2.2,
-    part=0.044,
-    overlap=0.145,
-    warps=14.8,
-)
-_FORMS = (
-    (64, 128, 32, 16, 32, 3, 1),
-    (128, 64, 32, 32, 16, 3, 1),
-    (64, 64, 32, 16, 64, 4, 3),
-    (64, 64, 32, 32, 32, 4, 3),
-    (64, 64, 16, 32, 16, 5, 1),
-    (32, 64, 32, 16, 32, 4, 2),
-    (32, 64, 32, 32, 16, 3, 2),
-    (32, 64, 32, 32, 32, 2, 1),
-    (32, 32, 64, 16, 16, 4, 1),
-    (32, 32, 32, 16, 16, 4, 2),
-    (32, 32, 16, 16, 16, 2, 3),
-    (32, 32, 16, 16, 32, 5, 1),
-)
+#: Times of elements of 4 and of 2 bytes (expected.py), fitted to 214 and 349 times of products with
+#: uneven rows; and the forms to choose from: MB, NB, KB, TA, TB, SLICES, STAGES, BLOCKS.
+_COPYING = {
+    4: Copying(
+        launch=4.46,
+        multiply=0.0017,
+        edges=1.3,
+        along=(0.141, 0.1, 0.021),
+        across=(0.062, 0.03, 0.005),
+        mixed=1.09,
+        latency=0.3,
+        store=0.12,
+        adding=1.65,
+        part=0.025,
+        overlap=0.58,
+        warps=9.3,
+    ),
+    2: Copying(
+        launch=4.44,
+        multiply=0.0008,
+        edges=0.84,
+        along=(0.177, 0.037, 0.0),
+        across=(0.112, 0.002, 0.0),
+        mixed=0.98,
+        latency=0.49,
+        store=0.157,
+        adding=1.4,
+        part=0.01,
+        overlap=0.91,
+        warps=10.9,
+    ),
+}
+_FORMS = {
+    4: (
+        (64, 128, 32, 16, 32, 1, 3, 1),
+        (64, 128, 32, 32, 32, 1, 2, 2),
+        (128, 64, 32, 32, 16, 1, 3, 1),
+        (64, 64, 32, 16, 64, 1, 4, 3),
+        (64, 64, 32, 32, 32, 1, 3, 3),
+        (64, 64, 32, 32, 32, 1, 4, 3),
+        (64, 64, 16, 32, 16, 1, 5, 1),
+        (64, 64, 16, 32, 32, 1, 4, 4),
+        (32, 64, 32, 16, 32, 1, 4, 2),
+        (32, 64, 32, 32, 16, 1, 3, 2),
+        (32, 64, 32, 32, 32, 1, 2, 1),
+        (32, 32, 64, 16, 16, 1, 4, 1),
+        (32, 32, 32, 16, 16, 1, 4, 2),
+        (32, 32, 16, 16, 16, 1, 2, 3),
+        (32, 32, 16, 16, 32, 1, 5, 1),
+    ),
+    2: (
+        (32, 32, 64, 16, 16, 2, 4, 2),
+        (32, 32, 64, 16, 16, 1, 4, 2),
+        (32, 64, 64, 16, 32, 1, 4, 2),
+        (64, 64, 64, 32, 16, 1, 4, 1),
+        (64, 64, 64, 32, 32, 1, 4, 2),
+        (64, 64, 64, 32, 32, 1, 2, 4),
+        (64, 64, 32, 32, 32, 1, 4, 4),
+        (64, 128, 64, 32, 32, 1, 2, 2),
+        (128, 64, 32, 32, 32, 1, 3, 2),
+        (128, 64, 64, 64, 32, 1, 4, 2),
+    ),
+}
 
 
 #: The least of many uncertain times is too small by about this factor.
@@ -190,38 +194,43 @@ _DOUBT = 1.05
 
 
 def _expected(c: Config, p: Problem, d: Device) -> float:
-    return _DOUBT * copied_by_threads(c, p, d, c.KB, _registers(c, p), _COPYING)
+    size = p.numpy_dtype.itemsize
+    doubt = _DOUBT if size == 4 else 1.0
+    return doubt * copied_by_threads(c, p, d, c.KB, _registers(c, p), _COPYING[size])
 
 
 #: The form for many products of tf32 of 33 to 64 rows and columns: one tile for each.
-_ONE_TILE = (64, 64, 32, 32, 64, 2, 1)
+_ONE_TILE = (64, 64, 32, 32, 64, 1, 2, 1)
 
 
-def _of_tf32(p: Problem, d: Device) -> dict[str, int] | None:
-    """Of tf32 on Hopper the form and the parts of k with the least expected time, where that is
-    known.
-    """
-    narrow = p.dtype == "tf32" and p.batch > 1 and 32 < max(p.m, p.n) <= 64
-    one_tile = narrow and _hopper(d) and p.alignment == 16
-    if not one_tile and not is_modelled(p, d):
-        return None
-    names = ("MB", "NB", "KB", "TA", "TB", "STAGES", "BLOCKS")
+def _config(form: tuple[int, ...], parts: int) -> Config:
+    names = ("MB", "NB", "KB", "TA", "TB", "SLICES", "STAGES", "BLOCKS")
+    return TENSOR.config(dict(zip(names, form, strict=True)) | dict(GROUP=8, SPLIT=parts))
+
+
+@lru_cache(maxsize=1024)
+def _quickest(p: Problem, d: Device) -> Config | None:
+    """The form and the parts of k with the least expected time. None if none may run."""
+    size = p.numpy_dtype.itemsize
+    splits = TENSOR.space["SPLIT"] if size == 4 else range(1, _MOST_PARTS + 1)
     options = [
-        TENSOR.config(dict(zip(names, form, strict=True)) | dict(GROUP=8, SPLIT=split))
-        for form in ((_ONE_TILE,) if one_tile else _FORMS)
-        for split in ((1,) if one_tile else TENSOR.space["SPLIT"])
-        if split == 1 or form[2] * 2 * split <= p.k
+        _config(form, parts)
+        for form in _FORMS[size]
+        for parts in splits
+        if parts == 1 or form[2] * (2 if size == 4 else 1) * parts <= p.k
     ]
-    able = [c for c in options if not TENSOR.violations(c, p, d)]
-    best = min(able, key=lambda c: TENSOR.expected(c, p, d), default=None)
-    return None if best is None else best.as_dict()
+    return TENSOR.quickest(((_expected(c, p, d), c) for c in options), p, d)
 
 
 def _default(p: Problem, d: Device) -> dict[str, int]:
-    found = _of_tf32(p, d)
-    if found is None and _hopper(d) and _has_uneven_rows(p):
-        found = _uneven(p, d)[1]
-    return found or _heuristic(p, d)
+    """On Hopper the form with the least expected time, where that is known."""
+    found = None
+    narrow = p.dtype == "tf32" and p.batch > 1 and 32 < max(p.m, p.n) <= 64
+    if narrow and _hopper(d) and p.alignment == 16:
+        found = TENSOR.quickest([(0.0, _config(_ONE_TILE, 1))], p, d)
+    elif is_modelled(p, d) or (_hopper(d) and _has_uneven_rows(p)):
+        found = _quickest(p, d)
+    return _heuristic(p, d) if found is None else found.as_dict()
 
 
 def _wasteful(tile: int, extent: int) -> bool:

@@ -65,10 +65,21 @@ def _registers(c: Config, p: Problem) -> int:
     return 2 * doubles + (30 if plain else 40)
 
 
+def row_buffer(c: Config, neighbours: bool = True) -> int:
+    """Elements of a warp's buffer for rows of C (common/row_buffer.cuh); `neighbours`: what is side
+    by side in C is in lanes that are side by side.
+    """
+    padding = 0 if c.TB % 16 else 8 if neighbours else 4
+    return 8 * (c.TB + padding)
+
+
 def _shared_elements(c: Config, p: Problem) -> int:
-    """The stages; in the end the sums of warps that share a tile of C."""
+    """The stages; in the end the sums of warps that share a tile of C, and where rows of C may
+    start anywhere a buffer for each warp that stores.
+    """
     stages = c.STAGES * sum((length + _PADDING) * count for length, count in _lines(c, p))
-    return max(stages, (c.KB // c.TK - 1) * c.MB * c.NB)
+    rows = (c.MB // c.TA) * (c.NB // c.TB) * row_buffer(c)
+    return max(stages, (c.KB // c.TK - 1) * c.MB * c.NB + rows)
 
 
 def _form(
@@ -94,7 +105,7 @@ _FORMS = (
     (_form(32, 64, 32, 16, 16, 32, 3, KI=4, GROUP=1), 0.98),
     (_form(64, 32, 32, 16, 16, 32, 3, KI=4, GROUP=1), 0.97),
     (_form(64, 64, 16, 32, 16, 16, 4, BLOCKS=2), 0.98),
-    (_form(64, 64, 16, 32, 32, 16, 4, BLOCKS=2), 0.96),
+    (_form(64, 64, 16, 32, 32, 16, 4, BLOCKS=2), 1.06),
     (_form(64, 128, 32, 32, 32, 32, 2, KI=4, GROUP=1), 0.95),
 )
 
@@ -112,9 +123,9 @@ _MANY = {
 #: from L2.
 _CLOCKS, _COPIED, _LATENCY, _L2 = 1900, 3.5, 1440, 43
 
-#: Microseconds of a launch, of the way to a block's first tile, of each element of C where 16 bytes
-#: are stored at a time and where 8 are; of sharing a tile, and of each block that shares it.
-_LAUNCH, _FIRST, _STORED, _SHARING = 3.9, 0.82, (4e-5, 5e-4), (1.2, 0.07)
+#: Microseconds of a launch, of the way to a block's first tile, of each element of C; of sharing a
+#: tile, and of each block that shares it.
+_LAUNCH, _FIRST, _STORED, _SHARING = 3.9, 0.82, 6e-5, (1.2, 0.1)
 
 #: Bytes of a microsecond; the part of the time of memory that arithmetic does not hide: of writing
 #: C, and of so many microseconds of reading.
@@ -154,7 +165,7 @@ def _microseconds(c: Config, p: Problem, d: Device) -> float:
     steps = ceil_div(ceil_div(p.k, c.KB), c.SPLIT)
     sums, area, size = 0.0, c.MB * c.NB, p.bytes
     for times, blocks in ((waves, resident), (left > 0, ceil_div(left, d.sms))):
-        storing = area * _STORED[p.alignment < 16] * blocks ** (2 / 3)
+        storing = area * _STORED * blocks ** (2 / 3)
         sums += times * (steps * _step_clocks(c, p, d, blocks) / _CLOCKS + _FIRST + storing)
     if c.SPLIT > 1:
         size += 16 * area * c.SPLIT * tiles(c, p) * p.batch

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -11,7 +12,7 @@ from pymm.core.device import Device
 from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem
 from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma, parts_bytes
-from pymm.kernels.pipelined import many
+from pymm.kernels.pipelined import many, single
 from pymm.kernels.rules import (
     PARTS_HAVE_STEPS,
     STAGES_FIT,
@@ -43,10 +44,12 @@ def _registers(c: Config) -> int:
 
 def _shared_elements(c: Config, p: Problem) -> int:
     """The stages and two barriers for each, in whole 128 bytes, the sums of all slices but the
-    first, and C on its way out, if it goes that way.
+    first, and what C goes through: all of the tile by TMA (STORE 2), or of each warp a row of each
+    lane (3).
     """
     ring = round_up(c.STAGES * (c.KB * (c.MB + c.NB) + 4), 32)
-    return ring + (c.SLICES - 1 + (c.STORE == 2)) * c.MB * c.NB
+    out = {2: c.MB * c.NB, 3: c.MB * c.NB // c.TA}.get(c.STORE, 0)
+    return ring + (c.SLICES - 1) * c.MB * c.NB + out
 
 
 def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box | None]:
@@ -93,6 +96,14 @@ _FEW_ROWS, _ROWS = _form(144, 256, 12, 8, BLOCKS=1), 144
 #: time there, in less than five waves.
 _SHALLOW, DEEP, _QUICKER = _form(64, 64, 8, 8, KB=16, SLICES=2, STAGES=4, BLOCKS=3), 256, 0.95
 
+#: Two for products of one and a half tiles for each multiprocessor or more, and for a C whose rows
+#: start anywhere (7942 x 1783 x 33: 48 us, not 56; with fewer tiles 8 warps do not hide latency).
+_WIDE = (
+    _form(128, 64, 8, 8, KB=16, BLOCKS=3, STORE=2),
+    _form(64, 128, 8, 8, KB=16, BLOCKS=3, STORE=2),
+)
+_PLENTY = 1.5
+
 #: Fits wherever TMA is.
 _SMALLEST = _form(64, 64, 8, 8, STRIDE=4, SLICES=2, BLOCKS=1)
 
@@ -111,8 +122,8 @@ _ISSUE, _READ, _STEP, _SPLIT = 1.11, 0.172, 124, 0.0277
 _WARPS, _FEWER = 4.8, 0.64
 
 #: Clocks for 128 elements of C: stored from registers, by TMA, and of each slice. For each element
-#: of a C whose rows start anywhere, of all tiles of a multiprocessor, but for so many that are
-#: stored while others multiply.
+#: of a C whose rows start anywhere and that is stored from registers, of all tiles of a
+#: multiprocessor, but for so many that are stored while others multiply.
 _STORED, _BY_TMA, _SLICE, _ANYWHERE, _MEANWHILE = 24.6, 12.2, 13.3, 0.8, 14300
 
 #: Bytes of a microsecond from device memory. Bytes of shared memory of the blocks of a
@@ -128,13 +139,17 @@ def _heuristic(p: Problem, d: Device) -> dict[str, int]:
 
 @lru_cache(maxsize=1024)
 def _default(p: Problem, d: Device) -> Config:
-    options = ((expected_microseconds(c, p, d), c) for c in _options(p))
+    options = ((expected_microseconds(c, p, d), c) for c in _options(p, d))
     best = TMA_F32.quickest(options, p, d)
     return TMA_F32.config(_SMALLEST) if best is None else best
 
 
-def _options(p: Problem) -> Iterator[Config]:
+def _options(p: Problem, d: Device) -> Iterator[Config]:
     """Every form with every split of k."""
+    for form in _WIDE:
+        config = TMA_F32.config(form | (dict(STORE=3) if p.n % 4 else {}))
+        if tiles(config, p) * p.batch >= _PLENTY * d.sms:
+            yield config
     forms = [*_FORMS, *[_FEW_ROWS] * (p.m <= _ROWS), *[_SHALLOW] * (p.k < DEEP)]
     for form in forms:
         for parts in TMA_F32.space["SPLIT"]:
@@ -164,6 +179,13 @@ def expected_microseconds(c: Config, p: Problem, d: Device) -> float:
     return time + (_REPACK + moved / _REPACKED if moved else 0)
 
 
+@lru_cache(maxsize=1024)
+def _slower_than_pipelined(p: Problem, d: Device) -> bool:
+    """Whether kernel 5 should be quicker."""
+    least = single(p, d)[0]
+    return math.isfinite(least) and least < expected_microseconds(_default(p, d), p, d)
+
+
 def _wave(c: Config, p: Problem, blocks: float, steps: int) -> float:
     """Clocks of a multiprocessor in which so many blocks compute a tile, or a part of it."""
     area = c.MB * c.NB * blocks
@@ -173,7 +195,7 @@ def _wave(c: Config, p: Problem, blocks: float, steps: int) -> float:
         multiply *= 1 + _SPLIT
     store = _BY_TMA if c.STORE == 2 and p.n % 4 == 0 else _STORED
     store += _SLICE * c.SLICES * (c.SLICES > 1)
-    anywhere = _ANYWHERE * max(area - _MEANWHILE, 0) if p.n % 4 else 0
+    anywhere = _ANYWHERE * max(area - _MEANWHILE, 0) if p.n % 4 and c.STORE != 3 else 0
     return steps * (multiply + _STEP) + area / 128 * store + anywhere + _BEGIN * _CLOCKS
 
 
@@ -204,12 +226,12 @@ TMA_F32 = Kernel(
         BLOCKS=(1, 2, 3),
         GROUP=(8,),
         SPLIT=(1, 2, 3, 4, 8),
-        STORE=(1, 2),
+        STORE=(1, 2, 3),
     ),
     default=_FORMS[0],
     fallbacks=(_SMALLEST,),
     heuristic=_heuristic,
-    preferred_for=lambda p, d: not many(p, d),
+    preferred_for=lambda p, d: not many(p, d) and not _slower_than_pipelined(p, d),
     threads=_threads,
     block=lambda c: (_threads(c), 1, 1),
     tiles=lambda c, p: (tiles(c, p), 1),
@@ -242,8 +264,13 @@ TMA_F32 = Kernel(
             ),
         ),
         Rule(
-            "C is stored from registers (STORE 1) or by TMA (2), 256 columns of a warp at most",
-            lambda c, p, d: c.STORE == 1 or (c.STORE == 2 and 8 * c.TB <= 256),
+            "C is stored from registers (STORE 1), by TMA (2, 256 columns of a warp at most) or "
+            "row by row (3)",
+            lambda c, p, d: c.STORE in (1, 3) or (c.STORE == 2 and 8 * c.TB <= 256),
+        ),
+        Rule(
+            "C is stored row by row (STORE 3) where rows start anywhere",
+            lambda c, p, d: c.STORE != 3 or p.n % 4 > 0,
         ),
         Rule("STRIDE is 1, 2 or 4", lambda c, p, d: c.STRIDE in (1, 2, 4)),
         STAGES_OVERLAP,

@@ -21,6 +21,7 @@ from pymm.kernels.rules import (
     TILES_ALIKE,
     blocks_fit,
 )
+from pymm.kernels.tensor_f64 import row_buffer
 from pymm.kernels.tiles import tiles, tiles_in
 
 
@@ -67,11 +68,14 @@ FORMS = (
 #: Runs on every GPU with TMA.
 SMALLEST = form(64, 64, 32, 32, 4)
 
-#: Clocks of a microsecond under load; microseconds of a tile besides its multiply-adds, and of each
-#: of its elements where rows of C start at multiples of 16 bytes and where they start anywhere
-#: (7725 x 2661 x 73 is 8 us of storing for each wave of 128 x 128); microseconds of sharing;
-#: bytes of a microsecond.
-_CLOCKS, _TILE, _STORED, _SHARING, _MEMORY = 1900, 0.1, (4.3e-5, 5e-4), 8.5, 4.0e6
+#: Clocks of a microsecond under load; microseconds of a tile besides its multiply-adds;
+#: microseconds of sharing; bytes of a microsecond.
+_CLOCKS, _TILE, _SHARING, _MEMORY = 1900, 0.1, 8.5, 4.0e6
+
+#: Microseconds of each element of a tile: where rows of C start at multiples of 16 bytes, and where
+#: they start anywhere, stored from registers and by way of shared memory (7725 x 2661 x 73 from
+#: registers: 8 us for each wave of 128 x 128).
+_STORED, _ANYWHERE = 4.3e-5, {1: 5e-4, 2: 1.3e-4}
 
 #: Microseconds of the launch and of the way to the first tile; of the launch before it that repacks
 #: operands whose rows TMA cannot read, and of each byte repacked; of each byte of C, and at most.
@@ -92,12 +96,25 @@ def _best(kernel: Kernel, p: Problem, d: Device) -> tuple[float, dict[str, int]]
     """That configuration and its time in microseconds but for the launches; infinity and none if
     none may run.
     """
-    options = [(given | dict(SPLIT=s), rate) for given, rate in FORMS for s in _parts(given, p, d)]
+    stores = (2, 1) if _rows_start_anywhere(p) else (1,)
+    options = [
+        (given | dict(SPLIT=split, STORE=store), rate)
+        for given, rate in FORMS
+        for split in _parts(given, p, d)
+        for store in stores
+    ]
     timed = [(_microseconds(*option, p, d), option[0]) for option in options]
     for microseconds, option in sorted(timed, key=lambda option: option[0]):
         if not kernel.violations(kernel.config(option), p, d):
             return microseconds, option
     return math.inf, {}
+
+
+def _rows_start_anywhere(p: Problem) -> bool:
+    """Whether C may be stored by way of shared memory: not the other half of a symmetric one, of
+    which lanes have neighbours in a column.
+    """
+    return p.n % 2 == 1 and not p.symmetric
 
 
 def _preferred_for(p: Problem, d: Device) -> bool:
@@ -145,7 +162,7 @@ def _microseconds(given: dict[str, int], rate: float, p: Problem, d: Device) -> 
     waves, left, blocks = _waves(given, p, d)
     area, together = given["MB"] * given["NB"], given["BLOCKS"]
     each = area * ceil_div(p.k, given["KB"]) * given["KB"] / (rate * _CLOCKS)
-    storing = _TILE + area * _STORED[p.n % 2]
+    storing = _TILE + area * (_ANYWHERE[given["STORE"]] if p.n % 2 else _STORED)
     size = 8 * p.batch * (p.m * p.k + p.k * p.n + p.m * p.n)
     sums = waves * (together * each + together ** (2 / 3) * storing)
     if given["SPLIT"] > 1:  # as common/stream_k.cuh has it
@@ -177,7 +194,9 @@ def _shared_elements(c: Config, p: Problem) -> int:
     """The stages, two barriers for each piece, and the sums of warps that share a tile of C."""
     columns = c.NB if p.trans_b else round_up(c.NB, _LINE)
     barriers = 2 * c.KB // _deep(c, p)
-    return c.STAGES * ((c.MB + columns) * c.KB + barriers) + c.KB // c.TK // 2 * c.MB * c.NB
+    stages = c.STAGES * ((c.MB + columns) * c.KB + barriers)
+    rows = 0 if c.STORE == 1 else (c.MB // c.TA) * (c.NB // c.TB) * row_buffer(c, p.trans_b)
+    return stages + c.KB // c.TK // 2 * c.MB * c.NB + rows
 
 
 def _deep(c: Config, p: Problem) -> int:
@@ -194,11 +213,13 @@ def _registers(c: Config, p: Problem) -> int:
     the first have been multiplied.
     """
     registers = 2 * (c.TA * c.TB // 32 + (c.TA + c.TB) * c.KI * c.DEPTHS // 32)
+    registers += 8 * (c.STORE - 1)
     if p.symmetric:  # where a tile is takes more to find, and its place in the other half
         registers += 32 if c.SPLIT == 1 else 40
     if c.DEPTHS == 1 and c.TA == 16 and c.TB == 40 and c.TK <= 16 and not p.symmetric:
         # Of one row of mma the columns are read one after the other.
-        return registers - (c.TB - 16) * c.KI // 16 + (24 if p.trans_b else 16)
+        rest = (24 if p.trans_b else 16) + 16 * (c.STORE - 1)
+        return registers - (c.TB - 16) * c.KI // 16 + rest
     if c.DEPTHS == 1 and c.TA >= 48:
         return registers + (24 if p.trans_a and not p.trans_b else 8)
     if c.KB == c.TK == c.KI * c.DEPTHS < 32:
@@ -232,13 +253,14 @@ def _registers_and_blocks_fit(c: Config, p: Problem, d: Device) -> bool:
 
 def _finds_shares(c: Config, p: Problem, d: Device) -> bool:
     """True if what a shared tile takes to find does not spill (checked as above): with less than
-    112 registers at the launch only one depth of fragments of depth 16; for half of C one depth.
+    112 registers at the launch only one depth of fragments of depth 16; for half of C, and for rows
+    by way of shared memory, one depth.
     """
     if c.SPLIT == 1:
         return True
     late = c.KI == 16 and c.DEPTHS == 1 and c.KB == c.TK and c.TA * c.TB >= 512
     plenty = late or _launched(c, d) >= 112
-    return plenty and (c.DEPTHS == 1 or not p.symmetric)
+    return plenty and (c.DEPTHS == 1 or (not p.symmetric and c.STORE == 1))
 
 
 def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
@@ -282,7 +304,9 @@ TMA_F64 = Kernel(
         BLOCKS=(1, 2, 3),
         GROUP=(8, 16),
         SPLIT=(1, 2, 8, 33, 132),
+        STORE=(1, 2),
     ),
+    added=dict(STORE=1),
     default=form(128, 128, 64, 32, 6, GROUP=16),
     fallbacks=(form(64, 64, 32, 32, 6, BLOCKS=2), SMALLEST),
     heuristic=lambda p, d: heuristic(TMA_F64, p, d),
@@ -342,6 +366,10 @@ TMA_F64 = Kernel(
             ),
         ),
         STAGES_FIT,
+        Rule(
+            "C is stored by way of shared memory (STORE 2) where rows start anywhere",
+            lambda c, p, d: c.STORE == 1 or (c.STORE == 2 and _rows_start_anywhere(p)),
+        ),
         Rule(
             "a split last wave leaves a thread registers to find the tiles that blocks share",
             _finds_shares,

@@ -26,6 +26,22 @@ CASES = [
         ("NN", "TT"),
     ),
     (
+        "tma_f32-MB64-NB64-KB32-ROWS8-EARLY1-STRIDE2-TA8-TB8-SLICES2-STAGES2-BLOCKS2-GROUP8-SPLIT3"
+        "-STORE3",
+        "f32",
+        ("NT", "TN"),
+    ),
+    (
+        "tma_f64-MB64-NB64-KB16-TA32-TB32-TK16-KI8-DEPTHS1-STAGES3-BLOCKS1-GROUP8-SPLIT2-STORE2",
+        "f64",
+        ("NN", "TT"),
+    ),
+    (
+        "tma_f64-MB48-NB40-KB32-TA16-TB40-TK8-KI4-DEPTHS1-STAGES3-BLOCKS1-GROUP8-SPLIT1-STORE2",
+        "f64",
+        ("NT", "TN"),
+    ),
+    (
         "tma_f64-MB64-NB64-KB32-TA32-TB32-TK16-KI4-DEPTHS2-STAGES5-BLOCKS1-GROUP4-SPLIT3",
         "f64",
         ("TN",),
