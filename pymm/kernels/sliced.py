@@ -10,7 +10,7 @@ from pymm.core.device import Device
 from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem
 from pymm.kernels import pipelined, tma_f32
-from pymm.kernels.expected import Copying, copied_by_threads, is_modelled
+from pymm.kernels.expected import Copying, beside_memory, copied_by_threads, is_modelled
 from pymm.kernels.kernel import Config, Kernel, Rule
 from pymm.kernels.rules import (
     MAX_WORKSPACE_BYTES,
@@ -136,6 +136,10 @@ _TOGETHER = ((16, 4, 3, 2), (16, 4, 2, 2), *_ALONE)
 #: a clock that a multiprocessor gets from device memory where all ask for it (of the 18 of an H200
 #: what kernels reach) and where few do, and from L2.
 _LAUNCH, _LEVEL, _MEMORY_OF_ALL, _MEMORY_OF_FEW, _L2 = 7000, 3500, 16, 24, 40
+
+#: Part of the shorter of computing and device memory that the longer does not hide, for doubles and
+#: for floats.
+_EXPOSED = 0.1
 
 #: Tiles and register tiles of floats: the smallest, which come first where each multiprocessor has
 #: at most so many, the others, and those of four rows or columns and fewer.
@@ -299,8 +303,7 @@ def expected_microseconds(c: Config, p: Problem, d: Device) -> float:
     levels = math.ceil(math.log(c.SPLIT, FAN)) if c.SPLIT > 1 else 0
     adding = _ADD + min(c.SPLIT, FAN) * c.MB * c.NB * size / (_L2 * _CLOCKS)
     memory = p.bytes / (_MEMORY * d.sms * _CLOCKS)
-    together = max(computing, memory) + 0.1 * min(computing, memory)
-    return _START + together + levels * adding
+    return _START + beside_memory(computing, memory, _EXPOSED) + levels * adding
 
 
 def _waiting(c: Config, blocks: int) -> float:
@@ -322,8 +325,7 @@ def _clocks(c: Config, p: Problem, d: Device) -> float:
     levels = math.ceil(math.log(c.SPLIT, FAN)) if c.SPLIT > 1 else 0
     adding = _LEVEL + min(c.SPLIT, FAN) * c.MB * c.NB * size / _L2
     computing = ceil_div(blocks, d.sms) * max(multiply, read)
-    together = max(computing, memory) + 0.1 * min(computing, memory)
-    return _LAUNCH + together + levels * adding
+    return _LAUNCH + beside_memory(computing, memory, _EXPOSED) + levels * adding
 
 
 #: Types that allow float32 elements to be multiplied on tensor cores.
