@@ -24,6 +24,10 @@ def is_modelled(p: Problem, d: Device) -> bool:
     """Whether the times of all kernels that multiply tf32 were measured and fitted: of single
     products on Hopper, whose rows TMA cannot read (kernel 10 repacks them; elsewhere it is rarely
     in doubt), and of at least 32 rows and columns.
+
+    Kernel 10's times were fitted up to 2e10 operations, 2^24 elements of C and k of 2^14
+    (benchmarks/LOG.md, "Defaults of tf32 by expected times"). Larger products are ranked by them
+    all the same; kernel 10's default is then the one of an older table.
     """
     single = p.dtype == "tf32" and p.batch == 1 and not p.symmetric
     return single and d.capability == (9, 0) and p.alignment < 16 and min(p.m, p.n) >= 32

@@ -105,7 +105,7 @@ def _heuristic(p: Problem, d: Device) -> dict[str, int]:
 #: BLOCKS, and the microseconds of a step of 64 along k, where rows start at multiples of 2 bytes
 #: and of more (one H200: benchmarks/LOG.md). Blocks that share a multiprocessor take turns: they do
 #: not hide each other's steps.
-_UNEVEN = (
+_UNEVEN_FORMS = (
     ((32, 32, 16, 16, 2, 2), 0.5, 0.35),
     ((32, 32, 16, 16, 1, 2), 0.55, 0.38),
     ((32, 64, 16, 32, 1, 2), 0.75, 0.55),
@@ -119,13 +119,13 @@ _UNEVEN = (
 _BEGIN_AND_END, _ADDING, _PART, _STORED = 5.5, 1.2, 0.012, (3e-6, 1.5e-6)
 
 
-def _uneven(p: Problem, d: Device) -> tuple[float, dict[str, int] | None]:
+def _best_of_uneven(p: Problem, d: Device) -> tuple[float, dict[str, int] | None]:
     """The expected microseconds of a product of 16-bit elements in rows that TMA cannot read, and
     the form and the parts of k that take as long.
     """
     names, found = ("MB", "NB", "TA", "TB", "SLICES", "BLOCKS"), []
     steps, more = ceil_div(p.k, 64), p.alignment >= 4
-    for form, *times in _UNEVEN:
+    for form, *times in _UNEVEN_FORMS:
         given = dict(zip(names, form, strict=True)) | dict(KB=64, STAGES=4, GROUP=8)
         elements = given["TA"] * given["TB"] / (32 * given["SLICES"])
         blocks = ceil_div(p.m, given["MB"]) * ceil_div(p.n, given["NB"]) * p.batch
@@ -145,7 +145,7 @@ def repacking_takes_longer(p: Problem, d: Device) -> bool:
     """Whether a product of 16-bit elements in rows that TMA cannot read is faster here than with
     wgmma behind a launch that repacks A and B.
     """
-    return _has_uneven_rows(p) and _uneven(p, d)[0] < wgmma.repacked_us(p, d)
+    return _has_uneven_rows(p) and _best_of_uneven(p, d)[0] < wgmma.repacked_us(p, d)
 
 
 def _has_uneven_rows(p: Problem) -> bool:
@@ -220,7 +220,7 @@ def _of_tf32(p: Problem, d: Device) -> dict[str, int] | None:
 def _default(p: Problem, d: Device) -> dict[str, int]:
     found = _of_tf32(p, d)
     if found is None and _hopper(d) and _has_uneven_rows(p):
-        found = _uneven(p, d)[1]
+        found = _best_of_uneven(p, d)[1]
     return found or _heuristic(p, d)
 
 
@@ -241,7 +241,7 @@ def _hopper(d: Device) -> bool:
 _SMALL = {(2, 2): 2**25, (2, 4): 2**27, (2, 8): 2**27, (4, 4): 2**25, (4, 8): 2**25, (4, 16): 2**23}
 
 #: Of a batch: multiply-adds of one product, where rows are not aligned; extents, where they are.
-_SMALL_OF_MANY, _NARROW = 2**21, {2: 32, 4: 64}
+_SMALL_OF_BATCH, _NARROW = 2**21, {2: 32, 4: 64}
 
 #: Up to this k, tf32 may have four times as many.
 _SHALLOW = 128
@@ -260,7 +260,7 @@ def _preferred_for(p: Problem, d: Device) -> bool:
         return repacking_takes_longer(p, d)
     if p.batch > 1:
         narrow = max(p.m, p.n) <= _NARROW[size]
-        return narrow or p.alignment < 16 and each <= _SMALL_OF_MANY
+        return narrow or p.alignment < 16 and each <= _SMALL_OF_BATCH
     more = 4 if size == 4 and p.k <= _SHALLOW else 1
     return each <= more * _SMALL.get((size, min(p.alignment, 16)), 0)
 

@@ -103,7 +103,7 @@ _FORMS = (
 _SPLITS = (1, 2, 4, 8, 16)
 
 #: What many products of at most 16 and of at most 32 rows and columns get.
-_MANY = {
+_SMALL_BATCH_FORMS = {
     16: _form(32, 32, 16, 32, 32, 16, 2, KI=4, BLOCKS=4, GROUP=1),
     32: _form(32, 32, 16, 16, 16, 16, 4, KI=4, BLOCKS=4, GROUP=1),
 }
@@ -189,7 +189,7 @@ def _multiply_adds(d: Device) -> float:
 def _heuristic(p: Problem, d: Device) -> dict[str, int]:
     """For many small products their form, else the one with the least expected time."""
     if small_batch(p):
-        return dict(_MANY[16 if max(p.m, p.n) <= 16 else 32])
+        return dict(_SMALL_BATCH_FORMS[16 if max(p.m, p.n) <= 16 else 32])
     return expected(p, d)[1].as_dict()
 
 
