@@ -60,7 +60,7 @@ def matmul(
         b = b.unsqueeze(1)
     separate = activation not in (None, "relu") and _records_gradients(a, b, bias)
     fused = "" if separate or activation is None else activation
-    result = _computed(a, b, bias, fused, precision)
+    result = _call_operator(a, b, bias, fused, precision)
     if separate:
         result = _activated(result, activation)
     if columns:
@@ -187,13 +187,13 @@ _OPERATORS.define(
     "matmul(Tensor a, Tensor b, Tensor? bias, str activation, str precision) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
-_product = torch.ops.pymm.matmul.default
+_operator = torch.ops.pymm.matmul.default
 
 
-def _multiplied(
-    a: Tensor, b: Tensor, bias: Tensor | None, activation: str, precision: str
-) -> Tensor:
-    """The operator. CPU tensors go on as NumPy arrays, whose launches are found again soonest."""
+def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, activation: str, precision: str) -> Tensor:
+    """What the operator computes. CPU tensors go on as NumPy arrays, whose launches are found again
+    soonest.
+    """
     out = a.new_empty(_shape(a, b, bias))
     a, b = _readable(_plain(a)), _readable(_plain(b))
     bias = None if bias is None else _plain(bias)
@@ -218,7 +218,7 @@ def _array(x: Tensor) -> np.ndarray:
     return x.numpy()
 
 
-def _described(
+def _multiply_fake(
     a: Tensor, b: Tensor, bias: Tensor | None, activation: str, precision: str
 ) -> Tensor:
     return a.new_empty(_shape(a, b, bias))
@@ -277,16 +277,16 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     grad = _before_activation(ctx, grad, a, b, bias, output)
     of_a = of_b = of_bias = None
     if ctx.needs_input_grad[0]:
-        of_a = _summed(_computed(grad, b.mT, None, "", ctx.precision), shape_a)
+        of_a = _summed(_call_operator(grad, b.mT, None, "", ctx.precision), shape_a)
     if ctx.needs_input_grad[1]:
         if len(shape_b) == 2:  # one product, and not the sum of one for each matrix of the batch
             left, right = a.flatten(0, -2), grad.flatten(0, -2)
             if ctx.by_columns:  # a transposed weight's gradient is stored like the weight
-                of_b = _computed(right.mT, left, None, "", ctx.precision).mT
+                of_b = _call_operator(right.mT, left, None, "", ctx.precision).mT
             else:
-                of_b = _computed(left.mT, right, None, "", ctx.precision)
+                of_b = _call_operator(left.mT, right, None, "", ctx.precision)
         else:
-            of_b = _summed(_computed(a.mT, grad, None, "", ctx.precision), shape_b)
+            of_b = _summed(_call_operator(a.mT, grad, None, "", ctx.precision), shape_b)
     if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
         of_bias = grad.sum(tuple(range(grad.dim() - 1)), dtype=ctx.bias_dtype)
     return of_a, of_b, of_bias, None, None
@@ -307,16 +307,16 @@ def _before_activation(ctx: Any, grad: Tensor, *saved: Tensor | None) -> Tensor:
         return grad
     if ctx.activation == "relu":
         return aten.threshold_backward(grad, output, 0)
-    sums = _computed(a, b, bias, "", ctx.precision)
+    sums = _call_operator(a, b, bias, "", ctx.precision)
     if ctx.activation == "silu":
         sigmoid = torch.sigmoid(sums)  # aten.silu_backward has no derivative
         return grad * sigmoid * (1 + sums * (1 - sigmoid))
     return aten.gelu_backward(grad, sums, approximate=_APPROXIMATIONS[ctx.activation])
 
 
-_OPERATORS.impl("matmul", _multiplied, "CPU")
-_OPERATORS.impl("matmul", _multiplied, "CUDA")
-torch.library.register_fake("pymm::matmul", _described)
+_OPERATORS.impl("matmul", _multiply, "CPU")
+_OPERATORS.impl("matmul", _multiply, "CUDA")
+torch.library.register_fake("pymm::matmul", _multiply_fake)
 torch.library.register_autograd("pymm::matmul", _gradients, setup_context=_keep)
 
 
@@ -324,12 +324,12 @@ torch.library.register_autograd("pymm::matmul", _gradients, setup_context=_keep)
 # The operator remains for whoever looks into calls: compilers, tracers, modes, transforms
 
 
-class _Product(torch.autograd.Function):
-    """The operator and its gradients."""
+class _MatmulFunction(torch.autograd.Function):
+    """The operator and its gradients, for autograd alone."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        output = _multiplied(*inputs)
+        output = _multiply(*inputs)
         _keep(ctx, inputs, output)
         return output
 
@@ -338,12 +338,14 @@ class _Product(torch.autograd.Function):
         return _gradients(ctx, grad)
 
 
-def _computed(a: Tensor, b: Tensor, bias: Tensor | None, activation: str, precision: str) -> Tensor:
+def _call_operator(
+    a: Tensor, b: Tensor, bias: Tensor | None, activation: str, precision: str
+) -> Tensor:
     """The operator, called directly where nobody but autograd looks into calls."""
     given = a, b, bias, activation, precision
-    if torch.compiler.is_compiling() or _is_watched() or not _are_ordinary(a, b, bias):
-        return _product(*given)
-    return _Product.apply(*given) if _records_gradients(a, b, bias) else _multiplied(*given)
+    if torch.compiler.is_compiling() or _is_intercepted() or not _are_ordinary(a, b, bias):
+        return _operator(*given)
+    return _MatmulFunction.apply(*given) if _records_gradients(a, b, bias) else _multiply(*given)
 
 
 def _are_ordinary(*operands: Tensor | None) -> bool:
@@ -363,9 +365,9 @@ def _are_ordinary(*operands: Tensor | None) -> bool:
 _ORDINARY = (Tensor, torch.nn.Parameter)
 
 
-def _is_watched() -> bool:
-    """Whether a mode, a transform of `torch.func` or a tracer is active. True in a version of
-    PyTorch that cannot be asked.
+def _is_intercepted() -> bool:
+    """Whether something intercepts calls: a mode, a transform of `torch.func` or a tracer. True in
+    a version of PyTorch that cannot be asked.
     """
     try:
         state = torch._C

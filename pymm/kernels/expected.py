@@ -11,9 +11,10 @@ from pymm.core.device import Device
 from pymm.core.integers import ceil_div
 from pymm.core.problem import Problem
 from pymm.kernels.kernel import Config
+from pymm.kernels.rules import resident
 
 #: Bytes in a microsecond that device memory gives, and clocks in a microsecond.
-MEMORY, CLOCKS = 4e6, 1980.0
+_MEMORY, _CLOCKS = 4e6, 1980.0
 
 #: Bytes in a clock that a multiprocessor gets from L2.
 _L2 = 45.0
@@ -23,6 +24,10 @@ def is_modelled(p: Problem, d: Device) -> bool:
     """Whether the times of all kernels that multiply tf32 were measured and fitted: of single
     products on Hopper, whose rows TMA cannot read (kernel 10 repacks them; elsewhere it is rarely
     in doubt), and of at least 32 rows and columns.
+
+    Kernel 10's times were fitted up to 2e10 operations, 2^24 elements of C and k of 2^14
+    (benchmarks/LOG.md, "Defaults of tf32 by expected times"). Larger products are ranked by them
+    all the same; kernel 10's default is then the one of an older table.
     """
     single = p.dtype == "tf32" and p.batch == 1 and not p.symmetric
     return single and d.capability == (9, 0) and p.alignment < 16 and min(p.m, p.n) >= 32
@@ -49,7 +54,7 @@ class Copying(NamedTuple):
     store: float
     adding: float
     part: float
-    #: How much of the shorter of two, computing and reading memory, the longer does not hide.
+    #: How much of the shorter of computing and device memory the longer does not hide.
     overlap: float
     #: Warps that hide the latency of instructions.
     warps: float
@@ -65,38 +70,32 @@ def copied_by_threads(
     threads = c.kernel.threads(c)
     blocks = ceil_div(p.m, c.MB) * ceil_div(p.n, c.NB) * c.SPLIT
     on_one = max(ceil_div(blocks, d.sms), 1)
-    together = min(
-        d.shared_per_sm // (c.kernel.shared_bytes(c, p) + 1024),
-        d.max_threads_per_sm // threads,
-        d.registers_per_block // (max(registers, 32) * threads),
-        on_one,
-    )
-    together = max(together, 1)
+    together = min(resident(c, p, d, registers), on_one)
     few = max(1.0, rates.warps / (threads / 32 * together)) ** 0.5
     multiply = c.MB * c.NB * depth * rates.multiply * few
     multiply *= 1 + rates.edges * (16 / c.TA + 16 / c.TB)
-    copied = c.MB * _clocks(not p.trans_a, p, rates) + c.NB * _clocks(p.trans_b, p, rates)
+    copied = c.MB * _copy_clocks(not p.trans_a, p, rates) + c.NB * _copy_clocks(p.trans_b, p, rates)
     copied *= 1 if p.trans_a or p.trans_b else rates.mixed
     fetched = (c.MB + c.NB) * depth * p.numpy_dtype.itemsize / _L2
-    work = (max(multiply, fetched) + copied * depth * few) / CLOCKS
+    work = (max(multiply, fetched) + copied * depth * few) / _CLOCKS
     steps = ceil_div(ceil_div(p.k, c.SPLIT), depth)
     waits = rates.latency / max(c.STAGES - 1, 1)
     rounds = [together] * (on_one // together) + [on_one % together] * (on_one % together > 0)
     busy = sum(rates.latency + steps * max(work * n, waits) for n in rounds)
     busy += on_one * c.MB * c.NB / 1024 * rates.store
     adding = rates.adding + rates.part * min(c.SPLIT, 16) * c.MB * c.NB / 1024
-    return rates.launch + beside_memory(busy, p, rates.overlap) + (adding if c.SPLIT > 1 else 0.0)
+    time = rates.launch + beside_memory(busy, p.bytes / _MEMORY, rates.overlap)
+    return time + (adding if c.SPLIT > 1 else 0.0)
 
 
-def _clocks(along: bool, p: Problem, rates: Copying) -> float:
+def _copy_clocks(along: bool, p: Problem, rates: Copying) -> float:
     """Clocks of copying one element of an operand that is K-major or not."""
     together = min(p.alignment // p.numpy_dtype.itemsize, 4)
     return (rates.along if along else rates.across)[(1, 2, 4).index(together)]
 
 
-def beside_memory(busy: float, p: Problem, overlap: float) -> float:
-    """The longer of computing and of reading and writing the operands once, and `overlap` of the
-    shorter.
+def beside_memory(computing: float, memory: float, overlap: float) -> float:
+    """The time of computing and of device memory at the same time: the longer, and the part
+    `overlap` of the shorter, which the longer does not hide.
     """
-    memory = p.bytes / MEMORY
-    return max(busy, memory) + overlap * min(busy, memory)
+    return max(computing, memory) + overlap * min(computing, memory)

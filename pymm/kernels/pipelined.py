@@ -63,10 +63,10 @@ def _registers(c: Config, p: Problem) -> int:
     return (c.TA * c.TB + 2 * (c.TA + c.TB)) * words(p) + 24
 
 
-# Many float32 products: the form with the least expected time
+# Batches of float32: the form with the least expected time
 
 #: MB, NB, KB, TA, TB, STAGES, BLOCKS, with four LANES.
-_MANY = (
+_BATCH_FORMS = (
     (32, 64, 16, 8, 8, 2, 3),
     (64, 128, 8, 8, 16, 2, 1),
     (128, 256, 32, 8, 8, 2, 1),
@@ -87,9 +87,9 @@ _WARPS, _FEWER, _MEMORY = 4.7, 0.8, 10
 _OF_ALL = 4e6
 
 
-def many(p: Problem, d: Device) -> bool:
-    """Whether a problem is one of many aligned float32 products, of 33 to 256 rows or columns, for
-    which this kernel is the fastest on a GPU with TMA.
+def medium_batch(p: Problem, d: Device) -> bool:
+    """Whether a problem is a batch of aligned float32 products, of 33 to 256 rows or columns, for
+    which this kernel is the fastest on Hopper.
     """
     if p.dtype != "f32" or p.symmetric or not d.is_gpu or d.capability != (9, 0):
         return False
@@ -186,13 +186,13 @@ def _of_single(c: Config, p: Problem, d: Device) -> float:
 
 def _heuristic(p: Problem, d: Device) -> dict[str, int]:
     """The form with the least expected time."""
-    return _of_many(p, d) if many(p, d) else single(p, d)[1].as_dict()
+    return _of_batch(p, d) if medium_batch(p, d) else single(p, d)[1].as_dict()
 
 
-def _of_many(p: Problem, d: Device) -> dict[str, int]:
+def _of_batch(p: Problem, d: Device) -> dict[str, int]:
     names = ("MB", "NB", "KB", "TA", "TB", "STAGES", "BLOCKS")
     # the registers of the largest tile do not suffice for a transposed B
-    forms = [dict(zip(names, f, strict=True)) for f in _MANY if f[1] < 256 or not p.trans_b]
+    forms = [dict(zip(names, f, strict=True)) for f in _BATCH_FORMS if f[1] < 256 or not p.trans_b]
     configs = [PIPELINED.config(form | dict(LANES=4, GROUP=8, SPLIT=1)) for form in forms]
     fitting = (c for c in configs if not PIPELINED.violations(c, p, d))
     best = min(fitting, key=lambda c: _microseconds(c, p, d), default=None)
@@ -249,7 +249,7 @@ PIPELINED = Kernel(
     aligned=True,
     min_capability=(8, 0),
     heuristic=_heuristic,
-    heuristic_for=lambda p, d: many(p, d) or _is_single(p, d),
+    heuristic_for=lambda p, d: medium_batch(p, d) or _is_single(p, d),
     rules=(
         Rule(
             "warps tile the block evenly: TA * LANES divides MB and TB * 32 / LANES divides NB",

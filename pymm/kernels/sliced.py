@@ -10,7 +10,7 @@ from pymm.core.device import Device
 from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem
 from pymm.kernels import pipelined, tma_f32
-from pymm.kernels.expected import Copying, copied_by_threads, is_modelled
+from pymm.kernels.expected import Copying, beside_memory, copied_by_threads, is_modelled
 from pymm.kernels.kernel import Config, Kernel, Rule
 from pymm.kernels.rules import (
     MAX_WORKSPACE_BYTES,
@@ -137,6 +137,10 @@ _TOGETHER = ((16, 4, 3, 2), (16, 4, 2, 2), *_ALONE)
 #: what kernels reach) and where few do, and from L2.
 _LAUNCH, _LEVEL, _MEMORY_OF_ALL, _MEMORY_OF_FEW, _L2 = 7000, 3500, 16, 24, 40
 
+#: Part of the shorter of computing and device memory that the longer does not hide, for doubles and
+#: for floats.
+_EXPOSED = 0.1
+
 #: Tiles and register tiles of floats: the smallest, which come first where each multiprocessor has
 #: at most so many, the others, and those of four rows or columns and fewer.
 _SMALLEST, _FEW = ((16, 32, 4, 4), (32, 16, 4, 4)), 2
@@ -194,7 +198,7 @@ _MEMORY, _AS_QUICK, _KEPT = 16, 1.03, 1.05
 
 #: Many float32 products of aligned rows, by their greatest extent: MB, NB, KB, TA, TB, STAGES; four
 #: slices, three blocks on a multiprocessor (measured on one H200, benchmarks/LOG.md).
-_MANY = {
+_BATCH_FORMS = {
     16: (16, 32, 8, 4, 4, 4),
     32: (32, 32, 8, 8, 4, 4),
     64: (32, 64, 8, 8, 8, 4),
@@ -203,15 +207,15 @@ _MANY = {
 }
 
 
-def _many(p: Problem) -> int | None:
-    """The key of `_MANY` for a problem; None if it is not of that kind. Two K-major operands would
-    spill with 8 x 8 elements a thread.
+def _batch_form(p: Problem) -> int | None:
+    """The key of `_BATCH_FORMS` for a problem; None if it is not of that kind. Two K-major operands
+    would spill with 8 x 8 elements a thread.
     """
     extent = max(p.m, p.n)
     if p.batch < 16 or not _is_float(p) or p.alignment < 16 or extent > 256:
         return None
-    found = next(most for most in _MANY if extent <= most)
-    covered = round_up(p.m, _MANY[found][0]) * round_up(p.n, _MANY[found][1])
+    found = next(most for most in _BATCH_FORMS if extent <= most)
+    covered = round_up(p.m, _BATCH_FORMS[found][0]) * round_up(p.n, _BATCH_FORMS[found][1])
     if covered > 1.2 * p.m * p.n and found > 32:
         return None
     return None if found >= 64 and p.trans_b and not p.trans_a else found
@@ -224,9 +228,9 @@ def _heuristic(p: Problem, d: Device) -> dict[str, int]:
 
 @lru_cache(maxsize=1024)
 def _default(p: Problem, d: Device) -> Config:
-    if (many := _many(p)) is not None:
+    if (extent := _batch_form(p)) is not None:
         names = ("MB", "NB", "KB", "TA", "TB", "STAGES")
-        given = dict(zip(names, _MANY[many], strict=True))
+        given = dict(zip(names, _BATCH_FORMS[extent], strict=True))
         return SLICED.config(given | dict(SLICES=4, BLOCKS=3, GROUP=8, SPLIT=1))
     if _is_float(p):
         options = ((expected_microseconds(c, p, d), c) for c in _of_floats(p, d))
@@ -299,8 +303,7 @@ def expected_microseconds(c: Config, p: Problem, d: Device) -> float:
     levels = math.ceil(math.log(c.SPLIT, FAN)) if c.SPLIT > 1 else 0
     adding = _ADD + min(c.SPLIT, FAN) * c.MB * c.NB * size / (_L2 * _CLOCKS)
     memory = p.bytes / (_MEMORY * d.sms * _CLOCKS)
-    together = max(computing, memory) + 0.1 * min(computing, memory)
-    return _START + together + levels * adding
+    return _START + beside_memory(computing, memory, _EXPOSED) + levels * adding
 
 
 def _waiting(c: Config, blocks: int) -> float:
@@ -322,8 +325,7 @@ def _clocks(c: Config, p: Problem, d: Device) -> float:
     levels = math.ceil(math.log(c.SPLIT, FAN)) if c.SPLIT > 1 else 0
     adding = _LEVEL + min(c.SPLIT, FAN) * c.MB * c.NB * size / _L2
     computing = ceil_div(blocks, d.sms) * max(multiply, read)
-    together = max(computing, memory) + 0.1 * min(computing, memory)
-    return _LAUNCH + together + levels * adding
+    return _LAUNCH + beside_memory(computing, memory, _EXPOSED) + levels * adding
 
 
 #: Types that allow float32 elements to be multiplied on tensor cores.
@@ -366,7 +368,7 @@ def _expected(c: Config, p: Problem, d: Device) -> float:
 
 
 def _preferred_for(p: Problem, d: Device) -> bool:
-    """Of float32 on a GPU with TMA products whose default here should be as quick as kernel 8's;
+    """Of float32 on Hopper products whose default here should be as quick as kernel 8's;
     elsewhere skinny products and small ones. Of doubles, where tensor cores multiply them, only
     those that wait for memory.
     """
@@ -375,14 +377,14 @@ def _preferred_for(p: Problem, d: Device) -> bool:
     if p.dtype == "f64" and d.capability in ((8, 0), (9, 0)):
         return min(p.m, p.n) <= 16 and not small_batch(p)
     if tma_f32.TMA_F32.runs_on(d):
-        return not pipelined.many(p, d) and _faster_than_tma(p, d)
-    return min(p.m, p.n) <= 64 or p.m * p.n * p.batch <= 2**20 or _many(p) is not None
+        return not pipelined.medium_batch(p, d) and _faster_than_tma(p, d)
+    return min(p.m, p.n) <= 64 or p.m * p.n * p.batch <= 2**20 or _batch_form(p) is not None
 
 
 @lru_cache(maxsize=1024)
 def _faster_than_tma(p: Problem, d: Device) -> bool:
     """Whether this kernel's default should be as quick as those of kernels 5 and 8."""
-    if _many(p) is not None:
+    if _batch_form(p) is not None:
         return True
     here = expected_microseconds(SLICED.default_for(p, d), p, d)
     if here <= tma_f32.LAUNCH:  # kernel 8 takes as long with nothing to do

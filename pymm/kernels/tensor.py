@@ -250,7 +250,7 @@ def _hopper(d: Device) -> bool:
 _SMALL = {(2, 2): 2**25, (2, 4): 2**27, (2, 8): 2**27, (4, 4): 2**25, (4, 8): 2**25, (4, 16): 2**23}
 
 #: Of a batch: multiply-adds of one product, where rows are not aligned; extents, where they are.
-_SMALL_OF_MANY, _NARROW = 2**21, {2: 32, 4: 64}
+_SMALL_OF_BATCH, _NARROW = 2**21, {2: 32, 4: 64}
 
 #: Up to this k, tf32 may have four times as many.
 _SHALLOW = 128
@@ -269,7 +269,7 @@ def _preferred_for(p: Problem, d: Device) -> bool:
         return repacking_takes_longer(p, d)
     if p.batch > 1:
         narrow = max(p.m, p.n) <= _NARROW[size]
-        return narrow or p.alignment < 16 and each <= _SMALL_OF_MANY
+        return narrow or p.alignment < 16 and each <= _SMALL_OF_BATCH
     more = 4 if size == 4 and p.k <= _SHALLOW else 1
     return each <= more * _SMALL.get((size, min(p.alignment, 16)), 0)
 

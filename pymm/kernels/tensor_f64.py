@@ -7,7 +7,7 @@ import math
 from functools import lru_cache
 
 from pymm.core.device import Device
-from pymm.core.integers import ceil_div, round_up
+from pymm.core.integers import ceil_div
 from pymm.core.problem import Problem
 from pymm.kernels.kernel import Config, Kernel, Rule
 from pymm.kernels.rules import (
@@ -17,6 +17,7 @@ from pymm.kernels.rules import (
     THREADS_FIT,
     blocks_fit,
     registers_fit,
+    resident,
 )
 from pymm.kernels.tiles import tiles, workspace_bytes
 
@@ -113,7 +114,7 @@ _FORMS = (
 _SPLITS = (1, 2, 4, 8, 16)
 
 #: What many products of at most 16 and of at most 32 rows and columns get.
-_MANY = {
+_SMALL_BATCH_FORMS = {
     16: _form(32, 32, 16, 32, 32, 16, 2, KI=4, BLOCKS=4, GROUP=1),
     32: _form(32, 32, 16, 16, 16, 16, 4, KI=4, BLOCKS=4, GROUP=1),
 }
@@ -160,11 +161,11 @@ def _microseconds(c: Config, p: Problem, d: Device) -> float:
     """The time of waves of blocks or of memory, whichever is longer, and what of the other does not
     overlap.
     """
-    resident = _resident(c, p, d)
-    waves, left = divmod(tiles(c, p) * p.batch * c.SPLIT, d.sms * resident)
+    most = resident(c, p, d, _registers(c, p))
+    waves, left = divmod(tiles(c, p) * p.batch * c.SPLIT, d.sms * most)
     steps = ceil_div(ceil_div(p.k, c.KB), c.SPLIT)
     sums, area, size = 0.0, c.MB * c.NB, p.bytes
-    for times, blocks in ((waves, resident), (left > 0, ceil_div(left, d.sms))):
+    for times, blocks in ((waves, most), (left > 0, ceil_div(left, d.sms))):
         storing = area * _STORED * blocks ** (2 / 3)
         sums += times * (steps * _step_clocks(c, p, d, blocks) / _CLOCKS + _FIRST + storing)
     if c.SPLIT > 1:
@@ -196,21 +197,10 @@ def _multiply_adds(d: Device) -> float:
     return peak / (2 * d.sms * d.clock_hz) if peak and d.clock_hz else 128.0
 
 
-def _resident(c: Config, p: Problem, d: Device) -> int:
-    """Blocks that a multiprocessor holds at a time."""
-    threads = c.kernel.threads(c)
-    found = min(
-        d.registers_per_block // (round_up(_registers(c, p), 8) * threads),
-        d.shared_per_sm // (c.kernel.shared_bytes(c, p) + 1024),
-        d.max_threads_per_sm // threads,
-    )
-    return max(found, c.BLOCKS)
-
-
 def _heuristic(p: Problem, d: Device) -> dict[str, int]:
     """For many small products their form, else the one with the least expected time."""
     if small_batch(p):
-        return dict(_MANY[16 if max(p.m, p.n) <= 16 else 32])
+        return dict(_SMALL_BATCH_FORMS[16 if max(p.m, p.n) <= 16 else 32])
     return expected(p, d)[1].as_dict()
 
 

@@ -12,7 +12,7 @@ from pymm.core.device import Device
 from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem
 from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma, parts_bytes
-from pymm.kernels.pipelined import many, single
+from pymm.kernels.pipelined import medium_batch, single
 from pymm.kernels.rules import (
     PARTS_HAVE_STEPS,
     STAGES_FIT,
@@ -128,8 +128,8 @@ _STORED, _BY_TMA, _SLICE, _ANYWHERE, _MEANWHILE = 24.6, 12.2, 13.3, 0.8, 14300
 
 #: Bytes of a microsecond from device memory. Bytes of shared memory of the blocks of a
 #: multiprocessor above which blocks fill one multiprocessor after another, so that the last tiles
-#: are not spread over all of them; else they are almost evenly.
-_MEMORY, _SPREAD, _UNEVEN = 4.1e6, 175 * 1024, 0.2
+#: are not spread over all of them; else they are but for this part of the difference.
+_MEMORY, _SPREAD, _IMBALANCE = 4.1e6, 175 * 1024, 0.2
 
 
 def _heuristic(p: Problem, d: Device) -> dict[str, int]:
@@ -168,7 +168,7 @@ def expected_microseconds(c: Config, p: Problem, d: Device) -> float:
         parts = left * c.SPLIT
         crowded = c.BLOCKS * TMA_F32.shared_bytes(c, p) > _SPREAD or parts > slots
         most, even = min(parts, c.BLOCKS), min(ceil_div(parts, d.sms), c.BLOCKS)
-        together = most if crowded else even + _UNEVEN * (most - even)
+        together = most if crowded else even + _IMBALANCE * (most - even)
         clocks += ceil_div(parts, slots) * _wave(c, p, together, ceil_div(steps, c.SPLIT))
     time = max(clocks / _CLOCKS, p.bytes / _MEMORY) + LAUNCH
     if left and c.SPLIT > 1:
@@ -231,7 +231,7 @@ TMA_F32 = Kernel(
     default=_FORMS[0],
     fallbacks=(_SMALLEST,),
     heuristic=_heuristic,
-    preferred_for=lambda p, d: not many(p, d) and not _slower_than_pipelined(p, d),
+    preferred_for=lambda p, d: not medium_batch(p, d) and not _slower_than_pipelined(p, d),
     threads=_threads,
     block=lambda c: (_threads(c), 1, 1),
     tiles=lambda c, p: (tiles(c, p), 1),

@@ -130,7 +130,7 @@ def _expected(c: Config, p: Problem, d: Device) -> float:
     ]
     before = _REPACK + 2 * sum(repacked) / _REPACKED if repacked else 0.0
     adding = _ADD + _ADD_PART * c.SPLIT + 8 * p.m * p.n * c.SPLIT / _ADDED if c.SPLIT > 1 else 0.0
-    return _LAUNCH + before + beside_memory(busy, p, _OVERLAP) + adding
+    return _LAUNCH + before + beside_memory(busy, p.bytes / _MEMORY, _OVERLAP) + adding
 
 
 def heuristic(kernel: Kernel, forms: tuple[Form, ...], p: Problem, d: Device) -> dict[str, int]:

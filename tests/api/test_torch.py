@@ -416,7 +416,7 @@ def test_autograd_alone_needs_no_dispatcher(monkeypatch):
     def refuse(*_):
         raise AssertionError("the operator was called")
 
-    monkeypatch.setattr(pymm.torch, "_product", refuse)
+    monkeypatch.setattr(pymm.torch, "_operator", refuse)
     a = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
     w = torch.nn.Parameter(torch.randn(5, 4, dtype=torch.float64))
     bias = torch.randn(5, dtype=torch.float64, requires_grad=True)

@@ -229,7 +229,8 @@ def test_defaults_obey_the_rules_and_fill_the_device(dtype, device):
         tiles = TENSOR.tiles(config, problem)
         if problem.n >= 1024:
             assert 10 * tiles[0] >= 9 * device.sms
-        assert config.SPLIT == 1 or tiles[0] * config.SPLIT <= 2 * device.sms
+        waves = 2 if device is HOPPER else 1  # there the expected time chooses the parts of k
+        assert config.SPLIT == 1 or tiles[0] * config.SPLIT <= waves * device.sms
 
 
 def test_small_devices_get_smaller_tiles_or_fewer_stages():
