@@ -1,5 +1,9 @@
 // How kernels with common/tf32_wgmma.cuh store C.
 
+#ifndef STORE
+#define STORE 1  // 2: rows of C that start anywhere are stored several at a time
+#endif
+
 // A piece of C: 64 columns of PIECE_ROWS rows, or SWAPPED 64 rows of PIECE_ROWS columns.
 constexpr unsigned HIGH = SWAPPED ? 64 : PIECE_ROWS, WIDE = SWAPPED ? PIECE_ROWS : 64;
 constexpr unsigned BOXES_C = (WIDE + 31) / 32;
@@ -85,6 +89,16 @@ struct Output {
     __device__ __forceinline__ void copy(const unsigned char* staging, unsigned row,
                                          unsigned column, const Position& at) const {
         const unsigned lane = threadIdx.x % 32;
+        if constexpr (STORE == 2) {
+#pragma unroll 8
+            for (unsigned e = lane; e < HIGH * WIDE / 4; e += 32) {
+                const unsigned y = at.warp + e / WIDE * 4, x = e % WIDE;
+                if (row + y < m && column + x < n && is_stored(row + y, column + x))
+                    C[(row + y) * ld + column + x] =
+                        *reinterpret_cast<const float*>(staging + place(y, x));
+            }
+            return;
+        }
 #pragma unroll 1
         for (unsigned y = at.warp; y < HIGH && row + y < m; y += 4)
 #pragma unroll

@@ -45,6 +45,19 @@ PARTS_HAVE_STEPS = Rule(
     lambda c, p, d: c.SPLIT == 1 or c.SPLIT * c.KB <= p.k,
 )
 
+
+def rows_start_anywhere(p: Problem) -> bool:
+    """Whether rows of a dense C start at other places than multiples of 16 bytes; of one that is
+    not symmetric, of which threads have neighbours in columns of the other half.
+    """
+    return p.n * p.out_dtype.itemsize % 16 != 0 and not p.symmetric
+
+
+STORED_ANYWHERE = Rule(
+    "C is stored for rows that start anywhere (STORE 2) where they do",
+    lambda c, p, d: c.STORE == 1 or (c.STORE == 2 and rows_start_anywhere(p)),
+)
+
 TILES_ALIKE = Rule(
     "a symmetric C of which both halves are computed has no split tiles: SPLIT is 1",
     lambda c, p, d: c.SPLIT == 1 or not p.in_full,

@@ -20,6 +20,7 @@ from pymm.kernels.rules import (
     THREADS_FIT,
     TILES_ALIKE,
     blocks_fit,
+    rows_start_anywhere,
 )
 from pymm.kernels.tiles import tiles
 
@@ -270,7 +271,7 @@ TMA_F32 = Kernel(
         ),
         Rule(
             "C is stored row by row (STORE 3) where rows start anywhere",
-            lambda c, p, d: c.STORE != 3 or p.n % 4 > 0,
+            lambda c, p, d: c.STORE != 3 or rows_start_anywhere(p),
         ),
         Rule("STRIDE is 1, 2 or 4", lambda c, p, d: c.STRIDE in (1, 2, 4)),
         STAGES_OVERLAP,

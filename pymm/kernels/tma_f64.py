@@ -17,9 +17,11 @@ from pymm.kernels.rules import (
     PARTS_HAVE_STEPS,
     STAGES_FIT,
     STAGES_OVERLAP,
+    STORED_ANYWHERE,
     THREADS_FIT,
     TILES_ALIKE,
     blocks_fit,
+    rows_start_anywhere,
 )
 from pymm.kernels.tensor_f64 import row_buffer
 from pymm.kernels.tiles import tiles, tiles_in
@@ -96,7 +98,7 @@ def _best(kernel: Kernel, p: Problem, d: Device) -> tuple[float, dict[str, int]]
     """That configuration and its time in microseconds but for the launches; infinity and none if
     none may run.
     """
-    stores = (2, 1) if _rows_start_anywhere(p) else (1,)
+    stores = (2, 1) if rows_start_anywhere(p) else (1,)
     options = [
         (given | dict(SPLIT=split, STORE=store), rate)
         for given, rate in FORMS
@@ -108,13 +110,6 @@ def _best(kernel: Kernel, p: Problem, d: Device) -> tuple[float, dict[str, int]]
         if not kernel.violations(kernel.config(option), p, d):
             return microseconds, option
     return math.inf, {}
-
-
-def _rows_start_anywhere(p: Problem) -> bool:
-    """Whether C may be stored by way of shared memory: not the other half of a symmetric one, of
-    which lanes have neighbours in a column.
-    """
-    return p.n % 2 == 1 and not p.symmetric
 
 
 def _preferred_for(p: Problem, d: Device) -> bool:
@@ -366,10 +361,7 @@ TMA_F64 = Kernel(
             ),
         ),
         STAGES_FIT,
-        Rule(
-            "C is stored by way of shared memory (STORE 2) where rows start anywhere",
-            lambda c, p, d: c.STORE == 1 or (c.STORE == 2 and _rows_start_anywhere(p)),
-        ),
+        STORED_ANYWHERE,
         Rule(
             "a split last wave leaves a thread registers to find the tiles that blocks share",
             _finds_shares,

@@ -14,7 +14,14 @@ from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem, stored_shapes
 from pymm.kernels.expected import beside_memory
 from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma
-from pymm.kernels.rules import ACCUMULATORS, PARTS_FIT, PARTS_HAVE_STEPS, STAGES_FIT
+from pymm.kernels.rules import (
+    ACCUMULATORS,
+    PARTS_FIT,
+    PARTS_HAVE_STEPS,
+    STAGES_FIT,
+    STORED_ANYWHERE,
+    rows_start_anywhere,
+)
 from pymm.kernels.sliced import exact_is_faster
 from pymm.kernels.tiles import tiles_in
 
@@ -162,7 +169,9 @@ def _candidates(
         tiles = kernel.units(kernel.config(given), p)
         most = p.k // (4 * form.KB * slices)
         for parts in {1, *(min(most, full * d.sms // max(tiles, 1)) for full in (1, 2))} - {0}:
-            config = kernel.config(dict(given, SPLIT=parts))
+            anywhere = parts == 1 and _swapped(received) and rows_start_anywhere(p)
+            store = dict(STORE=2) if anywhere and "STORE" in kernel.space else {}
+            config = kernel.config(dict(given, SPLIT=parts, **store))
             if not kernel.violations(config, p, d):
                 yield form, tiles, config
 
@@ -344,7 +353,9 @@ WGMMA_TF32 = Kernel(
         CLUSTER=(1, 2),
         GROUP=(1, 4, 8, 16, 64),
         SPLIT=(1, 2, 4, 8, 16, 33, 66, 132),
+        STORE=(1, 2),
     ),
+    added=dict(STORE=1),
     default=dict(
         MB=256,
         NB=128,
@@ -373,6 +384,7 @@ WGMMA_TF32 = Kernel(
             "TA TB / 128 + KB TB / 64 <= 160 (3, 4 warpgroups 120, 64; sliced -16, turned -32)",
             _fit,
         ),
+        STORED_ANYWHERE,
         PARTS_HAVE_STEPS,
         PARTS_FIT,
         STAGES_FIT,

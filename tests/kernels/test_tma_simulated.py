@@ -56,6 +56,16 @@ CASES = [
         "f64",
         ("NT", "TN"),
     ),
+    (
+        "wgmma_tf32-MB64-NB128-KB32-TA64-TB64-SLICES1-STAGES4-SLOTS2-CLUSTER1-GROUP8-SPLIT1-STORE2",
+        "tf32",
+        ("NN", "TT"),
+    ),
+    (
+        "wgmma_tf32-MB16-NB64-KB64-TA16-TB64-SLICES2-STAGES4-SLOTS2-CLUSTER1-GROUP8-SPLIT1-STORE2",
+        "tf32",
+        ("TN", "TT"),
+    ),
     ("wgmma-MB64-NB192-KB64-TA64-TB64-STAGES3-CLUSTER1-GROUP1-SPLIT1-SLOTS1", "f16", ("NN",)),
     (
         "wgmma-MB64-NB128-KB128-TA64-TB128-STAGES3-CLUSTER1-GROUP4-SPLIT1-SLOTS3",
