@@ -4,7 +4,6 @@
 
 #include "common/half_types.cuh"
 #include "common/dependent_launch.cuh"
-#include "common/ptx.cuh"
 
 #ifndef TERMS
 #define TERMS 1  // terms of an element: 2 for high + low
@@ -23,10 +22,8 @@ constexpr int DOWN = SIDE / PIECES;               // rows from one to its next
 // 133).
 constexpr int AHEAD = sizeof(REAL) == 8 ? 8 : 2;
 constexpr int BLOCKS_PER_SM = sizeof(REAL) == 8 ? 5 : TERMS == 2 ? 6 : 8;
-// Rows of a square in shared memory: those that are transposed are odd in words, those of 16-bit
-// elements lie as they do in memory, in 16 bytes more.
-constexpr int SQUARE_PITCH = SIDE + (sizeof(REAL) == 2 ? 8 : 1);
-constexpr int ALIGNED = sizeof(REAL) == 2 ? 16 : sizeof(REAL);
+constexpr int SQUARE_PITCH =
+    SIDE + (sizeof(REAL) == 2 ? 2 : 1);  // rows in shared memory: odd in words
 
 struct alignas(16) Piece {
     REAL x[WIDE];
@@ -45,11 +42,33 @@ struct Copy {
     __device__ __forceinline__ unsigned down() const { return (rows + SIDE - 1) / SIDE; }
 };
 
-// WIDE elements from x on, of which only `left` belong to the row, the rest zeros.
-__device__ __forceinline__ Piece read(const REAL* x, unsigned left) {
-    if (left >= WIDE && reinterpret_cast<unsigned long long>(x) % 16 == 0)
-        return *reinterpret_cast<const Piece*>(x);
+// WIDE elements from x on, of which only `left` belong to the row, the rest zeros; `aligned`: all
+// rows start at multiples of 16 bytes. Lanes that read in different ways wait for memory one after
+// the other: so there is one way for all rows of a warp. Those of two bytes are read as words, each
+// of which has one of them at least.
+__device__ __forceinline__ Piece read(const REAL* x, unsigned left, bool aligned) {
     Piece piece = {};
+    if (sizeof(REAL) == 2) {
+        const unsigned odd = reinterpret_cast<size_t>(x) / 2 % 2;
+        const unsigned* const words = reinterpret_cast<const unsigned*>(x - odd);
+        unsigned word[5] = {};
+#pragma unroll
+        for (int i = 0; i < 5; i++) {
+            const unsigned second = 2 * i + 1 - odd;
+            if (i == 4 && !odd) continue;
+            if (second < left)
+                word[i] = words[i];
+            else if (second <= left)
+                word[i] = *reinterpret_cast<const unsigned short*>(words + i);
+        }
+        unsigned* const shifted = reinterpret_cast<unsigned*>(&piece);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            shifted[i] = __funnelshift_r(word[i], word[i + 1], odd * 16);
+        return piece;
+    }
+    if (sizeof(REAL) == 8) aligned = reinterpret_cast<size_t>(x) % 16 == 0;  // a warp has one row
+    if (aligned && left >= WIDE) return *reinterpret_cast<const Piece*>(x);
 #pragma unroll
     for (int i = 0; i < WIDE; i++)
         if (i < left) piece.x[i] = x[i];
@@ -89,58 +108,13 @@ __device__ __forceinline__ void store(REAL* to, Piece piece, long long behind) {
 #endif
     *reinterpret_cast<Piece*>(to) = piece;
 }
-
-// Rows of 16-bit elements, which are never transposed, come by way of shared memory: the 16 bytes
-// at multiples of 16 that hold a row of the square in memory. Its elements are shifted when they
-// are read there. The loops are short, and not unrolled: on the way to the product each line of
-// instructions comes from memory, too, and takes longer than what it does.
-constexpr int ROW_BYTES = SQUARE_PITCH * sizeof(REAL);
-
-// A piece that begins at any element.
-__device__ __forceinline__ Piece read_shifted(const unsigned char* from) {
-    const unsigned odd = reinterpret_cast<size_t>(from) % 4;
-    const unsigned* const words = reinterpret_cast<const unsigned*>(from - odd);
-    Piece piece;
-    unsigned* const shifted = reinterpret_cast<unsigned*>(&piece);
-#pragma unroll
-    for (int i = 0; i < 4; i++) shifted[i] = __funnelshift_r(words[i], words[i + 1], odd * 8);
-    return piece;
-}
-
-__device__ __forceinline__ void copy_shifted(const Copy& copy, const REAL* from, REAL* to,
-                                             unsigned rows, unsigned columns,
-                                             unsigned char* square) {
-    AsyncCopies copies;
-    const int at = threadIdx.x % 16 * 16;
-    const int length = (columns < SIDE ? columns : SIDE) * sizeof(REAL);
-    size_t row = reinterpret_cast<size_t>(from + threadIdx.x / 16 * copy.ld);
-#pragma unroll 1
-    for (unsigned i = threadIdx.x / 16; i < SIDE; i += 16, row += 16 * sizeof(REAL) * copy.ld) {
-        const int before = row % 16, left = i < rows ? before + length - at : 0;
-        if (at < ROW_BYTES)
-            copies.copy_first(square + i * ROW_BYTES + at,
-                              reinterpret_cast<const void*>(row - before + at),
-                              left < 0 ? 0 : left < 16 ? left : 16);
-    }
-    copies.commit();
-    copies.wait<0>();
-    __syncthreads();
-    const unsigned j = threadIdx.x % (SIDE / WIDE) * WIDE;
-    if (j >= columns) return;
-#pragma unroll 1
-    for (unsigned i = threadIdx.x / (SIDE / WIDE); i < SIDE && i < rows; i += DOWN) {
-        const unsigned before = reinterpret_cast<size_t>(from + i * copy.ld) % 16;
-        *reinterpret_cast<Piece*>(to + i * copy.pitch + j) =
-            read_shifted(square + i * ROW_BYTES + before + j * sizeof(REAL));
-    }
-}
 }  // namespace repack_details
 
 // One block for each square of both batches.
 extern "C" __global__ void __launch_bounds__(256, repack_details::BLOCKS_PER_SM)
     repack(repack_details::Copy a, repack_details::Copy b) {
     using namespace repack_details;
-    __shared__ __align__(ALIGNED) REAL square[SIDE * SQUARE_PITCH];
+    __shared__ REAL square[SIDE * SQUARE_PITCH];
     griddepcontrol_launch_dependents();
     const unsigned before = a.across() * a.down() * a.count;
     const bool second = blockIdx.x >= before;
@@ -153,20 +127,18 @@ extern "C" __global__ void __launch_bounds__(256, repack_details::BLOCKS_PER_SM)
     const REAL* const from = copy.from + matrix * copy.batch + i0 * copy.ld + j0;
     REAL* const to = copy.to + matrix * TERMS * behind +
                      (copy.turned ? j0 * copy.pitch + i0 : i0 * copy.pitch + j0);
-    if (sizeof(REAL) == 2) {
-        copy_shifted(copy, from, to, rows, columns, reinterpret_cast<unsigned char*>(square));
-        return;
-    }
     if (!copy.turned) {
         const unsigned i = threadIdx.x / (SIDE / WIDE), j = threadIdx.x % (SIDE / WIDE) * WIDE;
         if (j >= columns) return;
+        const bool aligned = (reinterpret_cast<size_t>(from) | copy.ld * sizeof(REAL)) % 16 == 0;
 #pragma unroll
         for (int first = i; first < SIDE; first += AHEAD * DOWN) {
             Piece pieces[AHEAD];  // all are loaded before the first is stored
 #pragma unroll
             for (int p = 0; p < AHEAD; p++)
                 if (first + p * DOWN < rows)
-                    pieces[p] = read(from + (first + p * DOWN) * copy.ld + j, columns - j);
+                    pieces[p] =
+                        read(from + (first + p * DOWN) * copy.ld + j, columns - j, aligned);
 #pragma unroll
             for (int p = 0; p < AHEAD; p++)
                 if (first + p * DOWN < rows)
@@ -180,7 +152,8 @@ extern "C" __global__ void __launch_bounds__(256, repack_details::BLOCKS_PER_SM)
         if (i < rows && j < columns) square[i * SQUARE_PITCH + j] = from[i * copy.ld + j];
     }
     __syncthreads();
-    // A warp stores 128 bytes of each of four columns: its lanes read from different banks.
+    // A warp stores 128 bytes of each of four columns: its lanes read from different banks (those
+    // of two bytes two by two).
 #pragma unroll
     for (unsigned v = threadIdx.x; v < SIDE * SIDE / WIDE; v += 256) {
         const unsigned j = v / 32 / (SIDE / WIDE / 8) * 4 + v / 8 % 4;
