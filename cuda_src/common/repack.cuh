@@ -42,11 +42,10 @@ struct Copy {
     __device__ __forceinline__ unsigned down() const { return (rows + SIDE - 1) / SIDE; }
 };
 
-// WIDE elements from x on, of which only `left` belong to the row, the rest zeros; `aligned`: all
-// rows start at multiples of 16 bytes. Lanes that read in different ways wait for memory one after
-// the other: so there is one way for all rows of a warp. Those of two bytes are read as words, each
-// of which has one of them at least.
-__device__ __forceinline__ Piece read(const REAL* x, unsigned left, bool aligned) {
+// WIDE elements from x on, of which only `left` belong to the row, the rest zeros. Those of two
+// bytes are read as words, each of which has one of them at least, in one way for all pieces: lanes
+// that read in different ways would wait for memory one after the other.
+__device__ __forceinline__ Piece read(const REAL* x, unsigned left) {
     Piece piece = {};
     if (sizeof(REAL) == 2) {
         const unsigned odd = reinterpret_cast<size_t>(x) / 2 % 2;
@@ -67,8 +66,8 @@ __device__ __forceinline__ Piece read(const REAL* x, unsigned left, bool aligned
             shifted[i] = __funnelshift_r(word[i], word[i + 1], odd * 16);
         return piece;
     }
-    if (sizeof(REAL) == 8) aligned = reinterpret_cast<size_t>(x) % 16 == 0;  // a warp has one row
-    if (aligned && left >= WIDE) return *reinterpret_cast<const Piece*>(x);
+    if (left >= WIDE && reinterpret_cast<unsigned long long>(x) % 16 == 0)
+        return *reinterpret_cast<const Piece*>(x);
 #pragma unroll
     for (int i = 0; i < WIDE; i++)
         if (i < left) piece.x[i] = x[i];
@@ -130,15 +129,13 @@ extern "C" __global__ void __launch_bounds__(256, repack_details::BLOCKS_PER_SM)
     if (!copy.turned) {
         const unsigned i = threadIdx.x / (SIDE / WIDE), j = threadIdx.x % (SIDE / WIDE) * WIDE;
         if (j >= columns) return;
-        const bool aligned = (reinterpret_cast<size_t>(from) | copy.ld * sizeof(REAL)) % 16 == 0;
 #pragma unroll
         for (int first = i; first < SIDE; first += AHEAD * DOWN) {
             Piece pieces[AHEAD];  // all are loaded before the first is stored
 #pragma unroll
             for (int p = 0; p < AHEAD; p++)
                 if (first + p * DOWN < rows)
-                    pieces[p] =
-                        read(from + (first + p * DOWN) * copy.ld + j, columns - j, aligned);
+                    pieces[p] = read(from + (first + p * DOWN) * copy.ld + j, columns - j);
 #pragma unroll
             for (int p = 0; p < AHEAD; p++)
                 if (first + p * DOWN < rows)
