@@ -79,6 +79,13 @@ def _heuristic(p: Problem, d: Device) -> dict[str, int]:
     return config.as_dict()
 
 
+def _slots_fit(mb: int, nb: int, slots: int, p: Problem) -> bool:
+    """Whether registers suffice to store a C of float32 through two slots: beside 192 sums of a
+    thread they do not (nvcc 13.0 spills 16 bytes).
+    """
+    return mb * nb < 128 * 192 or slots == 1 or p.out_dtype.itemsize == 2
+
+
 def _options(p: Problem) -> Iterator[dict[str, int]]:
     """Tiles for the problem: of any width where rows of B lie along k, else of whole boxes."""
     deep = p.k >= _DEEP
@@ -88,6 +95,8 @@ def _options(p: Problem) -> Iterator[dict[str, int]]:
     for nb in range(64, 193, 16) if p.trans_b else (64, 128, 192):
         if _hot(p) == 1 and nb < _WIDE:
             continue  # L2 and the clock suffer from narrow tiles
+        if not _slots_fit(rows, nb, slots, p):
+            continue
         yield dict(MB=rows, NB=nb, CLUSTER=1 + paired, SLOTS=slots)
 
 
@@ -171,6 +180,10 @@ PING_PONG = Kernel(
         Rule(
             "at most 192 sums: MB * NB / 128",
             lambda c, p, d: c.MB * c.NB // 128 <= ACCUMULATORS[_CONSUMERS],
+        ),
+        Rule(
+            "192 sums leave registers for a C of float32 in one slot alone",
+            lambda c, p, d: _slots_fit(c.MB, c.NB, c.SLOTS, p),
         ),
         STAGES_FIT,
     ),

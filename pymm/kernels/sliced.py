@@ -92,14 +92,17 @@ def _registers(c: Config, p: Problem) -> int:
     - if a K-major operand has their shorter side, or
     - if both operands are K-major, in two stages;
 
-    but of doubles in rows that are not aligned, with fewer than 8 slices, none less. Checked with
-    nvcc 13.0 for sm_80 and sm_90a: what this allows does not spill.
+    but of doubles in rows that are not aligned, with fewer than 8 slices, none less. Floats in rows
+    aligned to 4 bytes, both operands K-major, need 8 more with more than two stages. Checked with nvcc 13.0 for
+    sm_80 and sm_90a: what this allows does not spill.
     """
     if _by_rows(c, p):
         return c.TA * c.TB + 2 * (c.TA + c.TB) + 64
     along = (not p.trans_a) + p.trans_b
     sums = (c.TA * c.TB + _vector(p) * (c.TA + c.TB)) * words(p)
     rest = 17 + 16 * words(p)
+    if along == 2 and words(p) == 1 and p.alignment < 8 and c.STAGES > 2:
+        rest += 8
     if c.TA * c.TB * words(p) >= 128:
         longer = c.TA > c.TB if p.trans_a and p.trans_b else c.TB > c.TA
         rest -= 9 if longer and along or along == 2 == c.STAGES else 10
