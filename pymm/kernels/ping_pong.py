@@ -95,9 +95,8 @@ def _options(p: Problem) -> Iterator[dict[str, int]]:
     for nb in range(64, 193, 16) if p.trans_b else (64, 128, 192):
         if _hot(p) == 1 and nb < _WIDE:
             continue  # L2 and the clock suffer from narrow tiles
-        if not _slots_fit(rows, nb, slots, p):
-            continue
-        yield dict(MB=rows, NB=nb, CLUSTER=1 + paired, SLOTS=slots)
+        fit = _slots_fit(rows, nb, slots, p)
+        yield dict(MB=rows, NB=nb, CLUSTER=1 + paired, SLOTS=slots if fit else 1)
 
 
 def _microseconds(given: dict[str, int], p: Problem, d: Device) -> float:

@@ -93,8 +93,8 @@ def _registers(c: Config, p: Problem) -> int:
     - if both operands are K-major, in two stages;
 
     but of doubles in rows that are not aligned, with fewer than 8 slices, none less. Floats in rows
-    aligned to 4 bytes, both operands K-major, need 8 more with more than two stages. Checked with nvcc 13.0 for
-    sm_80 and sm_90a: what this allows does not spill.
+    aligned to 4 bytes, both operands K-major, need 8 more with more than two stages. Checked with
+    nvcc 13.0 for sm_80 and sm_90a: what this allows does not spill.
     """
     if _by_rows(c, p):
         return c.TA * c.TB + 2 * (c.TA + c.TB) + 64
