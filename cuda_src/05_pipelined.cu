@@ -186,28 +186,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             }
             __syncwarp();
         }
-        return;
-    }
+    } else {
 #pragma unroll
-    for (int i = 0; i < TA; i++)
+        for (int i = 0; i < TA; i++)
 #pragma unroll
-        for (int j = 0; j < TB; j += PIECE) {
-            const unsigned row = i0 + y + i / VECTOR * LANES * VECTOR + i % VECTOR;
-            const unsigned column = j0 + x + j / VECTOR * LANES_N * VECTOR + j % VECTOR;
-            if (GUARDED && (row >= m || column >= n)) continue;
-            if (partly_stored(row, column, 1, PIECE)) {
+            for (int j = 0; j < TB; j += PIECE) {
+                const unsigned row = i0 + y + i / VECTOR * LANES * VECTOR + i % VECTOR;
+                const unsigned column = j0 + x + j / VECTOR * LANES_N * VECTOR + j % VECTOR;
+                if (GUARDED && (row >= m || column >= n)) continue;
+                if (partly_stored(row, column, 1, PIECE)) {
+#pragma unroll
+                    for (int e = 0; e < PIECE; e++)
+                        if (is_stored(row, column + e))
+                            store(C + row * ldc + column + e, alpha, sum[i][j + e],
+                                  beta EPILOGUE_AT(row, column + e));
+                    continue;
+                }
+                Piece* const c = reinterpret_cast<Piece*>(C + row * ldc + column);
+                Piece result = beta == REAL(0) ? Piece{} : *c;
 #pragma unroll
                 for (int e = 0; e < PIECE; e++)
-                    if (is_stored(row, column + e))
-                        store(C + row * ldc + column + e, alpha, sum[i][j + e],
-                              beta EPILOGUE_AT(row, column + e));
-                continue;
+                    store(&result.x[e], alpha, sum[i][j + e], beta EPILOGUE_AT(row, column + e));
+                *c = result;
             }
-            Piece* const c = reinterpret_cast<Piece*>(C + row * ldc + column);
-            Piece result = beta == REAL(0) ? Piece{} : *c;
-#pragma unroll
-            for (int e = 0; e < PIECE; e++)
-                store(&result.x[e], alpha, sum[i][j + e], beta EPILOGUE_AT(row, column + e));
-            *c = result;
-        }
+    }
 }

@@ -214,29 +214,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                     store(C + row * ldc + column, alpha, total, beta EPILOGUE_AT(row, column));
             });
         }
-        return;
-    }
+    } else {
 #pragma unroll
-    for (int i = 0; i < ROWS * 2; i++) {
-        const unsigned row = i0 + y + i * 8 + lane / 4;
+        for (int i = 0; i < ROWS * 2; i++) {
+            const unsigned row = i0 + y + i * 8 + lane / 4;
 #pragma unroll
-        for (int j = 0; j < COLUMNS * 2; j += PIECE) {
-            const unsigned column = j0 + x + j / 2 * 8 + lane % 4 * 2 + j % 2;
-            if (GUARDED && (row >= m || column >= n)) continue;
-            const double (&part)[4] = sum[i / 2 * COLUMNS + j / 2];
-            const bool cut = partly_stored(row, column, 1, PIECE);
-            Piece* const c = reinterpret_cast<Piece*>(C + row * ldc + column);
-            Piece result = beta == 0.0 || cut ? Piece{} : *c;
+            for (int j = 0; j < COLUMNS * 2; j += PIECE) {
+                const unsigned column = j0 + x + j / 2 * 8 + lane % 4 * 2 + j % 2;
+                if (GUARDED && (row >= m || column >= n)) continue;
+                const double (&part)[4] = sum[i / 2 * COLUMNS + j / 2];
+                const bool cut = partly_stored(row, column, 1, PIECE);
+                Piece* const c = reinterpret_cast<Piece*>(C + row * ldc + column);
+                Piece result = beta == 0.0 || cut ? Piece{} : *c;
 #pragma unroll
-            for (int e = 0; e < PIECE; e++) {
-                if (cut && !is_stored(row, column + e)) continue;
-                if (cut && beta != 0.0) result.x[e] = c->x[e];
-                store(&result.x[e], alpha, part[i % 2 * 2 + (j + e) % 2],
-                      beta EPILOGUE_AT(row, column + e));
-                if (cut) c->x[e] = result.x[e];
-                if (BOTH && row != column + e) C[(column + e) * ldc + row] = result.x[e];
+                for (int e = 0; e < PIECE; e++) {
+                    if (cut && !is_stored(row, column + e)) continue;
+                    if (cut && beta != 0.0) result.x[e] = c->x[e];
+                    store(&result.x[e], alpha, part[i % 2 * 2 + (j + e) % 2],
+                          beta EPILOGUE_AT(row, column + e));
+                    if (cut) c->x[e] = result.x[e];
+                    if (BOTH && row != column + e) C[(column + e) * ldc + row] = result.x[e];
+                }
+                if (!cut) *c = result;
             }
-            if (!cut) *c = result;
         }
     }
 }
