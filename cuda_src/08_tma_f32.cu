@@ -97,7 +97,7 @@ static_assert((EARLY == 1 || EARLY == 2) && ROWS % (2 * EARLY) == 0 && KB % (ROW
               "passes are whole: EARLY is 1 or 2, 2 EARLY divides ROWS, ROWS * SLICES divides KB");
 static_assert(STRIDE == 1 || STRIDE == 2 || STRIDE == 4, "STRIDE is 1, 2 or 4");
 static_assert(STORE == 1 || STORE == 3 || (STORE == 2 && TB * LANES_N <= 256),
-              "C is stored from registers (STORE 1), by TMA (2: 256 columns at most) or by rows (3)");
+              "C is stored from registers (STORE 1), by TMA (2: 256 columns at most), by rows (3)");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
 static_assert(WARPS % 4 == 0, "registers change hands between warpgroups: 4 warps or a multiple");
 static_assert(TA * TB + (EARLY + 1) * (TA + TB) + (SLICES > 1 ? 32 : 16) <= CONSUMER_REGISTERS,

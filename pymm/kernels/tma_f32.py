@@ -265,7 +265,7 @@ TMA_F32 = Kernel(
             ),
         ),
         Rule(
-            "C is stored from registers (STORE 1), by TMA (2: 256 columns at most) or by rows (3)",
+            "C is stored from registers (STORE 1), by TMA (2: 256 columns at most), by rows (3)",
             lambda c, p, d: c.STORE in (1, 3) or (c.STORE == 2 and 8 * c.TB <= 256),
         ),
         Rule(
