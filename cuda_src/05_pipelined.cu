@@ -12,6 +12,8 @@
 //   multiplied: no warp waits for shared memory after the barrier.
 // - A warp owns a compact tile, LANES x 32/LANES threads. Its fragments are 16-byte vectors that
 //   lie side by side for neighbouring lanes, so each read touches every bank once.
+// - Rows of C that start anywhere are stored by way of shared memory: lanes that are neighbours
+//   then store neighbours. From registers they would store every fourth element.
 //
 // The multiply-adds run back and forth (boustrophedon): the number that stays is reused from the
 // operand cache, so that each instruction reads two registers and meets no bank conflict. Main loop

@@ -10,6 +10,7 @@
 // - The fragments of one depth are read while those of the depth before are multiplied, across the
 //   barrier too. Two depths of fragments and the accumulators fill the registers: 64 x 32 with KI 8
 //   takes 254 of 255, and deeper instructions, though they are cooler, leave no room to read ahead.
+// - Rows of C that start anywhere are stored by way of shared memory (common/row_buffer.cuh).
 //
 // Main loop of 128 x 128 x 16, nvcc 13.0 for sm_90a: 32 DMMA.16x8x8, 48 LDS.64, 8 LDGSTS. One H200:
 // 60.1 TFLOP/s at 4096. Tried without gain: one row of fragments read ahead, with KI 16, where a

@@ -10,7 +10,8 @@
 //   Rank-k updates need that: at k = 32 storing takes longer than multiplying.
 // - TMA cannot pad. Its swizzle keeps lanes out of each other's banks if the rows of a fragment are
 //   taken in the right order (common/f64_swizzled_tile.cuh), for all four layouts; C is stored in
-//   that order, whole sectors at a time (common/f64_epilogue.cuh).
+//   that order, whole sectors at a time (common/f64_epilogue.cuh). Rows of C that start anywhere go
+//   by way of shared memory, one after the other (STORE 2, common/row_buffer.cuh).
 // - TK < KB: several warps share a tile of C, each with its part of every step, and add up at the
 //   end. For small tiles. A part comes by itself: its warps wait for no other (512: 11.3 us, 11.5).
 // - A warp whose tile lies outside the matrix only passes the ring on.

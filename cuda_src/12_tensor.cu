@@ -21,6 +21,7 @@
 // - Rows of 16-bit elements may start at any multiple of 2 bytes, and cp.async copies 4 at least.
 //   Such rows are copied with what is before and behind them, 16 bytes at a time, and are read
 //   word by word (common/shifted_tile.cuh). So are K-major rows of tf32 that are not aligned.
+// - Rows of C that start anywhere are stored by way of shared memory, the whole tile at a time.
 //
 // Main loop of 128 x 128 x 32, 64 x 64 per warp, bf16, nvcc 13.0 for sm_90a: 64 HMMA of 147
 // instructions, 16 LDSM, 8 LDGSTS. One H200: 455 TFLOP/s at 4096, of 546 that these HMMA make
