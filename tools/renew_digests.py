@@ -13,7 +13,8 @@ with the digest that its kernel has at BASE_COMMIT, both sources are rendered an
 3. compiled to PTX (sm_90a): equal byte by byte, so that the assembler makes the same binary;
 4. assembled: the binaries (cubin) equal byte by byte.
 
-Of a product whose operands are read as they are, `repack` is left out of 3: it is not launched.
+Of a product whose operands are read as they are, `repack` is left out of 3, for it is not launched,
+and 4 is not tried.
 The first that holds is enough. Then the digest becomes that of the working tree, in tuning_configs/
 and benchmarks/results/. What is left stale must be tuned again. The digest of a step of a suite
 stays: the suite measures it again.

@@ -132,10 +132,10 @@ class Kernel:
     experiment may set instead of the problem, and their values: `GUARDED` (`Guards`), and `FILL`,
     whose 0 means all of a symmetric C.
 
-    `expected` gives the microseconds that a configuration should take. Only the kernels of tf32
-    declare it, and where it is known for all of them (`expected.is_modelled`), those preferred for
-    a problem are ranked by that of their defaults. Kernels of float32 and float64 compare expected
-    times in `preferred_for`, which holds exceptions that were measured as well, and declare none.
+    `expected` gives the microseconds that a configuration should take. The kernels that multiply
+    tf32 declare it, and where it is known for all of them (`expected.is_modelled`), those preferred
+    for a problem are ranked by that of their defaults. For other types expected times are compared
+    in `preferred_for`, which holds exceptions that were measured as well.
     """
 
     number: int

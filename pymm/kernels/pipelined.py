@@ -9,6 +9,7 @@ from typing import NamedTuple
 from pymm.core.device import Device
 from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem
+from pymm.kernels.expected import beside_memory
 from pymm.kernels.kernel import Config, Kernel, Rule
 from pymm.kernels.rules import (
     SPLIT_RULES,
@@ -180,7 +181,7 @@ def _of_single(c: Config, p: Problem, d: Device) -> float:
         clocks += times * blocks * one * waiting
     computing, memory = clocks / _CLOCKS, p.bytes / _OF_ALL
     adding = _RATES.adding + _RATES.part * c.SPLIT * c.MB * c.NB / 1024
-    together = max(computing, memory) + _RATES.overlap * min(computing, memory)
+    together = beside_memory(computing, memory, _RATES.overlap)
     return _RATES.launch + together + (adding if c.SPLIT > 1 else 0.0)
 
 

@@ -47,8 +47,8 @@ PARTS_HAVE_STEPS = Rule(
 
 
 def rows_start_anywhere(p: Problem) -> bool:
-    """Whether rows of a dense C start at other places than multiples of 16 bytes; of one that is
-    not symmetric, of which threads have neighbours in columns of the other half.
+    """Whether rows of a dense C start at other places than multiples of 16 bytes. False for a
+    symmetric C: what is stored into the other half, too, is stored from registers.
     """
     return p.n * p.out_dtype.itemsize % 16 != 0 and not p.symmetric
 

@@ -55,7 +55,8 @@ def _shared_elements(c: Config, p: Problem) -> int:
 def _registers(c: Config, p: Problem) -> int:
     """Registers of a thread: sums, the fragments of A, those of B twice, and the rest, which is
     less where nothing is checked, 16 bytes are copied at a time and k is not split, and more where
-    rows start at multiples of less than 16 bytes (checked with nvcc 13.0 for sm_90a).
+    rows start at multiples of less than 16 bytes and k is split or a step is longer than 128 bytes
+    (checked with nvcc 13.0 for sm_90a).
     """
     kept = c.TA * c.TB // 32 + c.TA // 4 + c.TB // 2
     plain = p.alignment == 16 and c.SPLIT == 1 and not c.kernel.guarded(c, p)
@@ -244,7 +245,7 @@ def _hopper(d: Device) -> bool:
 
 #: Multiply-adds up to which a product on Hopper whose time is not modelled (symmetric, or of tf32
 #: with few rows or aligned ones) is quicker here than with wgmma, which repacks rows that TMA
-#: cannot read, in a launch of 3 to 4 us (one H200, benchmarks/LOG.md, "Small products without a
+#: cannot read, in a launch of its own (one H200, benchmarks/LOG.md, "Small products without a
 #: pre-pass"). By bytes of an element, and of the alignment of rows; what is repacked in any case,
 #: tf32 that is not K-major, counts as aligned.
 _SMALL = {(2, 2): 2**25, (2, 4): 2**27, (2, 8): 2**27, (4, 4): 2**25, (4, 8): 2**25, (4, 16): 2**23}

@@ -75,8 +75,8 @@ def row_buffer(c: Config, neighbours: bool = True) -> int:
 
 
 def _shared_elements(c: Config, p: Problem) -> int:
-    """The stages; in the end the sums of warps that share a tile of C, and where rows of C may
-    start anywhere a buffer for each warp that stores.
+    """The stages; in the end the sums of warps that share a tile of C, and a buffer of rows for
+    each warp that stores, which is used where rows start at multiples of 8 bytes.
     """
     stages = c.STAGES * sum((length + _PADDING) * count for length, count in _lines(c, p))
     rows = (c.MB // c.TA) * (c.NB // c.TB) * row_buffer(c)

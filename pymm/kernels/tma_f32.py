@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -97,8 +96,9 @@ _FEW_ROWS, _ROWS = _form(144, 256, 12, 8, BLOCKS=1), 144
 #: time there, in less than five waves.
 _SHALLOW, DEEP, _QUICKER = _form(64, 64, 8, 8, KB=16, SLICES=2, STAGES=4, BLOCKS=3), 256, 0.95
 
-#: Two for products of one and a half tiles for each multiprocessor or more, and for a C whose rows
-#: start anywhere (7942 x 1783 x 33: 48 us, not 56; with fewer tiles 8 warps do not hide latency).
+#: Two for products of one and a half tiles for each multiprocessor or more; with fewer their warps
+#: do not hide latency. Rows of C that start anywhere they store by rows (7942 x 1783 x 33: 48 us,
+#: not 56).
 _WIDE = (
     _form(128, 64, 8, 8, KB=16, BLOCKS=3, STORE=2),
     _form(64, 128, 8, 8, KB=16, BLOCKS=3, STORE=2),
@@ -146,9 +146,9 @@ def _default(p: Problem, d: Device) -> Config:
 
 
 def _options(p: Problem, d: Device) -> Iterator[Config]:
-    """Every form with every split of k."""
+    """The wide forms where they have tiles enough, then every form with every split of k."""
     for form in _WIDE:
-        config = TMA_F32.config(form | (dict(STORE=3) if p.n % 4 else {}))
+        config = TMA_F32.config(form | (dict(STORE=3) if rows_start_anywhere(p) else {}))
         if tiles(config, p) * p.batch >= _PLENTY * d.sms:
             yield config
     forms = [*_FORMS, *[_FEW_ROWS] * (p.m <= _ROWS), *[_SHALLOW] * (p.k < DEEP)]
@@ -184,7 +184,7 @@ def expected_microseconds(c: Config, p: Problem, d: Device) -> float:
 def _slower_than_pipelined(p: Problem, d: Device) -> bool:
     """Whether kernel 5 should be quicker."""
     least = single(p, d)[0]
-    return math.isfinite(least) and least < expected_microseconds(_default(p, d), p, d)
+    return least < expected_microseconds(_default(p, d), p, d)
 
 
 def _wave(c: Config, p: Problem, blocks: float, steps: int) -> float:

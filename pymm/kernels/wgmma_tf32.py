@@ -79,8 +79,9 @@ _LAUNCH, _REPACK, _END, _TILE, _ADD, _ADD_PART = 4.3, 2.8, 2.2, 0.15, 0.74, 0.04
 
 #: Microseconds in which a warpgroup stores a row of 64 elements of C, all of them at the same time,
 #: and how many times that where rows of C do not start at multiples of 16 bytes, which TMA cannot
-#: store: written row by row, and column by column.
-_STORE, _BY_ROWS, _BY_COLUMNS = 0.0058, 2.7, 9.5
+#: store: written row by row, and where A and B swap roles column by column, one row of 32 elements
+#: at a time and eight (STORE 2).
+_STORE, _BY_ROWS, _BY_COLUMNS = 0.0058, 2.7, {1: 9.5, 2: 4.2}
 
 #: Bytes in a microsecond: repacked, added up, into one multiprocessor from L2, and from all of L2.
 _REPACKED, _ADDED, _INTO_ONE, _FROM_ALL = 3.9e6, 2.7e6, 2.6e5, 1.85e7
@@ -122,7 +123,7 @@ def _expected(c: Config, p: Problem, d: Device) -> float:
     steps = c.KB / 32 * ceil_div(ceil_div(p.k, c.SPLIT), c.KB)
     store = _STORE * c.TA
     if 4 * p.n % _ROW:
-        store *= _BY_COLUMNS if _swapped(loaded) else _BY_ROWS
+        store *= _BY_COLUMNS[c.STORE] if _swapped(loaded) else _BY_ROWS
     waves = ceil_div(units, d.sms)
     busy = _END + waves * (steps * step + _TILE) + store * waves
     repacked = [

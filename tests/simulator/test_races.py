@@ -182,6 +182,19 @@ SHIPPED = [
         *("f32", "NN"),
     ),
     (
+        "tma_f32-MB64-NB64-KB32-ROWS8-EARLY1-STRIDE2-TA8-TB8-SLICES2-STAGES2-BLOCKS2-GROUP8-SPLIT1"
+        "-STORE3",
+        *("f32", "NT"),
+    ),
+    (
+        "tma_f64-MB64-NB64-KB16-TA32-TB32-TK16-KI8-DEPTHS1-STAGES3-BLOCKS1-GROUP8-SPLIT1-STORE2",
+        *("f64", "NN"),
+    ),
+    (
+        "wgmma_tf32-MB32-NB64-KB64-TA32-TB64-SLICES1-STAGES4-SLOTS2-CLUSTER1-GROUP8-SPLIT1-STORE2",
+        *("tf32", "TT"),
+    ),
+    (
         "tma_f64-MB64-NB64-KB32-TA32-TB32-TK16-KI4-DEPTHS2-STAGES5-BLOCKS1-GROUP4-SPLIT3",
         *("f64", "TN"),
     ),
