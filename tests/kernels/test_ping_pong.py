@@ -31,10 +31,22 @@ SIMULATED = (
 DTYPES = ("f16", "bf16", "f16_f32", "bf16_f32")
 
 
+def test_a_c_of_float32_has_one_slot_beside_192_sums():
+    for slots, dtype, allowed in ((2, "bf16", True), (1, "bf16_f32", True), (2, "bf16_f32", False)):
+        config = parse_slug(f"ping_pong-MB128-NB192-KB64-STAGES3-CLUSTER1-GROUP8-SLOTS{slots}")
+        assert (not PING_PONG.violations(config, Problem(512, 512, 512, dtype), HOPPER)) == allowed
+
+
+@pytest.mark.parametrize("trans_b", [False, True])
+def test_large_products_with_a_c_of_float32_have_a_default(trans_b):
+    problem = Problem(4096, 32768, 5120, "bf16_f32", False, trans_b)
+    assert not PING_PONG.violations(PING_PONG.default_for(problem, HOPPER), problem, HOPPER)
+
+
 @pytest.mark.parametrize("slug", SLUGS)
 def test_blocks_stay_and_come_in_whole_clusters(slug):
     config = parse_slug(slug)
-    for problem in (Problem(1, 1, 999, "bf16"), Problem(129, 4097, 777, "f16_f32", batch=7)):
+    for problem in (Problem(1, 1, 999, "bf16"), Problem(129, 4097, 777, "f16", batch=7)):
         assert not PING_PONG.violations(config, problem, HOPPER)
         every = PING_PONG.units(config, problem)
         assert every * config.MB * config.NB >= problem.m * problem.n * problem.batch
