@@ -41,7 +41,8 @@ def points(kernel: Any) -> Iterator[tuple[int, ...]]:
     """The values of every combination of a `Kernel`'s space, and of its extra points."""
     yield from itertools.product(*kernel.space.values())
     for form in dict.fromkeys(
-        tuple(form[name] for name in kernel.space) for form in kernel.extra_points
+        tuple({**kernel.added, **form}[name] for name in kernel.space)
+        for form in kernel.extra_points
     ):
         if any(v not in given for v, given in zip(form, kernel.space.values(), strict=True)):
             yield form

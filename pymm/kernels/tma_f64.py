@@ -314,7 +314,7 @@ TMA_F64 = Kernel(
     min_capability=(9, 0),
     arch_specific=True,
     both_halves=True,
-    extra_points=tuple(given for given, _ in FORMS),
+    extra_points=tuple(given | dict(STORE=store) for given, _ in FORMS for store in (1, 2)),
     tma=Tma(_boxes),
     persistent=Persistent(
         blocks_per_sm=lambda c: c.BLOCKS, splits_last_wave=True, partial_bytes=_slots_bytes
