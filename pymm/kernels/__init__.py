@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from pymm.core.device import Device
 from pymm.core.problem import Problem
+from pymm.kernels import survey
 from pymm.kernels.cpu import BLOCKED, REORDERED
 from pymm.kernels.expected import is_modelled
 from pymm.kernels.kernel import (
@@ -105,7 +106,8 @@ known_kernel = lru_cache(maxsize=256)(find_kernel)
 def kernels_for(problem: Problem, device: Device) -> list[Kernel]:
     """The kernels that can compute `problem` on a device of this kind, from the lowest to the
     highest rung; those that are preferred only for other problems come before all others. Kernels
-    whose times are known beforehand are ranked by them, that with the fastest default comes last.
+    whose times are known beforehand, by a survey of the device or by their models, are ranked by
+    them: that with the fastest default comes last.
     """
     able = [k for k in KERNELS if problem.dtype in k.dtypes and k.runs_on(device)]
     return sorted(able, key=lambda kernel: _rank(kernel, problem, device))
@@ -113,6 +115,9 @@ def kernels_for(problem: Problem, device: Device) -> list[Kernel]:
 
 @lru_cache(maxsize=4096)
 def _rank(kernel: Kernel, problem: Problem, device: Device) -> tuple[bool, float]:
+    if survey.covers(problem, device):
+        surveyed = survey.quickest(kernel, problem, device)
+        return (False, 0.0) if surveyed is None else (True, -surveyed[0])
     if not kernel.preferred_for(problem, device):
         return False, 0.0
     if kernel.expected is None or not is_modelled(problem, device):

@@ -12,7 +12,7 @@ from pymm.core.device import Device
 from pymm.core.forking import cached_property
 from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem
-from pymm.kernels import enumeration
+from pymm.kernels import enumeration, survey
 
 #: No tile, depth or register tile of any kernel is larger; a number above it in a file or an
 #: argument is a mistake.
@@ -125,17 +125,21 @@ class Kernel:
 
     A kernel that fills `both_halves` of a symmetric C stores each element of the computed half
     twice, so that no launch mirrors it. `heuristic` makes a default for each problem and device,
-    where one for all is not good enough; `heuristic_for` says for which problems. `extra_points`
-    are searched besides the space. For problems that it is not `preferred_for`, a kernel ranks
-    below all others; where it cannot be near the fastest, by its declaration, it does not take part
-    in the tuner's race between kernels (`competes`). `forceable` names the macros that an
-    experiment may set instead of the problem, and their values: `GUARDED` (`Guards`), and `FILL`,
-    whose 0 means all of a symmetric C.
+    where one for all is not good enough; `heuristic_for` says for which problems. `options` gives
+    the configurations that one for a single product is chosen from, whether they may run or not,
+    each with the microseconds that the kernel's model expects of it, all launches included: where
+    the device was surveyed they are corrected, and decide (survey.py). `extra_points` are searched
+    besides the space. For problems that it is not `preferred_for`, a kernel ranks below all others;
+    where it cannot be near the fastest, by its declaration, it does not take part in the tuner's
+    race between kernels (`competes`). `forceable` names the macros that an experiment may set
+    instead of the problem, and their values: `GUARDED` (`Guards`), and `FILL`, whose 0 means all of
+    a symmetric C.
 
-    `expected` gives the microseconds that a configuration should take. The kernels that multiply
-    tf32 declare it, and where it is known for all of them (`expected.is_modelled`), those preferred
-    for a problem are ranked by that of their defaults. For other types expected times are compared
-    in `preferred_for`, which holds exceptions that were measured as well.
+    `expected` gives the microseconds that a configuration should take, where nothing was surveyed.
+    The kernels that multiply tf32 declare it, and where it is known for all of them
+    (`expected.is_modelled`), those preferred for a problem are ranked by that of their defaults.
+    For other types expected times are compared in `preferred_for`, which holds exceptions that were
+    measured as well.
     """
 
     number: int
@@ -166,6 +170,7 @@ class Kernel:
     extra_points: tuple[Mapping[str, int], ...] = ()
     heuristic: Callable[[Problem, Device], Mapping[str, int]] | None = None
     heuristic_for: Callable[[Problem, Device], bool] = lambda p, d: True
+    options: Callable[[Problem, Device], Iterable[tuple[float, Config]]] | None = None
     preferred_for: Callable[[Problem, Device], bool] = lambda p, d: True
     competes: Callable[[Problem, Device], bool] = lambda p, d: True
     forceable: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -190,10 +195,14 @@ class Kernel:
 
     def default_for(self, problem: Problem, device: Device) -> Config:
         """The default for a problem on a device, with which every tuned configuration is compared:
-        that of `heuristic`, else the first of `default` and `fallbacks` that obeys all rules. Of
-        these a persistent kernel takes the first whose tiles keep nine of ten multiprocessors busy,
-        else the last.
+        the quickest by the survey of the device, if it covers the problem, else that of
+        `heuristic`, else the first of `default` and `fallbacks` that obeys all rules. Of these a
+        persistent kernel takes the first whose tiles keep nine of ten multiprocessors busy, else
+        the last.
         """
+        surveyed = survey.quickest(self, problem, device)
+        if surveyed is not None:
+            return surveyed[1]
         if self.adapts_to(problem, device):
             config = self.config(self.heuristic(problem, device))
             if not self.violations(config, problem, device):

@@ -71,12 +71,16 @@ _DEEP = 4096
 
 def _heuristic(p: Problem, d: Device) -> dict[str, int]:
     """The tile with the least expected time, with as many stages as there is room for."""
-    given = min(_options(p), key=lambda option: _microseconds(option, p, d)) | dict(KB=64, GROUP=8)
+    return _given(min(_tiles_for(p), key=lambda tile: _microseconds(tile, p, d)), p, d).as_dict()
+
+
+def _given(tile: dict[str, int], p: Problem, d: Device) -> Config:
+    given = tile | dict(KB=64, GROUP=8)
     for stages in (12, 10, 8, 7, 6, 5, 4, 3, 2):
         config = PING_PONG.config(given | {"STAGES": stages})
         if _shared_bytes(config, p) <= d.shared_per_block:
             break
-    return config.as_dict()
+    return config
 
 
 def _slots_fit(mb: int, nb: int, slots: int, p: Problem) -> bool:
@@ -86,7 +90,15 @@ def _slots_fit(mb: int, nb: int, slots: int, p: Problem) -> bool:
     return mb * nb < 128 * 192 or slots == 1 or p.out_dtype.itemsize == 2
 
 
-def _options(p: Problem) -> Iterator[dict[str, int]]:
+def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
+    """Every tile, for a C that TMA can store."""
+    if p.n * p.out_dtype.itemsize % 16 == 0:
+        before = wgmma.repacking_us(p)
+        for tile in _tiles_for(p):
+            yield before + _microseconds(tile, p, d), _given(tile, p, d)
+
+
+def _tiles_for(p: Problem) -> Iterator[dict[str, int]]:
     """Tiles for the problem: of any width where rows of B lie along k, else of whole boxes."""
     deep = p.k >= _DEEP
     few = p.m <= _FEW
@@ -131,7 +143,7 @@ def _preferred(p: Problem, d: Device) -> bool:
         return False  # TMA cannot store C
     if tensor.repacking_takes_longer(p, d):
         return False
-    own = min(_microseconds(option, p, d) for option in _options(p))
+    own = min(_microseconds(tile, p, d) for tile in _tiles_for(p))
     other = _LAUNCH + wgmma.expected_us(p, d) * (1 + _SLOWER_7 * _hot(p))
     if _unaligned(p) and p.flops > _LITTLE:
         other *= _UNALIGNED_7
@@ -156,6 +168,7 @@ PING_PONG = Kernel(
     ),
     default=dict(MB=128, NB=176, KB=64, STAGES=4, CLUSTER=2, GROUP=8, SLOTS=1),
     heuristic=_heuristic,
+    options=_options,
     threads=lambda c: 128 * (1 + _CONSUMERS),
     block=lambda c: (128 * (1 + _CONSUMERS), 1, 1),
     tiles=_tiles,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -150,18 +152,20 @@ def single(p: Problem, d: Device) -> tuple[float, Config]:
     """
     if not _is_single(p, d):
         return math.inf, PIPELINED.default_config
-    names = ("MB", "NB", "KB", "TA", "TB", "LANES", "STAGES", "BLOCKS")
-    configs = [
-        PIPELINED.config(dict(zip(names, form, strict=True)) | dict(GROUP=8, SPLIT=parts))
-        for form in _FORMS
-        for parts in _SPLITS
-        if parts == 1 or p.k >= 2 * form[2] * parts
-    ]
-    timed = [(_DOUBT * _of_single(c, p, d), c) for c in configs]
-    for microseconds, config in sorted(timed, key=lambda option: option[0]):
+    for microseconds, config in sorted(_options(p, d), key=lambda option: option[0]):
         if not PIPELINED.violations(config, p, d):
             return microseconds, config
     return math.inf, PIPELINED.default_config
+
+
+def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
+    """Every form with every split of k, and what it should take."""
+    names = ("MB", "NB", "KB", "TA", "TB", "LANES", "STAGES", "BLOCKS")
+    for form, parts in itertools.product(_FORMS, _SPLITS):
+        if parts == 1 or p.k >= 2 * form[2] * parts:
+            given = dict(zip(names, form, strict=True)) | dict(GROUP=8, SPLIT=parts)
+            config = PIPELINED.config(given)
+            yield _DOUBT * _of_single(config, p, d), config
 
 
 def _of_single(c: Config, p: Problem, d: Device) -> float:
@@ -251,6 +255,7 @@ PIPELINED = Kernel(
     min_capability=(8, 0),
     heuristic=_heuristic,
     heuristic_for=lambda p, d: medium_batch(p, d) or _is_single(p, d),
+    options=_options,
     rules=(
         Rule(
             "warps tile the block evenly: TA * LANES divides MB and TB * 32 / LANES divides NB",

@@ -236,8 +236,8 @@ def _default(p: Problem, d: Device) -> Config:
         given = dict(zip(names, _BATCH_FORMS[extent], strict=True))
         return SLICED.config(given | dict(SLICES=4, BLOCKS=3, GROUP=8, SPLIT=1))
     if _is_float(p):
-        options = ((expected_microseconds(c, p, d), c) for c in _of_floats(p, d))
-        best = SLICED.quickest(options, p, d, _AS_QUICK)
+        timed = ((expected_microseconds(c, p, d), c) for c in _of_floats(p, d))
+        best = SLICED.quickest(timed, p, d, _AS_QUICK)
     else:
         best = min(_of_doubles(p, d), key=lambda config: _clocks(config, p, d), default=None)
     return SLICED.default_config if best is None else best
@@ -370,6 +370,17 @@ def _expected(c: Config, p: Problem, d: Device) -> float:
     return copied_by_threads(c, p, d, c.KB * c.SLICES, _registers(c, p), _COPYING)
 
 
+def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
+    """Of float32 every form. Where tensor cores multiply floats the quickest form alone, with the
+    time that is comparable with theirs; doubles are for kernels 6 and 9.
+    """
+    if p.dtype == "f32":
+        yield from ((expected_microseconds(c, p, d), c) for c in _of_floats(p, d))
+    elif p.dtype in _ON_TENSOR_CORES:
+        default = _default(p, d)
+        yield _expected(default, p, d), default
+
+
 def _preferred_for(p: Problem, d: Device) -> bool:
     """Of float32 on Hopper products whose default here should be as quick as kernel 8's;
     elsewhere skinny products and small ones. Of doubles, where tensor cores multiply them, only
@@ -430,6 +441,7 @@ SLICED = Kernel(
     min_capability=(8, 0),
     dtypes=("f32", "f64", *_ON_TENSOR_CORES),
     heuristic=_heuristic,
+    options=_options,
     preferred_for=_preferred_for,
     expected=_expected,
     rules=(

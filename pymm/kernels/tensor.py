@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from functools import lru_cache
 
 from pymm.core.device import Device
@@ -174,6 +175,10 @@ _FORMS = {
         (32, 32, 32, 16, 16, 1, 4, 2),
         (32, 32, 16, 16, 16, 1, 2, 3),
         (32, 32, 16, 16, 32, 1, 5, 1),
+        (128, 128, 16, 64, 32, 1, 3, 1),
+        (128, 64, 16, 32, 32, 1, 3, 2),
+        (64, 64, 32, 32, 32, 2, 3, 1),
+        (64, 32, 16, 16, 32, 1, 4, 3),
     ),
     2: (
         (32, 32, 64, 16, 16, 2, 4, 2),
@@ -186,6 +191,11 @@ _FORMS = {
         (64, 128, 64, 32, 32, 1, 2, 2),
         (128, 64, 32, 32, 32, 1, 3, 2),
         (128, 64, 64, 64, 32, 1, 4, 2),
+        (64, 128, 32, 32, 32, 1, 3, 2),
+        (128, 32, 64, 32, 16, 1, 3, 2),
+        (32, 128, 64, 16, 32, 1, 3, 2),
+        (64, 32, 64, 32, 16, 1, 4, 2),
+        (32, 64, 32, 16, 32, 1, 4, 3),
     ),
 }
 
@@ -212,15 +222,17 @@ def _config(form: tuple[int, ...], parts: int) -> Config:
 @lru_cache(maxsize=1024)
 def _quickest(p: Problem, d: Device) -> Config | None:
     """The form and the parts of k with the least expected time. None if none may run."""
+    return TENSOR.quickest(_options(p, d), p, d)
+
+
+def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
+    """Every form with every split of k."""
     size = p.numpy_dtype.itemsize
     splits = TENSOR.space["SPLIT"] if size == 4 else range(1, _MOST_PARTS + 1)
-    options = [
-        _config(form, parts)
-        for form in _FORMS[size]
-        for parts in splits
-        if parts == 1 or form[2] * (2 if size == 4 else 1) * parts <= p.k
-    ]
-    return TENSOR.quickest(((_expected(c, p, d), c) for c in options), p, d)
+    for form, parts in itertools.product(_FORMS[size], splits):
+        if parts == 1 or form[2] * (2 if size == 4 else 1) * parts <= p.k:
+            config = _config(form, parts)
+            yield _expected(config, p, d), config
 
 
 def _default(p: Problem, d: Device) -> dict[str, int]:
@@ -311,6 +323,7 @@ TENSOR = Kernel(
     aligned=True,
     min_capability=(8, 0),
     heuristic=_default,
+    options=_options,
     preferred_for=_preferred_for,
     expected=_expected,
     rules=(

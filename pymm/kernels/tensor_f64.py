@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from functools import lru_cache
 
 from pymm.core.device import Device
@@ -143,11 +144,14 @@ def expected(p: Problem, d: Device) -> tuple[float, Config]:
     """The least expected time of a form that may run, in microseconds, and its configuration; the
     default and infinity if none may run.
     """
-    timed = [(part * _microseconds(config, p, d), config) for config, part in _options()]
-    for microseconds, config in sorted(timed, key=lambda option: option[0]):
+    for microseconds, config in sorted(_timed_options(p, d), key=lambda option: option[0]):
         if not TENSOR_F64.violations(config, p, d):
             return microseconds, config
     return math.inf, TENSOR_F64.default_config
+
+
+def _timed_options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
+    return ((part * _microseconds(config, p, d), config) for config, part in _options())
 
 
 @lru_cache(maxsize=1)
@@ -223,6 +227,7 @@ TENSOR_F64 = Kernel(
         SPLIT=(1, 2, 4, 8, 16),
     ),
     heuristic=_heuristic,
+    options=_timed_options,
     default=_form(64, 64, 16, 32, 32, 16, 4, BLOCKS=2),
     fallbacks=(_form(64, 64, 16, 32, 32, 16, 3),),
     threads=lambda c: 32 * _warps(c),

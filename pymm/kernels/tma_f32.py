@@ -140,9 +140,12 @@ def _heuristic(p: Problem, d: Device) -> dict[str, int]:
 
 @lru_cache(maxsize=1024)
 def _default(p: Problem, d: Device) -> Config:
-    options = ((expected_microseconds(c, p, d), c) for c in _options(p, d))
-    best = TMA_F32.quickest(options, p, d)
+    best = TMA_F32.quickest(_timed_options(p, d), p, d)
     return TMA_F32.config(_SMALLEST) if best is None else best
+
+
+def _timed_options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
+    return ((expected_microseconds(c, p, d), c) for c in _options(p, d))
 
 
 def _options(p: Problem, d: Device) -> Iterator[Config]:
@@ -232,6 +235,7 @@ TMA_F32 = Kernel(
     default=_FORMS[0],
     fallbacks=(_SMALLEST,),
     heuristic=_heuristic,
+    options=_timed_options,
     preferred_for=lambda p, d: not medium_batch(p, d) and not _slower_than_pipelined(p, d),
     threads=_threads,
     block=lambda c: (_threads(c), 1, 1),

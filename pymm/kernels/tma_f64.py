@@ -4,6 +4,7 @@ accelerator (TMA); and its default configuration, which a small cost model choos
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from functools import lru_cache
@@ -98,18 +99,33 @@ def _best(kernel: Kernel, p: Problem, d: Device) -> tuple[float, dict[str, int]]
     """That configuration and its time in microseconds but for the launches; infinity and none if
     none may run.
     """
-    stores = (2, 1) if rows_start_anywhere(p) else (1,)
-    options = [
-        (given | dict(SPLIT=split, STORE=store), rate)
-        for given, rate in FORMS
-        for split in _parts(given, p, d)
-        for store in stores
-    ]
-    timed = [(_microseconds(*option, p, d), option[0]) for option in options]
+    timed = [(_microseconds(*option, p, d), option[0]) for option in _forms(p, d)]
     for microseconds, option in sorted(timed, key=lambda option: option[0]):
         if not kernel.violations(kernel.config(option), p, d):
             return microseconds, option
     return math.inf, {}
+
+
+def _forms(p: Problem, d: Device) -> Iterator[tuple[dict[str, int], float]]:
+    """Every form with the values of SPLIT to consider and the ways to store C."""
+    stores = (2, 1) if rows_start_anywhere(p) else (1,)
+    for given, rate in FORMS:
+        for split, store in itertools.product(_parts(given, p, d), stores):
+            yield given | dict(SPLIT=split, STORE=store), rate
+
+
+def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
+    around = _around(p)
+    for given, rate in _forms(p, d):
+        yield around + _microseconds(given, rate, p, d), TMA_F64.config(given)
+
+
+def _around(p: Problem) -> float:
+    """Microseconds of the launches, and of writing C behind the last one."""
+    operands = stored_shapes(p)[: 1 if p.symmetric else 2]
+    repacked = sum(8 * math.prod(shape) for shape in operands if shape[2] % 2)
+    before = _BEFORE + _REPACKED * repacked if repacked else 0.0
+    return _LAUNCH + before + min(_WRITTEN * (p.bytes - p.bytes_read), _MOST_WRITTEN)
 
 
 def _preferred_for(p: Problem, d: Device) -> bool:
@@ -119,13 +135,10 @@ def _preferred_for(p: Problem, d: Device) -> bool:
     if p.batch > 1:
         return not tensor_f64.small_batch(p)
     operands = stored_shapes(p)[: 1 if p.symmetric else 2]
-    repacked = sum(8 * math.prod(shape) for shape in operands if shape[2] % 2)
-    if not repacked and p.m * p.n * p.k > _ALIGNED:
+    repacks = any(shape[2] % 2 for shape in operands)
+    if not repacks and p.m * p.n * p.k > _ALIGNED:
         return True
-    before = _BEFORE + _REPACKED * repacked if repacked else 0.0
-    written = min(_WRITTEN * (p.bytes - p.bytes_read), _MOST_WRITTEN)
-    around = _LAUNCH + before + written
-    return around + _best(TMA_F64, p, d)[0] <= tensor_f64.expected(p, d)[0]
+    return _around(p) + _best(TMA_F64, p, d)[0] <= tensor_f64.expected(p, d)[0]
 
 
 def _parts(given: dict[str, int], p: Problem, d: Device) -> Iterator[int]:
@@ -305,6 +318,7 @@ TMA_F64 = Kernel(
     default=form(128, 128, 64, 32, 6, GROUP=16),
     fallbacks=(form(64, 64, 32, 32, 6, BLOCKS=2), SMALLEST),
     heuristic=lambda p, d: heuristic(TMA_F64, p, d),
+    options=_options,
     threads=_threads,
     block=lambda c: (_threads(c), 1, 1),
     tiles=lambda c, p: (tiles(c, p), 1),

@@ -82,6 +82,12 @@ _FORMS = (
     (dict(MB=64, NB=32, KB=128, TA=64, TB=64, STAGES=8), 0.145, 0.17, 0.1),
 )
 
+#: More for a survey (survey.py) to choose from: no time of theirs was fitted.
+_LARGE_PAIRS = (
+    (dict(MB=128, NB=256, TA=64, TB=256, STAGES=4, CLUSTER=2), 0.64, 0.64, 1.8),
+    (dict(MB=256, NB=128, TA=128, TB=128, STAGES=4, CLUSTER=2), 0.64, 0.64, 1.8),
+)
+
 #: For many products of 65 to 128 rows and columns and at most as many along k (256 of 128 squared:
 #: 12.2 us, 13.1 with 128 x 128 in two steps).
 _ONE_STEP = dict(
@@ -111,7 +117,13 @@ def _heuristic(p: Problem, d: Device) -> dict[str, int]:
     """The form and the parts of k with the least expected time."""
     if p.batch > 1 and p.k <= 128 and 64 < p.n <= 128 and 64 < p.m <= 128:
         return dict(_ONE_STEP)
-    form, parts = min(_options(p, d), key=lambda option: _microseconds(*option, p, d))
+    return _given(*min(_forms(p, d), key=lambda option: _microseconds(*option, p, d)), p, d)
+
+
+def _given(form: tuple, parts: int, p: Problem, d: Device) -> dict[str, int]:
+    """The parameters of a form: those for few steps, if C is stored by TMA and takes longest, and
+    as many stages as there is room for.
+    """
     given = dict(KB=64, CLUSTER=1, GROUP=8, SPLIT=parts, SLOTS=1) | form[0]
     if parts > 1:
         given["SLOTS"] = 1
@@ -125,7 +137,7 @@ def _heuristic(p: Problem, d: Device) -> dict[str, int]:
 
 def expected_us(p: Problem, d: Device) -> float:
     """Microseconds that the form with the least should take, without the launch."""
-    return min(_microseconds(*option, p, d) for option in _options(p, d))
+    return min(_microseconds(*option, p, d) for option in _forms(p, d))
 
 
 #: Microseconds of a launch; of another one before it, and bytes of a microsecond in it.
@@ -134,9 +146,23 @@ _LAUNCH, _REPACKING, _REPACKED = 4.8, 2.3, 4.2e6
 
 def repacked_us(p: Problem, d: Device) -> float:
     """Microseconds of the default, the launch that repacks rows which TMA cannot read included."""
+    return _LAUNCH + repacking_us(p) + expected_us(p, d)
+
+
+def repacking_us(p: Problem) -> float:
+    """Microseconds of the launch that repacks rows which TMA cannot read; 0 if it reads all."""
     moved = [2 * r * c * p.batch for _, r, c in stored_shapes(p)[:2] if 2 * c % 16]
-    before = _REPACKING + 2 * sum(moved) / _REPACKED if moved else 0.0
-    return _LAUNCH + before + expected_us(p, d)
+    return _REPACKING + 2 * sum(moved) / _REPACKED if moved else 0.0
+
+
+def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
+    """Every form, and pairs of blocks with the largest tiles."""
+    around = _LAUNCH + repacking_us(p)
+    for form, parts in _forms(p, d):
+        config = WGMMA.config(_given(form, parts, p, d))
+        yield around + _microseconds(form, parts, p, d), config
+    for form in _LARGE_PAIRS:
+        yield around + _microseconds(form, 1, p, d), WGMMA.config(_given(form, 1, p, d))
 
 
 def _by_threads(p: Problem) -> bool:
@@ -149,7 +175,7 @@ def _unaligned(p: Problem) -> bool:
     return any(shape[2] * 2 % _ROW for shape in stored_shapes(p)[:2])
 
 
-def _options(p: Problem, d: Device) -> Iterator[tuple[tuple, int]]:
+def _forms(p: Problem, d: Device) -> Iterator[tuple[tuple, int]]:
     """Every form, whole and with as many parts of k as fill the device once or twice."""
     for form in _FORMS:
         mb, nb = form[0]["MB"], form[0]["NB"]
@@ -225,6 +251,7 @@ WGMMA = Kernel(
         dict(MB=64, NB=64, KB=64, TA=64, TB=64, STAGES=4, CLUSTER=1, GROUP=8, SPLIT=1, SLOTS=1),
     ),
     heuristic=_heuristic,
+    options=_options,
     threads=lambda c: 128 * (1 + _consumers(c)),
     block=lambda c: (128 * (1 + _consumers(c)), 1, 1),
     tiles=_tiles,

@@ -103,9 +103,14 @@ def _is_fitted(p: Problem) -> bool:
 
 def _fastest(p: Problem, d: Device) -> dict[str, int]:
     """The form and the parts of k with the least expected time, of kernel 10."""
-    options = (c for _, _, c in _candidates(WGMMA_TF32, (*FORMS, *PAIRS), p, d))
-    best = min(options, key=lambda c: _expected(c, p, d), default=None)
+    _, best = min(_options(p, d), key=lambda option: option[0], default=(0.0, None))
     return dict(WGMMA_TF32.default) if best is None else best.as_dict()
+
+
+def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
+    """Every form that may run, whole and with k in parts."""
+    for _, _, config in _candidates(WGMMA_TF32, (*FORMS, *PAIRS), p, d):
+        yield _expected(config, p, d), config
 
 
 def _expected(c: Config, p: Problem, d: Device) -> float:
@@ -371,6 +376,7 @@ WGMMA_TF32 = Kernel(
         SPLIT=1,
     ),
     heuristic=lambda p, d: _fastest(p, d) if _is_fitted(p) else heuristic(WGMMA_TF32, FORMS, p, d),
+    options=_options,
     expected=_expected,
     dtypes=("tf32",),
     tma=Tma(_boxes, major=_major),

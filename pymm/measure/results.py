@@ -163,6 +163,16 @@ UNSEEN = Schema(
     added=frozenset({"schema", *_COMPARED, "ratio"}),
 )
 
+#: `benchmarks/survey.py measure`: one row for each configuration of a product, all of a product
+#: timed in turn. seed: what the product was drawn from.
+SURVEY = Schema(
+    1,
+    (
+        *("schema", "time", "device", *_ORIGIN, "seed", *_PRODUCT),
+        *("config", "us", "spread"),
+    ),
+)
+
 #: `python -m pymm.bench --suite`: one row for each figure of a step. The docstring of
 #: `pymm.bench.experiments` says what each column has.
 EXPERIMENTS = Schema(

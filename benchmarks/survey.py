@@ -1,0 +1,335 @@
+"""A survey of a GPU: what configurations take for random products, from which `matmul` knows which
+of them to choose where nothing is tuned (pymm/kernels/survey.py).
+
+    python benchmarks/survey.py measure --products 120 --seed 31
+    python benchmarks/survey.py fit
+    python benchmarks/survey.py fit --left-out 5
+    python benchmarks/survey.py scales --seconds 600
+
+`measure` draws products (extents log-uniform between 32 and 8192, layouts random), each in float32,
+float64, bfloat16 and tf32, and times in turn the configurations that are expected to be quickest,
+and two at random of those that should be nearly as quick. The rows are appended to
+benchmarks/results/DEVICE/survey.csv. 120 products take an H200 with 16 cores four minutes, nearly
+all of it for compiling.
+
+`fit` writes tuning_configs/DEVICE.survey.npz from that file; it needs no GPU. Run it when the file,
+or a kernel's `options`, has changed. With `--left-out N` it writes nothing, but foretells each N-th
+of the products from the others, and says for how many the configuration chosen is slow.
+
+`scales` looks for better `SCALES` of pymm/kernels/survey.py by chance, and prints them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import wait
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # a checkout need not be installed
+
+from pymm.backends import open_device  # noqa: E402
+from pymm.core.device import Device  # noqa: E402
+from pymm.core.errors import CompileFailed  # noqa: E402
+from pymm.core.files import commit  # noqa: E402
+from pymm.core.problem import Problem  # noqa: E402
+from pymm.kernels import KERNELS, Config, parse_slug, survey  # noqa: E402
+from pymm.kernels.source import render  # noqa: E402
+from pymm.measure.precompile import Precompiler  # noqa: E402
+from pymm.measure.quick_check import OperandPool  # noqa: E402
+from pymm.measure.results import SURVEY  # noqa: E402
+from pymm.measure.workbench import Workbench, median_and_spread  # noqa: E402
+from pymm.selection.records import Environment  # noqa: E402
+
+#: The GPUs that were surveyed: what their kernels' models ask of them.
+DEVICES = {
+    "nvidia-h200": Device(
+        "NVIDIA H200",
+        "cuda",
+        capability=(9, 0),
+        sms=132,
+        clock_hz=1.98e9,
+        bandwidth=4.8e12,
+        shared_per_block=232448,
+        shared_per_sm=233472,
+        l2_bytes=60 * 2**20,
+        memory_bytes=2**37,
+    )
+}
+
+DTYPES = "f32", "f64", "bf16", "tf32"
+
+#: Configurations of a product, and of one of many operations; how many of them are taken at random
+#: from the quickest by the models alone; how much longer than the quickest one may be expected to
+#: take.
+MOST, FEWER, MANY_FLOPS, BY_CHANCE, OF, WITHIN = 8, 5, 3e10, 2, 14, 1.3
+
+#: Times of each.
+ROUNDS = 11
+
+#: Variance of a measured logarithm: of a time of many microseconds, how many microseconds double
+#: it; and of what all configurations of one product have in common.
+NOISE, SHORT, COMMON = 0.0002, 8.0, 0.0003
+
+#: A choice is slow if it takes this times as long as the best of what was measured.
+SLOW, VERY_SLOW = 1.08, 1.15
+
+
+@dataclass
+class Measured:
+    """What a file has of one type: rows of `survey.numbers`, expected and measured microseconds,
+    and the number of the product of each row.
+    """
+
+    rows: np.ndarray
+    expected: np.ndarray
+    measured: np.ndarray
+    product: np.ndarray
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command. Returns the exit status."""
+    given = _parser().parse_args(arguments)
+    if given.command == "measure":
+        return measure(given.products, given.seed, given.csv)
+    path = given.csv or results(given.device)
+    found = {dtype: read(path, dtype, DEVICES[given.device]) for dtype in DTYPES}
+    if given.command == "scales":
+        return search(found, given.seconds)
+    if given.left_out:
+        for dtype, data in found.items():
+            print(f"{dtype}: models alone: {judged(data, np.zeros(len(data.measured)))}")
+            print(f"{dtype}: corrected:    {judged(data, foretold(data, dtype, given.left_out))}")
+        return 0
+    arrays: dict[str, np.ndarray] = {"sms": np.array(DEVICES[given.device].sms)}
+    for dtype, data in found.items():
+        weights, mean = fit(data, dtype, DEVICES[given.device].sms)
+        arrays |= {f"{dtype}_points": data.rows.astype(np.int16), f"{dtype}_mean": np.array(mean)}
+        arrays[f"{dtype}_weights"] = weights.astype(np.float32)
+    target = given.output or ROOT / "tuning_configs" / f"{given.device}.survey.npz"
+    np.savez_compressed(target, **arrays)
+    print(f"{target}: {', '.join(f'{len(d.rows)} times of {t}' for t, d in found.items())}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("measure", "fit", "scales"):
+        add = commands.add_parser(name).add_argument
+        add("--csv", type=Path, help="the file of times (default: that of the device's results)")
+        if name == "measure":
+            add("--products", type=int, default=120, help="how many (default: 120)")
+            add("--seed", type=int, default=1, help="what they are drawn from (default: 1)")
+            continue
+        add("--device", choices=tuple(DEVICES), default="nvidia-h200")
+        if name == "fit":
+            add("--left-out", type=int, default=0, metavar="N")
+            add("--output", type=Path, help="the file to write")
+        else:
+            add("--seconds", type=float, default=600.0)
+    return parser
+
+
+def results(device: str) -> Path:
+    """The file of a device's times."""
+    return ROOT / "benchmarks" / "results" / device / "survey.csv"
+
+
+# Measuring
+
+
+def draw(count: int, seed: int) -> list[Problem]:
+    """Random products, each in all types."""
+    generator, found = random.Random(seed), []
+    for _ in range(count):
+        ends = math.log(survey.LEAST), math.log(survey.MOST)
+        extents = [round(math.exp(generator.uniform(*ends))) for _ in "mnk"]
+        flags = [generator.random() < 0.5 for _ in "ab"]
+        found += [Problem(*extents, dtype, *flags) for dtype in DTYPES]
+    return [problem for problem in found if problem.flops <= survey.MOST_FLOPS]
+
+
+def options(problem: Problem, device: Device) -> dict[Config, float]:
+    """Every configuration that may run, and the time that the models expect of it."""
+    found: dict[Config, float] = {}
+    for kernel in KERNELS:
+        if kernel.options and problem.dtype in kernel.dtypes and kernel.runs_on(device):
+            for expected, config in kernel.options(problem, device):
+                found.setdefault(config, expected)
+    return {c: t for c, t in found.items() if not c.kernel.violations(c, problem, device)}
+
+
+def promising(problem: Problem, device: Device, generator: random.Random) -> list[Config]:
+    """The configurations to measure."""
+    known = options(problem, device)
+    by_models = sorted(known, key=known.__getitem__)
+    times = dict(known)
+    if found := survey._of(problem, device):
+        corrections = np.exp(found.corrections(problem, by_models))
+        times = {c: known[c] * by for c, by in zip(by_models, corrections, strict=True)}
+    quick = sorted(times, key=times.__getitem__)
+    quick = [c for c in quick if times[c] <= WITHIN * times[quick[0]]]
+    most = FEWER if problem.flops > MANY_FLOPS else MOST
+    chosen = quick[: most - BY_CHANCE]
+    others = [c for c in by_models[:OF] if c not in chosen]
+    return chosen + generator.sample(others, min(BY_CHANCE, len(others)))
+
+
+def measure(count: int, seed: int, path: Path | None) -> int:
+    """Time the promising configurations of random products on the first GPU."""
+    backend, generator = open_device("cuda"), random.Random(seed)
+    device, pool = backend.device, OperandPool(backend)
+    path = path or results(device.slug)
+    SURVEY.begun(path)
+    problems = draw(count, seed)
+    chosen = {problem: promising(problem, device, generator) for problem in problems}
+    with Precompiler(backend) as compilers:
+        wait([compilers.submit(render(c, p)) for p, configs in chosen.items() for c in configs])
+    environment = Environment.of(device, backend.toolchain)
+    for done, (problem, configs) in enumerate(chosen.items(), 1):
+        bench, calls = Workbench(backend, problem, 0, pool.verifier(problem)), {}
+        for config in configs:
+            with suppress(CompileFailed):  # it spills
+                calls[config.slug] = bench.call(bench.load(config))
+        times = bench.interleave(calls, ROUNDS)
+        rows = []
+        for slug, taken in times.items():
+            if not taken:
+                continue
+            seconds, spread = median_and_spread(taken)
+            rows.append(
+                {
+                    "time": datetime.now().astimezone().isoformat(timespec="seconds"),
+                    "device": device.slug,
+                    "driver": environment.driver,
+                    "compiler": environment.compiler,
+                    "pymm": environment.pymm,
+                    "commit": commit(),
+                    "seed": seed,
+                    "dtype": problem.dtype,
+                    "layout": problem.layout,
+                    **{axis: getattr(problem, axis) for axis in "mnk"},
+                    "config": slug,
+                    "us": f"{seconds * 1e6:.6g}",
+                    "spread": f"{spread:.3g}",
+                }
+            )
+        SURVEY.append(path, rows)
+        print(f"{done} of {len(chosen)}: {problem.slug}, {len(rows)} times", flush=True)
+    return 0
+
+
+# Fitting
+
+
+def read(path: Path, dtype: str, device: Device) -> Measured:
+    """The times of one type, of configurations that are still among the options."""
+    times: dict[tuple[Problem, Config], list[float]] = {}
+    for row in SURVEY.rows(path, ("us",)):
+        if row["dtype"] == dtype:
+            trans = (letter == "T" for letter in row["layout"])
+            problem = Problem(*(int(row[axis]) for axis in "mnk"), dtype, *trans)
+            times.setdefault((problem, parse_slug(row["config"])), []).append(float(row["us"]))
+    known = {problem: options(problem, device) for problem, _ in times}
+    kept = [(p, c) for p, c in times if c in known[p] and p.flops <= survey.MOST_FLOPS]
+    order = {problem: at for at, problem in enumerate(dict.fromkeys(p for p, _ in kept))}
+    return Measured(
+        np.array([survey.numbers(p, c) for p, c in kept]),
+        np.array([known[p][c] for p, c in kept]),
+        np.array([float(np.median(times[pair])) for pair in kept]),
+        np.array([order[p] for p, _ in kept]),
+    )
+
+
+def fit(data: Measured, dtype: str, sms: int, use: np.ndarray | None = None) -> tuple:
+    """Weights of the points (of those in `use`) and the mean correction: what the process expects,
+    given that measured times have noise and that those of one product stray together.
+    """
+    use = np.ones(len(data.measured), bool) if use is None else use
+    at = survey.points(data.rows[use], dtype, sms)
+    wanted = np.log(data.measured[use] / data.expected[use])
+    mean, product = float(wanted.mean()), data.product[use]
+    covariance = survey.covariance(at, at) + COMMON * (product[:, None] == product)
+    covariance[np.diag_indices(len(at))] += NOISE * (1 + SHORT / data.measured[use])
+    return np.linalg.solve(covariance, wanted - mean), mean
+
+
+def foretold(data: Measured, dtype: str, folds: int, sms: int = 132) -> np.ndarray:
+    """Corrections of every product from a fit without it, and without others in its fold."""
+    fold = np.random.default_rng(0).integers(folds, size=data.product.max() + 1)[data.product]
+    found = np.zeros(len(data.measured))
+    for one in range(folds):
+        weights, mean = fit(data, dtype, sms, fold != one)
+        near = survey.covariance(
+            survey.points(data.rows[fold == one], dtype, sms),
+            survey.points(data.rows[fold != one], dtype, sms),
+        )
+        found[fold == one] = mean + near @ weights
+    return found
+
+
+def errors(data: Measured, corrections: np.ndarray) -> tuple[float, list[float]]:
+    """Root mean square of the errors of logarithms, but for what the configurations of a product
+    have in common; and the time of each product's choice relative to its best.
+    """
+    times = data.expected * np.exp(corrections)
+    error, of_choices, squares = np.log(times / data.measured), [], []
+    for product in range(data.product.max() + 1):
+        own = np.flatnonzero(data.product == product)
+        if len(own) >= 4:
+            squares += list((error[own] - error[own].mean()) ** 2)
+            choice = own[times[own].argmin()]
+            of_choices.append(float(data.measured[choice] / data.measured[own].min()))
+    return math.sqrt(np.mean(squares)), of_choices
+
+
+def judged(data: Measured, corrections: np.ndarray) -> str:
+    """The same in words."""
+    error, choices = errors(data, corrections)
+    mean = math.exp(np.mean(np.log(choices)))
+    slow, slower = (sum(x > limit for x in choices) for limit in (SLOW, VERY_SLOW))
+    return (
+        f"error {error:.1%}, choices take {mean:.3f} of the best time; of {len(choices)} products "
+        f"{slow} are above {SLOW}, {slower} above {VERY_SLOW}"
+    )
+
+
+def search(found: dict[str, Measured], seconds: float) -> int:
+    """Change one scale after the other by chance, and keep what lowers the error."""
+
+    def error() -> float:
+        return sum(errors(d, foretold(d, t, 3))[0] for t, d in found.items()) / len(found)
+
+    generator, ends, best = random.Random(1), time.monotonic() + seconds, error()
+    steps = dict.fromkeys(survey.SCALES, 0.5)
+    print(f"{best:.4f} at first", flush=True)
+    while time.monotonic() < ends:
+        name = generator.choice(list(steps))
+        before = survey.SCALES[name]
+        after = before * math.exp(generator.choice((-1, 1)) * steps[name])
+        survey.SCALES[name] = min(max(after, 0.01), 4.0)
+        now = error()
+        if now < best:
+            best, steps[name] = now, 1.3 * steps[name]
+        else:
+            survey.SCALES[name], steps[name] = before, 0.75 * steps[name]
+    rounded = {name: round(x, 3) for name, x in survey.SCALES.items()}
+    print(f"{best:.4f} with {rounded}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,204 @@
+"""What configurations should take on a GPU that was surveyed: the expectations of the kernels'
+models, corrected by the times of similar products that were measured there.
+
+A survey is some hundreds of random products of each type, with the times of the configurations that
+seemed quickest. The logarithms of measured / expected time are taken for values of a Gaussian
+process (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, section 2.2): a
+configuration with a product is a point, and near points have like corrections. Far from all that
+was measured the mean correction is left. benchmarks/survey.py measures and fits; what it writes is
+read here. benchmarks/LOG.md says how well products are foretold that were left out of the fit.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pymm.core.device import Device
+from pymm.core.problem import Problem
+
+if TYPE_CHECKING:
+    from pymm.kernels.kernel import Config, Kernel
+
+#: Least and greatest extent, and most operations, of the products of a survey.
+LEAST, MOST, MOST_FLOPS = 32, 8192, 1e11
+
+#: Types whose products take the time of another type's.
+_LIKE = {"f16": "bf16"}
+
+#: Of the configurations of a kernel those are compared that its model expects to take at most so
+#: many times as long as the quickest, and at most so many.
+_WITHIN, _COMPARED = 1.6, 60
+
+#: The parameters of a configuration in a file of a survey; 1 for those that a kernel lacks.
+PARAMETERS = "MB", "NB", "KB", "TA", "TB", "STAGES", "BLOCKS", "SLICES", "CLUSTER", "STORE", "SPLIT"
+
+#: How far apart a unit of each coordinate puts two points, in lengths of the process.
+SCALES = {
+    "m": 0.11,
+    "n": 0.03,
+    "k": 0.34,
+    "waves": 0.39,
+    "last wave": 0.56,
+    "parts": 0.37,
+    "rows filled": 0.89,
+    "columns filled": 0.84,
+    "steps": 0.30,
+    "A transposed": 0.33,
+    "B transposed": 0.41,
+    "A aligned": 0.36,
+    "B aligned": 0.19,
+    "C aligned": 0.16,
+    "A in lines": 0.23,
+    "B in lines": 0.40,
+    "MB": 0.34,
+    "NB": 0.42,
+    "KB": 0.54,
+    "TA": 0.36,
+    "TB": 0.39,
+    "SLICES": 0.63,
+    "STAGES": 0.24,
+    "BLOCKS": 0.30,
+    "CLUSTER": 0.62,
+    "STORE": 0.38,
+    "kernel": 1.11,
+}
+
+#: Variances of a smooth and of a rough part of the corrections, and by how much shorter the length
+#: of the rough one is.
+SMOOTH, ROUGH, ROUGHER = 0.0070, 0.0005, 3.5
+
+#: More than the numbers of all kernels.
+_KERNELS = 32
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The points of one type that were measured; what each adds to the correction of a point that
+    is near; the mean correction.
+    """
+
+    points: np.ndarray
+    weights: np.ndarray
+    mean: float
+    dtype: str
+    sms: int
+
+    def corrections(self, problem: Problem, configs: Sequence[Config]) -> np.ndarray:
+        """The logarithms of measured / expected time to be expected."""
+        rows = np.array([numbers(problem, config) for config in configs])
+        here = points(rows, self.dtype, self.sms).astype(self.points.dtype)
+        return self.mean + covariance(here, self.points) @ self.weights
+
+
+def covers(problem: Problem, device: Device) -> bool:
+    """Whether products like this one were surveyed on the device."""
+    extents = problem.m, problem.n, problem.k
+    if problem.batch != 1 or problem.symmetric or problem.flops > MOST_FLOPS:
+        return False
+    return LEAST <= min(extents) and max(extents) <= MOST and _of(problem, device) is not None
+
+
+@lru_cache(maxsize=8192)
+def quickest(kernel: Kernel, problem: Problem, device: Device) -> tuple[float, Config] | None:
+    """The least time, in microseconds, that a configuration of the kernel should take, and that
+    configuration. None where nothing like the product was surveyed, and if no configuration may
+    run.
+    """
+    if kernel.options is None or not kernel.runs_on(device) or not covers(problem, device):
+        return None
+    expected: dict[Config, float] = {}
+    for time, config in sorted(kernel.options(problem, device), key=lambda option: option[0]):
+        expected.setdefault(config, time)
+    limit = _WITHIN * min(expected.values(), default=0.0)
+    configs = [config for config, time in expected.items() if time <= limit][:_COMPARED]
+    survey = _of(problem, device)
+    if survey is None or not configs:
+        return None
+    corrected = np.exp(survey.corrections(problem, configs))
+    times = corrected * [expected[config] for config in configs]
+    for at in np.argsort(times, kind="stable"):
+        if not kernel.violations(configs[at], problem, device):
+            return float(times[at]), configs[at]
+    return None
+
+
+def numbers(problem: Problem, config: Config) -> list[int]:
+    """A product and a configuration, as a file of a survey has them."""
+    given = config.as_dict()
+    product = problem.m, problem.n, problem.k, int(problem.trans_a), int(problem.trans_b)
+    return [*product, config.kernel.number, *(given.get(name, 1) for name in PARAMETERS)]
+
+
+def points(rows: np.ndarray, dtype: str, sms: int) -> np.ndarray:
+    """The points of rows of `numbers`: logarithms of the extents, of the waves of tiles on so many
+    multiprocessors, of the parts of k and of their steps; how much of the last wave and of the
+    tiles at the edges is work; layout and alignment; the configuration; the kernel.
+    """
+    m, n, k, trans_a, trans_b, kernel, *given = rows.T
+    c = dict(zip(PARAMETERS, given, strict=True))
+    size = Problem(1, 1, 1, dtype).numpy_dtype.itemsize
+    row_a, row_b = size * np.where(trans_a, m, k), size * np.where(trans_b, k, n)
+    down, across = -(-m // c["MB"]), -(-n // c["NB"])
+    waves = down * across * c["SPLIT"] / sms
+    columns = {
+        "m": np.log(m),
+        "n": np.log(n),
+        "k": np.log(k),
+        "waves": np.log(waves),
+        "last wave": np.minimum(np.ceil(waves / c["BLOCKS"]) * c["BLOCKS"] / waves, 3),
+        "parts": np.log(c["SPLIT"]),
+        "rows filled": m / (down * c["MB"]),
+        "columns filled": n / (across * c["NB"]),
+        "steps": np.log(-(-k // (c["KB"] * c["SPLIT"]))),
+        "A transposed": trans_a,
+        "B transposed": trans_b,
+        "A aligned": _alignment(row_a),
+        "B aligned": _alignment(row_b),
+        "C aligned": _alignment(size * n),
+        "A in lines": row_a % 128 == 0,
+        "B in lines": row_b % 128 == 0,
+        **{name: np.log2(c[name]) for name in ("MB", "NB", "KB", "TA", "TB", "SLICES")},
+        **{name: c[name] for name in ("STAGES", "BLOCKS", "CLUSTER", "STORE")},
+    }
+    scaled = [SCALES[name] * np.asarray(column, float) for name, column in columns.items()]
+    return np.column_stack([*scaled, SCALES["kernel"] * np.eye(_KERNELS)[kernel]])
+
+
+def _alignment(length: np.ndarray) -> np.ndarray:
+    """Logarithm of the bytes, 16 at most, at whose multiples rows of this length start."""
+    return np.log2(np.minimum(length & -length, 16))
+
+
+def covariance(some: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Of the corrections of each of some points and each of others: squared exponentials of two
+    lengths.
+    """
+    squares = (some**2).sum(1)[:, None] + (others**2).sum(1) - 2 * some @ others.T
+    apart = np.maximum(squares, 0) / 2
+    return SMOOTH * np.exp(-apart) + ROUGH * np.exp(-(ROUGHER**2) * apart)
+
+
+def _of(problem: Problem, device: Device) -> Survey | None:
+    return _load(device.slug, _LIKE.get(problem.dtype, problem.dtype)) if device.is_gpu else None
+
+
+@lru_cache(maxsize=64)
+def _load(device: str, dtype: str) -> Survey | None:
+    """The survey of a device in one type, if pymm has one."""
+    from pymm.kernels.source import shipped_folder
+
+    path = shipped_folder("tuning_configs").joinpath(f"{device}.survey.npz")
+    if not path.is_file():
+        return None
+    with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
+        if f"{dtype}_points" not in file:
+            return None
+        rows, sms = file[f"{dtype}_points"].astype(np.int64), int(file["sms"])
+        at = points(rows, dtype, sms).astype(np.float32)  # quicker than in double precision
+        return Survey(at, file[f"{dtype}_weights"], float(file[f"{dtype}_mean"]), dtype, sms)
