@@ -91,8 +91,8 @@ def _slots_fit(mb: int, nb: int, slots: int, p: Problem) -> bool:
 
 
 def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
-    """Every tile, for a C that TMA can store."""
-    if p.n * p.out_dtype.itemsize % 16 == 0:
+    """Every tile, where this kernel may be the faster at all."""
+    if _competes(p):
         before = wgmma.repacking_us(p)
         for tile in _tiles_for(p):
             yield before + _microseconds(tile, p, d), _given(tile, p, d)
@@ -135,21 +135,21 @@ def _hot(p: Problem) -> float:
     return min(max(p.flops - _COOL, 0.0) / _HOT, 1.0)
 
 
+def _competes(p: Problem) -> bool:
+    """Whether C is stored by TMA behind enough steps, and few rows take long enough."""
+    stored = p.n * p.out_dtype.itemsize % 16 == 0
+    return stored and p.k > _SHALLOW and (p.m > _FEW or p.bytes > _LONG)
+
+
 def _preferred(p: Problem, d: Device) -> bool:
     """Whether it should be faster than kernel 7, by more than the error of both expectations."""
-    if p.symmetric or p.k <= _SHALLOW or p.empty:
-        return False
-    if p.n * p.out_dtype.itemsize % 16:
-        return False  # TMA cannot store C
-    if tensor.repacking_takes_longer(p, d):
+    if p.symmetric or p.empty or not _competes(p) or tensor.repacking_takes_longer(p, d):
         return False
     own = min(_microseconds(tile, p, d) for tile in _tiles_for(p))
     other = _LAUNCH + wgmma.expected_us(p, d) * (1 + _SLOWER_7 * _hot(p))
     if _unaligned(p) and p.flops > _LITTLE:
         other *= _UNALIGNED_7
-    if p.m <= _FEW:
-        return p.bytes > _LONG and own < other
-    return own < _SURELY * other
+    return own < other * (1 if p.m <= _FEW else _SURELY)
 
 
 PING_PONG = Kernel(

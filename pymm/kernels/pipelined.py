@@ -159,7 +159,9 @@ def single(p: Problem, d: Device) -> tuple[float, Config]:
 
 
 def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
-    """Every form with every split of k, and what it should take."""
+    """Every form with every split of k, of float32."""
+    if p.dtype != "f32":
+        return
     names = ("MB", "NB", "KB", "TA", "TB", "LANES", "STAGES", "BLOCKS")
     for form, parts in itertools.product(_FORMS, _SPLITS):
         if parts == 1 or p.k >= 2 * form[2] * parts:
