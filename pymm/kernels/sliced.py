@@ -93,8 +93,9 @@ def _registers(c: Config, p: Problem) -> int:
     - if both operands are K-major, in two stages;
 
     but of doubles in rows that are not aligned, with fewer than 8 slices, none less. Floats in rows
-    aligned to 4 bytes, both operands K-major, need 8 more with more than two stages. Checked with
-    nvcc 13.0 for sm_80 and sm_90a: what this allows does not spill.
+    aligned to 4 bytes need 8 more with more than two stages, if both operands are K-major, and 16
+    more with k in parts, if B alone is and steps are longer than 8. Checked with nvcc 13.0 for
+    sm_80 and sm_90a: what this allows does not spill.
     """
     if _by_rows(c, p):
         return c.TA * c.TB + 2 * (c.TA + c.TB) + 64
@@ -103,6 +104,8 @@ def _registers(c: Config, p: Problem) -> int:
     rest = 17 + 16 * words(p)
     if along == 2 and words(p) == 1 and p.alignment < 8 and c.STAGES > 2:
         rest += 8
+    if p.trans_a and p.trans_b and words(p) == 1 and p.alignment < 8:
+        rest += 16 * (c.SPLIT > 1 and c.KB > 8)
     if c.TA * c.TB * words(p) >= 128:
         longer = c.TA > c.TB if p.trans_a and p.trans_b else c.TB > c.TA
         rest -= 9 if longer and along or along == 2 == c.STAGES else 10

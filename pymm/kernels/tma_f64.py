@@ -261,14 +261,15 @@ def _registers_and_blocks_fit(c: Config, p: Problem, d: Device) -> bool:
 
 def _finds_shares(c: Config, p: Problem, d: Device) -> bool:
     """True if what a shared tile takes to find does not spill (checked as above): with less than
-    112 registers at the launch only one depth of fragments of depth 16; for half of C, and for rows
-    by way of shared memory, one depth.
+    112 registers at the launch only one depth of fragments of depth 16; for half of C, for rows by
+    way of shared memory, and for a K-major B in an odd number of pieces of 8 columns, one depth.
     """
     if c.SPLIT == 1:
         return True
     late = c.KI == 16 and c.DEPTHS == 1 and c.KB == c.TK and c.TA * c.TB >= 512
     plenty = late or _launched(c, d) >= 112
-    return plenty and (c.DEPTHS == 1 or (not p.symmetric and c.STORE == 1))
+    odd = p.trans_b and c.TB % 16 > 0
+    return plenty and (c.DEPTHS == 1 or not (p.symmetric or c.STORE > 1 or odd))
 
 
 def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
