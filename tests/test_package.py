@@ -26,7 +26,7 @@ BESIDE = (".ci", ".github", "benchmarks", "docs", "examples", "reports", "tests"
 FILES = (".gitignore", "LICENSE", "MANIFEST.in", "Makefile")
 SOURCES = ("pymm", "cpu_src", "cuda_src", "tuning_configs")
 EXTRA = {"_build", "build", "PKG-INFO", "setup.cfg", "pymm_cuda.egg-info", "__pycache__"}
-KINDS = {".js", ".py", ".css", ".cu", ".cuh", ".cpp", ".hpp", ".md", ".yaml"}
+KINDS = {".js", ".py", ".css", ".cu", ".cuh", ".cpp", ".hpp", ".md", ".yaml", ".npz"}
 
 pytestmark = pytest.mark.xdist_group("package")  # one process builds for all of them
 
