@@ -177,7 +177,7 @@ def promising(problem: Problem, device: Device, generator: random.Random) -> lis
     known = options(problem, device)
     by_models = sorted(known, key=known.__getitem__)
     times = dict(known)
-    if found := survey._of(problem, device):
+    if found := survey.survey_of(problem, device):
         corrections = np.exp(found.corrections(problem, by_models))
         times = {c: known[c] * by for c, by in zip(by_models, corrections, strict=True)}
     quick = sorted(times, key=times.__getitem__)

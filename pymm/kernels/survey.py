@@ -101,7 +101,7 @@ def covers(problem: Problem, device: Device) -> bool:
     extents = problem.m, problem.n, problem.k
     if problem.batch != 1 or problem.symmetric or problem.flops > MOST_FLOPS:
         return False
-    return LEAST <= min(extents) and max(extents) <= MOST and _of(problem, device) is not None
+    return LEAST <= min(extents) and max(extents) <= MOST and survey_of(problem, device) is not None
 
 
 @lru_cache(maxsize=8192)
@@ -117,7 +117,7 @@ def quickest(kernel: Kernel, problem: Problem, device: Device) -> tuple[float, C
         expected.setdefault(config, time)
     limit = _WITHIN * min(expected.values(), default=0.0)
     configs = [config for config, time in expected.items() if time <= limit][:_COMPARED]
-    survey = _of(problem, device)
+    survey = survey_of(problem, device)
     if survey is None or not configs:
         return None
     corrected = np.exp(survey.corrections(problem, configs))
@@ -184,7 +184,8 @@ def covariance(some: np.ndarray, others: np.ndarray) -> np.ndarray:
     return SMOOTH * np.exp(-apart) + ROUGH * np.exp(-(ROUGHER**2) * apart)
 
 
-def _of(problem: Problem, device: Device) -> Survey | None:
+def survey_of(problem: Problem, device: Device) -> Survey | None:
+    """The survey of a device in the type of a problem, or one that stands for it."""
     return _load(device.slug, _LIKE.get(problem.dtype, problem.dtype)) if device.is_gpu else None
 
 

@@ -1,0 +1,135 @@
+"""What is chosen for products like those of a survey: by measured times of similar ones."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import survey as tool
+from pymm.core.problem import Problem
+from pymm.kernels import KERNELS, kernels_for, survey
+from pymm.selection.records import Environment
+from pymm.selection.select import select
+
+H200 = tool.DEVICES["nvidia-h200"]
+UNKNOWN = replace(H200, name="another")
+TIMES = tool.results("nvidia-h200")
+
+EXTENTS = st.integers(survey.LEAST, 3000)
+PROBLEMS = st.builds(
+    Problem, EXTENTS, EXTENTS, EXTENTS, st.sampled_from(tool.DTYPES), st.booleans(), st.booleans()
+)
+
+
+@pytest.fixture(scope="module", params=tool.DTYPES)
+def measured(request) -> tuple[str, tool.Measured]:
+    return request.param, tool.read(TIMES, request.param, H200)
+
+
+def test_the_shipped_survey_is_what_its_times_give(measured):
+    """After a change of the times, of a kernel's options or of what its model expects:
+    `python benchmarks/survey.py fit`.
+    """
+    dtype, data = measured
+    shipped = survey.survey_of(Problem(100, 100, 100, dtype), H200)
+    weights, mean = tool.fit(data, dtype, H200.sms)
+    assert shipped.mean == pytest.approx(mean, abs=1e-6)
+    assert len(shipped.weights) == len(weights)
+    at = survey.points(data.rows, dtype, H200.sms)
+    here, there = (
+        survey.covariance(at[::7], at) @ weights,
+        survey.covariance(at[::7], shipped.points) @ shipped.weights,
+    )
+    np.testing.assert_allclose(here, there, atol=2e-3)
+
+
+def test_products_left_out_of_the_fit_are_foretold_better_than_by_the_models_alone(measured):
+    dtype, data = measured
+    alone, choices_alone = tool.errors(data, np.zeros(len(data.measured)))
+    error, choices = tool.errors(data, tool.foretold(data, dtype, 3))
+    assert error < 0.85 * alone
+    assert sum(x > tool.SLOW for x in choices) < 0.75 * sum(x > tool.SLOW for x in choices_alone)
+    assert math.exp(np.mean(np.log(choices))) < 1.03
+
+
+@settings(max_examples=40, deadline=None)
+@given(PROBLEMS)
+def test_what_is_chosen_may_run_and_its_kernel_ranks_highest(problem):
+    kernels = kernels_for(problem, H200)
+    config = kernels[-1].default_for(problem, H200)
+    assert not kernels[-1].violations(config, problem, H200)
+    assert config in dict(map(reversed, kernels[-1].options(problem, H200)))
+    times = [found[0] for k in kernels if (found := survey.quickest(k, problem, H200))]
+    assert times == sorted(times, reverse=True)
+    assert select(problem, H200, None, Environment("", "", "")).config == config
+
+
+@settings(max_examples=20, deadline=None)
+@given(PROBLEMS)
+def test_options_are_configurations_of_their_kernel_with_finite_times(problem):
+    for kernel in KERNELS:
+        if kernel.options and problem.dtype in kernel.dtypes:
+            for expected, config in kernel.options(problem, H200):
+                assert config.kernel_name == kernel.name
+                assert 1 < expected < 1e9
+
+
+COVERED = Problem(500, 600, 700, "f32")
+
+
+@pytest.mark.parametrize(
+    "problem, device",
+    [
+        (COVERED, UNKNOWN),
+        (COVERED, replace(H200, kind="simulator")),
+        (replace(COVERED, batch=2), H200),
+        (replace(COVERED, n=500, trans_b=True, op="syrk"), H200),
+        (replace(COVERED, k=survey.LEAST - 1), H200),
+        (replace(COVERED, n=survey.MOST + 1), H200),
+        (Problem(8000, 8000, 8000, "f32"), H200),
+        (replace(COVERED, dtype="tf32x3"), H200),
+        (replace(COVERED, dtype="bf16_f32"), H200),
+    ],
+    ids=lambda value: getattr(value, "slug", ""),
+)
+def test_other_products_and_devices_have_no_survey(problem, device):
+    assert survey.covers(COVERED, H200)
+    assert not survey.covers(problem, device)
+    assert all(survey.quickest(kernel, problem, device) is None for kernel in KERNELS)
+
+
+def test_float16_is_like_bfloat16():
+    chosen = [
+        kernels_for(problem, H200)[-1].default_for(problem, H200)
+        for problem in (Problem(333, 444, 555, "f16"), Problem(333, 444, 555, "bf16"))
+    ]
+    assert chosen[0] == chosen[1]
+
+
+def test_far_from_what_was_measured_the_mean_correction_is_left():
+    found = survey.survey_of(COVERED, H200)
+    config = next(kernels_for(COVERED, H200)[-1].options(COVERED, H200))[1]
+    far = replace(COVERED, m=2**31 - 1, n=2**31 - 1)
+    assert found.corrections(far, [config])[0] == pytest.approx(found.mean, abs=1e-6)
+
+
+def test_products_are_drawn_within_the_limits_and_again_from_the_same_seed():
+    drawn = tool.draw(50, 3)
+    assert drawn == tool.draw(50, 3) != tool.draw(50, 4)
+    assert all(survey.covers(problem, H200) for problem in drawn)
+    assert {problem.dtype for problem in drawn} == set(tool.DTYPES)
+
+
+def test_fit_says_what_it_wrote(tmp_path, capsys):
+    lines = TIMES.read_text().splitlines()
+    (tmp_path / "few.csv").write_text("\n".join([*lines[:600], *lines[3000:3600]]) + "\n")
+    arguments = ["fit", "--csv", f"{tmp_path}/few.csv"]
+    assert tool.main([*arguments, "--output", f"{tmp_path}/few.npz"]) == 0
+    assert "times of f32" in capsys.readouterr().out
+    with np.load(tmp_path / "few.npz", allow_pickle=False) as file:
+        assert all(len(file[f"{t}_points"]) == len(file[f"{t}_weights"]) for t in tool.DTYPES)
+    assert tool.main([*arguments, "--left-out", "4"]) == 0
+    assert "of the best time" in capsys.readouterr().out
