@@ -1,5 +1,5 @@
-"""A survey of a GPU: what configurations take for random products, from which `matmul` knows which
-of them to choose where nothing is tuned (pymm/kernels/survey.py).
+"""A survey of a GPU: times of configurations for random products, from which `matmul` chooses where
+nothing is tuned (pymm/kernels/survey.py).
 
     python benchmarks/survey.py measure --products 120 --seed 31
     python benchmarks/survey.py fit
@@ -13,10 +13,11 @@ benchmarks/results/DEVICE/survey.csv. 120 products take an H200 with 16 cores fo
 all of it for compiling.
 
 `fit` writes tuning_configs/DEVICE.survey.npz from that file; it needs no GPU. Run it when the file,
-or a kernel's `options`, has changed. With `--left-out N` it writes nothing, but foretells each N-th
-of the products from the others, and says for how many the configuration chosen is slow.
+a kernel's `options` or what its model expects has changed. With `--left-out N` it writes nothing:
+N times it predicts one N-th of the products from the others, and says how slow the configurations
+are that would be chosen.
 
-`scales` looks for better `SCALES` of pymm/kernels/survey.py by chance, and prints them.
+`scales` looks for better `SCALES` of pymm/kernels/survey.py by random steps, and prints them.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from pymm.measure.results import SURVEY  # noqa: E402
 from pymm.measure.workbench import Workbench, median_and_spread  # noqa: E402
 from pymm.selection.records import Environment  # noqa: E402
 
-#: The GPUs that were surveyed: what their kernels' models ask of them.
+#: The GPUs that were surveyed, with all that the kernels' models use of a device.
 DEVICES = {
     "nvidia-h200": Device(
         "NVIDIA H200",
@@ -69,25 +70,24 @@ DEVICES = {
 
 DTYPES = "f32", "f64", "bf16", "tf32"
 
-#: Configurations of a product, and of one of many operations; how many of them are taken at random
-#: from the quickest by the models alone; how much longer than the quickest one may be expected to
-#: take.
-MOST, FEWER, MANY_FLOPS, BY_CHANCE, OF, WITHIN = 8, 5, 3e10, 2, 14, 1.3
+#: Configurations of a product, and of one of more than MANY_FLOPS; how many of them are drawn from
+#: the OF quickest by the models alone; most expected time of the others, relative to the least.
+MOST, FEWER, MANY_FLOPS, AT_RANDOM, OF, WITHIN = 8, 5, 3e10, 2, 14, 1.3
 
 #: Times of each.
 ROUNDS = 11
 
-#: Variance of a measured logarithm: of a time of many microseconds, how many microseconds double
-#: it; and of what all configurations of one product have in common.
+#: Variance of the logarithm of a measured time: that of a long time; the time, in microseconds, at
+#: which it is twice that; and the variance that all configurations of a product share.
 NOISE, SHORT, COMMON = 0.0002, 8.0, 0.0003
 
-#: A choice is slow if it takes this times as long as the best of what was measured.
+#: A choice is slow from this time relative to the least on, or very slow.
 SLOW, VERY_SLOW = 1.08, 1.15
 
 
 @dataclass
 class Measured:
-    """What a file has of one type: rows of `survey.numbers`, expected and measured microseconds,
+    """What a file has of one type: rows of `survey.row`, expected and measured microseconds,
     and the number of the product of each row.
     """
 
@@ -108,13 +108,13 @@ def main(arguments: Sequence[str]) -> int:
         return search(found, given.seconds)
     if given.left_out:
         for dtype, data in found.items():
-            print(f"{dtype}: models alone: {judged(data, np.zeros(len(data.measured)))}")
-            print(f"{dtype}: corrected:    {judged(data, foretold(data, dtype, given.left_out))}")
+            print(f"{dtype}: models alone: {summary(data, np.zeros(len(data.measured)))}")
+            print(f"{dtype}: corrected:    {summary(data, predicted(data, dtype, given.left_out))}")
         return 0
     arrays: dict[str, np.ndarray] = {"sms": np.array(DEVICES[given.device].sms)}
     for dtype, data in found.items():
         weights, mean = fit(data, dtype, DEVICES[given.device].sms)
-        arrays |= {f"{dtype}_points": data.rows.astype(np.int16), f"{dtype}_mean": np.array(mean)}
+        arrays |= {f"{dtype}_rows": data.rows.astype(np.int16), f"{dtype}_mean": np.array(mean)}
         arrays[f"{dtype}_weights"] = weights.astype(np.float32)
     target = given.output or ROOT / "tuning_configs" / f"{given.device}.survey.npz"
     np.savez_compressed(target, **arrays)
@@ -183,9 +183,9 @@ def promising(problem: Problem, device: Device, generator: random.Random) -> lis
     quick = sorted(times, key=times.__getitem__)
     quick = [c for c in quick if times[c] <= WITHIN * times[quick[0]]]
     most = FEWER if problem.flops > MANY_FLOPS else MOST
-    chosen = quick[: most - BY_CHANCE]
+    chosen = quick[: most - AT_RANDOM]
     others = [c for c in by_models[:OF] if c not in chosen]
-    return chosen + generator.sample(others, min(BY_CHANCE, len(others)))
+    return chosen + generator.sample(others, min(AT_RANDOM, len(others)))
 
 
 def measure(count: int, seed: int, path: Path | None) -> int:
@@ -247,7 +247,7 @@ def read(path: Path, dtype: str, device: Device) -> Measured:
     kept = [(p, c) for p, c in times if c in known[p] and p.flops <= survey.MOST_FLOPS]
     order = {problem: at for at, problem in enumerate(dict.fromkeys(p for p, _ in kept))}
     return Measured(
-        np.array([survey.numbers(p, c) for p, c in kept]),
+        np.array([survey.row(p, c) for p, c in kept]),
         np.array([known[p][c] for p, c in kept]),
         np.array([float(np.median(times[pair])) for pair in kept]),
         np.array([order[p] for p, _ in kept]),
@@ -255,11 +255,11 @@ def read(path: Path, dtype: str, device: Device) -> Measured:
 
 
 def fit(data: Measured, dtype: str, sms: int, use: np.ndarray | None = None) -> tuple:
-    """Weights of the points (of those in `use`) and the mean correction: what the process expects,
-    given that measured times have noise and that those of one product stray together.
+    """Weights of the measured points (of those in `use`) and the mean correction. Measured times
+    have noise, some of which all configurations of one product share.
     """
     use = np.ones(len(data.measured), bool) if use is None else use
-    at = survey.points(data.rows[use], dtype, sms)
+    at = survey.features(data.rows[use], dtype, sms)
     wanted = np.log(data.measured[use] / data.expected[use])
     mean, product = float(wanted.mean()), data.product[use]
     covariance = survey.covariance(at, at) + COMMON * (product[:, None] == product)
@@ -267,23 +267,23 @@ def fit(data: Measured, dtype: str, sms: int, use: np.ndarray | None = None) -> 
     return np.linalg.solve(covariance, wanted - mean), mean
 
 
-def foretold(data: Measured, dtype: str, folds: int, sms: int = 132) -> np.ndarray:
-    """Corrections of every product from a fit without it, and without others in its fold."""
+def predicted(data: Measured, dtype: str, folds: int, sms: int = 132) -> np.ndarray:
+    """Corrections of every product, predicted by a fit to the products of the other folds."""
     fold = np.random.default_rng(0).integers(folds, size=data.product.max() + 1)[data.product]
     found = np.zeros(len(data.measured))
     for one in range(folds):
         weights, mean = fit(data, dtype, sms, fold != one)
         near = survey.covariance(
-            survey.points(data.rows[fold == one], dtype, sms),
-            survey.points(data.rows[fold != one], dtype, sms),
+            survey.features(data.rows[fold == one], dtype, sms),
+            survey.features(data.rows[fold != one], dtype, sms),
         )
         found[fold == one] = mean + near @ weights
     return found
 
 
 def errors(data: Measured, corrections: np.ndarray) -> tuple[float, list[float]]:
-    """Root mean square of the errors of logarithms, but for what the configurations of a product
-    have in common; and the time of each product's choice relative to its best.
+    """Root mean square error of the logarithms of times, less each product's mean error; and for
+    each product the time of the configuration with the least expected time / the least time.
     """
     times = data.expected * np.exp(corrections)
     error, of_choices, squares = np.log(times / data.measured), [], []
@@ -296,8 +296,8 @@ def errors(data: Measured, corrections: np.ndarray) -> tuple[float, list[float]]
     return math.sqrt(np.mean(squares)), of_choices
 
 
-def judged(data: Measured, corrections: np.ndarray) -> str:
-    """The same in words."""
+def summary(data: Measured, corrections: np.ndarray) -> str:
+    """`errors` as a sentence."""
     error, choices = errors(data, corrections)
     mean = math.exp(np.mean(np.log(choices)))
     slow, slower = (sum(x > limit for x in choices) for limit in (SLOW, VERY_SLOW))
@@ -308,10 +308,10 @@ def judged(data: Measured, corrections: np.ndarray) -> str:
 
 
 def search(found: dict[str, Measured], seconds: float) -> int:
-    """Change one scale after the other by chance, and keep what lowers the error."""
+    """Change one scale after the other at random, and keep what lowers the error."""
 
     def error() -> float:
-        return sum(errors(d, foretold(d, t, 3))[0] for t, d in found.items()) / len(found)
+        return sum(errors(d, predicted(d, t, 3))[0] for t, d in found.items()) / len(found)
 
     generator, ends, best = random.Random(1), time.monotonic() + seconds, error()
     steps = dict.fromkeys(survey.SCALES, 0.5)

@@ -1,12 +1,13 @@
-"""What configurations should take on a GPU that was surveyed: the expectations of the kernels'
-models, corrected by the times of similar products that were measured there.
+"""Expected times of configurations on a GPU that was surveyed: those of the kernels' models,
+corrected by measured times of similar products.
 
-A survey is some hundreds of random products of each type, with the times of the configurations that
-seemed quickest. The logarithms of measured / expected time are taken for values of a Gaussian
-process (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, section 2.2): a
-configuration with a product is a point, and near points have like corrections. Far from all that
-was measured the mean correction is left. benchmarks/survey.py measures and fits; what it writes is
-read here. benchmarks/LOG.md says how well products are foretold that were left out of the fit.
+A survey holds some hundreds of random products of each type, with the measured times of the
+configurations that were expected to be quickest. The correction of a time is the logarithm of
+measured / expected. Corrections are predicted by a Gaussian process (Rasmussen and Williams,
+Gaussian Processes for Machine Learning, 2006, section 2.2) over features of the product and the
+configuration: near points have similar corrections; far from all points that were measured, the
+mean correction is predicted. benchmarks/survey.py measures, fits and writes the file that is read
+here. benchmarks/LOG.md says how good the predictions are for products left out of the fit.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 #: Least and greatest extent, and most operations, of the products of a survey.
 LEAST, MOST, MOST_FLOPS = 32, 8192, 1e11
 
-#: Types whose products take the time of another type's.
-_LIKE = {"f16": "bf16"}
+#: Types that have no survey of their own, because another type's kernels take the same time.
+_SAME_TIMES_AS = {"f16": "bf16"}
 
 #: Of the configurations of a kernel those are compared that its model expects to take at most so
 #: many times as long as the quickest, and at most so many.
@@ -38,7 +39,7 @@ _WITHIN, _COMPARED = 1.6, 60
 #: The parameters of a configuration in a file of a survey; 1 for those that a kernel lacks.
 PARAMETERS = "MB", "NB", "KB", "TA", "TB", "STAGES", "BLOCKS", "SLICES", "CLUSTER", "STORE", "SPLIT"
 
-#: How far apart a unit of each coordinate puts two points, in lengths of the process.
+#: What each feature is multiplied by: the reciprocal of its length scale.
 SCALES = {
     "m": 0.07,
     "n": 0.03,
@@ -69,31 +70,31 @@ SCALES = {
     "kernel": 0.90,
 }
 
-#: Variances of a smooth and of a rough part of the corrections, and by how much shorter the length
-#: of the rough one is.
+#: Variances of the smooth and of the rough part of the corrections, and how many times shorter the
+#: length scales of the rough part are.
 SMOOTH, ROUGH, ROUGHER = 0.0070, 0.0005, 3.5
 
-#: More than the numbers of all kernels.
+#: Columns that say which kernel it is: one for each kernel number.
 _KERNELS = 32
 
 
 @dataclass(frozen=True)
 class Survey:
-    """The points of one type that were measured; what each adds to the correction of a point that
-    is near; the mean correction.
+    """The fit for one type: the features and the weight of each measured point, and the mean
+    correction.
     """
 
-    points: np.ndarray
+    features: np.ndarray
     weights: np.ndarray
     mean: float
     dtype: str
     sms: int
 
     def corrections(self, problem: Problem, configs: Sequence[Config]) -> np.ndarray:
-        """The logarithms of measured / expected time to be expected."""
-        rows = np.array([numbers(problem, config) for config in configs])
-        here = points(rows, self.dtype, self.sms).astype(self.points.dtype)
-        return self.mean + covariance(here, self.points) @ self.weights
+        """The predicted logarithms of measured / expected time."""
+        rows = np.array([row(problem, config) for config in configs])
+        here = features(rows, self.dtype, self.sms).astype(self.features.dtype)
+        return self.mean + covariance(here, self.features) @ self.weights
 
 
 def covers(problem: Problem, device: Device) -> bool:
@@ -106,8 +107,8 @@ def covers(problem: Problem, device: Device) -> bool:
 
 @lru_cache(maxsize=8192)
 def quickest(kernel: Kernel, problem: Problem, device: Device) -> tuple[float, Config] | None:
-    """The least time, in microseconds, that a configuration of the kernel should take, and that
-    configuration. None where nothing like the product was surveyed, and if no configuration may
+    """The least expected time of the kernel's configurations, in microseconds, and its
+    configuration. None where the survey does not cover the product, and if no configuration may
     run.
     """
     if kernel.options is None or not kernel.runs_on(device) or not covers(problem, device):
@@ -128,17 +129,17 @@ def quickest(kernel: Kernel, problem: Problem, device: Device) -> tuple[float, C
     return None
 
 
-def numbers(problem: Problem, config: Config) -> list[int]:
-    """A product and a configuration, as a file of a survey has them."""
+def row(problem: Problem, config: Config) -> list[int]:
+    """A product and a configuration, as the file of a survey stores them."""
     given = config.as_dict()
     product = problem.m, problem.n, problem.k, int(problem.trans_a), int(problem.trans_b)
     return [*product, config.kernel.number, *(given.get(name, 1) for name in PARAMETERS)]
 
 
-def points(rows: np.ndarray, dtype: str, sms: int) -> np.ndarray:
-    """The points of rows of `numbers`: logarithms of the extents, of the waves of tiles on so many
-    multiprocessors, of the parts of k and of their steps; how much of the last wave and of the
-    tiles at the edges is work; layout and alignment; the configuration; the kernel.
+def features(rows: np.ndarray, dtype: str, sms: int) -> np.ndarray:
+    """Scaled features of rows as `row` makes them: logarithms of the extents, of the waves of tiles
+    on so many multiprocessors, of the parts of k and of their steps; how full the last wave and the
+    tiles at the edges are; layout and alignment; the configuration; the kernel.
     """
     m, n, k, trans_a, trans_b, kernel, *given = rows.T
     c = dict(zip(PARAMETERS, given, strict=True))
@@ -176,8 +177,8 @@ def _alignment(length: np.ndarray) -> np.ndarray:
 
 
 def covariance(some: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Of the corrections of each of some points and each of others: squared exponentials of two
-    lengths.
+    """Covariances of the corrections at each of some points and each of others: the sum of a smooth
+    and a rough squared exponential.
     """
     squares = (some**2).sum(1)[:, None] + (others**2).sum(1) - 2 * some @ others.T
     apart = np.maximum(squares, 0) / 2
@@ -185,8 +186,10 @@ def covariance(some: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def survey_of(problem: Problem, device: Device) -> Survey | None:
-    """The survey of a device in the type of a problem, or one that stands for it."""
-    return _load(device.slug, _LIKE.get(problem.dtype, problem.dtype)) if device.is_gpu else None
+    """The survey of the device in the problem's type, or in the type that takes the same time."""
+    if not device.is_gpu:
+        return None
+    return _load(device.slug, _SAME_TIMES_AS.get(problem.dtype, problem.dtype))
 
 
 @lru_cache(maxsize=64)
@@ -198,8 +201,8 @@ def _load(device: str, dtype: str) -> Survey | None:
     if not path.is_file():
         return None
     with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
-        if f"{dtype}_points" not in file:
+        if f"{dtype}_rows" not in file:
             return None
-        rows, sms = file[f"{dtype}_points"].astype(np.int64), int(file["sms"])
-        at = points(rows, dtype, sms).astype(np.float32)  # quicker than in double precision
+        rows, sms = file[f"{dtype}_rows"].astype(np.int64), int(file["sms"])
+        at = features(rows, dtype, sms).astype(np.float32)  # quicker than in double precision
         return Survey(at, file[f"{dtype}_weights"], float(file[f"{dtype}_mean"]), dtype, sms)

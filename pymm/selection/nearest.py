@@ -12,7 +12,7 @@ from functools import lru_cache
 from pymm.core.device import Device
 from pymm.core.dtypes import dtypes_share_tiles
 from pymm.core.problem import Problem
-from pymm.kernels import Config, Kernel
+from pymm.kernels import Config, Kernel, survey
 from pymm.selection.cost_model import predicted_seconds
 from pymm.selection.records import Record
 
@@ -124,8 +124,13 @@ def _by_model(
     """For kernels with a heuristic default: that, unless the model expects another configuration to
     be clearly faster. The heuristics are made from measurements, and serve a problem that was never
     tuned better than the configuration of a near one (of 27 problems on an H200 with a record of
-    nearly the same extents, ten ran slower with its configuration, two with what this takes).
+    nearly the same extents, ten ran slower with its configuration, two with what this takes). Where
+    the device was surveyed, the default is the choice from measured times, and only records of the
+    same extents compete with it.
     """
+    if survey.covers(problem, device):
+        records = [r for r in records if log_distance(problem, r.problem) == 0]
+        defaults = defaults[:1]
     expected = {config: predicted_seconds(config, problem, device) for config in defaults}
     usual = min(defaults, key=expected.__getitem__, default=None)
     if usual is not None and expected[usual] > WORTH_ANOTHER_KERNEL * expected[defaults[0]]:

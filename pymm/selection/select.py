@@ -15,7 +15,7 @@ from pymm.core.device import Device
 from pymm.core.dtypes import DTYPES
 from pymm.core.errors import StoreError
 from pymm.core.problem import Problem
-from pymm.kernels import Config, Kernel, find_kernel, kernels_for
+from pymm.kernels import Config, Kernel, find_kernel, kernels_for, survey
 from pymm.selection.cost_model import predicted_seconds
 from pymm.selection.nearest import (
     competitive_records,
@@ -59,6 +59,10 @@ def select(
     3. As 1 and 2, among the records made with another driver or compiler.
     4. The default: that of the highest kernel for this problem, or that of a lower kernel which
        records compare with it, if the cost model expects that to be clearly faster.
+
+    Where the device was surveyed (kernels/survey.py), the default of the highest kernel is the
+    configuration with the least expected time of all kernels, and in 2 and 3 only records of the
+    same extents compete with it.
 
     A record counts only if its configuration obeys every rule for `problem` on `device`. A record
     of a lower kernel counts only where the highest was measured on the same problem, and if
@@ -372,4 +376,9 @@ def _why_untuned(config: Config, problem: Problem, device: Device, none_near: bo
         why = "in the simulator"
     made = kernel.adapts_to(problem, device) or config == kernel.default_for(problem, device)
     what = "default" if made else "cost model's choice"
-    return f"{what} of {kernel.name}: {why} on {device.name}"
+    reason = f"{what} of {kernel.name}: {why} on {device.name}"
+    surveyed = survey.quickest(kernel, problem, device)
+    if surveyed is not None and surveyed[1] == config:
+        expected = duration(surveyed[0] * 1e-6, 3)
+        reason += f"; by measured times of similar products expected to take {expected}"
+    return reason
