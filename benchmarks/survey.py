@@ -9,7 +9,7 @@ nothing is tuned (pymm/kernels/survey.py).
 `measure` draws products (extents log-uniform between 32 and 8192, layouts random), each in float32,
 float64, bfloat16 and tf32, and times in turn the configurations that are expected to be quickest,
 and two at random of those that should be nearly as quick. The rows are appended to
-benchmarks/results/DEVICE/survey.csv. 120 products take an H200 with 16 cores four minutes, nearly
+benchmarks/surveys/DEVICE.csv. 120 products take an H200 with 16 cores four minutes, nearly
 all of it for compiling.
 
 `fit` writes tuning_configs/DEVICE.survey.npz from that file; it needs no GPU. Run it when the file,
@@ -145,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def results(device: str) -> Path:
     """The file of a device's times."""
-    return ROOT / "benchmarks" / "results" / device / "survey.csv"
+    return ROOT / "benchmarks" / "surveys" / f"{device}.csv"
 
 
 # Measuring

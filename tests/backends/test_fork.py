@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from pymm.backends import open_device
+
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -220,8 +222,15 @@ def test_a_fork_waits_for_imports_of_other_threads():
 
 
 @pytest.mark.parametrize("module", ["yaml.cyaml", "yaml._yaml", "pymm.backends.cpu.device"])
-def test_a_handler_that_raises_in_the_middle_of_an_import(module):
+def test_a_handler_that_raises_in_the_middle_of_an_import(module, tmp_path, monkeypatch):
     """A package whose import is interrupted is imported again without its submodules."""
+    device = open_device("cpu").device
+    about = f"name: {device.name!r}, kind: cpu, cores: {device.sms}"
+    (tmp_path / f"{device.slug}.yaml").write_text(
+        f"schema: 2\ndevice: {{{about}, vector_bytes: {device.vector_bytes}}}\n"
+        "environments: {}\nrecords: {}\n"
+    )
+    monkeypatch.setenv("PYMM_CONFIG_DIR", str(tmp_path))  # a file that makes it import YAML
     check(
         """
         class Interrupt(RuntimeError):
