@@ -100,7 +100,7 @@ def differ_in_names_alone(old: bytes, new: bytes) -> bool:
 def repacks(config: Config, problem: Problem) -> bool:
     """Whether dense operands are repacked before the kernel of a configuration multiplies them."""
     tma = config.kernel.tma
-    if tma is None:
+    if tma is None or tma.classes > 1:
         return False
     loaded, size = tma.as_loaded(problem), problem.numpy_dtype.itemsize
     as_stored = (loaded.trans_a, loaded.trans_b) == (problem.trans_a, problem.trans_b)

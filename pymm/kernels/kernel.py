@@ -63,12 +63,18 @@ class Tma:
     "k" (K-major) or "mn" (MN-major). With two `terms` an element comes as high + low, both rounded
     to tf32, the matrix of the low terms behind that of the high ones. If `scaled` the terms are
     float16 with block scaling (common/block_scaling_repack.cuh).
+
+    With `classes` above 1 the rows of A and B may start anywhere, and nothing is repacked. Row i is
+    in class i mod `classes`. The rows of a class start at equal addresses modulo 16 bytes, so one
+    tensor map describes them: A and B have one for each class. The kernel gets these in the place
+    of one map each, and how many elements before a row its map begins (common/row_classes.cuh).
     """
 
     boxes: Callable[[Config, Problem], tuple[Box, Box, Box | None]]
     major: tuple[str, str] | Callable[[Problem], tuple[str, str]] = ("any", "any")
     terms: int = 1
     scaled: bool = False
+    classes: int = 1
 
     def as_loaded(self, problem: Problem) -> Problem:
         """The problem with A and B in the layout that the kernel loads."""

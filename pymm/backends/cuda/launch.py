@@ -58,7 +58,8 @@ _turn = threading.Lock()
 
 class Launch(NamedTuple):
     """One launch of the function `entry`. `places` are the addresses of operands in its packed
-    arguments, `maps` their tensor maps: each is an offset in bytes, and 0, 1 or 2 for A, B or C.
+    arguments, `maps` their tensor maps: each is an offset in bytes, and 0, 1 or 2 for A, B or C; of
+    a map also by how many bytes behind the operand's address it begins.
     """
 
     entry: str
@@ -67,16 +68,16 @@ class Launch(NamedTuple):
     shared: int
     arguments: bytes
     places: tuple[tuple[int, int], ...] = ()
-    maps: tuple[tuple[int, int], ...] = ()
+    maps: tuple[tuple[int, int, int], ...] = ()
 
     def at(self, addresses: Sequence[int], driver: Driver) -> Launch:
         """The same launch for operands of the same forms at `addresses`."""
         arguments = bytearray(self.arguments)
         for offset, operand in self.places:
             struct.pack_into("<Q", arguments, offset, addresses[operand])
-        for offset, operand in self.maps:
+        for offset, operand, behind in self.maps:
             end = offset + MAP_BYTES
-            moved = driver.moved_map(self.arguments[offset:end], addresses[operand])
+            moved = driver.moved_map(self.arguments[offset:end], addresses[operand] + behind)
             arguments[offset:end] = moved
         return self._replace(arguments=bytes(arguments))
 

@@ -5,7 +5,7 @@ the others are repacked to, and what is launched before and after the kernel.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -108,7 +108,8 @@ def wanted_copies(tma: Tma, problem: Problem, a: Matrix, b: Matrix) -> list[Copy
     transposed = given.trans_a != problem.trans_a, given.trans_b != problem.trans_b
     copies: list[Copy | None] = []
     for matrix, shape, transpose in zip((a, b), stored_shapes(problem), transposed, strict=False):
-        if problem.k == 0 or (tma.terms == 1 and not transpose and fits(matrix, problem)):
+        in_place = tma.classes > 1 or fits(matrix, problem)
+        if problem.k == 0 or (tma.terms == 1 and not transpose and in_place):
             copies.append(None)
             continue
         stack = shape[0] if matrix.batch_stride else 1
@@ -123,6 +124,16 @@ def fits(matrix: Matrix, problem: Problem, size: int | None = None) -> bool:
     places = [matrix.address, matrix.ld * size]
     places += [matrix.batch_stride * size] if problem.batch > 1 else []
     return all(place % ROW_BYTES == 0 for place in places)
+
+
+def shift_of(matrix: Matrix, row: int, size: int) -> int:
+    """Elements of `size` bytes from the multiple of 16 bytes at or before a row to the row."""
+    return (matrix.address + row * matrix.ld * size) % ROW_BYTES // size
+
+
+def shifts(matrix: Matrix, classes: int, size: int) -> int:
+    """Those of the first row of each class, 4 bits each."""
+    return sum(shift_of(matrix, row, size) << 4 * row for row in range(classes))
 
 
 def scratch_bytes(config: Config, problem: Problem, a: Matrix, b: Matrix) -> int:
@@ -164,8 +175,12 @@ STAYING = 3
 
 #: The parameters maps m n k batch alpha beta stack_a stack_b boxed C ldc batch_c parts; {0} is the
 #: format of alpha and beta.
-_PARAMETERS = "384s i i i i {0} {0} i i i Q q q Q"
+_PARAMETERS = "{maps}s i i i i {0} {0} i i i Q q q Q"
 _MAPS, _C = 0, 10
+
+#: Of a kernel with classes of rows, behind these: elements by which the maps of A, and of B, begin
+#: before their first rows, 4 bits for each class.
+_SHIFTS = " I I"
 
 #: The maps of the scales, the last parameter of a kernel with scaled operands.
 _SCALES = " 256s"
@@ -184,11 +199,11 @@ _C_COMBINED = 8
 class MappedExecutable(CudaExecutable):
     """A kernel with tensor maps of A, B and C, and of the scales where operands are scaled.
 
-    Operands that TMA cannot read, or that are MN-major where the kernel needs K-major or the
-    reverse, are first repacked by the kernel file's `repack` into scratch memory of the stream. The
-    parts of a split product are there, too, and `combine` adds them. All launches but the first may
-    begin before the previous one has ended, and wait for it themselves (common/dependent_launch.cuh
-    says why that is correct).
+    Operands that TMA cannot read, unless the kernel has a map for each class of rows, or that are
+    MN-major where the kernel needs K-major or the reverse, are first repacked by the kernel file's
+    `repack` into scratch memory of the stream. The parts of a split product are there, too, and
+    `combine` adds them. All launches but the first may begin before the previous one has ended, and
+    wait for it themselves (common/dependent_launch.cuh says why that is correct).
 
     A C whose rows do not end at multiples of 16 bytes is stored without its tensor map: TMA reads
     rows of any length, but writes whole pieces of 16 bytes (on an H200, bytes behind the rows were
@@ -200,7 +215,10 @@ class MappedExecutable(CudaExecutable):
         source, config = common[0], common[0].config
         self._tma, self._parts = config.kernel.tma, parts_of(config)
         self._persistent = config.kernel.persistent or Persistent()
-        self._parameters = _PARAMETERS + (_SCALES if self._tma.scaled else "")
+        maps = (2 * self._tma.classes + 1) * MAP_BYTES
+        self._parameters = _PARAMETERS.replace("{maps}", str(maps))
+        self._parameters += _SCALES if self._tma.scaled else ""
+        self._parameters += _SHIFTS if self._tma.classes > 1 else ""
         self._parameters += _EPILOGUE if source.epilogue else ""
         self._parameters += _GATE if source.gate else ""
         super().__init__(*others)
@@ -270,7 +288,8 @@ class MappedExecutable(CudaExecutable):
 
     def _entries(self) -> tuple[str, ...]:
         combining = ("combine",) if self._parts > 1 else ()
-        return (*super()._entries(), "repack", *combining)
+        repacking = ("repack",) if self._tma.classes == 1 else ()
+        return (*super()._entries(), *repacking, *combining)
 
     def _prepare(self, loaded: Held, context: drv.Context) -> None:
         """Set `loaded.places`, offset and size of each parameter, unless it is set."""
@@ -293,6 +312,7 @@ class MappedExecutable(CudaExecutable):
     ) -> Launch:
         """The launch of the kernel."""
         problem, c, places = run.problem, run.c, run.loaded.places
+        size = problem.numpy_dtype.itemsize
         grid, block = self._geometry(problem)
         shared = self._claim(run.loaded, run.context, problem)
         try:
@@ -302,10 +322,12 @@ class MappedExecutable(CudaExecutable):
         except DriverError as error:
             what = f"describing the matrices of {problem.slug} to TMA for {self.config.slug}"
             raise failure(run.context, error, what) from error
+        tma, boxed = self._tma, maps[-1].operand is not None
         values = (
-            *(b"".join(maps), problem.m, problem.n, problem.k, problem.batch, *run.scalars),
-            *(*stacked, int(any(maps[2])), c.address, c.ld, c.batch_stride, parts),
+            *(b"".join(one.words for one in maps), problem.m, problem.n, problem.k, problem.batch),
+            *(*run.scalars, *stacked, int(boxed), c.address, c.ld, c.batch_stride, parts),
             *scales,
+            *(shifts(matrix, tma.classes, size) for matrix in factors if tma.classes > 1),
             *((pack(EPILOGUE, *run.epilogue),) if run.epilogue else ()),
             *((pack(GATE, *run.gate),) if run.gate else ()),
         )
@@ -313,32 +335,64 @@ class MappedExecutable(CudaExecutable):
         room = bytearray(max(offset + size for offset, size in places))
         for (offset, _), form, value in zip(places, forms, values, strict=True):
             struct.pack_into(f"<{form}", room, offset, value)
-        own = [copy is None and problem.k > 0 for copy in copies] + [any(maps[2])]
-        return Launch(
-            *("gemm", grid, block, shared, bytes(room), ((places[_C][0], 2),)),
-            tuple((places[_MAPS][0] + i * MAP_BYTES, i) for i in range(3) if own[i]),
+        first = places[_MAPS][0]
+        moving = tuple(
+            (first + i * MAP_BYTES, one.operand, one.offset)
+            for i, one in enumerate(maps)
+            if one.operand is not None
         )
+        return Launch("gemm", grid, block, shared, bytes(room), ((places[_C][0], 2),), moving)
 
-    def _maps(self, run: _Run, factors: list[Matrix], copies: list[Copy | None]) -> list[bytes]:
+    def _maps(self, run: _Run, factors: list[Matrix], copies: list[Copy | None]) -> list[_Map]:
         """Tensor maps of A, B and C; zeros for those that the kernel does not use."""
-        problem, c = run.problem, run.c
+        problem, c, classes = run.problem, run.c, self._tma.classes
         boxes = self._tma.boxes(self.config, self._tma.as_loaded(problem))
         stored = stored_shapes(problem)
-        maps = []
-        for matrix, copy, shape, box in zip(factors, copies, stored, boxes, strict=False):
+        maps: list[_Map] = []
+        operands = zip(factors, copies, stored, boxes, strict=False)
+        for i, (matrix, copy, shape, box) in enumerate(operands):
+            if not problem.k:
+                maps += [_NO_MAP] * classes
+                continue
             kind = KINDS["float16" if self._tma.scaled else problem.numpy_dtype.name]
             if problem.type.tf32 and copy is None:
                 kind = ROUNDED_KIND
             size = copy.size if copy else problem.numpy_dtype.itemsize
-            described = kind, size, matrix, copy.shape if copy else shape, box
-            maps.append(self._map(*described) if problem.k else bytes(MAP_BYTES))
+            if copy:
+                maps.append(_Map(self._map(kind, size, matrix, copy.shape, box)))
+            elif classes == 1:
+                maps.append(_Map(self._map(kind, size, matrix, shape, box), i))
+            else:
+                maps += self._maps_of_classes(i, kind, size, matrix, shape, box)
         size = problem.out_dtype.itemsize
         whole = fits(c, problem, size) and problem.n * size % ROW_BYTES == 0
         if whole and boxes[2] and (self._parts == 1 or self._persistent.splits_last_wave):
-            maps.append(self._map(KINDS[problem.out_dtype.name], size, c, stored[2], boxes[2]))
+            kind = KINDS[problem.out_dtype.name]
+            maps.append(_Map(self._map(kind, size, c, stored[2], boxes[2]), 2))
         else:
-            maps.append(bytes(MAP_BYTES))
+            maps.append(_NO_MAP)
         return maps
+
+    def _maps_of_classes(
+        self,
+        operand: int,
+        kind: int,
+        size: int,
+        matrix: Matrix,
+        shape: tuple[int, int, int],
+        box: Box,
+    ) -> Iterator[_Map]:
+        """The maps of an operand's classes of rows. Each begins at the multiple of 16 bytes at or
+        before the first row of its class; what is before that row is never loaded.
+        """
+        classes = self._tma.classes
+        _, rows, columns = shape
+        for first in range(classes):
+            shift = shift_of(matrix, first, size)
+            offset = (first * matrix.ld - shift) * size
+            strided = Matrix(matrix.address + offset, classes * matrix.ld, 0)
+            extents = 1, ceil_div(rows - first, classes), columns + shift
+            yield _Map(self._map(kind, size, strided, extents, box), operand, offset)
 
     def _maps_of_scales(self, factors: list[Matrix], copies: list[Copy | None]) -> list[bytes]:
         """The maps of both operands' scales as one argument; none where operands are not scaled. A
@@ -385,6 +439,20 @@ class MappedExecutable(CudaExecutable):
         arguments = pack(form, *place, *run.scalars, *extents, *run.epilogue, *run.gate)
         block = COMBINING // rows, rows, 1
         return Launch("combine", grid, block, 0, arguments, ((_C_COMBINED, 2),))
+
+
+class _Map(NamedTuple):
+    """A tensor map, and what moves it: A, B or C (0, 1, 2), `offset` bytes behind whose address it
+    begins. None: nothing does.
+    """
+
+    words: bytes
+    operand: int | None = None
+    offset: int = 0
+
+
+#: In the place of a map that the kernel does not use.
+_NO_MAP = _Map(bytes(MAP_BYTES))
 
 
 class _Run(NamedTuple):

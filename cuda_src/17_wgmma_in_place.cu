@@ -1,0 +1,480 @@
+// 17 wgmma in place: rows that start anywhere, without a copy of A or B.
+//
+// 16-bit elements in, sums in float32, 16-bit elements or float32 out, as in kernel 07. That copies
+// operands whose rows do not start at multiples of 16 bytes: a launch of 2.3 us before the product,
+// which reads and writes all of them. Here every eighth row is described by a tensor map of its own
+// (common/row_classes.cuh), and TMA loads the tiles from where they are, one class of rows after
+// the other:
+//
+//     row of op(A)   0  1  2  3  4  5  6  7  8  9 ...        loaded by
+//     class          0  1  2  3  4  5  6  7  0  1 ...        warp 0: classes 0, 1; warp 1: 2, 3 ...
+//     in the tile    0  8 16 24 32 40 48 56  1  9 ...        (64 rows: 8 of each class)
+//
+// - K-major operands: the tile's rows are rows (A) or columns (B) of C in that order. A lane finds
+//   in its sums of eight 8 x 8 pieces 16 columns of C side by side. Rows go to their places one by
+//   one, as each warp stores its own.
+// - Both operands MN-major: rows of the tiles are steps along k, in the same order in both.
+// - A K-major, B MN-major: wgmma takes A from registers, where a lane puts the steps of a row into
+//   the order that B has. What it needs of a row are 32 bytes side by side.
+// - Four warps load, a thread of each, for a step has eight boxes of A and of B at least.
+// - A as it is stored MN-major with B K-major would need C^T: left to kernel 07.
+//
+// Boxes are small, 1 to 4 KiB, and rows begin within lines of L2. Kernel 07 is faster for products
+// so large that its copy takes little of the time, and where nothing is to be copied.
+
+#ifndef TRANS_A
+#define TRANS_A 0  // 1: A is stored as k x m, so op(A) = A^T
+#endif
+#ifndef TRANS_B
+#define TRANS_B 0  // 1: B is stored as n x k, so op(B) = B^T
+#endif
+#ifndef REAL
+#define REAL BF16  // element type of A, B and C: F16 or BF16
+#endif
+#ifndef OUT
+#define OUT REAL  // element type of C
+#endif
+#ifndef SUM
+#define SUM float  // type of the sums
+#endif
+#ifndef MB
+#define MB 128  // rows of C that one block computes
+#endif
+#ifndef NB
+#define NB 128  // columns of C that one block computes
+#endif
+#ifndef KB
+#define KB 64  // depth of a tile
+#endif
+#ifndef TA
+#define TA 64  // rows of C that one warpgroup computes
+#endif
+#ifndef TB
+#define TB 128  // columns of C that one warpgroup computes
+#endif
+#ifndef STAGES
+#define STAGES 6  // tiles in shared memory
+#endif
+#ifndef SPLIT
+#define SPLIT 1  // parts that k is split into
+#endif
+#define CLUSTER 1
+
+#include "common/hopper.cuh"
+#include "common/row_classes.cuh"
+#include "common/split_k_schedule.cuh"
+#include "common/wgmma_registers.cuh"
+
+constexpr int WARPGROUPS_N = NB / TB, CONSUMERS = MB / TA * WARPGROUPS_N;  // one more loads
+constexpr int THREADS = 128 * (CONSUMERS + 1), PRODUCERS = 4;              // warps that load
+constexpr int A_BYTES = MB * KB * sizeof(REAL), STAGE_BYTES = A_BYTES + NB * KB * sizeof(REAL);
+constexpr int PILE = KB * LINE_BYTES;  // bytes of 64 columns of an MN-major tile
+constexpr int ROWS = TA / 64;          // pieces of 64 rows of a warpgroup
+constexpr bool VIA_REGISTERS = !TRANS_A && !TRANS_B;  // A is
+
+// A warp stores 16 rows and 64 columns at a time. Rows are 16 bytes further apart than they are
+// long: lanes that store or read rows one below the other meet different banks.
+constexpr int PIECE_COLUMNS = 64, PITCH = PIECE_COLUMNS * sizeof(OUT) + 16;
+constexpr int STAGED_BYTES = SPLIT > 1 ? 0 : 16 * PITCH;
+
+#include "common/warpgroups.cuh"
+
+static_assert(!(TRANS_A && TRANS_B), "one operand at most is transposed");
+static_assert(MB % TA == 0 && TA % 64 == 0 && NB % TB == 0 && TB % 64 == 0,
+              "warpgroups tile the block evenly: TA divides MB, TB divides NB, 64 divides both");
+static_assert(MB <= 256 && NB <= 256, "MB and NB are at most 256");
+static_assert(KB == 64, "a step is as deep as a box: KB is 64");
+static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
+static_assert(CONSUMERS <= 4 && TA * TB / 128 + (VIA_REGISTERS ? TA / 2 : 0) + 40 <=
+                                    CONSUMER_REGISTERS,
+              "TA TB / 128 sums, and TA / 2 words of A where neither is transposed, fit: at most "
+              "192 for 1 or 2 warpgroups, 120 for 3, 64 for 4");
+
+#include "common/combine.cuh"
+
+// The position in the ring of stages: the stage, and the parity of its barriers' phase.
+struct Ring {
+    unsigned stage = 0, parity = 0;
+    __device__ __forceinline__ void advance() {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+};
+
+struct Stages {
+    unsigned base, full, empty;
+};
+
+// One thread of a warp that loads: its classes of all tiles.
+__device__ __forceinline__ void produce(const Product& p, const Stages& stages, const RowClasses& a,
+                                        const RowClasses& b, unsigned warp) {
+    constexpr unsigned SHARE = CLASSES / PRODUCERS;
+#pragma unroll
+    for (unsigned c = warp * SHARE; c < warp * SHARE + SHARE; c++)
+        if (p.steps > 0) prefetch_tensormap(a.maps + c), prefetch_tensormap(b.maps + c);
+    Ring ring{0, 1};  // all stages are empty
+    for (unsigned id = blockIdx.x; id < p.units(); id += gridDim.x) {
+        const Unit unit = p[id];
+        for (unsigned step = 0; step < unit.steps; step++, ring.advance()) {
+            const unsigned tile_a = stages.base + ring.stage * STAGE_BYTES;
+            const unsigned full = stages.full + 8 * ring.stage, k0 = (unit.first + step) * KB;
+            mbarrier_wait(stages.empty + 8 * ring.stage, ring.parity);
+            mbarrier_expect_tx(full, STAGE_BYTES / PRODUCERS);
+#pragma unroll
+            for (unsigned x = 0; x < SHARE; x++) {
+                const unsigned c = warp * SHARE + x;
+                a.load<!TRANS_A, MB>(tile_a, c, full, unit.i0, k0);
+#pragma unroll
+                for (int j = 0; j < NB; j += TB)  // a K-major tile of each warpgroup's columns
+                    b.load<TRANS_B, TB>(tile_a + A_BYTES + j * LINE_BYTES, c, full, unit.j0 + j,
+                                        k0);
+            }
+        }
+    }
+}
+
+// A tile of wgmma that is K-major, its pieces of 8 rows `apart` bytes apart.
+__device__ __forceinline__ unsigned long long k_major(unsigned address, unsigned apart) {
+    return (address & 0x3FFFFu) >> 4 | static_cast<unsigned long long>(apart >> 4) << 32 |
+           1ull << 62;
+}
+
+// 16 bytes of shared memory, read or written at a time.
+struct alignas(16) Words {
+    unsigned x[4];
+};
+
+// Steps of 16 along k of 64 rows of A.
+using Fragments = unsigned[KB / 16][4];
+
+// Of a warp's 16 rows of A in shared memory each lane reads 32 bytes of two rows, steps
+// 16 t .. 16 t + 15, and puts step 8 i + c, which B has in row i of class c, where row 8 c + i of
+// B's tile is multiplied.
+__device__ __forceinline__ void read_fragments(Fragments& a, const unsigned char* tile) {
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, g = lane / 4;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const unsigned char* const row =
+            tile + (2 * warp + h) * (MB / CLASSES) * LINE_BYTES + g * LINE_BYTES;
+        const Words low = *reinterpret_cast<const Words*>(row + ((2 * (lane % 4) ^ g) << 4));
+        const Words high = *reinterpret_cast<const Words*>(row + ((2 * (lane % 4) + 1 ^ g) << 4));
+#pragma unroll
+        for (int x = 0; x < KB / 16; x++) {
+            a[x][h] = (low.x[x] & 0xFFFF) | high.x[x] << 16;
+            a[x][2 + h] = low.x[x] >> 16 | (high.x[x] & 0xFFFF0000);
+        }
+    }
+}
+
+// One warpgroup that multiplies: where its tiles are, and its place in the ring.
+struct Consumer {
+    const unsigned char* shared;  // the stages
+    Stages stages;
+    unsigned at_a, at_b;  // of its rows and columns in a stage
+    Ring ring;
+
+    // One step. With A from registers, `a` must not change before the step has ended.
+    __device__ __forceinline__ void step(float (&sum)[ROWS][TB / 2], bool add,
+                                         Fragments (&a)[ROWS]) {
+        const unsigned tile_a = stages.base + ring.stage * STAGE_BYTES + at_a;
+        const unsigned tile_b = stages.base + ring.stage * STAGE_BYTES + A_BYTES + at_b;
+        const unsigned long long b =
+            TRANS_B ? k_major(tile_b, 8 * LINE_BYTES) : mn_major_descriptor<64, KB>(tile_b);
+        constexpr unsigned STEP_A = TRANS_A ? 16 * LINE_BYTES : 32,
+                           STEP_B = TRANS_B ? 32 : 16 * LINE_BYTES,
+                           PIECE_A = TRANS_A ? PILE : 8 * LINE_BYTES;
+        mbarrier_wait(stages.full + 8 * ring.stage, ring.parity);
+        if constexpr (VIA_REGISTERS) {
+#pragma unroll
+            for (int u = 0; u < ROWS; u++)
+                read_fragments(a[u], shared + ring.stage * STAGE_BYTES + at_a + u * PIECE_A);
+        }
+        const unsigned long long in_memory = TRANS_A
+                                                 ? mn_major_descriptor<64, KB>(tile_a)
+                                                 : k_major(tile_a, MB / CLASSES * LINE_BYTES);
+        wgmma_fence();
+#pragma unroll
+        for (int x = 0; x < KB / 16; x++)
+#pragma unroll
+            for (int u = 0; u < ROWS; u++) {
+                if constexpr (VIA_REGISTERS)
+                    wgmma<TRANS_B>(REAL{}, sum[u], a[u][x], b + x * STEP_B / 16, add || x > 0);
+                else
+                    wgmma<!TRANS_A, TRANS_B>(REAL{}, sum[u],
+                                             in_memory + (u * PIECE_A + x * STEP_A) / 16,
+                                             b + x * STEP_B / 16, add || x > 0);
+            }
+        wgmma_commit_group();
+        wgmma_wait_group<1>();  // the step before has ended: its stage may be filled again
+        if (add) release(1);
+        ring.advance();
+    }
+    // The stage `before` steps back may be filled again.
+    __device__ __forceinline__ void release(unsigned before) const {
+        const unsigned stage = ring.stage < before ? ring.stage + STAGES : ring.stage;
+        if (threadIdx.x % 128 == 0) mbarrier_arrive(stages.empty + 8 * (stage - before));
+    }
+    // sum = op(A) op(B) of a unit of so many steps.
+    __device__ __forceinline__ void multiply(float (&sum)[ROWS][TB / 2], unsigned steps) {
+        make_opaque(steps);  // else both branches become one, and ptxas serializes wgmma
+        if (steps == 0) {
+#pragma unroll
+            for (int e = 0; e < ROWS * TB / 2; e++) sum[e / (TB / 2)][e % (TB / 2)] = 0.0f;
+        }
+        Fragments even[ROWS], odd[ROWS];  // one is multiplied while the other is read
+        unsigned x = 0;
+        for (; x + 1 < steps; x += 2) {
+            step(sum, x > 0, even);
+            step(sum, true, odd);
+        }
+        if (x < steps) step(sum, x > 0, even);
+        wgmma_wait_group<0>();
+        if (steps > 0) release(1);
+    }
+};
+
+// Where a lane's sums of 64 rows and TB columns belong: sum[4 j + 2 h + e] of lane 4 g + t.
+__device__ __forceinline__ unsigned row_of(unsigned h) {
+    const unsigned g = threadIdx.x % 32 / 4, warp = threadIdx.x % 128 / 32;
+    return TRANS_A ? warp * 16 + h * 8 + g : g * 8 + warp * 2 + h;
+}
+// The same of 16 rows of a warp, one below the other in shared memory.
+__device__ __forceinline__ unsigned row_of_staged(unsigned row) {
+    const unsigned warp = threadIdx.x % 128 / 32;
+    return TRANS_A ? warp * 16 + row : row % 8 * 8 + warp * 2 + row / 8;
+}
+// Columns of a K-major B are those of class 0, of class 1, and so on.
+__device__ __forceinline__ unsigned column_of(int e) {
+    constexpr int OF_CLASS = TB / 64;
+    const unsigned t = threadIdx.x % 4, j = e / 4;
+    return TRANS_B ? j % OF_CLASS * 64 + t * 16 + e % 2 * 8 + j / OF_CLASS
+                   : j * 8 + t * 2 + e % 2;
+}
+// The sum of column `column` of 16 in the piece of 64 columns, of a K-major B.
+__device__ __forceinline__ constexpr int element(int piece, int h, int column) {
+    return (column % 8 * (TB / 64) + piece) * 4 + h * 2 + column / 8;
+}
+
+// C <- alpha sum + beta C of a warpgroup's 64 rows from i0 and TB columns from j0 on.
+struct Output {
+    OUT* C;
+    float* parts;
+    long long ld;
+    unsigned m, n;
+    float alpha, beta;
+    bool aligned;  // rows of C start at multiples of 16 bytes
+    EPILOGUE_MEMBER
+
+    __device__ __forceinline__ void store(float (&sum)[TB / 2], unsigned i0, unsigned j0,
+                                          unsigned end_m, unsigned char* staged) const {
+        scale(sum, i0, j0, end_m);
+#pragma unroll
+        for (int piece = 0; piece < TB / 64; piece++) {
+            const unsigned j = j0 + piece * 64;
+            if (j >= n || !any_stored(i0, j, 64, 64)) continue;
+            __syncwarp();
+            stage(sum, piece, staged);
+            __syncwarp();
+            copy(staged, i0, j, end_m);
+        }
+    }
+    __device__ __forceinline__ void scale(float (&sum)[TB / 2], unsigned i0, unsigned j0,
+                                          unsigned end_m) const {
+#pragma unroll
+        for (int e = 0; e < TB / 2; e++) sum[e] *= alpha;
+        if (beta != 0.0f) {
+#pragma unroll
+            for (int e = 0; e < TB / 2; e++) {
+                const unsigned row = i0 + row_of(e / 2 % 2), column = j0 + column_of(e);
+                if (row < end_m && column < n && is_stored(row, column))
+                    sum[e] += beta * widen(C[row * ld + column]);
+            }
+        }
+#if EPILOGUE
+#pragma unroll
+        for (int e = 0; e < TB / 2; e++)
+            sum[e] = epilogue(sum[e], i0 + row_of(e / 2 % 2), j0 + column_of(e));
+#endif
+    }
+    // A warp's 16 rows of 64 columns to shared memory.
+    static __device__ __forceinline__ void stage(const float (&sum)[TB / 2], int piece,
+                                                 unsigned char* staged) {
+        constexpr int EACH = 16 / sizeof(OUT);  // columns that are stored at a time
+        const unsigned g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            unsigned char* const row = staged + (h * 8 + g) * PITCH;
+            if constexpr (TRANS_B) {
+#pragma unroll
+                for (int x = 0; x < 16; x += EACH) {
+                    float s[EACH];
+#pragma unroll
+                    for (int y = 0; y < EACH; y++) s[y] = sum[element(piece, h, x + y)];
+                    store_columns(row + (t * 16 + x) * sizeof(OUT), s);
+                }
+            } else {
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    const float* const s = sum + (piece * 8 + j) * 4 + h * 2;
+                    store_pair(row + (j * 8 + t * 2) * sizeof(OUT), s[0], s[1]);
+                }
+            }
+        }
+    }
+    // 16 bytes of numbers.
+    static __device__ __forceinline__ void store_columns(unsigned char* to, const float (&s)[4]) {
+        *reinterpret_cast<float4*>(to) = {s[0], s[1], s[2], s[3]};
+    }
+    static __device__ __forceinline__ void store_columns(unsigned char* to, const float (&s)[8]) {
+        *reinterpret_cast<Words*>(to) = {narrow(REAL{}, s[0], s[1]), narrow(REAL{}, s[2], s[3]),
+                                         narrow(REAL{}, s[4], s[5]), narrow(REAL{}, s[6], s[7])};
+    }
+    static __device__ __forceinline__ void store_pair(unsigned char* to, float first,
+                                                      float second) {
+        if constexpr (sizeof(OUT) == 4)
+            *reinterpret_cast<float2*>(to) = {first, second};
+        else
+            *reinterpret_cast<unsigned*>(to) = narrow(REAL{}, first, second);
+    }
+    // The warp's rows from shared memory to C.
+    __device__ __forceinline__ void copy(const unsigned char* staged, unsigned i0, unsigned j0,
+                                         unsigned end_m) const {
+        constexpr unsigned EACH = 16 / sizeof(OUT), CHUNKS = 64 / EACH;
+        const unsigned lane = threadIdx.x % 32;
+        if (aligned && !partly_stored(i0, j0, 64, 64)) {
+#pragma unroll
+            for (unsigned x = lane; x < 16 * CHUNKS; x += 32) {
+                const unsigned row = i0 + row_of_staged(x / CHUNKS), column = x % CHUNKS * EACH;
+                if (row < end_m && j0 + column < n)
+                    *reinterpret_cast<Words*>(C + row * ld + j0 + column) =
+                        *reinterpret_cast<const Words*>(staged + x / CHUNKS * PITCH +
+                                                        column * sizeof(OUT));
+            }
+            return;
+        }
+#pragma unroll 1
+        for (unsigned x = 0; x < 16; x++) {
+            const unsigned row = i0 + row_of_staged(x);
+            if (row < end_m)
+                copy_row(C + row * ld + j0, reinterpret_cast<const OUT*>(staged + x * PITCH), row,
+                         j0);
+        }
+    }
+    // One row of 64 columns, 4 bytes at a time: where it starts at an odd element the words begin
+    // with the second one.
+    __device__ __forceinline__ void copy_row(OUT* to, const OUT* from, unsigned row,
+                                             unsigned j0) const {
+        constexpr unsigned IN_WORD = 4 / sizeof(OUT);
+        const unsigned odd = reinterpret_cast<size_t>(to) / sizeof(OUT) % IN_WORD;
+        const unsigned left = n - j0, columns = left < 64 ? left : 64;
+#pragma unroll 1
+        for (unsigned x = threadIdx.x % 32 * IN_WORD - odd; int(x) < int(columns);
+             x += 32 * IN_WORD) {
+            const bool first = int(x) >= 0 && is_stored(row, j0 + x);
+            const unsigned y = x + IN_WORD - 1;  // the last of the word
+            const bool last = y < columns && is_stored(row, j0 + y);
+            if (IN_WORD == 2 && first && last) {
+                const unsigned short low = *reinterpret_cast<const unsigned short*>(from + x);
+                const unsigned short high = *reinterpret_cast<const unsigned short*>(from + y);
+                *reinterpret_cast<unsigned*>(to + x) = low | unsigned(high) << 16;
+            } else {
+                if (first) to[x] = from[x];
+                if (IN_WORD == 2 && last) to[y] = from[y];
+            }
+        }
+    }
+    // The sums of a part as they are.
+    __device__ __forceinline__ void store_part(const float (&sum)[TB / 2], unsigned part,
+                                               unsigned i0, unsigned j0) const {
+        const unsigned pitch = (n + 3) / 4 * 4;
+        float* const to = parts + 1ull * part * m * pitch;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const unsigned row = i0 + row_of(h);
+            float* const at = to + 1ull * row * pitch;
+            if constexpr (TRANS_B) {
+#pragma unroll
+                for (int x = 0; x < TB / 4; x += 4) {
+                    const int piece = x / 16;
+                    const unsigned column = j0 + piece * 64 + threadIdx.x % 4 * 16 + x % 16;
+                    if (row < m && column < pitch)
+                        *reinterpret_cast<float4*>(at + column) = {
+                            sum[element(piece, h, x % 16)], sum[element(piece, h, x % 16 + 1)],
+                            sum[element(piece, h, x % 16 + 2)], sum[element(piece, h, x % 16 + 3)]};
+                }
+            } else {
+#pragma unroll
+                for (int j = 0; j < TB / 8; j++) {
+                    const unsigned column = j0 + j * 8 + threadIdx.x % 4 * 2;
+                    const float* const s = sum + j * 4 + h * 2;
+                    if (row < m && column < pitch)
+                        *reinterpret_cast<float2*>(at + column) = {s[0], s[1]};
+                }
+            }
+        }
+    }
+};
+
+// A warpgroup that multiplies: all its units. The first time round nothing is multiplied or stored:
+// the instructions come from device memory while the first tiles do.
+__device__ __forceinline__ void consume(const Product& p, const Output& out, Consumer consumer,
+                                        unsigned char* staged, unsigned group) {
+    unsigned warm_up = 1;
+    make_opaque(warm_up);  // else the code would be there twice
+    for (unsigned id = blockIdx.x; id < p.units();) {
+        const Unit unit = p[id];
+        const unsigned i0 = unit.i0 + group / WARPGROUPS_N * TA;
+        const unsigned j0 = unit.j0 + group % WARPGROUPS_N * TB;
+        const unsigned end_m = warm_up ? 0 : out.m;
+        float sum[ROWS][TB / 2];
+        consumer.multiply(sum, warm_up ? 0 : unit.steps);
+#pragma unroll
+        for (int u = 0; u < ROWS; u++) {
+            if constexpr (SPLIT == 1)
+                out.store(sum[u], i0 + u * 64, j0, end_m, staged);
+            else if (!warm_up)
+                out.store_part(sum[u], unit.part, i0 + u * 64, j0);
+        }
+        id += warm_up ? 0 : gridDim.x;
+        warm_up = 0;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    gemm(const __grid_constant__ Maps maps, int m, int n, int k, int batch, float alpha, float beta,
+         int batched_a, int batched_b, int aligned_c, OUT* C, long long ldc, long long batch_c,
+         float* parts, unsigned shifts_a, unsigned shifts_b EPILOGUE_PARAMETER) {
+    extern __shared__ unsigned char shared[];
+    unsigned char* const aligned = shared + (-address_of_shared(shared) & 1023);
+    unsigned char* const staging = aligned + STAGES * STAGE_BYTES;
+    const unsigned full = address_of_shared(staging + CONSUMERS * 4 * STAGED_BYTES);
+    const Product p{1, (k + KB - 1u) / KB, (m + MB - 1u) / MB, (n + NB - 1u) / NB};
+    const Stages stages{address_of_shared(aligned), full, full + 8 * STAGES};
+    // Uniform in each warp, and the compiler is told so: descriptors then stay in uniform
+    // registers.
+    const unsigned group = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; s++) {
+            mbarrier_init(stages.full + 8 * s, PRODUCERS);
+            mbarrier_init(stages.empty + 8 * s, CONSUMERS);
+        }
+        fence_mbarrier_init();
+    }
+    __syncthreads();
+    if (group == CONSUMERS) {
+        setmaxnreg_dec<PRODUCER_REGISTERS>();
+        if (threadIdx.x % 32 == 0) {
+            griddepcontrol_wait();
+            produce(p, stages, {maps.a, shifts_a}, {maps.b, shifts_b}, threadIdx.x % 128 / 32);
+        }
+    } else {
+        setmaxnreg_inc<CONSUMER_REGISTERS>();
+        const unsigned down = group / WARPGROUPS_N, right = group % WARPGROUPS_N;
+        constexpr unsigned PIECES_A = TA / 64 * (TRANS_A ? PILE : 8 * LINE_BYTES);
+        constexpr unsigned PIECES_B = TB * LINE_BYTES;
+        consume(p,
+                {C, parts, ldc, unsigned(m), unsigned(n), alpha, beta,
+                 aligned_c != 0 EPILOGUE_ARGUMENT},
+                {aligned, stages, down * PIECES_A, right * PIECES_B, {}},
+                staging + threadIdx.x / 32 * STAGED_BYTES, group);
+    }
+}

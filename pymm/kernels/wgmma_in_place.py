@@ -1,0 +1,111 @@
+"""Kernel 17: 16-bit operands whose rows start anywhere, on Hopper's tensor cores without a copy."""
+
+from __future__ import annotations
+
+from pymm.core.device import Device
+from pymm.core.problem import Problem, stored_shapes
+from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma
+from pymm.kernels.rules import ACCUMULATORS, PARTS_FIT, PARTS_HAVE_STEPS, STAGES_FIT, STAGES_OVERLAP
+from pymm.kernels.tiles import tiles_in
+
+#: Classes of rows (common/row_classes.cuh), columns of 128 bytes, rows of C that a warp stores.
+_CLASSES, _LINE, _STORED = 8, 64, 16
+
+
+def _consumers(c: Config) -> int:
+    """Warpgroups that multiply; one more loads."""
+    return c.MB // c.TA * (c.NB // c.TB)
+
+
+def _via_registers(p: Problem) -> bool:
+    """Whether A comes from registers: B alone is MN-major."""
+    return not p.trans_a and not p.trans_b
+
+
+def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
+    """A box has one class of the rows of a tile: a K-major one of all of A's, or of a warpgroup's
+    columns of B; an MN-major one of all depth. C is not stored by TMA: its map says where that
+    could.
+    """
+    a = Box(_LINE, (c.KB if p.trans_a else c.MB) // _CLASSES)
+    b = Box(_LINE, (c.TB if p.trans_b else c.KB) // _CLASSES)
+    return a, b, Box(128 // p.out_dtype.itemsize, 64)
+
+
+def _shared_bytes(c: Config, p: Problem) -> int:
+    """The stages; 16 rows of 64 columns of C, each padded by 16 bytes, for each warp that stores;
+    two barriers for each stage; up to 1 KiB for the alignment of swizzled boxes.
+    """
+    staged = _STORED * (_LINE * p.out_dtype.itemsize + 16) if c.SPLIT == 1 else 0
+    stages = c.STAGES * (c.MB + c.NB) * c.KB * 2
+    return stages + 4 * _consumers(c) * staged + 16 * c.STAGES + 1024
+
+
+def _evenly(c: Config) -> bool:
+    rows = c.TA % 64 == 0 and c.MB % c.TA == 0
+    return rows and c.TB % 64 == 0 and c.NB % c.TB == 0 and c.TB <= 256
+
+
+def _registers_fit(c: Config, p: Problem) -> bool:
+    words = c.TA // 2 if _via_registers(p) else 0
+    return c.TA * c.TB // 128 + words <= ACCUMULATORS.get(_consumers(c), 0)
+
+
+def _rows_start_anywhere(p: Problem, d: Device) -> bool:
+    """Whether kernel 7 would repack A or B."""
+    return any(shape[2] * 2 % 16 for shape in stored_shapes(p)[:2])
+
+
+WGMMA_IN_PLACE = Kernel(
+    number=17,
+    name="wgmma_in_place",
+    file="17_wgmma_in_place.cu",
+    title="Hopper: rows that start anywhere, loaded by TMA in place, one map for every eighth row",
+    space=dict(
+        MB=(64, 128, 256),
+        NB=(64, 128, 192, 256),
+        KB=(64,),
+        TA=(64, 128),
+        TB=(64, 128, 192, 256),
+        STAGES=(2, 3, 4, 6, 8, 10, 12),
+        GROUP=(1, 8),
+        SPLIT=(1, 2, 4, 8, 16, 32, 66, 132),
+    ),
+    default=dict(MB=128, NB=128, KB=64, TA=64, TB=128, STAGES=6, GROUP=8, SPLIT=1),
+    fallbacks=(dict(MB=64, NB=64, KB=64, TA=64, TB=64, STAGES=4, GROUP=8, SPLIT=1),),
+    threads=lambda c: 128 * (1 + _consumers(c)),
+    block=lambda c: (128 * (1 + _consumers(c)), 1, 1),
+    tiles=lambda c, p: (tiles_in(p, c.MB, c.NB), 1),
+    shared_elements=lambda c, p: _shared_bytes(c, p) // p.numpy_dtype.itemsize,
+    dtypes=("f16", "bf16", "f16_f32", "bf16_f32"),
+    dynamic_shared=True,
+    min_capability=(9, 0),
+    arch_specific=True,
+    tma=Tma(_boxes, classes=_CLASSES),
+    persistent=Persistent(),
+    preferred_for=lambda p, d: False,  # no time was measured yet: the tuner alone tries it
+    competes=_rows_start_anywhere,
+    rules=(
+        Rule("one product: the batch is 1", lambda c, p, d: p.batch == 1),
+        Rule("A or B is not transposed", lambda c, p, d: not (p.trans_a and p.trans_b)),
+        Rule(
+            "every class has a row: A and B are stored as 8 rows or more",
+            lambda c, p, d: p.k == 0 or all(s[1] >= _CLASSES for s in stored_shapes(p)[:2]),
+        ),
+        Rule(
+            "warpgroups tile the block evenly: TA divides MB, TB divides NB, 64 divides both",
+            lambda c, p, d: _evenly(c),
+        ),
+        Rule("MB and NB are at most 256", lambda c, p, d: c.MB <= 256 and c.NB <= 256),
+        Rule("a step is as deep as a box: KB is 64", lambda c, p, d: c.KB == 64),
+        STAGES_OVERLAP,
+        Rule(
+            "TA TB / 128 sums, and TA / 2 words of A where neither is transposed, fit: at most 192 "
+            "for 1 or 2 warpgroups, 120 for 3, 64 for 4",
+            lambda c, p, d: _registers_fit(c, p),
+        ),
+        PARTS_HAVE_STEPS,
+        PARTS_FIT,
+        STAGES_FIT,
+    ),
+)
