@@ -16,8 +16,9 @@
 // - Both operands MN-major: rows of the tiles are steps along k, in the same order in both.
 // - A K-major, B MN-major: wgmma takes A from registers, where a lane puts the steps of a row into
 //   the order that B has. What it needs of a row are 32 bytes side by side.
+// - A MN-major, B K-major (both transposed): the same of C^T = B^T A^T. The two swap roles, and C is
+//   transposed on its way through shared memory.
 // - Four warps load, a thread of each, for a step has eight boxes of A and of B at least.
-// - A as it is stored MN-major with B K-major would need C^T: left to kernel 07.
 //
 // Boxes are small, 1 to 4 KiB, and rows begin within lines of L2. Kernel 07 is faster for products
 // so large that its copy takes little of the time, and where nothing is to be copied.
@@ -38,19 +39,19 @@
 #define SUM float  // type of the sums
 #endif
 #ifndef MB
-#define MB 128  // rows of C that one block computes
+#define MB 128  // rows of C that one block computes; columns where both are transposed
 #endif
 #ifndef NB
-#define NB 128  // columns of C that one block computes
+#define NB 128  // columns of C that one block computes; then rows
 #endif
 #ifndef KB
 #define KB 64  // depth of a tile
 #endif
 #ifndef TA
-#define TA 64  // rows of C that one warpgroup computes
+#define TA 64  // of these, those of one warpgroup
 #endif
 #ifndef TB
-#define TB 128  // columns of C that one warpgroup computes
+#define TB 128  // of these, those of one warpgroup
 #endif
 #ifndef STAGES
 #define STAGES 6  // tiles in shared memory
@@ -65,21 +66,26 @@
 #include "common/split_k_schedule.cuh"
 #include "common/wgmma_registers.cuh"
 
+// From here on A is what gives the rows of a tile, and the tile is one of C^T where A and B are
+// SWAPPED.
+constexpr bool SWAPPED = TRANS_A && TRANS_B;
+constexpr bool A_K_MAJOR = !TRANS_A || SWAPPED, B_K_MAJOR = TRANS_B && !SWAPPED;
+constexpr bool VIA_REGISTERS = A_K_MAJOR && !B_K_MAJOR;  // A is multiplied
+
 constexpr int WARPGROUPS_N = NB / TB, CONSUMERS = MB / TA * WARPGROUPS_N;  // one more loads
 constexpr int THREADS = 128 * (CONSUMERS + 1), PRODUCERS = 4;              // warps that load
 constexpr int A_BYTES = MB * KB * sizeof(REAL), STAGE_BYTES = A_BYTES + NB * KB * sizeof(REAL);
 constexpr int PILE = KB * LINE_BYTES;  // bytes of 64 columns of an MN-major tile
 constexpr int ROWS = TA / 64;          // pieces of 64 rows of a warpgroup
-constexpr bool VIA_REGISTERS = !TRANS_A && !TRANS_B;  // A is
 
-// A warp stores 16 rows and 64 columns at a time. Rows are 16 bytes further apart than they are
-// long: lanes that store or read rows one below the other meet different banks.
-constexpr int PIECE_COLUMNS = 64, PITCH = PIECE_COLUMNS * sizeof(OUT) + 16;
+// C is stored in pieces of 64 x 64, 16 rows of them by each warp. In shared memory rows are 16
+// bytes further apart than they are long: lanes that store or read rows one below the other meet
+// different banks.
+constexpr int PITCH = 64 * sizeof(OUT) + 16;
 constexpr int STAGED_BYTES = SPLIT > 1 ? 0 : 16 * PITCH;
 
 #include "common/warpgroups.cuh"
 
-static_assert(!(TRANS_A && TRANS_B), "one operand at most is transposed");
 static_assert(MB % TA == 0 && TA % 64 == 0 && NB % TB == 0 && TB % 64 == 0,
               "warpgroups tile the block evenly: TA divides MB, TB divides NB, 64 divides both");
 static_assert(MB <= 256 && NB <= 256, "MB and NB are at most 256");
@@ -87,8 +93,9 @@ static_assert(KB == 64, "a step is as deep as a box: KB is 64");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
 static_assert(CONSUMERS <= 4 && TA * TB / 128 + (VIA_REGISTERS ? TA / 2 : 0) + 40 <=
                                     CONSUMER_REGISTERS,
-              "TA TB / 128 sums, and TA / 2 words of A where neither is transposed, fit: at most "
-              "192 for 1 or 2 warpgroups, 120 for 3, 64 for 4");
+              "TA TB / 128 sums, and TA / 2 words of an operand that comes through registers, fit: "
+              "at most 192 for 1 or 2 warpgroups, 120 for 3, 64 for 4");
+static_assert(CONSUMERS != 3 || TA == 64, "three warpgroups have 64 rows each: with 128 they spill");
 
 #include "common/combine.cuh"
 
@@ -122,10 +129,10 @@ __device__ __forceinline__ void produce(const Product& p, const Stages& stages, 
 #pragma unroll
             for (unsigned x = 0; x < SHARE; x++) {
                 const unsigned c = warp * SHARE + x;
-                a.load<!TRANS_A, MB>(tile_a, c, full, unit.i0, k0);
+                a.load<A_K_MAJOR, MB>(tile_a, c, full, unit.i0, k0);
 #pragma unroll
                 for (int j = 0; j < NB; j += TB)  // a K-major tile of each warpgroup's columns
-                    b.load<TRANS_B, TB>(tile_a + A_BYTES + j * LINE_BYTES, c, full, unit.j0 + j,
+                    b.load<B_K_MAJOR, TB>(tile_a + A_BYTES + j * LINE_BYTES, c, full, unit.j0 + j,
                                         k0);
             }
         }
@@ -178,28 +185,28 @@ struct Consumer {
         const unsigned tile_a = stages.base + ring.stage * STAGE_BYTES + at_a;
         const unsigned tile_b = stages.base + ring.stage * STAGE_BYTES + A_BYTES + at_b;
         const unsigned long long b =
-            TRANS_B ? k_major(tile_b, 8 * LINE_BYTES) : mn_major_descriptor<64, KB>(tile_b);
-        constexpr unsigned STEP_A = TRANS_A ? 16 * LINE_BYTES : 32,
-                           STEP_B = TRANS_B ? 32 : 16 * LINE_BYTES,
-                           PIECE_A = TRANS_A ? PILE : 8 * LINE_BYTES;
+            B_K_MAJOR ? k_major(tile_b, 8 * LINE_BYTES) : mn_major_descriptor<64, KB>(tile_b);
+        constexpr unsigned STEP_A = A_K_MAJOR ? 32 : 16 * LINE_BYTES,
+                           STEP_B = B_K_MAJOR ? 32 : 16 * LINE_BYTES,
+                           PIECE_A = A_K_MAJOR ? 8 * LINE_BYTES : PILE;
         mbarrier_wait(stages.full + 8 * ring.stage, ring.parity);
         if constexpr (VIA_REGISTERS) {
 #pragma unroll
             for (int u = 0; u < ROWS; u++)
                 read_fragments(a[u], shared + ring.stage * STAGE_BYTES + at_a + u * PIECE_A);
         }
-        const unsigned long long in_memory = TRANS_A
-                                                 ? mn_major_descriptor<64, KB>(tile_a)
-                                                 : k_major(tile_a, MB / CLASSES * LINE_BYTES);
+        const unsigned long long in_memory = A_K_MAJOR
+                                                 ? k_major(tile_a, MB / CLASSES * LINE_BYTES)
+                                                 : mn_major_descriptor<64, KB>(tile_a);
         wgmma_fence();
 #pragma unroll
         for (int x = 0; x < KB / 16; x++)
 #pragma unroll
             for (int u = 0; u < ROWS; u++) {
                 if constexpr (VIA_REGISTERS)
-                    wgmma<TRANS_B>(REAL{}, sum[u], a[u][x], b + x * STEP_B / 16, add || x > 0);
+                    wgmma<B_K_MAJOR>(REAL{}, sum[u], a[u][x], b + x * STEP_B / 16, add || x > 0);
                 else
-                    wgmma<!TRANS_A, TRANS_B>(REAL{}, sum[u],
+                    wgmma<A_K_MAJOR, B_K_MAJOR>(REAL{}, sum[u],
                                              in_memory + (u * PIECE_A + x * STEP_A) / 16,
                                              b + x * STEP_B / 16, add || x > 0);
             }
@@ -232,78 +239,72 @@ struct Consumer {
     }
 };
 
-// Where a lane's sums of 64 rows and TB columns belong: sum[4 j + 2 h + e] of lane 4 g + t.
+// Where a lane's sums of 64 rows and TB columns of a tile belong: sum[4 j + 2 h + e] of lane
+// 4 g + t. Rows and columns of a K-major operand are those of class 0, of class 1, and so on.
 __device__ __forceinline__ unsigned row_of(unsigned h) {
     const unsigned g = threadIdx.x % 32 / 4, warp = threadIdx.x % 128 / 32;
-    return TRANS_A ? warp * 16 + h * 8 + g : g * 8 + warp * 2 + h;
+    return A_K_MAJOR ? g * 8 + warp * 2 + h : warp * 16 + h * 8 + g;
 }
-// The same of 16 rows of a warp, one below the other in shared memory.
-__device__ __forceinline__ unsigned row_of_staged(unsigned row) {
-    const unsigned warp = threadIdx.x % 128 / 32;
-    return TRANS_A ? warp * 16 + row : row % 8 * 8 + warp * 2 + row / 8;
-}
-// Columns of a K-major B are those of class 0, of class 1, and so on.
 __device__ __forceinline__ unsigned column_of(int e) {
     constexpr int OF_CLASS = TB / 64;
     const unsigned t = threadIdx.x % 4, j = e / 4;
-    return TRANS_B ? j % OF_CLASS * 64 + t * 16 + e % 2 * 8 + j / OF_CLASS
-                   : j * 8 + t * 2 + e % 2;
+    return B_K_MAJOR ? j % OF_CLASS * 64 + t * 16 + e % 2 * 8 + j / OF_CLASS
+                     : j * 8 + t * 2 + e % 2;
 }
-// The sum of column `column` of 16 in the piece of 64 columns, of a K-major B.
+// The sum of column `column` of 16 in the piece of 64 columns, where B is K-major.
 __device__ __forceinline__ constexpr int element(int piece, int h, int column) {
     return (column % 8 * (TB / 64) + piece) * 4 + h * 2 + column / 8;
 }
 
-// C <- alpha sum + beta C of a warpgroup's 64 rows from i0 and TB columns from j0 on.
+// C <- alpha sum + beta C of a warpgroup.
 struct Output {
     OUT* C;
     float* parts;
     long long ld;
-    unsigned m, n;
+    unsigned m, n;  // rows and columns of C that are stored
     float alpha, beta;
     bool aligned;  // rows of C start at multiples of 16 bytes
     EPILOGUE_MEMBER
 
+    // 64 rows of a tile from i0 and TB columns from j0 on. `staging` is the warpgroup's.
     __device__ __forceinline__ void store(float (&sum)[TB / 2], unsigned i0, unsigned j0,
-                                          unsigned end_m, unsigned char* staged) const {
-        scale(sum, i0, j0, end_m);
+                                          unsigned char* staging, unsigned group) const {
+        const unsigned warp = threadIdx.x % 128 / 32;
 #pragma unroll
         for (int piece = 0; piece < TB / 64; piece++) {
-            const unsigned j = j0 + piece * 64;
-            if (j >= n || !any_stored(i0, j, 64, 64)) continue;
-            __syncwarp();
-            stage(sum, piece, staged);
-            __syncwarp();
-            copy(staged, i0, j, end_m);
+            const unsigned j = j0 + piece * 64, row = SWAPPED ? j : i0, column = SWAPPED ? i0 : j;
+            if (column >= n || !any_stored(row, column, 64, 64)) continue;
+            scale(sum, piece, i0, j0);
+            SWAPPED ? warpgroup_sync(group + 1) : __syncwarp();
+            SWAPPED ? stage_transposed(sum, piece, staging) : stage(sum, piece, staging);
+            SWAPPED ? warpgroup_sync(group + 1) : __syncwarp();
+            copy(staging + warp * STAGED_BYTES, row, column);
         }
     }
-    __device__ __forceinline__ void scale(float (&sum)[TB / 2], unsigned i0, unsigned j0,
-                                          unsigned end_m) const {
+    // The elements of a piece as they are stored.
+    __device__ __forceinline__ void scale(float (&sum)[TB / 2], int piece, unsigned i0,
+                                          unsigned j0) const {
 #pragma unroll
-        for (int e = 0; e < TB / 2; e++) sum[e] *= alpha;
-        if (beta != 0.0f) {
-#pragma unroll
-            for (int e = 0; e < TB / 2; e++) {
-                const unsigned row = i0 + row_of(e / 2 % 2), column = j0 + column_of(e);
-                if (row < end_m && column < n && is_stored(row, column))
-                    sum[e] += beta * widen(C[row * ld + column]);
-            }
+        for (int x = 0; x < 32; x++) {
+            const int e = B_K_MAJOR ? (x / 4 * (TB / 64) + piece) * 4 + x % 4 : piece * 32 + x;
+            const unsigned i = i0 + row_of(e / 2 % 2), j = j0 + column_of(e);
+            const unsigned row = SWAPPED ? j : i, column = SWAPPED ? i : j;
+            sum[e] *= alpha;
+            if (beta != 0.0f && row < m && column < n && is_stored(row, column))
+                sum[e] += beta * widen(C[row * ld + column]);
+            sum[e] = FINISHED(sum[e], row, column);
         }
-#if EPILOGUE
-#pragma unroll
-        for (int e = 0; e < TB / 2; e++)
-            sum[e] = epilogue(sum[e], i0 + row_of(e / 2 % 2), j0 + column_of(e));
-#endif
     }
-    // A warp's 16 rows of 64 columns to shared memory.
+    // A warp's 16 rows of 64 columns to shared memory, in the order of the tile.
     static __device__ __forceinline__ void stage(const float (&sum)[TB / 2], int piece,
-                                                 unsigned char* staged) {
+                                                 unsigned char* staging) {
         constexpr int EACH = 16 / sizeof(OUT);  // columns that are stored at a time
         const unsigned g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            unsigned char* const row = staged + (h * 8 + g) * PITCH;
-            if constexpr (TRANS_B) {
+            unsigned char* const row =
+                staging + (threadIdx.x % 128 / 32 * 16 + h * 8 + g) * PITCH;
+            if constexpr (B_K_MAJOR) {
 #pragma unroll
                 for (int x = 0; x < 16; x += EACH) {
                     float s[EACH];
@@ -318,6 +319,18 @@ struct Output {
                     store_pair(row + (j * 8 + t * 2) * sizeof(OUT), s[0], s[1]);
                 }
             }
+        }
+    }
+    // The same of 64 columns of a tile, which are rows of C: a lane's two rows of the tile are
+    // columns of C side by side.
+    static __device__ __forceinline__ void stage_transposed(const float (&sum)[TB / 2], int piece,
+                                                            unsigned char* staging) {
+        const unsigned t = threadIdx.x % 4;
+#pragma unroll
+        for (int x = 0; x < 16; x++) {
+            const float* const s = sum + (piece * 8 + x / 2) * 4 + x % 2;
+            store_pair(staging + (x / 2 * 8 + t * 2 + x % 2) * PITCH + row_of(0) * sizeof(OUT),
+                       s[0], s[2]);
         }
     }
     // 16 bytes of numbers.
@@ -335,17 +348,23 @@ struct Output {
         else
             *reinterpret_cast<unsigned*>(to) = narrow(REAL{}, first, second);
     }
-    // The warp's rows from shared memory to C.
-    __device__ __forceinline__ void copy(const unsigned char* staged, unsigned i0, unsigned j0,
-                                         unsigned end_m) const {
+    // The row of 64 that is `x`th of a warp's 16 in shared memory.
+    static __device__ __forceinline__ unsigned staged_row(unsigned x) {
+        const unsigned warp = threadIdx.x % 128 / 32;
+        return A_K_MAJOR && !SWAPPED ? x % 8 * 8 + warp * 2 + x / 8 : warp * 16 + x;
+    }
+    // A warp's 16 rows from shared memory to C.
+    __device__ __forceinline__ void copy(const unsigned char* staged, unsigned row0,
+                                         unsigned column0) const {
         constexpr unsigned EACH = 16 / sizeof(OUT), CHUNKS = 64 / EACH;
         const unsigned lane = threadIdx.x % 32;
-        if (aligned && !partly_stored(i0, j0, 64, 64)) {
+        if (aligned && !partly_stored(row0, column0, 64, 64)) {
 #pragma unroll
             for (unsigned x = lane; x < 16 * CHUNKS; x += 32) {
-                const unsigned row = i0 + row_of_staged(x / CHUNKS), column = x % CHUNKS * EACH;
-                if (row < end_m && j0 + column < n)
-                    *reinterpret_cast<Words*>(C + row * ld + j0 + column) =
+                const unsigned row = row0 + staged_row(x / CHUNKS);
+                const unsigned column = x % CHUNKS * EACH;
+                if (row < m && column0 + column < n)
+                    *reinterpret_cast<Words*>(C + row * ld + column0 + column) =
                         *reinterpret_cast<const Words*>(staged + x / CHUNKS * PITCH +
                                                         column * sizeof(OUT));
             }
@@ -353,25 +372,23 @@ struct Output {
         }
 #pragma unroll 1
         for (unsigned x = 0; x < 16; x++) {
-            const unsigned row = i0 + row_of_staged(x);
-            if (row < end_m)
-                copy_row(C + row * ld + j0, reinterpret_cast<const OUT*>(staged + x * PITCH), row,
-                         j0);
+            const unsigned row = row0 + staged_row(x);
+            if (row < m) copy_row(reinterpret_cast<const OUT*>(staged + x * PITCH), row, column0);
         }
     }
     // One row of 64 columns, 4 bytes at a time: where it starts at an odd element the words begin
     // with the second one.
-    __device__ __forceinline__ void copy_row(OUT* to, const OUT* from, unsigned row,
-                                             unsigned j0) const {
+    __device__ __forceinline__ void copy_row(const OUT* from, unsigned row,
+                                             unsigned column0) const {
         constexpr unsigned IN_WORD = 4 / sizeof(OUT);
+        OUT* const to = C + row * ld + column0;
         const unsigned odd = reinterpret_cast<size_t>(to) / sizeof(OUT) % IN_WORD;
-        const unsigned left = n - j0, columns = left < 64 ? left : 64;
+        const int columns = n - column0 < 64 ? n - column0 : 64;
 #pragma unroll 1
-        for (unsigned x = threadIdx.x % 32 * IN_WORD - odd; int(x) < int(columns);
-             x += 32 * IN_WORD) {
-            const bool first = int(x) >= 0 && is_stored(row, j0 + x);
-            const unsigned y = x + IN_WORD - 1;  // the last of the word
-            const bool last = y < columns && is_stored(row, j0 + y);
+        for (int x = int(threadIdx.x % 32 * IN_WORD) - int(odd); x < columns; x += 32 * IN_WORD) {
+            const int y = x + IN_WORD - 1;  // the last of the word
+            const bool first = x >= 0 && is_stored(row, column0 + x);
+            const bool last = y < columns && is_stored(row, column0 + y);
             if (IN_WORD == 2 && first && last) {
                 const unsigned short low = *reinterpret_cast<const unsigned short*>(from + x);
                 const unsigned short high = *reinterpret_cast<const unsigned short*>(from + y);
@@ -385,30 +402,46 @@ struct Output {
     // The sums of a part as they are.
     __device__ __forceinline__ void store_part(const float (&sum)[TB / 2], unsigned part,
                                                unsigned i0, unsigned j0) const {
-        const unsigned pitch = (n + 3) / 4 * 4;
+        const unsigned pitch = (n + 3) / 4 * 4, t = threadIdx.x % 4;
         float* const to = parts + 1ull * part * m * pitch;
+        if constexpr (SWAPPED) {
+            const unsigned column = i0 + row_of(0);
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const unsigned row = i0 + row_of(h);
-            float* const at = to + 1ull * row * pitch;
-            if constexpr (TRANS_B) {
+            for (int x = 0; x < TB / 4; x++) {
+                const unsigned row = j0 + x / 2 * 8 + t * 2 + x % 2;
+                const float* const s = sum + x / 2 * 4 + x % 2;
+                if (row < m && column < pitch)
+                    *reinterpret_cast<float2*>(to + 1ull * row * pitch + column) = {s[0], s[2]};
+            }
+        } else {
 #pragma unroll
-                for (int x = 0; x < TB / 4; x += 4) {
-                    const int piece = x / 16;
-                    const unsigned column = j0 + piece * 64 + threadIdx.x % 4 * 16 + x % 16;
-                    if (row < m && column < pitch)
-                        *reinterpret_cast<float4*>(at + column) = {
-                            sum[element(piece, h, x % 16)], sum[element(piece, h, x % 16 + 1)],
-                            sum[element(piece, h, x % 16 + 2)], sum[element(piece, h, x % 16 + 3)]};
-                }
-            } else {
+            for (int h = 0; h < 2; h++) {
+                const unsigned row = i0 + row_of(h);
+                if (row < m) store_part_of_row(sum, h, to + 1ull * row * pitch, j0, pitch);
+            }
+        }
+    }
+    static __device__ __forceinline__ void store_part_of_row(const float (&sum)[TB / 2], int h,
+                                                             float* row, unsigned j0,
+                                                             unsigned pitch) {
+        const unsigned t = threadIdx.x % 4;
+        if constexpr (B_K_MAJOR) {
 #pragma unroll
-                for (int j = 0; j < TB / 8; j++) {
-                    const unsigned column = j0 + j * 8 + threadIdx.x % 4 * 2;
-                    const float* const s = sum + j * 4 + h * 2;
-                    if (row < m && column < pitch)
-                        *reinterpret_cast<float2*>(at + column) = {s[0], s[1]};
-                }
+            for (int x = 0; x < TB / 4; x += 4) {
+                const unsigned column = j0 + x / 16 * 64 + t * 16 + x % 16;
+                float4 s;
+                s.x = sum[element(x / 16, h, x % 16)];
+                s.y = sum[element(x / 16, h, x % 16 + 1)];
+                s.z = sum[element(x / 16, h, x % 16 + 2)];
+                s.w = sum[element(x / 16, h, x % 16 + 3)];
+                if (column < pitch) *reinterpret_cast<float4*>(row + column) = s;
+            }
+        } else {
+#pragma unroll
+            for (int j = 0; j < TB / 8; j++) {
+                const unsigned column = j0 + j * 8 + t * 2;
+                const float* const s = sum + j * 4 + h * 2;
+                if (column < pitch) *reinterpret_cast<float2*>(row + column) = {s[0], s[1]};
             }
         }
     }
@@ -416,21 +449,22 @@ struct Output {
 
 // A warpgroup that multiplies: all its units. The first time round nothing is multiplied or stored:
 // the instructions come from device memory while the first tiles do.
-__device__ __forceinline__ void consume(const Product& p, const Output& out, Consumer consumer,
-                                        unsigned char* staged, unsigned group) {
+__device__ __forceinline__ void consume(const Product& p, const Output& result, Consumer consumer,
+                                        unsigned char* staging, unsigned group) {
     unsigned warm_up = 1;
     make_opaque(warm_up);  // else the code would be there twice
     for (unsigned id = blockIdx.x; id < p.units();) {
         const Unit unit = p[id];
         const unsigned i0 = unit.i0 + group / WARPGROUPS_N * TA;
         const unsigned j0 = unit.j0 + group % WARPGROUPS_N * TB;
-        const unsigned end_m = warm_up ? 0 : out.m;
+        Output out = result;
+        if (warm_up) out.m = 0;
         float sum[ROWS][TB / 2];
         consumer.multiply(sum, warm_up ? 0 : unit.steps);
 #pragma unroll
         for (int u = 0; u < ROWS; u++) {
             if constexpr (SPLIT == 1)
-                out.store(sum[u], i0 + u * 64, j0, end_m, staged);
+                out.store(sum[u], i0 + u * 64, j0, staging, group);
             else if (!warm_up)
                 out.store_part(sum[u], unit.part, i0 + u * 64, j0);
         }
@@ -447,7 +481,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     unsigned char* const aligned = shared + (-address_of_shared(shared) & 1023);
     unsigned char* const staging = aligned + STAGES * STAGE_BYTES;
     const unsigned full = address_of_shared(staging + CONSUMERS * 4 * STAGED_BYTES);
-    const Product p{1, (k + KB - 1u) / KB, (m + MB - 1u) / MB, (n + NB - 1u) / NB};
+    const unsigned rows = SWAPPED ? n : m, columns = SWAPPED ? m : n;
+    const Product p{1, (k + KB - 1u) / KB, (rows + MB - 1) / MB, (columns + NB - 1) / NB};
     const Stages stages{address_of_shared(aligned), full, full + 8 * STAGES};
     // Uniform in each warp, and the compiler is told so: descriptors then stay in uniform
     // registers.
@@ -464,17 +499,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (threadIdx.x % 32 == 0) {
             griddepcontrol_wait();
-            produce(p, stages, {maps.a, shifts_a}, {maps.b, shifts_b}, threadIdx.x % 128 / 32);
+            const RowClasses a{maps.a, shifts_a}, b{maps.b, shifts_b};
+            produce(p, stages, SWAPPED ? b : a, SWAPPED ? a : b, threadIdx.x % 128 / 32);
         }
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
         const unsigned down = group / WARPGROUPS_N, right = group % WARPGROUPS_N;
-        constexpr unsigned PIECES_A = TA / 64 * (TRANS_A ? PILE : 8 * LINE_BYTES);
+        constexpr unsigned PIECES_A = TA / 64 * (A_K_MAJOR ? 8 * LINE_BYTES : PILE);
         constexpr unsigned PIECES_B = TB * LINE_BYTES;
         consume(p,
                 {C, parts, ldc, unsigned(m), unsigned(n), alpha, beta,
                  aligned_c != 0 EPILOGUE_ARGUMENT},
                 {aligned, stages, down * PIECES_A, right * PIECES_B, {}},
-                staging + threadIdx.x / 32 * STAGED_BYTES, group);
+                staging + group * 4 * STAGED_BYTES, group);
     }
 }

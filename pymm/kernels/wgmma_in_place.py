@@ -17,18 +17,21 @@ def _consumers(c: Config) -> int:
     return c.MB // c.TA * (c.NB // c.TB)
 
 
-def _via_registers(p: Problem) -> bool:
-    """Whether A comes from registers: B alone is MN-major."""
-    return not p.trans_a and not p.trans_b
+def _swapped(p: Problem) -> bool:
+    """Whether A and B swap roles, so that MB counts columns of C and NB rows."""
+    return p.trans_a and p.trans_b
+
+
+def _tiles(c: Config, p: Problem) -> tuple[int, int]:
+    return (tiles_in(p, c.NB, c.MB) if _swapped(p) else tiles_in(p, c.MB, c.NB)), 1
 
 
 def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
-    """A box has one class of the rows of a tile: a K-major one of all of A's, or of a warpgroup's
-    columns of B; an MN-major one of all depth. C is not stored by TMA: its map says where that
-    could.
+    """A box has one class of the rows of a tile: a K-major one of all MB, or of a warpgroup's TB;
+    an MN-major one of all depth. C is not stored by TMA: its map says where that could.
     """
     a = Box(_LINE, (c.KB if p.trans_a else c.MB) // _CLASSES)
-    b = Box(_LINE, (c.TB if p.trans_b else c.KB) // _CLASSES)
+    b = Box(_LINE, ((c.MB if p.trans_a else c.TB) if p.trans_b else c.KB) // _CLASSES)
     return a, b, Box(128 // p.out_dtype.itemsize, 64)
 
 
@@ -47,7 +50,7 @@ def _evenly(c: Config) -> bool:
 
 
 def _registers_fit(c: Config, p: Problem) -> bool:
-    words = c.TA // 2 if _via_registers(p) else 0
+    words = c.TA // 2 if p.trans_a == p.trans_b else 0  # one operand comes through registers
     return c.TA * c.TB // 128 + words <= ACCUMULATORS.get(_consumers(c), 0)
 
 
@@ -75,7 +78,7 @@ WGMMA_IN_PLACE = Kernel(
     fallbacks=(dict(MB=64, NB=64, KB=64, TA=64, TB=64, STAGES=4, GROUP=8, SPLIT=1),),
     threads=lambda c: 128 * (1 + _consumers(c)),
     block=lambda c: (128 * (1 + _consumers(c)), 1, 1),
-    tiles=lambda c, p: (tiles_in(p, c.MB, c.NB), 1),
+    tiles=_tiles,
     shared_elements=lambda c, p: _shared_bytes(c, p) // p.numpy_dtype.itemsize,
     dtypes=("f16", "bf16", "f16_f32", "bf16_f32"),
     dynamic_shared=True,
@@ -87,7 +90,6 @@ WGMMA_IN_PLACE = Kernel(
     competes=_rows_start_anywhere,
     rules=(
         Rule("one product: the batch is 1", lambda c, p, d: p.batch == 1),
-        Rule("A or B is not transposed", lambda c, p, d: not (p.trans_a and p.trans_b)),
         Rule(
             "every class has a row: A and B are stored as 8 rows or more",
             lambda c, p, d: p.k == 0 or all(s[1] >= _CLASSES for s in stored_shapes(p)[:2]),
@@ -100,9 +102,13 @@ WGMMA_IN_PLACE = Kernel(
         Rule("a step is as deep as a box: KB is 64", lambda c, p, d: c.KB == 64),
         STAGES_OVERLAP,
         Rule(
-            "TA TB / 128 sums, and TA / 2 words of A where neither is transposed, fit: at most 192 "
-            "for 1 or 2 warpgroups, 120 for 3, 64 for 4",
+            "TA TB / 128 sums, and TA / 2 words of an operand that comes through registers, fit: "
+            "at most 192 for 1 or 2 warpgroups, 120 for 3, 64 for 4",
             lambda c, p, d: _registers_fit(c, p),
+        ),
+        Rule(
+            "three warpgroups have 64 rows each: with 128 they spill",
+            lambda c, p, d: _consumers(c) != 3 or c.TA == 64,
         ),
         PARTS_HAVE_STEPS,
         PARTS_FIT,

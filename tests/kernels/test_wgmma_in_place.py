@@ -4,6 +4,8 @@ on a GPU.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from fed_products import HOPPER, check_many, check_on_gpu
 from test_wgmma import check_half
@@ -13,7 +15,7 @@ from pymm.core.problem import Problem
 from pymm.kernels import find_kernel, kernels_for, parse_slug
 
 IN_PLACE = find_kernel("wgmma_in_place")
-LAYOUTS = ("NN", "NT", "TN")
+LAYOUTS = ("NN", "NT", "TN", "TT")
 SLUGS = (
     "wgmma_in_place-MB128-NB128-KB64-TA64-TB128-STAGES6-GROUP8-SPLIT1",
     "wgmma_in_place-MB64-NB64-KB64-TA64-TB64-STAGES12-GROUP8-SPLIT1",
@@ -38,7 +40,6 @@ DTYPES = ("f16", "bf16", "f16_f32", "bf16_f32")
     "problem, reason",
     [
         (Problem(100, 100, 100, "bf16", batch=2), "batch"),
-        (Problem(100, 100, 100, "bf16", True, True), "transposed"),
         (Problem(7, 100, 100, "bf16"), "8 rows"),
         (Problem(100, 100, 7, "bf16"), "8 rows"),
         (Problem(100, 7, 100, "bf16", trans_b=True), "8 rows"),
@@ -66,6 +67,9 @@ def test_blocks_stay(slug):
         assert not IN_PLACE.violations(config, problem, HOPPER)
         every = IN_PLACE.units(config, problem)
         assert every * config.MB * config.NB >= problem.m * problem.n
+        turned = replace(problem, m=problem.n, n=problem.m, trans_a=True, trans_b=True)
+        if problem.trans_b == problem.trans_a:
+            assert IN_PLACE.units(config, turned) == every
         for sms in (1, 7, 132):
             assert IN_PLACE.grid(config, problem, sms) == (min(every, sms), 1, 1)
 
