@@ -16,8 +16,8 @@
 // - Both operands MN-major: rows of the tiles are steps along k, in the same order in both.
 // - A K-major, B MN-major: wgmma takes A from registers, where a lane puts the steps of a row into
 //   the order that B has. What it needs of a row are 32 bytes side by side.
-// - A MN-major, B K-major (both transposed): the same of C^T = B^T A^T. The two swap roles, and C is
-//   transposed on its way through shared memory.
+// - A MN-major, B K-major (both transposed): the same of C^T = B^T A^T. The two swap roles, and C
+//   is transposed on its way through shared memory.
 // - Four warps load, a thread of each, for a step has eight boxes of A and of B at least.
 //
 // Boxes are small, 1 to 4 KiB, and rows begin within lines of L2. Kernel 07 is faster for products
@@ -91,11 +91,10 @@ static_assert(MB % TA == 0 && TA % 64 == 0 && NB % TB == 0 && TB % 64 == 0,
 static_assert(MB <= 256 && NB <= 256, "MB and NB are at most 256");
 static_assert(KB == 64, "a step is as deep as a box: KB is 64");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
-static_assert(CONSUMERS <= 4 && TA * TB / 128 + (VIA_REGISTERS ? TA / 2 : 0) + 40 <=
+static_assert(CONSUMERS <= 4 && TA * TB / 128 + (VIA_REGISTERS ? TA / 2 + 16 : 0) + 40 <=
                                     CONSUMER_REGISTERS,
-              "TA TB / 128 sums, and TA / 2 words of an operand that comes through registers, fit: "
-              "at most 192 for 1 or 2 warpgroups, 120 for 3, 64 for 4");
-static_assert(CONSUMERS != 3 || TA == 64, "three warpgroups have 64 rows each: with 128 they spill");
+              "TA TB / 128 (+ TA / 2 + 16 of A in registers) <= 192 (3, 4 warpgroups: 120, 64)");
+static_assert(CONSUMERS != 3 || TA == 64, "three warpgroups have 64 rows each: TA is 64");
 
 #include "common/combine.cuh"
 

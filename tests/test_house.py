@@ -76,7 +76,15 @@ PLACES = {
 }
 
 #: Headers and kernels that hold inline PTX.
-WITH_PTX = {"dependent_launch", "half_types", "hopper", "l2_policy", "mma_fragments", "ptx"}
+WITH_PTX = {
+    "dependent_launch",
+    "half_types",
+    "hopper",
+    "l2_policy",
+    "mma_fragments",
+    "ptx",
+    "wgmma_registers",
+}
 
 
 def relative(path: Path) -> str:

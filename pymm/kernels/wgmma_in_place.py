@@ -50,7 +50,7 @@ def _evenly(c: Config) -> bool:
 
 
 def _registers_fit(c: Config, p: Problem) -> bool:
-    words = c.TA // 2 if p.trans_a == p.trans_b else 0  # one operand comes through registers
+    words = c.TA // 2 + 16 if p.trans_a == p.trans_b else 0  # one operand is in registers
     return c.TA * c.TB // 128 + words <= ACCUMULATORS.get(_consumers(c), 0)
 
 
@@ -102,12 +102,11 @@ WGMMA_IN_PLACE = Kernel(
         Rule("a step is as deep as a box: KB is 64", lambda c, p, d: c.KB == 64),
         STAGES_OVERLAP,
         Rule(
-            "TA TB / 128 sums, and TA / 2 words of an operand that comes through registers, fit: "
-            "at most 192 for 1 or 2 warpgroups, 120 for 3, 64 for 4",
+            "TA TB / 128 (+ TA / 2 + 16 of A in registers) <= 192 (3, 4 warpgroups: 120, 64)",
             lambda c, p, d: _registers_fit(c, p),
         ),
         Rule(
-            "three warpgroups have 64 rows each: with 128 they spill",
+            "three warpgroups have 64 rows each: TA is 64",
             lambda c, p, d: _consumers(c) != 3 or c.TA == 64,
         ),
         PARTS_HAVE_STEPS,
