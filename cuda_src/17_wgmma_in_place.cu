@@ -483,9 +483,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const unsigned rows = SWAPPED ? n : m, columns = SWAPPED ? m : n;
     const Product p{1, (k + KB - 1u) / KB, (rows + MB - 1) / MB, (columns + NB - 1) / NB};
     const Stages stages{address_of_shared(aligned), full, full + 8 * STAGES};
-    // Uniform in each warp, and the compiler is told so: descriptors then stay in uniform
-    // registers.
-    const unsigned group = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    // Uniform in each warp, and the compiler is told so: descriptors and what TMA is asked for then
+    // stay in uniform registers.
+    const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0), group = warp / 4;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             mbarrier_init(stages.full + 8 * s, PRODUCERS);
@@ -499,7 +499,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (threadIdx.x % 32 == 0) {
             griddepcontrol_wait();
             const RowClasses a{maps.a, shifts_a}, b{maps.b, shifts_b};
-            produce(p, stages, SWAPPED ? b : a, SWAPPED ? a : b, threadIdx.x % 128 / 32);
+            produce(p, stages, SWAPPED ? b : a, SWAPPED ? a : b, warp % 4);
         }
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
