@@ -22,7 +22,12 @@ def lines(path):
 
 
 extents = st.integers(1, 2**31 - 1)
-cuda_kernels = [kernel.name for kernel in KERNELS if kernel.backend == "cuda"]
+#: Kernels that compute products of any size, stacks too.
+cuda_kernels = [
+    kernel.name
+    for kernel in KERNELS
+    if kernel.backend == "cuda" and (kernel.tma is None or kernel.tma.classes == 1)
+]
 records_of_gpu = st.builds(
     record,
     m=extents,
