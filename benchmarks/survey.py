@@ -2,15 +2,17 @@
 nothing is tuned (pymm/kernels/survey.py).
 
     python benchmarks/survey.py measure --products 120 --seed 31
+    python benchmarks/survey.py measure --products 60 --seed 32 --kernels wgmma_in_place
     python benchmarks/survey.py fit
     python benchmarks/survey.py fit --left-out 5
     python benchmarks/survey.py scales --seconds 600
 
 `measure` draws products (extents log-uniform between 32 and 8192, layouts random), each in float32,
 float64, bfloat16 and tf32, and times in turn the configurations that are expected to be quickest,
-and two at random of those that should be nearly as quick. The rows are appended to
-benchmarks/surveys/DEVICE.csv. 120 products take an H200 with 16 cores four minutes, nearly
-all of it for compiling.
+and two at random of those that should be nearly as quick. With `--kernels` the three quickest of
+each of these kernels, by its model, are measured, too: a kernel takes part in choices only when the
+survey has times of it. The rows are appended to benchmarks/surveys/DEVICE.csv. 120 products take an
+H200 with 16 cores four minutes, nearly all of it for compiling.
 
 `fit` writes tuning_configs/DEVICE.survey.npz from that file; it needs no GPU. Run it when the file,
 a kernel's `options` or what its model expects has changed. With `--left-out N` it writes nothing:
@@ -44,7 +46,14 @@ from pymm.core.device import Device  # noqa: E402
 from pymm.core.errors import CompileFailed  # noqa: E402
 from pymm.core.files import commit  # noqa: E402
 from pymm.core.problem import Problem  # noqa: E402
-from pymm.kernels import KERNELS, Config, parse_slug, survey  # noqa: E402
+from pymm.kernels import (  # noqa: E402
+    KERNELS,
+    Config,
+    Kernel,
+    find_kernel,
+    parse_slug,
+    survey,
+)
 from pymm.kernels.source import render  # noqa: E402
 from pymm.measure.precompile import Precompiler  # noqa: E402
 from pymm.measure.quick_check import OperandPool  # noqa: E402
@@ -74,6 +83,9 @@ DTYPES = "f32", "f64", "bf16", "tf32"
 #: the OF quickest by the models alone; most expected time of the others, relative to the least.
 MOST, FEWER, MANY_FLOPS, AT_RANDOM, OF, WITHIN = 8, 5, 3e10, 2, 14, 1.3
 
+#: Configurations of each kernel that is asked for.
+OF_EACH = 3
+
 #: Times of each.
 ROUNDS = 11
 
@@ -101,7 +113,8 @@ def main(arguments: Sequence[str]) -> int:
     """The command. Returns the exit status."""
     given = _parser().parse_args(arguments)
     if given.command == "measure":
-        return measure(given.products, given.seed, given.csv)
+        kernels = [find_kernel(name) for name in given.kernels.split(",") if name]
+        return measure(given.products, given.seed, given.csv, kernels)
     path = given.csv or results(given.device)
     found = {dtype: read(path, dtype, DEVICES[given.device]) for dtype in DTYPES}
     if given.command == "scales":
@@ -133,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
         if name == "measure":
             add("--products", type=int, default=120, help="how many (default: 120)")
             add("--seed", type=int, default=1, help="what they are drawn from (default: 1)")
+            add("--kernels", default="", help="kernels to measure in any case, with commas between")
             continue
         add("--device", choices=tuple(DEVICES), default="nvidia-h200")
         if name == "fit":
@@ -162,18 +176,22 @@ def draw(count: int, seed: int) -> list[Problem]:
     return [problem for problem in found if problem.flops <= survey.MOST_FLOPS]
 
 
-def options(problem: Problem, device: Device) -> dict[Config, float]:
+def options(
+    problem: Problem, device: Device, kernels: Sequence[Kernel] = KERNELS
+) -> dict[Config, float]:
     """Every configuration that may run, and the time that the models expect of it."""
     found: dict[Config, float] = {}
-    for kernel in KERNELS:
+    for kernel in kernels:
         if kernel.options and problem.dtype in kernel.dtypes and kernel.runs_on(device):
             for expected, config in kernel.options(problem, device):
                 found.setdefault(config, expected)
     return {c: t for c, t in found.items() if not c.kernel.violations(c, problem, device)}
 
 
-def promising(problem: Problem, device: Device, generator: random.Random) -> list[Config]:
-    """The configurations to measure."""
+def promising(
+    problem: Problem, device: Device, generator: random.Random, kernels: Sequence[Kernel] = ()
+) -> list[Config]:
+    """The configurations to measure, among them `OF_EACH` of each of `kernels`."""
     known = options(problem, device)
     by_models = sorted(known, key=known.__getitem__)
     times = dict(known)
@@ -185,17 +203,21 @@ def promising(problem: Problem, device: Device, generator: random.Random) -> lis
     most = FEWER if problem.flops > MANY_FLOPS else MOST
     chosen = quick[: most - AT_RANDOM]
     others = [c for c in by_models[:OF] if c not in chosen]
-    return chosen + generator.sample(others, min(AT_RANDOM, len(others)))
+    chosen += generator.sample(others, min(AT_RANDOM, len(others)))
+    for kernel in kernels:
+        own = options(problem, device, [kernel])
+        chosen += [c for c in sorted(own, key=own.__getitem__)[:OF_EACH] if c not in chosen]
+    return chosen
 
 
-def measure(count: int, seed: int, path: Path | None) -> int:
+def measure(count: int, seed: int, path: Path | None = None, kernels: Sequence[Kernel] = ()) -> int:
     """Time the promising configurations of random products on the first GPU."""
     backend, generator = open_device("cuda"), random.Random(seed)
     device, pool = backend.device, OperandPool(backend)
     path = path or results(device.slug)
     SURVEY.begun(path)
     problems = draw(count, seed)
-    chosen = {problem: promising(problem, device, generator) for problem in problems}
+    chosen = {problem: promising(problem, device, generator, kernels) for problem in problems}
     with Precompiler(backend) as compilers:
         wait([compilers.submit(render(c, p)) for p, configs in chosen.items() for c in configs])
     environment = Environment.of(device, backend.toolchain)

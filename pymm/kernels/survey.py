@@ -74,19 +74,21 @@ SCALES = {
 #: length scales of the rough part are.
 SMOOTH, ROUGH, ROUGHER = 0.0070, 0.0005, 3.5
 
-#: Columns that say which kernel it is: one for each kernel number.
-_KERNELS = 32
+#: The column of a row that has the kernel's number, and how many features stand for it: one for
+#: each number.
+_KERNEL, _KERNELS = 5, 32
 
 
 @dataclass(frozen=True)
 class Survey:
-    """The fit for one type: the features and the weight of each measured point, and the mean
-    correction.
+    """The fit for one type: the features and the weight of each measured point, the mean
+    correction, and the numbers of the kernels that were measured.
     """
 
     features: np.ndarray
     weights: np.ndarray
     mean: float
+    kernels: frozenset[int]
     dtype: str
     sms: int
 
@@ -108,8 +110,8 @@ def covers(problem: Problem, device: Device) -> bool:
 @lru_cache(maxsize=8192)
 def quickest(kernel: Kernel, problem: Problem, device: Device) -> tuple[float, Config] | None:
     """The least expected time of the kernel's configurations, in microseconds, and its
-    configuration. None where the survey does not cover the product, and if no configuration may
-    run.
+    configuration. None where the survey does not cover the product or has no time of the kernel,
+    and if no configuration may run.
     """
     if kernel.options is None or not kernel.runs_on(device) or not covers(problem, device):
         return None
@@ -119,7 +121,7 @@ def quickest(kernel: Kernel, problem: Problem, device: Device) -> tuple[float, C
     limit = _WITHIN * min(expected.values(), default=0.0)
     configs = [config for config, time in expected.items() if time <= limit][:_COMPARED]
     survey = survey_of(problem, device)
-    if survey is None or not configs:
+    if survey is None or kernel.number not in survey.kernels or not configs:
         return None
     corrected = np.exp(survey.corrections(problem, configs))
     times = corrected * [expected[config] for config in configs]
@@ -205,4 +207,6 @@ def _load(device: str, dtype: str) -> Survey | None:
             return None
         rows, sms = file[f"{dtype}_rows"].astype(np.int64), int(file["sms"])
         at = features(rows, dtype, sms).astype(np.float32)  # quicker than in double precision
-        return Survey(at, file[f"{dtype}_weights"], float(file[f"{dtype}_mean"]), dtype, sms)
+        kernels = frozenset(rows[:, _KERNEL].tolist())
+        weights, mean = file[f"{dtype}_weights"], float(file[f"{dtype}_mean"])
+        return Survey(at, weights, mean, kernels, dtype, sms)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pymm.core.device import Device
+from pymm.core.integers import ceil_div
 from pymm.core.problem import Problem, stored_shapes
 from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma
 from pymm.kernels.rules import ACCUMULATORS, PARTS_FIT, PARTS_HAVE_STEPS, STAGES_FIT, STAGES_OVERLAP
 from pymm.kernels.tiles import tiles_in
 
 #: Classes of rows (common/row_classes.cuh), columns of 128 bytes, rows of C that a warp stores.
-_CLASSES, _LINE, _STORED = 8, 64, 16
+_CLASSES, _LINE, _WARP_ROWS = 8, 64, 16
 
 
 def _consumers(c: Config) -> int:
@@ -39,7 +42,7 @@ def _shared_bytes(c: Config, p: Problem) -> int:
     """The stages; 16 rows of 64 columns of C, each padded by 16 bytes, for each warp that stores;
     two barriers for each stage; up to 1 KiB for the alignment of swizzled boxes.
     """
-    staged = _STORED * (_LINE * p.out_dtype.itemsize + 16) if c.SPLIT == 1 else 0
+    staged = _WARP_ROWS * (_LINE * p.out_dtype.itemsize + 16) if c.SPLIT == 1 else 0
     stages = c.STAGES * (c.MB + c.NB) * c.KB * 2
     return stages + 4 * _consumers(c) * staged + 16 * c.STAGES + 1024
 
@@ -59,6 +62,53 @@ def _rows_start_anywhere(p: Problem, d: Device) -> bool:
     return any(shape[2] * 2 % 16 for shape in stored_shapes(p)[:2])
 
 
+# What a survey may measure and choose. No time of this kernel is known yet: these are kernel 7's
+
+#: Forms of a block, microseconds of a step, of the rest of a tile.
+_FORMS = (
+    (dict(MB=64, NB=64, TA=64, TB=64, STAGES=12), 0.175, 0.15),
+    (dict(MB=64, NB=128, TA=64, TB=64, STAGES=8), 0.24, 0.3),
+    (dict(MB=64, NB=192, TA=64, TB=64, STAGES=6, GROUP=1), 0.27, 0.35),
+    (dict(MB=128, NB=64, TA=64, TB=64, STAGES=8), 0.25, 0.25),
+    (dict(MB=128, NB=128, TA=64, TB=128, STAGES=6), 0.36, 0.9),
+    (dict(MB=128, NB=192, TA=64, TB=192, STAGES=4), 0.49, 1.55),
+    (dict(MB=128, NB=256, TA=64, TB=256, STAGES=4), 0.64, 1.8),
+)
+
+#: Microseconds: a launch, a second one, each part that it adds up, each element of a block's tile
+#: that is stored. Bytes of a microsecond: of the parts, from memory, from L2.
+_LAUNCH, _COMBINING, _PART, _STORED = 4.8, 3.0, 0.04, 1e-4
+_PARTS, _MEMORY, _L2 = 4e6, 4e6, 10.5e6
+
+
+def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
+    """Every form, whole and with as many parts of k as fill the device once or twice, where rows
+    start anywhere.
+    """
+    if not _rows_start_anywhere(p, d):
+        return
+    for given, step, rest in _FORMS:
+        whole = WGMMA_IN_PLACE.config(dict(KB=64, GROUP=8, SPLIT=1) | given)
+        tiles = max(1, _tiles(whole, p)[0])
+        parts = {min(p.k // (4 * 64), full * d.sms // tiles) for full in (1, 2)}
+        for split in {1, *(count for count in parts if count > 1)}:
+            config = WGMMA_IN_PLACE.config(whole.as_dict() | {"SPLIT": split})
+            yield _microseconds(config, step, rest, p, d), config
+
+
+def _microseconds(c: Config, step: float, rest: float, p: Problem, d: Device) -> float:
+    units = max(1, c.kernel.units(c, p))
+    if c.SPLIT == 1:
+        rest += _STORED * c.MB * c.NB
+    steps = ceil_div(ceil_div(p.k, c.KB), c.SPLIT)
+    busy = ceil_div(units, d.sms) * (steps * step + rest)
+    read = 2 * units * (c.MB + c.NB) * steps * c.KB
+    fetched = max(p.bytes / (_MEMORY * min(1.0, units / d.sms)), read / _L2)
+    sums = 4 * p.m * p.n * c.SPLIT
+    adding = _COMBINING + _PART * c.SPLIT + 2 * sums / _PARTS if c.SPLIT > 1 else 0.0
+    return _LAUNCH + max(busy, fetched) + 0.05 * min(busy, fetched) + adding
+
+
 WGMMA_IN_PLACE = Kernel(
     number=17,
     name="wgmma_in_place",
@@ -76,6 +126,7 @@ WGMMA_IN_PLACE = Kernel(
     ),
     default=dict(MB=128, NB=128, KB=64, TA=64, TB=128, STAGES=6, GROUP=8, SPLIT=1),
     fallbacks=(dict(MB=64, NB=64, KB=64, TA=64, TB=64, STAGES=4, GROUP=8, SPLIT=1),),
+    options=_options,
     threads=lambda c: 128 * (1 + _consumers(c)),
     block=lambda c: (128 * (1 + _consumers(c)), 1, 1),
     tiles=_tiles,

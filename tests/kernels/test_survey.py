@@ -1,6 +1,7 @@
 """What is chosen for products like those of a survey: by measured times of similar ones."""
 
 import math
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks import survey as tool
 from pymm.core.problem import Problem
-from pymm.kernels import KERNELS, kernels_for, survey
+from pymm.kernels import KERNELS, find_kernel, kernels_for, survey
 from pymm.selection.records import Environment
 from pymm.selection.select import select
 
@@ -105,6 +106,14 @@ def test_other_products_and_devices_have_no_survey(problem, device):
     assert survey.covers(COVERED, H200)
     assert not survey.covers(problem, device)
     assert all(survey.quickest(kernel, problem, device) is None for kernel in KERNELS)
+
+
+def test_a_kernel_that_was_not_measured_is_not_chosen():
+    problem, kernel = Problem(1001, 999, 777, "bf16"), find_kernel("wgmma_in_place")
+    assert survey.survey_of(problem, H200).kernels.isdisjoint({kernel.number})
+    assert list(kernel.options(problem, H200)) and survey.quickest(kernel, problem, H200) is None
+    drawn = tool.promising(problem, H200, random.Random(1), [kernel])
+    assert sum(config.kernel == kernel for config in drawn) >= tool.OF_EACH
 
 
 def test_float16_is_like_bfloat16():
