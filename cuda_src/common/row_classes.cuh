@@ -30,18 +30,23 @@ struct RowClasses {
     const TensorMap* maps;
     unsigned shifts;
 
-    // Loads one class of a tile: of EXTENT rows along k from k0 on, from row `outer` on (K_MAJOR),
-    // or of KB rows along m or n, from column `outer` and row k0 on, in piles of 128 bytes a row.
+    // Loads the box of a class that begins at element x of row y, which is a multiple of CLASSES.
+    __device__ __forceinline__ void load_box(unsigned target, unsigned of, unsigned full,
+                                             unsigned x, unsigned y) const {
+        tma_load(target, maps + of, full, x + (shifts >> 4 * of & 15), y / CLASSES, 0);
+    }
+    // Loads one class of a tile for wgmma: of EXTENT rows along k from k0 on, from row `outer` on
+    // (K_MAJOR), or of KB rows along m or n, from column `outer` and row k0 on, in piles of 128
+    // bytes a row.
     template <bool K_MAJOR, int EXTENT>
     __device__ __forceinline__ void load(unsigned tile, unsigned of, unsigned full, unsigned outer,
                                          unsigned k0) const {
         constexpr int PILES = K_MAJOR ? 1 : EXTENT / IN_LINE;
         constexpr int ROWS_IN_PILE = K_MAJOR ? EXTENT : KB;
-        const unsigned shift = shifts >> 4 * of & 15;
-        const unsigned x = (K_MAJOR ? k0 : outer) + shift, y = (K_MAJOR ? outer : k0) / CLASSES;
+        const unsigned x = K_MAJOR ? k0 : outer, y = K_MAJOR ? outer : k0;
 #pragma unroll
         for (int pile = 0; pile < PILES; pile++)
-            tma_load(tile + (pile * ROWS_IN_PILE + of * (ROWS_IN_PILE / CLASSES)) * LINE_BYTES,
-                     maps + of, full, x + pile * IN_LINE, y, 0);
+            load_box(tile + (pile * ROWS_IN_PILE + of * (ROWS_IN_PILE / CLASSES)) * LINE_BYTES, of,
+                     full, x + pile * IN_LINE, y);
     }
 };

@@ -38,6 +38,7 @@ from pymm.kernels.sliced import SLICED
 from pymm.kernels.tensor import TENSOR
 from pymm.kernels.tensor_f64 import TENSOR_F64
 from pymm.kernels.tma_f32 import TMA_F32
+from pymm.kernels.tma_f32_in_place import TMA_F32_IN_PLACE
 from pymm.kernels.tma_f64 import TMA_F64
 from pymm.kernels.wgmma import WGMMA
 from pymm.kernels.wgmma_f16x3 import WGMMA_F16X3
@@ -79,6 +80,7 @@ KERNELS: tuple[Kernel, ...] = (
     SYMMETRIC_TILE,
     PING_PONG,
     WGMMA_IN_PLACE,
+    TMA_F32_IN_PLACE,
     REORDERED,
     BLOCKED,
 )

@@ -24,22 +24,27 @@ from pymm.kernels.rules import (
 from pymm.kernels.tiles import tiles
 
 
-def _warps(c: Config) -> int:
+def warps(c: Config) -> int:
     """Warps that multiply; four more load."""
     return c.MB * c.NB // (c.TA * c.TB * 32) * c.SLICES
 
 
 def _threads(c: Config) -> int:
-    return 32 * (_warps(c) + 4)
+    return 32 * (warps(c) + 4)
+
+
+#: Registers of a thread of the four warps that bring tiles: of kernel 8, of kernel 19.
+_FETCHING = {"tma_f32": 24, "tma_f32_in_place": 32}
 
 
 def _registers(c: Config) -> int:
     """Registers of a thread that multiplies: its part of all that the block was launched with, of
-    which the four warps that load keep 24 for each thread.
+    which the four warps that bring tiles keep few.
     """
-    warps = _warps(c)
+    count = warps(c)
     launched = min(65536 // (c.BLOCKS * _threads(c)) // 8 * 8, 248)
-    return min(((warps + 4) * launched - 4 * 24) // max(warps, 1) // 8 * 8, 248)
+    room = (count + 4) * launched - 4 * _FETCHING[c.kernel_name]
+    return min(room // max(count, 1) // 8 * 8, 248)
 
 
 def _shared_elements(c: Config, p: Problem) -> int:
@@ -145,10 +150,10 @@ def _default(p: Problem, d: Device) -> Config:
 
 
 def _timed_options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
-    return ((expected_microseconds(c, p, d), c) for c in _options(p, d))
+    return ((expected_microseconds(c, p, d), c) for c in options(p, d))
 
 
-def _options(p: Problem, d: Device) -> Iterator[Config]:
+def options(p: Problem, d: Device) -> Iterator[Config]:
     """The wide forms where they have tiles enough, then every form with every split of k."""
     for form in _WIDE:
         config = TMA_F32.config(form | (dict(STORE=3) if rows_start_anywhere(p) else {}))
@@ -161,8 +166,16 @@ def _options(p: Problem, d: Device) -> Iterator[Config]:
 
 
 def expected_microseconds(c: Config, p: Problem, d: Device) -> float:
-    """Microseconds that a configuration should take: a launch, the tiles of the multiprocessor
-    with most of them, repacking the operands that TMA does not load as they are, adding up parts.
+    """Microseconds that a configuration should take, with repacking the operands that TMA does not
+    load as they are.
+    """
+    moved = repacked(p)
+    return computed_us(c, p, d) + (_REPACK + moved / _REPACKED if moved else 0)
+
+
+def computed_us(c: Config, p: Problem, d: Device) -> float:
+    """The same without repacking: a launch, the tiles of the multiprocessor with most of them,
+    adding up parts.
     """
     count, slots = tiles(c, p) * p.batch, d.sms * c.BLOCKS
     waves, left = divmod(count, slots)
@@ -179,8 +192,7 @@ def expected_microseconds(c: Config, p: Problem, d: Device) -> float:
         time += _ADD + left * c.SPLIT * c.MB * c.NB * 4 / _ADDED
     if p.k < DEEP and (c.KB, c.BLOCKS) == (16, 3) and c.MB * c.NB == 64 * 64 and waves < 5:
         time *= _QUICKER
-    moved = _repacked(p)
-    return time + (_REPACK + moved / _REPACKED if moved else 0)
+    return time
 
 
 @lru_cache(maxsize=1024)
@@ -194,7 +206,7 @@ def _wave(c: Config, p: Problem, blocks: float, steps: int) -> float:
     """Clocks of a multiprocessor in which so many blocks compute a tile, or a part of it."""
     area = c.MB * c.NB * blocks
     multiply = area / 128 * c.KB * (_ISSUE + _READ * (1 / c.TA + 1 / c.TB))
-    multiply *= max(1, _WARPS / (blocks * _warps(c))) ** _FEWER
+    multiply *= max(1, _WARPS / (blocks * warps(c))) ** _FEWER
     if c.SPLIT > 1:
         multiply *= 1 + _SPLIT
     store = _BY_TMA if c.STORE == 2 and p.n % 4 == 0 else _STORED
@@ -203,7 +215,7 @@ def _wave(c: Config, p: Problem, blocks: float, steps: int) -> float:
     return steps * (multiply + _STEP) + area / 128 * store + anywhere + _BEGIN * _CLOCKS
 
 
-def _repacked(p: Problem) -> int:
+def repacked(p: Problem) -> int:
     """Bytes of the operands that are K-major or whose rows are not aligned to 16 bytes."""
     size = p.numpy_dtype.itemsize
     a = 0 if p.trans_a and p.m * size % 16 == 0 else p.m * p.k
@@ -280,7 +292,7 @@ TMA_F32 = Kernel(
         STAGES_OVERLAP,
         Rule(
             "registers change hands between warpgroups: 4 warps or a multiple",
-            lambda c, p, d: _warps(c) > 0 and _warps(c) % 4 == 0,
+            lambda c, p, d: warps(c) > 0 and warps(c) % 4 == 0,
         ),
         Rule(
             "sums, fragments and 16 more, 32 with SLICES, fit in the registers of a thread",

@@ -213,6 +213,18 @@ SHIPPED = [
     ("symmetric_tile-MB48-NB48-KB16-TA3-TB3-PAD1", "f64", "TN"),
     ("ping_pong-MB64-NB64-KB64-STAGES3-CLUSTER1-GROUP8-SLOTS1", "f16", "NN"),
     ("wgmma_in_place-MB64-NB128-KB64-TA64-TB64-STAGES3-GROUP8-SPLIT1", "bf16", "NN"),
+    (
+        "tma_f32_in_place-MB64-NB64-KB16-ROWS8-EARLY1-STRIDE1-TA8-TB8-SLICES2-STAGES2-BLOCKS1"
+        "-GROUP8-SPLIT1-STORE1",
+        "f32",
+        "NT",
+    ),
+    (
+        "tma_f32_in_place-MB64-NB64-KB32-ROWS8-EARLY1-STRIDE1-TA8-TB8-SLICES4-STAGES3-BLOCKS1"
+        "-GROUP8-SPLIT2-STORE1",
+        "f32",
+        "NN",
+    ),
     ("wgmma_in_place-MB128-NB64-KB64-TA64-TB64-STAGES2-GROUP8-SPLIT1", "f16", "TT"),
 ]
 
