@@ -183,9 +183,10 @@ def _alignment(length: np.ndarray) -> np.ndarray:
 
 def covariance(some: np.ndarray, others: np.ndarray) -> np.ndarray:
     """Covariances of the corrections at each of some points and each of others: the sum of a smooth
-    and a rough squared exponential.
+    and a rough squared exponential. Without BLAS, whose threads wait long for busy cores.
     """
-    squares = (some**2).sum(1)[:, None] + (others**2).sum(1) - 2 * some @ others.T
+    products = np.einsum("ij,kj->ik", some, others)
+    squares = (some**2).sum(1)[:, None] + (others**2).sum(1) - 2 * products
     apart = np.maximum(squares, 0) / 2
     return SMOOTH * np.exp(-apart) + ROUGH * np.exp(-(ROUGHER**2) * apart)
 
