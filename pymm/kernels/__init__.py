@@ -44,6 +44,7 @@ from pymm.kernels.wgmma import WGMMA
 from pymm.kernels.wgmma_f16x3 import WGMMA_F16X3
 from pymm.kernels.wgmma_in_place import WGMMA_IN_PLACE
 from pymm.kernels.wgmma_tf32 import WGMMA_TF32, WGMMA_TF32X3
+from pymm.kernels.wgmma_tf32_in_place import WGMMA_TF32_IN_PLACE
 
 __all__ = [
     "KERNELS",
@@ -80,6 +81,7 @@ KERNELS: tuple[Kernel, ...] = (
     SYMMETRIC_TILE,
     PING_PONG,
     WGMMA_IN_PLACE,
+    WGMMA_TF32_IN_PLACE,
     TMA_F32_IN_PLACE,
     REORDERED,
     BLOCKED,

@@ -1,0 +1,488 @@
+// 18 wgmma tf32 in place: float32 rounded to tf32, rows that start anywhere, without a copy.
+//
+// Kernel 10 copies operands whose rows do not start at multiples of 16 bytes: a launch of 2.3 us
+// and more before the product, which reads and writes all of them. Here, as in kernel 17, a tensor
+// map describes every fourth row (common/row_classes.cuh), and four warps load the tiles from where
+// they are, each its class of rows. TMA rounds to tf32 on the way.
+//
+// wgmma multiplies 64 rows of a left operand by up to 256 columns of a right one. For tf32 the
+// right one must be K-major in shared memory; the left one, too, or it comes from registers:
+//
+//     A         B          left             right                                computed
+//     K-major   K-major    A from memory    B                                    C
+//     MN-major  K-major    A by registers   B                                    C
+//     K-major   MN-major   B by registers   A                                    C^T
+//     MN-major  MN-major   B by registers   A, transposed in shared memory       C^T
+//
+// - A K-major tile has its rows class by class: for wgmma they are rows or columns of C in another
+//   order. Pieces of 8 rows are as far apart as the descriptor says, so a warpgroup takes runs of
+//   32 rows out of four classes. Of a run a lane has 8 columns of C side by side:
+//
+//       row of the run      0 4 8 ... 28   1 5 9 ... 29   2 6 10 ... 30   3 7 11 ... 31
+//       class, 8 rows each       0              1               2               3
+//
+// - An MN-major tile has steps along k class by class. A lane reads what it holds of the left
+//   operand from where it is, step 4 i + c in line i of class c. Lanes of a quad read four steps:
+//   each class begins 128 bytes further on than it need, so that the swizzle puts them into
+//   different banks. With the columns that lanes take in kernel 10 there are no conflicts.
+// - Squares of 32 x 32 are transposed where they are. That puts steps into their order.
+// - C goes through shared memory, from where warps store it row by row, 32 or 64 numbers side by
+//   side. alpha, beta and the epilogue come then, when reads of C are side by side, too.
+//
+// Boxes are small, 1 to 8 KiB, and rows begin within lines of L2. What it is worth was not measured
+// yet: no GPU has run it.
+
+#ifndef TRANS_A
+#define TRANS_A 0  // 1: A is stored as k x m, so op(A) = A^T
+#endif
+#ifndef TRANS_B
+#define TRANS_B 0  // 1: B is stored as n x k, so op(B) = B^T
+#endif
+#ifndef REAL
+#define REAL float  // element type of A and B
+#endif
+#ifndef OUT
+#define OUT float  // element type of C
+#endif
+#ifndef SUM
+#define SUM float  // type of the sums
+#endif
+#ifndef MB
+#define MB 128  // rows of C that one block computes
+#endif
+#ifndef NB
+#define NB 128  // columns of C that one block computes
+#endif
+#ifndef KB
+#define KB 32  // depth of a tile
+#endif
+#ifndef TA
+#define TA 128  // rows of C that one warpgroup computes
+#endif
+#ifndef TB
+#define TB 64  // columns of C that one warpgroup computes
+#endif
+#ifndef STAGES
+#define STAGES 6  // tiles in shared memory
+#endif
+#ifndef SPLIT
+#define SPLIT 1  // parts that k is split into
+#endif
+#define CLUSTER 1
+
+#include "common/combine.cuh"
+#include "common/hopper.cuh"
+#include "common/row_classes.cuh"
+#include "common/split_k_schedule.cuh"
+
+constexpr bool TURNED = !TRANS_B;  // wgmma computes C^T
+constexpr bool TRANSPOSES_A = TRANS_A && TURNED, VIA_REGISTERS = TRANS_A || TURNED;
+// Rows of the left and columns of the right operand: of a block, and of a warpgroup.
+constexpr int LEFT = TURNED ? NB : MB, RIGHT = TURNED ? MB : NB;
+constexpr int OWN_LEFT = TURNED ? TB : TA, OWN_RIGHT = TURNED ? TA : TB;
+constexpr int PIECES = OWN_LEFT / 64, RUNS = OWN_RIGHT / 32;
+
+constexpr int WARPGROUPS_N = NB / TB, CONSUMERS = MB / TA * WARPGROUPS_N;  // one more loads
+constexpr int THREADS = 128 * (CONSUMERS + 1), PRODUCERS = CLASSES;        // warps that load
+// An MN-major left tile: lines of 32 elements along m or n of a class, and one that stays empty.
+constexpr int LINES = LEFT / IN_LINE * (KB / CLASSES) + 1;
+constexpr int RIGHT_BYTES = RIGHT * KB * 4, LEFT_BYTES = LEFT * KB * 4 + 1024 * VIA_REGISTERS;
+constexpr int STAGE_BYTES = RIGHT_BYTES + LEFT_BYTES;
+constexpr int SQUARE = 32 * LINE_BYTES;  // bytes of 32 rows that are transposed, 8 of each class
+
+// A warp stores 8 rows of 64 columns (TURNED) or 16 of 32 at a time. Rows are 16 bytes further
+// apart than they are long: lanes that write or read rows one below the other meet different banks.
+constexpr int HIGH = TURNED ? 8 : 16, WIDE = TURNED ? 64 : 32, PITCH = WIDE * 4 + 16;
+constexpr int STAGED_BYTES = 4 * HIGH * PITCH;  // of a warpgroup
+
+#include "common/warpgroups.cuh"
+
+static_assert(MB % TA == 0 && NB % TB == 0 && TA % 32 == 0 && TB % 32 == 0,
+              "warpgroups tile the block evenly: TA divides MB, TB divides NB, 32 divides both");
+static_assert(OWN_LEFT % 64 == 0,
+              "wgmma has 64 rows on its left: 64 divides TB, or TA where B is transposed");
+static_assert(MB <= 256 && NB <= 256, "MB and NB are at most 256");
+static_assert(KB == 32 || KB == 64, "a step is one or two boxes deep: KB is 32 or 64");
+static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
+constexpr int ROOM = CONSUMER_REGISTERS - 40 - (TRANSPOSES_A ? 32 : 0);
+static_assert(CONSUMERS <= 4 &&
+                  TA * TB / 128 + (VIA_REGISTERS ? KB * OWN_LEFT / 64 : 0) <= ROOM,
+              "TA TB / 128 sums, and KB / 64 registers for each row of a left side that goes "
+              "through them: at most 192 (3, 4 warpgroups 120, 64), 32 fewer if A is transposed in "
+              "shared memory");
+
+// The position in the ring of stages: the stage, and the parity of its barriers' phase.
+struct Ring {
+    unsigned stage = 0, parity = 0;
+    __device__ __forceinline__ void advance() {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+};
+
+struct Stages {
+    unsigned base, full, empty;
+};
+
+// Loads class c of a K-major tile of EXTENT rows.
+template <int EXTENT>
+__device__ __forceinline__ void load_k_major(const RowClasses& of, unsigned tile, unsigned c,
+                                             unsigned full, unsigned outer, unsigned k0) {
+#pragma unroll
+    for (int x = 0; x < KB / IN_LINE; x++)
+        of.load_box(tile + (x * EXTENT + c * (EXTENT / CLASSES)) * LINE_BYTES, c, full,
+                    k0 + x * IN_LINE, outer);
+}
+// The same of an MN-major one that goes through registers.
+__device__ __forceinline__ void load_mn_major(const RowClasses& of, unsigned tile, unsigned c,
+                                              unsigned full, unsigned outer, unsigned k0) {
+#pragma unroll
+    for (int x = 0; x < LEFT / IN_LINE; x++)
+        of.load_box(tile + (c * LINES + x * (KB / CLASSES)) * LINE_BYTES, c, full,
+                    outer + x * IN_LINE, k0);
+}
+// The same of one that is transposed, square by square.
+__device__ __forceinline__ void load_squares(const RowClasses& of, unsigned tile, unsigned c,
+                                             unsigned full, unsigned outer, unsigned k0) {
+#pragma unroll
+    for (int x = 0; x < KB / 32; x++)
+#pragma unroll
+        for (int y = 0; y < RIGHT / 32; y++)
+            of.load_box(tile + (x * (RIGHT / 32) + y) * SQUARE + c * (SQUARE / CLASSES), c, full,
+                        outer + y * 32, k0 + x * 32);
+}
+
+// One thread of a warp that loads: class c of all tiles.
+__device__ __forceinline__ void produce(const Product& p, const Stages& stages, const RowClasses& a,
+                                        const RowClasses& b, unsigned c) {
+    if (p.steps > 0) prefetch_tensormap(a.maps + c), prefetch_tensormap(b.maps + c);
+    Ring ring{0, 1};  // all stages are empty
+    for (unsigned id = blockIdx.x; id < p.units(); id += gridDim.x) {
+        const Unit unit = p[id];
+        for (unsigned step = 0; step < unit.steps; step++, ring.advance()) {
+            const unsigned right = stages.base + ring.stage * STAGE_BYTES;
+            const unsigned left = right + RIGHT_BYTES, full = stages.full + 8 * ring.stage;
+            const unsigned k0 = (unit.first + step) * KB;
+            mbarrier_wait(stages.empty + 8 * ring.stage, ring.parity);
+            mbarrier_expect_tx(full, (MB + NB) * KB * 4 / PRODUCERS);
+            if constexpr (TRANSPOSES_A)
+                load_squares(a, right, c, full, unit.i0, k0);
+            else if constexpr (TURNED)
+                load_k_major<MB>(a, right, c, full, unit.i0, k0);
+            else
+                load_k_major<NB>(b, right, c, full, unit.j0, k0);
+            if constexpr (TURNED)
+                load_mn_major(b, left, c, full, unit.j0, k0);
+            else if constexpr (TRANS_A)
+                load_mn_major(a, left, c, full, unit.i0, k0);
+            else
+                load_k_major<MB>(a, left, c, full, unit.i0, k0);
+        }
+    }
+}
+
+// The place of a thread: its warpgroup's share of the left and of the right operand, its warp and
+// lane 4 g + t.
+struct Place {
+    unsigned group, left, right, warp, g, t;
+    __device__ __forceinline__ explicit Place(unsigned group)
+        : group(group),
+          left(TURNED ? group % WARPGROUPS_N : group / WARPGROUPS_N),
+          right(TURNED ? group / WARPGROUPS_N : group % WARPGROUPS_N),
+          warp(threadIdx.x % 128 / 32),
+          g(threadIdx.x % 32 / 4),
+          t(threadIdx.x % 4) {}
+    // Where row 16 warp + 8 h + g of 64, as wgmma counts them, is in the block's left tile. Of one
+    // that is K-major the warpgroups take runs of 32 rows in turns. Of one that goes through
+    // registers eight lanes g read four columns each of two chunks of 16 bytes that are four apart:
+    // with those of the four classes t these are in different banks.
+    __device__ __forceinline__ unsigned left_row(unsigned piece, unsigned h, unsigned g) const {
+        const unsigned number = left * PIECES + piece;
+        if (!VIA_REGISTERS) return number * 32 + h * (LEFT / 2) + g * 4 + warp;
+        return number * 64 + h * 32 + warp * 4 + g / 4 * 16 + g % 4;
+    }
+    // Where a run of 32 begins in the block's right tile.
+    __device__ __forceinline__ unsigned right_run(unsigned run) const {
+        return (TRANSPOSES_A ? right * RUNS + run : run * (RIGHT / OWN_RIGHT) + right) * 32;
+    }
+};
+
+// A K-major tile for wgmma, its pieces of 8 rows `apart` bytes apart.
+__device__ __forceinline__ unsigned long long tile_descriptor(unsigned address, unsigned apart) {
+    return (address & 0x3FFFFu) >> 4 | static_cast<unsigned long long>(apart >> 4) << 32 |
+           1ull << 62;
+}
+// What is added to that for the elements from 8 x on along k, of a tile of `rows` rows.
+__device__ __forceinline__ constexpr unsigned deeper(int x, int rows) {
+    return (x / 4 * rows * LINE_BYTES + x % 4 * 32) / 16;
+}
+
+// Numbers of the left operand: register 2 y + h is that of row 16 warp + 8 h + g, step 8 x + 4 y + t.
+using Fragments = unsigned[KB / 8][PIECES][4];
+using Sums = float[PIECES][OWN_RIGHT / 2];
+
+// One warpgroup that multiplies: where its tiles are, and its place in the ring.
+struct Consumer {
+    unsigned char* shared;  // the stages
+    Stages stages;
+    Place at;
+    Ring ring;
+
+    // Step 4 i + t is in line i of class t, and a lane's rows are in the same chunk of all lines.
+    __device__ __forceinline__ void read_fragments(Fragments& to) const {
+        const unsigned row = at.left_row(0, 0, at.g);
+        const unsigned lines = ring.stage * STAGE_BYTES + RIGHT_BYTES +
+                               (at.t * LINES + row / 32 * (KB / CLASSES)) * LINE_BYTES;
+#pragma unroll
+        for (int i = 0; i < KB / CLASSES; i++) {
+            unsigned first = lines + ((row % 32 / 4 ^ (at.t + i % 4) % 8) << 4) + row % 4 * 4;
+            if (i & 4) first ^= 64;  // as at.t + i does, in fewer registers
+#pragma unroll
+            for (int u = 0; u < PIECES; u++)
+#pragma unroll
+                for (int h = 0; h < 2; h++)
+                    to[i / 2][u][i % 2 * 2 + h] = *reinterpret_cast<const unsigned*>(
+                        shared + first + ((u * 2 + h) * (KB / CLASSES) + i) * LINE_BYTES);
+        }
+    }
+    // A's tile, which came MN-major, made K-major: each warp transposes squares where they are. A
+    // lane reads a column and writes it as a row, both without conflicts of banks.
+    __device__ __forceinline__ void transpose_a() const {
+        const unsigned lane = threadIdx.x % 32, column = lane % 8 * 4 + lane / 8;
+        unsigned char* const tile = shared + ring.stage * STAGE_BYTES;
+#pragma unroll 1
+        for (int s = at.group * 4 + at.warp; s < RIGHT / 32 * (KB / 32); s += CONSUMERS * 4) {
+            unsigned char* const square = tile + s * SQUARE;
+            float x[32];
+#pragma unroll
+            for (int y = 0; y < 32; y++)  // line y % 8 of class y / 8
+                x[y % 8 * 4 + y / 8] = *reinterpret_cast<float*>(
+                    square + y * LINE_BYTES + ((column / 4 ^ y % 8) << 4) + column % 4 * 4);
+            __syncwarp();
+#pragma unroll
+            for (int y = 0; y < 8; y++)
+                *reinterpret_cast<float4*>(square + lane * LINE_BYTES + ((y ^ lane % 8) << 4)) = {
+                    x[4 * y], x[4 * y + 1], x[4 * y + 2], x[4 * y + 3]};
+        }
+        fence_proxy_async();
+        named_barrier_sync<CONSUMERS * 128>(1 + CONSUMERS);
+    }
+    // One step, `first` or not of a unit. Fragments must not change before it has ended.
+    __device__ __forceinline__ void step(Sums& sum, bool first, Fragments& fragments) {
+        constexpr unsigned PIECE = 8 * LINE_BYTES;
+        const unsigned tile = stages.base + ring.stage * STAGE_BYTES;
+        const unsigned long long right = tile_descriptor(
+            tile + at.right * (TRANSPOSES_A ? RUNS * SQUARE : PIECE),
+            TRANSPOSES_A ? PIECE : RIGHT / OWN_RIGHT * PIECE);
+        const unsigned long long left = tile_descriptor(
+            tile + RIGHT_BYTES + at.left * PIECES * PIECE, LEFT / 64 * PIECE);
+        mbarrier_wait(stages.full + 8 * ring.stage, ring.parity);
+        if constexpr (TRANSPOSES_A) transpose_a();
+        if constexpr (VIA_REGISTERS) read_fragments(fragments);
+        wgmma_fence();
+#pragma unroll
+        for (int x = 0; x < KB / 8; x++)
+#pragma unroll
+            for (int u = 0; u < PIECES; u++) {
+                if constexpr (VIA_REGISTERS)
+                    wgmma_tf32(sum[u], fragments[x][u], right + deeper(x, RIGHT), true);
+                else
+                    wgmma_tf32(sum[u], left + deeper(x, LEFT) + u * PIECE / 16,
+                               right + deeper(x, RIGHT), true);
+            }
+        wgmma_commit_group();
+        wgmma_wait_group<1>();  // the step before has ended: its stage may be filled again
+        if (!first) release();
+        ring.advance();
+    }
+    // The stage before the ring's may be filled again.
+    __device__ __forceinline__ void release() const {
+        const unsigned before = (ring.stage == 0 ? STAGES : ring.stage) - 1;
+        if (threadIdx.x % 128 == 0) mbarrier_arrive(stages.empty + 8 * before);
+    }
+    // sum = op(A) op(B) of a unit of so many steps. All sums begin as zeros: then the compiler need
+    // not keep those of the unit before while it stores them.
+    __device__ __forceinline__ void multiply(Sums& sum, unsigned steps) {
+#pragma unroll
+        for (int e = 0; e < PIECES * OWN_RIGHT / 2; e++)
+            sum[e / (OWN_RIGHT / 2)][e % (OWN_RIGHT / 2)] = 0.0f;
+        Fragments even, odd;  // one is multiplied while the other is read
+        if (steps % 2 == 1) step(sum, true, odd);
+        for (unsigned x = steps % 2; x < steps; x += 2) {
+            step(sum, x == 0, even);
+            step(sum, false, odd);
+        }
+        wgmma_wait_group<0>();
+        if (steps > 0) release();
+    }
+};
+
+// The sum of a run's column 8 t + x, x < 8, for lane 4 g + t: class x % 4 has its own piece.
+__device__ __forceinline__ constexpr int element(int run, int h, int x) {
+    return (TRANSPOSES_A ? run * 4 + x % 4 : x % 4 * RUNS + run) * 4 + h * 2 + x / 4;
+}
+
+// Numbers side by side that a lane stores at a time.
+template <int EACH>
+struct alignas(4 * EACH) Columns {
+    float x[EACH];
+};
+
+// C <- alpha sum + beta C of a warpgroup, or a part of the sums as it is.
+struct Output {
+    float* C;
+    long long ld;
+    unsigned m, n;
+    float alpha, beta;
+    bool aligned;  // rows of C start at multiples of 16 bytes
+    EPILOGUE_MEMBER
+
+    // Rows before end_m are stored.
+    __device__ __forceinline__ void store(const Sums& sum, const Unit& unit, const Place& at,
+                                          unsigned end_m, unsigned char* staged) const {
+        const bool whole = aligned && !partly_stored(unit.i0, unit.j0, MB, NB);
+        unsigned char* const own = staged + at.warp * (HIGH * PITCH);
+#pragma unroll
+        for (int u = 0; u < PIECES; u++)
+#pragma unroll
+            for (int run = 0; run < RUNS; run++) {
+                const unsigned i0 = unit.i0 + (TURNED ? at.right_run(run) : 0);
+                const unsigned j0 =
+                    unit.j0 + (TURNED ? (at.left * PIECES + u) * 64 : at.right_run(run));
+                if (i0 >= m || j0 >= n) continue;
+                synchronize(at);
+                if constexpr (TURNED)
+                    stage_rows(sum[u], run, at, staged);
+                else
+                    stage_columns(sum[u], run, at, own);
+                synchronize(at);
+                if (whole)
+                    copy<4>(own, i0, j0, u, at, end_m);
+                else
+                    copy<1>(own, i0, j0, u, at, end_m);
+            }
+    }
+    // Those who store a piece of C together.
+    static __device__ __forceinline__ void synchronize(const Place& at) {
+        if (TURNED)
+            warpgroup_sync(at.group + 1);
+        else
+            __syncwarp();
+    }
+    // A run of 32 columns of the warp's 16 rows to shared memory.
+    static __device__ __forceinline__ void stage_columns(const float (&sum)[OWN_RIGHT / 2], int run,
+                                                         const Place& at, unsigned char* to) {
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+            for (int x = 0; x < 8; x += 4)
+                *reinterpret_cast<float4*>(to + (h * 8 + at.g) * PITCH + (at.t * 8 + x) * 4) = {
+                    sum[element(run, h, x)], sum[element(run, h, x + 1)],
+                    sum[element(run, h, x + 2)], sum[element(run, h, x + 3)]};
+    }
+    // A run of 32 rows of the warpgroup's 64 columns, in the order in which its warps store them.
+    static __device__ __forceinline__ void stage_rows(const float (&sum)[OWN_RIGHT / 2], int run,
+                                                      const Place& at, unsigned char* to) {
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+            for (int x = 0; x < 8; x++)
+                *reinterpret_cast<float*>(to + (x % 4 * 8 + x / 4 * 4 + at.t) * PITCH +
+                                          at.left_row(0, h, at.g) % 64 * 4) =
+                    sum[element(run, h, x)];
+    }
+    // Where row y of a warp in shared memory belongs, in C from i0 on.
+    static __device__ __forceinline__ unsigned row_of(unsigned y, int u, const Place& at) {
+        return TURNED ? y % 4 * 8 + y / 4 * 4 + at.warp : at.left_row(u, y / 8, y % 8);
+    }
+    // The warp's rows from shared memory to C, EACH columns for a lane at a time.
+    template <int EACH>
+    __device__ __forceinline__ void copy(const unsigned char* staged, unsigned i0, unsigned j0,
+                                         int u, const Place& at, unsigned end_m) const {
+        constexpr unsigned IN_ROW = WIDE / EACH, COUNT = HIGH * IN_ROW / 32;
+        constexpr unsigned BATCH = COUNT < 8 ? COUNT : 8;  // read before the first is stored
+#pragma unroll 1
+        for (unsigned e = threadIdx.x % 32; e < COUNT * 32; e += BATCH * 32) {
+            Columns<EACH> x[BATCH];
+#pragma unroll
+            for (unsigned b = 0; b < BATCH; b++) {
+                const unsigned y = (e + b * 32) / IN_ROW, from = (e + b * 32) % IN_ROW * EACH;
+                const unsigned row = i0 + row_of(y, u, at), column = j0 + from;
+                x[b] = *reinterpret_cast<const Columns<EACH>*>(staged + y * PITCH + from * 4);
+                if (SPLIT == 1 && row < end_m && column < n) finish(x[b], row, column);
+            }
+#pragma unroll
+            for (unsigned b = 0; b < BATCH; b++) {
+                const unsigned y = (e + b * 32) / IN_ROW, from = (e + b * 32) % IN_ROW * EACH;
+                const unsigned row = i0 + row_of(y, u, at), column = j0 + from;
+                if (row < end_m && column < n && (EACH > 1 || is_stored(row, column)))
+                    *reinterpret_cast<Columns<EACH>*>(C + row * ld + column) = x[b];
+            }
+        }
+    }
+    // Sums as they are stored.
+    template <int EACH>
+    __device__ __forceinline__ void finish(Columns<EACH>& sums, unsigned row,
+                                           unsigned column) const {
+        Columns<EACH> before = {};
+        if (beta != 0.0f) before = *reinterpret_cast<const Columns<EACH>*>(C + row * ld + column);
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            float x = alpha * sums.x[e];
+            if (beta != 0.0f) x += beta * before.x[e];
+            sums.x[e] = FINISHED(x, row, column + e);
+        }
+    }
+};
+
+// A warpgroup that multiplies: all its units. The first time round nothing is multiplied or stored:
+// the instructions come from device memory while the first tiles do.
+__device__ __forceinline__ void consume(const Product& p, Output out, Consumer consumer,
+                                        unsigned char* staged, float* parts) {
+    if (SPLIT > 1) out.ld = (out.n + 3ll) / 4 * 4, out.aligned = true;
+    unsigned warm_up = 1;
+    make_opaque(warm_up);  // else the code would be there twice
+    for (unsigned id = blockIdx.x; id < p.units();) {
+        const Unit unit = p[id];
+        Sums sum;
+        consumer.multiply(sum, warm_up ? 0 : unit.steps);
+        if (SPLIT > 1) out.C = parts + 1ll * unit.part * out.m * out.ld;
+        out.store(sum, unit, consumer.at, warm_up ? 0 : out.m, staged);
+        id += warm_up ? 0 : gridDim.x;
+        warm_up = 0;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    gemm(const __grid_constant__ Maps maps, int m, int n, int k, int batch, float alpha, float beta,
+         int batched_a, int batched_b, int aligned_c, float* C, long long ldc, long long batch_c,
+         float* parts, unsigned shifts_a, unsigned shifts_b EPILOGUE_PARAMETER) {
+    extern __shared__ unsigned char shared[];
+    unsigned char* const aligned = shared + (-address_of_shared(shared) & 1023);
+    unsigned char* const staging = aligned + STAGES * STAGE_BYTES;
+    const unsigned full = address_of_shared(staging + CONSUMERS * STAGED_BYTES);
+    const Product p{1, (k + KB - 1u) / KB, (m + MB - 1u) / MB, (n + NB - 1u) / NB};
+    const Stages stages{address_of_shared(aligned), full, full + 8 * STAGES};
+    // Uniform in each warp, and the compiler is told so: descriptors then stay in uniform
+    // registers.
+    const unsigned group = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; s++) {
+            mbarrier_init(stages.full + 8 * s, PRODUCERS);
+            mbarrier_init(stages.empty + 8 * s, CONSUMERS);
+        }
+        fence_mbarrier_init();
+    }
+    __syncthreads();
+    if (group == CONSUMERS) {
+        setmaxnreg_dec<PRODUCER_REGISTERS>();
+        if (threadIdx.x % 32 == 0) {
+            griddepcontrol_wait();
+            produce(p, stages, {maps.a, shifts_a}, {maps.b, shifts_b}, threadIdx.x % 128 / 32);
+        }
+    } else {
+        setmaxnreg_inc<CONSUMER_REGISTERS>();
+        consume(p,
+                {C, ldc, unsigned(m), unsigned(n), alpha, beta, aligned_c != 0 EPILOGUE_ARGUMENT},
+                {aligned, stages, Place(group), {}}, staging + group * STAGED_BYTES, parts);
+    }
+}

@@ -1,0 +1,136 @@
+"""Kernel 18: float32 rounded to tf32, whose rows start anywhere, on Hopper's tensor cores without a
+copy.
+"""
+
+from __future__ import annotations
+
+from pymm.core.device import Device
+from pymm.core.problem import Problem, stored_shapes
+from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma
+from pymm.kernels.rules import ACCUMULATORS, PARTS_FIT, PARTS_HAVE_STEPS, STAGES_FIT, STAGES_OVERLAP
+from pymm.kernels.tiles import tiles_in
+
+#: Classes of rows (common/row_classes.cuh), and the columns of 128 bytes.
+_CLASSES, _LINE = 4, 32
+
+#: Extents of a tile, and of what a warpgroup computes of it.
+_EXTENTS = (32, 64, 96, 128, 160, 192, 256)
+
+
+def _consumers(c: Config) -> int:
+    """Warpgroups that multiply; one more loads."""
+    return c.MB // c.TA * (c.NB // c.TB)
+
+
+def _turned(p: Problem) -> bool:
+    """Whether wgmma computes C^T: B is MN-major and its left side, through registers."""
+    return not p.trans_b
+
+
+def _transposes_a(p: Problem) -> bool:
+    """Whether A's tiles are transposed in shared memory: both operands are MN-major."""
+    return p.trans_a and not p.trans_b
+
+
+def _via_registers(p: Problem) -> bool:
+    """Whether the left side of wgmma goes through registers: it is MN-major."""
+    return p.trans_a or not p.trans_b
+
+
+def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
+    """A box has one class of the rows of a tile: of a K-major one of all of them; of an MN-major
+    one of all depth, or of a square of 32 where it is transposed. C is not stored by TMA: its map
+    says where that could.
+    """
+    across = Box(_LINE, c.KB // _CLASSES)
+    along = Box(_LINE, c.MB // _CLASSES), Box(_LINE, c.NB // _CLASSES)
+    a = Box(_LINE, _LINE // _CLASSES) if _transposes_a(p) else across if p.trans_a else along[0]
+    return a, along[1] if p.trans_b else across, Box(_LINE, 32)
+
+
+def _shared_bytes(c: Config, p: Problem) -> int:
+    """The stages, with an empty line behind each class of what goes through registers; what each
+    warpgroup stores at a time, 32 x 64 or 64 x 32 of C, each row padded by 16 bytes; two barriers
+    for each stage; up to 1 KiB for the alignment of swizzled boxes.
+    """
+    stage = (c.MB + c.NB) * c.KB * 4 + 1024 * _via_registers(p)
+    staged = 32 * (64 * 4 + 16) if _turned(p) else 64 * (32 * 4 + 16)
+    return c.STAGES * stage + _consumers(c) * staged + 16 * c.STAGES + 1024
+
+
+def _evenly(c: Config) -> bool:
+    rows = c.MB % c.TA == 0 and c.TA % 32 == 0
+    return rows and c.NB % c.TB == 0 and c.TB % 32 == 0
+
+
+def _registers_fit(c: Config, p: Problem) -> bool:
+    """Sums first: of these the extents need not be known."""
+    sums, most = c.TA * c.TB // 128, ACCUMULATORS.get(_consumers(c), 0)
+    if sums > most:
+        return False
+    left = c.TB if _turned(p) else c.TA
+    return sums + c.KB * left // 64 * _via_registers(p) <= most - 32 * _transposes_a(p)
+
+
+def _rows_start_anywhere(p: Problem, d: Device) -> bool:
+    """Whether kernel 10 would repack A or B for its rows."""
+    return any(shape[2] * 4 % 16 for shape in stored_shapes(p)[:2])
+
+
+WGMMA_TF32_IN_PLACE = Kernel(
+    number=18,
+    name="wgmma_tf32_in_place",
+    file="18_wgmma_tf32_in_place.cu",
+    title="Hopper: tf32 whose rows start anywhere, loaded by TMA in place, a map for every 4th row",
+    space=dict(
+        MB=_EXTENTS,
+        NB=_EXTENTS,
+        KB=(32, 64),
+        TA=_EXTENTS,
+        TB=_EXTENTS,
+        STAGES=(2, 3, 4, 6, 8),
+        GROUP=(1, 8),
+        SPLIT=(1, 2, 4, 8, 16, 33, 66, 132),
+    ),
+    default=dict(MB=128, NB=128, KB=32, TA=128, TB=64, STAGES=6, GROUP=8, SPLIT=1),
+    fallbacks=(dict(MB=64, NB=64, KB=32, TA=64, TB=64, STAGES=4, GROUP=8, SPLIT=1),),
+    threads=lambda c: 128 * (1 + _consumers(c)),
+    block=lambda c: (128 * (1 + _consumers(c)), 1, 1),
+    tiles=lambda c, p: (tiles_in(p, c.MB, c.NB), 1),
+    shared_elements=lambda c, p: _shared_bytes(c, p) // 4,
+    dtypes=("tf32",),
+    dynamic_shared=True,
+    min_capability=(9, 0),
+    arch_specific=True,
+    tma=Tma(_boxes, classes=_CLASSES),
+    persistent=Persistent(),
+    preferred_for=lambda p, d: False,  # no time was measured yet: the tuner alone tries it
+    competes=_rows_start_anywhere,
+    rules=(
+        Rule("one product: the batch is 1", lambda c, p, d: p.batch == 1),
+        Rule(
+            "every class has a row: A and B are stored as 4 rows or more",
+            lambda c, p, d: p.k == 0 or all(s[1] >= _CLASSES for s in stored_shapes(p)[:2]),
+        ),
+        Rule(
+            "warpgroups tile the block evenly: TA divides MB, TB divides NB, 32 divides both",
+            lambda c, p, d: _evenly(c),
+        ),
+        Rule(
+            "wgmma has 64 rows on its left: 64 divides TB, or TA where B is transposed",
+            lambda c, p, d: (c.TB if _turned(p) else c.TA) % 64 == 0,
+        ),
+        Rule("MB and NB are at most 256", lambda c, p, d: c.MB <= 256 and c.NB <= 256),
+        Rule("a step is one or two boxes deep: KB is 32 or 64", lambda c, p, d: c.KB in (32, 64)),
+        STAGES_OVERLAP,
+        Rule(
+            "TA TB / 128 sums, and KB / 64 registers for each row of a left side that goes through "
+            "them: at most 192 (3, 4 warpgroups 120, 64), 32 fewer if A is transposed in shared "
+            "memory",
+            lambda c, p, d: _registers_fit(c, p),
+        ),
+        PARTS_HAVE_STEPS,
+        PARTS_FIT,
+        STAGES_FIT,
+    ),
+)
