@@ -81,6 +81,7 @@ constexpr bool TRANSPOSES_A = TRANS_A && TURNED, VIA_REGISTERS = TRANS_A || TURN
 constexpr int LEFT = TURNED ? NB : MB, RIGHT = TURNED ? MB : NB;
 constexpr int OWN_LEFT = TURNED ? TB : TA, OWN_RIGHT = TURNED ? TA : TB;
 constexpr int PIECES = OWN_LEFT / 64, RUNS = OWN_RIGHT / 32;
+constexpr int PARTS = KB / IN_LINE;  // parts of a step: as deep as a row of a box is long
 
 constexpr int WARPGROUPS_N = NB / TB, CONSUMERS = MB / TA * WARPGROUPS_N;  // one more loads
 constexpr int THREADS = 128 * (CONSUMERS + 1), PRODUCERS = CLASSES;        // warps that load
@@ -102,14 +103,14 @@ static_assert(MB % TA == 0 && NB % TB == 0 && TA % 32 == 0 && TB % 32 == 0,
 static_assert(OWN_LEFT % 64 == 0,
               "wgmma has 64 rows on its left: 64 divides TB, or TA where B is transposed");
 static_assert(MB <= 256 && NB <= 256, "MB and NB are at most 256");
-static_assert(KB == 32 || KB == 64, "a step is one or two boxes deep: KB is 32 or 64");
+static_assert(KB == 32 || KB == 64 || KB == 128,
+              "a step has one, two or four parts of 32: KB is 32, 64 or 128");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
 constexpr int ROOM = CONSUMER_REGISTERS - 40 - (TRANSPOSES_A ? 32 : 0);
-static_assert(CONSUMERS <= 4 &&
-                  TA * TB / 128 + (VIA_REGISTERS ? KB * OWN_LEFT / 64 : 0) <= ROOM,
-              "TA TB / 128 sums, and KB / 64 registers for each row of a left side that goes "
-              "through them: at most 192 (3, 4 warpgroups 120, 64), 32 fewer if A is transposed in "
-              "shared memory");
+static_assert(CONSUMERS <= 4 && TA * TB / 128 + (VIA_REGISTERS ? OWN_LEFT / 2 : 0) <= ROOM,
+              "TA TB / 128 sums, and one register for two rows of a left side that goes through "
+              "them: at most 192 (3, 4 warpgroups 120, 64), 32 fewer if A is transposed in shared "
+              "memory");
 
 // The position in the ring of stages: the stage, and the parity of its barriers' phase.
 struct Ring {
@@ -128,7 +129,7 @@ template <int EXTENT>
 __device__ __forceinline__ void load_k_major(const RowClasses& of, unsigned tile, unsigned c,
                                              unsigned full, unsigned outer, unsigned k0) {
 #pragma unroll
-    for (int x = 0; x < KB / IN_LINE; x++)
+    for (int x = 0; x < PARTS; x++)
         of.load_box(tile + (x * EXTENT + c * (EXTENT / CLASSES)) * LINE_BYTES, c, full,
                     k0 + x * IN_LINE, outer);
 }
@@ -144,7 +145,7 @@ __device__ __forceinline__ void load_mn_major(const RowClasses& of, unsigned til
 __device__ __forceinline__ void load_squares(const RowClasses& of, unsigned tile, unsigned c,
                                              unsigned full, unsigned outer, unsigned k0) {
 #pragma unroll
-    for (int x = 0; x < KB / 32; x++)
+    for (int x = 0; x < PARTS; x++)
 #pragma unroll
         for (int y = 0; y < RIGHT / 32; y++)
             of.load_box(tile + (x * (RIGHT / 32) + y) * SQUARE + c * (SQUARE / CLASSES), c, full,
@@ -211,13 +212,10 @@ __device__ __forceinline__ unsigned long long tile_descriptor(unsigned address, 
     return (address & 0x3FFFFu) >> 4 | static_cast<unsigned long long>(apart >> 4) << 32 |
            1ull << 62;
 }
-// What is added to that for the elements from 8 x on along k, of a tile of `rows` rows.
-__device__ __forceinline__ constexpr unsigned deeper(int x, int rows) {
-    return (x / 4 * rows * LINE_BYTES + x % 4 * 32) / 16;
-}
 
-// Numbers of the left operand: register 2 y + h is that of row 16 warp + 8 h + g, step 8 x + 4 y + t.
-using Fragments = unsigned[KB / 8][PIECES][4];
+// Numbers of a part of the left operand: register 2 y + h is that of row 16 warp + 8 h + g, depth
+// 8 x + 4 y + t.
+using Fragments = unsigned[IN_LINE / 8][PIECES][4];
 using Sums = float[PIECES][OWN_RIGHT / 2];
 
 // One warpgroup that multiplies: where its tiles are, and its place in the ring.
@@ -227,21 +225,22 @@ struct Consumer {
     Place at;
     Ring ring;
 
-    // Step 4 i + t is in line i of class t, and a lane's rows are in the same chunk of all lines.
-    __device__ __forceinline__ void read_fragments(Fragments& to) const {
+    // Depth 4 i + t is line i of class t, and a lane's rows are in the same chunk of all lines.
+    __device__ __forceinline__ void read_fragments(Fragments& to, int part) const {
+        constexpr int EACH = KB / CLASSES;  // lines of 32 rows in a class
         const unsigned row = at.left_row(0, 0, at.g);
         const unsigned lines = ring.stage * STAGE_BYTES + RIGHT_BYTES +
-                               (at.t * LINES + row / 32 * (KB / CLASSES)) * LINE_BYTES;
+                               (at.t * LINES + row / 32 * EACH) * LINE_BYTES;
 #pragma unroll
-        for (int i = 0; i < KB / CLASSES; i++) {
+        for (int i = 0; i < IN_LINE / CLASSES; i++) {
             unsigned first = lines + ((row % 32 / 4 ^ (at.t + i % 4) % 8) << 4) + row % 4 * 4;
-            if (i & 4) first ^= 64;  // as at.t + i does, in fewer registers
+            if (i >= 4) first ^= 64;  // as at.t + i does, in fewer registers
 #pragma unroll
             for (int u = 0; u < PIECES; u++)
 #pragma unroll
                 for (int h = 0; h < 2; h++)
                     to[i / 2][u][i % 2 * 2 + h] = *reinterpret_cast<const unsigned*>(
-                        shared + first + ((u * 2 + h) * (KB / CLASSES) + i) * LINE_BYTES);
+                        shared + first + ((u * 2 + h) * EACH + part * 8 + i) * LINE_BYTES);
         }
     }
     // A's tile, which came MN-major, made K-major: each warp transposes squares where they are. A
@@ -250,7 +249,7 @@ struct Consumer {
         const unsigned lane = threadIdx.x % 32, column = lane % 8 * 4 + lane / 8;
         unsigned char* const tile = shared + ring.stage * STAGE_BYTES;
 #pragma unroll 1
-        for (int s = at.group * 4 + at.warp; s < RIGHT / 32 * (KB / 32); s += CONSUMERS * 4) {
+        for (int s = at.group * 4 + at.warp; s < RIGHT / 32 * PARTS; s += CONSUMERS * 4) {
             unsigned char* const square = tile + s * SQUARE;
             float x[32];
 #pragma unroll
@@ -266,33 +265,37 @@ struct Consumer {
         fence_proxy_async();
         named_barrier_sync<CONSUMERS * 128>(1 + CONSUMERS);
     }
-    // One step, `first` or not of a unit. Fragments must not change before it has ended.
-    __device__ __forceinline__ void step(Sums& sum, bool first, Fragments& fragments) {
+    // A part of a step, `first` or not of a unit. Fragments must not change before it has ended.
+    __device__ __forceinline__ void multiply_part(Sums& sum, int part, bool first,
+                                                  Fragments& fragments) {
         constexpr unsigned PIECE = 8 * LINE_BYTES;
-        const unsigned tile = stages.base + ring.stage * STAGE_BYTES;
-        const unsigned long long right = tile_descriptor(
-            tile + at.right * (TRANSPOSES_A ? RUNS * SQUARE : PIECE),
-            TRANSPOSES_A ? PIECE : RIGHT / OWN_RIGHT * PIECE);
-        const unsigned long long left = tile_descriptor(
-            tile + RIGHT_BYTES + at.left * PIECES * PIECE, LEFT / 64 * PIECE);
-        mbarrier_wait(stages.full + 8 * ring.stage, ring.parity);
-        if constexpr (TRANSPOSES_A) transpose_a();
-        if constexpr (VIA_REGISTERS) read_fragments(fragments);
+        const unsigned tile_r = stages.base + ring.stage * STAGE_BYTES + part * RIGHT * LINE_BYTES;
+        const unsigned tile_l = stages.base + ring.stage * STAGE_BYTES + RIGHT_BYTES +
+                                part * LEFT * LINE_BYTES;
+        const unsigned long long right =
+            TRANSPOSES_A ? tile_descriptor(tile_r + at.right * RUNS * SQUARE, PIECE)
+                         : tile_descriptor(tile_r + at.right * PIECE, RIGHT / OWN_RIGHT * PIECE);
+        const unsigned long long left =
+            tile_descriptor(tile_l + at.left * PIECES * PIECE, LEFT / 64 * PIECE);
+        if (part == 0) {
+            mbarrier_wait(stages.full + 8 * ring.stage, ring.parity);
+            if constexpr (TRANSPOSES_A) transpose_a();
+        }
+        if constexpr (VIA_REGISTERS) read_fragments(fragments, part);
         wgmma_fence();
 #pragma unroll
-        for (int x = 0; x < KB / 8; x++)
+        for (int x = 0; x < IN_LINE / 8; x++)
 #pragma unroll
             for (int u = 0; u < PIECES; u++) {
                 if constexpr (VIA_REGISTERS)
-                    wgmma_tf32(sum[u], fragments[x][u], right + deeper(x, RIGHT), true);
+                    wgmma_tf32(sum[u], fragments[x][u], right + x * 2, true);
                 else
-                    wgmma_tf32(sum[u], left + deeper(x, LEFT) + u * PIECE / 16,
-                               right + deeper(x, RIGHT), true);
+                    wgmma_tf32(sum[u], left + u * PIECE / 16 + x * 2, right + x * 2, true);
             }
         wgmma_commit_group();
-        wgmma_wait_group<1>();  // the step before has ended: its stage may be filled again
-        if (!first) release();
-        ring.advance();
+        wgmma_wait_group<1>();  // the part before has ended: its stage may be filled again
+        if (part == 0 && !first) release();
+        if (part == PARTS - 1) ring.advance();
     }
     // The stage before the ring's may be filled again.
     __device__ __forceinline__ void release() const {
@@ -306,10 +309,19 @@ struct Consumer {
         for (int e = 0; e < PIECES * OWN_RIGHT / 2; e++)
             sum[e / (OWN_RIGHT / 2)][e % (OWN_RIGHT / 2)] = 0.0f;
         Fragments even, odd;  // one is multiplied while the other is read
-        if (steps % 2 == 1) step(sum, true, odd);
-        for (unsigned x = steps % 2; x < steps; x += 2) {
-            step(sum, x == 0, even);
-            step(sum, false, odd);
+        if constexpr (PARTS == 1) {
+            if (steps % 2 == 1) multiply_part(sum, 0, true, odd);
+            for (unsigned x = steps % 2; x < steps; x += 2) {
+                multiply_part(sum, 0, x == 0, even);
+                multiply_part(sum, 0, false, odd);
+            }
+        } else {
+            for (unsigned x = 0; x < steps; x++)
+#pragma unroll
+                for (int part = 0; part < PARTS; part += 2) {
+                    multiply_part(sum, part, x == 0, even);
+                    multiply_part(sum, part + 1, false, odd);
+                }
         }
         wgmma_wait_group<0>();
         if (steps > 0) release();

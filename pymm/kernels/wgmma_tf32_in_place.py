@@ -69,7 +69,7 @@ def _registers_fit(c: Config, p: Problem) -> bool:
     if sums > most:
         return False
     left = c.TB if _turned(p) else c.TA
-    return sums + c.KB * left // 64 * _via_registers(p) <= most - 32 * _transposes_a(p)
+    return sums + left // 2 * _via_registers(p) <= most - 32 * _transposes_a(p)
 
 
 def _rows_start_anywhere(p: Problem, d: Device) -> bool:
@@ -85,12 +85,12 @@ WGMMA_TF32_IN_PLACE = Kernel(
     space=dict(
         MB=_EXTENTS,
         NB=_EXTENTS,
-        KB=(32, 64),
+        KB=(32, 64, 128),
         TA=_EXTENTS,
         TB=_EXTENTS,
         STAGES=(2, 3, 4, 6, 8),
         GROUP=(1, 8),
-        SPLIT=(1, 2, 4, 8, 16, 33, 66, 132),
+        SPLIT=(1, 2, 3, 4, 6, 8, 12, 16, 33, 66, 132),
     ),
     default=dict(MB=128, NB=128, KB=32, TA=128, TB=64, STAGES=6, GROUP=8, SPLIT=1),
     fallbacks=(dict(MB=64, NB=64, KB=32, TA=64, TB=64, STAGES=4, GROUP=8, SPLIT=1),),
@@ -121,10 +121,13 @@ WGMMA_TF32_IN_PLACE = Kernel(
             lambda c, p, d: (c.TB if _turned(p) else c.TA) % 64 == 0,
         ),
         Rule("MB and NB are at most 256", lambda c, p, d: c.MB <= 256 and c.NB <= 256),
-        Rule("a step is one or two boxes deep: KB is 32 or 64", lambda c, p, d: c.KB in (32, 64)),
+        Rule(
+            "a step has one, two or four parts of 32: KB is 32, 64 or 128",
+            lambda c, p, d: c.KB in (32, 64, 128),
+        ),
         STAGES_OVERLAP,
         Rule(
-            "TA TB / 128 sums, and KB / 64 registers for each row of a left side that goes through "
+            "TA TB / 128 sums, and one register for two rows of a left side that goes through "
             "them: at most 192 (3, 4 warpgroups 120, 64), 32 fewer if A is transposed in shared "
             "memory",
             lambda c, p, d: _registers_fit(c, p),
