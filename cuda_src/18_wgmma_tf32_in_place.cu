@@ -1,36 +1,38 @@
 // 18 wgmma tf32 in place: float32 rounded to tf32, rows that start anywhere, without a copy.
 //
 // Kernel 10 copies operands whose rows do not start at multiples of 16 bytes: a launch of 2.3 us
-// and more before the product, which reads and writes all of them. Here, as in kernel 17, a tensor
-// map describes every fourth row (common/row_classes.cuh), and four warps load the tiles from where
-// they are, each its class of rows. TMA rounds to tf32 on the way.
+// and more before the product, which reads and writes all of them. Here, as in kernel 17, every
+// fourth row is described by a tensor map of its own (common/row_classes.cuh). Four warps load the
+// tiles from where they are, each its class of rows, and TMA rounds to tf32 on the way.
 //
-// wgmma multiplies 64 rows of a left operand by up to 256 columns of a right one. For tf32 the
-// right one must be K-major in shared memory; the left one, too, or it comes from registers:
+// wgmma multiplies 64 rows of a left operand by up to 256 columns of a right one. In tf32 the right
+// one must be K-major in shared memory. The left one must, too, unless it comes from registers:
 //
-//     A         B          left             right                                computed
-//     K-major   K-major    A from memory    B                                    C
-//     MN-major  K-major    A by registers   B                                    C
-//     K-major   MN-major   B by registers   A                                    C^T
-//     MN-major  MN-major   B by registers   A, transposed in shared memory       C^T
+//     A is      B is      left operand       right operand                       result
+//     K-major   K-major   A                  B                                   C
+//     MN-major  K-major   A, by registers    B                                   C
+//     K-major   MN-major  B, by registers    A                                   C^T
+//     MN-major  MN-major  B, by registers    A, transposed in shared memory      C^T
 //
-// - A K-major tile has its rows class by class: for wgmma they are rows or columns of C in another
-//   order. Pieces of 8 rows are as far apart as the descriptor says, so a warpgroup takes runs of
-//   32 rows out of four classes. Of a run a lane has 8 columns of C side by side:
+// - A K-major tile has its rows class by class. Pieces of 8 rows that wgmma takes are as far apart
+//   as a descriptor says, so a warpgroup takes runs of 32 rows, 8 of each class:
 //
-//       row of the run      0 4 8 ... 28   1 5 9 ... 29   2 6 10 ... 30   3 7 11 ... 31
-//       class, 8 rows each       0              1               2               3
+//       rows of a run       0 4 8 ... 28   1 5 9 ... 29   2 6 10 ... 30   3 7 11 ... 31
+//       class                    0              1               2               3
 //
-// - An MN-major tile has steps along k class by class. A lane reads what it holds of the left
-//   operand from where it is, step 4 i + c in line i of class c. Lanes of a quad read four steps:
-//   each class begins 128 bytes further on than it need, so that the swizzle puts them into
-//   different banks. With the columns that lanes take in kernel 10 there are no conflicts.
-// - Squares of 32 x 32 are transposed where they are. That puts steps into their order.
-// - C goes through shared memory, from where warps store it row by row, 32 or 64 numbers side by
-//   side. alpha, beta and the epilogue come then, when reads of C are side by side, too.
+//   Rows of the tile are rows or columns of C. A lane has sums of two columns of each piece: these
+//   are 8 columns of a run, side by side.
+// - An MN-major tile has its rows, one for each k, class by class: k = 4 i + c is line i of class
+//   c. A lane reads from there what it holds of the left operand. Four lanes read k, k + 1, k + 2
+//   and k + 3 at a time, from four classes. Each class begins 128 bytes further on than it need be,
+//   so that TMA's swizzle puts these into different banks. As in kernel 10, eight lanes read four
+//   columns each of two chunks of 16 bytes that are four apart, and no banks conflict.
+// - Squares of 32 x 32 are transposed where they are. They get the order of k back.
+// - C goes through shared memory, from where warps store 32 or 64 columns of a row at a time. Only
+//   then come alpha, beta and the epilogue: C is read in the same way.
 //
-// Boxes are small, 1 to 8 KiB, and rows begin within lines of L2. What it is worth was not measured
-// yet: no GPU has run it.
+// There are no clusters and no slices. Boxes are small, 1 to 8 KiB, and rows begin within lines of
+// L2. It was not timed yet: no GPU has run it.
 
 #ifndef TRANS_A
 #define TRANS_A 0  // 1: A is stored as k x m, so op(A) = A^T
@@ -75,24 +77,26 @@
 #include "common/row_classes.cuh"
 #include "common/split_k_schedule.cuh"
 
-constexpr bool TURNED = !TRANS_B;  // wgmma computes C^T
+constexpr bool TURNED = !TRANS_B;  // the result of wgmma is C^T
 constexpr bool TRANSPOSES_A = TRANS_A && TURNED, VIA_REGISTERS = TRANS_A || TURNED;
 // Rows of the left and columns of the right operand: of a block, and of a warpgroup.
 constexpr int LEFT = TURNED ? NB : MB, RIGHT = TURNED ? MB : NB;
 constexpr int OWN_LEFT = TURNED ? TB : TA, OWN_RIGHT = TURNED ? TA : TB;
 constexpr int PIECES = OWN_LEFT / 64, RUNS = OWN_RIGHT / 32;
-constexpr int PARTS = KB / IN_LINE;  // parts of a step: as deep as a row of a box is long
+constexpr int PARTS = KB / IN_LINE;  // of a step: each is as deep as a row of a box is long
 
 constexpr int WARPGROUPS_N = NB / TB, CONSUMERS = MB / TA * WARPGROUPS_N;  // one more loads
 constexpr int THREADS = 128 * (CONSUMERS + 1), PRODUCERS = CLASSES;        // warps that load
-// An MN-major left tile: lines of 32 elements along m or n of a class, and one that stays empty.
+// Lines of a class of a left tile that is MN-major: KB / CLASSES for each 32 of its rows, and an
+// empty one.
 constexpr int LINES = LEFT / IN_LINE * (KB / CLASSES) + 1;
 constexpr int RIGHT_BYTES = RIGHT * KB * 4, LEFT_BYTES = LEFT * KB * 4 + 1024 * VIA_REGISTERS;
 constexpr int STAGE_BYTES = RIGHT_BYTES + LEFT_BYTES;
-constexpr int SQUARE = 32 * LINE_BYTES;  // bytes of 32 rows that are transposed, 8 of each class
+constexpr int SQUARE = 32 * LINE_BYTES;  // bytes of 32 x 32 that are transposed
 
-// A warp stores 8 rows of 64 columns (TURNED) or 16 of 32 at a time. Rows are 16 bytes further
-// apart than they are long: lanes that write or read rows one below the other meet different banks.
+// A warp stores 16 rows of 32 columns at a time, of C^T 8 rows of 64. In shared memory rows are 16
+// bytes further apart than they are long: lanes that write or read rows one below the other meet
+// different banks.
 constexpr int HIGH = TURNED ? 8 : 16, WIDE = TURNED ? 64 : 32, PITCH = WIDE * 4 + 16;
 constexpr int STAGED_BYTES = 4 * HIGH * PITCH;  // of a warpgroup
 
@@ -145,11 +149,9 @@ __device__ __forceinline__ void load_mn_major(const RowClasses& of, unsigned til
 __device__ __forceinline__ void load_squares(const RowClasses& of, unsigned tile, unsigned c,
                                              unsigned full, unsigned outer, unsigned k0) {
 #pragma unroll
-    for (int x = 0; x < PARTS; x++)
-#pragma unroll
-        for (int y = 0; y < RIGHT / 32; y++)
-            of.load_box(tile + (x * (RIGHT / 32) + y) * SQUARE + c * (SQUARE / CLASSES), c, full,
-                        outer + y * 32, k0 + x * 32);
+    for (int x = 0; x < PARTS * (RIGHT / 32); x++)
+        of.load_box(tile + x * SQUARE + c * (SQUARE / CLASSES), c, full,
+                    outer + x % (RIGHT / 32) * 32, k0 + x / (RIGHT / 32) * 32);
 }
 
 // One thread of a warp that loads: class c of all tiles.
@@ -181,27 +183,25 @@ __device__ __forceinline__ void produce(const Product& p, const Stages& stages, 
     }
 }
 
-// The place of a thread: its warpgroup's share of the left and of the right operand, its warp and
-// lane 4 g + t.
+// The place of a thread: its warpgroup's share of the left and of the right operand, its warp in
+// that, and its lane, 4 g + t.
 struct Place {
     unsigned group, left, right, warp, g, t;
-    __device__ __forceinline__ explicit Place(unsigned group)
-        : group(group),
+    __device__ __forceinline__ explicit Place(unsigned warp)
+        : group(warp / 4),
           left(TURNED ? group % WARPGROUPS_N : group / WARPGROUPS_N),
           right(TURNED ? group / WARPGROUPS_N : group % WARPGROUPS_N),
-          warp(threadIdx.x % 128 / 32),
+          warp(warp % 4),
           g(threadIdx.x % 32 / 4),
           t(threadIdx.x % 4) {}
-    // Where row 16 warp + 8 h + g of 64, as wgmma counts them, is in the block's left tile. Of one
-    // that is K-major the warpgroups take runs of 32 rows in turns. Of one that goes through
-    // registers eight lanes g read four columns each of two chunks of 16 bytes that are four apart:
-    // with those of the four classes t these are in different banks.
+    // The row of the block's left tile that wgmma has as row 16 warp + 8 h + g of a piece of 64.
     __device__ __forceinline__ unsigned left_row(unsigned piece, unsigned h, unsigned g) const {
-        const unsigned number = left * PIECES + piece;
-        if (!VIA_REGISTERS) return number * 32 + h * (LEFT / 2) + g * 4 + warp;
-        return number * 64 + h * 32 + warp * 4 + g / 4 * 16 + g % 4;
+        const unsigned place = left * PIECES + piece;
+        return VIA_REGISTERS ? place * 64 + h * 32 + g / 4 * 16 + warp * 4 + g % 4
+                             : h * (LEFT / 2) + place * 32 + g * 4 + warp;
     }
-    // Where a run of 32 begins in the block's right tile.
+    // Where a run of 32 begins in the block's right tile. Warpgroups take them in turns, but what
+    // is transposed one after the other.
     __device__ __forceinline__ unsigned right_run(unsigned run) const {
         return (TRANSPOSES_A ? right * RUNS + run : run * (RIGHT / OWN_RIGHT) + right) * 32;
     }
@@ -225,7 +225,7 @@ struct Consumer {
     Place at;
     Ring ring;
 
-    // Depth 4 i + t is line i of class t, and a lane's rows are in the same chunk of all lines.
+    // Depth 4 i + t is line i of class t. A lane's rows are in the same chunk of every 32.
     __device__ __forceinline__ void read_fragments(Fragments& to, int part) const {
         constexpr int EACH = KB / CLASSES;  // lines of 32 rows in a class
         const unsigned row = at.left_row(0, 0, at.g);
@@ -474,9 +474,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const unsigned full = address_of_shared(staging + CONSUMERS * STAGED_BYTES);
     const Product p{1, (k + KB - 1u) / KB, (m + MB - 1u) / MB, (n + NB - 1u) / NB};
     const Stages stages{address_of_shared(aligned), full, full + 8 * STAGES};
-    // Uniform in each warp, and the compiler is told so: descriptors then stay in uniform
-    // registers.
-    const unsigned group = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    // Uniform in each warp, and the compiler is told so: descriptors and what TMA is asked for then
+    // stay in uniform registers.
+    const unsigned warp = __shfl_sync(~0u, threadIdx.x / 32, 0), group = warp / 4;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; s++) {
             mbarrier_init(stages.full + 8 * s, PRODUCERS);
@@ -489,12 +489,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (threadIdx.x % 32 == 0) {
             griddepcontrol_wait();
-            produce(p, stages, {maps.a, shifts_a}, {maps.b, shifts_b}, threadIdx.x % 128 / 32);
+            produce(p, stages, {maps.a, shifts_a}, {maps.b, shifts_b}, warp % 4);
         }
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
         consume(p,
                 {C, ldc, unsigned(m), unsigned(n), alpha, beta, aligned_c != 0 EPILOGUE_ARGUMENT},
-                {aligned, stages, Place(group), {}}, staging + group * STAGED_BYTES, parts);
+                {aligned, stages, Place(warp), {}}, staging + group * STAGED_BYTES, parts);
     }
 }
