@@ -112,9 +112,7 @@ static_assert(KB == 32 || KB == 64 || KB == 128,
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
 constexpr int ROOM = CONSUMER_REGISTERS - 40 - (TRANSPOSES_A ? 32 : 0);
 static_assert(CONSUMERS <= 4 && TA * TB / 128 + (VIA_REGISTERS ? OWN_LEFT / 2 : 0) <= ROOM,
-              "TA TB / 128 sums, and one register for two rows of a left side that goes through "
-              "them: at most 192 (3, 4 warpgroups 120, 64), 32 fewer if A is transposed in shared "
-              "memory");
+              "TA TB / 128 + rows by registers / 2 <= 192 (3, 4 warpgroups 120, 64; turned -32)");
 
 // The position in the ring of stages: the stage, and the parity of its barriers' phase.
 struct Ring {
@@ -310,11 +308,13 @@ struct Consumer {
             sum[e / (OWN_RIGHT / 2)][e % (OWN_RIGHT / 2)] = 0.0f;
         Fragments even, odd;  // one is multiplied while the other is read
         if constexpr (PARTS == 1) {
-            if (steps % 2 == 1) multiply_part(sum, 0, true, odd);
-            for (unsigned x = steps % 2; x < steps; x += 2) {
+            unsigned x = 0;
+            for (; x + 1 < steps; x += 2) {
                 multiply_part(sum, 0, x == 0, even);
                 multiply_part(sum, 0, false, odd);
             }
+            wgmma_wait_group<0>();  // else ptxas serializes wgmma for want of registers
+            if (x < steps) multiply_part(sum, 0, x == 0, even);
         } else {
             for (unsigned x = 0; x < steps; x++)
 #pragma unroll
@@ -411,7 +411,7 @@ struct Output {
     __device__ __forceinline__ void copy(const unsigned char* staged, unsigned i0, unsigned j0,
                                          int u, const Place& at, unsigned end_m) const {
         constexpr unsigned IN_ROW = WIDE / EACH, COUNT = HIGH * IN_ROW / 32;
-        constexpr unsigned BATCH = COUNT < 8 ? COUNT : 8;  // read before the first is stored
+        constexpr unsigned BATCH = COUNT < 8 || FILL != 0 ? 4 : 8;  // read before one is stored
 #pragma unroll 1
         for (unsigned e = threadIdx.x % 32; e < COUNT * 32; e += BATCH * 32) {
             Columns<EACH> x[BATCH];

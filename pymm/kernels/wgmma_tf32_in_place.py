@@ -127,9 +127,7 @@ WGMMA_TF32_IN_PLACE = Kernel(
         ),
         STAGES_OVERLAP,
         Rule(
-            "TA TB / 128 sums, and one register for two rows of a left side that goes through "
-            "them: at most 192 (3, 4 warpgroups 120, 64), 32 fewer if A is transposed in shared "
-            "memory",
+            "TA TB / 128 + rows by registers / 2 <= 192 (3, 4 warpgroups 120, 64; turned -32)",
             lambda c, p, d: _registers_fit(c, p),
         ),
         PARTS_HAVE_STEPS,
