@@ -4,7 +4,10 @@ copy.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pymm.core.device import Device
+from pymm.core.integers import ceil_div
 from pymm.core.problem import Problem, stored_shapes
 from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma
 from pymm.kernels.rules import ACCUMULATORS, PARTS_FIT, PARTS_HAVE_STEPS, STAGES_FIT, STAGES_OVERLAP
@@ -77,6 +80,59 @@ def _rows_start_anywhere(p: Problem, d: Device) -> bool:
     return any(shape[2] * 4 % 16 for shape in stored_shapes(p)[:2])
 
 
+# What a survey may measure and choose. No time of this kernel is known yet: these are like kernel
+# 10's
+
+#: Forms of a block: columns and rows of wgmma, rows of a warpgroup, depth, stages; microseconds of
+#: 32 along k, and of the rest of a tile.
+_FORMS = (
+    (256, 128, 64, 32, 4, 0.59, 3.7),
+    (256, 64, 64, 64, 2, 0.42, 3.4),
+    (160, 128, 64, 32, 4, 0.44, 2.7),
+    (128, 128, 64, 32, 6, 0.39, 2.5),
+    (128, 128, 64, 64, 3, 0.39, 2.5),
+    (128, 64, 64, 64, 4, 0.32, 2.4),
+    (96, 256, 128, 32, 4, 0.56, 3.0),
+    (96, 128, 64, 64, 3, 0.36, 2.4),
+    (64, 128, 64, 64, 4, 0.34, 2.4),
+    (64, 64, 64, 64, 6, 0.23, 1.7),
+    (32, 64, 64, 64, 8, 0.20, 1.2),
+)
+
+#: Microseconds: a launch, a second one, each part that it adds up. Bytes of a microsecond: from
+#: memory, from L2.
+_LAUNCH, _COMBINING, _PART, _MEMORY, _L2 = 4.8, 3.0, 0.04, 4e6, 10.5e6
+
+
+def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
+    """Every form, whole and with as many parts of k as fill the device once or twice, where rows
+    start anywhere.
+    """
+    if not _rows_start_anywhere(p, d):
+        return
+    for right, left, own, depth, stages, step, rest in _FORMS:
+        form = dict(MB=right, NB=left, TA=right, TB=own)
+        if not _turned(p):
+            form = dict(MB=left, NB=right, TA=own, TB=right)
+        form |= dict(KB=depth, STAGES=stages, GROUP=8)
+        tiles = max(1, tiles_in(p, form["MB"], form["NB"]))
+        parts = {min(p.k // (4 * depth), full * d.sms // tiles) for full in (1, 2)}
+        for split in {1, *(count for count in parts if count > 1)}:
+            config = WGMMA_TF32_IN_PLACE.config(form | dict(SPLIT=split))
+            yield _microseconds(config, step, rest, p, d), config
+
+
+def _microseconds(c: Config, step: float, rest: float, p: Problem, d: Device) -> float:
+    units = max(1, c.kernel.units(c, p))
+    steps = ceil_div(ceil_div(p.k, c.KB), c.SPLIT) * c.KB
+    busy = ceil_div(units, d.sms) * (steps / 32 * step + rest)
+    read = 4 * units * (c.MB + c.NB) * steps
+    fetched = max(p.bytes / (_MEMORY * min(1.0, units / d.sms)), read / _L2)
+    sums = 4 * p.m * p.n * c.SPLIT
+    adding = _COMBINING + _PART * c.SPLIT + 2 * sums / _MEMORY if c.SPLIT > 1 else 0.0
+    return _LAUNCH + max(busy, fetched) + 0.05 * min(busy, fetched) + adding
+
+
 WGMMA_TF32_IN_PLACE = Kernel(
     number=18,
     name="wgmma_tf32_in_place",
@@ -94,6 +150,7 @@ WGMMA_TF32_IN_PLACE = Kernel(
     ),
     default=dict(MB=128, NB=128, KB=32, TA=128, TB=64, STAGES=6, GROUP=8, SPLIT=1),
     fallbacks=(dict(MB=64, NB=64, KB=32, TA=64, TB=64, STAGES=4, GROUP=8, SPLIT=1),),
+    options=_options,
     threads=lambda c: 128 * (1 + _consumers(c)),
     block=lambda c: (128 * (1 + _consumers(c)), 1, 1),
     tiles=lambda c, p: (tiles_in(p, c.MB, c.NB), 1),

@@ -102,6 +102,14 @@ def test_only_the_tuner_takes_it_and_only_for_rows_that_start_anywhere(layout):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_survey_may_measure_it_where_rows_start_anywhere(layout):
+    odd, even = product(layout), product(layout, 1024, 1024, 1024)
+    given = [config for _, config in IN_PLACE.options(odd, HOPPER)]
+    assert len(given) > 10 and not list(IN_PLACE.options(even, HOPPER))
+    assert not any(IN_PLACE.violations(config, odd, HOPPER) for config in given)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_operands_are_read_as_they_are_stored(layout):
     problem = product(layout)
     assert IN_PLACE.tma.as_loaded(problem) == problem
