@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pymm.core.device import Device
-from pymm.core.integers import ceil_div
 from pymm.core.problem import Problem, stored_shapes
+from pymm.kernels.expected import in_tiles
 from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma
 from pymm.kernels.rules import ACCUMULATORS, PARTS_FIT, PARTS_HAVE_STEPS, STAGES_FIT, STAGES_OVERLAP
 from pymm.kernels.tiles import tiles_in
@@ -75,10 +75,8 @@ _FORMS = (
     (dict(MB=128, NB=256, TA=64, TB=256, STAGES=4), 0.64, 1.8),
 )
 
-#: Microseconds: a launch, a second one, each part that it adds up, each element of a block's tile
-#: that is stored. Bytes of a microsecond: of the parts, from memory, from L2.
-_LAUNCH, _COMBINING, _PART, _STORED = 4.8, 3.0, 0.04, 1e-4
-_PARTS, _MEMORY, _L2 = 4e6, 4e6, 10.5e6
+#: Microseconds of each element of a block's tile that is stored.
+_STORED = 1e-4
 
 
 def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
@@ -93,20 +91,8 @@ def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
         parts = {min(p.k // (4 * 64), full * d.sms // tiles) for full in (1, 2)}
         for split in {1, *(count for count in parts if count > 1)}:
             config = WGMMA_IN_PLACE.config(whole.as_dict() | {"SPLIT": split})
-            yield _microseconds(config, step, rest, p, d), config
-
-
-def _microseconds(c: Config, step: float, rest: float, p: Problem, d: Device) -> float:
-    units = max(1, c.kernel.units(c, p))
-    if c.SPLIT == 1:
-        rest += _STORED * c.MB * c.NB
-    steps = ceil_div(ceil_div(p.k, c.KB), c.SPLIT)
-    busy = ceil_div(units, d.sms) * (steps * step + rest)
-    read = 2 * units * (c.MB + c.NB) * steps * c.KB
-    fetched = max(p.bytes / (_MEMORY * min(1.0, units / d.sms)), read / _L2)
-    sums = 4 * p.m * p.n * c.SPLIT
-    adding = _COMBINING + _PART * c.SPLIT + 2 * sums / _PARTS if c.SPLIT > 1 else 0.0
-    return _LAUNCH + max(busy, fetched) + 0.05 * min(busy, fetched) + adding
+            end = rest + _STORED * config.MB * config.NB * (split == 1)
+            yield in_tiles(config, p, d, step, end), config
 
 
 WGMMA_IN_PLACE = Kernel(

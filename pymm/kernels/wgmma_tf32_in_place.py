@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pymm.core.device import Device
-from pymm.core.integers import ceil_div
 from pymm.core.problem import Problem, stored_shapes
+from pymm.kernels.expected import in_tiles
 from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma
 from pymm.kernels.rules import ACCUMULATORS, PARTS_FIT, PARTS_HAVE_STEPS, STAGES_FIT, STAGES_OVERLAP
 from pymm.kernels.tiles import tiles_in
@@ -99,10 +99,6 @@ _FORMS = (
     (32, 64, 64, 64, 8, 0.20, 1.2),
 )
 
-#: Microseconds: a launch, a second one, each part that it adds up. Bytes of a microsecond: from
-#: memory, from L2.
-_LAUNCH, _COMBINING, _PART, _MEMORY, _L2 = 4.8, 3.0, 0.04, 4e6, 10.5e6
-
 
 def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
     """Every form, whole and with as many parts of k as fill the device once or twice, where rows
@@ -119,18 +115,7 @@ def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
         parts = {min(p.k // (4 * depth), full * d.sms // tiles) for full in (1, 2)}
         for split in {1, *(count for count in parts if count > 1)}:
             config = WGMMA_TF32_IN_PLACE.config(form | dict(SPLIT=split))
-            yield _microseconds(config, step, rest, p, d), config
-
-
-def _microseconds(c: Config, step: float, rest: float, p: Problem, d: Device) -> float:
-    units = max(1, c.kernel.units(c, p))
-    steps = ceil_div(ceil_div(p.k, c.KB), c.SPLIT) * c.KB
-    busy = ceil_div(units, d.sms) * (steps / 32 * step + rest)
-    read = 4 * units * (c.MB + c.NB) * steps
-    fetched = max(p.bytes / (_MEMORY * min(1.0, units / d.sms)), read / _L2)
-    sums = 4 * p.m * p.n * c.SPLIT
-    adding = _COMBINING + _PART * c.SPLIT + 2 * sums / _MEMORY if c.SPLIT > 1 else 0.0
-    return _LAUNCH + max(busy, fetched) + 0.05 * min(busy, fetched) + adding
+            yield in_tiles(config, p, d, step * depth / 32, rest), config
 
 
 WGMMA_TF32_IN_PLACE = Kernel(
