@@ -75,7 +75,8 @@ constexpr bool VIA_REGISTERS = A_K_MAJOR && !B_K_MAJOR;  // A is multiplied
 constexpr int WARPGROUPS_N = NB / TB, CONSUMERS = MB / TA * WARPGROUPS_N;  // one more loads
 constexpr int THREADS = 128 * (CONSUMERS + 1), PRODUCERS = 4;              // warps that load
 constexpr int A_BYTES = MB * KB * sizeof(REAL), STAGE_BYTES = A_BYTES + NB * KB * sizeof(REAL);
-constexpr int PILE = KB * LINE_BYTES;  // bytes of 64 columns of an MN-major tile
+constexpr int PIECE = 8 * LINE_BYTES;  // bytes of 8 rows of a K-major tile
+constexpr int PILE = KB * LINE_BYTES;  // of 64 columns of an MN-major one
 constexpr int ROWS = TA / 64;          // pieces of 64 rows of a warpgroup
 
 // C is stored in pieces of 64 x 64, 16 rows of them by each warp. In shared memory rows are 16
@@ -91,10 +92,9 @@ static_assert(MB % TA == 0 && TA % 64 == 0 && NB % TB == 0 && TB % 64 == 0,
 static_assert(MB <= 256 && NB <= 256, "MB and NB are at most 256");
 static_assert(KB == 64, "a step is as deep as a box: KB is 64");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
-static_assert(CONSUMERS <= 4 && TA * TB / 128 + (VIA_REGISTERS ? TA / 2 + 16 : 0) + 40 <=
+static_assert(CONSUMERS <= 4 && TA * TB / 128 + (VIA_REGISTERS ? TA / 2 : 0) + 40 <=
                                     CONSUMER_REGISTERS,
-              "TA TB / 128 (+ TA / 2 + 16 of A in registers) <= 192 (3, 4 warpgroups: 120, 64)");
-static_assert(CONSUMERS != 3 || TA == 64, "three warpgroups have 64 rows each: TA is 64");
+              "TA TB / 128 (+ TA / 2 of A in registers) <= 192 (3, 4 warpgroups: 120, 64)");
 
 #include "common/combine.cuh"
 
@@ -129,10 +129,7 @@ __device__ __forceinline__ void produce(const Product& p, const Stages& stages, 
             for (unsigned x = 0; x < SHARE; x++) {
                 const unsigned c = warp * SHARE + x;
                 a.load<A_K_MAJOR, MB>(tile_a, c, full, unit.i0, k0);
-#pragma unroll
-                for (int j = 0; j < NB; j += TB)  // a K-major tile of each warpgroup's columns
-                    b.load<B_K_MAJOR, TB>(tile_a + A_BYTES + j * LINE_BYTES, c, full, unit.j0 + j,
-                                        k0);
+                b.load<B_K_MAJOR, NB>(tile_a + A_BYTES, c, full, unit.j0, k0);
             }
         }
     }
@@ -178,16 +175,17 @@ struct Consumer {
     unsigned at_a, at_b;  // of its rows and columns in a stage
     Ring ring;
 
-    // One step. With A from registers, `a` must not change before the step has ended.
-    __device__ __forceinline__ void step(float (&sum)[ROWS][TB / 2], bool add,
+    // One step, `first` or not of a unit. With A from registers, `a` must not change before the
+    // step has ended.
+    __device__ __forceinline__ void step(float (&sum)[ROWS][TB / 2], bool first,
                                          Fragments (&a)[ROWS]) {
         const unsigned tile_a = stages.base + ring.stage * STAGE_BYTES + at_a;
         const unsigned tile_b = stages.base + ring.stage * STAGE_BYTES + A_BYTES + at_b;
         const unsigned long long b =
-            B_K_MAJOR ? k_major(tile_b, 8 * LINE_BYTES) : mn_major_descriptor<64, KB>(tile_b);
+            B_K_MAJOR ? k_major(tile_b, NB / TB * PIECE) : mn_major_descriptor<64, KB>(tile_b);
         constexpr unsigned STEP_A = A_K_MAJOR ? 32 : 16 * LINE_BYTES,
                            STEP_B = B_K_MAJOR ? 32 : 16 * LINE_BYTES,
-                           PIECE_A = A_K_MAJOR ? 8 * LINE_BYTES : PILE;
+                           PIECE_A = A_K_MAJOR ? PIECE : PILE;
         mbarrier_wait(stages.full + 8 * ring.stage, ring.parity);
         if constexpr (VIA_REGISTERS) {
 #pragma unroll
@@ -195,7 +193,7 @@ struct Consumer {
                 read_fragments(a[u], shared + ring.stage * STAGE_BYTES + at_a + u * PIECE_A);
         }
         const unsigned long long in_memory = A_K_MAJOR
-                                                 ? k_major(tile_a, MB / CLASSES * LINE_BYTES)
+                                                 ? k_major(tile_a, MB / 64 * PIECE)
                                                  : mn_major_descriptor<64, KB>(tile_a);
         wgmma_fence();
 #pragma unroll
@@ -203,52 +201,55 @@ struct Consumer {
 #pragma unroll
             for (int u = 0; u < ROWS; u++) {
                 if constexpr (VIA_REGISTERS)
-                    wgmma<B_K_MAJOR>(REAL{}, sum[u], a[u][x], b + x * STEP_B / 16, add || x > 0);
+                    wgmma<B_K_MAJOR>(REAL{}, sum[u], a[u][x], b + x * STEP_B / 16, true);
                 else
                     wgmma<A_K_MAJOR, B_K_MAJOR>(REAL{}, sum[u],
                                              in_memory + (u * PIECE_A + x * STEP_A) / 16,
-                                             b + x * STEP_B / 16, add || x > 0);
+                                             b + x * STEP_B / 16, true);
             }
         wgmma_commit_group();
         wgmma_wait_group<1>();  // the step before has ended: its stage may be filled again
-        if (add) release(1);
+        if (!first) release();
         ring.advance();
     }
-    // The stage `before` steps back may be filled again.
-    __device__ __forceinline__ void release(unsigned before) const {
-        const unsigned stage = ring.stage < before ? ring.stage + STAGES : ring.stage;
-        if (threadIdx.x % 128 == 0) mbarrier_arrive(stages.empty + 8 * (stage - before));
+    // The stage before the ring's may be filled again.
+    __device__ __forceinline__ void release() const {
+        const unsigned before = (ring.stage == 0 ? STAGES : ring.stage) - 1;
+        if (threadIdx.x % 128 == 0) mbarrier_arrive(stages.empty + 8 * before);
     }
-    // sum = op(A) op(B) of a unit of so many steps.
+    // sum = op(A) op(B) of a unit of so many steps. All sums begin as zeros: then the compiler need
+    // not keep those of the unit before while it stores them.
     __device__ __forceinline__ void multiply(float (&sum)[ROWS][TB / 2], unsigned steps) {
-        make_opaque(steps);  // else both branches become one, and ptxas serializes wgmma
-        if (steps == 0) {
 #pragma unroll
-            for (int e = 0; e < ROWS * TB / 2; e++) sum[e / (TB / 2)][e % (TB / 2)] = 0.0f;
-        }
+        for (int e = 0; e < ROWS * TB / 2; e++) sum[e / (TB / 2)][e % (TB / 2)] = 0.0f;
         Fragments even[ROWS], odd[ROWS];  // one is multiplied while the other is read
         unsigned x = 0;
         for (; x + 1 < steps; x += 2) {
-            step(sum, x > 0, even);
-            step(sum, true, odd);
+            step(sum, x == 0, even);
+            step(sum, false, odd);
         }
-        if (x < steps) step(sum, x > 0, even);
+        wgmma_wait_group<0>();  // else ptxas serializes wgmma for want of registers
+        if (x < steps) step(sum, x == 0, even);
         wgmma_wait_group<0>();
-        if (steps > 0) release(1);
+        if (steps > 0) release();
     }
 };
 
 // Where a lane's sums of 64 rows and TB columns of a tile belong: sum[4 j + 2 h + e] of lane
-// 4 g + t. Rows and columns of a K-major operand are those of class 0, of class 1, and so on.
+// 4 g + t. Rows and columns of a K-major operand are those of class 0, of class 1, and so on. A
+// warpgroup's columns come in pieces of 64, of a K-major B every NB / TBth of the tile's.
 __device__ __forceinline__ unsigned row_of(unsigned h) {
     const unsigned g = threadIdx.x % 32 / 4, warp = threadIdx.x % 128 / 32;
     return A_K_MAJOR ? g * 8 + warp * 2 + h : warp * 16 + h * 8 + g;
 }
-__device__ __forceinline__ unsigned column_of(int e) {
-    constexpr int OF_CLASS = TB / 64;
+__device__ __forceinline__ unsigned column_in_piece(int e) {
     const unsigned t = threadIdx.x % 4, j = e / 4;
-    return B_K_MAJOR ? j % OF_CLASS * 64 + t * 16 + e % 2 * 8 + j / OF_CLASS
-                     : j * 8 + t * 2 + e % 2;
+    return B_K_MAJOR ? t * 16 + e % 2 * 8 + j / (TB / 64) : j % 8 * 8 + t * 2 + e % 2;
+}
+// Where a piece begins in the block's tile.
+__device__ __forceinline__ unsigned piece_column(unsigned group, int piece) {
+    const unsigned right = group % WARPGROUPS_N;
+    return B_K_MAJOR ? (piece * WARPGROUPS_N + right) * 64 : right * TB + piece * 64;
 }
 // The sum of column `column` of 16 in the piece of 64 columns, where B is K-major.
 __device__ __forceinline__ constexpr int element(int piece, int h, int column) {
@@ -265,28 +266,30 @@ struct Output {
     bool aligned;  // rows of C start at multiples of 16 bytes
     EPILOGUE_MEMBER
 
-    // 64 rows of a tile from i0 and TB columns from j0 on. `staging` is the warpgroup's.
+    // 64 rows from i0 on and TB columns of a tile that begins at column j0. `staging` is the
+    // warpgroup's.
     __device__ __forceinline__ void store(float (&sum)[TB / 2], unsigned i0, unsigned j0,
                                           unsigned char* staging, unsigned group) const {
         const unsigned warp = threadIdx.x % 128 / 32;
 #pragma unroll
         for (int piece = 0; piece < TB / 64; piece++) {
-            const unsigned j = j0 + piece * 64, row = SWAPPED ? j : i0, column = SWAPPED ? i0 : j;
+            const unsigned j = j0 + piece_column(group, piece);
+            const unsigned row = SWAPPED ? j : i0, column = SWAPPED ? i0 : j;
             if (column >= n || !any_stored(row, column, 64, 64)) continue;
-            scale(sum, piece, i0, j0);
+            scale(sum, piece, i0, j);
             SWAPPED ? warpgroup_sync(group + 1) : __syncwarp();
             SWAPPED ? stage_transposed(sum, piece, staging) : stage(sum, piece, staging);
             SWAPPED ? warpgroup_sync(group + 1) : __syncwarp();
             copy(staging + warp * STAGED_BYTES, row, column);
         }
     }
-    // The elements of a piece as they are stored.
+    // The elements of a piece, whose columns begin at j0, as they are stored.
     __device__ __forceinline__ void scale(float (&sum)[TB / 2], int piece, unsigned i0,
                                           unsigned j0) const {
 #pragma unroll
         for (int x = 0; x < 32; x++) {
             const int e = B_K_MAJOR ? (x / 4 * (TB / 64) + piece) * 4 + x % 4 : piece * 32 + x;
-            const unsigned i = i0 + row_of(e / 2 % 2), j = j0 + column_of(e);
+            const unsigned i = i0 + row_of(e / 2 % 2), j = j0 + column_in_piece(e);
             const unsigned row = SWAPPED ? j : i, column = SWAPPED ? i : j;
             sum[e] *= alpha;
             if (beta != 0.0f && row < m && column < n && is_stored(row, column))
@@ -400,14 +403,15 @@ struct Output {
     }
     // The sums of a part as they are.
     __device__ __forceinline__ void store_part(const float (&sum)[TB / 2], unsigned part,
-                                               unsigned i0, unsigned j0) const {
+                                               unsigned i0, unsigned j0, unsigned group) const {
         const unsigned pitch = (n + 3) / 4 * 4, t = threadIdx.x % 4;
         float* const to = parts + 1ull * part * m * pitch;
         if constexpr (SWAPPED) {
             const unsigned column = i0 + row_of(0);
 #pragma unroll
             for (int x = 0; x < TB / 4; x++) {
-                const unsigned row = j0 + x / 2 * 8 + t * 2 + x % 2;
+                const unsigned row =
+                    j0 + piece_column(group, x / 16) + x % 16 / 2 * 8 + t * 2 + x % 2;
                 const float* const s = sum + x / 2 * 4 + x % 2;
                 if (row < m && column < pitch)
                     *reinterpret_cast<float2*>(to + 1ull * row * pitch + column) = {s[0], s[2]};
@@ -416,18 +420,18 @@ struct Output {
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 const unsigned row = i0 + row_of(h);
-                if (row < m) store_part_of_row(sum, h, to + 1ull * row * pitch, j0, pitch);
+                if (row < m) store_part_of_row(sum, h, to + 1ull * row * pitch, j0, pitch, group);
             }
         }
     }
     static __device__ __forceinline__ void store_part_of_row(const float (&sum)[TB / 2], int h,
                                                              float* row, unsigned j0,
-                                                             unsigned pitch) {
+                                                             unsigned pitch, unsigned group) {
         const unsigned t = threadIdx.x % 4;
         if constexpr (B_K_MAJOR) {
 #pragma unroll
             for (int x = 0; x < TB / 4; x += 4) {
-                const unsigned column = j0 + x / 16 * 64 + t * 16 + x % 16;
+                const unsigned column = j0 + piece_column(group, x / 16) + t * 16 + x % 16;
                 float4 s;
                 s.x = sum[element(x / 16, h, x % 16)];
                 s.y = sum[element(x / 16, h, x % 16 + 1)];
@@ -438,7 +442,7 @@ struct Output {
         } else {
 #pragma unroll
             for (int j = 0; j < TB / 8; j++) {
-                const unsigned column = j0 + j * 8 + t * 2;
+                const unsigned column = j0 + piece_column(group, j / 8) + j % 8 * 8 + t * 2;
                 const float* const s = sum + j * 4 + h * 2;
                 if (column < pitch) *reinterpret_cast<float2*>(row + column) = {s[0], s[1]};
             }
@@ -455,7 +459,6 @@ __device__ __forceinline__ void consume(const Product& p, const Output& result, 
     for (unsigned id = blockIdx.x; id < p.units();) {
         const Unit unit = p[id];
         const unsigned i0 = unit.i0 + group / WARPGROUPS_N * TA;
-        const unsigned j0 = unit.j0 + group % WARPGROUPS_N * TB;
         Output out = result;
         if (warm_up) out.m = 0;
         float sum[ROWS][TB / 2];
@@ -463,9 +466,9 @@ __device__ __forceinline__ void consume(const Product& p, const Output& result, 
 #pragma unroll
         for (int u = 0; u < ROWS; u++) {
             if constexpr (SPLIT == 1)
-                out.store(sum[u], i0 + u * 64, j0, staging, group);
+                out.store(sum[u], i0 + u * 64, unit.j0, staging, group);
             else if (!warm_up)
-                out.store_part(sum[u], unit.part, i0 + u * 64, j0);
+                out.store_part(sum[u], unit.part, i0 + u * 64, unit.j0, group);
         }
         id += warm_up ? 0 : gridDim.x;
         warm_up = 0;
@@ -504,8 +507,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
         const unsigned down = group / WARPGROUPS_N, right = group % WARPGROUPS_N;
-        constexpr unsigned PIECES_A = TA / 64 * (A_K_MAJOR ? 8 * LINE_BYTES : PILE);
-        constexpr unsigned PIECES_B = TB * LINE_BYTES;
+        constexpr unsigned PIECES_A = TA / 64 * (A_K_MAJOR ? PIECE : PILE);
+        constexpr unsigned PIECES_B = B_K_MAJOR ? PIECE : TB / 64 * PILE;
         consume(p,
                 {C, parts, ldc, unsigned(m), unsigned(n), alpha, beta,
                  aligned_c != 0 EPILOGUE_ARGUMENT},

@@ -30,11 +30,12 @@ def _tiles(c: Config, p: Problem) -> tuple[int, int]:
 
 
 def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
-    """A box has one class of the rows of a tile: a K-major one of all MB, or of a warpgroup's TB;
-    an MN-major one of all depth. C is not stored by TMA: its map says where that could.
+    """A box has one class of the rows of a tile: a K-major one of all of them, an MN-major one of
+    all depth. C is not stored by TMA: its map says where that could.
     """
-    a = Box(_LINE, (c.KB if p.trans_a else c.MB) // _CLASSES)
-    b = Box(_LINE, ((c.MB if p.trans_a else c.TB) if p.trans_b else c.KB) // _CLASSES)
+    rows, columns = (c.NB, c.MB) if _swapped(p) else (c.MB, c.NB)
+    a = Box(_LINE, (c.KB if p.trans_a else rows) // _CLASSES)
+    b = Box(_LINE, (columns if p.trans_b else c.KB) // _CLASSES)
     return a, b, Box(128 // p.out_dtype.itemsize, 64)
 
 
@@ -53,7 +54,7 @@ def _evenly(c: Config) -> bool:
 
 
 def _registers_fit(c: Config, p: Problem) -> bool:
-    words = c.TA // 2 + 16 if p.trans_a == p.trans_b else 0  # one operand is in registers
+    words = c.TA // 2 if p.trans_a == p.trans_b else 0  # one operand is in registers
     return c.TA * c.TB // 128 + words <= ACCUMULATORS.get(_consumers(c), 0)
 
 
@@ -139,12 +140,8 @@ WGMMA_IN_PLACE = Kernel(
         Rule("a step is as deep as a box: KB is 64", lambda c, p, d: c.KB == 64),
         STAGES_OVERLAP,
         Rule(
-            "TA TB / 128 (+ TA / 2 + 16 of A in registers) <= 192 (3, 4 warpgroups: 120, 64)",
+            "TA TB / 128 (+ TA / 2 of A in registers) <= 192 (3, 4 warpgroups: 120, 64)",
             lambda c, p, d: _registers_fit(c, p),
-        ),
-        Rule(
-            "three warpgroups have 64 rows each: TA is 64",
-            lambda c, p, d: _consumers(c) != 3 or c.TA == 64,
         ),
         PARTS_HAVE_STEPS,
         PARTS_FIT,
