@@ -6,6 +6,7 @@ index that is neither. So nothing invalid and nothing twice is ever asked for.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -36,6 +37,15 @@ CLIMB = 2
 #: rarely where fast ones are.
 WIDE = 8
 
+#: After so many measurements in a row that were not faster than the best by this part, questions go
+#: to the whole space, until one is: in searches of the replay data that took long, the optimum was
+#: often five changes away from the best.
+PATIENCE, GAIN, WIDE_WITHOUT_GAIN = 20, 0.01, 2
+
+#: Two parameters depend on each other if their mutual information over the valid configurations is
+#: larger than this, in nats: rules that forbid pairs of their values make them so.
+DEPENDENT = 0.01
+
 #: Besides these the surrogate is asked about random configurations: with each result `FRESH` new
 #: ones replace the oldest of `LASTING * FRESH`.
 FRESH, LASTING = 100, 20
@@ -54,7 +64,10 @@ class Suggestion(NamedTuple):
 
 class Pool:
     """The valid configurations as points in the unit cube, each parameter by the rank of its value
-    (for powers of two its logarithm).
+    (for powers of two its logarithm). `features`, which the surrogate sees, has a column more for
+    each two parameters that depend on each other: the difference of their ranks if both grow
+    together, else the sum. For powers of two that is the logarithm of their quotient or product,
+    such as the number of rows that a thread computes.
     """
 
     def __init__(self, parameters: Sequence[Mapping[str, int]]) -> None:
@@ -66,6 +79,7 @@ class Pool:
         varied = [column for column in ranks if column.any()]
         self._ranks = np.array(varied, np.int32).reshape(len(varied), len(parameters))
         self.points = np.ascontiguousarray((self._ranks / self._ranks.max(axis=1)[:, None]).T)
+        self.features = np.hstack([self.points, *_of_dependent(self._ranks)])
 
     def __len__(self) -> int:
         return len(self.values)
@@ -102,6 +116,14 @@ class Known:
         """Indices of the smallest times, the smallest first."""
         timed = [index for index, seconds in self.seconds.items() if math.isfinite(seconds)]
         return sorted(timed, key=self.seconds.__getitem__)[:count]
+
+    def without_gain(self) -> int:
+        """Measurements since the last that was faster than all before it by `GAIN`."""
+        fastest, last = math.inf, -1
+        for number, seconds in enumerate(self.seconds.values()):
+            if seconds < fastest * (1 - GAIN):
+                fastest, last = seconds, number
+        return len(self.seconds) - 1 - last
 
 
 Strategy = Callable[[Pool, Known, np.random.Generator], Suggestion]
@@ -160,7 +182,7 @@ def _largest(pool: Pool, known: Known, indices: np.ndarray, gains: np.ndarray, c
     `count` goes to.
     """
     parts = [(1, 1)] if count % CLIMB == 0 else []
-    if count % WIDE != 1:
+    if count % (WIDE if known.without_gain() < PATIENCE else WIDE_WITHOUT_GAIN) != 1:
         parts.append((NEIGHBOURS_OF, NEIGHBOUR_CHANGES))
     for centres, changes in parts:
         inside = pool.neighbours(known.best(centres), changes)[indices]
@@ -176,7 +198,7 @@ def surrogate_of(pool: Pool, known: Known) -> Surrogate | None:
         return None
     times[~np.isfinite(times)] = np.nanmax(times)
     if known.surrogate is None:
-        known.surrogate = Surrogate(pool.points, known.seed)
+        known.surrogate = Surrogate(pool.features, known.seed)
     known.surrogate.update(list(known.seconds), -1.0 / times)
     return known.surrogate
 
@@ -201,6 +223,24 @@ def _far_from(
         return int(among[0])
     apart = np.abs(pool.points[among][:, None] - pool.points[list(taken)][None]).sum(axis=2)
     return int(among[np.argmax(apart.min(axis=1))])
+
+
+def _of_dependent(ranks: np.ndarray) -> list[np.ndarray]:
+    """A column for each two rows of `ranks` that depend on each other, in 0 to 1."""
+    columns = []
+    for one, other in itertools.combinations(ranks, 2):
+        counts = np.zeros((one.max() + 1, other.max() + 1))
+        np.add.at(counts, (one, other), 1)
+        share = counts / counts.sum()
+        apart = share.sum(axis=1, keepdims=True) * share.sum(axis=0)
+        seen = share > 0
+        if (share[seen] * np.log(share[seen] / apart[seen])).sum() > DEPENDENT:
+            together = np.corrcoef(one, other)[0, 1] > 0
+            column = one - other if together else one + other
+            column = column - column.min()
+            if column.any():
+                columns.append((column / column.max())[:, None])
+    return columns
 
 
 STRATEGIES: dict[str, Strategy] = {

@@ -1,5 +1,6 @@
 """Asking and telling: nothing invalid, nothing twice, nothing lost, and good ones soon."""
 
+import itertools
 import json
 import math
 
@@ -59,6 +60,51 @@ def test_neighbours_differ_in_few_parameters(rows, data):
     ]
     wanted = [any(changes <= most for changes in of_row) for of_row in differ]
     assert pool.neighbours(centres, most).tolist() == wanted
+
+
+def test_features_of_parameters_that_depend_on_each_other():
+    """Rows of a block, threads along them and an independent flag, where a thread has 2 to 8 rows:
+    the logarithm of rows per thread.
+    """
+    rows = [
+        {"rows": 2**r, "threads": 2**t, "flag": f}
+        for r, t, f in itertools.product(range(4, 8), range(2, 5), range(2))
+        if 1 <= r - t <= 3
+    ]
+    pool = strategies.Pool(rows)
+    per_thread = [math.log2(row["rows"] / row["threads"]) for row in rows]
+    assert (pool.features[:, :3] == pool.points).all()
+    assert pool.features[:, 3:].T.tolist() == [[(x - 1) / 2 for x in per_thread]]
+
+
+def test_a_product_of_parameters_that_is_bounded_is_a_feature():
+    rows = [{"m": 2**a, "n": 2**b} for a in range(4) for b in range(4) if a + b <= 3]
+    pool = strategies.Pool(rows)
+    assert pool.features[:, 2].tolist() == [(math.log2(row["m"] * row["n"])) / 3 for row in rows]
+
+
+@given(
+    st.integers(0, 3).flatmap(
+        lambda names: st.lists(
+            st.lists(st.integers(1, 3), min_size=names, max_size=names), min_size=1, max_size=12
+        )
+    )
+)
+def test_features_are_in_the_unit_cube(rows):
+    """Also where parameters are equal, opposite or constant."""
+    features = strategies.Pool([dict(zip("abc", row, strict=False)) for row in rows]).features
+    assert len(features) == len(rows) and ((features >= 0) & (features <= 1)).all()
+
+
+def test_measurements_without_gain():
+    def known(*seconds):
+        return strategies.Known(dict(enumerate(seconds)), frozenset())
+
+    assert known().without_gain() == 0
+    assert known(math.nan, math.nan).without_gain() == 2
+    assert known(1.0).without_gain() == 0
+    assert known(math.nan, 1.0, 2.0, 0.5).without_gain() == 0
+    assert known(1.0, 0.5, 0.499, math.nan, 0.9).without_gain() == 3  # 0.499 is no gain
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -186,9 +232,10 @@ def test_the_most_promising_of_what_is_compiled_is_measured_next():
 
 def test_most_questions_go_near_the_best():
     """To two changes from one of the four best; every second to one change from the very best, and
-    every eighth anywhere, which far from the best is where little is known.
+    every eighth, or every second while nothing is gained, anywhere, which far from the best is where
+    little is known.
     """
-    search, far = new_search(), []
+    search, far = new_search(), {True: [], False: []}
     for count in range(80):
         best = [search.configs.index(config) for config in search.best_configs(4)]
         free = search.known.free(search.pool)
@@ -198,12 +245,13 @@ def test_most_questions_go_near_the_best():
         number, config = search.ask()
         index = search.configs.index(config)
         if count >= strategies.START:
-            wide = count % strategies.WIDE == 1
-            far += [index not in two] if wide else []
+            gained = search.known.without_gain() < strategies.PATIENCE
+            wide = count % (8 if gained else 2) == 1
+            far[gained] += [index not in two] if wide else []
             assert wide or not two or index in two, count
             assert count % strategies.CLIMB or not one or index in one, count
         search.tell(number, trial(config))
-    assert len(far) == 8 and any(far)
+    assert any(far[True]) and any(far[False])
 
 
 def test_best_counts_only_what_is_right():
