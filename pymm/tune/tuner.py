@@ -81,7 +81,11 @@ def main(argv: Sequence[str] | None = None, tuned: Callable[[Tuner], None] | Non
         given = sys.argv[1:] if argv is None else list(argv)
         return tune_each(partial(main, tuned=tuned), given, several.groups, tuner.stop, tuner.say)
     if tuned and tuner.trials and tuner.device.times_are_real and status != INTERRUPTED:
-        tuned(tuner)
+        try:
+            tuned(tuner)
+        except KeyboardInterrupt:
+            tuner.say("Interrupted. What was tuned is saved; no page was made.")
+            return INTERRUPTED
     return status
 
 

@@ -16,7 +16,7 @@ from pymm.backends.cpu import backend as cpu_backend
 from pymm.core.problem import Problem
 from pymm.kernels import find_kernel
 from pymm.measure.workbench import FEWEST_ROUNDS, Workbench
-from pymm.tune import comparison
+from pymm.tune import comparison, tuner
 from pymm.tune.devices import Crew
 from pymm.tune.objective import Cost
 from pymm.tune.session import Setup
@@ -104,6 +104,18 @@ def test_a_comparison_does_not_outlive_an_interrupt(monkeypatch):
     assert worker.stopped == 1
     assert worker.request.budget <= 0.2 and not worker.request.against_others
     assert len(worker.request.configs) == 2, "the default and the best"
+
+
+def test_ctrl_c_while_the_page_is_drawn(tmp_path, capsys):
+    """The run ends, without a traceback."""
+
+    def drawn(tuned):
+        raise KeyboardInterrupt
+
+    where = f"--storage {tmp_path}/state --output {tmp_path}/out"
+    options = f"--shapes 16 --dtypes f32 --devices cpu:1 --trials 2 {where}"
+    assert tuner.main(options.split(), drawn) == 130
+    assert "saved; no page" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("late", [0.0, 3.0])

@@ -232,7 +232,7 @@ def test_the_most_promising_of_what_is_compiled_is_measured_next():
 
 def test_most_questions_go_near_the_best():
     """To two changes from one of the four best; every second to one change from the very best, and
-    every eighth, or every second while nothing is gained, anywhere, which far from the best is where
+    every eighth (while nothing is gained, every second) anywhere, which far from the best is where
     little is known.
     """
     search, far = new_search(), {True: [], False: []}
