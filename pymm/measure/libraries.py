@@ -98,7 +98,7 @@ def _numpy(numpy: Any, given: Operands) -> Call | None:
         return None
     left, right, out = given.oriented(*(numpy.asarray(x) for x in given.strided()))
     call = numpy_product(problem, left, right, out, given.threads, given.accumulate)
-    apart = _numpy_apart(given.threads)
+    apart = Apart("pymm.measure.libraries:numpy_product", given.threads)
 
     def seconds(flush: int) -> float:
         return apart.seconds(problem, given.accumulate, flush)[0]
@@ -129,11 +129,6 @@ def numpy_product(
         np.add(out, product, out=out)
 
     return call
-
-
-@functools.cache
-def _numpy_apart(threads: int) -> Apart:
-    return Apart("pymm.measure.libraries:numpy_product", threads)
 
 
 def _torch_product(torch: Any, given: Operands) -> Call | None:

@@ -262,7 +262,8 @@ class Workbench:
         after; one that fails before is left out of the rounds. One of whose samples too few are
         sound is `disturbed`. Fewer rounds, but at least `FEWEST_ROUNDS`, if they would take more
         than `budget` seconds; trials of the first configurations alone, at least of
-        `FEWEST_COMPARED`, if checking them takes more than `checking`.
+        `FEWEST_COMPARED`, if checking them before or after takes more than `checking`. What the
+        checks leave of that is for rounds.
         """
         begun = time.monotonic()
         trials: dict[Config, Trial] = {}
@@ -273,10 +274,11 @@ class Workbench:
             trials[config] = self.verify(config)
             if self.lost:
                 return list(trials.values())
+        unused = 2 * max(checking - (time.monotonic() - begun), 0.0)
         self.backend.reset()
         right = [config for config, trial in trials.items() if trial.outcome == "ok"]
         bound = {config.slug: self.call(self.load(config)) for config in right}
-        ends = time.monotonic() + budget
+        ends = time.monotonic() + budget + (unused if math.isfinite(unused) else 0.0)
         self.times = self.interleave({**bound, **self.calls}, rounds, ends)
         telemetry = dict(self.backend.telemetry())
         for config, trial in trials.items():

@@ -58,7 +58,8 @@ class Request:
 
     `quick` takes operands and checks of an `OperandPool`, which cost milliseconds however large the
     product is. A comparison has `rounds` rounds, fewer where `budget` seconds do not suffice, and
-    fewer configurations where `checking` seconds do not suffice for the checks before it. With
+    fewer configurations where `checking` seconds do not suffice for the checks before it; what
+    these leave, and as much of those after it, is for rounds. With
     `accumulate` C += op(A) op(B) is timed, else C = op(A) op(B). `best` is the configuration of
     `best_seconds`, which what is measured is timed in turn with. With `energy` that is measured of
     what is timed and right, too.

@@ -12,9 +12,17 @@ from dataclasses import dataclass, field, replace
 from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.kernels import Config, Kernel
-from pymm.measure.workbench import Trial
+from pymm.measure.workbench import Trial, median_and_spread
 from pymm.measure.worker import Reply, Request, Worker, WorkerFailed, begin, time_limit
-from pymm.tune.finals import CHOSEN, Decision, choose, doubtful, impossible, plausible
+from pymm.tune.finals import (
+    CHOSEN,
+    MOST_SPREAD,
+    Decision,
+    choose,
+    doubtful,
+    impossible,
+    plausible,
+)
 from pymm.tune.objective import least_energy
 from pymm.tune.race import Race
 from pymm.tune.session import TRIED_AGAIN, Setup, trial_of
@@ -52,7 +60,7 @@ CHECK_PART, ROUNDS_PART = 0.3, 0.4
 class Comparison:
     """The final of one problem. `kernels` are those that were searched, the highest rung first,
     `expected` is what the longest of the latest measurements took. `doubts` says why `decide` left
-    a configuration out.
+    a configuration out, `unsteady` of which libraries the times spread, and by how much.
     """
 
     problem: Problem
@@ -61,6 +69,7 @@ class Comparison:
     setup: Setup
     expected: float = 0.0
     doubts: list[str] = field(default_factory=list)
+    unsteady: dict[str, float] = field(default_factory=dict)
 
     @property
     def device(self) -> Device:
@@ -79,9 +88,9 @@ class Comparison:
         say which is to be saved. A stored configuration is replaced only if it is beaten in this
         run; records of other kernels for the same problem get times of the same run.
 
-        If a time that would be saved is doubtful, the comparison is repeated while time is left.
-        What stays doubtful is left out. None if the fastest is doubtful, if no configuration works,
-        or if the comparison would take too long after Ctrl-C.
+        If a time that would be saved is doubtful, or a library's times spread, the comparison is
+        repeated while time is left. What stays doubtful is left out. None if the fastest is
+        doubtful, if no configuration works, or if the comparison would take too long after Ctrl-C.
         """
         configs = self._finalists(saved, ends)
         for attempt in range(COMPARISONS):
@@ -89,7 +98,8 @@ class Comparison:
             budget = max(0.0, min(FINAL_SECONDS, (ends - began) / 2))
             decision, doubts = self._final(configs, against_others, budget, saved)
             took = time.monotonic() - began
-            if not doubts or self.setup.stop() or time.monotonic() + REST + took > ends:
+            done = not doubts and not self.unsteady
+            if done or self.setup.stop() or time.monotonic() + REST + took > ends:
                 break
             if attempt < COMPARISONS - 1:
                 time.sleep(REST)
@@ -161,6 +171,8 @@ class Comparison:
         if decision is not None and self.device.times_are_real:  # its times mean nothing
             chosen = (decision.winner, *decision.rivals, *decision.thrifty)
             doubts |= {trial.config: why for trial in chosen if (why := doubtful(trial))}
+            spreads = {name: median_and_spread(found)[1] for name, found in times.items() if found}
+            self.unsteady = {name: s for name, s in spreads.items() if s > MOST_SPREAD}
         return decision, doubts
 
     def _log_final(

@@ -414,6 +414,8 @@ class Tuner:
             return self._leave_out(task, why)
         if doubts:
             self.say(f"{task.name}: left out, {doubts}")
+        for library, spread in final.unsteady.items():
+            self.say(f"{task.name}: the times of {library} spread by {spread:.0%}: uncertain")
         if summary := race.summary():
             self.say(f"{problem.slug}: {summary}")
         if self.options.objective == BOTH:

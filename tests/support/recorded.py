@@ -53,7 +53,7 @@ class RecordedWorker:
     replaced: int = 0
     asked: list[Config] = field(default_factory=list)
     before: Callable[[Config], None] = lambda config: None
-    library: float | None = None
+    library: float | Callable[[], list[float]] | None = None
     library_name: str = "library"
     no_energy: str = ""
     compiler = SimpleNamespace(toolchain="recorder 1.0")
@@ -82,7 +82,8 @@ class RecordedWorker:
             trials.append(self._trial(request, config))
         times = {}
         if request.against_others and self.library is not None:
-            times = {self.library_name: [self.library] * request.rounds}
+            library = self.library() if callable(self.library) else [self.library]
+            times = {self.library_name: library * request.rounds}
         lost = any(trial.outcome in ("crashed", "timed_out") for trial in trials)
         self.replaced += lost
         if lost:

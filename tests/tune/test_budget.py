@@ -52,6 +52,13 @@ def test_checking_takes_a_part_of_the_time():
     assert len(bench.compare(CONFIGS)) == 4
 
 
+def test_rounds_get_what_checking_leaves():
+    bench = Workbench(Resting(seconds=lambda config: 1e-6), PROBLEM)
+    few = len(bench.compare(CONFIGS, rounds=2000, budget=0.5)[0].times)
+    more = len(bench.compare(CONFIGS, rounds=2000, budget=0.5, checking=1.0)[0].times)
+    assert more > 2 * few
+
+
 @pytest.mark.parametrize(
     "calls, rests", [("....", 0), ("nn", 0), ("..n..", 1), ("nn.", 1), ("n.n.", 2)]
 )

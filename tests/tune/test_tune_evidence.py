@@ -184,6 +184,18 @@ def test_what_is_doubtful_once_is_saved_from_the_second_comparison(tmp_path):
     assert set(finals.values()) == {2}
 
 
+def test_a_library_whose_times_spread_is_timed_again(tmp_path):
+    """What it took at last is shown, with a word if it still spreads."""
+    times = [[1e-3, 2e-3]]
+    run = Run(tmp_path, "--trials 10", library=lambda: times.pop() if times else [1e-3])
+    finals = Counter(row["config"] for row in run.rows if row["role"] == "final")
+    assert run.status == TUNED and set(finals.values()) == {2}
+    assert "spread" not in run.output
+    run = Run(tmp_path, "--trials 10 --resume never", library=lambda: [1e-3, 2e-3])
+    assert run.status == TUNED
+    assert "the times of library spread by 67%: uncertain" in run.output
+
+
 def test_limits_of_a_device():
     problem = Problem(1000, 1000, 1000)
     gpu = Device("gpu", "cuda", peak_flops={"f32": 1e12}, bandwidth=1e12)
