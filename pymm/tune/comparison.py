@@ -89,8 +89,9 @@ class Comparison:
         run; records of other kernels for the same problem get times of the same run.
 
         If a time that would be saved is doubtful, or a library's times spread, the comparison is
-        repeated while time is left. What stays doubtful is left out. None if the fastest is
-        doubtful, if no configuration works, or if the comparison would take too long after Ctrl-C.
+        repeated while time is left. What stays doubtful is left out: the fastest of the others is
+        saved, unless that is a doubtful default. None then, if no configuration works, or if the
+        comparison would take too long after Ctrl-C.
         """
         configs = self._finalists(saved, ends)
         for attempt in range(COMPARISONS):
@@ -163,17 +164,29 @@ class Comparison:
         if self._lead_is_lost(trials):
             return self._final(configs, against_others, budget, saved)
         doubts = {t.config: why for t in trials if (why := impossible(t, self.device))}
-        trials = [plausible(trial, self.device) for trial in trials]
-        decision = choose(self.defaults, trials, times, saved)
-        if decision is not None and self.setup.energy:
-            decision = replace(decision, thriftiest=least_energy(self.defaults[0], trials))
-        self._log_final(decision, trials, times)
-        if decision is not None and self.device.times_are_real:  # its times mean nothing
+        trials = logged = [plausible(trial, self.device) for trial in trials]
+        decision = self._chosen(trials, times, saved)
+        if decision is not None and self.device.times_are_real:  # else its times mean nothing
             chosen = (decision.winner, *decision.rivals, *decision.thrifty)
             doubts |= {trial.config: why for trial in chosen if (why := doubtful(trial))}
             spreads = {name: median_and_spread(found)[1] for name, found in times.items() if found}
             self.unsteady = {name: s for name, s in spreads.items() if s > MOST_SPREAD}
+            if decision.winner.config in doubts:
+                default = self.defaults[0]
+                trials = [t for t in trials if t.config == default or not doubtful(t)]
+                decision = self._chosen(trials, times, saved)
+                if decision is not None and (why := doubtful(decision.winner)):
+                    doubts[decision.winner.config] = why
+        self._log_final(decision, logged, times)
         return decision, doubts
+
+    def _chosen(
+        self, trials: Sequence[Trial], times: dict[str, list[float]], saved: Sequence[Config]
+    ) -> Decision | None:
+        decision = choose(self.defaults, trials, times, saved)
+        if decision is None or not self.setup.energy:
+            return decision
+        return replace(decision, thriftiest=least_energy(self.defaults[0], trials))
 
     def _log_final(
         self, decision: Decision | None, trials: Sequence[Trial], times: dict[str, list[float]]

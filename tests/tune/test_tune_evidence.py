@@ -162,6 +162,26 @@ def test_what_stays_doubtful_is_not_saved(tmp_path, fields, words):
     assert finals[before[0].config.slug] == 1 + COMPARISONS
 
 
+def test_the_fastest_of_the_others_is_saved_where_the_fastest_stays_doubtful(tmp_path):
+    finals, tried = Counter(), {}
+
+    def outcome(config, problem):
+        finals[config] += 1
+        tried[config] = smooth(config, problem)
+        doubtful = finals[config] > 1 and tried[config] == min(tried.values())
+        times = (tried[config],) * 9
+        return {"seconds": times[0], "times": times, "spread": 0.2 if doubtful else 0.0}
+
+    run = Run(tmp_path, "--trials 80", outcome)
+    _, second, *_ = sorted(set(tried.values()))
+    saved = run.records[0]
+    assert run.status == TUNED and saved.seconds == second and saved.spread == 0.0
+    assert second < tried[KERNEL.default_config]
+    assert "left out, register_tile" in run.output and "its times spread by 20%" in run.output
+    chosen = {row["config"] for row in run.rows if row["detail"].startswith("chosen")}
+    assert chosen == {saved.config.slug}
+
+
 @pytest.mark.parametrize("fields", [{"spread": 0.15}, {"telemetry": {"throttle": "power cap"}}])
 def test_what_is_usual_is_saved(tmp_path, fields):
     run = Run(tmp_path, "--trials 10", final_only(**fields))
