@@ -12,6 +12,17 @@ def _vectors(c: Config, p: Problem, d: Device) -> int:
     return c.TB * p.scalar_dtype.itemsize // d.vector_bytes
 
 
+def _blocks_of_avx512(p: Problem, d: Device) -> dict[str, int]:
+    """A small block of A; a large one where B is more than eight times the second-level cache (or
+    8 MiB where that is not known). By products of 128 to 3000 squared on two cores of a Xeon
+    (benchmarks/LOG.md).
+    """
+    size = p.scalar_dtype.itemsize
+    small = p.n * p.k * size <= 8 * (d.l2_bytes or 2**20)
+    rows, depth = (48, 256) if small else (192, 384)
+    return dict(MB=rows, NB=1536, KB=depth, TA=6, TB=4 * d.vector_bytes // size)
+
+
 REORDERED = Kernel(
     number=0,
     name="reordered",
@@ -38,10 +49,11 @@ BLOCKED = Kernel(
         TA=(4, 6, 8, 12),
         TB=(4, 8, 12, 16, 24, 32, 48, 64),
     ),
-    default=dict(MB=192, NB=1536, KB=256, TA=6, TB=64),
+    default=dict(MB=48, NB=1536, KB=256, TA=6, TB=64),
+    heuristic=_blocks_of_avx512,
+    heuristic_for=lambda p, d: d.vector_bytes == 64,
     # Without AVX-512 a panel of B takes 32 KiB and the block of A 200 KiB.
     fallbacks=(
-        dict(MB=192, NB=1536, KB=256, TA=6, TB=32),
         dict(MB=96, NB=1536, KB=512, TA=6, TB=16),
         dict(MB=48, NB=1536, KB=512, TA=6, TB=8),
         dict(MB=48, NB=1536, KB=512, TA=6, TB=4),

@@ -144,7 +144,7 @@ def _of_records(
     if config != record.config:
         reason += f", k in {config.as_dict()['SPLIT']} parts"
     made = defaults and defaults[0].kernel.adapts_to(problem, device)
-    if made and log_distance(problem, record.problem):
+    if made and device.is_gpu and log_distance(problem, record.problem):
         usual = min(predicted_seconds(c, problem, device) for c in defaults)
         part = predicted_seconds(config, problem, device) / usual
         reason += f"; expected to take {part:.2f} of the default's time"

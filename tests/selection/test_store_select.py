@@ -174,7 +174,7 @@ def test_a_damaged_file_costs_one_warning_and_is_named_in_the_reason(tuned):
 def test_the_cpu_has_kernels_and_words_of_its_own(tuned):
     here = Environment("", "g++ 12")
     choice = tuned(Problem(64, 64, 64), device=CPU, environment=here)
-    assert choice.config == find_kernel("blocked", "cpu").default_config
+    assert choice.config == find_kernel("blocked", "cpu").default_for(Problem(64, 64, 64), CPU)
     narrow = tuned(Problem(64, 64, 64), device=NARROW, environment=here).config
     assert (narrow.kernel_name, narrow.TB) == ("blocked", 16), "its tile fits 16 registers"
     best = record(64, kernel="blocked", backend="cpu", mb=192, environment=here)
