@@ -2,9 +2,9 @@
 //
 // 16-bit elements in, sums in float32, 16-bit elements or float32 out, as in kernel 07. That copies
 // operands whose rows do not start at multiples of 16 bytes: a launch of 2.3 us before the product,
-// which reads and writes all of them. Here every eighth row is described by a tensor map of its own
-// (common/row_classes.cuh), and TMA loads the tiles from where they are, one class of rows after
-// the other:
+// which reads and writes all of them. Here eight tensor maps describe an operand: map c has its
+// rows c, c + 8, c + 16 ..., a class of rows (common/row_classes.cuh). TMA loads the tiles from
+// where they are, one class after the other. Of a K-major A:
 //
 //     row of op(A)   0  1  2  3  4  5  6  7  8  9 ...        loaded by
 //     class          0  1  2  3  4  5  6  7  0  1 ...        warp 0: classes 0, 1; warp 1: 2, 3 ...
@@ -18,10 +18,12 @@
 //   the order that B has. What it needs of a row are 32 bytes side by side.
 // - A MN-major, B K-major (both transposed): the same of C^T = B^T A^T. The two swap roles, and C
 //   is transposed on its way through shared memory.
-// - Four warps load, a thread of each, for a step has eight boxes of A and of B at least.
+// - Four warps load, a thread of each, because a step has at least eight boxes of A and of B.
 //
-// Boxes are small, 1 to 4 KiB, and rows begin within lines of L2. Kernel 07 is faster for products
-// so large that its copy takes little of the time, and where nothing is to be copied.
+// Boxes are small, 1 to 4 KiB, and rows begin within lines of L2. Kernel 07 should be faster for
+// products so large that its copy takes little of the time, and where nothing is to be copied.
+//
+// It was not timed on a GPU yet.
 
 #ifndef TRANS_A
 #define TRANS_A 0  // 1: A is stored as k x m, so op(A) = A^T

@@ -1,9 +1,9 @@
 // 18 wgmma tf32 in place: float32 rounded to tf32, rows that start anywhere, without a copy.
 //
 // Kernel 10 copies operands whose rows do not start at multiples of 16 bytes: a launch of 2.3 us
-// and more before the product, which reads and writes all of them. Here, as in kernel 17, every
-// fourth row is described by a tensor map of its own (common/row_classes.cuh). Four warps load the
-// tiles from where they are, each its class of rows, and TMA rounds to tf32 on the way.
+// and more before the product, which reads and writes all of them. Here four tensor maps describe
+// an operand: map c has its rows c, c + 4, c + 8 ..., a class of rows (common/row_classes.cuh).
+// Four warps load the tiles from where they are, each its class, and TMA rounds to tf32 on the way.
 //
 // wgmma multiplies 64 rows of a left operand by up to 256 columns of a right one. In tf32 the right
 // one must be K-major in shared memory. The left one must, too, unless it comes from registers:
@@ -27,12 +27,13 @@
 //   and k + 3 at a time, from four classes. Each class begins 128 bytes further on than it need be,
 //   so that TMA's swizzle puts these into different banks. As in kernel 10, eight lanes read four
 //   columns each of two chunks of 16 bytes that are four apart, and no banks conflict.
-// - Squares of 32 x 32 are transposed where they are. They get the order of k back.
+// - A of the last row of the table is transposed in shared memory, in place, by squares of 32 x 32.
+//   That also puts k back into its order.
 // - C goes through shared memory, from where warps store 32 or 64 columns of a row at a time. Only
 //   then come alpha, beta and the epilogue: C is read in the same way.
 //
 // There are no clusters and no slices. Boxes are small, 1 to 8 KiB, and rows begin within lines of
-// L2. It was not timed yet: no GPU has run it.
+// L2. It was not timed on a GPU yet.
 
 #ifndef TRANS_A
 #define TRANS_A 0  // 1: A is stored as k x m, so op(A) = A^T

@@ -1,18 +1,18 @@
 // 19 tma_f32 in place: the operands of kernel 08 as they are stored, without a copy before.
 //
-// Kernel 08 multiplies MN-major tiles whose rows start at multiples of 16 bytes. Operands that are
-// not so it repacks: a launch that reads and writes them, by its model 18 of the 143 us that 418 x
-// 1018 x 5653 takes. Here the four warps that bring tiles do more than wait:
+// Kernel 08 multiplies MN-major tiles whose rows start at multiples of 16 bytes. Other operands it
+// repacks first: a launch that reads and writes them, which by its model takes 18 of 143 us for 418
+// x 1018 x 5653. Here the four warps that bring tiles do more than wait:
 //
 //     warp 3      | fetch raw tile 2 | fetch raw tile 3 | ...     one thread, by TMA
 //     warps 0-2   | transpose raw tile 1 into stage 1 | ...       K-major operands
 //     the others  | multiply-adds of stage 0 | ...                as in kernel 08
 //
-// - Rows that start anywhere: every fourth row has a tensor map of its own, and a tile comes class
-//   by class (common/row_classes.cuh).
+// - Rows that start anywhere: four tensor maps describe an operand, map c its rows c, c + 4, c + 8
+//   ..., and a tile comes class by class (common/row_classes.cuh).
 // - A K-major operand comes into a raw stage, RAW_STAGES of which there are. A lane takes one row,
 //   reads 16 bytes of it, and writes them to four rows of the stage; 32 lanes write 32 neighbours.
-//   The rows of a class lie two rows further on than they would: lanes that read rows of different
+//   Two rows are left free between one class and the next: lanes that read rows of different
 //   classes then meet different banks.
 // - An MN-major operand comes straight into the stage, its steps along k class by class. What is
 //   transposed is written in the same order.

@@ -10,13 +10,13 @@
 //
 // Where a class begins within 16 bytes, its map begins at their start, `shift` elements before the
 // first row. A box may start at any element, so it starts `shift` further on, and what is before
-// the row is not loaded. Behind the row's end the map has ended: zeros, as for any matrix.
+// the row is not loaded. Past the row's end the map has ended: zeros, as for any matrix.
 //
 // A tile is then in shared memory class by class. Its rows are in another order: those of a K-major
 // operand are rows or columns of C, which go to their places when C is stored; those of an MN-major
 // one are steps along k, which may be added in any order that A and B share.
 //
-// The kernel defines REAL and KB, the elements of 128 bytes of a row.
+// The kernel defines REAL, and KB, the depth of a tile.
 
 constexpr int CLASSES = 16 / sizeof(REAL);
 constexpr int LINE_BYTES = 128, IN_LINE = LINE_BYTES / sizeof(REAL);

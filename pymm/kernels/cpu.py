@@ -1,4 +1,4 @@
-"""The CPU's kernels: cache blocks and a register tile, named by the same five parameters."""
+"""The CPU's kernels: cache blocks MB x NB x KB, and of `blocked` a register tile TA x TB."""
 
 from __future__ import annotations
 

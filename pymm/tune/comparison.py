@@ -36,8 +36,8 @@ FINALISTS, FINALISTS_IF_SHORT, SHORT = 6, 24, 1e-4
 #: Finalists where energy is measured, which takes a second or more of each.
 FINALISTS_BY_ENERGY = 4
 
-#: The default of another kernel than the highest is a finalist unless a trial of it took so many
-#: times as long as the best.
+#: The default of another kernel than the highest is a finalist if a trial of it took at most so
+#: many times as long as the best.
 DEFAULT_BEHIND = 1.5
 
 #: Seconds for this comparison; how often it is repeated at most, where a time is doubtful; and
@@ -52,7 +52,7 @@ FINAL_ROUNDS, FEWEST_ROUNDS = 101, 5
 LAST_SECONDS, LAST_GRACE = 1.0, 2.0
 
 #: Fractions of a comparison's time: for verifying before timing (as much is used after it), and for
-#: timing.
+#: timing, which also gets what verifying leaves.
 CHECK_PART, ROUNDS_PART = 0.3, 0.4
 
 
@@ -89,8 +89,8 @@ class Comparison:
         run; records of other kernels for the same problem get times of the same run.
 
         If a time that would be saved is doubtful, or a library's times spread, the comparison is
-        repeated while time is left. What stays doubtful is left out: the fastest of the others is
-        saved, unless that is a doubtful default. None then, if no configuration works, or if the
+        repeated while time is left. What stays doubtful is left out, and the fastest of the others
+        is chosen. None if that is a doubtful default, if no configuration works, or if the
         comparison would take too long after Ctrl-C.
         """
         configs = self._finalists(saved, ends)

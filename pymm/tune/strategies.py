@@ -32,14 +32,15 @@ NEIGHBOUR_CHANGES, NEIGHBOURS_OF = 2, 4
 #: parameter away from the optimum for many evaluations.
 CLIMB = 2
 
-#: Every eighth proposal comes from the whole space, all others from the neighbours of the best
-#: while some are left: the expected improvement is largest where the model knows least, which is
-#: rarely where fast ones are.
+#: Every eighth question, and measurement, goes to the whole space, all others to the neighbours of
+#: the best (or of the very best, `CLIMB`) while some are left: the expected improvement is largest
+#: where the model knows least, which is rarely where fast ones are.
 WIDE = 8
 
-#: After so many measurements in a row that were not faster than the best by this part, questions go
-#: to the whole space, until one is: in searches of the replay data that took long, the optimum was
-#: often five changes away from the best.
+#: After PATIENCE measurements in a row, none of which was faster than the best by GAIN of its time,
+#: every WIDE_WITHOUT_GAIN-th question goes to the whole space instead of every WIDE-th, until one
+#: is that much faster: in searches of the replay data that took long, the optimum was often five
+#: changes away from the best.
 PATIENCE, GAIN, WIDE_WITHOUT_GAIN = 20, 0.01, 2
 
 #: Two parameters depend on each other if their mutual information over the valid configurations is
@@ -141,7 +142,8 @@ def at_random(pool: Pool, known: Known, generator: np.random.Generator) -> Sugge
 
 def local(pool: Pool, known: Known, generator: np.random.Generator) -> Suggestion:
     """Far apart at first; then where Gaussian processes over the speeds expect the largest
-    improvement, among the neighbours of the best and, every `WIDE`th time, random others.
+    improvement: among the neighbours of the best and, every `WIDE`th time, random others; every
+    `CLIMB`th time next to the very best.
 
     Averaged over several fits of the process as in J. Snoek, H. Larochelle, R. P. Adams, Practical
     Bayesian optimization of machine learning algorithms, NeurIPS 2012, section 3.2. What failed

@@ -3,6 +3,7 @@ NEW]``. OLD in the kernel's file is replaced by NEW first.
 """
 
 import os
+import re
 import sys
 import tempfile
 from dataclasses import replace
@@ -23,9 +24,12 @@ SOURCES = Path(__file__).resolve().parents[2] / "cuda_src"
 
 
 def changed(slug: str, old: str, new: str, folder: str):
-    """The configuration, of a kernel whose file has NEW where it had OLD."""
+    """The configuration, of a kernel whose file, or what it includes, has NEW where it had OLD."""
     config = parse_slug(slug)
     text = (SOURCES / config.kernel.file).read_text()
+    for include, name in re.findall(r'(#include "(common/\w+\.cuh)"\n)', text):
+        if old in (included := (SOURCES / name).read_text()):
+            text = text.replace(include, included)
     assert text.count(old) == 1, f"{config.kernel.file} has {old!r} {text.count(old)} times"
     own = Path(folder, config.kernel.file)
     own.write_text(text.replace(old, new))

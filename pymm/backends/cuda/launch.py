@@ -59,7 +59,7 @@ _turn = threading.Lock()
 class Launch(NamedTuple):
     """One launch of the function `entry`. `places` are the addresses of operands in its packed
     arguments, `maps` their tensor maps: each is an offset in bytes, and 0, 1 or 2 for A, B or C; of
-    a map also by how many bytes behind the operand's address it begins.
+    a map also the signed offset in bytes at which it begins from the operand's address.
     """
 
     entry: str
