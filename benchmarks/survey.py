@@ -9,9 +9,10 @@ nothing is tuned (pymm/kernels/survey.py).
 
 `measure` draws products (extents log-uniform between 32 and 8192, layouts random), each in float32,
 float64, bfloat16 and tf32, and times in turn the configurations that are expected to be quickest,
-and two at random of those that should be nearly as quick. With `--kernels` the three quickest of
-each of these kernels, by its model, are measured, too: a kernel takes part in choices only when the
-survey has times of it. The rows are appended to benchmarks/surveys/DEVICE.csv. 120 products take an
+and two at random of those that should be nearly as quick. With `--kernels` only the products are
+measured that one of these kernels can compute, the four quickest of each by its model beside the
+four quickest of all: a kernel takes part in choices only when the survey has times of it. The
+rows are appended to benchmarks/surveys/DEVICE.csv. 120 products take an
 H200 with 16 cores four minutes, nearly all of it for compiling.
 
 `fit` writes tuning_configs/DEVICE.survey.npz from that file; it needs no GPU. Run it when the file,
@@ -83,8 +84,8 @@ DTYPES = "f32", "f64", "bf16", "tf32"
 #: the OF quickest by the models alone; most expected time of the others, relative to the least.
 MOST, FEWER, MANY_FLOPS, AT_RANDOM, OF, WITHIN = 8, 5, 3e10, 2, 14, 1.3
 
-#: Configurations of each kernel that is asked for.
-OF_EACH = 3
+#: Configurations of each kernel that is asked for, and of all others beside them.
+OF_EACH, BESIDE = 4, 4
 
 #: Times of each.
 ROUNDS = 11
@@ -114,7 +115,7 @@ def main(arguments: Sequence[str]) -> int:
     given = _parser().parse_args(arguments)
     if given.command == "measure":
         kernels = [find_kernel(name) for name in given.kernels.split(",") if name]
-        return measure(given.products, given.seed, given.csv, kernels)
+        return measure(given, kernels)
     path = given.csv or results(given.device)
     found = {dtype: read(path, dtype, DEVICES[given.device]) for dtype in DTYPES}
     if given.command == "scales":
@@ -146,7 +147,8 @@ def _parser() -> argparse.ArgumentParser:
         if name == "measure":
             add("--products", type=int, default=120, help="how many (default: 120)")
             add("--seed", type=int, default=1, help="what they are drawn from (default: 1)")
-            add("--kernels", default="", help="kernels to measure in any case, with commas between")
+            add("--kernels", default="", help="measure these kernels, with commas between")
+            add("--commit", default=commit(), help="what rows say of pymm's commit")
             continue
         add("--device", choices=tuple(DEVICES), default="nvidia-h200")
         if name == "fit":
@@ -191,7 +193,7 @@ def options(
 def promising(
     problem: Problem, device: Device, generator: random.Random, kernels: Sequence[Kernel] = ()
 ) -> list[Config]:
-    """The configurations to measure, among them `OF_EACH` of each of `kernels`."""
+    """The configurations to measure; with `kernels`, `OF_EACH` of each of them beside others."""
     known = options(problem, device)
     by_models = sorted(known, key=known.__getitem__)
     times = dict(known)
@@ -200,23 +202,27 @@ def promising(
         times = {c: known[c] * by for c, by in zip(by_models, corrections, strict=True)}
     quick = sorted(times, key=times.__getitem__)
     quick = [c for c in quick if times[c] <= WITHIN * times[quick[0]]]
+    if kernels:
+        chosen = [c for c in quick if c.kernel not in kernels][:BESIDE]
+        for kernel in kernels:
+            own = options(problem, device, [kernel])
+            chosen += sorted(own, key=own.__getitem__)[:OF_EACH]
+        return chosen
     most = FEWER if problem.flops > MANY_FLOPS else MOST
     chosen = quick[: most - AT_RANDOM]
     others = [c for c in by_models[:OF] if c not in chosen]
-    chosen += generator.sample(others, min(AT_RANDOM, len(others)))
-    for kernel in kernels:
-        own = options(problem, device, [kernel])
-        chosen += [c for c in sorted(own, key=own.__getitem__)[:OF_EACH] if c not in chosen]
-    return chosen
+    return chosen + generator.sample(others, min(AT_RANDOM, len(others)))
 
 
-def measure(count: int, seed: int, path: Path | None = None, kernels: Sequence[Kernel] = ()) -> int:
+def measure(given: argparse.Namespace, kernels: Sequence[Kernel]) -> int:
     """Time the promising configurations of random products on the first GPU."""
-    backend, generator = open_device("cuda"), random.Random(seed)
+    backend, generator = open_device("cuda"), random.Random(given.seed)
     device, pool = backend.device, OperandPool(backend)
-    path = path or results(device.slug)
+    path = given.csv or results(device.slug)
     SURVEY.begun(path)
-    problems = draw(count, seed)
+    problems = draw(given.products, given.seed)
+    if kernels:
+        problems = [problem for problem in problems if options(problem, device, kernels)]
     chosen = {problem: promising(problem, device, generator, kernels) for problem in problems}
     with Precompiler(backend) as compilers:
         wait([compilers.submit(render(c, p)) for p, configs in chosen.items() for c in configs])
@@ -239,8 +245,8 @@ def measure(count: int, seed: int, path: Path | None = None, kernels: Sequence[K
                     "driver": environment.driver,
                     "compiler": environment.compiler,
                     "pymm": environment.pymm,
-                    "commit": commit(),
-                    "seed": seed,
+                    "commit": given.commit,
+                    "seed": given.seed,
                     "dtype": problem.dtype,
                     "layout": problem.layout,
                     **{axis: getattr(problem, axis) for axis in "mnk"},
