@@ -2,7 +2,7 @@
 nothing is tuned (pymm/kernels/survey.py).
 
     python benchmarks/survey.py measure --products 120 --seed 31
-    python benchmarks/survey.py measure --products 60 --seed 32 --kernels wgmma_in_place
+    python benchmarks/survey.py measure --products 60 --seed 32 --kernels tma_f32_in_place
     python benchmarks/survey.py fit
     python benchmarks/survey.py fit --left-out 5
     python benchmarks/survey.py scales --seconds 600

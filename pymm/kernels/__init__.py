@@ -42,7 +42,6 @@ from pymm.kernels.tma_f32_in_place import TMA_F32_IN_PLACE
 from pymm.kernels.tma_f64 import TMA_F64
 from pymm.kernels.wgmma import WGMMA
 from pymm.kernels.wgmma_f16x3 import WGMMA_F16X3
-from pymm.kernels.wgmma_in_place import WGMMA_IN_PLACE
 from pymm.kernels.wgmma_tf32 import WGMMA_TF32, WGMMA_TF32X3
 from pymm.kernels.wgmma_tf32_in_place import WGMMA_TF32_IN_PLACE
 
@@ -80,7 +79,6 @@ KERNELS: tuple[Kernel, ...] = (
     WGMMA_F16X3,
     SYMMETRIC_TILE,
     PING_PONG,
-    WGMMA_IN_PLACE,
     WGMMA_TF32_IN_PLACE,
     TMA_F32_IN_PLACE,
     REORDERED,

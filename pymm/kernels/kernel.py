@@ -52,6 +52,11 @@ class Box:
     swizzle: int = 128
 
 
+#: Classes of rows of an operand that is read in place: rows so many apart start at equal addresses
+#: modulo 16 bytes.
+CLASSES = 4
+
+
 @dataclass(frozen=True)
 class Tma:
     """How a kernel loads its operands by TMA (the tensor memory accelerator).
@@ -64,17 +69,22 @@ class Tma:
     to tf32, the matrix of the low terms behind that of the high ones. If `scaled` the terms are
     float16 with block scaling (common/block_scaling_repack.cuh).
 
-    With `classes` above 1 the rows of A and B may start anywhere, and nothing is repacked. Row i is
-    in class i mod `classes`. The rows of a class start at equal addresses modulo 16 bytes, so one
-    tensor map describes them: A and B have one for each class. The kernel gets these in the place
-    of one map each, and how many elements before a row its map begins (common/row_classes.cuh).
+    With `in_place` one operand of each problem, 0 for A and 1 for B, may have rows that start
+    anywhere, and is never repacked. Row i is in class i mod `CLASSES`. The rows of a class start at
+    equal addresses modulo 16 bytes, so one tensor map describes them: the operand has one for each
+    class. The kernel gets these in the place of its map, and how many elements before a row the map
+    begins (common/row_classes.cuh). Elements are of 4 bytes.
     """
 
     boxes: Callable[[Config, Problem], tuple[Box, Box, Box | None]]
     major: tuple[str, str] | Callable[[Problem], tuple[str, str]] = ("any", "any")
     terms: int = 1
     scaled: bool = False
-    classes: int = 1
+    in_place: Callable[[Problem], int] | None = None
+
+    def reads_in_place(self, problem: Problem, operand: int) -> bool:
+        """Whether the operand has a map for each class of rows."""
+        return self.in_place is not None and self.in_place(problem) == operand
 
     def as_loaded(self, problem: Problem) -> Problem:
         """The problem with A and B in the layout that the kernel loads."""

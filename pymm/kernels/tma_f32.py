@@ -33,7 +33,7 @@ def _threads(c: Config) -> int:
     return 32 * (warps(c) + 4)
 
 
-#: Registers of a thread of the four warps that bring tiles: of kernel 8, of kernel 19.
+#: Registers of a thread of the four warps that bring tiles: of kernel 8, of kernel 18.
 _FETCHING = {"tma_f32": 24, "tma_f32_in_place": 32}
 
 

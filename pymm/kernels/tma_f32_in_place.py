@@ -1,4 +1,4 @@
-"""Kernel 19: kernel 8 on operands as they are stored: the warps that bring tiles transpose them,
+"""Kernel 18: kernel 8 on operands as they are stored: the warps that bring tiles transpose them,
 and rows may start anywhere.
 """
 
@@ -51,9 +51,9 @@ def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
 
 TMA_F32_IN_PLACE = replace(
     TMA_F32,
-    number=19,
+    number=18,
     name="tma_f32_in_place",
-    file="19_tma_f32_in_place.cu",
+    file="18_tma_f32_in_place.cu",
     title="Hopper: multiply-adds; the warps that bring tiles transpose them, rows start anywhere",
     added={},
     heuristic=None,

@@ -1,4 +1,4 @@
-"""Kernel 18: float32 rounded to tf32, whose rows start anywhere, on Hopper's tensor cores without a
+"""Kernel 17: float32 rounded to tf32, whose rows start anywhere, on Hopper's tensor cores without a
 copy.
 """
 
@@ -119,9 +119,9 @@ def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
 
 
 WGMMA_TF32_IN_PLACE = Kernel(
-    number=18,
+    number=17,
     name="wgmma_tf32_in_place",
-    file="18_wgmma_tf32_in_place.cu",
+    file="17_wgmma_tf32_in_place.cu",
     title="Hopper: tf32 whose rows start anywhere, loaded by TMA in place, four maps an operand",
     space=dict(
         MB=_EXTENTS,

@@ -39,7 +39,7 @@ SMALL_F32 = "MB64-NB128-KB32-ROWS8-EARLY1-STRIDE4-TA8-TB8-SLICES1"
 F16X3 = "STAGES5-GROUP8"
 TF32_IN_PLACE = "wgmma_tf32_in_place"
 TF32, SLICED_TF32 = "TB64-SLICES1-STAGES3-SLOTS3", "TB64-SLICES2-STAGES4-SLOTS2"
-#: Every number of warpgroups of kernels 7, 10, 13, 14, 17 and 18, one and two blocks in a cluster.
+#: Every number of warpgroups of kernels 7, 10, 13, 14 and 17, one and two blocks in a cluster.
 HOPPER = (
     ("wgmma-MB64-NB192-KB128-TA64-TB192-STAGES2-CLUSTER1-GROUP4-SPLIT1-SLOTS1", "bf16", *TT),
     ("wgmma-MB128-NB256-KB64-TA64-TB256-STAGES4-CLUSTER2-GROUP8-SPLIT1-SLOTS1", "f16", True, False),
@@ -69,10 +69,6 @@ HOPPER = (
     (f"tma_f32_in_place-{MEDIUM_F32}-STAGES3-BLOCKS2-GROUP8-SPLIT1-STORE1", "f32", False, True),
     (f"tma_f32_in_place-{MEDIUM_F32}-STAGES3-BLOCKS2-GROUP8-SPLIT3-STORE1", "f32", False, False),
     (f"tma_f32_in_place-{SMALL_F32}-STAGES2-BLOCKS2-GROUP8-SPLIT1-STORE2", "f32", *TT),
-    ("wgmma_in_place-MB128-NB192-KB64-TA128-TB192-STAGES4-GROUP8-SPLIT1", "bf16_f32", False, True),
-    ("wgmma_in_place-MB128-NB256-KB64-TA64-TB256-STAGES4-GROUP8-SPLIT1", "bf16", False, False),
-    ("wgmma_in_place-MB128-NB192-KB64-TA64-TB192-STAGES2-GROUP8-SPLIT1", "bf16_f32", *TT),
-    ("wgmma_in_place-MB128-NB128-KB64-TA128-TB128-STAGES4-GROUP8-SPLIT4", "f16", True, False),
     (f"{TF32_IN_PLACE}-MB128-NB256-KB32-TA128-TB128-STAGES4-GROUP8-SPLIT1", "tf32", False, False),
     (f"{TF32_IN_PLACE}-MB128-NB128-KB64-TA64-TB64-STAGES2-GROUP8-SPLIT1", "tf32", False, False),
     (f"{TF32_IN_PLACE}-MB128-NB192-KB32-TA128-TB64-STAGES4-GROUP8-SPLIT3", "tf32", False, False),

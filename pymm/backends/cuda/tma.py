@@ -20,7 +20,7 @@ from pymm.backends.cuda.launch import Launch, LaunchSite, mirror_launch, mirrors
 from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem, stored_shapes
 from pymm.kernels import Box, Config, Persistent, Tma
-from pymm.kernels.kernel import parts_bytes, parts_of
+from pymm.kernels.kernel import CLASSES, parts_bytes, parts_of
 
 #: Rows of a tensor map start at multiples of this many bytes (CUDA driver API,
 #: "cuTensorMapEncodeTiled").
@@ -107,9 +107,10 @@ def wanted_copies(tma: Tma, problem: Problem, a: Matrix, b: Matrix) -> list[Copy
     given = tma.as_loaded(problem)
     transposed = given.trans_a != problem.trans_a, given.trans_b != problem.trans_b
     copies: list[Copy | None] = []
-    for matrix, shape, transpose in zip((a, b), stored_shapes(problem), transposed, strict=False):
-        in_place = tma.classes > 1 or fits(matrix, problem)
-        if problem.k == 0 or (tma.terms == 1 and not transpose and in_place):
+    operands = zip((a, b), stored_shapes(problem), transposed, strict=False)
+    for i, (matrix, shape, transpose) in enumerate(operands):
+        readable = tma.reads_in_place(problem, i) or fits(matrix, problem)
+        if problem.k == 0 or (tma.terms == 1 and not transpose and readable):
             copies.append(None)
             continue
         stack = shape[0] if matrix.batch_stride else 1
@@ -131,9 +132,9 @@ def shift_of(matrix: Matrix, row: int, size: int) -> int:
     return (matrix.address + row * matrix.ld * size) % ROW_BYTES // size
 
 
-def shifts(matrix: Matrix, classes: int, size: int) -> int:
+def shifts(matrix: Matrix, size: int) -> int:
     """Those of the first row of each class, 4 bits each."""
-    return sum(shift_of(matrix, row, size) << 4 * row for row in range(classes))
+    return sum(shift_of(matrix, row, size) << 4 * row for row in range(CLASSES))
 
 
 def scratch_bytes(config: Config, problem: Problem, a: Matrix, b: Matrix) -> int:
@@ -178,9 +179,9 @@ STAYING = 3
 _PARAMETERS = "{maps}s i i i i {0} {0} i i i Q q q Q"
 _MAPS, _C = 0, 10
 
-#: Of a kernel with classes of rows, behind these: elements by which the maps of A, and of B, begin
-#: before their first rows, 4 bits for each class.
-_SHIFTS = " I I"
+#: Of a kernel that reads an operand in place, behind these: elements by which its maps begin before
+#: their first rows, 4 bits for each class.
+_SHIFTS = " I"
 
 #: The maps of the scales, the last parameter of a kernel with scaled operands.
 _SCALES = " 256s"
@@ -199,11 +200,11 @@ _C_COMBINED = 8
 class MappedExecutable(CudaExecutable):
     """A kernel with tensor maps of A, B and C, and of the scales where operands are scaled.
 
-    Operands that TMA cannot read, unless the kernel has a map for each class of rows, or that are
-    MN-major where the kernel needs K-major or the reverse, are first repacked by the kernel file's
-    `repack` into scratch memory of the stream. The parts of a split product are there, too, and
-    `combine` adds them. All launches but the first may begin before the previous one has ended, and
-    wait for it themselves (common/dependent_launch.cuh says why that is correct).
+    Operands that TMA cannot read, but for one that is read in place, or that are MN-major where the
+    kernel needs K-major or the reverse, are first repacked by the kernel file's `repack` into
+    scratch memory of the stream. The parts of a split product are there, too, and `combine` adds
+    them. All launches but the first may begin before the previous one has ended, and wait for it
+    themselves (common/dependent_launch.cuh says why that is correct).
 
     A C whose rows do not end at multiples of 16 bytes is stored without its tensor map: TMA reads
     rows of any length, but writes whole pieces of 16 bytes (on an H200, bytes behind the rows were
@@ -215,10 +216,10 @@ class MappedExecutable(CudaExecutable):
         source, config = common[0], common[0].config
         self._tma, self._parts = config.kernel.tma, parts_of(config)
         self._persistent = config.kernel.persistent or Persistent()
-        maps = (2 * self._tma.classes + 1) * MAP_BYTES
+        maps = (2 + CLASSES if self._tma.in_place else 3) * MAP_BYTES
         self._parameters = _PARAMETERS.replace("{maps}", str(maps))
         self._parameters += _SCALES if self._tma.scaled else ""
-        self._parameters += _SHIFTS if self._tma.classes > 1 else ""
+        self._parameters += _SHIFTS if self._tma.in_place else ""
         self._parameters += _EPILOGUE if source.epilogue else ""
         self._parameters += _GATE if source.gate else ""
         super().__init__(*others)
@@ -288,8 +289,7 @@ class MappedExecutable(CudaExecutable):
 
     def _entries(self) -> tuple[str, ...]:
         combining = ("combine",) if self._parts > 1 else ()
-        repacking = ("repack",) if self._tma.classes == 1 else ()
-        return (*super()._entries(), *repacking, *combining)
+        return (*super()._entries(), "repack", *combining)
 
     def _prepare(self, loaded: Held, context: drv.Context) -> None:
         """Set `loaded.places`, offset and size of each parameter, unless it is set."""
@@ -327,7 +327,7 @@ class MappedExecutable(CudaExecutable):
             *(b"".join(one.words for one in maps), problem.m, problem.n, problem.k, problem.batch),
             *(*run.scalars, *stacked, int(boxed), c.address, c.ld, c.batch_stride, parts),
             *scales,
-            *(shifts(matrix, tma.classes, size) for matrix in factors if tma.classes > 1),
+            *((shifts(factors[tma.in_place(problem)], size),) if tma.in_place else ()),
             *((pack(EPILOGUE, *run.epilogue),) if run.epilogue else ()),
             *((pack(GATE, *run.gate),) if run.gate else ()),
         )
@@ -345,14 +345,15 @@ class MappedExecutable(CudaExecutable):
 
     def _maps(self, run: _Run, factors: list[Matrix], copies: list[Copy | None]) -> list[_Map]:
         """Tensor maps of A, B and C; zeros for those that the kernel does not use."""
-        problem, c, classes = run.problem, run.c, self._tma.classes
+        problem, c = run.problem, run.c
         boxes = self._tma.boxes(self.config, self._tma.as_loaded(problem))
         stored = stored_shapes(problem)
         maps: list[_Map] = []
         operands = zip(factors, copies, stored, boxes, strict=False)
         for i, (matrix, copy, shape, box) in enumerate(operands):
+            in_place = self._tma.reads_in_place(problem, i)
             if not problem.k:
-                maps += [_NO_MAP] * classes
+                maps += [_NO_MAP] * (CLASSES if in_place else 1)
                 continue
             kind = KINDS["float16" if self._tma.scaled else problem.numpy_dtype.name]
             if problem.type.tf32 and copy is None:
@@ -360,10 +361,10 @@ class MappedExecutable(CudaExecutable):
             size = copy.size if copy else problem.numpy_dtype.itemsize
             if copy:
                 maps.append(_Map(self._map(kind, size, matrix, copy.shape, box)))
-            elif classes == 1:
-                maps.append(_Map(self._map(kind, size, matrix, shape, box), i))
-            else:
+            elif in_place:
                 maps += self._maps_of_classes(i, kind, size, matrix, shape, box)
+            else:
+                maps.append(_Map(self._map(kind, size, matrix, shape, box), i))
         size = problem.out_dtype.itemsize
         whole = fits(c, problem, size) and problem.n * size % ROW_BYTES == 0
         if whole and boxes[2] and (self._parts == 1 or self._persistent.splits_last_wave):
@@ -383,15 +384,14 @@ class MappedExecutable(CudaExecutable):
         box: Box,
     ) -> Iterator[_Map]:
         """The maps of an operand's classes of rows. Each begins at the multiple of 16 bytes at or
-        before the first row of its class; what is before that row is never loaded.
+        before the first row of its class; the kernel takes no notice of what is before that row.
         """
-        classes = self._tma.classes
         _, rows, columns = shape
-        for first in range(classes):
+        for first in range(CLASSES):
             shift = shift_of(matrix, first, size)
             offset = (first * matrix.ld - shift) * size
-            strided = Matrix(matrix.address + offset, classes * matrix.ld, 0)
-            extents = 1, ceil_div(rows - first, classes), columns + shift
+            strided = Matrix(matrix.address + offset, CLASSES * matrix.ld, 0)
+            extents = 1, ceil_div(rows - first, CLASSES), columns + shift
             yield _Map(self._map(kind, size, strided, extents, box), operand, offset)
 
     def _maps_of_scales(self, factors: list[Matrix], copies: list[Copy | None]) -> list[bytes]:

@@ -128,6 +128,8 @@ void each_element(const TensorMap* map, unsigned place, int x, int y, int z, Mov
     std::memcpy(&d, map, sizeof d);
     assert(d.size && "the tensor map has not been made");
     assert(place % 128 == 0 && "boxes lie at multiples of 128 bytes");
+    assert(x * static_cast<long long>(d.size) % 16 == 0 &&
+           "boxes begin at multiples of 16 bytes: elsewhere an H200 meets an illegal instruction");
     for (unsigned j = 0; j < d.box[1]; j++)
         for (unsigned i = 0; i < d.box[0]; i++) {
             const auto column = static_cast<long long>(x) + i, row = static_cast<long long>(y) + j;
