@@ -1,45 +1,42 @@
-// 18 wgmma tf32 in place: float32 rounded to tf32, rows that start anywhere, without a copy.
+// 17 wgmma tf32 in place: float32 rounded to tf32; the larger operand is read where it is.
 //
-// Kernel 10 copies operands whose rows do not start at multiples of 16 bytes: a launch of 2.3 us
-// and more before the product, which reads and writes all of them. Here four tensor maps describe
-// an operand: map c has its rows c, c + 4, c + 8 ..., a class of rows (common/row_classes.cuh).
-// Four warps load the tiles from where they are, each its class, and TMA rounds to tf32 on the way.
+// Kernel 10 copies an operand whose rows do not start at multiples of 16 bytes, or that does not lie
+// as it wants it: a launch before the product reads and writes all of it. Of a product of few rows
+// or few columns that takes longer than the product. Here only the smaller operand is copied, and
+// only if it must be. Of the larger one, IN_PLACE, A or B, four tensor maps describe the rows where
+// they are (common/row_classes.cuh): map c has rows c, c + 4, c + 8 ..., a class of rows.
 //
-// wgmma multiplies 64 rows of a left operand by up to 256 columns of a right one. In tf32 the right
-// one must be K-major in shared memory. The left one must, too, unless it comes from registers:
+// wgmma multiplies 64 rows of a left operand by up to 256 columns of a right one:
 //
-//     A is      B is      left operand       right operand                       result
-//     K-major   K-major   A                  B                                   C
-//     MN-major  K-major   A, by registers    B                                   C
-//     K-major   MN-major  B, by registers    A                                   C^T
-//     MN-major  MN-major  B, by registers    A, transposed in shared memory      C^T
+// - The left one is the operand in place. In shared memory element x of a row lies up to three
+//   elements further on than it would if the row were aligned. wgmma could not read that from
+//   there, but it takes its left operand from registers, too, and a lane reads these one by one.
+// - The right one is the other operand, K-major, rows aligned: repacked before if it is not.
+// - If B is in place, the result is C^T: its rows are columns of C. It is transposed when it is
+//   stored.
 //
-// - A K-major tile has its rows class by class. Pieces of 8 rows that wgmma takes are as far apart
-//   as a descriptor says, so a warpgroup takes runs of 32 rows, 8 of each class:
+// Four warps load, each a class of rows. In shared memory the left tile has its rows class by class:
 //
-//       rows of a run       0 4 8 ... 28   1 5 9 ... 29   2 6 10 ... 30   3 7 11 ... 31
-//       class                    0              1               2               3
+// - K-major: row 4 i + c of the tile is line i of class c, as long as KB + 4 elements. A warp of a
+//   warpgroup takes 16 rows of one class for its 16 rows of wgmma. Lines that are 4 words further
+//   apart than a multiple of 32 words keep the lanes in different banks.
+// - MN-major: k = 4 i + c is line i of class c, in boxes of 32 columns, one more than the tile has.
+//   Four lanes read k, k + 1, k + 2 and k + 3 at a time, from four classes. Each class begins 128
+//   bytes further on than it need be, so that TMA's swizzle puts these into different banks. Eight
+//   lanes read four columns each of two chunks of 16 bytes that are four apart.
 //
-//   Rows of the tile are rows or columns of C. A lane has sums of two columns of each piece: these
-//   are 8 columns of a run, side by side.
-// - An MN-major tile has its rows, one for each k, class by class: k = 4 i + c is line i of class
-//   c. A lane reads from there what it holds of the left operand. Four lanes read k, k + 1, k + 2
-//   and k + 3 at a time, from four classes. Each class begins 128 bytes further on than it need be,
-//   so that TMA's swizzle puts these into different banks. As in kernel 10, eight lanes read four
-//   columns each of two chunks of 16 bytes that are four apart, and no banks conflict.
-// - A of the last row of the table is transposed in shared memory, in place, by squares of 32 x 32.
-//   That also puts k back into its order.
-// - C goes through shared memory, from where warps store 32 or 64 columns of a row at a time. Only
-//   then come alpha, beta and the epilogue: C is read in the same way.
-//
-// There are no clusters and no slices. Boxes are small, 1 to 8 KiB, and rows begin within lines of
-// L2. It was not timed on a GPU yet.
+// C goes through shared memory, from where warps store 32 or 64 columns of a row at a time. Only
+// then come alpha, beta and the epilogue: C is read in the same way. There are no clusters and no
+// slices.
 
+#ifndef IN_PLACE
+#define IN_PLACE 1  // the operand that is read where it is: 0 A, 1 B
+#endif
 #ifndef TRANS_A
-#define TRANS_A 0  // 1: A is stored as k x m, so op(A) = A^T
+#define TRANS_A 0  // 1: A is stored as k x m, so op(A) = A^T; only in place
 #endif
 #ifndef TRANS_B
-#define TRANS_B 0  // 1: B is stored as n x k, so op(B) = B^T
+#define TRANS_B 0  // 1: B is stored as n x k, so op(B) = B^T; else only in place
 #endif
 #ifndef REAL
 #define REAL float  // element type of A and B
@@ -75,30 +72,32 @@
 
 #include "common/combine.cuh"
 #include "common/hopper.cuh"
+#include "common/repack.cuh"
 #include "common/row_classes.cuh"
 #include "common/split_k_schedule.cuh"
 
-constexpr bool TURNED = !TRANS_B;  // the result of wgmma is C^T
-constexpr bool TRANSPOSES_A = TRANS_A && TURNED, VIA_REGISTERS = TRANS_A || TURNED;
+constexpr bool TURNED = IN_PLACE == 1;  // the result of wgmma is C^T
+constexpr bool K_MAJOR = TURNED ? TRANS_B : !TRANS_A;  // the left operand
 // Rows of the left and columns of the right operand: of a block, and of a warpgroup.
 constexpr int LEFT = TURNED ? NB : MB, RIGHT = TURNED ? MB : NB;
 constexpr int OWN_LEFT = TURNED ? TB : TA, OWN_RIGHT = TURNED ? TA : TB;
 constexpr int PIECES = OWN_LEFT / 64, RUNS = OWN_RIGHT / 32;
-constexpr int PARTS = KB / IN_LINE;  // of a step: each is as deep as a row of a box is long
+constexpr int PARTS = KB / IN_LINE;  // of a step, 32 deep
 
 constexpr int WARPGROUPS_N = NB / TB, CONSUMERS = MB / TA * WARPGROUPS_N;  // one more loads
 constexpr int THREADS = 128 * (CONSUMERS + 1), PRODUCERS = CLASSES;        // warps that load
-// Lines of a class of a left tile that is MN-major: KB / CLASSES for each 32 of its rows, and an
-// empty one.
-constexpr int LINES = LEFT / IN_LINE * (KB / CLASSES) + 1;
-constexpr int RIGHT_BYTES = RIGHT * KB * 4, LEFT_BYTES = LEFT * KB * 4 + 1024 * VIA_REGISTERS;
+// A class of the left tile. K-major: lines of KB + 4 elements, one for each row. MN-major: lines of
+// 32 columns, KB / CLASSES for each 32 columns of the tile and as many more, and an empty one.
+constexpr int EACH = KB / CLASSES, LINES = (LEFT / IN_LINE + 1) * EACH + 1;
+constexpr int LONG = K_MAJOR ? (KB + 4) * 4 : LINE_BYTES;  // bytes of a line
+constexpr int CLASS_BYTES = (K_MAJOR ? LEFT / CLASSES : LINES) * LONG;
+constexpr int LOADED = CLASS_BYTES - (K_MAJOR ? 0 : LINE_BYTES);  // of these, by TMA
+constexpr int RIGHT_BYTES = RIGHT * KB * 4, LEFT_BYTES = (CLASSES * CLASS_BYTES + 1023) / 1024 * 1024;
 constexpr int STAGE_BYTES = RIGHT_BYTES + LEFT_BYTES;
-constexpr int SQUARE = 32 * LINE_BYTES;  // bytes of 32 x 32 that are transposed
 
-// A warp stores 16 rows of 32 columns at a time, of C^T 8 rows of 64. In shared memory rows are 16
-// bytes further apart than they are long: lanes that write or read rows one below the other meet
-// different banks.
-constexpr int HIGH = TURNED ? 8 : 16, WIDE = TURNED ? 64 : 32, PITCH = WIDE * 4 + 16;
+// A warp stores 16 rows of 32 columns at a time, of C^T 8 rows of 64. In shared memory rows are
+// further apart than they are long: lanes that write rows one below the other meet different banks.
+constexpr int HIGH = TURNED ? 8 : 16, WIDE = TURNED ? 64 : 32, PITCH = TURNED ? 272 : 160;
 constexpr int STAGED_BYTES = 4 * HIGH * PITCH;  // of a warpgroup
 
 #include "common/warpgroups.cuh"
@@ -106,14 +105,13 @@ constexpr int STAGED_BYTES = 4 * HIGH * PITCH;  // of a warpgroup
 static_assert(MB % TA == 0 && NB % TB == 0 && TA % 32 == 0 && TB % 32 == 0,
               "warpgroups tile the block evenly: TA divides MB, TB divides NB, 32 divides both");
 static_assert(OWN_LEFT % 64 == 0,
-              "wgmma has 64 rows on its left: 64 divides TB, or TA where B is transposed");
+              "wgmma has 64 rows on its left: 64 divides TA, or TB where B is in place");
 static_assert(MB <= 256 && NB <= 256, "MB and NB are at most 256");
 static_assert(KB == 32 || KB == 64 || KB == 128,
               "a step has one, two or four parts of 32: KB is 32, 64 or 128");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
-constexpr int ROOM = CONSUMER_REGISTERS - 40 - (TRANSPOSES_A ? 32 : 0);
-static_assert(CONSUMERS <= 4 && TA * TB / 128 + (VIA_REGISTERS ? OWN_LEFT / 2 : 0) <= ROOM,
-              "TA TB / 128 + rows by registers / 2 <= 192 (3, 4 warpgroups 120, 64; turned -32)");
+static_assert(CONSUMERS <= 4 && TA * TB / 128 + OWN_LEFT / 2 <= CONSUMER_REGISTERS - 40,
+              "TA TB / 128 + rows by registers / 2 <= 192 (3, 4 warpgroups 120, 64)");
 
 // The position in the ring of stages: the stage, and the parity of its barriers' phase.
 struct Ring {
@@ -127,57 +125,34 @@ struct Stages {
     unsigned base, full, empty;
 };
 
-// Loads class c of a K-major tile of EXTENT rows.
-template <int EXTENT>
-__device__ __forceinline__ void load_k_major(const RowClasses& of, unsigned tile, unsigned c,
-                                             unsigned full, unsigned outer, unsigned k0) {
-#pragma unroll
-    for (int x = 0; x < PARTS; x++)
-        of.load_box(tile + (x * EXTENT + c * (EXTENT / CLASSES)) * LINE_BYTES, c, full,
-                    k0 + x * IN_LINE, outer);
-}
-// The same of an MN-major one that goes through registers.
-__device__ __forceinline__ void load_mn_major(const RowClasses& of, unsigned tile, unsigned c,
-                                              unsigned full, unsigned outer, unsigned k0) {
-#pragma unroll
-    for (int x = 0; x < LEFT / IN_LINE; x++)
-        of.load_box(tile + (c * LINES + x * (KB / CLASSES)) * LINE_BYTES, c, full,
-                    outer + x * IN_LINE, k0);
-}
-// The same of one that is transposed, square by square.
-__device__ __forceinline__ void load_squares(const RowClasses& of, unsigned tile, unsigned c,
-                                             unsigned full, unsigned outer, unsigned k0) {
-#pragma unroll
-    for (int x = 0; x < PARTS * (RIGHT / 32); x++)
-        of.load_box(tile + x * SQUARE + c * (SQUARE / CLASSES), c, full,
-                    outer + x % (RIGHT / 32) * 32, k0 + x / (RIGHT / 32) * 32);
-}
-
-// One thread of a warp that loads: class c of all tiles.
-__device__ __forceinline__ void produce(const Product& p, const Stages& stages, const RowClasses& a,
-                                        const RowClasses& b, unsigned c) {
-    if (p.steps > 0) prefetch_tensormap(a.maps + c), prefetch_tensormap(b.maps + c);
+// One thread of a warp that loads: class c of all left tiles; that of the first warp the right ones.
+__device__ __forceinline__ void produce(const Product& p, const Stages& stages, const Maps& maps,
+                                        unsigned c) {
+    const TensorMap* const own = (TURNED ? maps.b : maps.a) + c;
+    const TensorMap* const other = TURNED ? maps.a : maps.b;
+    if (p.steps > 0) prefetch_tensormap(own), prefetch_tensormap(other);
     Ring ring{0, 1};  // all stages are empty
     for (unsigned id = blockIdx.x; id < p.units(); id += gridDim.x) {
         const Unit unit = p[id];
+        const unsigned y = TURNED ? unit.j0 : unit.i0, x = TURNED ? unit.i0 : unit.j0;
         for (unsigned step = 0; step < unit.steps; step++, ring.advance()) {
             const unsigned right = stages.base + ring.stage * STAGE_BYTES;
-            const unsigned left = right + RIGHT_BYTES, full = stages.full + 8 * ring.stage;
-            const unsigned k0 = (unit.first + step) * KB;
+            const unsigned left = right + RIGHT_BYTES + c * CLASS_BYTES;
+            const unsigned full = stages.full + 8 * ring.stage, k0 = (unit.first + step) * KB;
             mbarrier_wait(stages.empty + 8 * ring.stage, ring.parity);
-            mbarrier_expect_tx(full, (MB + NB) * KB * 4 / PRODUCERS);
-            if constexpr (TRANSPOSES_A)
-                load_squares(a, right, c, full, unit.i0, k0);
-            else if constexpr (TURNED)
-                load_k_major<MB>(a, right, c, full, unit.i0, k0);
-            else
-                load_k_major<NB>(b, right, c, full, unit.j0, k0);
-            if constexpr (TURNED)
-                load_mn_major(b, left, c, full, unit.j0, k0);
-            else if constexpr (TRANS_A)
-                load_mn_major(a, left, c, full, unit.i0, k0);
-            else
-                load_k_major<MB>(a, left, c, full, unit.i0, k0);
+            mbarrier_expect_tx(full, LOADED + (c == 0 ? RIGHT_BYTES : 0));
+            if constexpr (K_MAJOR) {
+                tma_load(left, own, full, k0, y / CLASSES, 0);
+            } else {
+#pragma unroll
+                for (int i = 0; i <= LEFT / IN_LINE; i++)
+                    tma_load(left + i * EACH * LINE_BYTES, own, full, y + i * IN_LINE, k0 / CLASSES,
+                             0);
+            }
+            if (c > 0) continue;
+#pragma unroll
+            for (int part = 0; part < PARTS; part++)
+                tma_load(right + part * RIGHT * LINE_BYTES, other, full, k0 + part * IN_LINE, x, 0);
         }
     }
 }
@@ -195,21 +170,15 @@ struct Place {
           t(threadIdx.x % 4) {}
     // The row of the block's left tile that wgmma has as row 16 warp + 8 h + g of a piece of 64.
     __device__ __forceinline__ unsigned left_row(unsigned piece, unsigned h, unsigned g) const {
-        const unsigned place = left * PIECES + piece;
-        return VIA_REGISTERS ? place * 64 + h * 32 + g / 4 * 16 + warp * 4 + g % 4
-                             : h * (LEFT / 2) + place * 32 + g * 4 + warp;
-    }
-    // Where a run of 32 begins in the block's right tile. Warpgroups take them in turns, but what
-    // is transposed one after the other.
-    __device__ __forceinline__ unsigned right_run(unsigned run) const {
-        return (TRANSPOSES_A ? right * RUNS + run : run * (RIGHT / OWN_RIGHT) + right) * 32;
+        const unsigned first = (left * PIECES + piece) * 64;
+        return first + (K_MAJOR ? (h * 8 + g) * CLASSES + warp
+                                : h * 32 + g / 4 * 16 + warp * 4 + g % 4);
     }
 };
 
-// A K-major tile for wgmma, its pieces of 8 rows `apart` bytes apart.
-__device__ __forceinline__ unsigned long long tile_descriptor(unsigned address, unsigned apart) {
-    return (address & 0x3FFFFu) >> 4 | static_cast<unsigned long long>(apart >> 4) << 32 |
-           1ull << 62;
+// A K-major tile for wgmma (PTX ISA 9.0, "Matrix Descriptor"): 8 rows to a swizzle.
+__device__ __forceinline__ unsigned long long tile_descriptor(unsigned address) {
+    return (address & 0x3FFFFu) >> 4 | (8ull * LINE_BYTES >> 4) << 32 | 1ull << 62;
 }
 
 // Numbers of a part of the left operand: register 2 y + h is that of row 16 warp + 8 h + g, depth
@@ -222,75 +191,55 @@ struct Consumer {
     unsigned char* shared;  // the stages
     Stages stages;
     Place at;
+    unsigned shifts;
     Ring ring;
 
-    // Depth 4 i + t is line i of class t. A lane's rows are in the same chunk of every 32.
+    // K-major: a warp's rows are lines of its own class. MN-major: depth 4 i + t is line i of class
+    // t, and a lane's columns are in the same chunk of every 32.
     __device__ __forceinline__ void read_fragments(Fragments& to, int part) const {
-        constexpr int EACH = KB / CLASSES;  // lines of 32 rows in a class
-        const unsigned row = at.left_row(0, 0, at.g);
-        const unsigned lines = ring.stage * STAGE_BYTES + RIGHT_BYTES +
-                               (at.t * LINES + row / 32 * EACH) * LINE_BYTES;
+        const unsigned char* const tile = shared + ring.stage * STAGE_BYTES + RIGHT_BYTES;
+        if constexpr (K_MAJOR) {
+            const unsigned line = at.left * PIECES * 16 + at.g;
+            const unsigned char* const first = tile + at.warp * CLASS_BYTES + line * LONG +
+                                               (at.t + shift_of(shifts, at.warp)) * 4;
 #pragma unroll
-        for (int i = 0; i < IN_LINE / CLASSES; i++) {
-            unsigned first = lines + ((row % 32 / 4 ^ (at.t + i % 4) % 8) << 4) + row % 4 * 4;
-            if (i >= 4) first ^= 64;  // as at.t + i does, in fewer registers
+            for (int i = 0; i < IN_LINE / 4; i++)
 #pragma unroll
-            for (int u = 0; u < PIECES; u++)
+                for (int u = 0; u < PIECES; u++)
 #pragma unroll
-                for (int h = 0; h < 2; h++)
-                    to[i / 2][u][i % 2 * 2 + h] = *reinterpret_cast<const unsigned*>(
-                        shared + first + ((u * 2 + h) * EACH + part * 8 + i) * LINE_BYTES);
+                    for (int h = 0; h < 2; h++)
+                        to[i / 2][u][i % 2 * 2 + h] = *reinterpret_cast<const unsigned*>(
+                            first + (u * 16 + h * 8) * LONG + (part * IN_LINE + i * 4) * 4);
+        } else {
+            const unsigned row = at.left_row(0, 0, at.g) + shift_of(shifts, at.t);
+            const unsigned lines = at.t * CLASS_BYTES + row / 32 * EACH * LINE_BYTES;
+#pragma unroll
+            for (int i = 0; i < IN_LINE / CLASSES; i++) {
+                unsigned first = lines + ((row % 32 / 4 ^ (at.t + i % 4) % 8) << 4) + row % 4 * 4;
+                if (i >= 4) first ^= 64;  // as at.t + i does, in fewer registers
+#pragma unroll
+                for (int u = 0; u < PIECES; u++)
+#pragma unroll
+                    for (int h = 0; h < 2; h++)
+                        to[i / 2][u][i % 2 * 2 + h] = *reinterpret_cast<const unsigned*>(
+                            tile + first + ((u * 2 + h) * EACH + part * 8 + i) * LINE_BYTES);
+            }
         }
-    }
-    // A's tile, which came MN-major, made K-major: each warp transposes squares where they are. A
-    // lane reads a column and writes it as a row, both without conflicts of banks.
-    __device__ __forceinline__ void transpose_a() const {
-        const unsigned lane = threadIdx.x % 32, column = lane % 8 * 4 + lane / 8;
-        unsigned char* const tile = shared + ring.stage * STAGE_BYTES;
-#pragma unroll 1
-        for (int s = at.group * 4 + at.warp; s < RIGHT / 32 * PARTS; s += CONSUMERS * 4) {
-            unsigned char* const square = tile + s * SQUARE;
-            float x[32];
-#pragma unroll
-            for (int y = 0; y < 32; y++)  // line y % 8 of class y / 8
-                x[y % 8 * 4 + y / 8] = *reinterpret_cast<float*>(
-                    square + y * LINE_BYTES + ((column / 4 ^ y % 8) << 4) + column % 4 * 4);
-            __syncwarp();
-#pragma unroll
-            for (int y = 0; y < 8; y++)
-                *reinterpret_cast<float4*>(square + lane * LINE_BYTES + ((y ^ lane % 8) << 4)) = {
-                    x[4 * y], x[4 * y + 1], x[4 * y + 2], x[4 * y + 3]};
-        }
-        fence_proxy_async();
-        named_barrier_sync<CONSUMERS * 128>(1 + CONSUMERS);
     }
     // A part of a step, `first` or not of a unit. Fragments must not change before it has ended.
     __device__ __forceinline__ void multiply_part(Sums& sum, int part, bool first,
                                                   Fragments& fragments) {
-        constexpr unsigned PIECE = 8 * LINE_BYTES;
-        const unsigned tile_r = stages.base + ring.stage * STAGE_BYTES + part * RIGHT * LINE_BYTES;
-        const unsigned tile_l = stages.base + ring.stage * STAGE_BYTES + RIGHT_BYTES +
-                                part * LEFT * LINE_BYTES;
         const unsigned long long right =
-            TRANSPOSES_A ? tile_descriptor(tile_r + at.right * RUNS * SQUARE, PIECE)
-                         : tile_descriptor(tile_r + at.right * PIECE, RIGHT / OWN_RIGHT * PIECE);
-        const unsigned long long left =
-            tile_descriptor(tile_l + at.left * PIECES * PIECE, LEFT / 64 * PIECE);
-        if (part == 0) {
-            mbarrier_wait(stages.full + 8 * ring.stage, ring.parity);
-            if constexpr (TRANSPOSES_A) transpose_a();
-        }
-        if constexpr (VIA_REGISTERS) read_fragments(fragments, part);
+            tile_descriptor(stages.base + ring.stage * STAGE_BYTES +
+                            (part * RIGHT + at.right * OWN_RIGHT) * LINE_BYTES);
+        if (part == 0) mbarrier_wait(stages.full + 8 * ring.stage, ring.parity);
+        read_fragments(fragments, part);
         wgmma_fence();
 #pragma unroll
         for (int x = 0; x < IN_LINE / 8; x++)
 #pragma unroll
-            for (int u = 0; u < PIECES; u++) {
-                if constexpr (VIA_REGISTERS)
-                    wgmma_tf32(sum[u], fragments[x][u], right + x * 2, true);
-                else
-                    wgmma_tf32(sum[u], left + u * PIECE / 16 + x * 2, right + x * 2, true);
-            }
+            for (int u = 0; u < PIECES; u++)
+                wgmma_tf32(sum[u], fragments[x][u], right + x * 2, true);
         wgmma_commit_group();
         wgmma_wait_group<1>();  // the part before has ended: its stage may be filled again
         if (part == 0 && !first) release();
@@ -329,9 +278,9 @@ struct Consumer {
     }
 };
 
-// The sum of a run's column 8 t + x, x < 8, for lane 4 g + t: class x % 4 has its own piece.
-__device__ __forceinline__ constexpr int element(int run, int h, int x) {
-    return (TRANSPOSES_A ? run * 4 + x % 4 : x % 4 * RUNS + run) * 4 + h * 2 + x / 4;
+// The sum of column 8 j + 2 t + e of a run, for lane 4 g + t.
+__device__ __forceinline__ constexpr int element(int run, int h, int j, int e) {
+    return run * 16 + j * 4 + h * 2 + e;
 }
 
 // Numbers side by side that a lane stores at a time.
@@ -358,9 +307,9 @@ struct Output {
         for (int u = 0; u < PIECES; u++)
 #pragma unroll
             for (int run = 0; run < RUNS; run++) {
-                const unsigned i0 = unit.i0 + (TURNED ? at.right_run(run) : 0);
-                const unsigned j0 =
-                    unit.j0 + (TURNED ? (at.left * PIECES + u) * 64 : at.right_run(run));
+                const unsigned first = at.right * OWN_RIGHT + run * 32;
+                const unsigned i0 = unit.i0 + (TURNED ? first : 0);
+                const unsigned j0 = unit.j0 + (TURNED ? (at.left * PIECES + u) * 64 : first);
                 if (i0 >= m || j0 >= n) continue;
                 synchronize(at);
                 if constexpr (TURNED)
@@ -387,25 +336,24 @@ struct Output {
 #pragma unroll
         for (int h = 0; h < 2; h++)
 #pragma unroll
-            for (int x = 0; x < 8; x += 4)
-                *reinterpret_cast<float4*>(to + (h * 8 + at.g) * PITCH + (at.t * 8 + x) * 4) = {
-                    sum[element(run, h, x)], sum[element(run, h, x + 1)],
-                    sum[element(run, h, x + 2)], sum[element(run, h, x + 3)]};
+            for (int j = 0; j < 4; j++)
+                *reinterpret_cast<float2*>(to + (h * 8 + at.g) * PITCH + (j * 8 + at.t * 2) * 4) = {
+                    sum[element(run, h, j, 0)], sum[element(run, h, j, 1)]};
     }
-    // A run of 32 rows of the warpgroup's 64 columns, in the order in which its warps store them.
+    // A run of 32 rows of the warpgroup's 64 columns.
     static __device__ __forceinline__ void stage_rows(const float (&sum)[OWN_RIGHT / 2], int run,
                                                       const Place& at, unsigned char* to) {
 #pragma unroll
         for (int h = 0; h < 2; h++)
 #pragma unroll
             for (int x = 0; x < 8; x++)
-                *reinterpret_cast<float*>(to + (x % 4 * 8 + x / 4 * 4 + at.t) * PITCH +
+                *reinterpret_cast<float*>(to + (x / 2 * 8 + at.t * 2 + x % 2) * PITCH +
                                           at.left_row(0, h, at.g) % 64 * 4) =
-                    sum[element(run, h, x)];
+                    sum[element(run, h, x / 2, x % 2)];
     }
     // Where row y of a warp in shared memory belongs, in C from i0 on.
     static __device__ __forceinline__ unsigned row_of(unsigned y, int u, const Place& at) {
-        return TURNED ? y % 4 * 8 + y / 4 * 4 + at.warp : at.left_row(u, y / 8, y % 8);
+        return TURNED ? at.warp * 8 + y : at.left_row(u, y / 8, y % 8);
     }
     // The warp's rows from shared memory to C, EACH columns for a lane at a time.
     template <int EACH>
@@ -468,7 +416,7 @@ __device__ __forceinline__ void consume(const Product& p, Output out, Consumer c
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     gemm(const __grid_constant__ Maps maps, int m, int n, int k, int batch, float alpha, float beta,
          int batched_a, int batched_b, int aligned_c, float* C, long long ldc, long long batch_c,
-         float* parts, unsigned shifts_a, unsigned shifts_b EPILOGUE_PARAMETER) {
+         float* parts, unsigned shifts EPILOGUE_PARAMETER) {
     extern __shared__ unsigned char shared[];
     unsigned char* const aligned = shared + (-address_of_shared(shared) & 1023);
     unsigned char* const staging = aligned + STAGES * STAGE_BYTES;
@@ -490,12 +438,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (threadIdx.x % 32 == 0) {
             griddepcontrol_wait();
-            produce(p, stages, {maps.a, shifts_a}, {maps.b, shifts_b}, warp % 4);
+            produce(p, stages, maps, warp % 4);
         }
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
         consume(p,
                 {C, ldc, unsigned(m), unsigned(n), alpha, beta, aligned_c != 0 EPILOGUE_ARGUMENT},
-                {aligned, stages, Place(warp), {}}, staging + group * STAGED_BYTES, parts);
+                {aligned, stages, Place(warp), shifts, {}}, staging + group * STAGED_BYTES, parts);
     }
 }

@@ -59,7 +59,7 @@ TMA_F32_IN_PLACE = replace(
     heuristic=None,
     options=_options,
     shared_elements=_shared_elements,
-    tma=Tma(_boxes, classes=_CLASSES),
+    tma=Tma(_boxes, in_place=lambda p: int(p.n > p.m)),
     preferred_for=lambda p, d: False,  # no time was measured yet: the tuner alone tries it
     competes=lambda p, d: p.batch == 1 and repacked(p) > 0,
     rules=(

@@ -71,8 +71,8 @@ CASES = [
         "-GROUP8-SPLIT1-STORE1",
         "f32",
     ),
-    ("wgmma_tf32_in_place-MB64-NB128-KB32-TA64-TB128-STAGES3-GROUP8-SPLIT1", "tf32"),
-    ("wgmma_tf32_in_place-MB32-NB64-KB64-TA32-TB64-STAGES2-GROUP1-SPLIT2", "tf32"),
+    ("wgmma_tf32_in_place-MB64-NB128-KB32-TA64-TB64-STAGES3-GROUP8-SPLIT1", "tf32"),
+    ("wgmma_tf32_in_place-MB64-NB64-KB64-TA64-TB64-STAGES2-GROUP1-SPLIT2", "tf32"),
     ("wgmma_f16x3-MB64-NB64-KB64-TA64-TB64-STAGES4-GROUP1-SPLIT1-SLOTS2", "f16x3"),
     ("wgmma_f16x3-MB64-NB64-KB64-TA64-TB64-STAGES4-GROUP1-SPLIT1-SLOTS2", "emulated"),
     ("wgmma_f16x3-MB64-NB128-KB64-TA64-TB64-STAGES5-GROUP1-SPLIT2-SLOTS1", "emulated"),
@@ -130,7 +130,7 @@ def test_every_way_to_store_c(cuda, slug, dtype, case):
     epilogue = of(case, dtype, wide="SPLIT1" in slug)
     layout = "NT" if config.kernel.number % 2 else "NN"
     for seed, (m, n, k, batch) in enumerate(shapes(slug)):
-        if config.kernel.tma is not None and config.kernel.tma.classes > 1:
+        if config.kernel.tma is not None and config.kernel.tma.in_place:
             m, n, batch = max(m, 8), max(n, 8), 1  # it has no smaller ones, and no stacks
         problem = Problem(m, n, k, dtype, False, layout[1] == "T", batch)
         check_finished(cuda, config, problem, epilogue, seed)

@@ -109,7 +109,7 @@ def test_other_products_and_devices_have_no_survey(problem, device):
 
 
 def test_a_kernel_that_was_not_measured_is_not_chosen():
-    problem, kernel = Problem(1001, 999, 777, "bf16"), find_kernel("wgmma_in_place")
+    problem, kernel = Problem(1001, 999, 777, "f32"), find_kernel("tma_f32_in_place")
     assert survey.survey_of(problem, H200).kernels.isdisjoint({kernel.number})
     assert list(kernel.options(problem, H200)) and survey.quickest(kernel, problem, H200) is None
     drawn = tool.promising(problem, H200, random.Random(1), [kernel])

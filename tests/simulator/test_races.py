@@ -224,10 +224,10 @@ SHIPPED = [
         "f32",
         "NN",
     ),
-    ("wgmma_tf32_in_place-MB64-NB128-KB32-TA32-TB128-STAGES3-GROUP8-SPLIT1", "tf32", "NN"),
-    ("wgmma_tf32_in_place-MB64-NB64-KB64-TA32-TB64-STAGES2-GROUP8-SPLIT1", "tf32", "TN"),
+    ("wgmma_tf32_in_place-MB64-NB128-KB32-TA64-TB64-STAGES3-GROUP8-SPLIT1", "tf32", "NN"),
+    ("wgmma_tf32_in_place-MB32-NB64-KB64-TA32-TB64-STAGES2-GROUP8-SPLIT2", "tf32", "TT"),
     ("wgmma_tf32_in_place-MB128-NB64-KB32-TA64-TB64-STAGES2-GROUP8-SPLIT1", "tf32", "NT"),
-    ("wgmma_tf32_in_place-MB64-NB64-KB64-TA64-TB32-STAGES2-GROUP8-SPLIT1", "tf32", "TT"),
+    ("wgmma_tf32_in_place-MB64-NB32-KB64-TA64-TB32-STAGES2-GROUP8-SPLIT1", "tf32", "TN"),
 ]
 
 

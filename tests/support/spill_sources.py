@@ -69,14 +69,6 @@ HOPPER = (
     (f"tma_f32_in_place-{MEDIUM_F32}-STAGES3-BLOCKS2-GROUP8-SPLIT1-STORE1", "f32", False, True),
     (f"tma_f32_in_place-{MEDIUM_F32}-STAGES3-BLOCKS2-GROUP8-SPLIT3-STORE1", "f32", False, False),
     (f"tma_f32_in_place-{SMALL_F32}-STAGES2-BLOCKS2-GROUP8-SPLIT1-STORE2", "f32", *TT),
-    (f"{TF32_IN_PLACE}-MB128-NB256-KB32-TA128-TB128-STAGES4-GROUP8-SPLIT1", "tf32", False, False),
-    (f"{TF32_IN_PLACE}-MB128-NB128-KB64-TA64-TB64-STAGES2-GROUP8-SPLIT1", "tf32", False, False),
-    (f"{TF32_IN_PLACE}-MB128-NB192-KB32-TA128-TB64-STAGES4-GROUP8-SPLIT3", "tf32", False, False),
-    (f"{TF32_IN_PLACE}-MB192-NB128-KB32-TA192-TB128-STAGES4-GROUP8-SPLIT1", "tf32", False, True),
-    (f"{TF32_IN_PLACE}-MB128-NB256-KB32-TA128-TB64-STAGES3-GROUP8-SPLIT1", "tf32", False, True),
-    (f"{TF32_IN_PLACE}-MB256-NB128-KB32-TA256-TB64-STAGES4-GROUP8-SPLIT1", "tf32", True, False),
-    (f"{TF32_IN_PLACE}-MB256-NB64-KB32-TA64-TB64-STAGES4-GROUP8-SPLIT1", "tf32", *TT),
-    (f"{TF32_IN_PLACE}-MB128-NB256-KB64-TA64-TB256-STAGES2-GROUP8-SPLIT1", "tf32", *TT),
     (f"tma_f32-{LARGE_F32}-STAGES3-BLOCKS1-GROUP8-SPLIT1-STORE1", "f32", False, False),
     (f"tma_f32-{LARGE_F32}-STAGES3-BLOCKS1-GROUP8-SPLIT3-STORE1", "f32", True, False),
     (f"tma_f32-{SMALL_F32}-STAGES2-BLOCKS3-GROUP8-SPLIT1-STORE1", "f32", False, True),
@@ -85,6 +77,19 @@ HOPPER = (
     (f"tma_f64-{LARGE_F64}-KI16-DEPTHS1-STAGES6-BLOCKS1-GROUP16-SPLIT1", "f64", True, True),
     (f"tma_f64-{THREE_F64}-KI8-DEPTHS1-STAGES4-BLOCKS3-GROUP8-SPLIT1", "f64", True, False),
     (f"tma_f64-{TWO_F64}-KI8-DEPTHS1-STAGES4-BLOCKS2-GROUP8-SPLIT2", "f64", True, True),
+)
+#: The same for kernel 17, A and then B in place.
+IN_PLACE = (
+    (f"{TF32_IN_PLACE}-MB256-NB128-KB32-TA128-TB128-STAGES3-GROUP8-SPLIT1", False, False),
+    (f"{TF32_IN_PLACE}-MB128-NB256-KB32-TA64-TB256-STAGES3-GROUP8-SPLIT3", True, False),
+    (f"{TF32_IN_PLACE}-MB192-NB160-KB32-TA64-TB160-STAGES3-GROUP8-SPLIT1", False, True),
+    (f"{TF32_IN_PLACE}-MB256-NB64-KB64-TA64-TB64-STAGES2-GROUP8-SPLIT1", *TT),
+)
+TURNED_IN_PLACE = (
+    (f"{TF32_IN_PLACE}-MB128-NB256-KB32-TA128-TB128-STAGES3-GROUP8-SPLIT3", False, False),
+    (f"{TF32_IN_PLACE}-MB256-NB128-KB32-TA256-TB64-STAGES3-GROUP8-SPLIT1", True, False),
+    (f"{TF32_IN_PLACE}-MB160-NB192-KB32-TA160-TB64-STAGES3-GROUP8-SPLIT1", False, True),
+    (f"{TF32_IN_PLACE}-MB64-NB256-KB64-TA64-TB64-STAGES2-GROUP8-SPLIT1", *TT),
 )
 #: The same for products that are not deep: kernel 10 turns tiles of A round.
 SHALLOW = (
@@ -136,6 +141,10 @@ def sources() -> dict[str, Source]:
                 wanted.append((kernel.default_for(problem, ANY), problem))
     wanted += shipped_sample()
     wanted += [(parse_slug(slug), Problem(4096, 4096, 4096, dtype)) for slug, dtype in TIGHT]
+    for slug, *trans in IN_PLACE:
+        wanted.append((parse_slug(slug), Problem(4096, 1024, 4096, "tf32", *trans)))
+    for slug, *trans in TURNED_IN_PLACE:
+        wanted.append((parse_slug(slug), Problem(1024, 4096, 4096, "tf32", *trans)))
     for slug, *kind in HOPPER:
         wanted.append((parse_slug(slug), Problem(4096, 4096, 4096, *kind)))
     for slug, *kind in SHALLOW:
