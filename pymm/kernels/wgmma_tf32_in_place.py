@@ -158,12 +158,6 @@ def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
             yield _expected(config, p, d), config
 
 
-def _default(p: Problem, d: Device) -> dict[str, int]:
-    """128 rows of the left operand by 64 columns of the right one."""
-    form = dict(WGMMA_TF32_IN_PLACE.default)
-    return form if _turned(p) else form | dict(MB=128, NB=64, TA=64, TB=64)
-
-
 WGMMA_TF32_IN_PLACE = Kernel(
     number=17,
     name="wgmma_tf32_in_place",
@@ -180,7 +174,7 @@ WGMMA_TF32_IN_PLACE = Kernel(
         SPLIT=(1, 2, 3, 4, 6, 8, 12, 16, 33, 66, 132),
     ),
     default=dict(MB=64, NB=128, KB=32, TA=64, TB=64, STAGES=4, GROUP=8, SPLIT=1),
-    heuristic=_default,
+    fallbacks=(dict(MB=64, NB=64, KB=32, TA=64, TB=64, STAGES=2, GROUP=8, SPLIT=1),),
     options=_options,
     threads=lambda c: 128 * (1 + _consumers(c)),
     block=lambda c: (128 * (1 + _consumers(c)), 1, 1),
