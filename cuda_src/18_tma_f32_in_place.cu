@@ -130,6 +130,7 @@ __device__ __forceinline__ void load_tiles(const TensorMap* in_place, const Tens
         const Unit unit(p, id);
         const unsigned mine = IN_PLACE == 0 ? unit.i0 : unit.j0;
         const unsigned others = IN_PLACE == 0 ? unit.j0 : unit.i0;
+#pragma unroll 1
         for (unsigned step = unit.begin; step < unit.end; step++) {
             const unsigned k0 = step * KB, full = raw.full(base);
             const unsigned x = K_MAJOR ? k0 : mine, line = (K_MAJOR ? mine : k0) / CLASSES;
@@ -179,30 +180,39 @@ __device__ __forceinline__ void transpose(unsigned raw, unsigned tile, unsigned 
     }
 }
 
-// Row `row` of an MN-major raw tile to that of a stage.
-__device__ __forceinline__ void copy_row(unsigned raw, unsigned tile, unsigned row,
-                                         unsigned shifts) {
-    constexpr int WORDS = (EXTENT + 31) / 32;  // of a lane
+// Of an MN-major raw tile line `line` of all classes to four rows of a stage.
+__device__ __forceinline__ void copy(unsigned raw, unsigned tile, unsigned line, unsigned shifts) {
+    constexpr int WORDS = (EXTENT + 31) / 32, AHEAD = 2;  // of a lane; rows read at a time
     static_assert(HALVES == 1 || WIDTH % 32 == 0, "what a warp reads at a time is in one half");
-    const unsigned lane = threadIdx.x % 32, of = row % CLASSES;
-    const unsigned from =
-        raw + of * CLASS_BYTES + row / CLASSES * LINE + (shift_of(shifts, of) + lane) * 4;
-    const unsigned to = tile + (row * EXTENT + lane) * 4;
-    float x[WORDS];
+    const unsigned lane = threadIdx.x % 32;
+    const unsigned from = raw + line * LINE + lane * 4;
+    const unsigned to = tile + (line * CLASSES * EXTENT + lane) * 4;
 #pragma unroll
-    for (int i = 0; i < WORDS; i++)
-        if (i * 32 + 32 <= EXTENT || i * 32 + lane < EXTENT)
-            x[i] = *static_cast<const float*>(__cvta_shared_to_generic(
-                from + i * 32 / WIDTH * BOX_BYTES + i * 32 % WIDTH * 4));
+    for (int first = 0; first < CLASSES; first += AHEAD) {
+        float x[AHEAD][WORDS];
 #pragma unroll
-    for (int i = 0; i < WORDS; i++)
-        if (i * 32 + 32 <= EXTENT || i * 32 + lane < EXTENT)
-            *static_cast<float*>(__cvta_shared_to_generic(to + i * 128)) = x[i];
+        for (int r = 0; r < AHEAD; r++) {
+            const unsigned of = first + r, row = from + of * CLASS_BYTES + shift_of(shifts, of) * 4;
+#pragma unroll
+            for (int i = 0; i < WORDS; i++)
+                if (i * 32 + 32 <= EXTENT || i * 32 + lane < EXTENT)
+                    x[r][i] = *static_cast<const float*>(__cvta_shared_to_generic(
+                        row + i * 32 / WIDTH * BOX_BYTES + i * 32 % WIDTH * 4));
+        }
+#pragma unroll
+        for (int r = 0; r < AHEAD; r++)
+#pragma unroll
+            for (int i = 0; i < WORDS; i++)
+                if (i * 32 + 32 <= EXTENT || i * 32 + lane < EXTENT)
+                    *static_cast<float*>(__cvta_shared_to_generic(
+                        to + ((first + r) * EXTENT + i * 32) * 4)) = x[r][i];
+    }
 }
 
 // A warp that moves: its share of all raw tiles of the block.
 __device__ __forceinline__ void move_tiles(const Product& p, unsigned base, unsigned warp,
                                            unsigned shifts) {
+    constexpr unsigned PARTS = K_MAJOR ? (LINES + 7) / 8 : LINES;
     Ring ring{base, base + STAGES * STAGE_BYTES, 1};
     RawRing raw{0, 0};
     for (unsigned id = blockIdx.x; id < p.units(); id += gridDim.x) {
@@ -211,11 +221,11 @@ __device__ __forceinline__ void move_tiles(const Product& p, unsigned base, unsi
             mbarrier_wait(ring.empty(), ring.parity);
             const unsigned from = raw.tile(base), to = ring.tile + AT;
 #pragma unroll 1
-            for (unsigned part = warp; part < (K_MAJOR ? (LINES + 7) / 8 : KB); part += MOVERS) {
+            for (unsigned part = warp; part < PARTS; part += MOVERS) {
                 if (K_MAJOR)
                     transpose(from, to, part, shifts);
                 else
-                    copy_row(from, to, part, shifts);
+                    copy(from, to, part, shifts);
             }
             __syncwarp();
             if (threadIdx.x % 32 == 0)
