@@ -112,12 +112,15 @@ struct RawRing {
     }
 };
 
-__device__ __forceinline__ void init_raw_barriers(unsigned base) {
+__device__ __forceinline__ void prepare_loading(const Maps& maps, unsigned base, bool loads) {
     const unsigned first = base + RAW_BARRIERS_AT;
     for (int s = 0; s < RAW_STAGES; s++) {
         mbarrier_init(first + 8 * s, 1);
         mbarrier_init(first + 8 * (RAW_STAGES + s), MOVERS);
     }
+    if (!loads) return;
+    for (const TensorMap& map : maps.a) prefetch_tensormap(&map);
+    for (const TensorMap& map : maps.b) prefetch_tensormap(&map);
 }
 
 // The thread that loads: all tiles of the block, of the operand in place and of the other.
@@ -158,7 +161,8 @@ __device__ __forceinline__ void transpose(unsigned raw, unsigned tile, unsigned 
     if (LINES % 8 != 0 && line >= LINES) return;
     const unsigned shift = shift_of(shifts, of);
     const unsigned from = raw + of * CLASS_BYTES + line * LINE;
-    const unsigned to = tile + (line * CLASSES + of) * 4 - shift * (EXTENT * 4);
+    unsigned to = tile + (line * CLASSES + of) * 4 - shift * (EXTENT * 4);
+    make_opaque(to);  // one register for all rows of the stage
 #pragma unroll
     for (int first = 0; first < VECTORS; first += AHEAD) {
         float4 v[AHEAD];
@@ -180,10 +184,10 @@ __device__ __forceinline__ void transpose(unsigned raw, unsigned tile, unsigned 
     }
 }
 
-// Of an MN-major raw tile line `line` of all classes to four rows of a stage.
+// Of an MN-major raw tile line `line` of all classes to four rows of a stage. Only lines of 256
+// elements come in halves, so that 32 elements that a warp reads at a time are in one.
 __device__ __forceinline__ void copy(unsigned raw, unsigned tile, unsigned line, unsigned shifts) {
     constexpr int WORDS = (EXTENT + 31) / 32, AHEAD = 2;  // of a lane; rows read at a time
-    static_assert(HALVES == 1 || WIDTH % 32 == 0, "what a warp reads at a time is in one half");
     const unsigned lane = threadIdx.x % 32;
     const unsigned from = raw + line * LINE + lane * 4;
     const unsigned to = tile + (line * CLASSES * EXTENT + lane) * 4;
@@ -247,10 +251,7 @@ __device__ __forceinline__ void produce(const TensorMap* in_place, const TensorM
 
 #define FULL_ARRIVALS (MOVERS + 1)  // and TMA's
 #define LOADING_PARAMETERS , unsigned shifts
-#define PREPARE_LOADING \
-    init_raw_barriers(base); \
-    for (int i = 0; i < CLASSES && k > 0; i++) \
-    prefetch_tensormap((IN_PLACE == 0 ? maps.a : maps.b) + i)
+#define PREPARE_LOADING prepare_loading(maps, base, k > 0)
 #define LOAD \
     produce(IN_PLACE == 0 ? maps.a : maps.b, IN_PLACE == 0 ? maps.b : maps.a, p, base, \
             warp - WARPS, shifts)
