@@ -201,13 +201,13 @@ def promising(
         corrections = np.exp(found.corrections(problem, by_models))
         times = {c: known[c] * by for c, by in zip(by_models, corrections, strict=True)}
     quick = sorted(times, key=times.__getitem__)
-    quick = [c for c in quick if times[c] <= WITHIN * times[quick[0]]]
     if kernels:
         chosen = [c for c in quick if c.kernel not in kernels][:BESIDE]
         for kernel in kernels:
             own = options(problem, device, [kernel])
             chosen += sorted(own, key=own.__getitem__)[:OF_EACH]
         return chosen
+    quick = [c for c in quick if times[c] <= WITHIN * times[quick[0]]]
     most = FEWER if problem.flops > MANY_FLOPS else MOST
     chosen = quick[: most - AT_RANDOM]
     others = [c for c in by_models[:OF] if c not in chosen]

@@ -1,26 +1,28 @@
-// 19 tma_f32 in place: the operands of kernel 08 as they are stored, without a copy before.
+// 18 tma_f32 in place: the larger operand of kernel 08 as it is stored, without a copy before.
 //
 // Kernel 08 multiplies MN-major tiles whose rows start at multiples of 16 bytes. Other operands it
 // repacks first: a launch that reads and writes them, which by its model takes 18 of 143 us for 418
-// x 1018 x 5653. Here the four warps that bring tiles do more than wait:
+// x 1018 x 5653. Here the larger operand is read where it is, whatever its layout and wherever its
+// rows start; the other one comes as in kernel 08. Three of the four warps that bring tiles do more
+// than wait:
 //
-//     warp 3      | fetch raw tile 2 | fetch raw tile 3 | ...     one thread, by TMA
-//     warps 0-2   | transpose raw tile 1 into stage 1 | ...       K-major operands
-//     the others  | multiply-adds of stage 0 | ...                as in kernel 08
+//     warp 3      | fetch raw tile 2 | fetch raw tile 3 | ...   one thread, by TMA
+//     warps 0-2   | move raw tile 1 into stage 1 | ...          of the operand in place
+//     the others  | multiply-adds of stage 0 | ...              as in kernel 08
 //
-// - Rows that start anywhere: four tensor maps describe an operand, map c its rows c, c + 4, c + 8
-//   ..., and a tile comes class by class (common/row_classes.cuh).
-// - A K-major operand comes into a raw stage, RAW_STAGES of which there are. A lane takes one row,
-//   reads 16 bytes of it, and writes them to four rows of the stage; 32 lanes write 32 neighbours.
-//   Two rows are left free between one class and the next: lanes that read rows of different
-//   classes then meet different banks.
-// - An MN-major operand comes straight into the stage, its steps along k class by class. What is
-//   transposed is written in the same order.
+// - TMA reads pieces of 16 bytes that start at multiples of 16. A row that starts elsewhere begins
+//   up to three elements behind such a place, and so it does in a raw tile, whose rows have four
+//   elements more than the tile needs. The tile comes class by class of rows: all rows of a class
+//   begin equally far behind (common/row_classes.cuh).
+// - A K-major tile is transposed: a lane takes one row, reads 16 bytes of it, and writes them to
+//   four rows of the stage; 32 lanes write 32 neighbours. Which rows of the stage these are depends
+//   on where the raw row begins: so no element is picked out of two vectors.
+// - An MN-major tile is copied row by row, one word for each lane.
 //
-// A tile of 128 x 128 x 16 takes 8,192 multiply-adds of warps, and 160 reads and writes of warps
-// that transpose.
+// A tile of 128 x 128 x 16 takes 8,192 multiply-adds of warps, and about 100 reads and writes of
+// warps that transpose, or 130 of warps that copy.
 //
-// It was not timed on a GPU yet.
+// No time of it is known yet.
 
 #ifndef MB
 #define MB 256  // rows of C that one block computes
@@ -65,6 +67,7 @@
 #endif
 
 #include "common/hopper.cuh"
+#include "common/repack.cuh"
 #include "common/row_classes.cuh"
 
 constexpr int PRODUCER_REGISTERS = 32;
@@ -72,22 +75,25 @@ constexpr int PRODUCER_REGISTERS = 32;
 #include "common/tma_f32_ring.cuh"
 
 static_assert(KB == 16 || KB == 32,
-              "a K-major row of a tile is swizzled as a whole: KB is 16 or 32");
+              "8 rows of a K-major raw tile lie in different banks: KB is 16 or 32");
 
-constexpr bool A_K_MAJOR = !TRANS_A, B_K_MAJOR = TRANS_B;
-constexpr bool TRANSPOSES = A_K_MAJOR || B_K_MAJOR, DIRECT = !A_K_MAJOR || !B_K_MAJOR;
-constexpr int TRANSPOSERS = 3;  // warps that transpose; one more loads
+// The operand in place: its rows or columns in a tile, its place in a stage. The other's place.
+constexpr bool K_MAJOR = IN_PLACE == 0 ? !TRANS_A : TRANS_B;
+constexpr int EXTENT = IN_PLACE == 0 ? MB : NB;
+constexpr int AT = IN_PLACE == 0 ? 0 : A_BYTES, OTHER_AT = A_BYTES - AT;
+constexpr int OTHER_BYTES = STAGE_BYTES - KB * EXTENT * 4;
+constexpr int MOVERS = 3;  // warps that move raw tiles; one more loads
 
-// Raw tiles: rows of KB elements, of each class in turn. A class takes a multiple of 8 rows and two
-// more, at least as many as it has.
-constexpr int RAW_STAGES = 2, RAW_ROW = KB * 4;
-__device__ constexpr int class_rows(int extent) { return (extent / CLASSES + 5) / 8 * 8 + 2; }
-constexpr int RAW_A_BYTES = A_K_MAJOR ? CLASSES * class_rows(MB) * RAW_ROW : 0;
-constexpr int RAW_BYTES = RAW_A_BYTES + (B_K_MAJOR ? CLASSES * class_rows(NB) * RAW_ROW : 0);
+// A raw tile: the lines of each class in turn, each of WIDTH elements and four more. A line that
+// would be longer than a box may be comes in HALVES, one box after the other.
+constexpr int RAW_STAGES = 2, HALVES = !K_MAJOR && EXTENT + 4 > 256 ? 2 : 1;
+constexpr int WIDTH = K_MAJOR ? KB : EXTENT / HALVES, LINES = (K_MAJOR ? EXTENT : KB) / CLASSES;
+constexpr int LINE = (WIDTH + 4) * 4, BOX_BYTES = (LINES * LINE + 127) / 128 * 128;
+constexpr int CLASS_BYTES = HALVES * BOX_BYTES, RAW_BYTES = CLASSES * CLASS_BYTES;
+constexpr int LOADED_RAW = CLASSES * HALVES * LINES * LINE;
 constexpr int OUT_BYTES = STORE == 2 ? MB * NB * 4 : STORE == 3 ? MB * NB / TA * 4 : 0;
 constexpr int RAW_AT = (RING_BYTES + SCRATCH_BYTES + OUT_BYTES + 127) / 128 * 128;
 constexpr int RAW_BARRIERS_AT = RAW_AT + RAW_STAGES * RAW_BYTES;  // "full" of all, then "empty"
-constexpr int LOADED_RAW = (A_K_MAJOR ? A_BYTES : 0) + (B_K_MAJOR ? STAGE_BYTES - A_BYTES : 0);
 
 // Where the ring of raw stages stands.
 struct RawRing {
@@ -106,94 +112,124 @@ struct RawRing {
     }
 };
 
-__device__ __forceinline__ void init_raw_barriers(unsigned base) {
+__device__ __forceinline__ void prepare_loading(const Maps& maps, unsigned base, bool loads) {
     const unsigned first = base + RAW_BARRIERS_AT;
-    for (int s = 0; TRANSPOSES && s < RAW_STAGES; s++) {
+    for (int s = 0; s < RAW_STAGES; s++) {
         mbarrier_init(first + 8 * s, 1);
-        mbarrier_init(first + 8 * (RAW_STAGES + s), TRANSPOSERS);
+        mbarrier_init(first + 8 * (RAW_STAGES + s), MOVERS);
     }
+    if (!loads) return;
+    for (const TensorMap& map : maps.a) prefetch_tensormap(&map);
+    for (const TensorMap& map : maps.b) prefetch_tensormap(&map);
 }
 
-// Loads EXTENT rows or columns of an operand, class by class: K-major to a raw tile, else to a
-// stage.
-template <bool K_MAJOR, int EXTENT>
-__device__ __forceinline__ void load_classes(const RowClasses& from, unsigned tile, unsigned full,
-                                             unsigned outer, unsigned k0) {
-    constexpr int BYTES = K_MAJOR ? class_rows(EXTENT) * RAW_ROW : KB / CLASSES * EXTENT * 4;
-#pragma unroll
-    for (int c = 0; c < CLASSES; c++)
-        from.load_box(tile + c * BYTES, c, full, K_MAJOR ? k0 : outer, K_MAJOR ? outer : k0);
-}
-
-// The thread that loads: all tiles of the block.
-__device__ __forceinline__ void load_tiles(const RowClasses& a, const RowClasses& b,
+// The thread that loads: all tiles of the block, of the operand in place and of the other.
+__device__ __forceinline__ void load_tiles(const TensorMap* in_place, const TensorMap* other,
                                            const Product& p, unsigned base) {
     Ring ring{base, base + STAGES * STAGE_BYTES, 1};
     RawRing raw{0, 1};
     griddepcontrol_wait();
-    for (unsigned c = 0; c < CLASSES && p.steps > 0; c++)
-        prefetch_tensormap(a.maps + c), prefetch_tensormap(b.maps + c);
     for (unsigned id = blockIdx.x; id < p.units(); id += gridDim.x) {
         const Unit unit(p, id);
+        const unsigned mine = IN_PLACE == 0 ? unit.i0 : unit.j0;
+        const unsigned others = IN_PLACE == 0 ? unit.j0 : unit.i0;
+#pragma unroll 1
         for (unsigned step = unit.begin; step < unit.end; step++) {
-            if (TRANSPOSES) {
-                mbarrier_wait(raw.empty(base), raw.parity);
-                mbarrier_expect_tx(raw.full(base), LOADED_RAW);
-            }
-            const unsigned at = raw.tile(base), full = raw.full(base);
-            if (A_K_MAJOR)
-                load_classes<true, MB>(a, at, full, unit.i0, step * KB);
-            if (B_K_MAJOR)
-                load_classes<true, NB>(b, at + RAW_A_BYTES, full, unit.j0, step * KB);
-            if (DIRECT) {
-                mbarrier_wait(ring.empty(), ring.parity);
-                mbarrier_expect_tx(ring.full, STAGE_BYTES - LOADED_RAW);
-            }
-            if (!A_K_MAJOR) load_classes<false, MB>(a, ring.tile, ring.full, unit.i0, step * KB);
-            if (!B_K_MAJOR)
-                load_classes<false, NB>(b, ring.tile + A_BYTES, ring.full, unit.j0, step * KB);
+            const unsigned k0 = step * KB, full = raw.full(base);
+            const unsigned x = K_MAJOR ? k0 : mine, line = (K_MAJOR ? mine : k0) / CLASSES;
+            mbarrier_wait(raw.empty(base), raw.parity);
+            mbarrier_expect_tx(full, LOADED_RAW);
+#pragma unroll
+            for (int box = 0; box < CLASSES * HALVES; box++)
+                tma_load(raw.tile(base) + box * BOX_BYTES, in_place + box / HALVES, full,
+                         x + box % HALVES * WIDTH, line, 0);
             raw.advance();
+            mbarrier_wait(ring.empty(), ring.parity);
+            mbarrier_expect_tx(ring.full, OTHER_BYTES);
+            tma_load(ring.tile + OTHER_AT, other, ring.full, others, k0, 0);
             ring.advance(base);
         }
     }
 }
 
-// Rows 32 group .. 32 group + 31 of a raw tile of EXTENT rows to columns of a stage's rows.
-template <int EXTENT>
-__device__ __forceinline__ void transpose(unsigned raw, unsigned tile, unsigned group) {
-    const unsigned row = group * 32 + threadIdx.x % 32;
-    if (EXTENT % 32 != 0 && row >= EXTENT) return;
-    const unsigned from = raw + (row % CLASSES * class_rows(EXTENT) + row / CLASSES) * RAW_ROW;
-    const unsigned swizzle = from >> 7 & (RAW_ROW / 16 - 1);
-#pragma unroll 2
-    for (unsigned j = 0; j < KB / 4; j++) {
-        const float4 v =
-            *static_cast<const float4*>(__cvta_shared_to_generic(from + ((j ^ swizzle) << 4)));
-        const float x[4] = {v.x, v.y, v.z, v.w};
+// Of a K-major raw tile lines 8 group .. 8 group + 7 of all classes to columns of a stage's rows.
+// Eight lanes that read at a time have lines of one class.
+__device__ __forceinline__ void transpose(unsigned raw, unsigned tile, unsigned group,
+                                          unsigned shifts) {
+    constexpr int VECTORS = KB / 4 + 1, AHEAD = 3;  // of a line; read before the first is written
+    const unsigned of = threadIdx.x % 32 / 8, line = group * 8 + threadIdx.x % 8;
+    if (LINES % 8 != 0 && line >= LINES) return;
+    const unsigned shift = shift_of(shifts, of);
+    const unsigned from = raw + of * CLASS_BYTES + line * LINE;
+    unsigned to = tile + (line * CLASSES + of) * 4 - shift * (EXTENT * 4);
+    make_opaque(to);  // one register for all rows of the stage
 #pragma unroll
-        for (unsigned i = 0; i < 4; i++) {
-            const unsigned to = DIRECT ? KB / CLASSES * i + j : 4 * j + i;
-            *static_cast<float*>(__cvta_shared_to_generic(tile + (to * EXTENT + row) * 4)) = x[i];
+    for (int first = 0; first < VECTORS; first += AHEAD) {
+        float4 v[AHEAD];
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++)
+            if (first + j < VECTORS)
+                v[j] = *static_cast<const float4*>(
+                    __cvta_shared_to_generic(from + (first + j) * 16));
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+            const float x[4] = {v[j].x, v[j].y, v[j].z, v[j].w};
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int at = (first + j) * 4 + i;  // element at - shift of the row
+                if (at >= KB ? at - KB < shift : at >= 3 || at >= shift)
+                    *static_cast<float*>(__cvta_shared_to_generic(to + at * (EXTENT * 4))) = x[i];
+            }
         }
     }
 }
 
-// A warp that transposes: its share of the rows of all tiles of the block.
-__device__ __forceinline__ void transpose_tiles(const Product& p, unsigned base, unsigned warp) {
-    constexpr int GROUPS_A = A_K_MAJOR ? (MB + 31) / 32 : 0;  // of 32 rows
-    constexpr int GROUPS = GROUPS_A + (B_K_MAJOR ? (NB + 31) / 32 : 0);
+// Of an MN-major raw tile line `line` of all classes to four rows of a stage. Only lines of 256
+// elements come in halves, so that 32 elements that a warp reads at a time are in one.
+__device__ __forceinline__ void copy(unsigned raw, unsigned tile, unsigned line, unsigned shifts) {
+    constexpr int WORDS = (EXTENT + 31) / 32, AHEAD = 2;  // of a lane; rows read at a time
+    const unsigned lane = threadIdx.x % 32;
+    const unsigned from = raw + line * LINE + lane * 4;
+    const unsigned to = tile + (line * CLASSES * EXTENT + lane) * 4;
+#pragma unroll
+    for (int first = 0; first < CLASSES; first += AHEAD) {
+        float x[AHEAD][WORDS];
+#pragma unroll
+        for (int r = 0; r < AHEAD; r++) {
+            const unsigned of = first + r, row = from + of * CLASS_BYTES + shift_of(shifts, of) * 4;
+#pragma unroll
+            for (int i = 0; i < WORDS; i++)
+                if (i * 32 + 32 <= EXTENT || i * 32 + lane < EXTENT)
+                    x[r][i] = *static_cast<const float*>(__cvta_shared_to_generic(
+                        row + i * 32 / WIDTH * BOX_BYTES + i * 32 % WIDTH * 4));
+        }
+#pragma unroll
+        for (int r = 0; r < AHEAD; r++)
+#pragma unroll
+            for (int i = 0; i < WORDS; i++)
+                if (i * 32 + 32 <= EXTENT || i * 32 + lane < EXTENT)
+                    *static_cast<float*>(__cvta_shared_to_generic(
+                        to + ((first + r) * EXTENT + i * 32) * 4)) = x[r][i];
+    }
+}
+
+// A warp that moves: its share of all raw tiles of the block.
+__device__ __forceinline__ void move_tiles(const Product& p, unsigned base, unsigned warp,
+                                           unsigned shifts) {
+    constexpr unsigned PARTS = K_MAJOR ? (LINES + 7) / 8 : LINES;
     Ring ring{base, base + STAGES * STAGE_BYTES, 1};
     RawRing raw{0, 0};
     for (unsigned id = blockIdx.x; id < p.units(); id += gridDim.x) {
         for (unsigned steps = Unit(p, id).steps(); steps > 0; steps--) {
             mbarrier_wait(raw.full(base), raw.parity);
             mbarrier_wait(ring.empty(), ring.parity);
-            for (int group = warp; group < GROUPS; group += TRANSPOSERS) {
-                if (group < GROUPS_A)
-                    transpose<MB>(raw.tile(base), ring.tile, group);
+            const unsigned from = raw.tile(base), to = ring.tile + AT;
+#pragma unroll 1
+            for (unsigned part = warp; part < PARTS; part += MOVERS) {
+                if (K_MAJOR)
+                    transpose(from, to, part, shifts);
                 else
-                    transpose<NB>(raw.tile(base) + RAW_A_BYTES, ring.tile + A_BYTES,
-                                  group - GROUPS_A);
+                    copy(from, to, part, shifts);
             }
             __syncwarp();
             if (threadIdx.x % 32 == 0)
@@ -204,18 +240,20 @@ __device__ __forceinline__ void transpose_tiles(const Product& p, unsigned base,
     }
 }
 
-__device__ __forceinline__ void produce(const RowClasses& a, const RowClasses& b, const Product& p,
-                                        unsigned base, unsigned warp) {
-    if (warp == TRANSPOSERS) {
-        if (threadIdx.x % 32 == 0) load_tiles(a, b, p, base);
-    } else if (TRANSPOSES) {
-        transpose_tiles(p, base, warp);
-    }
+__device__ __forceinline__ void produce(const TensorMap* in_place, const TensorMap* other,
+                                        const Product& p, unsigned base, unsigned warp,
+                                        unsigned shifts) {
+    if (warp < MOVERS)
+        move_tiles(p, base, warp, shifts);
+    else if (threadIdx.x % 32 == 0)
+        load_tiles(in_place, other, p, base);
 }
 
-#define FULL_ARRIVALS ((TRANSPOSES ? TRANSPOSERS : 0) + DIRECT)
-#define LOADING_PARAMETERS , unsigned shifts_a, unsigned shifts_b
-#define PREPARE_LOADING init_raw_barriers(base)
-#define LOAD produce({maps.a, shifts_a}, {maps.b, shifts_b}, p, base, warp - WARPS)
+#define FULL_ARRIVALS (MOVERS + 1)  // and TMA's
+#define LOADING_PARAMETERS , unsigned shifts
+#define PREPARE_LOADING prepare_loading(maps, base, k > 0)
+#define LOAD \
+    produce(IN_PLACE == 0 ? maps.a : maps.b, IN_PLACE == 0 ? maps.b : maps.a, p, base, \
+            warp - WARPS, shifts)
 
 #include "common/tma_f32.cuh"

@@ -169,8 +169,12 @@ def expected_microseconds(c: Config, p: Problem, d: Device) -> float:
     """Microseconds that a configuration should take, with repacking the operands that TMA does not
     load as they are.
     """
-    moved = repacked(p)
-    return computed_us(c, p, d) + (_REPACK + moved / _REPACKED if moved else 0)
+    return computed_us(c, p, d) + repacking_us(sum(repacked_of(p)))
+
+
+def repacking_us(moved: int) -> float:
+    """Microseconds of the launch that repacks so many bytes."""
+    return _REPACK + moved / _REPACKED if moved else 0
 
 
 def computed_us(c: Config, p: Problem, d: Device) -> float:
@@ -215,12 +219,12 @@ def _wave(c: Config, p: Problem, blocks: float, steps: int) -> float:
     return steps * (multiply + _STEP) + area / 128 * store + anywhere + _BEGIN * _CLOCKS
 
 
-def repacked(p: Problem) -> int:
-    """Bytes of the operands that are K-major or whose rows are not aligned to 16 bytes."""
+def repacked_of(p: Problem) -> tuple[int, int]:
+    """Bytes of A and of B, each 0 if it is MN-major and its rows are aligned to 16 bytes."""
     size = p.numpy_dtype.itemsize
     a = 0 if p.trans_a and p.m * size % 16 == 0 else p.m * p.k
     b = 0 if not p.trans_b and p.n * size % 16 == 0 else p.k * p.n
-    return (a + b) * size * p.batch
+    return a * size * p.batch, b * size * p.batch
 
 
 TMA_F32 = Kernel(

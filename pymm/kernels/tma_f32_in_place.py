@@ -1,5 +1,5 @@
-"""Kernel 18: kernel 8 on operands as they are stored: the warps that bring tiles transpose them,
-and rows may start anywhere.
+"""Kernel 18: kernel 8 with its larger operand as it is stored: three of the warps that bring tiles
+move it to where its rows would be if they were MN-major and aligned.
 """
 
 from __future__ import annotations
@@ -8,45 +8,71 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pymm.core.device import Device
-from pymm.core.integers import round_up
+from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem, stored_shapes
-from pymm.kernels.kernel import Box, Config, Rule, Tma
-from pymm.kernels.tma_f32 import TMA_F32, computed_us, options, repacked
+from pymm.kernels.kernel import CLASSES, Box, Config, Rule, Tma
+from pymm.kernels.rules import STAGES_FIT
+from pymm.kernels.tma_f32 import TMA_F32, computed_us, options, repacked_of, repacking_us
 
-#: Classes of rows (common/row_classes.cuh); raw tiles of K-major operands in shared memory.
-_CLASSES, _RAW_STAGES = 4, 2
+#: Raw tiles of the operand in place in shared memory, elements by which their rows are longer than
+#: those of the tile, and the most elements of a row of a box.
+_RAW_STAGES, _MORE, _LONGEST = 2, 4, 256
+
+
+def _in_place(p: Problem) -> int:
+    """The larger operand: 0 for A, 1 for B."""
+    return int(p.n > p.m)
+
+
+def _major(p: Problem) -> tuple[str, str]:
+    """The other operand is loaded as kernel 8 loads it."""
+    return ("mn", "any") if _in_place(p) else ("any", "mn")
+
+
+def _raw_box(c: Config, p: Problem) -> Box:
+    """A class of the rows of a raw tile; half of one that would be longer than a box may be."""
+    extent = c.NB if _in_place(p) else c.MB
+    if p.trans_b if _in_place(p) else not p.trans_a:
+        return Box(c.KB + _MORE, extent // CLASSES, 0)
+    halves = 2 if extent + _MORE > _LONGEST else 1
+    return Box(extent // halves + _MORE, c.KB // CLASSES, 0)
 
 
 def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box | None]:
-    """A box has one class of the rows of a tile, a K-major one swizzled."""
-
-    def box(extent: int, k_major: bool) -> Box:
-        if k_major:
-            return Box(c.KB, extent // _CLASSES, 4 * c.KB)
-        return Box(extent, c.KB // _CLASSES, 0)
-
-    out = Box(8 * c.TB, 4 * c.TA, 0) if c.STORE == 2 else None
-    return box(c.MB, not p.trans_a), box(c.NB, p.trans_b), out
+    """The operand in place by classes of rows, the others as in kernel 8."""
+    a, b, out = TMA_F32.tma.boxes(c, p)
+    return (a, _raw_box(c, p), out) if _in_place(p) else (_raw_box(c, p), b, out)
 
 
 def _shared_elements(c: Config, p: Problem) -> int:
-    """What kernel 8 takes, in whole 128 bytes; the raw tiles of K-major operands, each class of
-    rows a multiple of 8 and two more; two barriers for each raw stage.
+    """What kernel 8 takes, in whole 128 bytes; the boxes of each raw tile, each in whole 128 bytes,
+    and two barriers.
     """
-    k_major = [c.MB] * (not p.trans_a) + [c.NB] * p.trans_b
-    raw = sum(_CLASSES * ((x // _CLASSES + 5) // 8 * 8 + 2) * c.KB for x in k_major)
+    box, extent = _raw_box(c, p), c.NB if _in_place(p) else c.MB
+    boxes = ceil_div(c.KB * extent, (box.columns - _MORE) * box.rows)
+    raw = boxes * round_up(box.columns * box.rows, 32)
     return round_up(TMA_F32.shared_elements(c, p), 32) + _RAW_STAGES * (raw + 4)
 
 
 def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
-    """The forms of kernel 8, and with half the depth, for raw tiles take room; what they should
-    take without repacking, where kernel 8 would repack. No time of this kernel is known yet.
+    """The forms of kernel 8, also with half the depth, and with two stages where raw tiles leave no
+    room for more; what they should take without repacking the larger operand, where kernel 8 would
+    repack it.
     """
-    if repacked(p) and p.batch == 1:
-        for config in options(p, d):
-            for deep in {config.KB, 16}:
-                own = TMA_F32_IN_PLACE.config(config.as_dict() | {"KB": deep})
-                yield computed_us(own, p, d), own
+    if not _competes(p, d):
+        return
+    others = repacking_us(repacked_of(p)[1 - _in_place(p)])
+    for config in options(p, d):
+        for deep in {config.KB, 16}:
+            own = TMA_F32_IN_PLACE.config(config.as_dict() | {"KB": deep})
+            if not STAGES_FIT.holds(own, p, d):
+                own = TMA_F32_IN_PLACE.config(own.as_dict() | {"STAGES": 2})
+            yield computed_us(own, p, d) + others, own
+
+
+def _competes(p: Problem, d: Device) -> bool:
+    """A single product whose larger operand kernel 8 would repack."""
+    return p.batch == 1 and repacked_of(p)[_in_place(p)] > 0
 
 
 TMA_F32_IN_PLACE = replace(
@@ -54,24 +80,24 @@ TMA_F32_IN_PLACE = replace(
     number=18,
     name="tma_f32_in_place",
     file="18_tma_f32_in_place.cu",
-    title="Hopper: multiply-adds; the warps that bring tiles transpose them, rows start anywhere",
+    title="Hopper: multiply-adds; the larger operand in place, moved by the warps that bring tiles",
     added={},
     heuristic=None,
     options=_options,
     shared_elements=_shared_elements,
-    tma=Tma(_boxes, in_place=lambda p: int(p.n > p.m)),
-    preferred_for=lambda p, d: False,  # no time was measured yet: the tuner alone tries it
-    competes=lambda p, d: p.batch == 1 and repacked(p) > 0,
+    tma=Tma(_boxes, major=_major, in_place=_in_place),
+    preferred_for=lambda p, d: False,  # a survey says where it is the quickest
+    competes=_competes,
     rules=(
         *TMA_F32.rules,
         Rule(
-            "a K-major row of a tile is swizzled as a whole: KB is 16 or 32",
+            "8 rows of a K-major raw tile lie in different banks: KB is 16 or 32",
             lambda c, p, d: c.KB in (16, 32),
         ),
         Rule("one product: the batch is 1", lambda c, p, d: p.batch == 1),
         Rule(
-            "every class has a row: A and B are stored as 4 rows or more",
-            lambda c, p, d: p.k == 0 or all(s[1] >= _CLASSES for s in stored_shapes(p)[:2]),
+            "every class has a row: the larger operand is stored as 4 rows or more",
+            lambda c, p, d: p.k == 0 or stored_shapes(p)[_in_place(p)][1] >= CLASSES,
         ),
     ),
 )

@@ -303,8 +303,8 @@ def _extra_seconds(
         )
         elements = (problem.m * problem.k, problem.k * problem.n)
         transposed = (received.trans_a != problem.trans_a, received.trans_b != problem.trans_b)
-        for row, count, other in zip(rows, elements, transposed, strict=True):
-            unread = row * size % 16 and tma.classes == 1
+        for i, (row, count, other) in enumerate(zip(rows, elements, transposed, strict=True)):
+            unread = row * size % 16 and not tma.reads_in_place(problem, i)
             if other or unread or tma.terms > 1:
                 written = tma.terms / 2 if tma.scaled else tma.terms
                 moved += count * size * problem.batch * (1 + written)

@@ -26,7 +26,7 @@ extents = st.integers(1, 2**31 - 1)
 cuda_kernels = [
     kernel.name
     for kernel in KERNELS
-    if kernel.backend == "cuda" and (kernel.tma is None or kernel.tma.classes == 1)
+    if kernel.backend == "cuda" and (kernel.tma is None or kernel.tma.in_place is None)
 ]
 records_of_gpu = st.builds(
     record,

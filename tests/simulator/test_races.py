@@ -161,6 +161,8 @@ def test_rounds_of_the_banks_are_counted(outcomes):
     assert {line: rounds[f"races.cu:{line_of(line)}"] for line in wanted} == wanted
 
 
+IN_PLACE, OTHERS = "tma_f32_in_place", "ROWS8-EARLY1-STRIDE1-TA8-TB8"
+ONE_PART, TWO_PARTS = "GROUP8-SPLIT1-STORE1", "GROUP8-SPLIT2-STORE1"
 #: Small configurations of every kernel: type, layout.
 SHIPPED = [
     ("naive-MB8-NB4", "f32", "NN"),
@@ -212,18 +214,10 @@ SHIPPED = [
     ("wgmma_f16x3-MB64-NB128-KB64-TA64-TB64-STAGES5-GROUP1-SPLIT2-SLOTS1", "emulated", "NT"),
     ("symmetric_tile-MB48-NB48-KB16-TA3-TB3-PAD1", "f64", "TN"),
     ("ping_pong-MB64-NB64-KB64-STAGES3-CLUSTER1-GROUP8-SLOTS1", "f16", "NN"),
-    (
-        "tma_f32_in_place-MB64-NB64-KB16-ROWS8-EARLY1-STRIDE1-TA8-TB8-SLICES2-STAGES2-BLOCKS1"
-        "-GROUP8-SPLIT1-STORE1",
-        "f32",
-        "NT",
-    ),
-    (
-        "tma_f32_in_place-MB64-NB64-KB32-ROWS8-EARLY1-STRIDE1-TA8-TB8-SLICES4-STAGES3-BLOCKS1"
-        "-GROUP8-SPLIT2-STORE1",
-        "f32",
-        "NN",
-    ),
+    (f"{IN_PLACE}-MB64-NB64-KB16-{OTHERS}-SLICES2-STAGES2-BLOCKS1-{ONE_PART}", "f32", "NT"),
+    (f"{IN_PLACE}-MB64-NB64-KB32-{OTHERS}-SLICES4-STAGES3-BLOCKS1-{TWO_PARTS}", "f32", "TN"),
+    (f"{IN_PLACE}-MB64-NB128-KB32-{OTHERS}-SLICES1-STAGES2-BLOCKS1-{ONE_PART}", "f32", "TT"),
+    (f"{IN_PLACE}-MB64-NB256-KB16-{OTHERS}-SLICES1-STAGES2-BLOCKS1-{ONE_PART}", "f32", "NN"),
     ("wgmma_tf32_in_place-MB64-NB128-KB32-TA64-TB64-STAGES3-GROUP8-SPLIT1", "tf32", "NN"),
     ("wgmma_tf32_in_place-MB32-NB64-KB64-TA32-TB64-STAGES2-GROUP8-SPLIT2", "tf32", "TT"),
     ("wgmma_tf32_in_place-MB128-NB64-KB32-TA64-TB64-STAGES2-GROUP8-SPLIT1", "tf32", "NT"),
@@ -257,6 +251,8 @@ def test_every_cuda_kernel_is_among_them():
     }
 
 
+FULL_WAIT = "mbarrier_wait(raw.full(base), raw.parity);\n            "
+EMPTY_WAIT = "mbarrier_wait(ring.empty(), ring.parity);"
 #: A wait taken out of a shipped kernel, and who is seen to race: whatever goes on beside threads
 #: (copies by TMA, products) races like a thread.
 SPOILED = {
@@ -271,6 +267,17 @@ SPOILED = {
         *("f32", "NN", "mbarrier_wait(ring.full, ring.parity);", ";"),
         r"08_tma_f32.cu:\d+: race: (reads byte .*, which a copy by TMA writes|"
         r"a copy by TMA writes byte .*, which thread .* reads) in 08_tma_f32.cu:",
+    ),
+    "18_tma_f32_in_place: moves a raw tile that is still on its way": (
+        f"{IN_PLACE}-MB64-NB64-KB16-{OTHERS}-SLICES2-STAGES2-BLOCKS1-{ONE_PART}",
+        *("f32", "NT", "mbarrier_wait(raw.full(base), raw.parity);", ";"),
+        r"race: (reads byte .*, which a copy by TMA writes|"
+        r"a copy by TMA writes byte .*, which thread .* reads) in 18_tma_f32_in_place.cu:",
+    ),
+    "18_tma_f32_in_place: moves to a stage that is still read": (
+        f"{IN_PLACE}-MB64-NB64-KB16-{OTHERS}-SLICES2-STAGES2-BLOCKS1-{ONE_PART}",
+        *("f32", "TN", f"{FULL_WAIT}{EMPTY_WAIT}", FULL_WAIT),
+        r"race: (writes byte .*, which thread .* reads|reads byte .*, which thread .* writes)",
     ),
     "09_tma_f64: does not wait for an empty stage": (
         "tma_f64-MB64-NB64-KB32-TA32-TB32-TK16-KI4-DEPTHS2-STAGES2-BLOCKS1-GROUP4-SPLIT1",
