@@ -132,13 +132,16 @@ def one_of(
 
 def check_split_round(backend: Backend, slug: str, dtype: str) -> None:
     """A stack of as many tiles as a round of all blocks has, and three more, which are split: by
-    chance with and without beta, which tiles that TMA stores must not have.
+    chance with and without beta, which tiles that TMA stores must not have. One above the other
+    where the kernel computes no stacks.
     """
     config = parse_slug(slug)
     blocks = backend.device.sms * config.kernel.persistent.blocks_per_sm(config)
     for seed in range(5):
         depth = config.SPLIT * config.KB + seed
         problem = Problem(config.MB, config.NB, depth, dtype, batch=blocks + 3)
+        if config.kernel.tma.in_place is not None:
+            problem = Problem((blocks + 3) * config.MB, config.NB, depth, dtype)
         check(backend, config, problem, seed)
 
 
