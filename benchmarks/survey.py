@@ -3,6 +3,7 @@ nothing is tuned (pymm/kernels/survey.py).
 
     python benchmarks/survey.py measure --products 120 --seed 31
     python benchmarks/survey.py measure --products 60 --seed 32 --kernels tma_f32_in_place
+    python benchmarks/survey.py measure --products 24 --seed 35 --deepest 100
     python benchmarks/survey.py fit
     python benchmarks/survey.py fit --left-out 5
     python benchmarks/survey.py scales --seconds 600
@@ -147,6 +148,7 @@ def _parser() -> argparse.ArgumentParser:
         if name == "measure":
             add("--products", type=int, default=120, help="how many (default: 120)")
             add("--seed", type=int, default=1, help="what they are drawn from (default: 1)")
+            add("--deepest", type=int, default=survey.MOST, help="largest k (default: %(default)s)")
             add("--kernels", default="", help="measure these kernels, with commas between")
             add("--commit", default=commit(), help="what rows say of pymm's commit")
             continue
@@ -167,12 +169,12 @@ def results(device: str) -> Path:
 # Measuring
 
 
-def draw(count: int, seed: int) -> list[Problem]:
-    """Random products, each in all types."""
+def draw(count: int, seed: int, deepest: int = survey.MOST) -> list[Problem]:
+    """Random products, each in all types, with k up to `deepest`."""
     generator, found = random.Random(seed), []
     for _ in range(count):
-        ends = math.log(survey.LEAST), math.log(survey.MOST)
-        extents = [round(math.exp(generator.uniform(*ends))) for _ in "mnk"]
+        least, most = math.log(survey.LEAST), (survey.MOST, survey.MOST, deepest)
+        extents = [round(math.exp(generator.uniform(least, math.log(end)))) for end in most]
         flags = [generator.random() < 0.5 for _ in "ab"]
         found += [Problem(*extents, dtype, *flags) for dtype in DTYPES]
     return [problem for problem in found if problem.flops <= survey.MOST_FLOPS]
@@ -220,7 +222,7 @@ def measure(given: argparse.Namespace, kernels: Sequence[Kernel]) -> int:
     device, pool = backend.device, OperandPool(backend)
     path = given.csv or results(device.slug)
     SURVEY.begun(path)
-    problems = draw(given.products, given.seed)
+    problems = draw(given.products, given.seed, given.deepest)
     if kernels:
         problems = [problem for problem in problems if options(problem, device, kernels)]
     chosen = {problem: promising(problem, device, generator, kernels) for problem in problems}
