@@ -1,10 +1,10 @@
 // 17 wgmma tf32 in place: float32 rounded to tf32; the larger operand is read where it is.
 //
-// Kernel 10 copies an operand whose rows do not start at multiples of 16 bytes, or that does not lie
-// as it wants it: a launch before the product reads and writes all of it. Of a product of few rows
-// or few columns that takes longer than the product. Here only the smaller operand is copied, and
-// only if it must be. Of the larger one, IN_PLACE, A or B, four tensor maps describe the rows where
-// they are (common/row_classes.cuh): map c has rows c, c + 4, c + 8 ..., a class of rows.
+// Kernel 10 copies an operand whose rows do not start at multiples of 16 bytes, or that does not
+// lie as it wants it: a launch before the product reads and writes all of it. Of a product of few
+// rows or few columns that takes longer than the product. Here only the smaller operand is copied,
+// and only if it must be. Of the larger one, IN_PLACE, A or B, four tensor maps describe the rows
+// where they are (common/row_classes.cuh): map c has rows c, c + 4, c + 8 ..., a class of rows.
 //
 // wgmma multiplies 64 rows of a left operand by up to 256 columns of a right one:
 //
@@ -15,7 +15,8 @@
 // - If B is in place, the result is C^T: its rows are columns of C. It is transposed when it is
 //   stored.
 //
-// Four warps load, each a class of rows. In shared memory the left tile has its rows class by class:
+// Four warps load, each a class of rows. In shared memory the left tile has its rows class by
+// class:
 //
 // - K-major: row 4 i + c of the tile is line i of class c, as long as KB + 4 elements. A warp of a
 //   warpgroup takes 16 rows of one class for its 16 rows of wgmma. Lines that are 4 words further
@@ -92,7 +93,8 @@ constexpr int EACH = KB / CLASSES, LINES = (LEFT / IN_LINE + 1) * EACH + 1;
 constexpr int LONG = K_MAJOR ? (KB + 4) * 4 : LINE_BYTES;  // bytes of a line
 constexpr int CLASS_BYTES = (K_MAJOR ? LEFT / CLASSES : LINES) * LONG;
 constexpr int LOADED = CLASS_BYTES - (K_MAJOR ? 0 : LINE_BYTES);  // of these, by TMA
-constexpr int RIGHT_BYTES = RIGHT * KB * 4, LEFT_BYTES = (CLASSES * CLASS_BYTES + 1023) / 1024 * 1024;
+constexpr int RIGHT_BYTES = RIGHT * KB * 4;
+constexpr int LEFT_BYTES = (CLASSES * CLASS_BYTES + 1023) / 1024 * 1024;
 constexpr int STAGE_BYTES = RIGHT_BYTES + LEFT_BYTES;
 
 // A warp stores 16 rows of 32 columns at a time, of C^T 8 rows of 64. In shared memory rows are
@@ -125,7 +127,8 @@ struct Stages {
     unsigned base, full, empty;
 };
 
-// One thread of a warp that loads: class c of all left tiles; that of the first warp the right ones.
+// One thread of a warp that loads: class c of all left tiles. That of the first warp loads the
+// right tiles, too.
 __device__ __forceinline__ void produce(const Product& p, const Stages& stages, const Maps& maps,
                                         unsigned c) {
     const TensorMap* const own = (TURNED ? maps.b : maps.a) + c;

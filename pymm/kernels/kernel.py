@@ -201,7 +201,9 @@ class Kernel:
         return f"{self.number:02d}_{self.name}"
 
     def adapts_to(self, problem: Problem, device: Device) -> bool:
-        """Whether `heuristic` makes the default for this problem."""
+        """Whether the default is made for the problem: by a survey of the device, or `heuristic`."""
+        if survey.quickest(self, problem, device) is not None:
+            return True
         return self.heuristic is not None and self.heuristic_for(problem, device)
 
     @property
