@@ -201,7 +201,7 @@ class Kernel:
         return f"{self.number:02d}_{self.name}"
 
     def adapts_to(self, problem: Problem, device: Device) -> bool:
-        """Whether the default is made for the problem: by a survey of the device, or `heuristic`."""
+        """Whether the default is made for the problem, by a survey of the device or `heuristic`."""
         if survey.quickest(self, problem, device) is not None:
             return True
         return self.heuristic is not None and self.heuristic_for(problem, device)
