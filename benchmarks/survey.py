@@ -11,10 +11,11 @@ nothing is tuned (pymm/kernels/survey.py).
 `measure` draws products (extents log-uniform between 32 and 8192, layouts random), each in float32,
 float64, bfloat16 and tf32, and times in turn the configurations that are expected to be quickest,
 and two at random of those that should be nearly as quick. With `--kernels` only the products are
-measured that one of these kernels can compute, the four quickest of each by its model beside the
-four quickest of all: a kernel takes part in choices only when the survey has times of it. The
-rows are appended to benchmarks/surveys/DEVICE.csv. 120 products take an
-H200 with 16 cores four minutes, nearly all of it for compiling.
+measured for which one of these kernels offers configurations: the four that its model expects to be
+quickest, and the four quickest of all other kernels. So a new kernel gets times, without which
+`matmul` does not choose it. `--deepest K` draws k between 32 and K. The rows are appended to
+benchmarks/surveys/DEVICE.csv. 120 products take an H200 with 16 cores four minutes, nearly all of
+it for compiling.
 
 `fit` writes tuning_configs/DEVICE.survey.npz from that file; it needs no GPU. Run it when the file,
 a kernel's `options` or what its model expects has changed. With `--left-out N` it writes nothing:

@@ -15,16 +15,17 @@
 // - If B is in place, the result is C^T: its rows are columns of C. It is transposed when it is
 //   stored.
 //
-// Four warps load, each a class of rows. In shared memory the left tile has its rows class by
-// class:
+// Four warps load, each a class of rows. In shared memory the left tile lies class by class, a line
+// for each row of a class:
 //
 // - K-major: row 4 i + c of the tile is line i of class c, as long as KB + 4 elements. A warp of a
 //   warpgroup takes 16 rows of one class for its 16 rows of wgmma. Lines that are 4 words further
 //   apart than a multiple of 32 words keep the lanes in different banks.
-// - MN-major: k = 4 i + c is line i of class c, in boxes of 32 columns, one more than the tile has.
-//   Four lanes read k, k + 1, k + 2 and k + 3 at a time, from four classes. Each class begins 128
-//   bytes further on than it need be, so that TMA's swizzle puts these into different banks. Eight
-//   lanes read four columns each of two chunks of 16 bytes that are four apart.
+// - MN-major: k = 4 i + c is line i of class c, in boxes of 32 columns: one box more than an
+//   aligned tile would have. Four lanes read k, k + 1, k + 2 and k + 3 at a time, from four
+//   classes. Each class begins 128 bytes further on than it need be, so that TMA's swizzle puts
+//   these into different banks. The eight lanes of one k read columns 0 to 3 and 16 to 19, and the
+//   shift: two chunks of 16 bytes that are four apart, so again in different banks.
 //
 // C goes through shared memory, from where warps store 32 or 64 columns of a row at a time. Only
 // then come alpha, beta and the epilogue: C is read in the same way. There are no clusters and no
@@ -49,7 +50,7 @@
 #define SUM float  // type of the sums
 #endif
 #ifndef MB
-#define MB 128  // rows of C that one block computes
+#define MB 64  // rows of C that one block computes
 #endif
 #ifndef NB
 #define NB 128  // columns of C that one block computes
@@ -58,13 +59,13 @@
 #define KB 32  // depth of a tile
 #endif
 #ifndef TA
-#define TA 128  // rows of C that one warpgroup computes
+#define TA 64  // rows of C that one warpgroup computes
 #endif
 #ifndef TB
 #define TB 64  // columns of C that one warpgroup computes
 #endif
 #ifndef STAGES
-#define STAGES 6  // tiles in shared memory
+#define STAGES 4  // tiles in shared memory
 #endif
 #ifndef SPLIT
 #define SPLIT 1  // parts that k is split into
@@ -77,6 +78,7 @@
 #include "common/row_classes.cuh"
 #include "common/split_k_schedule.cuh"
 
+constexpr int LINE_BYTES = 128, IN_LINE = 32;  // a row of a swizzled box, and its elements
 constexpr bool TURNED = IN_PLACE == 1;  // the result of wgmma is C^T
 constexpr bool K_MAJOR = TURNED ? TRANS_B : !TRANS_A;  // the left operand
 // Rows of the left and columns of the right operand: of a block, and of a warpgroup.
@@ -287,9 +289,9 @@ __device__ __forceinline__ constexpr int element(int run, int h, int j, int e) {
 }
 
 // Numbers side by side that a lane stores at a time.
-template <int EACH>
-struct alignas(4 * EACH) Columns {
-    float x[EACH];
+template <int WIDTH>
+struct alignas(4 * WIDTH) Columns {
+    float x[WIDTH];
 };
 
 // C <- alpha sum + beta C of a warpgroup, or a part of the sums as it is.
@@ -358,39 +360,39 @@ struct Output {
     static __device__ __forceinline__ unsigned row_of(unsigned y, int u, const Place& at) {
         return TURNED ? at.warp * 8 + y : at.left_row(u, y / 8, y % 8);
     }
-    // The warp's rows from shared memory to C, EACH columns for a lane at a time.
-    template <int EACH>
+    // The warp's rows from shared memory to C, WIDTH columns for a lane at a time.
+    template <int WIDTH>
     __device__ __forceinline__ void copy(const unsigned char* staged, unsigned i0, unsigned j0,
                                          int u, const Place& at, unsigned end_m) const {
-        constexpr unsigned IN_ROW = WIDE / EACH, COUNT = HIGH * IN_ROW / 32;
+        constexpr unsigned IN_ROW = WIDE / WIDTH, COUNT = HIGH * IN_ROW / 32;
         constexpr unsigned BATCH = COUNT < 8 || FILL != 0 ? 4 : 8;  // read before one is stored
 #pragma unroll 1
         for (unsigned e = threadIdx.x % 32; e < COUNT * 32; e += BATCH * 32) {
-            Columns<EACH> x[BATCH];
+            Columns<WIDTH> x[BATCH];
 #pragma unroll
             for (unsigned b = 0; b < BATCH; b++) {
-                const unsigned y = (e + b * 32) / IN_ROW, from = (e + b * 32) % IN_ROW * EACH;
+                const unsigned y = (e + b * 32) / IN_ROW, from = (e + b * 32) % IN_ROW * WIDTH;
                 const unsigned row = i0 + row_of(y, u, at), column = j0 + from;
-                x[b] = *reinterpret_cast<const Columns<EACH>*>(staged + y * PITCH + from * 4);
+                x[b] = *reinterpret_cast<const Columns<WIDTH>*>(staged + y * PITCH + from * 4);
                 if (SPLIT == 1 && row < end_m && column < n) finish(x[b], row, column);
             }
 #pragma unroll
             for (unsigned b = 0; b < BATCH; b++) {
-                const unsigned y = (e + b * 32) / IN_ROW, from = (e + b * 32) % IN_ROW * EACH;
+                const unsigned y = (e + b * 32) / IN_ROW, from = (e + b * 32) % IN_ROW * WIDTH;
                 const unsigned row = i0 + row_of(y, u, at), column = j0 + from;
-                if (row < end_m && column < n && (EACH > 1 || is_stored(row, column)))
-                    *reinterpret_cast<Columns<EACH>*>(C + row * ld + column) = x[b];
+                if (row < end_m && column < n && (WIDTH > 1 || is_stored(row, column)))
+                    *reinterpret_cast<Columns<WIDTH>*>(C + row * ld + column) = x[b];
             }
         }
     }
     // Sums as they are stored.
-    template <int EACH>
-    __device__ __forceinline__ void finish(Columns<EACH>& sums, unsigned row,
+    template <int WIDTH>
+    __device__ __forceinline__ void finish(Columns<WIDTH>& sums, unsigned row,
                                            unsigned column) const {
-        Columns<EACH> before = {};
-        if (beta != 0.0f) before = *reinterpret_cast<const Columns<EACH>*>(C + row * ld + column);
+        Columns<WIDTH> before = {};
+        if (beta != 0.0f) before = *reinterpret_cast<const Columns<WIDTH>*>(C + row * ld + column);
 #pragma unroll
-        for (int e = 0; e < EACH; e++) {
+        for (int e = 0; e < WIDTH; e++) {
             float x = alpha * sums.x[e];
             if (beta != 0.0f) x += beta * before.x[e];
             sums.x[e] = FINISHED(x, row, column + e);

@@ -55,8 +55,8 @@ def _shared_elements(c: Config, p: Problem) -> int:
 
 
 def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
-    """The forms of kernel 8, also with half the depth, and with two stages where raw tiles leave no
-    room for more; what they should take without repacking the larger operand, where kernel 8 would
+    """The forms of kernel 8, also 16 deep, and with two stages where theirs do not fit beside the
+    raw tiles; what they should take without repacking the larger operand, where kernel 8 would
     repack it.
     """
     if not _competes(p, d):

@@ -46,8 +46,8 @@ def _consumers(c: Config) -> int:
 
 def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
     """A box of the operand in place has one class of the rows of a tile: 32 columns of them, or
-    where they are K-major all KB and 4 more, for rows lie up to 3 elements further on. C is not
-    stored by TMA: its map says where that could.
+    where they are K-major all KB and 4 more, for rows lie up to 3 elements further on. TMA does not
+    store C: there is a map of it where its rows are aligned, and the kernel is told so.
     """
     left, right, _, _ = _extents(c, p)
     rows = Box(c.KB + 4, left // CLASSES, 0)
