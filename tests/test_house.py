@@ -83,7 +83,6 @@ WITH_PTX = {
     "l2_policy",
     "mma_fragments",
     "ptx",
-    "wgmma_registers",
 }
 
 

@@ -94,26 +94,6 @@ def _copy_clocks(along: bool, p: Problem, rates: Copying) -> float:
     return (rates.along if along else rates.across)[(1, 2, 4).index(together)]
 
 
-#: Microseconds of a launch of a kernel that TMA loads for, of a second one, which adds up parts of
-#: k, and of each part; bytes in a microsecond that all multiprocessors get from L2 where rows start
-#: within lines; how much of the shorter of computing and memory the longer does not hide.
-_LAUNCH, _SECOND, _PART, _FROM_L2, _OVERLAP = 4.8, 3.0, 0.04, 10.5e6, 0.05
-
-
-def in_tiles(c: Config, p: Problem, d: Device, step: float, rest: float) -> float:
-    """Of persistent blocks whose steps of KB along k take so many microseconds, and the rest of a
-    tile so many: wave after wave of tiles, or as long as device memory or L2 needs for A and B.
-    """
-    units = max(1, c.kernel.units(c, p))
-    steps = ceil_div(ceil_div(p.k, c.KB), c.SPLIT)
-    busy = ceil_div(units, d.sms) * (steps * step + rest)
-    read = units * (c.MB + c.NB) * steps * c.KB * p.numpy_dtype.itemsize
-    fetched = max(p.bytes / (_MEMORY * min(1.0, units / d.sms)), read / _FROM_L2)
-    sums = 4 * p.m * p.n * c.SPLIT
-    adding = _SECOND + _PART * c.SPLIT + 2 * sums / _MEMORY if c.SPLIT > 1 else 0.0
-    return _LAUNCH + beside_memory(busy, fetched, _OVERLAP) + adding
-
-
 def beside_memory(computing: float, memory: float, overlap: float) -> float:
     """The time of computing and of device memory at the same time: the longer, and the part
     `overlap` of the shorter, which the longer does not hide.

@@ -63,8 +63,8 @@ class Tma:
 
     The kernel gets tensor maps of A, B and C instead of pointers. The hardware reads zeros outside
     of a matrix, so that one source serves all sizes. `boxes` gives those of A, B and C, for the
-    problem in the layout that the kernel loads; None: no map of C is made. `major`
-    says which axis of A and B must be contiguous, for all problems or for each: "any" (as stored),
+    problem in the layout that the kernel loads; None: no map of C is made. `major` says which axis
+    of A and B must be contiguous, for all problems or for each: "any" (as stored),
     "k" (K-major) or "mn" (MN-major). With two `terms` an element comes as high + low, both rounded
     to tf32, the matrix of the low terms behind that of the high ones. If `scaled` the terms are
     float16 with block scaling (common/block_scaling_repack.cuh).

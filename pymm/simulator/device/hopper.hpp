@@ -348,26 +348,6 @@ void wgmma(Half, float (&d)[COUNT], unsigned long long a, unsigned long long b, 
         columns);
 }
 
-// a in registers: each number is read where the lane that holds it has it.
-template <bool K_MAJOR_B, class Half, int COUNT>
-PYMM_SIM_TWIN
-void wgmma(Half, float (&d)[COUNT], const unsigned (&a)[4], unsigned long long b, bool add) {
-    PYMM_SIM_ACTING(product, 0);
-    const auto* const of = of_every_lane(a);  // waits: other warpgroups may ask for `numbers`
-    const Described right(b);
-    multiply_tiles<16>(
-        d, add,
-        [&](unsigned i, unsigned p) {
-            const unsigned(&there)[4] = *of[self().lane / 4 * 4 + p % 8 / 2];
-            const unsigned word = there[p / 8 * 2 + i / 8 % 2];
-            return widen(Half{static_cast<unsigned short>(word >> p % 2 * 16)});
-        },
-        numbers<Half, 16>(right, K_MAJOR_B, COUNT * 2, [&](unsigned j, unsigned p) {
-            return widen(right.word<Half>(K_MAJOR_B, j, p));
-        }));
-    __syncwarp();  // no lane's numbers change before all have been read
-}
-
 template <int COUNT>
 const float* columns_tf32(unsigned long long b) {
     const Described right(b);
