@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 import sys
 import time
@@ -33,6 +34,11 @@ LAUNCHERS = (
 
 #: Seconds that a rank with the same error as rank 0 waits for it to print.
 PATIENCE = 5.0
+
+#: Seconds between the text of an exception and the end of the job. The launcher prints the text,
+#: and then a notice of its own that the job was ended: close together, Open MPI's writes the notice
+#: into the middle of a line of the text.
+PASSED_ON = 0.2
 
 
 def _launched() -> tuple[int, int]:
@@ -89,10 +95,13 @@ def _end_job(kind, error, trace) -> None:
     if getattr(error, "said_by_another", False):
         time.sleep(PATIENCE)  # the rank that says it ends the job, unless it caught the error
     else:
-        if not hasattr(error, "said_by_another"):
-            print(f"rank {world.rank} of {world.size} failed:", file=sys.stderr)
-        _previous_hook(kind, error, trace)
-        sys.stderr.flush()
+        text = io.StringIO()
+        with contextlib.redirect_stderr(text):
+            if not hasattr(error, "said_by_another"):
+                print(f"rank {world.rank} of {world.size} failed:", file=sys.stderr)
+            _previous_hook(kind, error, trace)
+        print(text.getvalue(), end="", file=sys.stderr, flush=True)
+        time.sleep(PASSED_ON)
     world.Abort(1)
 
 
