@@ -133,6 +133,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         read_fragment<TA, LANES>(a[0], row_a);
         read_fragment<TB, LANES_N>(b[0], row_b);
         int reading = 0, writing = STAGES - 1;
+        // Where the second half of the last tile is behind the end of k, only the first is
+        // multiplied. (Not doubles: nvcc keeps fewer of them in registers then.)
+        const bool half =
+            GUARDED && sizeof(REAL) == 4 && end == all && (k - 1) % KB < KB / 2;
 #pragma unroll 1
         for (int step = 0; step < steps; step++) {
             const bool more = step + STAGES - 1 < steps;
@@ -140,6 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             REAL* const next_b = Bs + writing * TileB::ELEMENTS;
 #pragma unroll
             for (int p = 0; p < KB; p++) {
+                if (p == KB / 2 && half && step + 1 == steps) break;
                 if (p == KB - 1) {  // the next tile, whose first row is read now, must be there
                     if (more) {
                         tile_a.put(next_a);

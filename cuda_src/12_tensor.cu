@@ -72,6 +72,7 @@
 #include "common/shifted_tile.cuh"
 #include "common/swizzled_tile.cuh"
 #include "common/epilogue.cuh"
+#include "common/unaligned_rows.cuh"
 
 constexpr int WARPS_M = MB / TA, WARPS_N = NB / TB, WARPS_MN = WARPS_M * WARPS_N;
 constexpr int THREADS = 32 * WARPS_MN * SLICES;
@@ -113,6 +114,9 @@ using Output = OUT;
 constexpr int PAIR = ALIGN / sizeof(OUT) >= 2 ? 2 : 1;  // elements of C stored at a time
 struct alignas(PAIR * sizeof(OUT)) Results {
     OUT x[PAIR];
+};
+struct alignas(2 * sizeof(OUT)) Two {
+    OUT x[2];
 };
 // Whether C is stored by way of shared memory, whole rows of the tile at a time: one element at a
 // time from where the mma leave it, an instruction would write to parts of 8 rows. The rows of the
@@ -209,33 +213,39 @@ __device__ __forceinline__ void each(Sums& sums, Output* C, long long ldc, int r
     }
 }
 
-// The tile in shared memory to C, whose part begins there: neighbouring threads store neighbours,
-// 8 bytes at a time where this C allows it, though A or B may not.
+// Rows of the tile of C in shared memory, for store_unaligned_rows.
+struct Staged {
+    const unsigned char* rows;
+    __device__ __forceinline__ unsigned place(unsigned row, unsigned i) const {
+        return row * (PITCH * sizeof(Output)) + i * 8;
+    }
+    __device__ __forceinline__ const unsigned char* word(unsigned place, int r) const {
+        return rows + place + r * int(PITCH * sizeof(Output));
+    }
+};
+
+// The tile in shared memory to C, whose part begins there. Warps take eight rows at a time.
 __device__ __forceinline__ void store_tile(const Output* tile, Output* C, long long ldc,
                                            unsigned i0, unsigned j0, unsigned m, unsigned n,
                                            unsigned thread) {
-    constexpr int EACH = 8 / sizeof(Output);
-    const auto all = [&](auto each) {
-        constexpr int SOME = decltype(each)::value;
+    constexpr unsigned MOST = 256 / sizeof(Output), WIDE = NB < MOST ? NB : MOST;  // columns
+    if (partly_stored(i0, j0, MB, NB)) {
 #pragma unroll 8
-        for (unsigned e = thread * SOME; e < MB * NB; e += THREADS * SOME) {
-            const unsigned i = e / NB, j = e % NB, row = i0 + i, column = j0 + j;
-            if (GUARDED && (row >= m || column >= n)) continue;
-            const Output* const from = tile + i * PITCH + j;
-            Output* const to = C + i * ldc + j;
-            if (SOME > 1 && column + SOME <= n && !partly_stored(row, column, 1, SOME)) {
-                *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(from);
-                continue;
-            }
-#pragma unroll
-            for (int x = 0; x < SOME; x++)
-                if ((SOME == 1 || column + x < n) && is_stored(row, column + x)) to[x] = from[x];
+        for (unsigned e = thread; e < MB * NB; e += THREADS) {
+            const unsigned i = e / NB, j = e % NB;
+            if (i0 + i < m && j0 + j < n && is_stored(i0 + i, j0 + j))
+                C[i * ldc + j] = tile[i * PITCH + j];
         }
-    };
-    if ((reinterpret_cast<size_t>(C) | ldc * sizeof(Output)) % 8 == 0)
-        all(Constant<EACH>{});
-    else
-        all(Constant<1>{});
+        return;
+    }
+#pragma unroll 1
+    for (unsigned i = thread / 32 * 8; i < MB && i0 + i < m; i += THREADS / 4)
+#pragma unroll
+        for (unsigned j = 0; j < NB; j += WIDE)
+            if (j == 0 || j0 + j < n)
+                store_unaligned_rows<8, WIDE>(
+                    C + i * ldc + j, ldc, m - i0 - i, n - j0 - j,
+                    Staged{reinterpret_cast<const unsigned char*>(tile + i * PITCH + j)});
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -267,7 +277,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         };
         const auto place_a = tile_a.lane_place(y, slice * DEEP, lane);
         const auto place_b = tile_b.lane_place(x, slice * DEEP, lane);
-#pragma unroll
+#pragma unroll 1
         for (int stage = 0; stage < STAGES - 1; stage++) {
             if (begin + stage * KB < end) fetch(shared + stage * STAGE, begin + stage * KB);
             copies.commit();
@@ -339,12 +349,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
     if constexpr (BY_ROWS) {
         Output* const out = reinterpret_cast<Output*>(shared);
-        Output* const first = out + (row - i0) * PITCH + column - j0;
+        Two* const first = reinterpret_cast<Two*>(out + (row - i0) * PITCH + column - j0);
+        const float scale = beta == 0.0f ? alpha : 1.0f;
         __syncthreads();  // no warp reads a tile, or the sums of a slice, any more
-        each(own, first, PITCH, rows, columns, row, column,
-             [&](const float* s, Results* c, unsigned i, unsigned j) {
-                 put(c->x[0], FINISHED(beta == 0.0f ? alpha * s[0] : s[0], i, j));
-             });
+#pragma unroll
+        for (int i = 0; i < LINES; i++)
+#pragma unroll
+            for (int j = 0; j < PLACES; j++) {
+                const float* const s = two_of(own, i, j);
+                Two two;
+                put(two.x[0], FINISHED(scale * s[0], row + i * 8, column + j * 8));
+                put(two.x[1], FINISHED(scale * s[1], row + i * 8, column + j * 8 + 1));
+                first[(i * 8 * PITCH + j * 8) / 2] = two;
+            }
         __syncthreads();
         store_tile(out, C - ((row - i0) * ldc + column - j0), ldc, i0, j0, m, n, thread);
         return;

@@ -4,6 +4,8 @@
 #define STORE 1  // 2: rows of C that start anywhere are stored several at a time
 #endif
 
+#include "common/unaligned_rows.cuh"
+
 // A piece of C: 64 columns of PIECE_ROWS rows, or SWAPPED 64 rows of PIECE_ROWS columns.
 constexpr unsigned HIGH = SWAPPED ? 64 : PIECE_ROWS, WIDE = SWAPPED ? PIECE_ROWS : 64;
 constexpr unsigned BOXES_C = (WIDE + 31) / 32;
@@ -36,6 +38,23 @@ __device__ __forceinline__ void add_slices(Sums& sum, unsigned char* exchange, c
         }
 }
 
+// Bytes from the start of a staged piece to its row y, column x, swizzled as TMA does it.
+__device__ __forceinline__ unsigned staged_place(unsigned y, unsigned x) {
+    return x / 32 * (HIGH * ROW) + y * ROW + ((x % 32 / 4 ^ y % 8) << 4) + x % 4 * 4;
+}
+
+// Every fourth row of a staged piece, from row `first` on, for store_unaligned_rows.
+struct Staged {
+    const unsigned char* piece;
+    unsigned first;
+    __device__ __forceinline__ unsigned place(unsigned row, unsigned i) const {
+        return staged_place(first + 4 * row, 2 * i);
+    }
+    __device__ __forceinline__ const unsigned char* word(unsigned place, int r) const {
+        return piece + (place ^ 4 * r % 8 << 4) + 4 * r * ROW;
+    }
+};
+
 // C <- alpha sum + beta C, or a part of the sums as it is.
 struct Output {
     const TensorMap* map;
@@ -46,10 +65,6 @@ struct Output {
     bool boxed;
     EPILOGUE_MEMBER
 
-    // Bytes from the start of a staged piece to its row y, column x, swizzled as TMA does it.
-    static __device__ __forceinline__ unsigned place(unsigned y, unsigned x) {
-        return x / 32 * (HIGH * ROW) + y * ROW + ((x % 32 / 4 ^ y % 8) << 4) + x % 4 * 4;
-    }
     __device__ __forceinline__ void scale(float* sum, unsigned i0, unsigned j0,
                                           const Position& at) const {
 #pragma unroll
@@ -80,23 +95,20 @@ struct Output {
         for (int e = 0; e < PIECE_ROWS / 2; e++) {
             const unsigned i = e / 4 * 8 + at.t * 2 + e % 2, j = at.column(e / 2 % 2);
             if constexpr (!SWAPPED)
-                *reinterpret_cast<float*>(staging + place(i, j)) = sum[e];
+                *reinterpret_cast<float*>(staging + staged_place(i, j)) = sum[e];
             else if (e % 2 == 0)
-                *reinterpret_cast<float2*>(staging + place(j, i)) = {sum[e], sum[e + 1]};
+                *reinterpret_cast<float2*>(staging + staged_place(j, i)) = {sum[e], sum[e + 1]};
         }
     }
     // The staged piece by the threads of the warpgroup, where TMA cannot store it.
     __device__ __forceinline__ void copy(const unsigned char* staging, unsigned row,
                                          unsigned column, const Position& at) const {
-        const unsigned lane = threadIdx.x % 32;
-        if constexpr (STORE == 2) {
-#pragma unroll 8
-            for (unsigned e = lane; e < HIGH * WIDE / 4; e += 32) {
-                const unsigned y = at.warp + e / WIDE * 4, x = e % WIDE;
-                if (row + y < m && column + x < n && is_stored(row + y, column + x))
-                    C[(row + y) * ld + column + x] =
-                        *reinterpret_cast<const float*>(staging + place(y, x));
-            }
+        const unsigned lane = threadIdx.x % 32, first = row + at.warp;
+        if (STORE == 2 && !partly_stored(row, column, HIGH, WIDE)) {
+            if (first < m && column < n)
+                store_unaligned_rows<HIGH / 4, WIDE>(C + first * ld + column, 4 * ld,
+                                                     (m - first + 3) / 4, n - column,
+                                                     Staged{staging, at.warp});
             return;
         }
 #pragma unroll 1
@@ -105,7 +117,7 @@ struct Output {
             for (unsigned x = lane; x < WIDE; x += 32)
                 if (column + x < n && is_stored(row + y, column + x))
                     C[(row + y) * ld + column + x] =
-                        *reinterpret_cast<const float*>(staging + place(y, x));
+                        *reinterpret_cast<const float*>(staging + staged_place(y, x));
     }
     __device__ __forceinline__ void store(Sums& sum, const Unit& unit, unsigned char* staging,
                                           const Position& at) const {

@@ -17,17 +17,26 @@ __device__ __forceinline__ void read_fragment(float (&fragment)[T], unsigned row
     }
 }
 
-// sum = op(A) op(B) of one unit. A pass multiplies ROWS rows of a tile and reads EARLY rows ahead:
-// the first of the next tile before the last of this one are multiplied.
+// Passes over a slice's rows of the last tile along k: rows beyond the end of k are zeros, and need
+// none. One at least.
+__device__ __forceinline__ unsigned passes_at_end(unsigned k, unsigned slice) {
+    const int rows = int((k - 1) % KB + 1) - int(slice * SLICE_ROWS);
+    return rows <= ROWS ? 1 : (min(rows, SLICE_ROWS) + ROWS - 1) / ROWS;
+}
+
+// sum = op(A) op(B) of one unit, with `last_passes` over its last tile. A pass multiplies ROWS rows
+// of a tile and reads EARLY rows ahead: the first of the next tile before the last of this one are
+// multiplied.
 //
 // A stage is released in the next pass, be it of the next unit. Reads from shared memory may
 // still be under way when an instruction behind them arrives at a barrier, and a new tile then
 // overwrites what they read (seen on an H200: wrong rows in 4 of 457 trials). They have ended when
 // what they read has been multiplied, and that ends up anywhere within its own pass.
-__device__ __forceinline__ void multiply(float (&sum)[TA][TB], unsigned steps, Ring& ring,
-                                         unsigned base, unsigned from_a, unsigned from_b) {
+__device__ __forceinline__ void multiply(float (&sum)[TA][TB], unsigned steps, unsigned last_passes,
+                                         Ring& ring, unsigned base, unsigned from_a,
+                                         unsigned from_b) {
     float a[2 * EARLY][TA], b[2 * EARLY][TB];
-    unsigned row_a, row_b, passes = SLICE_ROWS / ROWS;
+    unsigned row_a, row_b, passes = steps > 1 ? SLICE_ROWS / ROWS : last_passes;
     const auto enter = [&] {
         row_a = ring.tile + from_a;
         row_b = ring.tile + from_b;
@@ -49,10 +58,10 @@ __device__ __forceinline__ void multiply(float (&sum)[TA][TB], unsigned steps, R
                 row_a += ROWS * MB * 4;
                 row_b += ROWS * NB * 4;
                 if (SLICE_ROWS == ROWS || --passes == 0) {  // its part of this tile is in registers
-                    passes = SLICE_ROWS / ROWS;
                     ring.to_release = ring.empty();
                     ring.advance(base);
-                    if (--steps == 0) {
+                    passes = --steps > 1 ? SLICE_ROWS / ROWS : last_passes;
+                    if (steps == 0) {
 #pragma unroll
                         for (int r = q; r < ROWS; r++)
                             add_outer_product(sum, a[r % (2 * EARLY)], b[r % (2 * EARLY)]);
@@ -130,8 +139,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     for (unsigned id = blockIdx.x; id < p.units(); id += gridDim.x) {
         float sum[TA][TB] = {};
         unsigned steps = Unit(p, id).steps();
+        const unsigned last_passes =
+            Unit(p, id).end == p.steps ? passes_at_end(k, slice) : SLICE_ROWS / ROWS;
         make_opaque(steps);
-        if (steps > 0) multiply(sum, steps, ring, base, from_a, from_b);
+        if (steps > 0) multiply(sum, steps, last_passes, ring, base, from_a, from_b);
         if (SLICES > 1) {
             add_slices(sum, slice, scratch);
             if (slice > 0) continue;

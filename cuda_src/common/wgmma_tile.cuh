@@ -8,6 +8,7 @@
 
 #include "common/epilogue.cuh"
 #include "common/l2_policy.cuh"
+#include "common/unaligned_rows.cuh"
 
 // The position in the ring of stages: the stage, and the parity of its barriers' phase.
 struct Ring {
@@ -51,6 +52,20 @@ __device__ __forceinline__ void fetch(unsigned tile, const Operand& from, unsign
                 tma_load(target, from.map, full, x, y, z);
         }
 }
+
+// Words of C that a lane reads before it stores one: fewer where its sums leave few registers.
+constexpr int WORDS_AHEAD = CONSUMER_REGISTERS - ROWS * TB / 2 < 56 ? 2 : 4;
+
+// Sixteen staged rows of a piece, from a multiple of 8 rows on, for store_unaligned_rows.
+struct Staged {
+    const unsigned char* rows;
+    __device__ __forceinline__ unsigned place(unsigned row, unsigned i) const {
+        return i / 16 * PIECE + row * 128 + ((i % 16 / 2 ^ row) << 4) + i % 2 * 8;
+    }
+    __device__ __forceinline__ const unsigned char* word(unsigned place, int r) const {
+        return rows + (place ^ r % 8 << 4) + r * 128;
+    }
+};
 
 // C <- alpha sum + beta C, through shared memory in pieces of 64 rows and PIECE_COLUMNS columns.
 struct Output {
@@ -118,7 +133,8 @@ struct Output {
             }
         }
     }
-    // A warp's own 16 rows of a staged piece: 16 bytes at a time where C allows it and all is kept.
+    // A warp's own 16 rows of a staged piece: 16 bytes at a time where C allows it, 8 where its
+    // rows start anywhere, and one element where not all are kept.
     __device__ __forceinline__ void copy(const unsigned char* staged, unsigned i0, unsigned j0,
                                          bool cut) const {
         constexpr unsigned EACH = 16 / sizeof(OUT), CHUNKS = PIECE_COLUMNS / EACH;
@@ -131,6 +147,14 @@ struct Output {
                 if (i0 + row < end_m && j0 + column < end_n)
                     *reinterpret_cast<uint4*>(C + (i0 + row) * ld + j0 + column) = chunk;
             }
+            return;
+        }
+        const unsigned first = i0 + warp * 16;
+        if (!cut) {
+            if (first < end_m && j0 < end_n)
+                store_unaligned_rows<16, PIECE_COLUMNS, WORDS_AHEAD>(
+                    C + first * ld + j0, ld, end_m - first, end_n - j0,
+                    Staged{staged + warp * 16 * 128});
             return;
         }
         for (unsigned row = warp * 16; row < warp * 16 + 16 && i0 + row < end_m; row++)

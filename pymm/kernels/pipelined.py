@@ -109,7 +109,16 @@ _FORMS = (
     (64, 64, 8, 8, 8, 4, 3, 4),
     (64, 128, 8, 8, 8, 4, 3, 3),
     (128, 64, 8, 8, 8, 4, 3, 3),
+    (64, 64, 16, 8, 4, 4, 3, 5),
+    (128, 128, 8, 16, 8, 2, 2, 2),
 )
+
+#: One more for an A that is stored as k x m: one that is turned when it is copied leaves fewer
+#: registers, and sums would spill.
+_MOST_BLOCKS = (64, 64, 8, 8, 8, 4, 3, 8)
+
+#: Registers that nvcc takes for so many sums of a thread, where BLOCKS allows it.
+_USED = {32: 128, 64: 168, 128: 255}
 
 #: Parts of k to consider; the greatest k: of deeper products kernels 8 and 11 are quicker; and a
 #: factor of the expected times, which err by 7 %: the least of many is too small.
@@ -117,7 +126,7 @@ _SPLITS, _DEEPEST, _DOUBT = (1, 2, 4, 8), 800, 1.05
 
 
 class _Single(NamedTuple):
-    """Of the expected time, fitted to 408 times on one H200 (benchmarks/LOG.md): microseconds of a
+    """Of the expected time, fitted to 333 times on one H200 (benchmarks/LOG.md): microseconds of a
     launch; clocks of a multiprocessor for 128 multiply-adds, for an instruction of a warp that
     copies, for 32 elements of a K-major operand, for 128 elements of C; warps that hide the latency
     of what they do, and the power by which fewer are slower; part of the shorter of computing and
@@ -125,16 +134,16 @@ class _Single(NamedTuple):
     elements of it.
     """
 
-    launch: float = 4.96
-    issue: float = 1.372
-    copy: float = 0.495
-    turn: float = 2.74
-    stored: float = 19.3
-    warps: float = 7.03
-    fewer: float = 0.905
-    overlap: float = 0.7
-    adding: float = 1.54
-    part: float = 0.127
+    launch: float = 4.86
+    issue: float = 1.226
+    copy: float = 1.717
+    turn: float = 2.217
+    stored: float = 23.93
+    warps: float = 8.296
+    fewer: float = 0.767
+    overlap: float = 0.647
+    adding: float = 1.504
+    part: float = 0.125
 
 
 _RATES = _Single()
@@ -163,7 +172,7 @@ def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
     if p.dtype != "f32":
         return
     names = ("MB", "NB", "KB", "TA", "TB", "LANES", "STAGES", "BLOCKS")
-    for form, parts in itertools.product(_FORMS, _SPLITS):
+    for form, parts in itertools.product([*_FORMS, *[_MOST_BLOCKS] * p.trans_a], _SPLITS):
         if parts == 1 or p.k >= 2 * form[2] * parts:
             given = dict(zip(names, form, strict=True)) | dict(GROUP=8, SPLIT=parts)
             config = PIPELINED.config(given)
@@ -176,11 +185,14 @@ def _of_single(c: Config, p: Problem, d: Device) -> float:
     """
     size, warps = p.numpy_dtype.itemsize, PIPELINED.threads(c) // 32
     each = ceil_div(tiles(c, p) * c.SPLIT, d.sms)
-    most = min(resident(c, p, d, _registers(c, p)), each) or 1
+    most = min(resident(c, p, d, _USED[c.TA * c.TB]), each) or 1
     multiply = c.MB * c.NB * _RATES.issue / 128
     copy = _RATES.copy * (c.MB + c.NB) * size / (32 * min(p.alignment, 16))
     copy += _RATES.turn * ((not p.trans_a) * c.MB + p.trans_b * c.NB) / 32
-    one = (multiply + copy) * ceil_div(ceil_div(p.k, c.KB), c.SPLIT) * c.KB
+    rows = ceil_div(ceil_div(p.k, c.KB), c.SPLIT) * c.KB
+    if c.SPLIT == 1 and 0 < p.k % c.KB <= c.KB // 2:  # half of the last tile is left out
+        rows -= c.KB // 2
+    one = (multiply + copy) * rows
     clocks = each * _RATES.stored * c.MB * c.NB / 128
     for blocks, times in zip((most, each % most), (each // most, 1), strict=True):
         waiting = max(1.0, _RATES.warps / (blocks * warps)) ** _RATES.fewer if blocks else 0.0

@@ -184,13 +184,14 @@ def computed_us(c: Config, p: Problem, d: Device) -> float:
     count, slots = tiles(c, p) * p.batch, d.sms * c.BLOCKS
     waves, left = divmod(count, slots)
     steps = ceil_div(p.k, c.KB)
-    clocks = waves * _wave(c, p, c.BLOCKS, steps)
+    clocks = waves * _wave(c, p, c.BLOCKS, steps, _left_out(c, p))
     if left:
         parts = left * c.SPLIT
         crowded = c.BLOCKS * TMA_F32.shared_bytes(c, p) > _SPREAD or parts > slots
         most, even = min(parts, c.BLOCKS), min(ceil_div(parts, d.sms), c.BLOCKS)
         together = most if crowded else even + _IMBALANCE * (most - even)
-        clocks += ceil_div(parts, slots) * _wave(c, p, together, ceil_div(steps, c.SPLIT))
+        left_out = _left_out(c, p) if c.SPLIT == 1 else 0.0
+        clocks += ceil_div(parts, slots) * _wave(c, p, together, ceil_div(steps, c.SPLIT), left_out)
     time = max(clocks / _CLOCKS, p.bytes / _MEMORY) + LAUNCH
     if left and c.SPLIT > 1:
         time += _ADD + left * c.SPLIT * c.MB * c.NB * 4 / _ADDED
@@ -206,7 +207,15 @@ def _slower_than_pipelined(p: Problem, d: Device) -> bool:
     return least < expected_microseconds(_default(p, d), p, d)
 
 
-def _wave(c: Config, p: Problem, blocks: float, steps: int) -> float:
+def _left_out(c: Config, p: Problem) -> float:
+    """The part of the last step along k that its first slice does not multiply: whole passes behind
+    the end of k.
+    """
+    rows, end = c.KB // c.SLICES, (p.k - 1) % c.KB + 1
+    return 1 - ceil_div(min(end, rows), c.ROWS) * c.ROWS / rows
+
+
+def _wave(c: Config, p: Problem, blocks: float, steps: int, left_out: float) -> float:
     """Clocks of a multiprocessor in which so many blocks compute a tile, or a part of it."""
     area = c.MB * c.NB * blocks
     multiply = area / 128 * c.KB * (_ISSUE + _READ * (1 / c.TA + 1 / c.TB))
@@ -216,7 +225,8 @@ def _wave(c: Config, p: Problem, blocks: float, steps: int) -> float:
     store = _BY_TMA if c.STORE == 2 and p.n % 4 == 0 else _STORED
     store += _SLICE * c.SLICES * (c.SLICES > 1)
     anywhere = _ANYWHERE * max(area - _MEANWHILE, 0) if p.n % 4 and c.STORE != 3 else 0
-    return steps * (multiply + _STEP) + area / 128 * store + anywhere + _BEGIN * _CLOCKS
+    multiplied = (steps - left_out) * multiply + steps * _STEP
+    return multiplied + area / 128 * store + anywhere + _BEGIN * _CLOCKS
 
 
 def repacked_of(p: Problem) -> tuple[int, int]:

@@ -58,6 +58,9 @@ inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned bits) {
     const unsigned long long both = static_cast<unsigned long long>(high) << 32 | low;
     return static_cast<unsigned>(both >> bits % 32);
 }
+inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned bits) {
+    return ((1ull * high << 32 | low) << bits % 32) >> 32;
+}
 inline float __saturatef(float a) { return a < 0 || a != a ? 0.0f : a > 1 ? 1.0f : a; }
 inline float __expf(float a) { return expf(a); }
 inline float __logf(float a) { return logf(a); }
