@@ -4,6 +4,7 @@ nothing is tuned (pymm/kernels/survey.py).
     python benchmarks/survey.py measure --products 120 --seed 31
     python benchmarks/survey.py measure --products 60 --seed 32 --kernels tma_f32_in_place
     python benchmarks/survey.py measure --products 24 --seed 35 --deepest 100
+    python benchmarks/survey.py measure --products 60 --seed 36 --weights
     python benchmarks/survey.py fit
     python benchmarks/survey.py fit --left-out 5
     python benchmarks/survey.py scales --seconds 600
@@ -13,9 +14,10 @@ float64, bfloat16 and tf32, and times in turn the configurations that are expect
 and two at random of those that should be nearly as quick. With `--kernels` only the products are
 measured for which one of these kernels offers configurations: the four that its model expects to be
 quickest, and the four quickest of all other kernels. So a new kernel gets times, without which
-`matmul` does not choose it. `--deepest K` draws k between 32 and K. The rows are appended to
-benchmarks/surveys/DEVICE.csv. 120 products take an H200 with 16 cores four minutes, nearly all of
-it for compiling.
+`matmul` does not choose it. `--deepest K` draws k between 32 and K. `--weights` draws what language
+models multiply, in bfloat16: 16 to 4096 rows, n and k multiples of 64 between 512 and 32768. The
+rows are appended to benchmarks/surveys/DEVICE.csv. 120 products take an H200 with 16 cores four
+minutes, nearly all of it for compiling.
 
 `fit` writes tuning_configs/DEVICE.survey.npz from that file; it needs no GPU. Run it when the file,
 a kernel's `options` or what its model expects has changed. With `--left-out N` it writes nothing:
@@ -82,6 +84,11 @@ DEVICES = {
 
 DTYPES = "f32", "f64", "bf16", "tf32"
 
+#: Random products: least and greatest extent, most operations. Products with weights: the same of
+#: rows, the same of n and k in units, the unit, most operations.
+LEAST, MOST, MOST_FLOPS = 32, 8192, 1e11
+ROWS, UNITS, UNIT, MOST_OF_WEIGHTS = (16, 4096), (8, 512), 64, 1e12
+
 #: Configurations of a product, and of one of more than MANY_FLOPS; how many of them are drawn from
 #: the OF quickest by the models alone; most expected time of the others, relative to the least.
 MOST, FEWER, MANY_FLOPS, AT_RANDOM, OF, WITHIN = 8, 5, 3e10, 2, 14, 1.3
@@ -130,7 +137,7 @@ def main(arguments: Sequence[str]) -> int:
     arrays: dict[str, np.ndarray] = {"sms": np.array(DEVICES[given.device].sms)}
     for dtype, data in found.items():
         weights, mean = fit(data, dtype, DEVICES[given.device].sms)
-        arrays |= {f"{dtype}_rows": data.rows.astype(np.int16), f"{dtype}_mean": np.array(mean)}
+        arrays |= {f"{dtype}_rows": data.rows.astype(np.int32), f"{dtype}_mean": np.array(mean)}
         arrays[f"{dtype}_weights"] = weights.astype(np.float32)
     target = given.output or ROOT / "tuning_configs" / f"{given.device}.survey.npz"
     np.savez_compressed(target, **arrays)
@@ -149,7 +156,8 @@ def _parser() -> argparse.ArgumentParser:
         if name == "measure":
             add("--products", type=int, default=120, help="how many (default: 120)")
             add("--seed", type=int, default=1, help="what they are drawn from (default: 1)")
-            add("--deepest", type=int, default=survey.MOST, help="largest k (default: %(default)s)")
+            add("--deepest", type=int, default=MOST, help="largest k (default: %(default)s)")
+            add("--weights", action="store_true", help="products of language models")
             add("--kernels", default="", help="measure these kernels, with commas between")
             add("--commit", default=commit(), help="what rows say of pymm's commit")
             continue
@@ -170,15 +178,29 @@ def results(device: str) -> Path:
 # Measuring
 
 
-def draw(count: int, seed: int, deepest: int = survey.MOST) -> list[Problem]:
+def _log_uniform(generator: random.Random, least: int, greatest: int) -> int:
+    return round(math.exp(generator.uniform(math.log(least), math.log(greatest))))
+
+
+def draw(count: int, seed: int, deepest: int = MOST) -> list[Problem]:
     """Random products, each in all types, with k up to `deepest`."""
     generator, found = random.Random(seed), []
     for _ in range(count):
-        least, most = math.log(survey.LEAST), (survey.MOST, survey.MOST, deepest)
-        extents = [round(math.exp(generator.uniform(least, math.log(end)))) for end in most]
+        extents = [_log_uniform(generator, LEAST, most) for most in (MOST, MOST, deepest)]
         flags = [generator.random() < 0.5 for _ in "ab"]
         found += [Problem(*extents, dtype, *flags) for dtype in DTYPES]
-    return [problem for problem in found if problem.flops <= survey.MOST_FLOPS]
+    return [problem for problem in found if problem.flops <= MOST_FLOPS]
+
+
+def draw_weights(count: int, seed: int) -> list[Problem]:
+    """Products of some rows with the weights of a language model, which are stored as n x k or, of
+    each fourth product, as k x n.
+    """
+    generator, found = random.Random(seed), []
+    for at in range(count):
+        n, k = (UNIT * _log_uniform(generator, *UNITS) for _ in "nk")
+        found.append(Problem(_log_uniform(generator, *ROWS), n, k, "bf16", False, at % 4 > 0))
+    return [problem for problem in found if problem.flops <= MOST_OF_WEIGHTS]
 
 
 def options(
@@ -223,7 +245,11 @@ def measure(given: argparse.Namespace, kernels: Sequence[Kernel]) -> int:
     device, pool = backend.device, OperandPool(backend)
     path = given.csv or results(device.slug)
     SURVEY.begun(path)
-    problems = draw(given.products, given.seed, given.deepest)
+    problems = (
+        draw_weights(given.products, given.seed)
+        if given.weights
+        else draw(given.products, given.seed, given.deepest)
+    )
     if kernels:
         problems = [problem for problem in problems if options(problem, device, kernels)]
     chosen = {problem: promising(problem, device, generator, kernels) for problem in problems}
@@ -275,7 +301,7 @@ def read(path: Path, dtype: str, device: Device) -> Measured:
             problem = Problem(*(int(row[axis]) for axis in "mnk"), dtype, *trans)
             times.setdefault((problem, parse_slug(row["config"])), []).append(float(row["us"]))
     known = {problem: options(problem, device) for problem, _ in times}
-    kept = [(p, c) for p, c in times if c in known[p] and p.flops <= survey.MOST_FLOPS]
+    kept = [(p, c) for p, c in times if c in known[p]]
     order = {problem: at for at, problem in enumerate(dict.fromkeys(p for p, _ in kept))}
     return Measured(
         np.array([survey.row(p, c) for p, c in kept]),

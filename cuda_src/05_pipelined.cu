@@ -133,8 +133,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         read_fragment<TA, LANES>(a[0], row_a);
         read_fragment<TB, LANES_N>(b[0], row_b);
         int reading = 0, writing = STAGES - 1;
-        // Where the second half of the last tile is behind the end of k, only the first is
-        // multiplied. (Not doubles: nvcc keeps fewer of them in registers then.)
+        // Where the second half of the last tile is past the end of k, only the first is
+        // multiplied. Not of doubles, which nvcc spills then.
         const bool half =
             GUARDED && sizeof(REAL) == 4 && end == all && (k - 1) % KB < KB / 2;
 #pragma unroll 1

@@ -115,7 +115,8 @@ constexpr int PAIR = ALIGN / sizeof(OUT) >= 2 ? 2 : 1;  // elements of C stored 
 struct alignas(PAIR * sizeof(OUT)) Results {
     OUT x[PAIR];
 };
-struct alignas(2 * sizeof(OUT)) Two {
+// Neighbours in a row of the tile, as they are put into shared memory.
+struct alignas(2 * sizeof(OUT)) Neighbours {
     OUT x[2];
 };
 // Whether C is stored by way of shared memory, whole rows of the tile at a time: one element at a
@@ -214,7 +215,7 @@ __device__ __forceinline__ void each(Sums& sums, Output* C, long long ldc, int r
 }
 
 // Rows of the tile of C in shared memory, for store_unaligned_rows.
-struct Staged {
+struct StagedRows {
     const unsigned char* rows;
     __device__ __forceinline__ unsigned place(unsigned row, unsigned i) const {
         return row * (PITCH * sizeof(Output)) + i * 8;
@@ -224,7 +225,8 @@ struct Staged {
     }
 };
 
-// The tile in shared memory to C, whose part begins there. Warps take eight rows at a time.
+// The tile in shared memory to C, which points at the first element. Warps take eight rows at
+// a time.
 __device__ __forceinline__ void store_tile(const Output* tile, Output* C, long long ldc,
                                            unsigned i0, unsigned j0, unsigned m, unsigned n,
                                            unsigned thread) {
@@ -245,7 +247,7 @@ __device__ __forceinline__ void store_tile(const Output* tile, Output* C, long l
             if (j == 0 || j0 + j < n)
                 store_unaligned_rows<8, WIDE>(
                     C + i * ldc + j, ldc, m - i0 - i, n - j0 - j,
-                    Staged{reinterpret_cast<const unsigned char*>(tile + i * PITCH + j)});
+                    StagedRows{reinterpret_cast<const unsigned char*>(tile + i * PITCH + j)});
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -349,7 +351,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     }
     if constexpr (BY_ROWS) {
         Output* const out = reinterpret_cast<Output*>(shared);
-        Two* const first = reinterpret_cast<Two*>(out + (row - i0) * PITCH + column - j0);
+        auto* const first = reinterpret_cast<Neighbours*>(out + (row - i0) * PITCH + column - j0);
         const float scale = beta == 0.0f ? alpha : 1.0f;
         __syncthreads();  // no warp reads a tile, or the sums of a slice, any more
 #pragma unroll
@@ -357,7 +359,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #pragma unroll
             for (int j = 0; j < PLACES; j++) {
                 const float* const s = two_of(own, i, j);
-                Two two;
+                Neighbours two;
                 put(two.x[0], FINISHED(scale * s[0], row + i * 8, column + j * 8));
                 put(two.x[1], FINISHED(scale * s[1], row + i * 8, column + j * 8 + 1));
                 first[(i * 8 * PITCH + j * 8) / 2] = two;

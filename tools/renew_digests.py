@@ -15,8 +15,8 @@ with the digest that its kernel has at BASE_COMMIT, both sources are rendered an
 
 Of a product whose operands are read as they are, `repack` is left out of 3, for it is not launched,
 and 4 is not tried. Of one whose rows of C all start at multiples of 16 bytes, 3 is tried again with
-the kernel's parameter `boxed` taken for 1, which says that TMA can store C: what stores other rows
-is left out.
+the kernel's parameter `boxed` assumed to be 1, which says that TMA can store C: what stores other
+rows is left out.
 The first that holds is enough. Then the digest becomes that of the working tree, in tuning_configs/
 and benchmarks/results/. What is left stale must be tuned again. The digest of a step of a suite
 stays: the suite measures it again.
@@ -119,7 +119,7 @@ def aligned_c(problem: Problem) -> bool:
 
 
 def with_boxed(text: str) -> str:
-    """A source whose entry takes `boxed` for 1; the same where it has no such parameter."""
+    """A source whose entry assumes that `boxed` is 1; the same where it has no such parameter."""
     entry = re.compile(r"(\bgemm\([^{]*\bint boxed\b[^{]*\{)")
     return entry.sub(r"\1 __builtin_assume(boxed == 1);", text)
 

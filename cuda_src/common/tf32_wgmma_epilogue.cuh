@@ -1,7 +1,7 @@
 // How kernels with common/tf32_wgmma.cuh store C.
 
 #ifndef STORE
-#define STORE 1  // 2: rows of C that start anywhere are stored several at a time
+#define STORE 1  // 2: rows of C that start anywhere are stored 8 bytes at a time
 #endif
 
 #include "common/unaligned_rows.cuh"
@@ -43,15 +43,15 @@ __device__ __forceinline__ unsigned staged_place(unsigned y, unsigned x) {
     return x / 32 * (HIGH * ROW) + y * ROW + ((x % 32 / 4 ^ y % 8) << 4) + x % 4 * 4;
 }
 
-// Every fourth row of a staged piece, from row `first` on, for store_unaligned_rows.
-struct Staged {
+// Every fourth row of a staged piece, those of a warp, for store_unaligned_rows.
+struct StagedRows {
     const unsigned char* piece;
-    unsigned first;
+    unsigned warp;
     __device__ __forceinline__ unsigned place(unsigned row, unsigned i) const {
-        return staged_place(first + 4 * row, 2 * i);
+        return staged_place(warp + 4 * row, 2 * i);
     }
     __device__ __forceinline__ const unsigned char* word(unsigned place, int r) const {
-        return piece + (place ^ 4 * r % 8 << 4) + 4 * r * ROW;
+        return piece + (place ^ ((4 * r % 8) << 4)) + 4 * r * ROW;
     }
 };
 
@@ -108,7 +108,7 @@ struct Output {
             if (first < m && column < n)
                 store_unaligned_rows<HIGH / 4, WIDE>(C + first * ld + column, 4 * ld,
                                                      (m - first + 3) / 4, n - column,
-                                                     Staged{staging, at.warp});
+                                                     StagedRows{staging, at.warp});
             return;
         }
 #pragma unroll 1

@@ -4,7 +4,8 @@
 // along k); STAGES, CLUSTER, SPLIT; STREAMED (loads carry an L2 policy); ROWS (pieces of 64 rows of
 // a warpgroup) and WARPGROUPS_N; SLOTS, LINE and PIECE_COLUMNS (columns of C in 128 bytes and in a
 // piece), PIECE (bytes of 64 rows of 128), STAGED_BYTES (of a slot) and WARPS_STORE (each warp
-// stores its own rows, without TMA). Units of work come from common/split_k_schedule.cuh.
+// stores its own rows, without TMA); CONSUMER_REGISTERS (common/warpgroups.cuh). Units of work come
+// from common/split_k_schedule.cuh.
 
 #include "common/epilogue.cuh"
 #include "common/l2_policy.cuh"
@@ -53,17 +54,19 @@ __device__ __forceinline__ void fetch(unsigned tile, const Operand& from, unsign
         }
 }
 
-// Words of C that a lane reads before it stores one: fewer where its sums leave few registers.
+// Words of C for which a lane reads before it stores one: two where the sums leave fewer registers
+// than four need.
 constexpr int WORDS_AHEAD = CONSUMER_REGISTERS - ROWS * TB / 2 < 56 ? 2 : 4;
 
-// Sixteen staged rows of a piece, from a multiple of 8 rows on, for store_unaligned_rows.
-struct Staged {
+// Sixteen staged rows of a piece, from a multiple of 8 rows on, for store_unaligned_rows: the
+// 16-byte chunks of a row are swapped by the number of the row, modulo 8.
+struct StagedRows {
     const unsigned char* rows;
     __device__ __forceinline__ unsigned place(unsigned row, unsigned i) const {
         return i / 16 * PIECE + row * 128 + ((i % 16 / 2 ^ row) << 4) + i % 2 * 8;
     }
     __device__ __forceinline__ const unsigned char* word(unsigned place, int r) const {
-        return rows + (place ^ r % 8 << 4) + r * 128;
+        return rows + (place ^ ((r % 8) << 4)) + r * 128;
     }
 };
 
@@ -154,7 +157,7 @@ struct Output {
             if (first < end_m && j0 < end_n)
                 store_unaligned_rows<16, PIECE_COLUMNS, WORDS_AHEAD>(
                     C + first * ld + j0, ld, end_m - first, end_n - j0,
-                    Staged{staged + warp * 16 * 128});
+                    StagedRows{staged + warp * 16 * 128});
             return;
         }
         for (unsigned row = warp * 16; row < warp * 16 + 16 && i0 + row < end_m; row++)

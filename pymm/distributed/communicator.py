@@ -36,9 +36,9 @@ LAUNCHERS = (
 PATIENCE = 5.0
 
 #: Seconds between the text of an exception and the end of the job. The launcher prints the text,
-#: and then a notice of its own that the job was ended: close together, Open MPI's writes the notice
-#: into the middle of a line of the text.
-PASSED_ON = 0.2
+#: and then a notice of its own that the job was ended. If one follows the other at once, Open MPI's
+#: mpirun prints the notice in the middle of a line of the text.
+PAUSE = 0.2
 
 
 def _launched() -> tuple[int, int]:
@@ -96,12 +96,12 @@ def _end_job(kind, error, trace) -> None:
         time.sleep(PATIENCE)  # the rank that says it ends the job, unless it caught the error
     else:
         text = io.StringIO()
-        with contextlib.redirect_stderr(text):
-            if not hasattr(error, "said_by_another"):
-                print(f"rank {world.rank} of {world.size} failed:", file=sys.stderr)
+        if not hasattr(error, "said_by_another"):
+            print(f"rank {world.rank} of {world.size} failed:", file=text)
+        with contextlib.suppress(Exception), contextlib.redirect_stderr(text):
             _previous_hook(kind, error, trace)
         print(text.getvalue(), end="", file=sys.stderr, flush=True)
-        time.sleep(PASSED_ON)
+        time.sleep(PAUSE)
     world.Abort(1)
 
 

@@ -113,9 +113,9 @@ _FORMS = (
     (128, 128, 8, 16, 8, 2, 2, 2),
 )
 
-#: One more for an A that is stored as k x m: one that is turned when it is copied leaves fewer
-#: registers, and sums would spill.
-_MOST_BLOCKS = (64, 64, 8, 8, 8, 4, 3, 8)
+#: One more for an A that is stored as k x m. One that is stored as m x k is transposed while it is
+#: copied, which takes registers, so that the sums would spill.
+_EIGHT_BLOCKS = (64, 64, 8, 8, 8, 4, 3, 8)
 
 #: Registers that nvcc takes for so many sums of a thread, where BLOCKS allows it.
 _USED = {32: 128, 64: 168, 128: 255}
@@ -172,7 +172,7 @@ def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
     if p.dtype != "f32":
         return
     names = ("MB", "NB", "KB", "TA", "TB", "LANES", "STAGES", "BLOCKS")
-    for form, parts in itertools.product([*_FORMS, *[_MOST_BLOCKS] * p.trans_a], _SPLITS):
+    for form, parts in itertools.product([*_FORMS, *[_EIGHT_BLOCKS] * p.trans_a], _SPLITS):
         if parts == 1 or p.k >= 2 * form[2] * parts:
             given = dict(zip(names, form, strict=True)) | dict(GROUP=8, SPLIT=parts)
             config = PIPELINED.config(given)
@@ -190,9 +190,8 @@ def _of_single(c: Config, p: Problem, d: Device) -> float:
     copy = _RATES.copy * (c.MB + c.NB) * size / (32 * min(p.alignment, 16))
     copy += _RATES.turn * ((not p.trans_a) * c.MB + p.trans_b * c.NB) / 32
     rows = ceil_div(ceil_div(p.k, c.KB), c.SPLIT) * c.KB
-    if c.SPLIT == 1 and 0 < p.k % c.KB <= c.KB // 2:  # half of the last tile is left out
-        rows -= c.KB // 2
-    one = (multiply + copy) * rows
+    past_end = c.KB // 2 if c.SPLIT == 1 and 0 < p.k % c.KB <= c.KB // 2 else 0
+    one = multiply * (rows - past_end) + copy * rows
     clocks = each * _RATES.stored * c.MB * c.NB / 128
     for blocks, times in zip((most, each % most), (each // most, 1), strict=True):
         waiting = max(1.0, _RATES.warps / (blocks * warps)) ** _RATES.fewer if blocks else 0.0

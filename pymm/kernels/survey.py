@@ -26,8 +26,9 @@ from pymm.core.problem import Problem
 if TYPE_CHECKING:
     from pymm.kernels.kernel import Config, Kernel
 
-#: Least and greatest extent, and most operations, of the products of a survey.
-LEAST, MOST, MOST_FLOPS = 32, 8192, 1e11
+#: How far beyond the surveyed products, in their extents and operations, a product may be that is
+#: like them.
+_BEYOND = 1.1
 
 #: Types that have no survey of their own, because another type's kernels take the same time.
 _SAME_TIMES_AS = {"f16": "bf16"}
@@ -83,13 +84,17 @@ _KERNEL, _KERNELS = 5, 32
 @dataclass(frozen=True)
 class Survey:
     """The fit for one type: the features and the weight of each measured point, the mean
-    correction, and the numbers of the kernels that were measured.
+    correction, the numbers of the kernels that were measured, and the least and the greatest extent
+    and the most operations of the products.
     """
 
     features: np.ndarray
     weights: np.ndarray
     mean: float
     kernels: frozenset[int]
+    least: int
+    greatest: int
+    flops: float
     dtype: str
     sms: int
 
@@ -102,10 +107,12 @@ class Survey:
 
 def covers(problem: Problem, device: Device) -> bool:
     """Whether products like this one were surveyed on the device."""
-    extents = problem.m, problem.n, problem.k
-    if problem.batch != 1 or problem.symmetric or problem.flops > MOST_FLOPS:
+    survey = survey_of(problem, device)
+    if survey is None or problem.batch != 1 or problem.symmetric:
         return False
-    return LEAST <= min(extents) and max(extents) <= MOST and survey_of(problem, device) is not None
+    least, *_, greatest = sorted((problem.m, problem.n, problem.k))
+    within = survey.least <= least * _BEYOND and greatest <= survey.greatest * _BEYOND
+    return within and problem.flops <= survey.flops * _BEYOND
 
 
 @lru_cache(maxsize=8192)
@@ -211,6 +218,7 @@ def _load(device: str, dtype: str) -> Survey | None:
             return None
         rows, sms = file[f"{dtype}_rows"].astype(np.int64), int(file["sms"])
         at = features(rows, dtype, sms).astype(np.float32)  # quicker than in double precision
-        kernels = frozenset(rows[:, _KERNEL].tolist())
+        kernels, extents = frozenset(rows[:, _KERNEL].tolist()), rows[:, :3]
+        limits = int(extents.min()), int(extents.max()), 2.0 * extents.prod(axis=1).max()
         weights, mean = file[f"{dtype}_weights"], float(file[f"{dtype}_mean"])
-        return Survey(at, weights, mean, kernels, dtype, sms)
+        return Survey(at, weights, mean, kernels, *limits, dtype, sms)

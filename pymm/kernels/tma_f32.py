@@ -208,7 +208,7 @@ def _slower_than_pipelined(p: Problem, d: Device) -> bool:
 
 
 def _left_out(c: Config, p: Problem) -> float:
-    """The part of the last step along k that its first slice does not multiply: whole passes behind
+    """The part of the last step along k that its first slice does not multiply: whole passes past
     the end of k.
     """
     rows, end = c.KB // c.SLICES, (p.k - 1) % c.KB + 1

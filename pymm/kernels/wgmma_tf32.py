@@ -80,7 +80,7 @@ _LAUNCH, _REPACK, _END, _TILE, _ADD, _ADD_PART = 4.3, 2.8, 2.2, 0.15, 0.74, 0.04
 #: Microseconds in which a warpgroup stores a row of 64 elements of C, all of them at the same time,
 #: and how many times that where rows of C do not start at multiples of 16 bytes, which TMA cannot
 #: store: written row by row, and where A and B swap roles column by column, one row of 32 elements
-#: at a time and eight (STORE 2).
+#: at a time (STORE 1), and eight of them (STORE 2, before it stored 8 bytes for a lane).
 _STORE, _BY_ROWS, _BY_COLUMNS = 0.0058, 2.7, {1: 9.5, 2: 4.2}
 
 #: Bytes in a microsecond: repacked, added up, into one multiprocessor from L2, and from all of L2.

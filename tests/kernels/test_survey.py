@@ -19,7 +19,7 @@ H200 = tool.DEVICES["nvidia-h200"]
 UNKNOWN = replace(H200, name="another")
 TIMES = tool.results("nvidia-h200")
 
-EXTENTS = st.integers(survey.LEAST, 3000)
+EXTENTS = st.integers(tool.LEAST, 3000)
 PROBLEMS = st.builds(
     Problem, EXTENTS, EXTENTS, EXTENTS, st.sampled_from(tool.DTYPES), st.booleans(), st.booleans()
 )
@@ -94,8 +94,8 @@ COVERED = Problem(500, 600, 700, "f32")
         (COVERED, replace(H200, kind="simulator")),
         (replace(COVERED, batch=2), H200),
         (replace(COVERED, n=500, trans_b=True, op="syrk"), H200),
-        (replace(COVERED, k=survey.LEAST - 1), H200),
-        (replace(COVERED, n=survey.MOST + 1), H200),
+        (replace(COVERED, k=tool.LEAST // 2), H200),
+        (replace(COVERED, n=2 * tool.MOST), H200),
         (Problem(8000, 8000, 8000, "f32"), H200),
         (replace(COVERED, dtype="tf32x3"), H200),
         (replace(COVERED, dtype="bf16_f32"), H200),
@@ -142,6 +142,10 @@ def test_products_are_drawn_within_the_limits_and_again_from_the_same_seed():
     assert drawn == tool.draw(50, 3) != tool.draw(50, 4)
     assert all(survey.covers(problem, H200) for problem in drawn)
     assert {problem.dtype for problem in drawn} == set(tool.DTYPES)
+    weights = tool.draw_weights(50, 3)
+    assert weights == tool.draw_weights(50, 3) != tool.draw_weights(50, 4)
+    assert all(problem.n % 64 == problem.k % 64 == 0 for problem in weights)
+    assert all(16 <= problem.m <= 4096 and problem.flops <= 1e12 for problem in weights)
 
 
 def test_fit_says_what_it_wrote(tmp_path, capsys):

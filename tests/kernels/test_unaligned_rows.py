@@ -1,5 +1,5 @@
 """Rows of C that start anywhere, stored from shared memory 8 bytes at a time
-(cuda_src/common/unaligned_rows.cuh): every element once, and nothing beside them.
+(cuda_src/common/unaligned_rows.cuh): every element, and nothing beside them.
 """
 
 # ruff: noqa: F811  (a fixture is imported by its name)
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.simulator
 #: One warp, whose rows in shared memory are 16 bytes longer than they need to be.
 KERNEL = """
 using T = %s;
-constexpr int ROWS = %d, COLUMNS = %d, PITCH = (COLUMNS * sizeof(T) + 23) / 8 * 8;
+constexpr int ROWS = %d, COLUMNS = %d, MOST = %d, PITCH = (COLUMNS * sizeof(T) + 23) / 8 * 8;
 
 struct Staged {
     const unsigned char* rows;
@@ -35,19 +35,22 @@ extern "C" __global__ void store(const T* from, T* C, long long ld, unsigned row
     for (int e = threadIdx.x; e < ROWS * COLUMNS; e += 32)
         reinterpret_cast<T*>(staged + e / COLUMNS * PITCH)[e %% COLUMNS] = from[e];
     __syncwarp();
-    store_unaligned_rows<ROWS, COLUMNS>(C, ld, rows, columns, Staged{staged});
+    store_unaligned_rows<ROWS, COLUMNS, MOST>(C, ld, rows, columns, Staged{staged});
 }
 """
 
-#: Rows and columns of a warp, the type and its bytes: what the kernels ask for, and both ends.
+#: Rows and columns of a warp, the type and its bytes, and words that a lane reads ahead.
 FORMS = (
-    (16, 128, "unsigned short", 2),
-    (16, 64, "unsigned short", 2),
-    (8, 32, "unsigned short", 2),
-    (16, 64, "float", 4),
-    (4, 64, "float", 4),
-    (16, 16, "float", 4),
-    (8, 32, "double", 8),
+    (16, 128, "unsigned short", 2, 4),
+    (16, 64, "unsigned short", 2, 4),
+    (16, 64, "unsigned short", 2, 2),
+    (8, 128, "unsigned short", 2, 4),
+    (8, 32, "unsigned short", 2, 4),
+    (16, 64, "float", 4, 2),
+    (16, 32, "float", 4, 4),
+    (16, 16, "float", 4, 4),
+    (8, 64, "float", 4, 4),
+    (4, 64, "float", 4, 4),
 )
 
 
@@ -55,21 +58,26 @@ FORMS = (
 def load(drv):
     from pycuda.compiler import SourceModule
 
-    def load(rows: int, columns: int, name: str):
-        text = kernel_text("cuda", "common/unaligned_rows.cuh") + KERNEL % (name, rows, columns)
+    def load(rows: int, columns: int, name: str, ahead: int):
+        text = kernel_text("cuda", "common/unaligned_rows.cuh") + KERNEL % (
+            name,
+            rows,
+            columns,
+            ahead,
+        )
         return SourceModule(text, no_extern_c=True, arch="sm_90").get_function("store")
 
     return load
 
 
-@pytest.mark.parametrize("most_rows, most_columns, name, size", FORMS)
-def test_every_element_is_stored_once(drv, load, most_rows, most_columns, name, size):
-    store, dtype = load(most_rows, most_columns, name), np.dtype(f"u{size}")
+@pytest.mark.parametrize("most_rows, most_columns, name, size, ahead", FORMS)
+def test_every_element_is_stored(drv, load, most_rows, most_columns, name, size, ahead):
+    store, dtype = load(most_rows, most_columns, name, ahead), np.dtype(f"u{size}")
     source = np.arange(1, most_rows * most_columns + 1, dtype=dtype).reshape(most_rows, -1)
     given = drv.to_device(source)
     each = 8 // size
-    columns = {1, 2, 3, each, each + 1, most_columns - 1, most_columns, most_columns + 5}
-    rows = {1, 2, most_rows - 1, most_rows, most_rows + 3}
+    columns = {0, 1, 2, 3, each, each + 1, most_columns - 1, most_columns, most_columns + 5}
+    rows = {0, 1, 2, most_rows - 1, most_rows, most_rows + 3}
     gaps = range(each + 1)
     draw = np.random.default_rng(most_columns)
     for gap, m, n in itertools.product(gaps, sorted(rows), sorted(columns)):
