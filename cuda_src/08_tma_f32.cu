@@ -14,7 +14,7 @@
 //   fragments another multiplies. Those that fetch give their registers to those that multiply.
 // - The main loop is a pass of ROWS rows, not a whole tile: 17 KB of instructions for 16 x 8. With
 //   35 KB the multiprocessor waits for instructions, with 69 KB it is 12 % slower.
-// - Where k ends within a tile, whole passes past its end are left out.
+// - Where k ends within a tile, whole passes past its end are left out (STORE 3).
 // - SLICES of a tile, for small products: warps that share a tile of C take different rows of k.
 // - SPLIT, for tiles that are too few for a last wave of all blocks.
 // - STORE 2: sums go to shared memory and from there by TMA, while their warps multiply the next

@@ -17,7 +17,11 @@ __device__ __forceinline__ void read_fragment(float (&fragment)[T], unsigned row
     }
 }
 
-// Passes over a slice's rows of the last tile along k: rows beyond the end of k are zeros, and need
+// Whether rows of a tile past the end of k are left out. Where C is stored by rows most products have
+// little k; other forms keep the loop that they were tuned with.
+constexpr bool SHORT_END = STORE == 3;
+
+// Passes over a slice's rows of the last tile along k: rows past the end of k are zeros, and need
 // none. One at least.
 __device__ __forceinline__ unsigned passes_at_end(unsigned k, unsigned slice) {
     const int rows = int((k - 1) % KB + 1) - int(slice * SLICE_ROWS);
@@ -36,7 +40,7 @@ __device__ __forceinline__ void multiply(float (&sum)[TA][TB], unsigned steps, u
                                          Ring& ring, unsigned base, unsigned from_a,
                                          unsigned from_b) {
     float a[2 * EARLY][TA], b[2 * EARLY][TB];
-    unsigned row_a, row_b, passes = steps > 1 ? SLICE_ROWS / ROWS : last_passes;
+    unsigned row_a, row_b, passes = SHORT_END && steps == 1 ? last_passes : SLICE_ROWS / ROWS;
     const auto enter = [&] {
         row_a = ring.tile + from_a;
         row_b = ring.tile + from_b;
@@ -60,7 +64,8 @@ __device__ __forceinline__ void multiply(float (&sum)[TA][TB], unsigned steps, u
                 if (SLICE_ROWS == ROWS || --passes == 0) {  // its part of this tile is in registers
                     ring.to_release = ring.empty();
                     ring.advance(base);
-                    passes = --steps > 1 ? SLICE_ROWS / ROWS : last_passes;
+                    steps--;
+                    passes = SHORT_END && steps == 1 ? last_passes : SLICE_ROWS / ROWS;
                     if (steps == 0) {
 #pragma unroll
                         for (int r = q; r < ROWS; r++)

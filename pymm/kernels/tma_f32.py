@@ -208,9 +208,11 @@ def _slower_than_pipelined(p: Problem, d: Device) -> bool:
 
 
 def _left_out(c: Config, p: Problem) -> float:
-    """The part of the last step along k that its first slice does not multiply: whole passes past
-    the end of k.
+    """The part of the last step along k that its first slice does not multiply: with STORE 3, whole
+    passes past the end of k.
     """
+    if c.STORE != 3:
+        return 0.0
     rows, end = c.KB // c.SLICES, (p.k - 1) % c.KB + 1
     return 1 - ceil_div(min(end, rows), c.ROWS) * c.ROWS / rows
 
