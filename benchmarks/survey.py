@@ -86,7 +86,7 @@ DTYPES = "f32", "f64", "bf16", "tf32"
 
 #: Random products: least and greatest extent, most operations. Products with weights: the same of
 #: rows, the same of n and k in units, the unit, most operations.
-LEAST, MOST, MOST_FLOPS = 32, 8192, 1e11
+LEAST, GREATEST, MOST_FLOPS = 32, 8192, 1e11
 ROWS, UNITS, UNIT, MOST_OF_WEIGHTS = (16, 4096), (8, 512), 64, 1e12
 
 #: Configurations of a product, and of one of more than MANY_FLOPS; how many of them are drawn from
@@ -156,7 +156,7 @@ def _parser() -> argparse.ArgumentParser:
         if name == "measure":
             add("--products", type=int, default=120, help="how many (default: 120)")
             add("--seed", type=int, default=1, help="what they are drawn from (default: 1)")
-            add("--deepest", type=int, default=MOST, help="largest k (default: %(default)s)")
+            add("--deepest", type=int, default=GREATEST, help="largest k (default: %(default)s)")
             add("--weights", action="store_true", help="products of language models")
             add("--kernels", default="", help="measure these kernels, with commas between")
             add("--commit", default=commit(), help="what rows say of pymm's commit")
@@ -182,11 +182,11 @@ def _log_uniform(generator: random.Random, least: int, greatest: int) -> int:
     return round(math.exp(generator.uniform(math.log(least), math.log(greatest))))
 
 
-def draw(count: int, seed: int, deepest: int = MOST) -> list[Problem]:
+def draw(count: int, seed: int, deepest: int = GREATEST) -> list[Problem]:
     """Random products, each in all types, with k up to `deepest`."""
     generator, found = random.Random(seed), []
     for _ in range(count):
-        extents = [_log_uniform(generator, LEAST, most) for most in (MOST, MOST, deepest)]
+        extents = [_log_uniform(generator, LEAST, most) for most in (GREATEST, GREATEST, deepest)]
         flags = [generator.random() < 0.5 for _ in "ab"]
         found += [Problem(*extents, dtype, *flags) for dtype in DTYPES]
     return [problem for problem in found if problem.flops <= MOST_FLOPS]

@@ -95,7 +95,7 @@ COVERED = Problem(500, 600, 700, "f32")
         (replace(COVERED, batch=2), H200),
         (replace(COVERED, n=500, trans_b=True, op="syrk"), H200),
         (replace(COVERED, k=tool.LEAST // 2), H200),
-        (replace(COVERED, n=2 * tool.MOST), H200),
+        (replace(COVERED, n=2 * tool.GREATEST), H200),
         (Problem(8000, 8000, 8000, "f32"), H200),
         (replace(COVERED, dtype="tf32x3"), H200),
         (replace(COVERED, dtype="bf16_f32"), H200),
@@ -140,6 +140,7 @@ def test_far_from_what_was_measured_the_mean_correction_is_left():
 def test_products_are_drawn_within_the_limits_and_again_from_the_same_seed():
     drawn = tool.draw(50, 3)
     assert drawn == tool.draw(50, 3) != tool.draw(50, 4)
+    assert max(problem.m for problem in drawn) > 4000
     assert all(survey.covers(problem, H200) for problem in drawn)
     assert {problem.dtype for problem in drawn} == set(tool.DTYPES)
     weights = tool.draw_weights(50, 3)
