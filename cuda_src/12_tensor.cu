@@ -279,7 +279,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         };
         const auto place_a = tile_a.lane_place(y, slice * DEEP, lane);
         const auto place_b = tile_b.lane_place(x, slice * DEEP, lane);
-#pragma unroll 1
+#pragma unroll 1  // a block that is new to a multiprocessor waits for every line of code
         for (int stage = 0; stage < STAGES - 1; stage++) {
             if (begin + stage * KB < end) fetch(shared + stage * STAGE, begin + stage * KB);
             copies.commit();

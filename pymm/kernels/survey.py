@@ -26,8 +26,8 @@ from pymm.core.problem import Problem
 if TYPE_CHECKING:
     from pymm.kernels.kernel import Config, Kernel
 
-#: How far beyond the surveyed products, in their extents and operations, a product may be that is
-#: like them.
+#: Factor by which a product's extents and operations may exceed those of the surveyed products, or
+#: its extents fall short of them.
 _BEYOND = 1.1
 
 #: Types that have no survey of their own, because another type's kernels take the same time.
