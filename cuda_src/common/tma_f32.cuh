@@ -17,8 +17,8 @@ __device__ __forceinline__ void read_fragment(float (&fragment)[T], unsigned row
     }
 }
 
-// Whether rows of a tile past the end of k are left out. Where C is stored by rows most products have
-// little k; other forms keep the loop that they were tuned with.
+// Whether rows of a tile past the end of k are left out. Where C is stored by rows most products
+// have little k; other forms keep the loop that they were tuned with.
 constexpr bool SHORT_END = STORE == 3;
 
 // Passes over a slice's rows of the last tile along k: rows past the end of k are zeros, and need
