@@ -3,7 +3,7 @@ nothing is tuned (pymm/kernels/survey.py).
 
     python benchmarks/survey.py measure --products 120 --seed 31
     python benchmarks/survey.py measure --products 60 --seed 32 --kernels tma_f32_in_place
-    python benchmarks/survey.py measure --products 24 --seed 35 --deepest 100
+    python benchmarks/survey.py measure --products 24 --seed 35 --deepest 100 --more 48
     python benchmarks/survey.py measure --products 60 --seed 36 --weights
     python benchmarks/survey.py fit
     python benchmarks/survey.py fit --left-out 5
@@ -17,7 +17,8 @@ quickest, and the four quickest of all other kernels. So a new kernel gets times
 `matmul` does not choose it. `--deepest K` draws k between 32 and K. `--weights` draws what language
 models multiply, in bfloat16: 16 to 4096 rows, n and k multiples of 64 between 512 and 32768. The
 rows are appended to benchmarks/surveys/DEVICE.csv. 120 products take an H200 with 16 cores four
-minutes, nearly all of it for compiling.
+minutes, nearly all of it for compiling; so `--more N` draws N others, of which those configurations
+are measured that are compiled by then.
 
 `fit` writes tuning_configs/DEVICE.survey.npz from that file; it needs no GPU. Run it when the file,
 a kernel's `options` or what its model expects has changed. With `--left-out N` it writes nothing:
@@ -34,9 +35,8 @@ import math
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from concurrent.futures import wait
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -59,7 +59,7 @@ from pymm.kernels import (  # noqa: E402
     parse_slug,
     survey,
 )
-from pymm.kernels.source import render  # noqa: E402
+from pymm.kernels.source import Source, render  # noqa: E402
 from pymm.measure.precompile import Precompiler  # noqa: E402
 from pymm.measure.quick_check import OperandPool  # noqa: E402
 from pymm.measure.results import SURVEY  # noqa: E402
@@ -158,6 +158,8 @@ def _parser() -> argparse.ArgumentParser:
             add("--seed", type=int, default=1, help="what they are drawn from (default: 1)")
             add("--deepest", type=int, default=GREATEST, help="largest k (default: %(default)s)")
             add("--weights", action="store_true", help="products of language models")
+            add("--dtypes", default=",".join(DTYPES), help="of random products (%(default)s)")
+            add("--more", type=int, default=0, metavar="N", help="others of what is compiled")
             add("--kernels", default="", help="measure these kernels, with commas between")
             add("--commit", default=commit(), help="what rows say of pymm's commit")
             continue
@@ -182,14 +184,17 @@ def _log_uniform(generator: random.Random, least: int, greatest: int) -> int:
     return round(math.exp(generator.uniform(math.log(least), math.log(greatest))))
 
 
-def draw(count: int, seed: int, deepest: int = GREATEST) -> list[Problem]:
-    """Random products, each in all types, with k up to `deepest`."""
+def draw(
+    count: int, seed: int, deepest: int = GREATEST, dtypes: Sequence[str] = DTYPES
+) -> list[list[Problem]]:
+    """Random products with k up to `deepest`, each in these types; none of those that take long."""
     generator, found = random.Random(seed), []
     for _ in range(count):
         extents = [_log_uniform(generator, LEAST, most) for most in (GREATEST, GREATEST, deepest)]
         flags = [generator.random() < 0.5 for _ in "ab"]
-        found += [Problem(*extents, dtype, *flags) for dtype in DTYPES]
-    return [problem for problem in found if problem.flops <= MOST_FLOPS]
+        every = [Problem(*extents, dtype, *flags) for dtype in dtypes]
+        found.append([problem for problem in every if problem.flops <= MOST_FLOPS])
+    return found
 
 
 def draw_weights(count: int, seed: int) -> list[Problem]:
@@ -216,10 +221,20 @@ def options(
 
 
 def promising(
-    problem: Problem, device: Device, generator: random.Random, kernels: Sequence[Kernel] = ()
+    problem: Problem,
+    device: Device,
+    generator: random.Random,
+    kernels: Sequence[Kernel] = (),
+    compiled: Container[str] | None = None,
 ) -> list[Config]:
-    """The configurations to measure; with `kernels`, `OF_EACH` of each of them beside others."""
+    """The configurations to measure; with `kernels`, `OF_EACH` of each of them beside others; with
+    `compiled`, of the sources with these keys.
+    """
     known = options(problem, device)
+    if compiled is not None:
+        known = {c: t for c, t in known.items() if render(c, problem).key in compiled}
+    if not known:
+        return []
     by_models = sorted(known, key=known.__getitem__)
     times = dict(known)
     if found := survey.survey_of(problem, device):
@@ -229,8 +244,8 @@ def promising(
     if kernels:
         chosen = [c for c in quick if c.kernel not in kernels][:BESIDE]
         for kernel in kernels:
-            own = options(problem, device, [kernel])
-            chosen += sorted(own, key=own.__getitem__)[:OF_EACH]
+            own = [c for c in by_models if c.kernel is kernel]
+            chosen += own[:OF_EACH]
         return chosen
     quick = [c for c in quick if times[c] <= WITHIN * times[quick[0]]]
     most = FEWER if problem.flops > MANY_FLOPS else MOST
@@ -245,22 +260,30 @@ def measure(given: argparse.Namespace, kernels: Sequence[Kernel]) -> int:
     device, pool = backend.device, OperandPool(backend)
     path = given.csv or results(device.slug)
     SURVEY.begun(path)
-    problems = (
-        draw_weights(given.products, given.seed)
+    count = given.products + given.more
+    groups = (
+        [[problem] for problem in draw_weights(count, given.seed)]
         if given.weights
-        else draw(given.products, given.seed, given.deepest)
+        else draw(count, given.seed, given.deepest, given.dtypes.split(","))
     )
-    if kernels:
-        problems = [problem for problem in problems if options(problem, device, kernels)]
-    chosen = {problem: promising(problem, device, generator, kernels) for problem in problems}
+    chosen: dict[Problem, list[Config]] = {}
+    sources: dict[str, Source] = {}
+    for at, problem in ((at, problem) for at, group in enumerate(groups) for problem in group):
+        if not kernels or options(problem, device, kernels):
+            among = sources if at >= given.products else None
+            chosen[problem] = promising(problem, device, generator, kernels, among)
+            rendered = (render(config, problem) for config in chosen[problem])
+            sources |= {source.key: source for source in rendered}
     with Precompiler(backend) as compilers:
-        wait([compilers.submit(render(c, p)) for p, configs in chosen.items() for c in configs])
+        wait([compilers.submit(source) for source in sources.values()])
     environment = Environment.of(device, backend.toolchain)
     for done, (problem, configs) in enumerate(chosen.items(), 1):
         bench, calls = Workbench(backend, problem, 0, pool.verifier(problem)), {}
         for config in configs:
-            with suppress(CompileFailed):  # it spills
+            try:
                 calls[config.slug] = bench.call(bench.load(config))
+            except CompileFailed as error:
+                print(f"{problem.slug}: {config.slug} is left out: {error}", flush=True)
         times = bench.interleave(calls, ROUNDS)
         rows = []
         for slug, taken in times.items():

@@ -54,9 +54,10 @@ __device__ __forceinline__ void fetch(unsigned tile, const Operand& from, unsign
         }
 }
 
-// Words of C for which a lane reads before it stores one: two where the sums leave fewer registers
-// than four need.
-constexpr int WORDS_AHEAD = CONSUMER_REGISTERS - ROWS * TB / 2 < 56 ? 2 : 4;
+// Words of C for which a lane reads before it stores one, where rows start anywhere: two where the
+// sums leave too few registers for four. With fewer yet, elements are stored one by one.
+constexpr int REGISTERS_LEFT = CONSUMER_REGISTERS - ROWS * TB / 2;
+constexpr int WORDS_AHEAD = REGISTERS_LEFT < 50 ? 0 : REGISTERS_LEFT < 56 ? 2 : 4;
 
 // Sixteen staged rows of a piece, from a multiple of 8 rows on, for store_unaligned_rows: the
 // 16-byte chunks of a row are swapped by the number of the row, modulo 8.
@@ -137,7 +138,7 @@ struct Output {
         }
     }
     // A warp's own 16 rows of a staged piece: 16 bytes at a time where C allows it, 8 where its
-    // rows start anywhere, and one element where not all are kept.
+    // rows start anywhere, and one element where registers are few or not all is kept.
     __device__ __forceinline__ void copy(const unsigned char* staged, unsigned i0, unsigned j0,
                                          bool cut) const {
         constexpr unsigned EACH = 16 / sizeof(OUT), CHUNKS = PIECE_COLUMNS / EACH;
@@ -153,12 +154,14 @@ struct Output {
             return;
         }
         const unsigned first = i0 + warp * 16;
-        if (!cut) {
-            if (first < end_m && j0 < end_n)
-                store_unaligned_rows<16, PIECE_COLUMNS, WORDS_AHEAD>(
-                    C + first * ld + j0, ld, end_m - first, end_n - j0,
-                    StagedRows{staged + warp * 16 * 128});
-            return;
+        if constexpr (WORDS_AHEAD > 0) {
+            if (!cut) {
+                if (first < end_m && j0 < end_n)
+                    store_unaligned_rows<16, PIECE_COLUMNS, WORDS_AHEAD>(
+                        C + first * ld + j0, ld, end_m - first, end_n - j0,
+                        StagedRows{staged + warp * 16 * 128});
+                return;
+            }
         }
         for (unsigned row = warp * 16; row < warp * 16 + 16 && i0 + row < end_m; row++)
 #pragma unroll

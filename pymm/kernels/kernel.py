@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
@@ -323,12 +323,11 @@ class Kernel:
         """All configurations of the space that may run, and how many each rule rejected."""
         return enumeration.configs(self, problem, device)
 
-    def points(self) -> Iterator[Config]:
-        """Every combination of the space's values, and the extra points, whatever the rules say."""
-        for values in enumeration.points(self):
-            config = Config(self.name, tuple(zip(self.space, values, strict=True)), self.backend)
-            config.__dict__["kernel"] = self
-            yield config
+    def point(self, values: Iterable[int]) -> Config:
+        """The configuration with these values, in the order of the space, whatever rules say."""
+        config = Config(self.name, tuple(zip(self.space, values, strict=True)), self.backend)
+        config.__dict__["kernel"] = self
+        return config
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,8 @@ _FORMS = (
     (128, 64, 8, 8, 8, 4, 3, 3),
     (64, 64, 16, 8, 4, 4, 3, 5),
     (128, 128, 8, 16, 8, 2, 2, 2),
+    (128, 32, 32, 4, 4, 4, 4, 2),
+    (32, 64, 32, 4, 4, 4, 4, 4),
 )
 
 #: One more for an A that is stored as k x m. One that is stored as m x k is transposed while it is
@@ -118,7 +120,7 @@ _FORMS = (
 _EIGHT_BLOCKS = (64, 64, 8, 8, 8, 4, 3, 8)
 
 #: Registers that nvcc takes for so many sums of a thread, where BLOCKS allows it.
-_USED = {32: 128, 64: 168, 128: 255}
+_USED = {16: 128, 32: 128, 64: 168, 128: 255}
 
 #: Parts of k to consider; the greatest k: of deeper products kernels 8 and 11 are quicker; and a
 #: factor of the expected times, which err by 7 %: the least of many is too small.

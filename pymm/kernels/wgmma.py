@@ -82,10 +82,20 @@ _FORMS = (
     (dict(MB=64, NB=32, KB=128, TA=64, TB=64, STAGES=8), 0.145, 0.17, 0.1),
 )
 
-#: More for a survey (survey.py) to choose from: no time of theirs was fitted.
+#: More for a survey (survey.py) to choose from: no time of theirs was fitted. Pairs of blocks with
+#: the largest tiles; few rows and many columns, for weights; and for products of few steps.
 _LARGE_PAIRS = (
     (dict(MB=128, NB=256, TA=64, TB=256, STAGES=4, CLUSTER=2), 0.64, 0.64, 1.8),
     (dict(MB=256, NB=128, TA=128, TB=128, STAGES=4, CLUSTER=2), 0.64, 0.64, 1.8),
+)
+_WIDE = (
+    (dict(MB=64, NB=192, TA=64, TB=64, STAGES=6), 0.25, 0.27, 0.35),
+    (dict(MB=64, NB=256, TA=64, TB=128, STAGES=4), 0.33, 0.35, 0.5),
+)
+_FEW_STEPS = (
+    (dict(MB=128, NB=128, KB=32, TA=64, TB=128, STAGES=8, SLOTS=2, GROUP=1), 0.36, 0.37, 0.7),
+    (dict(MB=128, NB=256, TA=128, TB=128, STAGES=4, GROUP=1), 0.65, 0.65, 1.7),
+    (dict(MB=256, NB=128, TA=128, TB=128, STAGES=4, GROUP=1), 0.65, 0.65, 1.7),
 )
 
 #: For many products of 65 to 128 rows and columns and at most as many along k (256 of 128 squared:
@@ -156,13 +166,12 @@ def repacking_us(p: Problem) -> float:
 
 
 def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
-    """Every form, and pairs of blocks with the largest tiles."""
-    around = _LAUNCH + repacking_us(p)
-    for form, parts in _forms(p, d):
+    """Every form, and those that only a survey chooses from."""
+    few_steps = p.k <= _SHALLOW[-1][0] and _by_threads(p)
+    more = (*_LARGE_PAIRS, *_WIDE * (p.m <= 128), *_FEW_STEPS * few_steps)
+    for form, parts in (*_forms(p, d), *((form, 1) for form in more)):
         config = WGMMA.config(_given(form, parts, p, d))
-        yield around + _microseconds(form, parts, p, d), config
-    for form in _LARGE_PAIRS:
-        yield around + _microseconds(form, 1, p, d), WGMMA.config(_given(form, 1, p, d))
+        yield _LAUNCH + repacking_us(p) + _microseconds(form, parts, p, d), config
 
 
 def _by_threads(p: Problem) -> bool:
