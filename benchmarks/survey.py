@@ -35,7 +35,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
 from datetime import datetime
@@ -209,14 +209,20 @@ def draw_weights(count: int, seed: int) -> list[Problem]:
 
 
 def options(
-    problem: Problem, device: Device, kernels: Sequence[Kernel] = KERNELS
+    problem: Problem,
+    device: Device,
+    kernels: Iterable[Kernel] = KERNELS,
+    among: Container[Config] | None = None,
 ) -> dict[Config, float]:
-    """Every configuration that may run, and the time that the models expect of it."""
+    """Every configuration, or every one of `among`, that may run, and the time that the models
+    expect of it.
+    """
     found: dict[Config, float] = {}
     for kernel in kernels:
         if kernel.options and problem.dtype in kernel.dtypes and kernel.runs_on(device):
             for expected, config in kernel.options(problem, device):
-                found.setdefault(config, expected)
+                if among is None or config in among:
+                    found.setdefault(config, expected)
     return {c: t for c, t in found.items() if not c.kernel.violations(c, problem, device)}
 
 
@@ -323,7 +329,13 @@ def read(path: Path, dtype: str, device: Device) -> Measured:
             trans = (letter == "T" for letter in row["layout"])
             problem = Problem(*(int(row[axis]) for axis in "mnk"), dtype, *trans)
             times.setdefault((problem, parse_slug(row["config"])), []).append(float(row["us"]))
-    known = {problem: options(problem, device) for problem, _ in times}
+    measured: dict[Problem, set[Config]] = {}
+    for problem, config in times:
+        measured.setdefault(problem, set()).add(config)
+    known = {
+        problem: options(problem, device, {c.kernel for c in configs}, configs)
+        for problem, configs in measured.items()
+    }
     kept = [(p, c) for p, c in times if c in known[p]]
     order = {problem: at for at, problem in enumerate(dict.fromkeys(p for p, _ in kept))}
     return Measured(

@@ -260,15 +260,14 @@ class Kernel:
         Values outside `space` are allowed: `space` is what a search tries; whether a configuration
         may run is decided by the rules (`violations`).
         """
-        given = {**self.added, **parameters}
-        if set(given) != set(self.space):
+        given = {**self.added, **parameters} if self.added else parameters
+        if given.keys() != self.space.keys():
             got = ", ".join(map(str, parameters)) or "none"
             raise ValueError(f"{self.name} takes {', '.join(self.space)}; got {got}")
         for name, value in given.items():
             if type(value) is not int or not 1 <= value <= MAX_PARAMETER:
                 raise ValueError(f"{name}={value!r} is not an integer from 1 to {MAX_PARAMETER}")
-        values = tuple((name, given[name]) for name in self.space)
-        return Config(self.name, values, self.backend)
+        return self.point([given[name] for name in self.space])
 
     def shared_bytes(self, config: Config, problem: Problem, alignment: int | None = None) -> int:
         """Bytes of shared memory that one block takes, for rows that start at multiples of
