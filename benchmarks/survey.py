@@ -15,7 +15,7 @@ and two at random of those that should be nearly as quick. With `--kernels` only
 measured for which one of these kernels offers configurations: the four that its model expects to be
 quickest, and the four quickest of all other kernels. So a new kernel gets times, without which
 `matmul` does not choose it. `--deepest K` draws k between 32 and K. `--weights` draws what language
-models multiply, in bfloat16: 16 to 4096 rows, n and k multiples of 64 between 512 and 32768. The
+models multiply, in bfloat16: 16 to 8192 rows, n and k multiples of 64 between 512 and 32768. The
 rows are appended to benchmarks/surveys/DEVICE.csv. 120 products take an H200 with 16 cores four
 minutes, nearly all of it for compiling; so `--more N` draws N others, of which those configurations
 are measured that are compiled by then.
@@ -87,7 +87,7 @@ DTYPES = "f32", "f64", "bf16", "tf32"
 #: Random products: least and greatest extent, most operations. Products with weights: the same of
 #: rows, the same of n and k in units, the unit, most operations.
 LEAST, GREATEST, MOST_FLOPS = 32, 8192, 1e11
-ROWS, UNITS, UNIT, MOST_OF_WEIGHTS = (16, 4096), (8, 512), 64, 1e12
+ROWS, UNITS, UNIT, MOST_OF_WEIGHTS = (16, 8192), (8, 512), 64, 1e12
 
 #: Configurations of a product, and of one of more than MANY_FLOPS; how many of them are drawn from
 #: the OF quickest by the models alone; most expected time of the others, relative to the least.
