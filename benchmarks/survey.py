@@ -15,8 +15,8 @@ and two at random of those that should be nearly as quick. With `--kernels` only
 measured for which one of these kernels offers configurations: the four that its model expects to be
 quickest, and the four quickest of all other kernels. So a new kernel gets times, without which
 `matmul` does not choose it. `--deepest K` draws k between 32 and K. `--weights` draws what language
-models multiply, in bfloat16: 16 to 8192 rows, n and k multiples of 64 between 512 and 32768. The
-rows are appended to benchmarks/surveys/DEVICE.csv. 120 products take an H200 with 16 cores four
+models multiply, in bfloat16: 16 to 8192 rows, n and k between 512 and 32768, multiples of 64 to
+2048. The rows are appended to benchmarks/surveys/DEVICE.csv. 120 products take an H200 with 16 cores four
 minutes, nearly all of it for compiling; so `--more N` draws N others, of which those configurations
 are measured that are compiled by then.
 
@@ -85,9 +85,10 @@ DEVICES = {
 DTYPES = "f32", "f64", "bf16", "tf32"
 
 #: Random products: least and greatest extent, most operations. Products with weights: the same of
-#: rows, the same of n and k in units, the unit, most operations.
+#: the rows, the same of n and k, what these are multiples of, most operations.
 LEAST, GREATEST, MOST_FLOPS = 32, 8192, 1e11
-ROWS, UNITS, UNIT, MOST_OF_WEIGHTS = (16, 8192), (8, 512), 64, 1e12
+ROWS, WEIGHTS, MOST_OF_WEIGHTS = (16, 8192), (512, 32768), 1e12
+UNITS = 64, 128, 256, 512, 1024, 2048
 
 #: Configurations of a product, and of one of more than MANY_FLOPS; how many of them are drawn from
 #: the OF quickest by the models alone; most expected time of the others, relative to the least.
@@ -203,7 +204,8 @@ def draw_weights(count: int, seed: int) -> list[Problem]:
     """
     generator, found = random.Random(seed), []
     for at in range(count):
-        n, k = (UNIT * _log_uniform(generator, *UNITS) for _ in "nk")
+        units = [generator.choice(UNITS) for _ in "nk"]
+        n, k = (max(round(_log_uniform(generator, *WEIGHTS) / u), 1) * u for u in units)
         found.append(Problem(_log_uniform(generator, *ROWS), n, k, "bf16", False, at % 4 > 0))
     return [problem for problem in found if problem.flops <= MOST_OF_WEIGHTS]
 
