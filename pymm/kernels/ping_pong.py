@@ -120,7 +120,7 @@ def _microseconds(given: dict[str, int], p: Problem, d: Device) -> float:
         step = _STEP_64[0] * nb + _STEP_64[1]
     step *= (1 + _SLOWER * _hot(p)) * (_UNALIGNED if _unaligned(p) else 1)
     busy = ceil_div(tiles, d.sms) * (ceil_div(p.k, 64) * step + _REST)
-    moved = p.bytes / (_MEMORY * min(1.0, max(tiles, 1) / _BLOCKS))
+    moved = p.bytes / (_MEMORY * min(1.0, max(tiles / cluster, 1) / _BLOCKS))
     return _LAUNCH + max(busy, moved) + 0.05 * min(busy, moved)
 
 
