@@ -29,7 +29,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,7 @@ sys.path.insert(0, str(ROOT))  # a checkout need not be installed
 
 import pymm  # noqa: E402
 from pymm.backends.base import Backend  # noqa: E402
+from pymm.bench.runner import origin  # noqa: E402
 from pymm.blocked.call import planned  # noqa: E402
 from pymm.blocked.devices import open_devices  # noqa: E402
 from pymm.core.dtypes import DTYPES  # noqa: E402
@@ -86,12 +86,7 @@ class Bench:
         """Print a figure, and append it to the file."""
         environment = Environment.of(self.backends[0].device, self.backends[0].toolchain)
         row = {
-            "time": datetime.now().astimezone().isoformat(timespec="seconds"),
-            "device": self.backends[0].device.slug,
-            "driver": environment.driver,
-            "compiler": environment.compiler,
-            "pymm": pymm.__version__,
-            "commit": self.given.commit,
+            **origin(self.backends[0].device, environment, self.given.commit),
             "outcome": "ok",
             **cells,
         }

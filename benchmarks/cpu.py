@@ -18,7 +18,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]  # a checkout need not be
 import pymm  # noqa: E402
 from pymm.backends import open_device  # noqa: E402
 from pymm.backends.cpu.backend import SETTLED  # noqa: E402
+from pymm.bench.runner import origin  # noqa: E402
 from pymm.core.files import append, commit  # noqa: E402
 from pymm.core.problem import Problem  # noqa: E402
 from pymm.measure.apart import Apart, operands, timed  # noqa: E402
@@ -78,12 +78,7 @@ def main(arguments: list[str]) -> int:
     backend = open_device(f"cpu:{given.threads}")
     environment = Environment.of(backend.device, backend.toolchain)
     start = {
-        "time": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "device": backend.device.slug,
-        "driver": environment.driver,
-        "compiler": environment.compiler,
-        "pymm": pymm.__version__,
-        "commit": given.commit,
+        **origin(backend.device, environment, given.commit),
         "layout": "NN",
     }
     makers = {name: Apart(maker, given.threads) for name, maker in MAKERS.items()}

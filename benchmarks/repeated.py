@@ -19,7 +19,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import wait
-from datetime import datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,23 +26,20 @@ sys.path.insert(0, str(ROOT))  # a checkout need not be installed
 
 from pymm.backends import open_device  # noqa: E402
 from pymm.backends.base import Backend  # noqa: E402
-from pymm.core.files import append, commit  # noqa: E402
+from pymm.bench.runner import origin, product  # noqa: E402
+from pymm.core.files import commit  # noqa: E402
 from pymm.core.problem import Problem  # noqa: E402
 from pymm.kernels import Config  # noqa: E402
 from pymm.kernels.source import render  # noqa: E402
 from pymm.measure.precompile import Precompiler  # noqa: E402
 from pymm.measure.quick_check import OperandPool  # noqa: E402
+from pymm.measure.results import REPEATED  # noqa: E402
 from pymm.measure.workbench import Workbench, median_and_spread  # noqa: E402
 from pymm.selection.records import Environment  # noqa: E402
 from pymm.selection.store import load  # noqa: E402
 
 #: The slowest result may take so many times as long as the quickest; rounds of the comparison.
 ALIKE, ROUNDS = 1.015, 101
-
-COLUMNS = (
-    *("time", "device", "driver", "compiler", "pymm", "commit", "dtype", "layout", "m", "n", "k"),
-    *("seed", "budget", "seconds", "tried", "config", "us", "spread"),
-)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -65,20 +61,13 @@ def main(arguments: Sequence[str]) -> int:
         print(f"seed {seed}: {record.config.slug}, {tried} tried in {seconds:.0f} s", flush=True)
     times = _compare(backend, problem, list(dict.fromkeys(config for config, *_ in found.values())))
     environment = Environment.of(backend.device, backend.toolchain)
+    start = origin(backend.device, environment, given.commit) | product(problem)
     rows = []
     for seed, (config, tried, seconds) in found.items():
         median, spread = times[config]
         rows.append(
             {
-                "time": datetime.now().astimezone().isoformat(timespec="seconds"),
-                "device": backend.device.slug,
-                "driver": environment.driver,
-                "compiler": environment.compiler,
-                "pymm": environment.pymm,
-                "commit": given.commit,
-                "dtype": problem.dtype,
-                "layout": problem.layout,
-                **{axis: getattr(problem, axis) for axis in "mnk"},
+                **start,
                 "seed": seed,
                 "budget": given.budget,
                 "seconds": f"{seconds:.1f}",
@@ -89,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
             }
         )
     if given.csv:
-        append(given.csv, COLUMNS, rows)
+        REPEATED.append(given.csv, rows)
     medians = {config: median for config, (median, _) in times.items()}
     for config in sorted(medians, key=medians.__getitem__):
         count = sum(one == config for one, *_ in found.values())

@@ -32,7 +32,9 @@ from pymm.measure import results as schemas  # noqa: E402
 
 TABLE = ROOT / "benchmarks" / "RESULTS.md"
 FOLDER = ROOT / "benchmarks" / "results" / "nvidia-h200"
-FILE, UNSEEN, CALLS = (FOLDER / f"{name}.csv" for name in ("classes", "unseen", "calls"))
+FILE, UNSEEN, REPEATED, CALLS = (
+    FOLDER / f"{name}.csv" for name in ("classes", "unseen", "repeated", "calls")
+)
 POPULATIONS = FOLDER / "populations.csv"
 #: What `python -m pymm.bench --shapes ladder --kernels all` wrote, here and on CPUs.
 LADDER = FOLDER / "ladder.csv"
@@ -55,6 +57,7 @@ Row = dict[str, str]
 #: Columns of numbers of each file; ratios and times of libraries are above 0 where there are any.
 RATIOS = tuple(name for name in schemas.CLASSES.columns if re.search(r"_us$|ratio$", name))
 CLASS_NUMBERS = ("us", "gflops", "peak", "spread", "m", "n", "k", "batch", *RATIOS)
+REPEATED_NUMBERS = ("us", "seconds", "tried")
 UNSEEN_NUMBERS = ("of_fastest", "of_default", "ratio")
 CALL_NUMBERS = ("us", "quartile_1", "quartile_3")
 SUITE_NUMBERS = ("seconds", "gflops")
@@ -145,6 +148,8 @@ def page() -> str:
         lines += ["", *populations(drawn, str(path.relative_to(ROOT)))]
     if UNSEEN.exists():
         lines += ["", *unseen(unseen_rows(UNSEEN))]
+    if REPEATED.exists():
+        lines += ["", *repeated(repeated_rows(REPEATED))]
     if CALLS.exists():
         lines += ["", *calls(inputs.rows_of(CALLS, ("arrays", "call"), CALL_NUMBERS))]
     suites = [row for path in SUITES for row in suite_rows(path)]
@@ -187,6 +192,12 @@ def unseen_rows(path: Path) -> list[Row]:
     if not rows:
         raise inputs.BadInput(f"{path}, line 1: no row")
     return rows
+
+
+def repeated_rows(path: Path) -> list[Row]:
+    """The rows of tunings of one product."""
+    filled = partial(_lacking, names=REPEATED_NUMBERS)
+    return schemas.REPEATED.rows(path, REPEATED_NUMBERS, filled)
 
 
 def suite_rows(path: Path) -> list[Row]:
@@ -408,6 +419,35 @@ def unseen(rows: Sequence[Row]) -> list[str]:
         average = math.exp(sum(map(math.log, parts)) / len(parts))
         least = f"{min(beside):.2f}" if beside else ""
         lines.append(f"| {dtype} | {len(at)} | {average:.3f} | {min(parts):.2f} | {least} |")
+    return lines
+
+
+def repeated(rows: Sequence[Row]) -> list[str]:
+    """How alike tunings of one product are that know nothing of each other; the last run of each
+    product.
+    """
+    runs: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        runs.setdefault(tuple(row[name] for name in ("dtype", "layout", *"mnk")), []).append(row)
+    lines = [
+        "## One product tuned again and again",
+        "",
+        f"Written by `python benchmarks/repeated.py` into `{REPEATED.relative_to(ROOT)}`: each",
+        "tuning begins with neither records, studies nor compiled kernels of the others; what they",
+        "found is measured in turn. Floor: 1.015.",
+        "",
+        "| type | layout | m x n x k | tunings | seconds, most | tried | configurations found "
+        "| slowest / quickest |",
+        "|---|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for (dtype, layout, *extents), everything in runs.items():
+        run = [row for row in everything if row["time"] == everything[-1]["time"]]
+        us, seconds, tried = ([float(row[name]) for row in run] for name in REPEATED_NUMBERS)
+        lines.append(
+            f"| {dtype} | {layout} | {' x '.join(extents)} | {len(run)} | {max(seconds):.0f} "
+            f"| {min(tried):.0f} to {max(tried):.0f} | {len({row['config'] for row in run})} "
+            f"| {max(us) / min(us):.4f} |"
+        )
     return lines
 
 

@@ -16,9 +16,9 @@ measured for which one of these kernels offers configurations: the four that its
 quickest, and the four quickest of all other kernels. So a new kernel gets times, without which
 `matmul` does not choose it. `--deepest K` draws k between 32 and K. `--weights` draws what language
 models multiply, in bfloat16: 16 to 8192 rows, n and k between 512 and 32768, multiples of 64 to
-2048. The rows are appended to benchmarks/surveys/DEVICE.csv. 120 products take an H200 with 16 cores four
-minutes, nearly all of it for compiling; so `--more N` draws N others, of which those configurations
-are measured that are compiled by then.
+2048. The rows are appended to benchmarks/surveys/DEVICE.csv. 120 products take an H200 with 16
+cores four minutes, nearly all of it for compiling; so `--more N` draws N others, of which those
+configurations are measured that are compiled by then.
 
 `fit` writes tuning_configs/DEVICE.survey.npz from that file; it needs no GPU. Run it when the file,
 a kernel's `options` or what its model expects has changed. With `--left-out N` it writes nothing:
@@ -38,7 +38,6 @@ import time
 from collections.abc import Container, Iterable, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +46,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a checkout need not be installed
 
 from pymm.backends import open_device  # noqa: E402
+from pymm.bench.runner import origin, product  # noqa: E402
 from pymm.core.device import Device  # noqa: E402
 from pymm.core.errors import CompileFailed  # noqa: E402
 from pymm.core.files import commit  # noqa: E402
@@ -264,11 +264,38 @@ def promising(
 
 def measure(given: argparse.Namespace, kernels: Sequence[Kernel]) -> int:
     """Time the promising configurations of random products on the first GPU."""
-    backend, generator = open_device("cuda"), random.Random(given.seed)
+    backend = open_device("cuda")
     device, pool = backend.device, OperandPool(backend)
     path = given.csv or results(device.slug)
     SURVEY.begun(path)
-    count = given.products + given.more
+    chosen, sources = _chosen(given, kernels, device)
+    with Precompiler(backend) as compilers:
+        wait([compilers.submit(source) for source in sources])
+    environment = Environment.of(device, backend.toolchain)
+    for done, (problem, configs) in enumerate(chosen.items(), 1):
+        bench, calls = Workbench(backend, problem, 0, pool.verifier(problem)), {}
+        for config in configs:
+            try:
+                calls[config.slug] = bench.call(bench.load(config))
+            except CompileFailed as error:
+                print(f"{problem.slug}: {config.slug} is left out: {error}", flush=True)
+        start = origin(device, environment, given.commit) | product(problem) | {"seed": given.seed}
+        rows = []
+        for slug, taken in bench.interleave(calls, ROUNDS).items():
+            if taken:
+                seconds, spread = median_and_spread(taken)
+                figures = {"us": f"{seconds * 1e6:.6g}", "spread": f"{spread:.3g}"}
+                rows.append(start | {"config": slug} | figures)
+        SURVEY.append(path, rows)
+        print(f"{done} of {len(chosen)}: {problem.slug}, {len(rows)} times", flush=True)
+    return 0
+
+
+def _chosen(
+    given: argparse.Namespace, kernels: Sequence[Kernel], device: Device
+) -> tuple[dict[Problem, list[Config]], list[Source]]:
+    """The configurations to measure of each random product, and their sources."""
+    generator, count = random.Random(given.seed), given.products + given.more
     groups = (
         [[problem] for problem in draw_weights(count, given.seed)]
         if given.weights
@@ -282,42 +309,7 @@ def measure(given: argparse.Namespace, kernels: Sequence[Kernel]) -> int:
             chosen[problem] = promising(problem, device, generator, kernels, among)
             rendered = (render(config, problem) for config in chosen[problem])
             sources |= {source.key: source for source in rendered}
-    with Precompiler(backend) as compilers:
-        wait([compilers.submit(source) for source in sources.values()])
-    environment = Environment.of(device, backend.toolchain)
-    for done, (problem, configs) in enumerate(chosen.items(), 1):
-        bench, calls = Workbench(backend, problem, 0, pool.verifier(problem)), {}
-        for config in configs:
-            try:
-                calls[config.slug] = bench.call(bench.load(config))
-            except CompileFailed as error:
-                print(f"{problem.slug}: {config.slug} is left out: {error}", flush=True)
-        times = bench.interleave(calls, ROUNDS)
-        rows = []
-        for slug, taken in times.items():
-            if not taken:
-                continue
-            seconds, spread = median_and_spread(taken)
-            rows.append(
-                {
-                    "time": datetime.now().astimezone().isoformat(timespec="seconds"),
-                    "device": device.slug,
-                    "driver": environment.driver,
-                    "compiler": environment.compiler,
-                    "pymm": environment.pymm,
-                    "commit": given.commit,
-                    "seed": given.seed,
-                    "dtype": problem.dtype,
-                    "layout": problem.layout,
-                    **{axis: getattr(problem, axis) for axis in "mnk"},
-                    "config": slug,
-                    "us": f"{seconds * 1e6:.6g}",
-                    "spread": f"{spread:.3g}",
-                }
-            )
-        SURVEY.append(path, rows)
-        print(f"{done} of {len(chosen)}: {problem.slug}, {len(rows)} times", flush=True)
-    return 0
+    return chosen, list(sources.values())
 
 
 # Fitting
@@ -381,8 +373,8 @@ def errors(data: Measured, corrections: np.ndarray) -> tuple[float, list[float]]
     """
     times = data.expected * np.exp(corrections)
     error, of_choices, squares = np.log(times / data.measured), [], []
-    for product in range(data.product.max() + 1):
-        own = np.flatnonzero(data.product == product)
+    for one in range(data.product.max() + 1):
+        own = np.flatnonzero(data.product == one)
         if len(own) >= 4:
             squares += list((error[own] - error[own].mean()) ** 2)
             choice = own[times[own].argmin()]

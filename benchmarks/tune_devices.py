@@ -18,13 +18,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from datetime import datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a checkout need not be installed
 
-import pymm  # noqa: E402
+from pymm.bench.runner import origin  # noqa: E402
 from pymm.core.files import append, commit  # noqa: E402
 from pymm.measure.worker import Reply, Request, Site, Worker, WorkerFailed  # noqa: E402
 from pymm.selection.records import Environment  # noqa: E402
@@ -132,12 +131,7 @@ def searched(given: argparse.Namespace, devices: list) -> dict[str, object]:
     environment = Environment.of(device, tuner.compiler.toolchain)
     counted = Counter(slug for worker in workers for slug in worker.tried)
     return {
-        "time": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "device": device.slug,
-        "driver": environment.driver,
-        "compiler": environment.compiler,
-        "pymm": pymm.__version__,
-        "commit": given.commit,
+        **origin(device, environment, given.commit),
         "dtype": given.dtype,
         **dict(zip("mnk", shape, strict=True)),
         "devices": len(workers),

@@ -163,6 +163,17 @@ UNSEEN = Schema(
     added=frozenset({"schema", *_COMPARED, "ratio"}),
 )
 
+#: `benchmarks/repeated.py`: one row for each tuning of a product from nothing. seed: that of its
+#: search; budget, seconds: what it was given and what it took; tried: configurations measured; us:
+#: of what it found, timed in turn with what the other tunings found.
+REPEATED = Schema(
+    1,
+    (
+        *("schema", "time", "device", *_ORIGIN, *_PRODUCT),
+        *("seed", "budget", "seconds", "tried", "config", "us", "spread"),
+    ),
+)
+
 #: `benchmarks/survey.py measure`: one row for each configuration of a product, all of a product
 #: timed in turn. seed: what the product was drawn from.
 SURVEY = Schema(

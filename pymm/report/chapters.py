@@ -144,7 +144,13 @@ def tuning(results: Results) -> Chapter:
         "tuning",
         "What is tuned, and what did tuning gain?",
         intro,
-        tables=filled([tables_tuned.records(results), tables.gains(found)]),
+        tables=filled(
+            [
+                tables_tuned.records(results),
+                tables.gains(found),
+                tables.repeated(results.of("repeated")),
+            ]
+        ),
         commands=commands,
         not_measured=() if found else [("searches", commands[0])],
     )

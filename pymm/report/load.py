@@ -40,6 +40,7 @@ KINDS: dict[str, frozenset[str]] = {
     "distributed": frozenset({"engine", "processes", "dtype", "m", "n", "k", "received"}),
     "tune_devices": frozenset({"devices", "compilers", "trials", "rate", "busy"}),
     "unseen": frozenset({"dtype", "m", "n", "k", "chosen_us", "of_fastest"}),
+    "repeated": frozenset({"dtype", "m", "n", "k", "seed", "budget", "tried", "config", "us"}),
     "bench": frozenset({"dtype", "m", "n", "k", "name", "seconds"}),
     "calls": frozenset({"dtype", "m", "n", "k", "arrays", "call", "us"}),
     "beside_numpy": frozenset({"dtype", "m", "n", "k", "process", "call", "us"}),
@@ -54,6 +55,7 @@ SCHEMAS = {
     "blocked": results.BLOCKED.number,
     "distributed": results.DISTRIBUTED.number,
     "simulated": results.SIMULATED.number,
+    "repeated": results.REPEATED.number,
 }
 
 #: The columns of each kind that a report shows; a file without one of them is reported as older.
@@ -65,6 +67,7 @@ SHOWN = {
     "bench": "variant config outcome spread rounds gflops peak ratio registers shared",
     "blocked": "outcome seconds gflops ratio bytes_in bytes_out detail",
     "distributed": "outcome grid seconds gflops speedup ratio bound error_inf detail",
+    "repeated": "seconds spread",
     "simulated": "grid panel multiplying efficiency predicted measured ratio",
 }
 
@@ -75,9 +78,9 @@ ON_EVERY_DEVICE = ("o2-counts",)
 NUMBERS = frozenset(
     "us seconds mean spread rounds repeats void gflops ratio peak error rms opponent_rms error_inf "
     "speedup power_w registers spills shared of_fastest of_default quartile_1 quartile_3 "
-    "devices compilers trials rate busy twice bytes_in bytes_out bound processes panel received "
-    "planned predicted sequential fastest handed_out flops bandwidth latency memory overlap "
-    "multiplying blocking simulated efficiency measured".split()
+    "devices compilers trials tried rate busy twice bytes_in bytes_out bound processes panel "
+    "received planned predicted sequential fastest handed_out flops bandwidth latency memory "
+    "overlap multiplying blocking simulated efficiency measured".split()
 )
 
 #: Columns of names, which appear in legends and titles, and the maximal length of a name.

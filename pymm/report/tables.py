@@ -345,6 +345,27 @@ def unseen(found: Sequence[Row]) -> Table:
     return Table("unseen", "Random shapes", rows, note)
 
 
+def repeated(found: Sequence[Row]) -> Table:
+    """Tunings of one product that know nothing of each other."""
+    rows = [
+        {
+            **of_problem(row.problem),
+            "seed": Cell(row.text("seed")),
+            "seconds": cell(row.number("seconds")),
+            "tried": cell(row.number("tried"), "{:.0f}"),
+            "found": cell(row.number("us")),
+            "spread": percent_cell(row.number("spread"), "{:.1f}%"),
+            "configuration": Cell(row.text("config").replace("-", " ")),
+        }
+        for row in found
+    ]
+    note = (
+        "Each line is a search that began with neither stored configurations nor compiled kernels. "
+        "What they found was measured in alternation; times in microseconds."
+    )
+    return Table("repeated", "One product tuned again and again", rows, note)
+
+
 def beside_numpy(found: Sequence[Row]) -> Table:
     """pymm's calls and NumPy's on a CPU, the last measurement of each."""
     latest = {(row.problem, row.text("process"), row.text("call")): row for row in found}

@@ -137,6 +137,18 @@ def test_unseen_shapes_by_type_and_all_together():
     assert lines[-1] == "| all | 3 | 0.900 | 0.81 | 0.99 |"
 
 
+def test_tunings_of_one_product_are_compared():
+    start = {"dtype": "f32", "layout": "NT", "m": "3", "n": "4", "k": "5"}
+    last = [
+        {"time": "2", "us": "10", "seconds": "26.2", "tried": "70", "config": "a"},
+        {"time": "2", "us": "10.1", "seconds": "26.8", "tried": "82", "config": "b"},
+        {"time": "2", "us": "10", "seconds": "26", "tried": "75", "config": "a"},
+    ]
+    rows = [start | {"time": "1", "us": "1", "seconds": "1", "tried": "1", "config": "c"}]
+    lines = results.repeated([*rows, *(start | row for row in last)])  # those of the last run
+    assert lines[-1] == "| f32 | NT | 3 x 4 x 5 | 3 | 27 | 70 to 82 | 2 | 1.0100 |"
+
+
 def symmetric_rows(dtype, ours, library):
     """Every product of the class, `library` / `ours` the ratio beside the whole product."""
     return [
@@ -293,7 +305,7 @@ def test_the_page_takes_populations_from_a_file_of_their_own(tmp_path, monkeypat
     schema = schemas.Schema(3, tuple(names))
     schema.append(old, [{name: r[name] for name in names} | {"schema": "3"} for r in whole(1.2)])
     files = {"FILE": old, "POPULATIONS": new, "SUITES": [], "CPUS": []}
-    files |= dict.fromkeys(("UNSEEN", "CALLS", "LADDER"), tmp_path / "none.csv")
+    files |= dict.fromkeys(("UNSEEN", "REPEATED", "CALLS", "LADDER"), tmp_path / "none.csv")
     for name, value in (files | {"ROOT": tmp_path}).items():
         monkeypatch.setattr(results, name, value)
     lines = results.page().splitlines()

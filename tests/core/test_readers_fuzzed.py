@@ -251,6 +251,11 @@ READERS = {
         "classes.csv", csv_of(schemas.CLASSES.columns, measured.class_rows), classes_page
     ),
     "results unseen": Reader("u.csv", csv_of(measured.UNSEEN, measured.unseen), unseen_page),
+    "results repeated": Reader(
+        "r.csv",
+        csv_of(schemas.REPEATED.columns, measured.repeated),
+        lambda path: results.repeated(results.repeated_rows(path)),
+    ),
     "results suites": Reader(
         "s.csv",
         csv_of(

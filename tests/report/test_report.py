@@ -57,6 +57,7 @@ def test_every_kind_of_file_is_known(folder):
         "classes.csv",
         "distributed.csv",
         "ladder.csv",
+        "repeated.csv",
         "simulated.csv",
         "suites.csv",
         "tune-devices.csv",

@@ -38,6 +38,7 @@ FILES = {
     "ladder.csv": (results.KERNELS.columns, measured.ladder),
     "tuning.csv": (results.TRIALS.columns, measured.trials),
     "unseen.csv": (measured.UNSEEN, measured.unseen),
+    "repeated.csv": (results.REPEATED.columns, measured.repeated),
     "blocked.csv": (results.BLOCKED.columns, measured.blocked),
     "calls.csv": (measured.CALLS, measured.calls),
     "beside-numpy.csv": (measured.BESIDE_NUMPY, measured.beside_numpy),

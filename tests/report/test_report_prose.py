@@ -119,6 +119,7 @@ def test_what_is_not_measured_names_its_command(folder, without_plots):
     without = ("o3", "o3-pads", "o2-kernels")
     rewrite(folder, lambda row: row if row["suite"] not in without else None)
     (folder / "tuning.csv").unlink()
+    (folder / "repeated.csv").unlink()
     (folder / "classes.csv").unlink()
     made = chapters(folder)
     assert not {"o3", "tuning", "baseline"} & set(made), "no chapter is empty"

@@ -22,6 +22,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 SHOWN = {
     "classes": "us",
     "unseen": "chosen_us",
+    "repeated": "us",
     "beside_numpy": "us",
     "simulated": "simulated",
     "tune_devices": "rate",
@@ -53,6 +54,7 @@ MAKERS = {
     "classes.csv": (results.CLASSES.columns, measured.class_rows, "us"),
     "ladder.csv": (results.KERNELS.columns, measured.ladder, "seconds"),
     "unseen.csv": (measured.UNSEEN, measured.unseen, "chosen_us"),
+    "repeated.csv": (results.REPEATED.columns, measured.repeated, "us"),
     "calls.csv": (measured.CALLS, measured.calls, "us"),
     "beside-numpy.csv": (measured.BESIDE_NUMPY, measured.beside_numpy, "us"),
     "tune-devices.csv": (measured.TUNE_DEVICES, measured.tune_devices, "rate"),

@@ -227,6 +227,12 @@ def unseen(slug: str = SLUG) -> list[dict[str, object]]:
     ]
 
 
+def repeated(slug: str = SLUG) -> list[dict[str, object]]:
+    figures = {"budget": 26.0, "seconds": 26.5, "tried": 77, "config": "tma_f32-MB64-NB64"}
+    figures |= {"us": 10.5, "spread": 0.0125}
+    return [common(Problem(300, 700, 1100), slug) | {"seed": n} | figures for n in (1, 2)]
+
+
 def calls(slug: str = SLUG) -> list[dict[str, object]]:
     figures = {"arrays": "CuPy", "call": "plan()", "us": 2.5, "quartile_1": 2.25, "quartile_3": 3.5}
     return [common(Problem(64, 64, 64), slug) | figures]
@@ -392,6 +398,7 @@ def folder(root: Path, slug: str = SLUG, sparse: int = 8, faster: float = 1.0) -
     write(at / "ladder.csv", results.KERNELS.columns, ladder(slug))
     write(at / "tuning.csv", results.TRIALS.columns, trials(slug))
     write(at / "unseen.csv", UNSEEN, unseen(slug))
+    write(at / "repeated.csv", results.REPEATED.columns, repeated(slug))
     write(at / "calls.csv", CALLS, calls(slug))
     write(at / "beside-numpy.csv", BESIDE_NUMPY, beside_numpy(slug))
     write(at / "blocked.csv", results.BLOCKED.columns, blocked(slug))
