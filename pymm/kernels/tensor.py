@@ -56,8 +56,9 @@ def _shared_elements(c: Config, p: Problem) -> int:
 def _registers(c: Config, p: Problem) -> int:
     """Registers of a thread: sums, the fragments of A, those of B twice, and the rest, which is
     less where nothing is checked, 16 bytes are copied at a time and k is not split, and more where
-    rows start at multiples of less than 16 bytes and k is split or a step is longer than 128 bytes
-    (checked with nvcc 13.0 for sm_90a).
+    rows start at multiples of less than 16 bytes and k is split or a step is longer than 128 bytes,
+    or where k is split into a number of parts that is no power of two (checked with nvcc 13.0 for
+    sm_90a).
     """
     kept = c.TA * c.TB // 32 + c.TA // 4 + c.TB // 2
     plain = p.alignment == 16 and c.SPLIT == 1 and not c.kernel.guarded(c, p)
@@ -65,7 +66,8 @@ def _registers(c: Config, p: Problem) -> int:
     uneven = 104 if size == 2 else 96
     if c.SPLIT == 1 and c.KB * size <= 128:
         uneven = 72 if c.TA * c.TB < 64 * 64 else 80
-    return kept + (52 if plain else 80 if p.alignment == 16 else uneven)
+    aligned = 52 if plain else 80 if _power_of_two(c.SPLIT) else 98
+    return kept + (aligned if p.alignment == 16 else uneven)
 
 
 def _padding(c: Config, p: Problem, alignment: int) -> int:
