@@ -41,6 +41,9 @@ _WITHIN, _COMPARED = 1.35, 32
 #: The parameters of a configuration in a file of a survey; 1 for those that a kernel lacks.
 PARAMETERS = "MB", "NB", "KB", "TA", "TB", "STAGES", "BLOCKS", "SLICES", "CLUSTER", "STORE", "SPLIT"
 
+#: Those of them that say which form of a kernel a configuration is.
+_OF_FORM = tuple(name for name in PARAMETERS if name not in ("STORE", "SPLIT"))
+
 #: What each feature is multiplied by: the reciprocal of its length scale.
 SCALES = {
     "m": 0.07,
@@ -84,14 +87,14 @@ _KERNEL, _KERNELS = 5, 32
 @dataclass(frozen=True)
 class Survey:
     """The fit for one type: the features and the weight of each measured point, the mean
-    correction, the numbers of the kernels that were measured, and the least and the greatest extent
-    and the most operations of the products.
+    correction, the forms of kernels that were measured, and the least and the greatest extent and
+    the most operations of the products.
     """
 
     features: np.ndarray
     weights: np.ndarray
     mean: float
-    kernels: frozenset[int]
+    forms: frozenset[tuple[int, ...]]
     least: int
     greatest: int
     flops: float
@@ -118,17 +121,18 @@ def covers(problem: Problem, device: Device) -> bool:
 @lru_cache(maxsize=8192)
 def quickest(kernel: Kernel, problem: Problem, device: Device) -> tuple[float, Config] | None:
     """The least expected time of the kernel's configurations, in microseconds, and its
-    configuration. None where the survey does not cover the product or has no time of the kernel,
-    and if no configuration may run.
+    configuration. Forms that were never measured do not count. None where the survey does not cover
+    the product, and if no configuration that counts may run.
     """
     if kernel.options is None or not kernel.runs_on(device) or not covers(problem, device):
         return None
     survey = survey_of(problem, device)
-    if survey is None or kernel.number not in survey.kernels:
+    if survey is None:
         return None
     expected: dict[Config, float] = {}
     for time, config in sorted(kernel.options(problem, device), key=lambda option: option[0]):
-        expected.setdefault(config, time)
+        if form(config) in survey.forms:
+            expected.setdefault(config, time)
     limit = _WITHIN * min(expected.values(), default=0.0)
     configs = [config for config, time in expected.items() if time <= limit][:_COMPARED]
     if not configs:
@@ -146,6 +150,12 @@ def row(problem: Problem, config: Config) -> list[int]:
     given = config.as_dict()
     product = problem.m, problem.n, problem.k, int(problem.trans_a), int(problem.trans_b)
     return [*product, config.kernel.number, *(given.get(name, 1) for name in PARAMETERS)]
+
+
+def form(config: Config) -> tuple[int, ...]:
+    """The form of a kernel: its number, and the parameters but for how C is stored and k split."""
+    given = config.as_dict()
+    return (config.kernel.number, *(given.get(name, 1) for name in _OF_FORM))
 
 
 def features(rows: np.ndarray, dtype: str, sms: int) -> np.ndarray:
@@ -218,7 +228,9 @@ def _load(device: str, dtype: str) -> Survey | None:
             return None
         rows, sms = file[f"{dtype}_rows"].astype(np.int64), int(file["sms"])
         at = features(rows, dtype, sms).astype(np.float32)  # quicker than in double precision
-        kernels, extents = frozenset(rows[:, _KERNEL].tolist()), rows[:, :3]
+        columns = [_KERNEL, *(_KERNEL + 1 + PARAMETERS.index(name) for name in _OF_FORM)]
+        forms = frozenset(map(tuple, np.unique(rows[:, columns], axis=0).tolist()))
+        extents = rows[:, :3]
         limits = int(extents.min()), int(extents.max()), 2.0 * extents.prod(axis=1).max()
         weights, mean = file[f"{dtype}_weights"], float(file[f"{dtype}_mean"])
-        return Survey(at, weights, mean, kernels, *limits, dtype, sms)
+        return Survey(at, weights, mean, forms, *limits, dtype, sms)

@@ -108,11 +108,16 @@ def test_other_products_and_devices_have_no_survey(problem, device):
     assert all(survey.quickest(kernel, problem, device) is None for kernel in KERNELS)
 
 
-def test_a_kernel_that_was_not_measured_is_not_chosen():
+def test_a_form_that_was_not_measured_is_not_chosen():
     problem, kernel = Problem(1001, 999, 777, "f32"), find_kernel("tma_f32_in_place")
-    new = replace(kernel, number=99)
-    assert survey.quickest(kernel, problem, H200) is not None
-    assert list(new.options(problem, H200)) and survey.quickest(new, problem, H200) is None
+    chosen = survey.quickest(kernel, problem, H200)
+    form = kernel.config(chosen[1].as_dict() | {"STAGES": 2})
+    assert not kernel.violations(form, problem, H200)
+    assert survey.form(form) not in survey.survey_of(problem, H200).forms
+    more = [(0.1, form), *kernel.options(problem, H200)]
+    assert survey.quickest(replace(kernel, options=lambda p, d: more), problem, H200) == chosen
+    alone = replace(kernel, options=lambda p, d: more[:1])
+    assert survey.quickest(alone, problem, H200) is None
 
 
 def test_a_kernel_that_is_asked_for_is_measured_beside_others():

@@ -35,7 +35,15 @@ SLUGS = (
     "-BLOCKS2-GROUP8-SPLIT1-STORE3",
     "tma_f32-MB64-NB64-KB16-ROWS8-EARLY1-STRIDE1-TA8-TB8-SLICES2-STAGES4"
     "-BLOCKS3-GROUP8-SPLIT2-STORE3",
+    "tma_f32-MB32-NB64-KB32-ROWS8-EARLY1-STRIDE1-TA4-TB8-SLICES2-STAGES3"
+    "-BLOCKS3-GROUP8-SPLIT1-STORE1",
+    "tma_f32-MB48-NB96-KB32-ROWS8-EARLY1-STRIDE1-TA4-TB12-SLICES4-STAGES3"
+    "-BLOCKS1-GROUP8-SPLIT2-STORE1",
+    "tma_f32-MB96-NB96-KB32-ROWS8-EARLY1-STRIDE1-TA12-TB12-SLICES4-STAGES3"
+    "-BLOCKS1-GROUP8-SPLIT3-STORE3",
 )
+#: Products with a short side that no tile of 64 or 128 rows or columns fills.
+SHORT = Problem(95, 6213, 4262), Problem(4217, 91, 811, "f32", True, True)
 
 
 @pytest.mark.parametrize("slug", SLUGS)
@@ -66,6 +74,16 @@ def test_the_default_obeys_the_rules_of_every_hopper(n):
 def test_products_of_little_k_that_threads_store_have_small_tiles(mnk, blocks):
     config = TMA_F32.default_for(Problem(*mnk), HOPPER)
     assert (config.BLOCKS, config.MB * config.NB <= 128 * 64) == (blocks, blocks == 3)
+
+
+@pytest.mark.parametrize("problem", SHORT, ids=lambda problem: problem.slug)
+@pytest.mark.parametrize("name", ["tma_f32", "tma_f32_in_place"])
+def test_tiles_that_fill_a_short_side_are_compared_and_may_run(name, problem):
+    kernel = find_kernel(name)
+    options = [c for _, c in kernel.options(problem, HOPPER)]
+    narrow = {(c.MB, c.NB) for c in options if 96 in (c.MB, c.NB) or c.MB < 64}
+    allowed = {(c.MB, c.NB) for c in options if not kernel.violations(c, problem, HOPPER)}
+    assert {(48, 96), (96, 64), (96, 96), (128, 96)} <= narrow <= allowed
 
 
 def test_all_layouts_and_sizes_run_one_text():

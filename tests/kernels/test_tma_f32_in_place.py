@@ -31,12 +31,18 @@ SLUGS = (
     "-STORE1",
     f"{NAME}-MB128-NB64-KB16-ROWS8-EARLY1-STRIDE1-TA8-TB8-SLICES1-STAGES3-BLOCKS2-GROUP8-SPLIT1"
     "-STORE3",
+    f"{NAME}-MB32-NB64-KB32-ROWS8-EARLY1-STRIDE1-TA4-TB8-SLICES2-STAGES3-BLOCKS3-GROUP8-SPLIT1"
+    "-STORE1",
+    f"{NAME}-MB48-NB96-KB32-ROWS8-EARLY1-STRIDE1-TA4-TB12-SLICES4-STAGES3-BLOCKS1-GROUP8-SPLIT2"
+    "-STORE1",
+    f"{NAME}-MB96-NB96-KB32-ROWS8-EARLY1-STRIDE1-TA12-TB12-SLICES4-STAGES2-BLOCKS1-GROUP8-SPLIT1"
+    "-STORE3",
 )
 #: Some that the simulator runs: both depths, rows of raw tiles in one box and in two, tiles that 32
-#: lanes cover and one that they do not.
-SIMULATED = (SLUGS[1], SLUGS[2], SLUGS[3])
+#: lanes cover and some that they do not.
+SIMULATED = (SLUGS[1], SLUGS[2], SLUGS[3], SLUGS[8], SLUGS[9])
 #: One of each depth, for small tiles.
-SMALL = SLUGS[1].replace("SPLIT3", "SPLIT1"), SLUGS[2]
+SMALL = SLUGS[1].replace("SPLIT3", "SPLIT1"), SLUGS[2], SLUGS[7]
 
 
 @pytest.mark.parametrize(

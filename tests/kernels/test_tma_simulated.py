@@ -32,6 +32,12 @@ CASES = [
         ("NT", "TN"),
     ),
     (
+        "tma_f32-MB48-NB96-KB32-ROWS8-EARLY1-STRIDE1-TA4-TB12-SLICES4-STAGES2-BLOCKS1-GROUP8-SPLIT2"
+        "-STORE3",
+        "f32",
+        ("NN", "TT"),
+    ),
+    (
         "tma_f64-MB64-NB64-KB16-TA32-TB32-TK16-KI8-DEPTHS1-STAGES3-BLOCKS1-GROUP8-SPLIT2-STORE2",
         "f64",
         ("NN", "TT"),
