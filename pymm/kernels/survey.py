@@ -13,6 +13,7 @@ here. benchmarks/LOG.md says how good the predictions are for products left out 
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -33,10 +34,12 @@ _BEYOND = 1.1
 #: Types that have no survey of their own, because another type's kernels take the same time.
 _SAME_TIMES_AS = {"f16": "bf16"}
 
-#: Of the configurations of a kernel those are compared that its model expects to take at most so
-#: many times as long as the quickest, and at most so many (of 160 products, twice as many and 1.6
-#: times changed no choice).
-_WITHIN, _COMPARED = 1.35, 32
+#: Of a kernel's configurations, those are compared that its model expects to take at most this many
+#: times as long as the quickest; of 160 products, 1.6 changed no choice.
+_WITHIN = 1.35
+
+#: At most so many are compared; of 160 products, twice as many changed no choice.
+_COMPARED = 32
 
 #: The parameters of a configuration in a file of a survey; 1 for those that a kernel lacks.
 PARAMETERS = "MB", "NB", "KB", "TA", "TB", "STAGES", "BLOCKS", "SLICES", "CLUSTER", "STORE", "SPLIT"
@@ -124,25 +127,26 @@ def quickest(kernel: Kernel, problem: Problem, device: Device) -> tuple[float, C
     configuration. Forms that were never measured do not count. None where the survey does not cover
     the product, and if no configuration that counts may run.
     """
-    if kernel.options is None or not kernel.runs_on(device) or not covers(problem, device):
-        return None
     survey = survey_of(problem, device)
-    if survey is None:
+    if survey is None or not covers(problem, device):
+        return None
+    if kernel.options is None or not kernel.runs_on(device):
         return None
     expected: dict[Config, float] = {}
+    limit = math.inf
     for time, config in sorted(kernel.options(problem, device), key=lambda option: option[0]):
-        if form(config) in survey.forms:
-            expected.setdefault(config, time)
-    limit = _WITHIN * min(expected.values(), default=0.0)
-    configs = [config for config, time in expected.items() if time <= limit][:_COMPARED]
-    if not configs:
+        if time > limit or len(expected) == _COMPARED:
+            break
+        known = config in expected or form(config) not in survey.forms
+        if not known and not kernel.violations(config, problem, device):
+            expected[config] = time
+            limit = min(limit, _WITHIN * time)
+    if not expected:
         return None
-    corrected = np.exp(survey.corrections(problem, configs))
-    times = corrected * [expected[config] for config in configs]
-    for at in np.argsort(times, kind="stable"):
-        if not kernel.violations(configs[at], problem, device):
-            return float(times[at]), configs[at]
-    return None
+    corrections = np.exp(survey.corrections(problem, list(expected)))
+    times = dict(zip(expected, corrections * list(expected.values()), strict=True))
+    config = min(times, key=times.__getitem__)
+    return float(times[config]), config
 
 
 def row(problem: Problem, config: Config) -> list[int]:
