@@ -5,6 +5,7 @@ nothing is tuned (pymm/kernels/survey.py).
     python benchmarks/survey.py measure --products 60 --seed 32 --kernels tma_f32_in_place
     python benchmarks/survey.py measure --products 24 --seed 35 --deepest 100 --more 48
     python benchmarks/survey.py measure --products 60 --seed 36 --weights
+    python benchmarks/survey.py measure --kernels pipelined --again
     python benchmarks/survey.py fit
     python benchmarks/survey.py fit --left-out 5
     python benchmarks/survey.py scales --seconds 600
@@ -16,9 +17,11 @@ measured for which one of these kernels offers configurations: the four that its
 quickest, and the four quickest of all other kernels. So a new kernel gets times, without which
 `matmul` does not choose it. `--deepest K` draws k between 32 and K. `--weights` draws what language
 models multiply, in bfloat16: 16 to 8192 rows, n and k between 512 and 32768, multiples of 64 to
-2048. The rows are appended to benchmarks/surveys/DEVICE.csv. 120 products take an H200 with 16
-cores four minutes, nearly all of it for compiling; so `--more N` draws N others, of which those
-configurations are measured that are compiled by then.
+2048. `--again` draws nothing: what the file has of these kernels is measured again, as it should be
+when one was changed; the newest time of a configuration counts. The rows are appended to
+benchmarks/surveys/DEVICE.csv. 120 products take an H200 with 16 cores four minutes, nearly all of
+it for compiling; so `--more N` draws N others, of which those configurations are measured that are
+compiled by then.
 
 `fit` writes tuning_configs/DEVICE.survey.npz from that file; it needs no GPU. Run it when the file,
 a kernel's `options` or what its model expects has changed. With `--left-out N` it writes nothing:
@@ -35,7 +38,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +62,7 @@ from pymm.kernels import (  # noqa: E402
     parse_slug,
     survey,
 )
-from pymm.kernels.source import Source, render  # noqa: E402
+from pymm.kernels.source import render  # noqa: E402
 from pymm.measure.precompile import Precompiler  # noqa: E402
 from pymm.measure.quick_check import OperandPool  # noqa: E402
 from pymm.measure.results import SURVEY  # noqa: E402
@@ -162,6 +165,7 @@ def _parser() -> argparse.ArgumentParser:
             add("--dtypes", default=",".join(DTYPES), help="of random products (%(default)s)")
             add("--more", type=int, default=0, metavar="N", help="others of what is compiled")
             add("--kernels", default="", help="measure these kernels, with commas between")
+            add("--again", action="store_true", help="what the file has of --kernels")
             add("--commit", default=commit(), help="what rows say of pymm's commit")
             continue
         add("--device", choices=tuple(DEVICES), default="nvidia-h200")
@@ -268,7 +272,8 @@ def measure(given: argparse.Namespace, kernels: Sequence[Kernel]) -> int:
     device, pool = backend.device, OperandPool(backend)
     path = given.csv or results(device.slug)
     SURVEY.begun(path)
-    chosen, sources = _chosen(given, kernels, device)
+    chosen = _again(kernels, device) if given.again else _chosen(given, kernels, device)
+    sources = {render(config, problem) for problem, configs in chosen.items() for config in configs}
     with Precompiler(backend) as compilers:
         wait([compilers.submit(source) for source in sources])
     environment = Environment.of(device, backend.toolchain)
@@ -293,8 +298,8 @@ def measure(given: argparse.Namespace, kernels: Sequence[Kernel]) -> int:
 
 def _chosen(
     given: argparse.Namespace, kernels: Sequence[Kernel], device: Device
-) -> tuple[dict[Problem, list[Config]], list[Source]]:
-    """The configurations to measure of each random product, and their sources."""
+) -> dict[Problem, list[Config]]:
+    """The configurations to measure of each random product."""
     generator, count = random.Random(given.seed), given.products + given.more
     groups = (
         [[problem] for problem in draw_weights(count, given.seed)]
@@ -302,27 +307,43 @@ def _chosen(
         else draw(count, given.seed, given.deepest, given.dtypes.split(","))
     )
     chosen: dict[Problem, list[Config]] = {}
-    sources: dict[str, Source] = {}
-    for at, problem in ((at, problem) for at, group in enumerate(groups) for problem in group):
-        if not kernels or options(problem, device, kernels):
-            among = sources if at >= given.products else None
+    compiled: set[str] = set()
+    for at, group in enumerate(groups):
+        for problem in group:
+            if kernels and not options(problem, device, kernels):
+                continue
+            among = compiled if at >= given.products else None
             chosen[problem] = promising(problem, device, generator, kernels, among)
-            rendered = (render(config, problem) for config in chosen[problem])
-            sources |= {source.key: source for source in rendered}
-    return chosen, list(sources.values())
+            compiled |= {render(config, problem).key for config in chosen[problem]}
+    return chosen
+
+
+def _again(kernels: Sequence[Kernel], device: Device) -> dict[Problem, list[Config]]:
+    """What the device's file has of these kernels and may still run."""
+    found: dict[Problem, list[Config]] = {}
+    for problem, config, _ in measurements(results(device.slug)):
+        if config.kernel in kernels and config not in found.setdefault(problem, []):
+            found[problem].append(config)
+    for problem, configs in found.items():
+        known = options(problem, device, kernels, configs)
+        configs[:] = [config for config in configs if config in known]
+    return found
 
 
 # Fitting
 
 
-def read(path: Path, dtype: str, device: Device) -> Measured:
-    """The times of one type, of configurations that are still among the options."""
-    times: dict[tuple[Problem, Config], list[float]] = {}
+def measurements(path: Path) -> Iterator[tuple[Problem, Config, float]]:
+    """Product, configuration and microseconds of each row of a file."""
     for row in SURVEY.rows(path, ("us",)):
-        if row["dtype"] == dtype:
-            trans = (letter == "T" for letter in row["layout"])
-            problem = Problem(*(int(row[axis]) for axis in "mnk"), dtype, *trans)
-            times.setdefault((problem, parse_slug(row["config"])), []).append(float(row["us"]))
+        trans = (letter == "T" for letter in row["layout"])
+        problem = Problem(*(int(row[axis]) for axis in "mnk"), row["dtype"], *trans)
+        yield problem, parse_slug(row["config"]), float(row["us"])
+
+
+def read(path: Path, dtype: str, device: Device) -> Measured:
+    """The newest times of one type, of configurations that are still among the options."""
+    times = {(p, config): us for p, config, us in measurements(path) if p.dtype == dtype}
     measured: dict[Problem, set[Config]] = {}
     for problem, config in times:
         measured.setdefault(problem, set()).add(config)
@@ -335,7 +356,7 @@ def read(path: Path, dtype: str, device: Device) -> Measured:
     return Measured(
         np.array([survey.row(p, c) for p, c in kept]),
         np.array([known[p][c] for p, c in kept]),
-        np.array([float(np.median(times[pair])) for pair in kept]),
+        np.array([times[pair] for pair in kept]),
         np.array([order[p] for p, _ in kept]),
     )
 

@@ -16,52 +16,62 @@ struct StagedTile {
                       IN_LINE * LINES % THREADS == 0,
                   "threads share the pieces of both tiles evenly");
 
-    const REAL* source;  // the thread's first piece at k = 0
-    long long ld;
-    unsigned line, at;       // offset of that piece within the tile
-    unsigned lines, length;  // of the matrix, from this tile's start; k counts from 0
-    Piece pieces[K_MAJOR ? PIECES : 1];
+    // One tile on its way through the registers of a thread.
+    struct Pieces {
+        Piece of[K_MAJOR ? PIECES : 1];
+    };
 
+    const REAL* source;     // the thread's first piece of the next tile to fetch
+    long long apart, step;  // from its line to that of its next piece, from tile to tile: elements
+    int lines, length;      // of the matrix, from that piece on
+    unsigned at;            // where the piece goes in a stage
+
+    // The tiles that begin at line or column `first` of the matrix and, along k, at `begin`.
     __device__ __forceinline__ StagedTile(const REAL* X, long long ld, unsigned first,
-                                          unsigned outer, int k, unsigned thread)
-        : ld(ld), line(thread / IN_LINE), at(thread % IN_LINE * PIECE) {
-        source = X + (K_MAJOR ? (first + line) * ld + at : line * ld + first + at);
-        lines = K_MAJOR ? outer - first : k;
-        length = K_MAJOR ? k : outer - first;
+                                          unsigned outer, unsigned begin, unsigned k,
+                                          unsigned thread)
+        : apart((THREADS > IN_LINE ? THREADS / IN_LINE : 1) * ld), step(K_MAJOR ? KB : KB * ld) {
+        const unsigned line = thread / IN_LINE, along = thread % IN_LINE * PIECE;
+        source = X + (K_MAJOR ? (first + line) * ld + begin + along
+                              : (begin + line) * ld + first + along);
+        lines = (K_MAJOR ? outer - first : k - begin) - line;
+        length = (K_MAJOR ? k - begin : outer - first) - along;
+        at = K_MAJOR ? along * PITCH + line : line * PITCH + along;
     }
 
-    // Ask for the tile that begins at k0. CHECKED: it may stick out of the matrix.
+    // Ask for the next tile. CHECKED: it may stick out of the matrix.
     template <bool CHECKED>
-    __device__ __forceinline__ void fetch(REAL* tile, unsigned k0, AsyncCopies& copies) {
-        const REAL* from = source + (K_MAJOR ? k0 : k0 * ld);
+    __device__ __forceinline__ void fetch(REAL* tile, Pieces& pieces, AsyncCopies& copies) {
+        const REAL* line = source;
 #pragma unroll
         for (int i = 0; i < PIECES; i++) {
             const int down = i * THREADS / IN_LINE, along = i * THREADS % IN_LINE * PIECE;
-            const bool inside = !CHECKED || (line + down + (K_MAJOR ? 0 : k0) < lines &&
-                                             at + along + (K_MAJOR ? k0 : 0) < length);
-            const REAL* piece = from + down * ld + along;
+            const bool inside = !CHECKED || (down < lines && along < length);
+            if (i > 0 && along == 0) line += apart;
             if constexpr (K_MAJOR) {
                 if (inside) {
-                    pieces[i] = *reinterpret_cast<const Piece*>(piece);
+                    pieces.of[i] = *reinterpret_cast<const Piece*>(line + along);
                 } else {
-                    pieces[i] = Piece{};
+                    pieces.of[i] = Piece{};
                 }
             } else {
-                copies.copy<PIECE * sizeof(REAL)>(tile + (line + down) * PITCH + at + along,
-                                                  inside ? piece : source, inside);
+                copies.copy<PIECE * sizeof(REAL)>(tile + at + (down * PITCH + along), line + along,
+                                                  inside);
             }
         }
+        source += step;
+        (K_MAJOR ? length : lines) -= KB;
     }
 
-    // Store what `fetch` holds in registers.
-    __device__ __forceinline__ void put(REAL* tile) {
+    // Store what `fetch` left in registers.
+    __device__ __forceinline__ void put(REAL* tile, const Pieces& pieces) {
         if constexpr (K_MAJOR) {
 #pragma unroll
             for (int i = 0; i < PIECES; i++) {
                 const int down = i * THREADS / IN_LINE, along = i * THREADS % IN_LINE * PIECE;
 #pragma unroll
                 for (int x = 0; x < PIECE; x++)
-                    tile[(at + along + x) * PITCH + line + down] = pieces[i].x[x];
+                    (tile + at)[(along + x) * PITCH + down] = pieces.of[i].x[x];
             }
         }
     }

@@ -76,6 +76,10 @@ _FORMS = (
     (dict(MB=64, NB=192, TA=64, TB=64, STAGES=6, GROUP=1), 0.25, 0.27, 0.35),
     (dict(MB=128, NB=256, KB=32, TA=64, TB=128, STAGES=6, GROUP=1), 0.65, 0.65, 1.9),
     (dict(MB=256, NB=192, KB=32, TA=128, TB=192, STAGES=6), 0.96, 0.95, 3.3),
+)
+
+#: The same for few rows or columns. A survey chooses from them for all products of few tiles, too.
+_NARROW = (
     (dict(MB=16, NB=64, TA=64, TB=64, STAGES=16), 0.14, 0.165, 0.05),
     (dict(MB=32, NB=64, TA=64, TB=64, STAGES=16), 0.145, 0.17, 0.1),
     (dict(MB=64, NB=16, KB=128, TA=64, TB=64, STAGES=8), 0.14, 0.165, 0.05),
@@ -169,6 +173,8 @@ def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
     """Every form, and those that only a survey chooses from."""
     few_steps = p.k <= _SHALLOW[-1][0] and _by_threads(p)
     more = (*_LARGE_PAIRS, *_WIDE * (p.m <= 128), *_FEW_STEPS * few_steps)
+    if tiles_in(p, 64, 64) * p.batch <= d.sms:
+        more += _NARROW
     for form, parts in (*_forms(p, d), *((form, 1) for form in more)):
         config = WGMMA.config(_given(form, parts, p, d))
         yield _LAUNCH + repacking_us(p) + _microseconds(form, parts, p, d), config
@@ -186,7 +192,7 @@ def _unaligned(p: Problem) -> bool:
 
 def _forms(p: Problem, d: Device) -> Iterator[tuple[tuple, int]]:
     """Every form, whole and with as many parts of k as fill the device once or twice."""
-    for form in _FORMS:
+    for form in (*_FORMS, *_NARROW):
         mb, nb = form[0]["MB"], form[0]["NB"]
         if mb < 64 and p.m > mb or nb < 64 and p.n > nb or not _competes(form[0], p):
             continue
