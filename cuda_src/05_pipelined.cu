@@ -6,8 +6,9 @@
 //     step s      | fetch tile s + STAGES - 1 |  multiply tile s           | barrier | step s + 1
 //     row p of s  |  read the fragments of row p + 1   | TA x TB multiply-adds of row p |
 //
-// - Tiles come by cp.async, past the registers. A tile that is K-major (A stored by rows) is read
-//   16 bytes at a time and transposed while copied to shared memory (common/staged_tile.cuh).
+// - Tiles come by cp.async, past the registers. A tile that is K-major (A stored by rows) is
+//   transposed by it, an element at a time (common/staged_tile.cuh). Read into registers 16 bytes
+//   at a time and stored from there, it took up to 13 % longer.
 // - Fragments are read one row ahead, the first of the next tile before the last of this one is
 //   multiplied: no warp waits for shared memory after the barrier.
 // - A warp owns a compact tile, LANES x 32/LANES threads. Its fragments are 16-byte vectors that
@@ -71,15 +72,13 @@ static_assert(32 % LANES == 0 && MB % (TA * LANES) == 0 && NB % (TB * LANES_N) =
 static_assert(TA % VECTOR == 0 && TB % VECTOR == 0, "fragments are made of 16-byte vectors");
 static_assert(STAGES >= 2 && KB >= 2, "a tile is fetched while another is used: STAGES, KB >= 2");
 
-using TileA = StagedTile<!TRANS_A, MB, THREADS>;
-using TileB = StagedTile<TRANS_B, NB, THREADS>;
-
-// Whether C is stored by way of shared memory: rows of all lanes go there, and from there the lanes
-// store neighbours, where vectors are too wide for rows that start anywhere.
+// Whether C is stored by way of shared memory: one row of each lane at a time goes there, and from
+// there the lanes store neighbours, where vectors are too wide for rows that start anywhere.
 constexpr bool BY_ROWS = PIECE < VECTOR;
 constexpr int WIDE = TB * LANES_N;  // columns of a warp's tile
-constexpr int ROOM = STAGES * (TileA::ELEMENTS + TileB::ELEMENTS) / (THREADS * TB);  // for rows
-constexpr int TOGETHER = ROOM < 2 ? 1 : ROOM < VECTOR ? 2 : VECTOR;  // of each lane
+
+using TileA = StagedTile<!TRANS_A, MB, THREADS>;
+using TileB = StagedTile<TRANS_B, NB, THREADS>;
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     gemm(int m, int n, int k, REAL alpha, const REAL* __restrict__ A, long long lda,
@@ -109,32 +108,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         TileB tile_b(B + blockIdx.z * batch_b, ldb, j0, n, begin * KB, k, thread);
         // Only tiles on the edges of the matrices have anything to check.
         const bool inner = i0 + MB <= m && j0 + NB <= n;
-        const auto fetch = [&](int stage, unsigned step, auto& pieces_a, auto& pieces_b) {
+        const auto fetch = [&](int stage, unsigned step) {
             REAL* const a = As + stage * TileA::ELEMENTS;
             REAL* const b = Bs + stage * TileB::ELEMENTS;
             if (!GUARDED || (inner && (begin + step + 1) * KB <= k)) {
-                tile_a.fetch<false>(a, pieces_a, copies);
-                tile_b.fetch<false>(b, pieces_b, copies);
+                tile_a.fetch<false>(a, copies);
+                tile_b.fetch<false>(b, copies);
             } else {
-                tile_a.fetch<true>(a, pieces_a, copies);
-                tile_b.fetch<true>(b, pieces_b, copies);
+                tile_a.fetch<true>(a, copies);
+                tile_b.fetch<true>(b, copies);
             }
         };
-        const auto put = [&](int stage, const auto& pieces_a, const auto& pieces_b) {
-            tile_a.put(As + stage * TileA::ELEMENTS, pieces_a);
-            tile_b.put(Bs + stage * TileB::ELEMENTS, pieces_b);
-        };
-        {  // the first tiles: all are asked for before any is waited for
-            TileA::Pieces pieces_a[STAGES - 1];
-            TileB::Pieces pieces_b[STAGES - 1];
 #pragma unroll
-            for (int stage = 0; stage < STAGES - 1; stage++) {
-                if (stage < steps) fetch(stage, stage, pieces_a[stage], pieces_b[stage]);
-                copies.commit();
-            }
-#pragma unroll
-            for (int stage = 0; stage < STAGES - 1; stage++)
-                if (stage < steps) put(stage, pieces_a[stage], pieces_b[stage]);
+        for (int stage = 0; stage < STAGES - 1; stage++) {
+            if (stage < steps) fetch(stage, stage);
+            copies.commit();
         }
         copies.wait<STAGES - 2>();
         __syncthreads();
@@ -143,20 +131,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         read_fragment<TA, LANES>(a[0], row_a);
         read_fragment<TB, LANES_N>(b[0], row_b);
         int reading = 0, writing = STAGES - 1;
-        TileA::Pieces next_a;
-        TileB::Pieces next_b;
         // Where the second half of the last tile is past the end of k, only the first is
         // multiplied. Not of doubles, which nvcc spills then.
         const bool half =
             GUARDED && sizeof(REAL) == 4 && end == all && (k - 1) % KB < KB / 2;
 #pragma unroll 1
         for (int step = 0; step < steps; step++) {
-            const bool more = step + STAGES - 1 < steps;
 #pragma unroll
             for (int p = 0; p < KB; p++) {
                 if (p == KB / 2 && half && step + 1 == steps) break;
                 if (p == KB - 1) {  // the next tile, whose first row is read now, must be there
-                    if (more) put(writing, next_a, next_b);
                     copies.wait<STAGES - 2>();
                     __syncthreads();
                     reading = reading + 1 == STAGES ? 0 : reading + 1;
@@ -169,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                     read_fragment<TB, LANES_N>(b[(p + 1) % 2], row_b + (p + 1) % KB * TileB::PITCH);
                 }
                 if (p == 0) {  // every warp has left the tile that is overwritten
-                    if (more) fetch(writing, step + STAGES - 1, next_a, next_b);
+                    if (step + STAGES - 1 < steps) fetch(writing, step + STAGES - 1);
                     copies.commit();
                 }
                 add_outer_product(sum, a[p % 2], b[p % 2]);
@@ -180,30 +164,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     C += blockIdx.z * batch_c;
     if constexpr (BY_ROWS) {
         __syncthreads();  // no warp reads a tile any more
-        REAL* const rows = As + warp * (TOGETHER * LANES * WIDE);
+        REAL* const rows = As + warp * (LANES * WIDE);
         REAL* const own = rows + lane / LANES_N * WIDE + lane % LANES_N * VECTOR;
         const unsigned first = i0 + warp / WARPS_N * (TA * LANES);
         const unsigned left = j0 + warp % WARPS_N * WIDE;
 #pragma unroll
-        for (int i = 0; i < TA; i += TOGETHER) {
+        for (int i = 0; i < TA; i++) {
 #pragma unroll
-            for (int t = 0; t < TOGETHER; t++)
-#pragma unroll
-                for (int j = 0; j < TB; j += VECTOR)
-                    *reinterpret_cast<Vector*>(own + t * (LANES * WIDE) + j * LANES_N) =
-                        *reinterpret_cast<const Vector*>(sum[i + t] + j);
+            for (int j = 0; j < TB; j += VECTOR)
+                *reinterpret_cast<Vector*>(own + j * LANES_N) =
+                    *reinterpret_cast<const Vector*>(sum[i] + j);
             __syncwarp();
 #pragma unroll
-            for (int t = 0; t < TOGETHER; t++)
-#pragma unroll
-                for (unsigned e = lane; e < LANES * WIDE; e += 32) {
-                    const unsigned down = (i + t) / VECTOR * LANES + e / WIDE;  // vectors of rows
-                    const unsigned row = first + down * VECTOR + (i + t) % VECTOR;
-                    const unsigned column = left + e % WIDE;
-                    if ((!GUARDED || (row < m && column < n)) && is_stored(row, column))
-                        store(C + row * ldc + column, alpha, rows[t * (LANES * WIDE) + e],
-                              beta EPILOGUE_AT(row, column));
-                }
+            for (unsigned e = lane; e < LANES * WIDE; e += 32) {
+                const unsigned row = first + (i / VECTOR * LANES + e / WIDE) * VECTOR + i % VECTOR;
+                const unsigned column = left + e % WIDE;
+                if ((!GUARDED || (row < m && column < n)) && is_stored(row, column))
+                    store(C + row * ldc + column, alpha, rows[e], beta EPILOGUE_AT(row, column));
+            }
             __syncwarp();
         }
     } else {
