@@ -60,8 +60,7 @@ def _padding(c: Config, p: Problem, alignment: int) -> int:
 
 def _registers(c: Config, p: Problem) -> int:
     """Registers of a thread: accumulators, two fragments of A and of B, and 24 for the rest (nvcc
-    13.0 keeps 8 x 8 of floats in 128 registers without spilling, but for 128 x 256 x 32 with a
-    transposed B, which spills 88 bytes).
+    13.0 keeps 8 x 8 of floats in 128 registers without spilling).
     """
     return (c.TA * c.TB + 2 * (c.TA + c.TB)) * words(p) + 24
 
@@ -107,6 +106,7 @@ _FORMS = (
     (64, 64, 16, 8, 4, 4, 3, 4),
     (32, 64, 16, 8, 4, 4, 3, 6),
     (64, 64, 8, 8, 8, 4, 3, 4),
+    (64, 64, 8, 8, 8, 4, 3, 8),
     (64, 128, 8, 8, 8, 4, 3, 3),
     (128, 64, 8, 8, 8, 4, 3, 3),
     (64, 32, 16, 8, 4, 4, 3, 6),
@@ -115,10 +115,6 @@ _FORMS = (
     (128, 32, 32, 4, 4, 4, 4, 2),
     (32, 64, 32, 4, 4, 4, 4, 4),
 )
-
-#: One more for an A that is stored as k x m. One that is stored as m x k is transposed while it is
-#: copied, which takes registers, so that the sums would spill.
-_EIGHT_BLOCKS = (64, 64, 8, 8, 8, 4, 3, 8)
 
 #: Registers that nvcc takes for so many sums of a thread, where BLOCKS allows it.
 _USED = {16: 128, 32: 128, 64: 168, 128: 255}
@@ -175,7 +171,7 @@ def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
     if p.dtype != "f32":
         return
     names = ("MB", "NB", "KB", "TA", "TB", "LANES", "STAGES", "BLOCKS")
-    for form, parts in itertools.product([*_FORMS, *[_EIGHT_BLOCKS] * p.trans_a], _SPLITS):
+    for form, parts in itertools.product(_FORMS, _SPLITS):
         if parts == 1 or p.k >= 2 * form[2] * parts:
             given = dict(zip(names, form, strict=True)) | dict(GROUP=8, SPLIT=parts)
             config = PIPELINED.config(given)
@@ -212,8 +208,7 @@ def _heuristic(p: Problem, d: Device) -> dict[str, int]:
 
 def _of_batch(p: Problem, d: Device) -> dict[str, int]:
     names = ("MB", "NB", "KB", "TA", "TB", "STAGES", "BLOCKS")
-    # the registers of the largest tile do not suffice for a transposed B
-    forms = [dict(zip(names, f, strict=True)) for f in _BATCH_FORMS if f[1] < 256 or not p.trans_b]
+    forms = [dict(zip(names, form, strict=True)) for form in _BATCH_FORMS]
     configs = [PIPELINED.config(form | dict(LANES=4, GROUP=8, SPLIT=1)) for form in forms]
     fitting = (c for c in configs if not PIPELINED.violations(c, p, d))
     best = min(fitting, key=lambda c: _microseconds(c, p, d), default=None)

@@ -171,11 +171,14 @@ def repacking_us(p: Problem) -> float:
 
 def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
     """Every form, and those that only a survey chooses from."""
-    few_steps = p.k <= _SHALLOW[-1][0] and _by_threads(p)
-    more = (*_LARGE_PAIRS, *_WIDE * (p.m <= 128), *_FEW_STEPS * few_steps)
+    more = list(_LARGE_PAIRS)
+    if p.m <= 128 or p.n <= 256:
+        more += _WIDE
+    if p.k <= _SHALLOW[-1][0] and _by_threads(p):
+        more += _FEW_STEPS
     if tiles_in(p, 64, 64) * p.batch <= d.sms:
         more += _NARROW
-    for form, parts in (*_forms(p, d), *((form, 1) for form in more)):
+    for form, parts in (*_forms(p, d), *((f, n) for f in more for n in _parts(f, p, d))):
         config = WGMMA.config(_given(form, parts, p, d))
         yield _LAUNCH + repacking_us(p) + _microseconds(form, parts, p, d), config
 
@@ -191,17 +194,20 @@ def _unaligned(p: Problem) -> bool:
 
 
 def _forms(p: Problem, d: Device) -> Iterator[tuple[tuple, int]]:
-    """Every form, whole and with as many parts of k as fill the device once or twice."""
+    """Every form that competes, with the parts of k to consider."""
     for form in (*_FORMS, *_NARROW):
         mb, nb = form[0]["MB"], form[0]["NB"]
-        if mb < 64 and p.m > mb or nb < 64 and p.n > nb or not _competes(form[0], p):
-            continue
-        most = p.k // (4 * 64)
-        for full in (1, 2):
-            parts = min(most, full * d.sms // _count(form, p))
-            if parts > 1:
-                yield form, parts
-        yield form, 1
+        if not (mb < 64 and p.m > mb or nb < 64 and p.n > nb) and _competes(form[0], p):
+            yield from ((form, parts) for parts in _parts(form, p, d))
+
+
+def _parts(form: tuple, p: Problem, d: Device) -> Iterator[int]:
+    """As many parts of k as fill the device once or twice, and one."""
+    for full in (1, 2):
+        parts = min(p.k // (4 * 64), full * d.sms // _count(form, p))
+        if parts > 1:
+            yield parts
+    yield 1
 
 
 def _competes(given: dict[str, int], p: Problem) -> bool:
