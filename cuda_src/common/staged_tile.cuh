@@ -14,7 +14,7 @@ struct StagedTile {
     static constexpr int IN_LINE = LINE / MOVED, COPIES = IN_LINE * LINES / THREADS;  // of a thread
     static_assert(LINE % MOVED == 0 && (THREADS % IN_LINE == 0 || IN_LINE % THREADS == 0) &&
                       IN_LINE * LINES % THREADS == 0,
-                  "threads share the copies of both tiles evenly");
+                  "threads share the pieces of both tiles evenly");
 
     const REAL* source;     // what the thread copies first of the next tile
     long long apart, step;  // from its line to that of its next copy, from tile to tile: elements

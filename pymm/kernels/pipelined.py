@@ -25,21 +25,18 @@ from pymm.kernels.simt import words
 from pymm.kernels.tiles import tiles, workspace_bytes
 
 
-def _vectors_are_shared(c: Config, p: Problem) -> bool:
-    """True if the threads share both tiles evenly, whether they copy 16 bytes at a time or one
-    element.
+def _copies_are_shared(c: Config, p: Problem) -> bool:
+    """True if the threads share both tiles evenly. A tile that is K-major is copied an element at a
+    time, another one 16 bytes at a time or, for rows that start anywhere, an element.
     """
-    threads = c.kernel.threads(c)
-    lines = (
-        (c.MB, c.KB) if p.trans_a else (c.KB, c.MB),
-        (c.KB, c.NB) if p.trans_b else (c.NB, c.KB),
-    )
-    for size in (p.numpy_dtype.itemsize, 16):
-        for length, count in lines:
-            vectors = length * p.numpy_dtype.itemsize // size
-            if not vectors or vectors * count % threads:
+    threads, size = c.kernel.threads(c), p.numpy_dtype.itemsize
+    for outer, k_major in ((c.MB, not p.trans_a), (c.NB, p.trans_b)):
+        length, count = (c.KB, outer) if k_major else (outer, c.KB)
+        for nbytes in (size,) if k_major else (size, 16):
+            copies = length * size // nbytes
+            if not copies or copies * count % threads:
                 return False
-            if threads % vectors and vectors % threads:
+            if threads % copies and copies % threads:
                 return False
     return True
 
@@ -125,7 +122,7 @@ _SPLITS, _DEEPEST, _DOUBT = (1, 2, 4, 8), 800, 1.05
 
 
 class _Single(NamedTuple):
-    """Of the expected time, fitted to 333 times on one H200 (benchmarks/LOG.md): microseconds of a
+    """Of the expected time, fitted to 1885 times on one H200 (benchmarks/LOG.md): microseconds of a
     launch; clocks of a multiprocessor for 128 multiply-adds, for an instruction of a warp that
     copies, for 32 elements of a K-major operand, for 128 elements of C; warps that hide the latency
     of what they do, and the power by which fewer are slower; part of the shorter of computing and
@@ -133,16 +130,16 @@ class _Single(NamedTuple):
     elements of it.
     """
 
-    launch: float = 4.86
-    issue: float = 1.226
-    copy: float = 1.717
-    turn: float = 2.217
-    stored: float = 23.93
-    warps: float = 8.296
-    fewer: float = 0.767
-    overlap: float = 0.647
-    adding: float = 1.504
-    part: float = 0.125
+    launch: float = 4.9
+    issue: float = 1.247
+    copy: float = 2.886
+    turn: float = 1.662
+    stored: float = 5.98
+    warps: float = 8.44
+    fewer: float = 0.514
+    overlap: float = 0.848
+    adding: float = 1.124
+    part: float = 0.095
 
 
 _RATES = _Single()
@@ -289,7 +286,7 @@ PIPELINED = Kernel(
         THREADS_FIT,
         Rule(
             "threads share the pieces of both tiles evenly",
-            lambda c, p, d: _vectors_are_shared(c, p),
+            lambda c, p, d: _copies_are_shared(c, p),
         ),
         *SPLIT_RULES,
         STAGES_FIT,
