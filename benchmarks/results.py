@@ -27,6 +27,7 @@ from populations import populations  # noqa: E402
 from symmetric import beside_gemm, transposes  # noqa: E402
 
 from pymm.core import inputs  # noqa: E402
+from pymm.core.dtypes import DTYPES  # noqa: E402
 from pymm.core.shapes import SYMMETRIC, class_problems, is_population  # noqa: E402
 from pymm.measure import results as schemas  # noqa: E402
 
@@ -142,7 +143,7 @@ def page() -> str:
     rows = latest(row for row in everything if not is_population(row["class"]))
     if not rows:
         raise inputs.BadInput(f"{FILE}, line 1: no row; {COMMAND}")
-    lines = document(rows)
+    lines = document(rows, latest(row for row in everything if row["triton_us"]))
     if drawn := latest(row for row in everything if is_population(row["class"])):
         path = POPULATIONS if POPULATIONS.exists() else FILE
         lines += ["", *populations(drawn, str(path.relative_to(ROOT)))]
@@ -240,8 +241,8 @@ def latest(rows: Iterable[Row]) -> list[Row]:
     return list(found.values())
 
 
-def document(rows: Sequence[Row]) -> list[str]:
-    """The lines of RESULTS.md."""
+def document(rows: Sequence[Row], with_triton: Sequence[Row] = ()) -> list[str]:
+    """The lines about the classes; `with_triton` are the last rows that have a time of Triton's."""
     times = [row["time"] for row in rows]
     kinds = {(r["device"], r["driver"], r["compiler"], r["pymm"]) for r in rows}
     machines = "; ".join(
@@ -254,7 +255,7 @@ def document(rows: Sequence[Row]) -> list[str]:
         "# Every class of products beside cuBLAS",
         "",
         "Written by `python benchmarks/results.py` from "
-        f"`{FILE.relative_to(ROOT)}`, which holds one run of",
+        f"`{FILE.relative_to(ROOT)}`, the last row of each product that was written by",
         f"`{COMMAND}`.",
         "",
         f"{machines}. Measured from {min(times)} to {max(times)}; "
@@ -270,7 +271,7 @@ def document(rows: Sequence[Row]) -> list[str]:
         "## Classes",
         "",
         *classes(rows),
-        *beside_triton(rows),
+        *beside_triton(with_triton),
         "",
         "## Products",
         "",
@@ -289,7 +290,7 @@ def classes(rows: Sequence[Row]) -> list[str]:
         "| type | class | floor | goal | " + " | ".join(LAYOUTS) + " | NN | transposed |",
         "|---|---|--:|--:|" + "--:|" * len(LAYOUTS) + "---|---|",
     ]
-    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+    for dtype in sorted({row["dtype"] for row in rows}, key=list(DTYPES).index):
         of_type = [row for row in rows if row["dtype"] == dtype]
         for name in dict.fromkeys(row["class"] for row in of_type):
             goals = GOALS.get(dtype, {}) | SYMMETRIC_GOALS.get(dtype, {})

@@ -93,11 +93,16 @@ LEAST, GREATEST, MOST_FLOPS = 32, 8192, 1e11
 ROWS, WEIGHTS, MOST_OF_WEIGHTS = (16, 8192), (512, 32768), 1e12
 UNITS = 64, 128, 256, 512, 1024, 2048
 
-#: Configurations of a product, and of one of more than MANY_FLOPS; how many of them are drawn from
-#: the OF quickest by the models alone; most expected time of the others, relative to the least.
-MOST, FEWER, MANY_FLOPS, AT_RANDOM, OF, WITHIN = 8, 5, 3e10, 2, 14, 1.3
+#: Configurations of a product, and of one of more than MANY_FLOPS.
+MOST, FEWER, MANY_FLOPS = 8, 5, 3e10
 
-#: Configurations of each kernel that is asked for, and of all others beside them.
+#: So many of them are drawn at random from so many that are quickest by the models alone.
+AT_RANDOM, OF = 2, 14
+
+#: The most expected time of the others, relative to the least.
+WITHIN = 1.3
+
+#: With `--kernels`: configurations of each of these kernels, and of all others together.
 OF_EACH, BESIDE = 4, 4
 
 #: Times of each.
@@ -158,12 +163,18 @@ def _parser() -> argparse.ArgumentParser:
         add = commands.add_parser(name).add_argument
         add("--csv", type=Path, help="the file of times (default: that of the device's results)")
         if name == "measure":
-            add("--products", type=int, default=120, help="how many (default: 120)")
+            add("--products", type=int, default=120, help="how many to draw (default: 120)")
             add("--seed", type=int, default=1, help="what they are drawn from (default: 1)")
             add("--deepest", type=int, default=GREATEST, help="largest k (default: %(default)s)")
             add("--weights", action="store_true", help="products of language models")
             add("--dtypes", default=",".join(DTYPES), help="of random products (%(default)s)")
-            add("--more", type=int, default=0, metavar="N", help="others of what is compiled")
+            add(
+                "--more",
+                type=int,
+                default=0,
+                metavar="N",
+                help="draw N others, for what is compiled then",
+            )
             add("--kernels", default="", help="measure these kernels, with commas between")
             add("--again", action="store_true", help="what the file has of --kernels")
             add("--commit", default=commit(), help="what rows say of pymm's commit")
@@ -239,8 +250,9 @@ def promising(
     kernels: Sequence[Kernel] = (),
     compiled: Container[str] | None = None,
 ) -> list[Config]:
-    """The configurations to measure; with `kernels`, `OF_EACH` of each of them beside others; with
-    `compiled`, of the sources with these keys.
+    """The configurations to measure: those that should be quickest and some at random; with
+    `kernels`, `OF_EACH` of each of them and `BESIDE` others. With `compiled` only such whose
+    sources have one of these keys.
     """
     known = options(problem, device)
     if compiled is not None:
@@ -299,7 +311,7 @@ def measure(given: argparse.Namespace, kernels: Sequence[Kernel]) -> int:
 def _chosen(
     given: argparse.Namespace, kernels: Sequence[Kernel], device: Device
 ) -> dict[Problem, list[Config]]:
-    """The configurations to measure of each random product."""
+    """The configurations to measure of each product that is drawn."""
     generator, count = random.Random(given.seed), given.products + given.more
     groups = (
         [[problem] for problem in draw_weights(count, given.seed)]

@@ -1,8 +1,9 @@
 """Expected times of configurations on a GPU that was surveyed: those of the kernels' models,
 corrected by measured times of similar products.
 
-A survey holds some hundreds of random products of each type, with the measured times of the
-configurations that were expected to be quickest. The correction of a time is the logarithm of
+A survey holds some hundreds of random products of each type, in 16 bits also products of language
+models, with the measured times of the configurations that were expected to be quickest and of two
+others. The correction of a time is the logarithm of
 measured / expected. Corrections are predicted by a Gaussian process (Rasmussen and Williams,
 Gaussian Processes for Machine Learning, 2006, section 2.2) over features of the product and the
 configuration: near points have similar corrections; far from all points that were measured, the
@@ -41,7 +42,7 @@ _WITHIN = 1.35
 #: At most so many are compared; of 160 products, twice as many changed no choice.
 _COMPARED = 32
 
-#: The parameters of a configuration in a file of a survey; 1 for those that a kernel lacks.
+#: The parameters of a configuration in a survey's .npz file; 1 for those that a kernel lacks.
 PARAMETERS = "MB", "NB", "KB", "TA", "TB", "STAGES", "BLOCKS", "SLICES", "CLUSTER", "STORE", "SPLIT"
 
 #: Those of them that say which form of a kernel a configuration is.
@@ -160,7 +161,7 @@ def least_us(problem: Problem, device: Device) -> float:
 
 
 def row(problem: Problem, config: Config) -> list[int]:
-    """A product and a configuration, as the file of a survey stores them."""
+    """A product and a configuration, as a survey's .npz file stores them."""
     given = config.as_dict()
     product = problem.m, problem.n, problem.k, int(problem.trans_a), int(problem.trans_b)
     return [*product, config.kernel.number, *(given.get(name, 1) for name in PARAMETERS)]

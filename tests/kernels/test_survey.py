@@ -127,6 +127,34 @@ def test_a_kernel_that_is_asked_for_is_measured_beside_others():
     assert (len(own), len(drawn)) == (tool.OF_EACH, tool.OF_EACH + tool.BESIDE)
 
 
+def test_the_newest_time_of_a_configuration_counts(tmp_path, monkeypatch):
+    """A kernel that was changed is measured again: its old times no longer count."""
+    file = tmp_path / "times.csv"
+    given = dict(device="nvidia-h200", dtype="f32", layout="NN", m=200, n=300, k=100, spread=0)
+    slug = "pipelined-MB64-NB64-KB16-TA8-TB4-LANES4-STAGES3-BLOCKS4-GROUP8-SPLIT1"
+    other = "pipelined-MB32-NB64-KB16-TA8-TB4-LANES4-STAGES3-BLOCKS6-GROUP8-SPLIT1"
+    gone = "pipelined-MB64-NB64-KB16-TA8-TB4-LANES4-STAGES3-BLOCKS5-GROUP8-SPLIT1"
+    times = ((slug, 9), (other, 8), (slug, 7), (gone, 6))
+    tool.SURVEY.append(file, [given | dict(config=name, us=us) for name, us in times])
+    assert list(tool.read(file, "f32", H200).measured) == [7, 8]
+    monkeypatch.setattr(tool, "results", lambda device: file)
+    again = tool._again([find_kernel("pipelined")], H200)
+    assert {p.slug: [c.slug for c in cs] for p, cs in again.items()} == {
+        "f32-NN-200x300x100": [slug, other]
+    }
+    assert tool._again([find_kernel("sliced")], H200) == {}
+
+
+def test_the_least_expected_time_is_that_of_the_choice():
+    problem = Problem(300, 400, 500, "f32", trans_b=True)
+    expected, config = min(
+        found for k in KERNELS if (found := survey.quickest(k, problem, H200)) is not None
+    )
+    assert survey.least_us(problem, H200) == expected
+    assert select(problem, H200, None, Environment.of(H200, "nvcc 13.0.88")).config == config
+    assert survey.least_us(replace(problem, batch=2), H200) == 0
+
+
 def test_float16_is_like_bfloat16():
     chosen = [
         kernels_for(problem, H200)[-1].default_for(problem, H200)
