@@ -101,9 +101,9 @@ _FEW_ROWS, _ROWS = _form(144, 256, 12, 8, BLOCKS=1), 144
 #: time there, in less than five waves.
 _SHALLOW, DEEP, _QUICKER = _form(64, 64, 8, 8, KB=16, SLICES=2, STAGES=4, BLOCKS=3), 256, 0.95
 
-#: Two for products of one and a half tiles for each multiprocessor or more; with fewer their warps
-#: do not hide latency. Rows of C that start anywhere they store by rows (7942 x 1783 x 33: 48 us,
-#: not 56).
+#: Two wide ones, for products of one and a half tiles for each multiprocessor or more; with fewer
+#: their warps do not hide latency. Rows of C that start anywhere they store by rows (7942 x 1783 x
+#: 33: 48 us, not 56).
 _WIDE = (
     _form(128, 64, 8, 8, KB=16, BLOCKS=3, STORE=2),
     _form(64, 128, 8, 8, KB=16, BLOCKS=3, STORE=2),
@@ -111,7 +111,7 @@ _WIDE = (
 _PLENTY = 1.5
 
 #: Tiles that short sides fill better than those of 64 and 128 rows and columns. Only a survey
-#: chooses them (survey.py), and none has times of them yet.
+#: chooses them (survey.py); else the tuner finds them.
 _NARROW = (
     _form(32, 64, 4, 8, SLICES=2, BLOCKS=3),
     _form(32, 64, 8, 8, SLICES=4),

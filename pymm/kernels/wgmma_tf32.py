@@ -53,14 +53,14 @@ FORMS = (
     Form(32, 64, 64, 8, 0.20, 1.2),
     Form(16, 64, 64, 8, 0.19, 1.0),
 )
-#: More for `_fastest`, which takes no times from them.
-PAIRS = (
+#: More of kernel 10, whose blocks come in pairs; no times of theirs were fitted.
+_PAIRS = (
     Form(128, 64, 64, 4, TA=64, CLUSTER=2),
     Form(64, 128, 64, 4, TA=64, CLUSTER=2),
     Form(64, 64, 64, 6, TA=32, CLUSTER=2),
 )
-#: More tiles, for sides that those above do not fill. Only a survey chooses them (survey.py), and
-#: none has times of them yet.
+#: More tiles, for sides that those above do not fill. Only a survey chooses them (survey.py); else
+#: the tuner finds them.
 _FILLING = (
     Form(160, 192, 32, 3),
     Form(128, 192, 32, 3),
@@ -113,14 +113,14 @@ def _is_fitted(p: Problem) -> bool:
 
 def _fastest(p: Problem, d: Device) -> dict[str, int]:
     """The form and the parts of k with the least expected time, of kernel 10."""
-    options = _timed(p, d, (*FORMS, *PAIRS))
+    options = _timed(p, d, (*FORMS, *_PAIRS))
     _, best = min(options, key=lambda option: option[0], default=(0.0, None))
     return dict(WGMMA_TF32.default) if best is None else best.as_dict()
 
 
 def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
     """Every form that may run, whole and with k in parts."""
-    return _timed(p, d, (*FORMS, *PAIRS, *_FILLING))
+    return _timed(p, d, (*FORMS, *_PAIRS, *_FILLING))
 
 
 def _timed(p: Problem, d: Device, forms: tuple[Form, ...]) -> Iterator[tuple[float, Config]]:

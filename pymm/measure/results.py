@@ -163,8 +163,8 @@ UNSEEN = Schema(
     added=frozenset({"schema", *_COMPARED, "ratio"}),
 )
 
-#: `benchmarks/repeated.py`: one row for each tuning of a product from nothing. seed: that of its
-#: search; budget, seconds: what it was given and what it took; tried: configurations measured; us:
+#: `benchmarks/repeated.py`: one row for each tuning of a product, of several. seed: that of its
+#: search; budget, seconds: what it was given and what it took; tried: configurations tried; us:
 #: of what it found, timed in turn with what the other tunings found.
 REPEATED = Schema(
     1,
