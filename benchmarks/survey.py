@@ -40,7 +40,7 @@ import sys
 import time
 from collections.abc import Container, Iterable, Iterator, Sequence
 from concurrent.futures import wait
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -373,30 +373,39 @@ def read(path: Path, dtype: str, device: Device) -> Measured:
     )
 
 
-def fit(data: Measured, dtype: str, sms: int, use: np.ndarray | None = None) -> tuple:
-    """Weights of the measured points (of those in `use`) and the mean correction. Measured times
-    have noise, some of which all configurations of one product share.
+def part(data: Measured, use: np.ndarray) -> Measured:
+    """Some of the rows."""
+    return Measured(*(getattr(data, field.name)[use] for field in fields(data)))
+
+
+def equations(data: Measured, at: np.ndarray, some: slice = slice(None)) -> np.ndarray:
+    """What multiplies the weights of all rows to give the corrections of some, less their mean:
+    covariances of the rows with these features, and the noise of measured times, some of which all
+    configurations of one product share.
     """
-    use = np.ones(len(data.measured), bool) if use is None else use
-    at = survey.features(data.rows[use], dtype, sms)
-    wanted = np.log(data.measured[use] / data.expected[use])
-    mean, product = float(wanted.mean()), data.product[use]
-    covariance = survey.covariance(at, at) + COMMON * (product[:, None] == product)
-    covariance[np.diag_indices(len(at))] += NOISE * (1 + SHORT / data.measured[use])
-    return np.linalg.solve(covariance, wanted - mean), mean
+    found = survey.covariance(at[some], at)
+    found += COMMON * (data.product[some, None] == data.product)
+    here = np.arange(len(at))[some]
+    found[np.arange(len(here)), here] += NOISE * (1 + SHORT / data.measured[some])
+    return found
+
+
+def fit(data: Measured, dtype: str, sms: int) -> tuple[np.ndarray, float]:
+    """Weights of the measured points and the mean correction."""
+    wanted = np.log(data.measured / data.expected)
+    left = equations(data, survey.features(data.rows, dtype, sms))
+    mean = float(wanted.mean())
+    return np.linalg.solve(left, wanted - mean), mean
 
 
 def predicted(data: Measured, dtype: str, folds: int, sms: int = 132) -> np.ndarray:
     """Corrections of every product, predicted by a fit to the products of the other folds."""
     fold = np.random.default_rng(0).integers(folds, size=data.product.max() + 1)[data.product]
-    found = np.zeros(len(data.measured))
+    at, found = survey.features(data.rows, dtype, sms), np.zeros(len(data.measured))
     for one in range(folds):
-        weights, mean = fit(data, dtype, sms, fold != one)
-        near = survey.covariance(
-            survey.features(data.rows[fold == one], dtype, sms),
-            survey.features(data.rows[fold != one], dtype, sms),
-        )
-        found[fold == one] = mean + near @ weights
+        own = fold == one
+        weights, mean = fit(part(data, ~own), dtype, sms)
+        found[own] = mean + survey.covariance(at[own], at[~own]) @ weights
     return found
 
 
