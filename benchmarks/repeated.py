@@ -102,12 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--layout", default="NN", choices=("NN", "NT", "TN", "TT"), help="default: NN")
     add("--times", type=int, default=10, help="tunings (default: 10)")
     add("--budget", type=float, default=40.0, help="seconds of each (default: 40)")
-    add(
-        "--seed",
-        type=int,
-        default=1,
-        help="of the first; others count up (default: 1)",
-    )
+    add("--seed", type=int, default=1, help="of the first; others count up (default: 1)")
     add("--device", help="0, cpu (default: the first GPU, else the CPU)")
     add("--csv", type=Path, help="file that the rows are appended to")
     add("--commit", default=commit(), help="what rows say of pymm's commit")

@@ -168,15 +168,9 @@ def _parser() -> argparse.ArgumentParser:
             add("--deepest", type=int, default=GREATEST, help="largest k (default: %(default)s)")
             add("--weights", action="store_true", help="products of language models")
             add("--dtypes", default=",".join(DTYPES), help="of random products (%(default)s)")
-            add(
-                "--more",
-                type=int,
-                default=0,
-                metavar="N",
-                help="draw N others, for what is compiled then",
-            )
+            add("--more", type=int, default=0, metavar="N", help="N others, nothing compiled")
             add("--kernels", default="", help="measure these kernels, with commas between")
-            add("--again", action="store_true", help="what the file has of --kernels")
+            add("--again", action="store_true", help="what is in the file, no draws")
             add("--commit", default=commit(), help="what rows say of pymm's commit")
             continue
         add("--device", choices=tuple(DEVICES), default="nvidia-h200")
@@ -336,10 +330,9 @@ def _again(kernels: Sequence[Kernel], device: Device) -> dict[Problem, list[Conf
     for problem, config, _ in measurements(results(device.slug)):
         if config.kernel in kernels and config not in found.setdefault(problem, []):
             found[problem].append(config)
-    for problem, configs in found.items():
-        known = options(problem, device, kernels, configs)
-        configs[:] = [config for config in configs if config in known]
-    return found
+    known = {problem: options(problem, device, kernels, found[problem]) for problem in found}
+    kept = {p: [c for c in configs if c in known[p]] for p, configs in found.items()}
+    return {problem: configs for problem, configs in kept.items() if configs}
 
 
 # Fitting

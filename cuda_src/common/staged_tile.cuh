@@ -4,8 +4,8 @@
 
 // A tile of OUTER x KB elements of op(A) (or of op(B)^T), kept as KB rows of OUTER elements. It
 // comes by asynchronous copies, past the registers: a piece at a time if it lies the same way in
-// memory. If it is K-major (K_MAJOR) it is transposed on the way, by copies of single elements; the
-// padding of 16 bytes makes two of those that a warp writes at a time share a bank, not more.
+// memory. If it is K-major (K_MAJOR) it is transposed on the way, by copies of single elements:
+// thanks to the padding of 16 bytes only KB / 8 of those that a warp writes at a time share a bank.
 template <bool K_MAJOR, int OUTER, int THREADS>
 struct StagedTile {
     static constexpr int PITCH = OUTER + (K_MAJOR ? VECTOR : 0), ELEMENTS = KB * PITCH;

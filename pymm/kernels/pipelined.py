@@ -74,7 +74,8 @@ _BATCH_FORMS = (
     (64, 128, 16, 8, 8, 3, 3),
 )
 
-#: Fitted to 410 times on one H200 (benchmarks/LOG.md): microseconds of a launch; clocks of a
+#: Fitted to 410 times on one H200 (benchmarks/LOG.md), before tiles were transposed by asynchronous
+#: copies: microseconds of a launch; clocks of a
 #: microsecond; clocks of a multiprocessor for 128 multiply-adds, and of these for the reads of
 #: fragments; for an instruction of a warp that copies; for 32 elements of a K-major operand; for
 #: 128 elements of C; warps that hide the latency of what they do, and the power by which fewer are

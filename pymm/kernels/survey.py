@@ -150,16 +150,6 @@ def quickest(kernel: Kernel, problem: Problem, device: Device) -> tuple[float, C
     return float(times[config]), config
 
 
-def least_us(problem: Problem, device: Device) -> float:
-    """The least expected time of all kernels' configurations, in microseconds; 0 where the survey
-    does not cover the product.
-    """
-    from pymm.kernels import KERNELS
-
-    found = (quickest(k, problem, device) for k in KERNELS if problem.dtype in k.dtypes)
-    return min((one[0] for one in found if one is not None), default=0.0)
-
-
 def row(problem: Problem, config: Config) -> list[int]:
     """A product and a configuration, as a survey's .npz file stores them."""
     given = config.as_dict()

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pymm.core.device import Device
 from pymm.core.dtypes import dtypes_share_tiles
 from pymm.core.problem import Problem
-from pymm.kernels import Config, Kernel, survey
+from pymm.kernels import Config, Kernel, kernels_for, survey
 from pymm.selection.cost_model import predicted_seconds
 from pymm.selection.records import Record
 
@@ -131,12 +131,8 @@ def _by_model(
     was expected of the default, with all of them 1.016).
     """
     if survey.covers(problem, device):
-        records = [
-            record
-            for record in records
-            if log_distance(problem, record.problem) == 0
-            and record.seconds * 1e6 <= survey.least_us(record.problem, device)
-        ]
+        same = (r for r in records if log_distance(problem, r.problem) == 0)
+        records = [record for record in same if _gained(record, device)]
         defaults = defaults[:1]
     expected = {config: predicted_seconds(config, problem, device) for config in defaults}
     usual = min(defaults, key=expected.__getitem__, default=None)
@@ -160,6 +156,13 @@ def _by_model(
     if best is None and usual is not None and usual != defaults[0]:
         return usual, None
     return best
+
+
+def _gained(record: Record, device: Device) -> bool:
+    """Whether a record took no longer than what the survey expects of its own problem."""
+    kernel = kernels_for(record.problem, device)[-1]
+    expected = survey.quickest(kernel, record.problem, device)
+    return expected is not None and record.seconds * 1e6 <= expected[0]
 
 
 def _by_corrected_model(
