@@ -168,9 +168,9 @@ def _parser() -> argparse.ArgumentParser:
             add("--deepest", type=int, default=GREATEST, help="largest k (default: %(default)s)")
             add("--weights", action="store_true", help="products of language models")
             add("--dtypes", default=",".join(DTYPES), help="of random products (%(default)s)")
-            add("--more", type=int, default=0, metavar="N", help="N others, nothing compiled")
+            add("--more", type=int, default=0, metavar="N", help="N others, of what is compiled")
             add("--kernels", default="", help="measure these kernels, with commas between")
-            add("--again", action="store_true", help="what is in the file, no draws")
+            add("--again", action="store_true", help="all that the file has of --kernels")
             add("--commit", default=commit(), help="what rows say of pymm's commit")
             continue
         add("--device", choices=tuple(DEVICES), default="nvidia-h200")

@@ -75,11 +75,10 @@ _BATCH_FORMS = (
 )
 
 #: Fitted to 410 times on one H200 (benchmarks/LOG.md), before tiles were transposed by asynchronous
-#: copies: microseconds of a launch; clocks of a
-#: microsecond; clocks of a multiprocessor for 128 multiply-adds, and of these for the reads of
-#: fragments; for an instruction of a warp that copies; for 32 elements of a K-major operand; for
-#: 128 elements of C; warps that hide the latency of what they do, and the power by which fewer are
-#: slower; bytes of a clock from device memory.
+#: copies: microseconds of a launch; clocks of a microsecond; clocks of a multiprocessor for 128
+#: multiply-adds, and of these for the reads of fragments; for an instruction of a warp that copies;
+#: for 32 elements of a K-major operand; for 128 elements of C; warps that hide the latency of what
+#: they do, and the power by which fewer are slower; bytes of a clock from device memory.
 _LAUNCH, _CLOCKS, _ISSUE, _READ, _COPY, _TURN, _STORED = 5.6, 1980, 0.87, 1.0, 3.4, 4.3, 28
 _WARPS, _FEWER, _MEMORY = 4.7, 0.8, 10
 

@@ -164,9 +164,8 @@ UNSEEN = Schema(
 )
 
 #: `benchmarks/repeated.py`: one row for each tuning of a product, of several. seed: that of its
-#: search; budget, seconds: what it was given and what it took; tried: configurations,
-#: failed ones too; us:
-#: of what it found, timed in turn with what the other tunings found.
+#: search; budget, seconds: what it was given and what it took; tried: configurations, failed ones
+#: too; us: of what it found, timed in turn with what the other tunings found.
 REPEATED = Schema(
     1,
     (

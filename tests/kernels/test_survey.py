@@ -59,6 +59,7 @@ def test_products_left_out_of_the_fit_are_predicted_better_than_by_the_models_al
 def test_what_is_chosen_may_run_and_its_kernel_ranks_highest(problem):
     kernels = kernels_for(problem, H200)
     config = kernels[-1].default_for(problem, H200)
+    assert survey.quickest(kernels[-1], problem, H200)[1] == config
     assert not kernels[-1].violations(config, problem, H200)
     assert config in dict(map(reversed, kernels[-1].options(problem, H200)))
     times = [found[0] for k in kernels if (found := survey.quickest(k, problem, H200))]
