@@ -82,7 +82,19 @@ DEVICES = {
         shared_per_sm=233472,
         l2_bytes=60 * 2**20,
         memory_bytes=2**37,
-    )
+    ),
+    "nvidia-h100-80gb-hbm3": Device(
+        "NVIDIA H100 80GB HBM3",
+        "cuda",
+        capability=(9, 0),
+        sms=132,
+        clock_hz=1.98e9,
+        bandwidth=3.35232e12,
+        shared_per_block=232448,
+        shared_per_sm=233472,
+        l2_bytes=50 * 2**20,
+        memory_bytes=2**36,
+    ),
 }
 
 DTYPES = "f32", "f64", "bf16", "tf32"
