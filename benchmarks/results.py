@@ -255,7 +255,7 @@ def document(rows: Sequence[Row], with_triton: Sequence[Row] = ()) -> list[str]:
         "# Every class of products beside cuBLAS",
         "",
         "Written by `python benchmarks/results.py` from "
-        f"`{FILE.relative_to(ROOT)}`, the last row of each product that was written by",
+        f"`{FILE.relative_to(ROOT)}`: the last row of each product. A run of all of them is",
         f"`{COMMAND}`.",
         "",
         f"{machines}. Measured from {min(times)} to {max(times)}; "

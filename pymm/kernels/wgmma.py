@@ -87,7 +87,8 @@ _NARROW = (
 )
 
 #: More for a survey (survey.py) to choose from: no time of theirs was fitted. Pairs of blocks with
-#: the largest tiles; few rows and many columns, for weights; and for products of few steps.
+#: the largest tiles; wide tiles for few rows, as with weights, or few columns; and for products of
+#: few steps.
 _LARGE_PAIRS = (
     (dict(MB=128, NB=256, TA=64, TB=256, STAGES=4, CLUSTER=2), 0.64, 0.64, 1.8),
     (dict(MB=256, NB=128, TA=128, TB=128, STAGES=4, CLUSTER=2), 0.64, 0.64, 1.8),
@@ -170,7 +171,7 @@ def repacking_us(p: Problem) -> float:
 
 
 def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
-    """Every form, and those that only a survey chooses from."""
+    """Every form that competes, and those that only a survey chooses from."""
     more = list(_LARGE_PAIRS)
     if p.m <= 128 or p.n <= 256:
         more += _WIDE

@@ -102,12 +102,17 @@ def _log(extent: int) -> float:
 
 
 def transferred(
-    problem: Problem, device: Device, records: Sequence[Record], defaults: Sequence[Config]
+    problem: Problem,
+    device: Device,
+    records: Sequence[Record],
+    defaults: Sequence[Config],
+    wanted: Kernel | None = None,
 ) -> tuple[Config, Record | None] | None:
     """The best configuration for `problem` of the `defaults`, the highest kernel's first, and of
-    `records`, nearest first, perhaps with another split of k. With it comes its record, or None for
-    a default. None instead of both where the first default is best. On a CPU, of which the cost
-    model knows nothing, the configuration of the nearest record.
+    `records`, nearest first, perhaps with another split of k; all of them of the kernel `wanted`,
+    if one is. With it comes its record, or None for a default. None instead of both where the first
+    default is best. On a CPU, of which the cost model knows nothing, the configuration of the
+    nearest record.
     """
     records = [r for r in records if _may_run(r.config, problem, device)][:CONSIDERED]
     if device.kernel_backend == "cpu" or not records:
@@ -115,24 +120,28 @@ def transferred(
     made = [config for config in defaults if config.kernel.adapts_to(problem, device)]
     if defaults and defaults[0] not in made:
         return _by_corrected_model(problem, device, records, defaults[0])
-    return _by_model(problem, device, records, made)
+    return _by_model(problem, device, records, made, wanted)
 
 
 def _by_model(
-    problem: Problem, device: Device, records: Sequence[Record], defaults: Sequence[Config]
+    problem: Problem,
+    device: Device,
+    records: Sequence[Record],
+    defaults: Sequence[Config],
+    wanted: Kernel | None,
 ) -> tuple[Config, Record | None] | None:
     """For kernels with a heuristic default: that, unless the model expects another configuration to
     be clearly faster. The heuristics are made from measurements, and serve a problem that was never
     tuned better than the configuration of a near one (of 27 problems on an H200 with a record of
     nearly the same extents, ten ran slower with its configuration, two with what this takes). Where
     the device was surveyed, the default is the choice from measured times, and only records of the
-    same extents compete with it that gained something in their own layout and type (111 products
-    of an H200 with a record in another one: with those records they took 0.986 of the time that
-    was expected of the default, with all of them 1.016).
+    same extents compete with it that took no longer than is expected of the default of their own
+    layout and type (111 products of an H200 with a record in another one: with those records they
+    took 0.986 of the time that was expected of the default, with all of them 1.016).
     """
     if survey.covers(problem, device):
         same = (r for r in records if log_distance(problem, r.problem) == 0)
-        records = [record for record in same if _gained(record, device)]
+        records = [record for record in same if _as_expected(record, device, wanted)]
         defaults = defaults[:1]
     expected = {config: predicted_seconds(config, problem, device) for config in defaults}
     usual = min(defaults, key=expected.__getitem__, default=None)
@@ -158,9 +167,12 @@ def _by_model(
     return best
 
 
-def _gained(record: Record, device: Device) -> bool:
-    """Whether a record took no longer than what the survey expects of its own problem."""
-    kernel = kernels_for(record.problem, device)[-1]
+def _as_expected(record: Record, device: Device, wanted: Kernel | None) -> bool:
+    """Whether a record took no longer than what the survey expects of its own problem's default, of
+    the kernel `wanted` or of all. False if its problem, of another type or in a stack, was not
+    surveyed.
+    """
+    kernel = wanted or kernels_for(record.problem, device)[-1]
     expected = survey.quickest(kernel, record.problem, device)
     return expected is not None and record.seconds * 1e6 <= expected[0]
 

@@ -84,7 +84,7 @@ def select(
             highest, [one for one in found if wanted in (None, one[0].config.kernel)]
         )
         defaults = _defaults(problem, device, highest, found)
-        choice = _of_records(problem, device, found, defaults)
+        choice = _of_records(problem, device, found, defaults, wanted)
         if choice is not None:
             return replace(choice, reason=choice.reason + damage)
         none_near |= bool(found)
@@ -123,6 +123,7 @@ def _of_records(
     device: Device,
     found: list[tuple[Record, str]],
     defaults: list[Config],
+    wanted: Kernel | None,
 ) -> Choice | None:
     """The choice among records, nearest first: the fastest of this problem, else what transfers
     from another.
@@ -135,7 +136,7 @@ def _of_records(
     nearest: dict[Problem, Record] = {}
     for record, _ in found:
         nearest.setdefault(record.problem, record)  # the fastest of each problem comes first
-    chosen = transferred(problem, device, list(nearest.values()), defaults)
+    chosen = transferred(problem, device, list(nearest.values()), defaults, wanted)
     if chosen is None:
         return None
     config, record = chosen
@@ -380,6 +381,7 @@ def _why_untuned(config: Config, problem: Problem, device: Device, none_near: bo
     reason = f"{what} of {kernel.name}: {why} on {device.name}"
     surveyed = survey.quickest(kernel, problem, device)
     if surveyed is not None and surveyed[1] == config:
-        expected = duration(surveyed[0] * 1e-6, 3)
-        reason += f"; by measured times of similar products expected to take {expected}"
+        expected, where = duration(surveyed[0] * 1e-6, 3), survey.surveyed(device)
+        there = "" if where == device.slug else f" on {where}"
+        reason += f"; by measured times of similar products{there} expected to take {expected}"
     return reason

@@ -48,7 +48,7 @@ class Tuner:
         return subprocess.CompletedProcess(command, 0, "", "")
 
 
-def test_each_tuning_begins_with_nothing_and_what_they_found_is_compared(
+def test_each_tuning_is_without_what_the_others_found_and_what_they_found_is_compared(
     tmp_path, monkeypatch, capsys
 ):
     tuner, file = Tuner(), tmp_path / "repeated.csv"

@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import survey as tool
+from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.kernels import KERNELS, find_kernel, kernels_for, survey
 from pymm.selection.records import Environment
 from pymm.selection.select import select
 
-H200 = tool.DEVICES["nvidia-h200"]
-UNKNOWN = replace(H200, name="another")
-TIMES = tool.results("nvidia-h200")
+H200, H100 = (tool.DEVICES[slug] for slug in ("nvidia-h200", "nvidia-h100-80gb-hbm3"))
+#: No GPU with so many multiprocessors was surveyed.
+UNKNOWN = replace(H200, name="another", sms=114)
 
 EXTENTS = st.integers(tool.LEAST, 3000)
 PROBLEMS = st.builds(
@@ -25,28 +26,34 @@ PROBLEMS = st.builds(
 )
 
 
-@pytest.fixture(scope="module", params=tool.DTYPES)
-def measured(request) -> tuple[str, tool.Measured]:
-    return request.param, tool.read(TIMES, request.param, H200)
+@pytest.fixture(
+    scope="module",
+    params=[(slug, dtype) for slug in tool.DEVICES for dtype in tool.DTYPES],
+    ids="-".join,
+)
+def measured(request) -> tuple[Device, str, tool.Measured]:
+    slug, dtype = request.param
+    device = tool.DEVICES[slug]
+    return device, dtype, tool.read(tool.results(slug), dtype, device)
 
 
 def test_the_shipped_survey_is_what_its_times_give(measured):
     """After a change of the times, of a kernel's options or of what its model expects:
-    `python benchmarks/survey.py fit`.
+    `python benchmarks/survey.py fit --device DEVICE`.
     """
-    dtype, data = measured
-    shipped = survey.survey_of(Problem(100, 100, 100, dtype), H200)
+    device, dtype, data = measured
+    shipped = survey.survey_of(Problem(100, 100, 100, dtype), device)
     wanted = np.log(data.measured / data.expected)
     assert shipped.mean == pytest.approx(wanted.mean(), abs=1e-6)
     assert len(shipped.weights) == len(wanted)
-    at, some = survey.features(data.rows, dtype, H200.sms), slice(None, None, 7)
+    at, some = survey.features(data.rows, dtype, device.sms), slice(None, None, 7)
     np.testing.assert_allclose(shipped.features, at, rtol=1e-6, atol=1e-6)
     there = tool.equations(data, at, some) @ shipped.weights
     np.testing.assert_allclose(there, wanted[some] - wanted.mean(), atol=2e-3)
 
 
 def test_products_left_out_of_the_fit_are_predicted_better_than_by_the_models_alone(measured):
-    dtype, data = measured
+    _, dtype, data = measured
     alone, choices_alone = tool.errors(data, np.zeros(len(data.measured)))
     error, choices = tool.errors(data, tool.predicted(data, dtype, 3))
     assert error < 0.85 * alone
@@ -107,6 +114,33 @@ def test_other_products_and_devices_have_no_survey(problem, device):
     assert all(survey.quickest(kernel, problem, device) is None for kernel in KERNELS)
 
 
+@pytest.mark.parametrize(
+    "change, slug",
+    [
+        (dict(name="NVIDIA H200"), "nvidia-h200"),
+        (dict(name="NVIDIA H100 80GB HBM3"), "nvidia-h100-80gb-hbm3"),
+        (dict(bandwidth=4.0e12), "nvidia-h100-80gb-hbm3"),
+        (dict(bandwidth=4.1e12), "nvidia-h200"),
+        (dict(bandwidth=8e12), "nvidia-h200"),
+        (dict(bandwidth=0.0), None),
+        (dict(sms=114), None),
+        (dict(capability=(10, 0)), None),
+        (dict(kind="simulator"), None),
+    ],
+)
+def test_a_gpu_without_a_survey_has_that_of_the_most_similar_one(change, slug):
+    device = replace(H200, **{"name": "another"} | change)
+    assert survey.surveyed(device) == slug
+    assert survey.covers(COVERED, device) == (slug is not None)
+    if slug is None:
+        return
+    choice = select(COVERED, device, None, Environment("", "", ""))
+    kernel = kernels_for(COVERED, device)[-1]
+    assert choice.config == survey.quickest(kernel, COVERED, device)[1]
+    there = "" if slug == device.slug else f" on {slug}"
+    assert f"by measured times of similar products{there} expected to take" in choice.reason
+
+
 def test_a_form_that_was_not_measured_is_not_chosen():
     problem, kernel = Problem(1001, 999, 777, "f32"), find_kernel("tma_f32_in_place")
     chosen = survey.quickest(kernel, problem, H200)
@@ -126,7 +160,7 @@ def test_a_kernel_that_is_asked_for_is_measured_beside_others():
     assert (len(own), len(drawn)) == (tool.OF_EACH, tool.OF_EACH + tool.BESIDE)
 
 
-def test_the_newest_time_of_a_configuration_counts(tmp_path, monkeypatch):
+def test_the_newest_time_of_a_configuration_counts(tmp_path):
     """A kernel that was changed is measured again: its old times no longer count."""
     file = tmp_path / "times.csv"
     given = dict(device="nvidia-h200", dtype="f32", layout="NN", m=200, n=300, k=100, spread=0)
@@ -136,12 +170,13 @@ def test_the_newest_time_of_a_configuration_counts(tmp_path, monkeypatch):
     times = ((slug, 9), (other, 8), (slug, 7), (gone, 6))
     tool.SURVEY.append(file, [given | dict(config=name, us=us) for name, us in times])
     assert list(tool.read(file, "f32", H200).measured) == [7, 8]
-    monkeypatch.setattr(tool, "results", lambda device: file)
-    again = tool._again([find_kernel("pipelined")], H200)
+    again = tool._again(file, [find_kernel("pipelined")], H200)
     assert {p.slug: [c.slug for c in cs] for p, cs in again.items()} == {
         "f32-NN-200x300x100": [slug, other]
     }
-    assert tool._again([find_kernel("sliced")], H200) == {}
+    assert tool._again(file, [find_kernel("sliced")], H200) == {}
+    with pytest.raises(SystemExit, match="--kernels"):
+        tool.main(["measure", "--again"])
 
 
 def test_float16_is_like_bfloat16():
@@ -172,7 +207,7 @@ def test_products_are_drawn_within_the_limits_and_again_from_the_same_seed():
 
 
 def test_fit_says_what_it_wrote(tmp_path, capsys):
-    lines = TIMES.read_text().splitlines()
+    lines = tool.results("nvidia-h200").read_text().splitlines()
     (tmp_path / "few.csv").write_text("\n".join([*lines[:600], *lines[3000:3600]]) + "\n")
     arguments = ["fit", "--csv", f"{tmp_path}/few.csv"]
     assert tool.main([*arguments, "--output", f"{tmp_path}/few.npz"]) == 0

@@ -1,4 +1,4 @@
-"""What is taken of neighbours, and when a default serves better, on an H200 that is not here."""
+"""What is taken of neighbours, and when a default serves better, on a GPU that is not here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from h200 import H200
+from h200 import H200 as WHOLE
 
 from pymm.core.dtypes import DTYPES
 from pymm.core.problem import Problem
@@ -17,6 +17,9 @@ from pymm.selection.cost_model import predicted_seconds
 from pymm.selection.nearest import untuned
 from pymm.selection.records import Environment, Record
 from pymm.selection.select import select
+
+#: An H200 but for a multiprocessor: no GPU with so many was surveyed.
+H200 = replace(WHOLE, sms=131)
 
 NOW = Environment("580.10", "nvcc 13.0.88", "0.1.0", "13.0")
 
@@ -51,11 +54,11 @@ SQUARE = of_h200("pipelined", 4096, 4096, 4096, 2.7e-3)
 def test_what_is_tuned_for_a_deep_product_does_not_serve_a_square(tuned):
     """The deep one is nearer, and its parts of k would be five steps long."""
     problem = Problem(700, 700, 30000)
-    choice = tuned(problem, DEEP, SQUARE, kernel="pipelined")
+    choice = tuned(problem, DEEP, SQUARE, kernel="pipelined", device=WHOLE)
     assert choice.record is not None and choice.config.SPLIT > 1
-    choice = tuned(Problem(1500, 1500, 700), kernel="pipelined")
+    choice = tuned(Problem(1500, 1500, 700), kernel="pipelined", device=WHOLE)
     assert choice.config.SPLIT < 32
-    choice = tuned(Problem(256, 256, 50000), kernel="pipelined")
+    choice = tuned(Problem(256, 256, 50000), kernel="pipelined", device=WHOLE)
     assert choice.config.SPLIT >= 16
 
 
@@ -89,7 +92,7 @@ def default_of(problem, kernel="wgmma"):
 
 
 def test_a_default_made_for_the_problem_gives_way_to_what_is_clearly_better_alone(tuned):
-    """What is best for 4096 keeps 8 multiprocessors of 132 busy at 512."""
+    """What is best for 4096 keeps 8 multiprocessors of 131 busy at 512."""
     large = of_h200("wgmma", 4096, 4096, 4096, 2e-4, "bf16", MB=128, NB=256, TB=256)
     problem = Problem(512, 512, 512, "bf16")
     choice = tuned(problem, large)
@@ -130,8 +133,10 @@ def test_the_same_extents_are_believed_whatever_the_layout(tuned):
 
 
 @pytest.mark.parametrize("part, taken", [(1.02, False), (0.98, True)])
-def test_where_a_survey_is_another_layout_must_have_gained_something_in_its_own(tuned, part, taken):
-    own, surveyed = Problem(1500, 1600, 1700, "f64"), replace(H200, name="NVIDIA H200")
+def test_where_a_survey_is_a_record_of_another_layout_took_no_longer_than_expected(
+    tuned, part, taken
+):
+    own, surveyed = Problem(1500, 1600, 1700, "f64"), replace(WHOLE, name="NVIDIA H200")
     turned = replace(own, trans_b=True)
     found = (survey.quickest(k, own, surveyed) for k in KERNELS if own.dtype in k.dtypes)
     seconds = part * min(one[0] for one in found if one is not None) * 1e-6
@@ -141,6 +146,20 @@ def test_where_a_survey_is_another_layout_must_have_gained_something_in_its_own(
     choice = tuned(turned, record, device=surveyed)
     assert choice.config == (record.config if taken else default)
     assert tuned(own, device=surveyed).config == record.config
+
+
+def test_a_record_of_a_kernel_that_is_asked_for_is_held_against_what_is_expected_of_it(tuned):
+    """Kernel 6 takes longer than kernel 9 there, tuned or not."""
+    own, surveyed = Problem(1500, 1600, 1700, "f64"), replace(WHOLE, name="NVIDIA H200")
+    slow, turned = find_kernel("tensor_f64"), replace(own, trans_b=True)
+    least = min(survey.quickest(k, own, surveyed)[0] for k in kernels_for(own, surveyed)[-2:])
+    expected, _ = survey.quickest(slow, own, surveyed)
+    seconds = 0.98 * expected * 1e-6
+    assert seconds > least * 1e-6
+    default = tuned(turned, device=surveyed, kernel="tensor_f64").config
+    changed = default.as_dict() | {"GROUP": 16}
+    record = of_h200("tensor_f64", 1500, 1600, 1700, seconds, "f64", **changed)
+    assert tuned(turned, record, device=surveyed, kernel="tensor_f64").config == record.config
 
 
 def test_of_the_rungs_measured_beside_each_other_the_model_says_whose_default(tuned, monkeypatch):
