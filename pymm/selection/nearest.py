@@ -42,6 +42,12 @@ COMPETITIVE = 1.15
 #: have chosen on an H200.
 WORTH_ANOTHER_KERNEL, WORTH_ANOTHER_CONFIG = 0.8, 0.75
 
+#: Where the device was surveyed: a record of another layout or type may have taken this many times
+#: as long as what is expected of the default of its own problem. For 91 pairs of a product and such
+#: a record that searches of an H200 measured, the default's time / that of the choice is 1.015 with
+#: 1.0 here, 1.020 with 1.08 and 1.12, 1.015 with all records.
+AS_EXPECTED = 1.1
+
 #: For kernels without a heuristic default, the model's expectation is multiplied by measured /
 #: expected time of the record's own problem, within this factor in either direction.
 MOST_CORRECTION = 1.6
@@ -135,9 +141,8 @@ def _by_model(
     tuned better than the configuration of a near one (of 27 problems on an H200 with a record of
     nearly the same extents, ten ran slower with its configuration, two with what this takes). Where
     the device was surveyed, the default is the choice from measured times, and only records of the
-    same extents compete with it that took no longer than is expected of the default of their own
-    layout and type (111 products of an H200 with a record in another one: with those records they
-    took 0.986 of the time that was expected of the default, with all of them 1.016).
+    same extents compete with it that took about as long as is expected of the default of their own
+    layout and type.
     """
     if survey.covers(problem, device):
         same = (r for r in records if log_distance(problem, r.problem) == 0)
@@ -168,13 +173,13 @@ def _by_model(
 
 
 def _as_expected(record: Record, device: Device, wanted: Kernel | None) -> bool:
-    """Whether a record took no longer than what the survey expects of its own problem's default, of
-    the kernel `wanted` or of all. False if its problem, of another type or in a stack, was not
-    surveyed.
+    """Whether a record took at most about as long as the survey expects of its own problem's
+    default, of the kernel `wanted` or of all. False if its problem, of another type or in a stack,
+    was not surveyed.
     """
     kernel = wanted or kernels_for(record.problem, device)[-1]
     expected = survey.quickest(kernel, record.problem, device)
-    return expected is not None and record.seconds * 1e6 <= expected[0]
+    return expected is not None and record.seconds * 1e6 <= AS_EXPECTED * expected[0]
 
 
 def _by_corrected_model(

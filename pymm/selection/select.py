@@ -62,8 +62,8 @@ def select(
 
     Where the device was surveyed (kernels/survey.py), the default of the highest kernel is the
     configuration with the least expected time of all kernels, and in 2 and 3 only records of the
-    same extents compete with it, if they took no longer than is expected of the default of their
-    own problem.
+    same extents compete with it, if they took at most a tenth longer than is expected of the
+    default of their own problem.
 
     A record counts only if its configuration obeys every rule for `problem` on `device`. A record
     of a lower kernel counts only where the highest was measured on the same problem, and if

@@ -132,8 +132,8 @@ def test_the_same_extents_are_believed_whatever_the_layout(tuned):
     assert tuned(Problem(1001, 1000, 1000, "f64")).record is None
 
 
-@pytest.mark.parametrize("part, taken", [(1.02, False), (0.98, True)])
-def test_where_a_survey_is_a_record_of_another_layout_took_no_longer_than_expected(
+@pytest.mark.parametrize("part, taken", [(1.12, False), (1.08, True)])
+def test_where_a_survey_is_a_record_of_another_layout_took_about_as_long_as_expected(
     tuned, part, taken
 ):
     own, surveyed = Problem(1500, 1600, 1700, "f64"), replace(WHOLE, name="NVIDIA H200")
@@ -154,8 +154,8 @@ def test_a_record_of_a_kernel_that_is_asked_for_is_held_against_what_is_expected
     slow, turned = find_kernel("tensor_f64"), replace(own, trans_b=True)
     least = min(survey.quickest(k, own, surveyed)[0] for k in kernels_for(own, surveyed)[-2:])
     expected, _ = survey.quickest(slow, own, surveyed)
-    seconds = 0.98 * expected * 1e-6
-    assert seconds > least * 1e-6
+    seconds = 1.08 * expected * 1e-6
+    assert seconds > 1.1 * least * 1e-6
     default = tuned(turned, device=surveyed, kernel="tensor_f64").config
     changed = default.as_dict() | {"GROUP": 16}
     record = of_h200("tensor_f64", 1500, 1600, 1700, seconds, "f64", **changed)
