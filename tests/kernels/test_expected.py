@@ -1,5 +1,5 @@
-"""Which kernel computes a product of tf32 that nothing is tuned for, where the GPU was not surveyed:
-that with the least expected time, held against times measured on an H200.
+"""Which kernel computes a product of tf32 that nothing is tuned for, on a GPU without a survey:
+the one of least expected time. Times were measured on an H200.
 """
 
 import math
