@@ -16,7 +16,7 @@ and two at random of those that should be nearly as quick. With `--kernels` only
 measured for which one of these kernels offers configurations: the four that its model expects to be
 quickest, and the four quickest of all other kernels. So a new kernel gets times, without which
 `matmul` does not choose it. `--deepest K` draws k between 32 and K. `--weights` draws what language
-models multiply, in bfloat16: 16 to 8192 rows, n and k between 512 and 32768, multiples of 64 to
+models multiply, the types in turn: 16 to 8192 rows, n and k between 512 and 32768, multiples of 64 to
 2048. `--again` draws nothing: what the file has of these kernels is measured again, as it should be
 when one was changed; the newest time of a configuration counts. The rows are appended to
 benchmarks/surveys/DEVICE.csv. 120 products take an H200 with 16 cores four minutes, nearly all of
@@ -183,7 +183,7 @@ def _parser() -> argparse.ArgumentParser:
             add("--seed", type=int, default=1, help="what they are drawn from (default: 1)")
             add("--deepest", type=int, default=GREATEST, help="largest k (default: %(default)s)")
             add("--weights", action="store_true", help="products of language models")
-            add("--dtypes", default=",".join(DTYPES), help="of random products (%(default)s)")
+            add("--dtypes", default=",".join(DTYPES), help="types, with commas (%(default)s)")
             add("--more", type=int, default=0, metavar="N", help="N others, of what is compiled")
             add("--kernels", default="", help="measure these kernels, with commas between")
             add("--again", action="store_true", help="measure what the file has of --kernels again")
@@ -223,15 +223,16 @@ def draw(
     return found
 
 
-def draw_weights(count: int, seed: int) -> list[Problem]:
+def draw_weights(count: int, seed: int, dtypes: Sequence[str]) -> list[Problem]:
     """Products of some rows with the weights of a language model, which are stored as n x k or, of
-    each fourth product, as k x n.
+    each fourth product, as k x n; the types in turn.
     """
     generator, found = random.Random(seed), []
     for at in range(count):
         units = [generator.choice(UNITS) for _ in "nk"]
         n, k = (max(round(_log_uniform(generator, *WEIGHTS) / u), 1) * u for u in units)
-        found.append(Problem(_log_uniform(generator, *ROWS), n, k, "bf16", False, at % 4 > 0))
+        dtype = dtypes[at // 4 % len(dtypes)]
+        found.append(Problem(_log_uniform(generator, *ROWS), n, k, dtype, False, at % 4 > 0))
     return [problem for problem in found if problem.flops <= MOST_OF_WEIGHTS]
 
 
@@ -324,7 +325,7 @@ def _chosen(
     """The configurations to measure of each product that is drawn."""
     generator, count = random.Random(given.seed), given.products + given.more
     groups = (
-        [[problem] for problem in draw_weights(count, given.seed)]
+        [[problem] for problem in draw_weights(count, given.seed, given.dtypes.split(","))]
         if given.weights
         else draw(count, given.seed, given.deepest, given.dtypes.split(","))
     )

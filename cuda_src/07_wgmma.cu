@@ -15,7 +15,9 @@
 //   that fetches gives its registers to those that hold the sums.
 // - A cluster of two blocks, one above the other, shares B: each fetches half and sends it to both.
 //   128 x 256 alone asks L2 for 48 bytes a clock and multiprocessor, of some 46 that it has
-//   (DeepGEMM's figures); in a cluster for 32.
+//   (DeepGEMM's figures); in a cluster for 32. Two barriers of the whole cluster, at its beginning
+//   and end, would take 1.3 us. So each block loads what first fills its stages alone, while the
+//   first barrier is on its way, and arrives at no barrier of a block that may have ended.
 // - Blocks are persistent and take tile after tile, so that the next tile comes while this one is
 //   stored, through shared memory and by TMA again. With little k storing is all there is to do:
 //   SLOTS pieces of a warpgroup's tile are stored at a time (8192 x 8192 x 128: 47 us, not
@@ -100,7 +102,7 @@ constexpr int STAGED_BYTES = SPLIT > 1 ? 0 : PIECE_COLUMNS / LINE * PIECE;  // i
 constexpr bool STREAMED = MB < 64 || NB < 64 || SPLIT > 1;
 // Small tiles: each warp stores its own rows, and the first steps are loaded before all else.
 constexpr bool WARPS_STORE = MB * NB <= 128 * 64;
-constexpr bool EARLY_LOADS = WARPS_STORE && CLUSTER == 1 && TB <= 128;
+constexpr bool EARLY_LOADS = WARPS_STORE && TB <= 128;
 
 #include "common/warpgroups.cuh"
 
@@ -111,8 +113,10 @@ static_assert((NB % TB == 0 || (NB == 16 || NB == 32) && TB == 64) && TB % 64 ==
 static_assert(KB % 64 == 0 || KB == 32, "a tile is a pile of boxes: 64 divides KB, or KB is 32");
 static_assert(MB <= 256 && NB <= 256, "a box has at most 256 rows: MB and NB <= 256");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
-static_assert(CLUSTER == 1 || (CLUSTER == 2 || CLUSTER == 4) && NB % (64 * CLUSTER) == 0,
-              "blocks that share B fetch whole boxes: CLUSTER is 1, 2 or 4, 64 CLUSTER divides NB");
+static_assert(CLUSTER == 1 || (CLUSTER == 2 || CLUSTER == 4) &&
+                                  (NB % (64 * CLUSTER) == 0 || NB >= 64 && 64 * CLUSTER % NB == 0),
+              "blocks share B, boxes or slices of one: CLUSTER is 1, 2 or 4; 64 CLUSTER and NB >= 64 "
+              "are multiples of each other");
 static_assert(CONSUMERS <= 4 && TA * TB / 128 + 40 <= CONSUMER_REGISTERS,
               "TA * TB / 128 sums fit: at most 192 for 1 or 2 warpgroups, 120 for 3, 64 for 4");
 
@@ -135,20 +139,23 @@ struct Producer {
     unsigned base, full, empty;
     Operand a, b;
 
+    // With SHARED, B is loaded together with the other blocks of the cluster.
+    template <bool SHARED>
     __device__ __forceinline__ void load_stage(unsigned stage, const Unit& unit,
                                                unsigned step) const {
         const unsigned tile = base + stage * STAGE_BYTES, filled = full + 8 * stage;
         const unsigned k0 = (unit.first + step) * KB;
         mbarrier_expect_tx(filled, STAGE_BYTES);
-        fetch<!TRANS_A, false, MB>(tile, a, filled, unit.i0, k0, unit.matrix);
-        fetch<TRANS_B, (CLUSTER > 1), NB>(tile + A_BYTES, b, filled, unit.j0, k0, unit.matrix);
+        fetch<!TRANS_A, 1, MB>(tile, a, filled, unit.i0, k0, unit.matrix);
+        fetch<TRANS_B, CLUSTER, NB, SHARED>(tile + A_BYTES, b, filled, unit.j0, k0, unit.matrix);
     }
-    // Loads the first steps, one for each stage, all empty. Returns how many: `produce` goes on.
+    // Loads the first steps, one for each stage, all empty, before the other blocks of the cluster
+    // are known to be ready. Returns how many: `produce` goes on.
     __device__ __forceinline__ unsigned begin(const Product& p) const {
-        const Unit unit = p[blockIdx.x];
+        const Unit unit = p[blockIdx.x / CLUSTER];
         const unsigned count = unit.steps < STAGES ? unit.steps : STAGES;
 #pragma unroll 1
-        for (unsigned step = 0; step < count; step++) load_stage(step, unit, step);
+        for (unsigned step = 0; step < count; step++) load_stage<false>(step, unit, step);
         return count;
     }
     __device__ __forceinline__ void produce(const Product& p, unsigned first_loads) const {
@@ -157,17 +164,19 @@ struct Producer {
             const Unit unit = p[id];
             for (unsigned step = first_loads; step < unit.steps; step++, ring.advance()) {
                 mbarrier_wait(empty + 8 * ring.stage, ring.parity);
-                load_stage(ring.stage, unit, step);
+                load_stage<(CLUSTER > 1)>(ring.stage, unit, step);
             }
             first_loads = 0;
         }
     }
 };
 
-// sum = op(A) op(B) of one unit of the warpgroup.
+// sum = op(A) op(B) of one unit of the warpgroup. `left` counts the steps that the block has left:
+// of a cluster, no block arrives at a barrier that nobody waits for, since the other block may have
+// ended, and so no block waits for the others before it ends.
 __device__ __forceinline__ void multiply(float (&sum)[ROWS][TB / 2], unsigned steps, Ring& ring,
-                                         unsigned tile_a, unsigned tile_b, unsigned full,
-                                         unsigned empty) {
+                                         unsigned& left, unsigned tile_a, unsigned tile_b,
+                                         unsigned full, unsigned empty) {
     constexpr int WIDE_A = MB < 64 ? MB : 64, WIDE_B = NB < 64 ? NB : 64;
     constexpr int STEP_A = TRANS_A ? 32 * WIDE_A : 32, STEP_B = TRANS_B ? 32 : 32 * WIDE_B;
     const unsigned thread = threadIdx.x % 128;
@@ -193,11 +202,14 @@ __device__ __forceinline__ void multiply(float (&sum)[ROWS][TB / 2], unsigned st
                     b + (x / 4 * NB * 128 + x % 4 * STEP_B) / 16, step > 0 || x > 0);
         wgmma_commit_group();
         wgmma_wait_group<1>();  // the step before has ended: its stage may be filled again
-        if (used < STAGES && thread < CLUSTER) mbarrier_arrive(empty + 8 * used, thread);
+        if (used < STAGES && thread < CLUSTER && (CLUSTER == 1 || left >= STAGES))
+            mbarrier_arrive(empty + 8 * used, thread);
         used = ring.stage;
+        if (CLUSTER > 1) left--;
     }
     wgmma_wait_group<0>();
-    if (used < STAGES && thread < CLUSTER) mbarrier_arrive(empty + 8 * used, thread);
+    if (used < STAGES && thread < CLUSTER && (CLUSTER == 1 || left >= STAGES))
+        mbarrier_arrive(empty + 8 * used, thread);
 }
 
 #include "common/wgmma_store.cuh"
@@ -209,12 +221,12 @@ __device__ __forceinline__ void consume(const Product& p, const Output& result,
     const unsigned tile_a = producer.base + group / WARPGROUPS_N * TA * 2 * BOX;
     const unsigned tile_b = producer.base + A_BYTES + group % WARPGROUPS_N * TB * 2 * BOX;
     Ring ring;
-    unsigned slot = 0, warm_up = !EARLY_LOADS;
+    unsigned slot = 0, warm_up = !EARLY_LOADS, left = CLUSTER > 1 ? p.steps_of_block() : 0;
     if (!EARLY_LOADS) make_opaque(warm_up);  // else the code would be there twice
     for (unsigned id = blockIdx.x / CLUSTER; id < p.units();) {
         const Unit unit = p[id];
         float sum[ROWS][TB / 2];
-        multiply(sum, warm_up ? 0 : unit.steps, ring, tile_a, tile_b, producer.full,
+        multiply(sum, warm_up ? 0 : unit.steps, ring, left, tile_a, tile_b, producer.full,
                  producer.empty);
         store_tile(sum, result, unit, staging, slot, group, warm_up);
         id += warm_up ? 0 : gridDim.x / CLUSTER;
@@ -252,20 +264,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
             mbarrier_init(producer.empty + 8 * s, CONSUMERS * CLUSTER);
         }
         fence_mbarrier_init();
+        if (CLUSTER > 1) cluster_arrive();
         if (EARLY_LOADS) griddepcontrol_wait(), first_loads = producer.begin(p);
+    } else if (CLUSTER > 1) {
+        cluster_arrive();
     }
-    CLUSTER > 1 ? cluster_sync() : __syncthreads();
+    __syncthreads();
     if (group == CONSUMERS) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
-        if (threadIdx.x % 128 == 0) griddepcontrol_wait(), producer.produce(p, first_loads);
+        if (threadIdx.x % 128 == 0) {
+            griddepcontrol_wait();
+            if (CLUSTER > 1 && !EARLY_LOADS) first_loads = producer.begin(p);
+            if (CLUSTER > 1) cluster_wait();
+            producer.produce(p, first_loads);
+        }
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
+        if (CLUSTER > 1) cluster_wait();
         consume(p,
                 {&maps.c, C, parts, ldc, batch_c, unsigned(m), unsigned(n), unsigned(batch), 0, 0,
                  alpha, beta, boxed != 0 EPILOGUE_ARGUMENT},
                 producer, staging + group * SLOTS * STAGED_BYTES, group);
     }
-#if CLUSTER > 1
-    cluster_leave();  // no block leaves while the other may still reach into it
-#endif
 }

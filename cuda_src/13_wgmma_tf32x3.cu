@@ -88,7 +88,7 @@ __device__ __forceinline__ void multiply(Consumer& here, Sums& sum, const Unit& 
         product(step_sum, here.rows(1), here.columns(0), true);
         product(step_sum, here.rows(0), here.columns(0), true);
         wgmma_commit_group();
-        here.ring.advance();
+        here.advance();
         wgmma_wait_group<0>();
         here.release();
 #pragma unroll

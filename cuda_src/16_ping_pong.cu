@@ -114,28 +114,32 @@ __device__ __forceinline__ Ring ring_at(unsigned steps) {
     return {steps % STAGES, steps / STAGES & 1};
 }
 
-// A block's share of a stage of B, for all blocks of the cluster: rows along k are split by
-// columns, rows along n by their depth.
-__device__ __forceinline__ void fetch_b(unsigned tile, const Operand& from, unsigned full,
-                                        unsigned j0, unsigned k0, unsigned matrix) {
+// A block's share of a stage of B: rows along k are split by columns, rows along n by their depth.
+// SHARED: for all blocks of the cluster; else for this one.
+template <bool SHARED>
+__device__ __forceinline__ void fetch_b(unsigned share, unsigned tile, const Operand& from,
+                                        unsigned full, const Unit& unit, unsigned k0) {
     constexpr int SHARE = (TRANS_B ? NB : KB) / CLUSTER;
     constexpr unsigned short BLOCKS = (1 << CLUSTER) - 1;
-    const unsigned first = CLUSTER > 1 ? block_in_cluster() * SHARE : 0, z = matrix * from.stride;
+    const unsigned first = share * SHARE, z = unit.matrix * from.stride;
 #pragma unroll
     for (int j = 0; j < (TRANS_B ? 1 : COLUMNS_B); j += 64) {
-        const unsigned target = tile + j * 128 + first * 128;
-        const unsigned x = TRANS_B ? k0 : j0 + j, y = TRANS_B ? j0 + first : k0 + first;
-        if constexpr (CLUSTER > 1)
+        const unsigned target = tile + A_BYTES + j * 128 + first * 128;
+        const unsigned x = TRANS_B ? k0 : unit.j0 + j, y = TRANS_B ? unit.j0 + first : k0 + first;
+        if constexpr (SHARED)
             tma_load(target, from.map, full, x, y, z, BLOCKS);
         else
             tma_load(target, from.map, full, x, y, z);
     }
 }
 
-// The thread that loads: the steps of all tiles of the block, one after the other.
+// The thread that loads: the steps of all tiles of the block, one after the other. What fills the
+// stages first it loads alone, for the other block may not be ready.
 __device__ __forceinline__ void produce(const Product& p, const Stages& stages, const Operand& a,
                                         const Operand& b) {
     Ring ring{0, 1};  // all stages are empty
+    unsigned alone = CLUSTER > 1 ? STAGES : 0;
+    const unsigned rank = CLUSTER > 1 ? block_in_cluster() : 0;
     for (unsigned id = blockIdx.x / CLUSTER; id < p.units(); id += gridDim.x / CLUSTER) {
         const Unit unit = p[id];
         for (unsigned step = 0; step < unit.steps; step++, ring.advance()) {
@@ -143,16 +147,25 @@ __device__ __forceinline__ void produce(const Product& p, const Stages& stages, 
             const unsigned full = stages.full + 8 * ring.stage;
             mbarrier_wait(stages.empty + 8 * ring.stage, ring.parity);
             mbarrier_expect_tx(full, STAGE_BYTES);
-            fetch<!TRANS_A, false, MB>(tile, a, full, unit.i0, step * KB, unit.matrix);
-            fetch_b(tile + A_BYTES, b, full, unit.j0, step * KB, unit.matrix);
+            fetch<!TRANS_A, 1, MB>(tile, a, full, unit.i0, step * KB, unit.matrix);
+            if (CLUSTER > 1 && alone == 0) {
+                fetch_b<true>(rank, tile, b, full, unit, step * KB);
+                continue;
+            }
+            fetch_b<false>(0, tile, b, full, unit, step * KB);
+            if (CLUSTER == 1) continue;
+            fetch_b<false>(1, tile, b, full, unit, step * KB);
+            if (--alone == 0) cluster_wait();
         }
     }
 }
 
 // sum = op(A) op(B) of one tile, whose first step is in the stage of `ring`, when it is the
-// warpgroup's turn.
+// warpgroup's turn. After the first `reused` steps the block fills their stages again: of a
+// cluster, no block arrives at a barrier that nobody waits for, since the other may have ended.
 __device__ __forceinline__ void multiply(float (&sum)[ROWS][NB / 2], unsigned steps, Ring ring,
-                                         const Stages& stages, unsigned group, unsigned turn) {
+                                         int reused, const Stages& stages, unsigned group,
+                                         unsigned turn) {
     constexpr int STEP_A = TRANS_A ? 2048 : 32, STEP_B = TRANS_B ? 32 : 2048;
     const unsigned thread = threadIdx.x % 128;
     unsigned used = STAGES;
@@ -178,13 +191,15 @@ __device__ __forceinline__ void multiply(float (&sum)[ROWS][NB / 2], unsigned st
                                          b + x * STEP_B / 16, step > 0 || x > 0);
         wgmma_commit_group();
         wgmma_wait_group<1>();  // the step before has ended: its stage may be filled again
-        if (used < STAGES && thread < CLUSTER) mbarrier_arrive(stages.empty + 8 * used, thread);
+        if (used < STAGES && thread < CLUSTER && (CLUSTER == 1 || int(step) <= reused))
+            mbarrier_arrive(stages.empty + 8 * used, thread);
         used = ring.stage;
     }
     // All stages of this tile are full: the other warpgroup may wait for the next one.
     if (steps > 0 && thread == 0) mbarrier_arrive(stages.turns + 8 * (1 - group));
     wgmma_wait_group<0>();
-    if (used < STAGES && thread < CLUSTER) mbarrier_arrive(stages.empty + 8 * used, thread);
+    if (used < STAGES && thread < CLUSTER && (CLUSTER == 1 || int(steps) <= reused))
+        mbarrier_arrive(stages.empty + 8 * used, thread);
 }
 
 // C <- alpha sum + beta C of one tile. In a warm-up, which only loads the instructions, nothing is
@@ -235,13 +250,14 @@ __device__ __forceinline__ void consume(const Product& p, const Output& result,
                                         const Stages& stages, unsigned char* staging,
                                         unsigned group) {
     const unsigned stride = gridDim.x / CLUSTER;
+    const unsigned all = CLUSTER > 1 ? p.steps_of_block() - STAGES : 0;
     unsigned done = group * p.steps, turn = 1 - group;  // warpgroup 0 need not wait for its first
     unsigned slot = 0, warm_up = 1;
     make_opaque(warm_up);  // else the code would be there twice
     for (unsigned id = blockIdx.x / CLUSTER + group * stride; id < p.units();) {
         const Unit unit = p[id];
         float sum[ROWS][NB / 2];
-        multiply(sum, warm_up ? 0 : p.steps, ring_at(done), stages, group, turn);
+        multiply(sum, warm_up ? 0 : p.steps, ring_at(done), all - done, stages, group, turn);
         store_tile(sum, result, unit, staging, slot, group, warm_up);
         if (!warm_up) id += 2 * stride, done += 2 * p.steps, turn ^= 1;
         warm_up = 0;
@@ -274,7 +290,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
         for (int g = 0; g < CONSUMERS; g++) mbarrier_init(stages.turns + 8 * g, 1);
         fence_mbarrier_init();
     }
-    CLUSTER > 1 ? cluster_sync() : __syncthreads();
+    if (CLUSTER > 1) cluster_arrive();
+    __syncthreads();
     if (group == CONSUMERS) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (threadIdx.x % 128 == 0) {
@@ -284,12 +301,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
         }
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
+        if (CLUSTER > 1) cluster_wait();
         consume(p,
                 {&maps.c, C, parts, ldc, batch_c, unsigned(m), unsigned(n), unsigned(batch), 0, 0,
                  alpha, beta, boxed != 0 EPILOGUE_ARGUMENT},
                 stages, staging + group * SLOTS * PIECE, group);
     }
-#if CLUSTER > 1
-    cluster_leave();  // no block leaves while the other may still reach into it
-#endif
 }

@@ -57,16 +57,15 @@ __device__ __forceinline__ unsigned block_in_cluster() {
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
-// All threads of the cluster. Relaxed: orders no reads and writes, which would take a fence.
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.relaxed; barrier.cluster.wait;" ::: "memory");
+// All threads of the cluster arrive; those that use what another block made ready wait. Relaxed:
+// orders no reads and writes, which would take a fence. On an H100 it takes 0.65 us, in which a
+// block loads on its own what it needs first.
+__device__ __forceinline__ void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 }
-#if CLUSTER > 1
-// The same before the first block ends: no thread is still arriving at a barrier of another block.
-__device__ __forceinline__ void cluster_leave() {
-    asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
+__device__ __forceinline__ void cluster_wait() {
+    asm volatile("barrier.cluster.wait;" ::: "memory");
 }
-#endif
 
 // Registers of each thread of a warpgroup from here on.
 template <int COUNT>

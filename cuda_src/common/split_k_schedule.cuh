@@ -19,6 +19,14 @@ struct Product {
     __device__ __forceinline__ unsigned each() const { return count; }
 #endif
     __device__ __forceinline__ unsigned units() const { return each() * SPLIT * batch; }
+    // Steps of all units that this block computes.
+    __device__ __forceinline__ unsigned steps_of_block() const {
+        const unsigned first = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
+        if (SPLIT == 1) return (units() - first + stride - 1) / stride * steps;
+        unsigned sum = 0;
+        for (unsigned id = first; id < units(); id += stride) sum += (*this)[id].steps;
+        return sum;
+    }
     // Neighbours have the same part of k: they find it in L2.
     __device__ __forceinline__ Unit operator[](unsigned id) const {
         const unsigned tiles = each();

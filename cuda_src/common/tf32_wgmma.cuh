@@ -43,8 +43,8 @@ static_assert(MB <= 256 && NB <= 256 && KB % 32 == 0 && KB <= 256,
 // the phase before last for that of the last. It gives a stage back when it has used the next.
 static_assert(STAGES >= 2 * SLICES && STAGES % SLICES == 0,
               "a tile is fetched while another is used: STAGES is 2 SLICES or a higher multiple");
-static_assert((CLUSTER == 1 || CLUSTER == 2) && MB % (8 * CLUSTER) == 0,
-              "one block or two share the boxes of A: CLUSTER is 1 or 2, 8 CLUSTER divides MB");
+static_assert((CLUSTER == 1 || CLUSTER == 2 || CLUSTER == 4) && MB % (8 * CLUSTER) == 0,
+              "blocks share the boxes of A: CLUSTER is 1, 2 or 4, 8 CLUSTER divides MB");
 
 #if CLUSTER > 1
 #define CLUSTERED __cluster_dims__(CLUSTER, 1, 1)
@@ -98,6 +98,18 @@ __device__ __forceinline__ void for_each_unit(const Product& p, Use use) {
     }
 }
 
+// Steps of all units of this block.
+__device__ __forceinline__ unsigned steps_of_block(const Product& p) {
+    const unsigned tiles_m = (p.m + MB - 1u) / MB, tiles_n = (p.n + TILE_N - 1u) / TILE_N;
+    const unsigned tiles = tiles_in(tiles_m, tiles_n), units = tiles * SPLIT * p.batch;
+    const unsigned first = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
+    Unit unit{0, 0, 0, 0, (p.k + KB - 1u) / KB};
+    if (SPLIT == 1) return (units - first + stride - 1) / stride * unit.steps;
+    unsigned sum = 0;
+    for (unsigned u = first; u < units; u += stride) unit.part = u / tiles % SPLIT, sum += unit.own();
+    return sum;
+}
+
 #include "common/tf32_wgmma_load.cuh"
 
 // A tile that is K-major, for wgmma (PTX ISA 9.0, "Matrix Descriptor"): 8 rows to a swizzle.
@@ -146,6 +158,9 @@ struct Consumer {
     unsigned base, full, empty;
     Position at;
     Ring ring;
+    // Steps of the block from the slice's one of this stage on. Of a cluster, no block arrives at a
+    // barrier that nobody waits for, since the other block may have ended.
+    unsigned left = 0;
 
     __device__ __forceinline__ void wait_for_stage() const {
         mbarrier_wait(full + 8 * ring.stage, ring.parity);
@@ -153,14 +168,19 @@ struct Consumer {
     // The slice's stage before the ring's may be filled again.
     __device__ __forceinline__ void release() const {
         const unsigned before = (ring.stage < SLICES ? ring.stage + STAGES : ring.stage) - SLICES;
-        if (threadIdx.x % 128 < CLUSTER) mbarrier_arrive(empty + 8 * before, threadIdx.x % 128);
+        if (threadIdx.x % 128 < CLUSTER && (CLUSTER == 1 || left + SLICES > STAGES))
+            mbarrier_arrive(empty + 8 * before, threadIdx.x % 128);
+    }
+    __device__ __forceinline__ void advance() {
+        ring.advance<SLICES>();
+        if (CLUSTER > 1) left -= SLICES;
     }
     // The end of a step: now the one before, if any, has ended.
     __device__ __forceinline__ void next(bool before) {
         wgmma_commit_group();
         wgmma_wait_group<1>();
         if (before) release();
-        ring.advance<SLICES>();
+        advance();
     }
     // A's tile, which came MN-major, made K-major: each warp transposes squares of 32 where they
     // are. A lane reads a column and writes it as a row, both without conflicts of banks.
@@ -231,17 +251,21 @@ __device__ __forceinline__ void run(const Product& p, const Output& result, long
     }
     const LoadExtents extents(p);
     if (extents.bytes() < STAGE_BYTES) extents.zero_rest(aligned);
-    CLUSTER > 1 ? cluster_sync() : __syncthreads();
+    if (CLUSTER > 1) cluster_arrive();
+    __syncthreads();
     if (group == CONSUMERS) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (threadIdx.x % 128 == 0) griddepcontrol_wait(), produce(p, base, full, empty);
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
+        if (CLUSTER > 1) cluster_wait();
         Consumer consumer{aligned, base, full, empty, Position(group), {}};
+        unsigned left = CLUSTER > 1 ? steps_of_block(p) : 0;
         for_each_unit(p, [&](const Unit& unit) {
             Sums sum;
             const Ring begin = consumer.ring;
             if constexpr (SLICES > 1) consumer.ring.skip(consumer.at.slice);
+            if (CLUSTER > 1) consumer.left = left - consumer.at.slice, left -= unit.own();
             multiply(consumer, sum, unit);
             if constexpr (SLICES > 1) {
                 consumer.ring = begin;
@@ -261,7 +285,4 @@ __device__ __forceinline__ void run(const Product& p, const Output& result, long
         });
         if (threadIdx.x % 128 == 0) bulk_wait_group_read();  // before shared memory is released
     }
-#if CLUSTER > 1
-    cluster_leave();  // no block leaves while the other may still reach into it
-#endif
 }

@@ -33,39 +33,43 @@ struct LoadExtents {
     }
 };
 
-// A box for all blocks of the cluster.
-__device__ __forceinline__ void fetch_a(unsigned target, const TensorMap* map, unsigned filled,
-                                        int x, int y, int z) {
-    if constexpr (CLUSTER > 1)
-        tma_load(target, map, filled, x, y, z, (1 << CLUSTER) - 1);
-    else
-        tma_load(target, map, filled, x, y, z);
-}
-
+// Loads the steps of all units of the block. Of A each block of a cluster loads a share, for all of
+// them; but what fills the stages first it loads alone, for the others may not be ready.
 __device__ __forceinline__ void produce(const Product& p, unsigned base, unsigned full,
                                         unsigned empty) {
-    const unsigned first = CLUSTER > 1 ? block_in_cluster() * LoadExtents::SHARE : 0;
+    const unsigned rank = CLUSTER > 1 ? block_in_cluster() : 0;
     const LoadExtents extents(p);
     Ring ring{0, 1};
+    unsigned alone = CLUSTER > 1 ? STAGES : 0;
     for_each_unit(p, [&](const Unit& u) {
         const unsigned matrix_a = u.matrix * p.batched_a * TERMS;
         const unsigned matrix_b = u.matrix * p.batched_b * TERMS;
         for (unsigned step = u.part; step < u.steps; step += SPLIT, ring.advance()) {
             const unsigned tile = base + ring.stage * STAGE_BYTES, filled = full + 8 * ring.stage;
+            const auto fetch_a = [&](unsigned target, int x, int y, int z) {
+                if (CLUSTER == 1 || alone > 0)
+                    tma_load(target, p.a, filled, x, y, z);
+                else if constexpr (CLUSTER > 1)
+                    tma_load(target, p.a, filled, x, y, z, (1 << CLUSTER) - 1);
+            };
             mbarrier_wait(empty + 8 * ring.stage, ring.parity);
             mbarrier_expect_tx(filled, extents.bytes());
-            if constexpr (TRANSPOSES_A) {
+            for (unsigned share = alone > 0 ? 0 : rank; share < (alone > 0 ? CLUSTER : rank + 1);
+                 share++) {
+                const unsigned first = share * LoadExtents::SHARE;
+                if constexpr (TRANSPOSES_A) {
 #pragma unroll 1
-                for (unsigned x = 0; x < K_BOXES; x++)
+                    for (unsigned x = 0; x < K_BOXES; x++)
 #pragma unroll 1
-                    for (unsigned i = first; i < first + extents.a; i += 32)
-                        fetch_a(tile + (x * MB + i) * ROW, p.a, filled, u.row + i,
-                                step * KB + x * BOX, matrix_a);
-            } else {
+                        for (unsigned i = first; i < first + extents.a; i += 32)
+                            fetch_a(tile + (x * MB + i) * ROW, u.row + i, step * KB + x * BOX,
+                                    matrix_a);
+                } else {
 #pragma unroll 1
-                for (unsigned x = 0; x < TERMS * K_BOXES; x++)
-                    fetch_a(tile + (x * MB + first) * ROW, p.a, filled,
-                            step * KB + x % K_BOXES * BOX, u.row + first, matrix_a + x / K_BOXES);
+                    for (unsigned x = 0; x < TERMS * K_BOXES; x++)
+                        fetch_a(tile + (x * MB + first) * ROW, step * KB + x % K_BOXES * BOX,
+                                u.row + first, matrix_a + x / K_BOXES);
+                }
             }
             const unsigned b = tile + TERMS * A_BYTES;
             if constexpr (BOTH_K_MAJOR) {
@@ -78,6 +82,7 @@ __device__ __forceinline__ void produce(const Product& p, unsigned base, unsigne
                 for (unsigned x = 0; x < extents.b; x += 32)
                     tma_load(b + x * (KB * 4), p.b, filled, u.column + x, step * KB, matrix_b);
             }
+            if (CLUSTER > 1 && alone > 0 && --alone == 0) cluster_wait();
         }
     });
 }

@@ -26,27 +26,31 @@ struct Operand {
     L2Policy l2_hint;
 };
 
-// Loads EXTENT rows (or columns) of one matrix, from `outer` of op(X) on, at depth k0. A box of a
-// K-major operand has all rows, of an MN-major one 64 columns or fewer. With SHARED, each block of
-// a cluster loads a share for all of them (multicast).
-template <bool K_MAJOR, bool SHARED, int EXTENT>
+// Loads EXTENT rows (or columns) of one matrix, from `outer` of op(X) on, at depth k0, in boxes: of
+// a K-major operand each has the rows that one of BLOCKS in a cluster loads if they share the tile,
+// of an MN-major one 64 columns or fewer, and where a tile has fewer such boxes than there are
+// blocks a slice of their depth. SHARED: this block loads its share for all of them (multicast).
+template <bool K_MAJOR, int BLOCKS, int EXTENT, bool SHARED = (BLOCKS > 1)>
 __device__ __forceinline__ void fetch(unsigned tile, const Operand& from, unsigned full,
                                       unsigned outer, unsigned k0, unsigned matrix) {
-    constexpr int SHARE = SHARED ? EXTENT / CLUSTER : EXTENT;
-    constexpr int IN_BOX = K_MAJOR || SHARE < 64 ? SHARE : 64;
-    constexpr unsigned short BLOCKS = (1 << CLUSTER) - 1;
+    constexpr int HIGH = K_MAJOR ? EXTENT / BLOCKS : EXTENT < 64 ? EXTENT : 64;
+    constexpr int SLICES = EXTENT / HIGH < BLOCKS ? BLOCKS * HIGH / EXTENT : 1;
+    constexpr int BOXES = EXTENT / HIGH * SLICES, SHARE = SHARED ? BOXES / BLOCKS : BOXES;
+    constexpr unsigned short ALL = (1 << BLOCKS) - 1;
     const unsigned first = SHARED ? block_in_cluster() * SHARE : 0, z = matrix * from.stride;
 #pragma unroll
     for (int deep = 0; deep < K_BOXES; deep++)
 #pragma unroll
-        for (int i = 0; i < SHARE; i += IN_BOX) {
-            const unsigned o = outer + first + i, k = k0 + deep * BOX;
-            const unsigned target = tile + (deep * EXTENT + first + i) * 2 * BOX;
+        for (int box = 0; box < SHARE; box++) {
+            const unsigned at = (first + box) / SLICES * HIGH;
+            const unsigned slice = (first + box) % SLICES * (BOX / SLICES);
+            const unsigned o = outer + at, k = k0 + deep * BOX + slice;
+            const unsigned target = tile + (deep * EXTENT + at) * 2 * BOX + slice * 128;
             const unsigned x = K_MAJOR ? k : o, y = K_MAJOR ? o : k;
             if constexpr (SHARED && STREAMED)
-                tma_load(target, from.map, full, x, y, z, BLOCKS, from.l2_hint);
+                tma_load(target, from.map, full, x, y, z, ALL, from.l2_hint);
             else if constexpr (SHARED)
-                tma_load(target, from.map, full, x, y, z, BLOCKS);
+                tma_load(target, from.map, full, x, y, z, ALL);
             else if constexpr (STREAMED)
                 tma_load(target, from.map, full, x, y, z, from.l2_hint);
             else

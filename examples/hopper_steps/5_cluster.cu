@@ -5,8 +5,10 @@
 // have used it, for the other block writes into it, too: each arrives at both blocks' barriers. No
 // block may leave while the other can still reach into its shared memory.
 //
-// Kernel 07 has all five steps. More than here: wider tiles, C stored by TMA through shared memory,
-// wgmma that goes on while the next is issued, all layouts, batches, and k shared among blocks.
+// Kernel 07 has all five steps. More than here: blocks that wait for each other neither at the
+// beginning, where each loads its first stages alone, nor at the end; wider tiles, C stored by TMA
+// through shared memory, wgmma that goes on while the next is issued, all layouts, batches, and k
+// shared among blocks.
 
 #define CLUSTER 2
 #include "tile.cuh"
@@ -19,6 +21,11 @@ struct Ring {
         if (++stage == STAGES) stage = 0, parity ^= 1;
     }
 };
+
+// All threads of the cluster, and what they did before.
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
+}
 
 // As in step 4, with tiles two high: `count` is that of pairs.
 struct Tiles {
@@ -82,5 +89,5 @@ extern "C" __global__ void __launch_bounds__(384) __cluster_dims__(CLUSTER, 1, 1
             store(sum, C, m, n, at.x + rank * TILE + group * 64, at.y);
         }
     }
-    cluster_leave();
+    cluster_sync();
 }

@@ -59,15 +59,22 @@ _PAIRS = (
     Form(64, 128, 64, 4, TA=64, CLUSTER=2),
     Form(64, 64, 64, 6, TA=32, CLUSTER=2),
 )
-#: More tiles, for sides that those above do not fill. Only a survey chooses them (survey.py); else
-#: the tuner finds them.
-_FILLING = (
+#: More tiles, for sides that those above do not fill, and large ones whose blocks share A: pairs,
+#: and fours for rows that start within lines of memory, which take L2 longest. Only a survey chooses
+#: them (survey.py); else the tuner finds them.
+_MORE = (
     Form(160, 192, 32, 3),
     Form(128, 192, 32, 3),
     Form(192, 128, 32, 3),
     Form(96, 128, 32, 4),
     Form(160, 64, 32, 5),
     Form(96, 64, 32, 6),
+    Form(192, 128, 32, 4, CLUSTER=2),
+    Form(224, 128, 32, 4, CLUSTER=2),
+    Form(256, 128, 32, 4, CLUSTER=2),
+    Form(160, 128, 32, 5, CLUSTER=4),
+    Form(224, 128, 32, 4, CLUSTER=4),
+    Form(256, 128, 32, 4, CLUSTER=4),
 )
 FORMS_X3 = (
     Form(128, 128, 32, 3, 0.95, 2.0),
@@ -101,6 +108,9 @@ _REPACKED, _ADDED, _INTO_ONE, _FROM_ALL = 3.9e6, 2.7e6, 2.6e5, 1.85e7
 #: shorter of computing and memory the longer does not hide.
 _LATENCY, _MULTIPLY, _READ, _TRANSPOSE, _OVERLAP = 0.98, 0.42, 0.00039, 0.065, 0.26
 
+#: Part of the multiprocessors on which clusters of four have room (an H100: 120 of 132).
+_OF_FOURS = 10 / 11
+
 #: Operations, elements of C and depth up to which times were fitted: above, power, stores and
 #: memory decide.
 _FITTED, _FITTED_C, _FITTED_K = 2e10, 2**24, 2**14
@@ -120,7 +130,7 @@ def _fastest(p: Problem, d: Device) -> dict[str, int]:
 
 def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
     """Every form that may run, whole and with k in parts."""
-    return _timed(p, d, (*FORMS, *_PAIRS, *_FILLING))
+    return _timed(p, d, (*FORMS, *_PAIRS, *_MORE))
 
 
 def _timed(p: Problem, d: Device, forms: tuple[Form, ...]) -> Iterator[tuple[float, Config]]:
@@ -135,8 +145,10 @@ def _expected(c: Config, p: Problem, d: Device) -> float:
     """
     loaded = WGMMA_TF32.tma.as_loaded(p)
     units = WGMMA_TF32.units(c, p)
-    rate = min(_INTO_ONE, _FROM_ALL / max(min(units, d.sms), 1))
-    step = 128 * (c.MB + c.NB) / rate + _TRANSPOSE * _transposes_a(loaded) * c.MB / 64
+    sms = d.sms * _OF_FOURS if c.CLUSTER > 2 else d.sms
+    into_one = (c.MB + c.NB) / _INTO_ONE
+    from_all = (c.MB / c.CLUSTER + c.NB) / _FROM_ALL * max(min(units, sms), 1)
+    step = 128 * max(into_one, from_all) + _TRANSPOSE * _transposes_a(loaded) * c.MB / 64
     step = max(step, _MULTIPLY * max(c.MB, 64) * c.NB / (256 * 128))
     step += _READ * (c.MB // c.TA) * (c.NB // c.TB) * (c.TA + c.TB)
     step = max(step, 32 * _LATENCY / (c.STAGES * c.KB))
@@ -144,7 +156,7 @@ def _expected(c: Config, p: Problem, d: Device) -> float:
     store = _STORE * c.TA
     if 4 * p.n % _ROW:
         store *= _BY_COLUMNS[c.STORE] if _swapped(loaded) else _BY_ROWS
-    waves = ceil_div(units, d.sms)
+    waves = math.ceil(units / sms)
     busy = _END + waves * (steps * step + _TILE) + store * waves
     repacked = [
         4 * rows * columns
@@ -181,7 +193,8 @@ def _candidates(
     for form in forms:
         given = dict(kernel.default, MB=form.MB, NB=form.NB, KB=form.KB, TA=form.TA or form.MB)
         given |= dict(STAGES=form.STAGES, CLUSTER=form.CLUSTER)
-        given["GROUP"] = by_rows if p.k <= _SHALLOW or form.CLUSTER > 1 else 8
+        small_pair = form.CLUSTER > 1 and form.MB * form.NB <= 128 * 64
+        given["GROUP"] = by_rows if p.k <= _SHALLOW or small_pair else 8
         slices = 1 + (_transposes_a(received) and form.MB * form.NB <= 64 * 64)
         if slices > 1:
             given["SLICES"] = slices
@@ -320,8 +333,8 @@ _RING = Rule(
     lambda c, p, d: c.STAGES >= 2 * _slices(c) and c.STAGES % _slices(c) == 0,
 )
 _SHARED_A = Rule(
-    "one block or two share the boxes of A: CLUSTER is 1 or 2, 8 CLUSTER divides MB",
-    lambda c, p, d: c.CLUSTER in (1, 2) and c.MB % (8 * c.CLUSTER) == 0,
+    "blocks share the boxes of A: CLUSTER is 1, 2 or 4, 8 CLUSTER divides MB",
+    lambda c, p, d: c.CLUSTER in (1, 2, 4) and c.MB % (8 * c.CLUSTER) == 0,
 )
 
 
@@ -371,7 +384,7 @@ WGMMA_TF32 = Kernel(
         SLICES=(1, 2),
         STAGES=(2, 3, 4, 5, 6, 8),
         SLOTS=(2, 4),
-        CLUSTER=(1, 2),
+        CLUSTER=(1, 2, 4),
         GROUP=(1, 4, 8, 16, 64),
         SPLIT=(1, 2, 4, 8, 16, 33, 66, 132),
         STORE=(1, 2),

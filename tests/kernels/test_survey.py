@@ -200,8 +200,8 @@ def test_products_are_drawn_within_the_limits_and_again_from_the_same_seed():
     assert max(problem.m for problem in drawn) > 4000
     assert all(survey.covers(problem, H200) for problem in drawn)
     assert {problem.dtype for problem in drawn} == set(tool.DTYPES)
-    weights = tool.draw_weights(50, 3)
-    assert weights == tool.draw_weights(50, 3) != tool.draw_weights(50, 4)
+    weights = tool.draw_weights(50, 3, ["bf16"])
+    assert weights == tool.draw_weights(50, 3, ["bf16"]) != tool.draw_weights(50, 4, ["bf16"])
     assert all(problem.n % 64 == problem.k % 64 == 0 for problem in weights)
     assert all(16 <= problem.m <= 8192 and problem.flops <= 1e12 for problem in weights)
 

@@ -66,6 +66,7 @@ class _LaunchConfig(ctypes.Structure):
 
 #: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, allowed.
 _EARLY = _LaunchAttribute(6, 0, 1)
+_CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 
 
 def shown(arguments: bytes) -> ctypes.Array:
@@ -304,6 +305,17 @@ class Driver:
             return call
 
         return with_arguments
+
+    def most_clusters(self, function: int, sizes: tuple[int, ...], cluster: int) -> int:
+        """How many clusters of so many blocks along x can run at the same time; `sizes` as of
+        `launcher`. The multiprocessors of a cluster are of one graphics processing cluster.
+        """
+        found = c_int()
+        attribute = _LaunchAttribute(_CLUSTER_DIMENSION, 0, cluster, (c_int * 15)(1, 1))
+        config = _LaunchConfig((c_uint * 7)(*sizes), None, ctypes.addressof(attribute), 1)
+        where = byref(found), c_void_p(function), byref(config)
+        self.call("cuOccupancyMaxActiveClusters", *where)
+        return found.value
 
     def asks_for_state(self, stream: int) -> Callable[[], StreamState] | None:
         """A call that says which stream the handle means now and whether it is being captured, in

@@ -281,6 +281,22 @@ class MappedExecutable(CudaExecutable):
         _, block = super()._geometry(problem)
         return self.config.kernel.grid(self.config, problem, self._device.sms), block
 
+    def _fitting(
+        self, loaded: Held, shared: int, grid: tuple[int, int, int], block: tuple[int, int, int]
+    ) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        """Grid and block without the clusters that could only begin when others have ended: blocks
+        share all work before they begin. Pairs always fit; clusters of four do not, because the
+        multiprocessors of a graphics processing cluster are no multiple of four (an H100 has room
+        for 30 of them, 120 of 132 multiprocessors).
+        """
+        cluster = getattr(self.config, "CLUSTER", 1)
+        if cluster <= 2:
+            return grid, block
+        if not hasattr(loaded, "most_clusters"):
+            sizes, function = (*grid, *block, shared), loaded.functions["gemm"]
+            loaded.most_clusters = self._driver.most_clusters(function, sizes, cluster)
+        return (min(grid[0], cluster * max(loaded.most_clusters, 1)), *grid[1:]), block
+
     def _together(self, copies: list[Copy | None]) -> int:
         """Most matrices of a batch that may be repacked at a time; at least one."""
         one = sum(copy._replace(stack=1).nbytes for copy in copies if copy)
@@ -313,10 +329,10 @@ class MappedExecutable(CudaExecutable):
         """The launch of the kernel."""
         problem, c, places = run.problem, run.c, run.loaded.places
         size = problem.numpy_dtype.itemsize
-        grid, block = self._geometry(problem)
         shared = self._claim(run.loaded, run.context, problem)
         try:
             with active(run.context):
+                grid, block = self._fitting(run.loaded, shared, *self._geometry(problem))
                 maps = self._maps(run, factors, copies)
                 scales = self._maps_of_scales(factors, copies)
         except DriverError as error:

@@ -76,7 +76,8 @@ PYMM_SIM_TWIN inline void mbarrier_wait(unsigned barrier, unsigned parity) {
 }
 
 inline unsigned block_in_cluster() { return 0; }
-inline void cluster_sync() { __syncthreads(); }
+inline void cluster_arrive() {}
+inline void cluster_wait() {}
 inline void warpgroup_sync(int id) { barrier_sync(id, 128); }
 template <int COUNT>
 void named_barrier_sync(int id) {
