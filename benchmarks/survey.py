@@ -13,15 +13,15 @@ nothing is tuned (pymm/kernels/survey.py).
 `measure` draws products (extents log-uniform between 32 and 8192, layouts random), each in float32,
 float64, bfloat16 and tf32, and times in turn the configurations that are expected to be quickest,
 and two at random of those that should be nearly as quick. With `--kernels` only the products are
-measured for which one of these kernels offers configurations: the four that its model expects to be
-quickest, and the four quickest of all other kernels. So a new kernel gets times, without which
-`matmul` does not choose it. `--deepest K` draws k between 32 and K. `--weights` draws what language
-models multiply, the types in turn: 16 to 8192 rows, n and k between 512 and 32768, multiples of 64 to
-2048. `--again` draws nothing: what the file has of these kernels is measured again, as it should be
-when one was changed; the newest time of a configuration counts. The rows are appended to
-benchmarks/surveys/DEVICE.csv. 120 products take an H200 with 16 cores four minutes, nearly all of
-it for compiling; so `--more N` draws N others, of which those configurations are measured that are
-compiled by then.
+measured for which one of these kernels offers configurations: four of the eight that its model
+expects to be quickest, and the four quickest of all other kernels. So a new kernel gets times,
+without which `matmul` does not choose it. `--deepest K` draws k between 32 and K, `--least N`
+products of at least N operations. `--weights` draws what language models multiply, the types in
+turn: 16 to 8192 rows, n and k between 512 and 32768, multiples of 64 to 2048. `--again` draws
+nothing: what the file has of these kernels is measured again, as it should be when one was changed;
+the newest time of a configuration counts. The rows are appended to benchmarks/surveys/DEVICE.csv.
+120 products take an H200 with 16 cores four minutes, nearly all of it for compiling; so `--more N`
+draws N others, of which those configurations are measured that are compiled by then.
 
 `fit` writes tuning_configs/DEVICE.survey.npz from that file; it needs no GPU. Run it when the file,
 a kernel's `options` or what its model expects has changed. With `--left-out N` it writes nothing:
@@ -114,8 +114,9 @@ AT_RANDOM, OF = 2, 14
 #: The most expected time of the others, relative to the least.
 WITHIN = 1.3
 
-#: With `--kernels`: configurations of each of these kernels, and of all others together.
-OF_EACH, BESIDE = 4, 4
+#: With `--kernels`: configurations of each of these kernels, drawn from so many that its model
+#: expects to be quickest, and of all others together.
+OF_EACH, OF_OWN, BESIDE = 4, 8, 4
 
 #: Times of each.
 ROUNDS = 11
@@ -182,6 +183,7 @@ def _parser() -> argparse.ArgumentParser:
             add("--products", type=int, default=120, help="how many to draw (default: 120)")
             add("--seed", type=int, default=1, help="what they are drawn from (default: 1)")
             add("--deepest", type=int, default=GREATEST, help="largest k (default: %(default)s)")
+            add("--least", type=float, default=0.0, metavar="N", help="at least so many operations")
             add("--weights", action="store_true", help="products of language models")
             add("--dtypes", default=",".join(DTYPES), help="types, with commas (%(default)s)")
             add("--more", type=int, default=0, metavar="N", help="N others, of what is compiled")
@@ -211,15 +213,23 @@ def _log_uniform(generator: random.Random, least: int, greatest: int) -> int:
 
 
 def draw(
-    count: int, seed: int, deepest: int = GREATEST, dtypes: Sequence[str] = DTYPES
+    count: int,
+    seed: int,
+    deepest: int = GREATEST,
+    dtypes: Sequence[str] = DTYPES,
+    least: float = 0.0,
 ) -> list[list[Problem]]:
-    """Random products with k up to `deepest`, each in these types; none of those that take long."""
+    """Random products with k up to `deepest` and at least so many operations, each in these types;
+    none of those that take long.
+    """
     generator, found = random.Random(seed), []
-    for _ in range(count):
+    while len(found) < count:
         extents = [_log_uniform(generator, LEAST, most) for most in (GREATEST, GREATEST, deepest)]
         flags = [generator.random() < 0.5 for _ in "ab"]
         every = [Problem(*extents, dtype, *flags) for dtype in dtypes]
-        found.append([problem for problem in every if problem.flops <= MOST_FLOPS])
+        group = [problem for problem in every if least <= problem.flops <= MOST_FLOPS]
+        if group or not least:
+            found.append(group)
     return found
 
 
@@ -279,8 +289,8 @@ def promising(
     if kernels:
         chosen = [c for c in quick if c.kernel not in kernels][:BESIDE]
         for kernel in kernels:
-            own = [c for c in by_models if c.kernel is kernel]
-            chosen += own[:OF_EACH]
+            own = [c for c in by_models if c.kernel is kernel][:OF_OWN]
+            chosen += generator.sample(own, min(OF_EACH, len(own)))
         return chosen
     quick = [c for c in quick if times[c] <= WITHIN * times[quick[0]]]
     most = FEWER if problem.flops > MANY_FLOPS else MOST
@@ -327,7 +337,7 @@ def _chosen(
     groups = (
         [[problem] for problem in draw_weights(count, given.seed, given.dtypes.split(","))]
         if given.weights
-        else draw(count, given.seed, given.deepest, given.dtypes.split(","))
+        else draw(count, given.seed, given.deepest, given.dtypes.split(","), given.least)
     )
     chosen: dict[Problem, list[Config]] = {}
     compiled: set[str] = set()

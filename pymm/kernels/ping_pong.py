@@ -96,18 +96,18 @@ def _slots_fit(mb: int, nb: int, slots: int, p: Problem) -> bool:
 
 
 def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
-    """Every tile, where this kernel may be the faster at all; tiles of 128 rows also in pairs, and
-    walked in larger groups where C is wide.
+    """Every tile, where this kernel may be the faster at all; where C is wide, tiles of 128 rows
+    also in pairs, and walked in larger groups.
     """
     if _competes(p):
         before = wgmma.repacking_us(p)
         for tile in _tiles_for(p):
-            paired = tile["MB"] == 128 and tile["CLUSTER"] == 1 and p.m > 128
-            for cluster in (1, 2) if paired else (tile["CLUSTER"],):
+            wide = tile["MB"] == 128 and tile["CLUSTER"] == 1 and p.n >= _WIDER * p.m
+            for cluster in (1, 2) if wide else (tile["CLUSTER"],):
                 given = tile | dict(CLUSTER=cluster)
                 expected = before + _microseconds(given, p, d)
                 yield expected, _given(given, p, d)
-                if paired and p.n >= _WIDER * p.m:
+                if wide:
                     yield _WALKED * expected, _given(given | dict(GROUP=16), p, d)
 
 

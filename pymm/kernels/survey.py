@@ -1,10 +1,9 @@
 """Expected times of configurations on a GPU that was surveyed: those of the kernels' models,
 corrected by measured times of similar products.
 
-A survey holds some hundreds of random products of each type, in 16 bits also products of language
-models, with the measured times of the configurations that were expected to be quickest and of two
-others. The correction of a time is the logarithm of
-measured / expected. Corrections are predicted by a Gaussian process (Rasmussen and Williams,
+A survey holds some hundreds of random products of each type, and products of language models, with
+the measured times of the configurations that were expected to be quickest and of two others. The
+correction of a time is the logarithm of measured / expected. Corrections are predicted by a Gaussian process (Rasmussen and Williams,
 Gaussian Processes for Machine Learning, 2006, section 2.2) over features of the product and the
 configuration: near points have similar corrections; far from all points that were measured, the
 mean correction is predicted. benchmarks/survey.py measures, fits and writes the file that is read
@@ -94,16 +93,18 @@ _KERNEL, _KERNELS = 5, 32
 
 @dataclass(frozen=True)
 class Survey:
-    """The fit for one type: the features and the weight of each measured point, the mean
-    correction, the forms of kernels that were measured, and the least and the greatest extent and
-    the most operations of the products.
+    """The fit for one type on the GPU with the slug `where`: the features and the weight of each
+    measured point, the mean correction, the forms of kernels that were measured, and of the
+    products the least m, n and k with A as it is stored and with A transposed, the greatest extent
+    and the most operations.
     """
 
+    where: str
     features: np.ndarray
     weights: np.ndarray
     mean: float
     forms: frozenset[tuple[int, ...]]
-    least: int
+    least: tuple[tuple[int, ...], tuple[int, ...]]
     greatest: int
     flops: float
     dtype: str
@@ -116,14 +117,20 @@ class Survey:
         return self.mean + covariance(here, self.features) @ self.weights
 
 
+    def covers(self, problem: Problem) -> bool:
+        """Whether products like this one were measured."""
+        if problem.batch != 1 or problem.symmetric:
+            return False
+        extents = problem.m, problem.n, problem.k
+        least = self.least[problem.trans_a]
+        large = all(one <= e * _BEYOND for one, e in zip(least, extents, strict=True))
+        within = max(extents) <= self.greatest * _BEYOND
+        return large and within and problem.flops <= self.flops * _BEYOND
+
+
 def covers(problem: Problem, device: Device) -> bool:
-    """Whether products like this one were surveyed on the device."""
-    survey = survey_of(problem, device)
-    if survey is None or problem.batch != 1 or problem.symmetric:
-        return False
-    least, *_, greatest = sorted((problem.m, problem.n, problem.k))
-    within = survey.least <= least * _BEYOND and greatest <= survey.greatest * _BEYOND
-    return within and problem.flops <= survey.flops * _BEYOND
+    """Whether products like this one were surveyed, on the device or a similar one."""
+    return survey_of(problem, device) is not None
 
 
 @lru_cache(maxsize=8192)
@@ -133,7 +140,7 @@ def quickest(kernel: Kernel, problem: Problem, device: Device) -> tuple[float, C
     the product, and if no configuration that counts may run.
     """
     survey = survey_of(problem, device)
-    if survey is None or not covers(problem, device):
+    if survey is None:
         return None
     if kernel.options is None or not kernel.runs_on(device):
         return None
@@ -218,29 +225,30 @@ def covariance(some: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def survey_of(problem: Problem, device: Device) -> Survey | None:
-    """The survey of the device in the problem's type, or in the type that takes the same time."""
-    slug = surveyed(device)
-    if slug is None:
-        return None
-    return _load(slug, _SAME_TIMES_AS.get(problem.dtype, problem.dtype))
+    """The first survey of `surveyed` that covers the product, in its type or in the type that takes
+    the same time.
+    """
+    dtype = _SAME_TIMES_AS.get(problem.dtype, problem.dtype)
+    found = (_load(slug, dtype) for slug in surveyed(device))
+    return next((survey for survey in found if survey and survey.covers(problem)), None)
 
 
 @lru_cache(maxsize=64)
-def surveyed(device: Device) -> str | None:
-    """The slug of the GPU whose survey serves the device: its own, else that of one of the same
-    compute capability with as many multiprocessors, of those the one with the most similar memory
-    bandwidth. On an H100 the survey of an H200 chose configurations that took 1.016 to 1.025 of the
-    least time, one of its own 1.018 to 1.020, the models alone 1.038 to 1.044.
+def surveyed(device: Device) -> tuple[str, ...]:
+    """The slugs of the GPUs whose surveys serve the device: its own, then those of the same compute
+    capability with as many multiprocessors, by how similar their memory bandwidth is. On an H100
+    the survey of an H200 chose configurations that took 1.016 to 1.025 of the least time, one of
+    its own 1.018 to 1.020, the models alone 1.038 to 1.044.
     """
     if not device.is_gpu:
-        return None
+        return ()
     apart: dict[str, float] = {}
     for slug, (capability, sms, bandwidth) in _surveys().items():
         if slug == device.slug:
-            return slug
-        if (capability, sms) == (tuple(device.capability), device.sms) and device.bandwidth > 0:
+            apart[slug] = -1.0
+        elif (capability, sms) == (tuple(device.capability), device.sms) and device.bandwidth > 0:
             apart[slug] = abs(math.log(bandwidth / device.bandwidth))
-    return min(apart, key=apart.__getitem__, default=None)
+    return tuple(sorted(apart, key=apart.__getitem__))
 
 
 @lru_cache(maxsize=1)
@@ -276,6 +284,7 @@ def _load(device: str, dtype: str) -> Survey | None:
         columns = [_KERNEL, *(_KERNEL + 1 + PARAMETERS.index(name) for name in _OF_FORM)]
         forms = frozenset(map(tuple, np.unique(rows[:, columns], axis=0).tolist()))
         extents = rows[:, :3]
-        limits = int(extents.min()), int(extents.max()), 2.0 * extents.prod(axis=1).max()
+        least = [tuple(extents[rows[:, 3] == trans].min(axis=0).tolist()) for trans in (0, 1)]
+        limits = tuple(least), int(extents.max()), 2.0 * extents.prod(axis=1).max()
         weights, mean = file[f"{dtype}_weights"], float(file[f"{dtype}_mean"])
-        return Survey(at, weights, mean, forms, *limits, dtype, sms)
+        return Survey(device, at, weights, mean, forms, *limits, dtype, sms)

@@ -59,16 +59,21 @@ _PAIRS = (
     Form(64, 128, 64, 4, TA=64, CLUSTER=2),
     Form(64, 64, 64, 6, TA=32, CLUSTER=2),
 )
-#: More tiles, for sides that those above do not fill, and large ones whose blocks share A: pairs,
-#: and fours for rows that start within lines of memory, which take L2 longest. Only a survey chooses
-#: them (survey.py); else the tuner finds them.
-_MORE = (
+#: More tiles, for sides that those above do not fill. Only a survey chooses them (survey.py); else
+#: the tuner finds them.
+_FILLING = (
     Form(160, 192, 32, 3),
     Form(128, 192, 32, 3),
     Form(192, 128, 32, 3),
     Form(96, 128, 32, 4),
     Form(160, 64, 32, 5),
     Form(96, 64, 32, 6),
+)
+#: The same: large tiles whose blocks share A, from this k on. Pairs, and fours for rows that start
+#: within lines of memory, which take L2 longest (H100, 4780 x 408 x 6244 NT: 116 us in fours, 138 in
+#: pairs, 161 alone; with k 6240, whose rows start at lines, 89, 110 and 128).
+_STEPS = 256
+_SHARING = (
     Form(192, 128, 32, 4, CLUSTER=2),
     Form(224, 128, 32, 4, CLUSTER=2),
     Form(256, 128, 32, 4, CLUSTER=2),
@@ -129,8 +134,11 @@ def _fastest(p: Problem, d: Device) -> dict[str, int]:
 
 
 def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
-    """Every form that may run, whole and with k in parts."""
-    return _timed(p, d, (*FORMS, *_PAIRS, *_MORE))
+    """Every form that may run, whole and with k in parts; large tiles whose blocks share A only
+    where there are enough steps.
+    """
+    forms = (*FORMS, *_PAIRS, *_FILLING, *(_SHARING if p.k >= _STEPS else ()))
+    return _timed(p, d, forms)
 
 
 def _timed(p: Problem, d: Device, forms: tuple[Form, ...]) -> Iterator[tuple[float, Config]]:

@@ -68,7 +68,8 @@ def select(
     A record counts only if its configuration obeys every rule for `problem` on `device`. A record
     of a lower kernel counts only where the highest was measured on the same problem, and if
     somewhere the lower one was about as fast: a kernel tuned by itself may be far slower than the
-    others untuned.
+    others untuned. Where the device was surveyed, one of this very problem also counts if it took
+    at most a tenth longer than is expected of the default.
 
     A damaged file is left out, with one warning, and the reason names it. `ValueError` for an
     unknown kernel and for one that cannot run here at all; `NotImplementedError` for a dtype that
@@ -80,9 +81,8 @@ def select(
     none_near = False
     for records in tuned_files.usable(device, environment, files):
         found = _nearest(problem, records)
-        found = competitive_records(
-            highest, [one for one in found if wanted in (None, one[0].config.kernel)]
-        )
+        found = [one for one in found if wanted in (None, one[0].config.kernel)]
+        found = competitive_records(problem, device, highest, found)
         defaults = _defaults(problem, device, highest, found)
         choice = _of_records(problem, device, found, defaults, wanted)
         if choice is not None:
@@ -381,7 +381,8 @@ def _why_untuned(config: Config, problem: Problem, device: Device, none_near: bo
     reason = f"{what} of {kernel.name}: {why} on {device.name}"
     surveyed = survey.quickest(kernel, problem, device)
     if surveyed is not None and surveyed[1] == config:
-        expected, where = duration(surveyed[0] * 1e-6, 3), survey.surveyed(device)
+        expected = duration(surveyed[0] * 1e-6, 3)
+        where = survey.survey_of(problem, device).where
         there = "" if where == device.slug else f" on {where}"
         reason += f"; by measured times of similar products{there} expected to take {expected}"
     return reason

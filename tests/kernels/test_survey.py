@@ -101,8 +101,8 @@ COVERED = Problem(500, 600, 700, "f32")
         (replace(COVERED, batch=2), H200),
         (replace(COVERED, n=500, trans_b=True, op="syrk"), H200),
         (replace(COVERED, k=tool.LEAST // 2), H200),
-        (replace(COVERED, n=2 * tool.GREATEST), H200),
-        (Problem(8000, 8000, 8000, "f32"), H200),
+        (replace(COVERED, n=2 * tool.WEIGHTS[1]), H200),
+        (Problem(9000, 9000, 9000, "f32"), H200),
         (replace(COVERED, dtype="tf32x3"), H200),
         (replace(COVERED, dtype="bf16_f32"), H200),
     ],
@@ -130,7 +130,7 @@ def test_other_products_and_devices_have_no_survey(problem, device):
 )
 def test_a_gpu_without_a_survey_has_that_of_the_most_similar_one(change, slug):
     device = replace(H200, **{"name": "another"} | change)
-    assert survey.surveyed(device) == slug
+    assert next(iter(survey.surveyed(device)), None) == slug
     assert survey.covers(COVERED, device) == (slug is not None)
     if slug is None:
         return
@@ -139,6 +139,14 @@ def test_a_gpu_without_a_survey_has_that_of_the_most_similar_one(change, slug):
     assert choice.config == survey.quickest(kernel, COVERED, device)[1]
     there = "" if slug == device.slug else f" on {slug}"
     assert f"by measured times of similar products{there} expected to take" in choice.reason
+
+
+def test_what_a_survey_does_not_cover_has_that_of_a_similar_gpu():
+    beyond = replace(COVERED, n=2 * tool.GREATEST)
+    own, other = (survey.survey_of(problem, H200) for problem in (COVERED, beyond))
+    assert (own.where, other.where) == ("nvidia-h200", "nvidia-h100-80gb-hbm3")
+    reason = select(beyond, H200, None, Environment("", "", "")).reason
+    assert "similar products on nvidia-h100-80gb-hbm3 expected to take" in reason
 
 
 def test_a_form_that_was_not_measured_is_not_chosen():

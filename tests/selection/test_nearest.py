@@ -53,7 +53,7 @@ SQUARE = of_h200("pipelined", 4096, 4096, 4096, 2.7e-3)
 
 def test_what_is_tuned_for_a_deep_product_does_not_serve_a_square(tuned):
     """The deep one is nearer, and its parts of k would be five steps long."""
-    problem = Problem(700, 700, 30000)
+    problem = Problem(700, 700, 60000)
     choice = tuned(problem, DEEP, SQUARE, kernel="pipelined", device=WHOLE)
     assert choice.record is not None and choice.config.SPLIT > 1
     choice = tuned(Problem(1500, 1500, 700), kernel="pipelined", device=WHOLE)
