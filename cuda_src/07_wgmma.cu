@@ -15,9 +15,8 @@
 //   that fetches gives its registers to those that hold the sums.
 // - A cluster of two blocks, one above the other, shares B: each fetches half and sends it to both.
 //   128 x 256 alone asks L2 for 48 bytes a clock and multiprocessor, of some 46 that it has
-//   (DeepGEMM's figures); in a cluster for 32. Two barriers of the whole cluster, at its beginning
-//   and end, would take 1.3 us. So each block loads what first fills its stages alone, while the
-//   first barrier is on its way, and arrives at no barrier of a block that may have ended.
+//   (DeepGEMM's figures); in a cluster for 32. No block arrives at a barrier of one that may have
+//   ended, so that none waits for the others before it ends: a barrier of the cluster takes 0.65 us.
 // - Blocks are persistent and take tile after tile, so that the next tile comes while this one is
 //   stored, through shared memory and by TMA again. With little k storing is all there is to do:
 //   SLOTS pieces of a warpgroup's tile are stored at a time (8192 x 8192 x 128: 47 us, not
@@ -102,7 +101,7 @@ constexpr int STAGED_BYTES = SPLIT > 1 ? 0 : PIECE_COLUMNS / LINE * PIECE;  // i
 constexpr bool STREAMED = MB < 64 || NB < 64 || SPLIT > 1;
 // Small tiles: each warp stores its own rows, and the first steps are loaded before all else.
 constexpr bool WARPS_STORE = MB * NB <= 128 * 64;
-constexpr bool EARLY_LOADS = WARPS_STORE && TB <= 128;
+constexpr bool EARLY_LOADS = WARPS_STORE && CLUSTER == 1 && TB <= 128;
 
 #include "common/warpgroups.cuh"
 
@@ -139,23 +138,20 @@ struct Producer {
     unsigned base, full, empty;
     Operand a, b;
 
-    // With SHARED, B is loaded together with the other blocks of the cluster.
-    template <bool SHARED>
     __device__ __forceinline__ void load_stage(unsigned stage, const Unit& unit,
                                                unsigned step) const {
         const unsigned tile = base + stage * STAGE_BYTES, filled = full + 8 * stage;
         const unsigned k0 = (unit.first + step) * KB;
         mbarrier_expect_tx(filled, STAGE_BYTES);
         fetch<!TRANS_A, 1, MB>(tile, a, filled, unit.i0, k0, unit.matrix);
-        fetch<TRANS_B, CLUSTER, NB, SHARED>(tile + A_BYTES, b, filled, unit.j0, k0, unit.matrix);
+        fetch<TRANS_B, CLUSTER, NB>(tile + A_BYTES, b, filled, unit.j0, k0, unit.matrix);
     }
-    // Loads the first steps, one for each stage, all empty, before the other blocks of the cluster
-    // are known to be ready. Returns how many: `produce` goes on.
+    // Loads the first steps, one for each stage, all empty. Returns how many: `produce` goes on.
     __device__ __forceinline__ unsigned begin(const Product& p) const {
-        const Unit unit = p[blockIdx.x / CLUSTER];
+        const Unit unit = p[blockIdx.x];
         const unsigned count = unit.steps < STAGES ? unit.steps : STAGES;
 #pragma unroll 1
-        for (unsigned step = 0; step < count; step++) load_stage<false>(step, unit, step);
+        for (unsigned step = 0; step < count; step++) load_stage(step, unit, step);
         return count;
     }
     __device__ __forceinline__ void produce(const Product& p, unsigned first_loads) const {
@@ -164,7 +160,7 @@ struct Producer {
             const Unit unit = p[id];
             for (unsigned step = first_loads; step < unit.steps; step++, ring.advance()) {
                 mbarrier_wait(empty + 8 * ring.stage, ring.parity);
-                load_stage<(CLUSTER > 1)>(ring.stage, unit, step);
+                load_stage(ring.stage, unit, step);
             }
             first_loads = 0;
         }
@@ -264,23 +260,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
             mbarrier_init(producer.empty + 8 * s, CONSUMERS * CLUSTER);
         }
         fence_mbarrier_init();
-        if (CLUSTER > 1) cluster_arrive();
         if (EARLY_LOADS) griddepcontrol_wait(), first_loads = producer.begin(p);
-    } else if (CLUSTER > 1) {
-        cluster_arrive();
     }
-    __syncthreads();
+    if (CLUSTER > 1)
+        cluster_arrive(), cluster_wait();
+    else
+        __syncthreads();
     if (group == CONSUMERS) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
-        if (threadIdx.x % 128 == 0) {
-            griddepcontrol_wait();
-            if (CLUSTER > 1 && !EARLY_LOADS) first_loads = producer.begin(p);
-            if (CLUSTER > 1) cluster_wait();
-            producer.produce(p, first_loads);
-        }
+        if (threadIdx.x % 128 == 0) griddepcontrol_wait(), producer.produce(p, first_loads);
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
-        if (CLUSTER > 1) cluster_wait();
         consume(p,
                 {&maps.c, C, parts, ldc, batch_c, unsigned(m), unsigned(n), unsigned(batch), 0, 0,
                  alpha, beta, boxed != 0 EPILOGUE_ARGUMENT},

@@ -27,17 +27,17 @@ struct Operand {
 };
 
 // Loads EXTENT rows (or columns) of one matrix, from `outer` of op(X) on, at depth k0, in boxes: of
-// a K-major operand each has the rows that one of BLOCKS in a cluster loads if they share the tile,
-// of an MN-major one 64 columns or fewer, and where a tile has fewer such boxes than there are
-// blocks a slice of their depth. SHARED: this block loads its share for all of them (multicast).
-template <bool K_MAJOR, int BLOCKS, int EXTENT, bool SHARED = (BLOCKS > 1)>
+// a K-major operand each has all rows, of an MN-major one 64 columns or fewer. Each of BLOCKS in a
+// cluster that share the tile loads a share for all of them (multicast): rows, or boxes of 64
+// columns, or where there are fewer of these than blocks a slice of the depth of one.
+template <bool K_MAJOR, int BLOCKS, int EXTENT>
 __device__ __forceinline__ void fetch(unsigned tile, const Operand& from, unsigned full,
                                       unsigned outer, unsigned k0, unsigned matrix) {
     constexpr int HIGH = K_MAJOR ? EXTENT / BLOCKS : EXTENT < 64 ? EXTENT : 64;
     constexpr int SLICES = EXTENT / HIGH < BLOCKS ? BLOCKS * HIGH / EXTENT : 1;
-    constexpr int BOXES = EXTENT / HIGH * SLICES, SHARE = SHARED ? BOXES / BLOCKS : BOXES;
+    constexpr int SHARE = EXTENT / HIGH * SLICES / BLOCKS;  // boxes that a block loads
     constexpr unsigned short ALL = (1 << BLOCKS) - 1;
-    const unsigned first = SHARED ? block_in_cluster() * SHARE : 0, z = matrix * from.stride;
+    const unsigned first = BLOCKS > 1 ? block_in_cluster() * SHARE : 0, z = matrix * from.stride;
 #pragma unroll
     for (int deep = 0; deep < K_BOXES; deep++)
 #pragma unroll
@@ -47,9 +47,9 @@ __device__ __forceinline__ void fetch(unsigned tile, const Operand& from, unsign
             const unsigned o = outer + at, k = k0 + deep * BOX + slice;
             const unsigned target = tile + (deep * EXTENT + at) * 2 * BOX + slice * 128;
             const unsigned x = K_MAJOR ? k : o, y = K_MAJOR ? o : k;
-            if constexpr (SHARED && STREAMED)
+            if constexpr (BLOCKS > 1 && STREAMED)
                 tma_load(target, from.map, full, x, y, z, ALL, from.l2_hint);
-            else if constexpr (SHARED)
+            else if constexpr (BLOCKS > 1)
                 tma_load(target, from.map, full, x, y, z, ALL);
             else if constexpr (STREAMED)
                 tma_load(target, from.map, full, x, y, z, from.l2_hint);

@@ -5,10 +5,9 @@
 // have used it, for the other block writes into it, too: each arrives at both blocks' barriers. No
 // block may leave while the other can still reach into its shared memory.
 //
-// Kernel 07 has all five steps. More than here: blocks that wait for each other neither at the
-// beginning, where each loads its first stages alone, nor at the end; wider tiles, C stored by TMA
-// through shared memory, wgmma that goes on while the next is issued, all layouts, batches, and k
-// shared among blocks.
+// Kernel 07 has all five steps. More than here: blocks that do not wait for each other before they
+// end; wider tiles, C stored by TMA through shared memory, wgmma that goes on while the next is
+// issued, all layouts, batches, and k shared among blocks.
 
 #define CLUSTER 2
 #include "tile.cuh"

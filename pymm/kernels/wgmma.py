@@ -319,6 +319,10 @@ WGMMA = Kernel(
             lambda c, p, d: c.TA * c.TB // 128 <= ACCUMULATORS.get(_consumers(c), 0),
         ),
         Rule(
+            "192 sums of a thread leave registers for a C of 16 bits alone: TA * TB / 128",
+            lambda c, p, d: c.TA * c.TB // 128 < 192 or p.out_dtype.itemsize == 2,
+        ),
+        Rule(
             "a split product is stored from registers, not shared memory: SPLIT or SLOTS is 1",
             lambda c, p, d: c.SPLIT == 1 or c.SLOTS == 1,
         ),
