@@ -15,8 +15,8 @@
 //   that fetches gives its registers to those that hold the sums.
 // - A cluster of two blocks, one above the other, shares B: each fetches half and sends it to both.
 //   128 x 256 alone asks L2 for 48 bytes a clock and multiprocessor, of some 46 that it has
-//   (DeepGEMM's figures); in a cluster for 32. No block arrives at a barrier of one that may have
-//   ended, so that none waits for the others before it ends: a barrier of the cluster takes 0.65 us.
+//   (DeepGEMM's figures); in a cluster for 32. A barrier of the cluster takes 0.65 us: no block waits
+//   for the other before it ends, for none arrives at a barrier of one that may have ended.
 // - Blocks are persistent and take tile after tile, so that the next tile comes while this one is
 //   stored, through shared memory and by TMA again. With little k storing is all there is to do:
 //   SLOTS pieces of a warpgroup's tile are stored at a time (8192 x 8192 x 128: 47 us, not
@@ -113,9 +113,8 @@ static_assert(KB % 64 == 0 || KB == 32, "a tile is a pile of boxes: 64 divides K
 static_assert(MB <= 256 && NB <= 256, "a box has at most 256 rows: MB and NB <= 256");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
 static_assert(CLUSTER == 1 || (CLUSTER == 2 || CLUSTER == 4) &&
-                                  (NB % (64 * CLUSTER) == 0 || NB >= 64 && 64 * CLUSTER % NB == 0),
-              "blocks share B, boxes or slices of one: CLUSTER is 1, 2 or 4; 64 CLUSTER and NB >= 64 "
-              "are multiples of each other");
+                                  (NB == 64 || NB == 128 || NB == 256),
+              "blocks share B, boxes or slices: CLUSTER is 1, or 2 or 4 and NB 64, 128 or 256");
 static_assert(CONSUMERS <= 4 && TA * TB / 128 + 40 <= CONSUMER_REGISTERS,
               "TA * TB / 128 sums fit: at most 192 for 1 or 2 warpgroups, 120 for 3, 64 for 4");
 

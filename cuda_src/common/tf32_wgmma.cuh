@@ -106,7 +106,10 @@ __device__ __forceinline__ unsigned steps_of_block(const Product& p) {
     Unit unit{0, 0, 0, 0, (p.k + KB - 1u) / KB};
     if (SPLIT == 1) return (units - first + stride - 1) / stride * unit.steps;
     unsigned sum = 0;
-    for (unsigned u = first; u < units; u += stride) unit.part = u / tiles % SPLIT, sum += unit.own();
+    for (unsigned u = first; u < units; u += stride) {
+        unit.part = u / tiles % SPLIT;
+        sum += unit.own();
+    }
     return sum;
 }
 

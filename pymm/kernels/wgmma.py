@@ -25,10 +25,11 @@ def _consumers(c: Config) -> int:
 
 def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
     """A K-major box has all rows of a tile, or what a block of the cluster loads of it; an MN-major
-    one all depth of 64 columns, or of a narrow tile's, or a slice of the depth where a tile has fewer
-    such boxes than the cluster has blocks. C is stored in pieces of 64 rows.
+    one all depth of 64 columns, or of a narrow tile's, or a slice of the depth where a tile has
+    fewer such boxes than the cluster has blocks. C is stored in pieces of 64 rows.
     """
-    deep, slices = min(c.KB, _COLUMNS), max(_COLUMNS * c.CLUSTER // c.NB, 1) if c.CLUSTER > 1 else 1
+    deep = min(c.KB, _COLUMNS)
+    slices = max(_COLUMNS * c.CLUSTER // c.NB, 1) if c.CLUSTER > 1 else 1
     a = _across(c.MB, deep) if p.trans_a else Box(deep, c.MB, 2 * deep)
     b = Box(deep, c.NB // c.CLUSTER, 2 * deep) if p.trans_b else _across(c.NB, deep // slices)
     return a, b, Box(_ROW // p.out_dtype.itemsize, 64)
@@ -58,12 +59,6 @@ def _shared_evenly(tile: int, own: int) -> bool:
     """Whether warpgroups of `own` rows or columns have the tile among them."""
     narrow = tile in (16, 32) and own == 64
     return own % 64 == 0 and (tile % own == 0 or narrow)
-
-
-def _shared_in_boxes(c: Config) -> bool:
-    """Whether the blocks of a cluster each load boxes of B, or a slice of the depth of one."""
-    boxes = _COLUMNS * c.CLUSTER
-    return c.NB % boxes == 0 or c.NB >= _COLUMNS and boxes % c.NB == 0
 
 
 # The default: the configuration with the least expected time, by a few measured times
@@ -310,9 +305,8 @@ WGMMA = Kernel(
         ),
         STAGES_OVERLAP,
         Rule(
-            "blocks share B, boxes or slices of one: CLUSTER is 1, 2 or 4; 64 CLUSTER and NB >= 64 are "
-            "multiples of each other",
-            lambda c, p, d: c.CLUSTER == 1 or c.CLUSTER in (2, 4) and _shared_in_boxes(c),
+            "blocks share B, boxes or slices: CLUSTER is 1, or 2 or 4 and NB 64, 128 or 256",
+            lambda c, p, d: c.CLUSTER == 1 or c.CLUSTER in (2, 4) and c.NB in (64, 128, 256),
         ),
         Rule(
             "TA * TB / 128 sums fit: at most 192 for 1 or 2 warpgroups, 120 for 3, 64 for 4",

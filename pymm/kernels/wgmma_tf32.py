@@ -69,9 +69,9 @@ _FILLING = (
     Form(160, 64, 32, 5),
     Form(96, 64, 32, 6),
 )
-#: The same: large tiles whose blocks share A, from this k on. Pairs, and fours for rows that start
-#: within lines of memory, which take L2 longest (H100, 4780 x 408 x 6244 NT: 116 us in fours, 138 in
-#: pairs, 161 alone; with k 6240, whose rows start at lines, 89, 110 and 128).
+#: The same: large tiles whose blocks share A, from this k on. Pairs, and fours for products that
+#: wait for L2, most of all where rows start within lines of memory (H100, 4780 x 408 x 6244 NT: 116
+#: us in fours, 138 in pairs, 161 alone).
 _STEPS = 256
 _SHARING = (
     Form(192, 128, 32, 4, CLUSTER=2),

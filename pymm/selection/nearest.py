@@ -60,8 +60,8 @@ def competitive_records(
     as fast on one of them (`COMPETITIVE`). For the others there would be the model alone, and that
     errs: it preferred kernel 12, which takes 1.6 times as long as 07 at 4096, for small products of
     bf16, where it takes up to twice as long. Where the device was surveyed, which kernel is the
-    highest is itself only expected: there a record of this very problem counts, whatever its kernel,
-    if it took about as long as is expected (`_as_expected`).
+    highest is itself only expected: there a record of this very problem counts, whatever its
+    kernel, if it took about as long as is expected (`_as_expected`).
     """
     own = {
         r.problem: COMPETITIVE * r.seconds for r, _ in found if r.config.kernel_name == highest.name
