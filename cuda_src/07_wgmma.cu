@@ -15,8 +15,8 @@
 //   that fetches gives its registers to those that hold the sums.
 // - A cluster of two blocks, one above the other, shares B: each fetches half and sends it to both.
 //   128 x 256 alone asks L2 for 48 bytes a clock and multiprocessor, of some 46 that it has
-//   (DeepGEMM's figures); in a cluster for 32. A barrier of the cluster takes 0.65 us: no block waits
-//   for the other before it ends, for none arrives at a barrier of one that may have ended.
+//   (DeepGEMM's figures); in a cluster for 32. A barrier of the cluster takes 0.65 us: no block
+//   waits for the other before it ends, for none arrives at a barrier of one that may have ended.
 // - Blocks are persistent and take tile after tile, so that the next tile comes while this one is
 //   stored, through shared memory and by TMA again. With little k storing is all there is to do:
 //   SLOTS pieces of a warpgroup's tile are stored at a time (8192 x 8192 x 128: 47 us, not
