@@ -129,6 +129,11 @@ def test_structures_that_never_change_are_nvidias_byte_for_byte(module):
     early.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     early.value.programmaticStreamSerializationAllowed = 1
     assert bytes(driver._EARLY) == memory(early)
+    clusters = cu.CUlaunchAttribute()
+    clusters.id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    for axis, blocks in zip("xyz", (4, 1, 1), strict=True):
+        setattr(clusters.value.clusterDim, axis, blocks)
+    assert bytes(driver._in_clusters(4)) == memory(clusters)
     edge = cu.CUgraphEdgeData()
     assert bytes(graphs._ORDINARY) == memory(edge)
     edge.from_port = cu.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC
@@ -165,6 +170,12 @@ NUMBERS = [
         "_SHARED_SIZE",
         None,
         cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+    ),
+    (
+        "driver",
+        "_CLUSTER_DIMENSION",
+        None,
+        cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
     ),
     ("driver", "_SWIZZLES", 0, cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_NONE),
     ("driver", "_SWIZZLES", 32, cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_32B),

@@ -162,6 +162,19 @@ def test_a_record_of_a_kernel_that_is_asked_for_is_held_against_what_is_expected
     assert tuned(turned, record, device=surveyed, kernel="tensor_f64").config == record.config
 
 
+def test_a_record_of_the_product_itself_counts_whatever_its_kernel(tuned):
+    """If it took at most a tenth longer than a survey expects of the quickest of all kernels."""
+    own, surveyed = Problem(1500, 1600, 1700, "f64"), replace(WHOLE, name="NVIDIA H200")
+    *_, lower, highest = kernels_for(own, surveyed)
+    expected, default = survey.quickest(highest, own, surveyed)
+    slow = of_h200(lower.name, 1500, 1600, 1700, 1.15e-6 * expected, "f64")
+    assert tuned(own, slow, device=surveyed).config == default
+    quick = replace(slow, seconds=1.05e-6 * expected, date="2026-11-22")
+    choice = tuned(own, quick, device=surveyed)
+    assert choice.config == quick.config != default and choice.record.date == quick.date
+    assert tuned(replace(own, trans_b=True), device=surveyed).record is None
+
+
 def test_of_the_rungs_measured_beside_each_other_the_model_says_whose_default(tuned, monkeypatch):
     """A default of rung 11 that is far too slow for a product that it ranks highest for."""
     problem = Problem(1918, 305, 3540)

@@ -69,6 +69,11 @@ _EARLY = _LaunchAttribute(6, 0, 1)
 _CLUSTER_DIMENSION = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 
 
+def _in_clusters(blocks: int) -> _LaunchAttribute:
+    """Clusters of so many blocks along x."""
+    return _LaunchAttribute(_CLUSTER_DIMENSION, 0, blocks, (c_int * 15)(1, 1))
+
+
 def shown(arguments: bytes) -> ctypes.Array:
     """The `extra` argument of a launch with packed arguments ("CU_LAUNCH_PARAM_BUFFER_POINTER",
     cuda.h): their address, their size, and then the arguments themselves.
@@ -311,7 +316,7 @@ class Driver:
         `launcher`. The multiprocessors of a cluster are of one graphics processing cluster.
         """
         found = c_int()
-        attribute = _LaunchAttribute(_CLUSTER_DIMENSION, 0, cluster, (c_int * 15)(1, 1))
+        attribute = _in_clusters(cluster)
         config = _LaunchConfig((c_uint * 7)(*sizes), None, ctypes.addressof(attribute), 1)
         where = byref(found), c_void_p(function), byref(config)
         self.call("cuOccupancyMaxActiveClusters", *where)
