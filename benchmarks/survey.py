@@ -105,6 +105,9 @@ LEAST, GREATEST, MOST_FLOPS = 32, 8192, 1e11
 ROWS, WEIGHTS, MOST_OF_WEIGHTS = (16, 8192), (512, 32768), 1e12
 UNITS = 64, 128, 256, 512, 1024, 2048
 
+#: Draws for each product that is wanted, before none are expected to come.
+TRIES = 500
+
 #: Configurations of a product, and of one of more than MANY_FLOPS.
 MOST, FEWER, MANY_FLOPS = 8, 5, 3e10
 
@@ -145,6 +148,8 @@ def main(arguments: Sequence[str]) -> int:
     """The command. Returns the exit status."""
     given = _parser().parse_args(arguments)
     if given.command == "measure":
+        if given.weights and given.least:
+            raise SystemExit("survey: --least is for random products, not for --weights")
         if given.again and not given.kernels:
             raise SystemExit("survey: --again needs --kernels, those to measure again")
         kernels = [find_kernel(name) for name in given.kernels.split(",") if name]
@@ -220,10 +225,12 @@ def draw(
     least: float = 0.0,
 ) -> list[list[Problem]]:
     """Random products with k up to `deepest` and at least so many operations, each in these types;
-    none of those that take long.
+    none of those that take long. `SystemExit` if there are hardly any.
     """
-    generator, found = random.Random(seed), []
+    generator, found, tries = random.Random(seed), [], 0
     while len(found) < count:
+        if (tries := tries + 1) > TRIES * count:
+            raise SystemExit(f"survey: hardly any product has {least:.3g} operations or more")
         extents = [_log_uniform(generator, LEAST, most) for most in (GREATEST, GREATEST, deepest)]
         flags = [generator.random() < 0.5 for _ in "ab"]
         every = [Problem(*extents, dtype, *flags) for dtype in dtypes]

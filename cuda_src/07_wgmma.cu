@@ -13,7 +13,8 @@
 //   apart, and while one waits or stores the tensor cores work for the other.
 // - wgmma multiplies 64 x TB x 16 with one instruction, straight from shared memory. The warpgroup
 //   that fetches gives its registers to those that hold the sums.
-// - A cluster of two blocks, one above the other, shares B: each fetches half and sends it to both.
+// - A cluster of blocks, one above the other, shares B: each of two fetches half, each of four a
+//   quarter, and sends it to all.
 //   128 x 256 alone asks L2 for 48 bytes a clock and multiprocessor, of some 46 that it has
 //   (DeepGEMM's figures); in a cluster for 32. A barrier of the cluster takes 0.65 us: no block
 //   waits for the other before it ends, for none arrives at a barrier of one that may have ended.
@@ -166,9 +167,9 @@ struct Producer {
     }
 };
 
-// sum = op(A) op(B) of one unit of the warpgroup. `left` counts the steps that the block has left:
-// of a cluster, no block arrives at a barrier that nobody waits for, since the other block may have
-// ended, and so no block waits for the others before it ends.
+// sum = op(A) op(B) of one unit of the warpgroup. `left` counts the steps that the block has left.
+// In a cluster a stage is released only if a later step fills it, for then a producer waits for the
+// release; else the block of that producer may have ended.
 __device__ __forceinline__ void multiply(float (&sum)[ROWS][TB / 2], unsigned steps, Ring& ring,
                                          unsigned& left, unsigned tile_a, unsigned tile_b,
                                          unsigned full, unsigned empty) {

@@ -14,13 +14,15 @@
 // - k may be split into SPLIT parts, each a unit of work of its own, which `combine` adds up, and
 //   the steps of a unit among SLICES of warpgroups: one transposes tiles while the other
 //   multiplies.
+// - Blocks of a cluster, side by side, share A. It pays where L2 is what a product waits for (H100,
+//   4780 x 408 x 6244: 160 us, in clusters of two 138, of four 116), elsewhere little.
 //
 // TMA rounds what is not copied before (maps of the type TFLOAT32), to nearest: values above
 // 2^128 - 2^116 become infinite.
 //
-// What did not help: clusters (0.99 to 1.01), 128 rows and columns a warpgroup (0.88), warpgroups
-// that store in turns (0.84 to 1.02), slices where nothing is transposed (0.95 to 1.01), C that
-// leaves L2 first (0.88 to 1.01).
+// What did not help: 128 rows and columns a warpgroup (0.88), warpgroups that store in turns (0.84
+// to 1.02), slices where nothing is transposed (0.95 to 1.01), C that leaves L2 first (0.88 to
+// 1.01).
 
 #ifndef TRANS_A
 #define TRANS_A 0  // 1: A is stored as k x m, so op(A) = A^T; only with TRANS_B
@@ -56,7 +58,7 @@
 #define STAGES 4  // tiles in shared memory
 #endif
 #ifndef CLUSTER
-#define CLUSTER 1  // blocks side by side that share a tile of A, 1 or 2
+#define CLUSTER 1  // blocks side by side that share a tile of A: 1, 2 or 4
 #endif
 #ifndef SPLIT
 #define SPLIT 1  // parts of k

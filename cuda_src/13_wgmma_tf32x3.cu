@@ -50,7 +50,7 @@
 #define STAGES 3  // tiles in shared memory
 #endif
 #ifndef CLUSTER
-#define CLUSTER 1  // blocks side by side that share tiles of A, 1 or 2
+#define CLUSTER 1  // blocks side by side that share tiles of A: 1, 2 or 4
 #endif
 #ifndef SPLIT
 #define SPLIT 1  // parts of k

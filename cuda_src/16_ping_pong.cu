@@ -161,8 +161,9 @@ __device__ __forceinline__ void produce(const Product& p, const Stages& stages, 
 }
 
 // sum = op(A) op(B) of one tile, whose first step is in the stage of `ring`, when it is the
-// warpgroup's turn. After the first `reused` steps the block fills their stages again: of a
-// cluster, no block arrives at a barrier that nobody waits for, since the other may have ended.
+// warpgroup's turn. The stages of the tile's first `reused` steps (none if negative) are filled
+// again. In a cluster only those are released: for no other release a producer waits, so the block
+// of that producer may have ended.
 __device__ __forceinline__ void multiply(float (&sum)[ROWS][NB / 2], unsigned steps, Ring ring,
                                          int reused, const Stages& stages, unsigned group,
                                          unsigned turn) {

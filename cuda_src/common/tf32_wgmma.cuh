@@ -161,8 +161,9 @@ struct Consumer {
     unsigned base, full, empty;
     Position at;
     Ring ring;
-    // Steps of the block from the slice's one of this stage on. Of a cluster, no block arrives at a
-    // barrier that nobody waits for, since the other block may have ended.
+    // How many of the block's steps remain, the slice's present one included. In a cluster a stage
+    // is released only if a later step fills it, for then a producer waits for the release; else
+    // the block of that producer may have ended.
     unsigned left = 0;
 
     __device__ __forceinline__ void wait_for_stage() const {

@@ -26,10 +26,10 @@ struct Operand {
     L2Policy l2_hint;
 };
 
-// Loads EXTENT rows (or columns) of one matrix, from `outer` of op(X) on, at depth k0, in boxes: of
-// a K-major operand each has all rows, of an MN-major one 64 columns or fewer. Each of BLOCKS in a
-// cluster that share the tile loads a share for all of them (multicast): rows, or boxes of 64
-// columns, or where there are fewer of these than blocks a slice of the depth of one.
+// Loads EXTENT rows (or columns) of one matrix, from `outer` of op(X) on, at depth k0. A box of a
+// K-major operand has all rows, of an MN-major one 64 columns or fewer. Where BLOCKS of a cluster
+// share the tile, each loads a part for all of them (multicast): rows of a K-major box, some of the
+// MN-major ones, or where there are fewer of these than blocks some of the depth of one.
 template <bool K_MAJOR, int BLOCKS, int EXTENT>
 __device__ __forceinline__ void fetch(unsigned tile, const Operand& from, unsigned full,
                                       unsigned outer, unsigned k0, unsigned matrix) {

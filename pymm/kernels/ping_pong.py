@@ -64,9 +64,10 @@ _SURELY, _FEW, _LONG = 0.955, 128, 1e8
 #: It is preferred for k above this. Least width of a tile of large products.
 _SHALLOW, _WIDE = 192, 160
 
-#: Where C has this many times as many columns as rows, twice as many rows of tiles may be walked
-#: together, so that B, the larger operand, is read from memory once; the part of the time that it
-#: then takes (H100, 4096 x 32768 x 512 in bf16: 194 us, not 202; in pairs 186, not 196).
+#: Where C has this many times as many columns as rows, twice as many rows of clusters are walked
+#: together, so that B, the larger operand, is read from memory half as often; the part of the time
+#: that it then takes (H100, 4096 x 32768 x 512 in bf16: 194 us, not 202; in clusters of two 186,
+#: not 196).
 _WIDER, _WALKED = 4, 0.97
 
 #: From this k on, products have more stages instead of a second slot, and few rows have blocks in
@@ -107,7 +108,7 @@ def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
                 given = tile | dict(CLUSTER=cluster)
                 expected = before + _microseconds(given, p, d)
                 yield expected, _given(given, p, d)
-                if wide:
+                if wide and p.m > 8 * tile["MB"] * cluster:
                     yield _WALKED * expected, _given(given | dict(GROUP=16), p, d)
 
 

@@ -284,7 +284,12 @@ def _load(device: str, dtype: str) -> Survey | None:
         columns = [_KERNEL, *(_KERNEL + 1 + PARAMETERS.index(name) for name in _OF_FORM)]
         forms = frozenset(map(tuple, np.unique(rows[:, columns], axis=0).tolist()))
         extents = rows[:, :3]
-        least = [tuple(extents[rows[:, 3] == trans].min(axis=0).tolist()) for trans in (0, 1)]
-        limits = tuple(least), int(extents.max()), 2.0 * extents.prod(axis=1).max()
+        most = np.iinfo(extents.dtype).max  # the least of a layout of A that was not measured
+        least = [extents[rows[:, 3] == trans].min(axis=0, initial=most) for trans in (0, 1)]
+        limits = (
+            tuple(tuple(map(int, one)) for one in least),
+            int(extents.max()),
+            2.0 * extents.prod(axis=1).max(),
+        )
         weights, mean = file[f"{dtype}_weights"], float(file[f"{dtype}_mean"])
         return Survey(device, at, weights, mean, forms, *limits, dtype, sms)

@@ -71,7 +71,7 @@ _FILLING = (
 )
 #: The same: large tiles whose blocks share A, from this k on. Pairs, and fours for products that
 #: wait for L2, most of all where rows start within lines of memory (H100, 4780 x 408 x 6244 NT: 116
-#: us in fours, 138 in pairs, 161 alone).
+#: us in clusters of four, 138 of two, 160 without).
 _STEPS = 256
 _SHARING = (
     Form(192, 128, 32, 4, CLUSTER=2),
@@ -113,7 +113,7 @@ _REPACKED, _ADDED, _INTO_ONE, _FROM_ALL = 3.9e6, 2.7e6, 2.6e5, 1.85e7
 #: shorter of computing and memory the longer does not hide.
 _LATENCY, _MULTIPLY, _READ, _TRANSPOSE, _OVERLAP = 0.98, 0.42, 0.00039, 0.065, 0.26
 
-#: Part of the multiprocessors on which clusters of four have room (an H100: 120 of 132).
+#: Part of the multiprocessors on which clusters of four have room (120 of 132 on one H100).
 _OF_FOURS = 10 / 11
 
 #: Operations, elements of C and depth up to which times were fitted: above, power, stores and
@@ -210,7 +210,8 @@ def _candidates(
             given["STAGES"] -= slices
         tiles = kernel.units(kernel.config(given), p)
         most = p.k // (4 * form.KB * slices)
-        for parts in {1, *(min(most, full * d.sms // max(tiles, 1)) for full in (1, 2))} - {0}:
+        places = int(d.sms * _OF_FOURS) if form.CLUSTER > 2 else d.sms
+        for parts in {1, *(min(most, full * places // max(tiles, 1)) for full in (1, 2))} - {0}:
             anywhere = parts == 1 and _swapped(received) and rows_start_anywhere(p)
             store = dict(STORE=2) if anywhere and "STORE" in kernel.space else {}
             config = kernel.config(dict(given, SPLIT=parts, **store))

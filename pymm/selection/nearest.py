@@ -42,10 +42,11 @@ COMPETITIVE = 1.15
 #: have chosen on an H200.
 WORTH_ANOTHER_KERNEL, WORTH_ANOTHER_CONFIG = 0.8, 0.75
 
-#: Where the device was surveyed: a record of another layout or type may have taken this many times
-#: as long as what is expected of the default of its own problem. For 91 pairs of a product and such
-#: a record that searches of an H200 measured, the default's time / that of the choice is 1.015 with
-#: 1.0 here, 1.020 with 1.08 and 1.12, 1.015 with all records.
+#: Where a survey covers the product: a record of another layout or type, or of the product itself
+#: by another kernel than the default's, may have taken this many times as long as what is expected
+#: of the default of its own problem. For 91 pairs of a product and a record of another layout that
+#: searches of an H200 measured, the default's time / that of the choice is 1.015 with 1.0 here,
+#: 1.020 with 1.08 and 1.12, 1.015 with all records.
 AS_EXPECTED = 1.1
 
 #: For kernels without a heuristic default, the model's expectation is multiplied by measured /
@@ -59,7 +60,7 @@ def competitive_records(
     """The records of the highest kernel, and on the same problems those of kernels that were about
     as fast on one of them (`COMPETITIVE`). For the others there would be the model alone, and that
     errs: it preferred kernel 12, which takes 1.6 times as long as 07 at 4096, for small products of
-    bf16, where it takes up to twice as long. Where the device was surveyed, which kernel is the
+    bf16, where it takes up to twice as long. Where a survey covers the product, which kernel is the
     highest is itself only expected: there a record of this very problem counts, whatever its
     kernel, if it took about as long as is expected (`_as_expected`).
     """

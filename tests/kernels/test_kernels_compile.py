@@ -140,6 +140,7 @@ def test_symmetric_products_tile_fits_both_register_rungs():
 
 #: Configurations that spilled before the rules turned them down.
 SPILLING = (
+    ("wgmma-MB256-NB192-KB32-TA128-TB192-STAGES6-CLUSTER1-GROUP8-SPLIT1-SLOTS1", "bf16_f32"),
     ("register_tile-MB64-NB64-KB16-TA2-TB2", "f32"),
     ("register_tile-MB128-NB64-KB32-TA8-TB1", "f32"),
     ("register_tile-MB128-NB256-KB8-TA8-TB16", "f32"),
@@ -178,9 +179,9 @@ CLUSTERS = [(slug, kind) for slug, *kind in HOPPER + SHALLOW if re.search("CLUST
 
 
 @pytest.mark.parametrize("slug, kind", CLUSTERS)
-def test_no_block_of_a_cluster_ends_before_what_it_did_to_another(nvcc, tmp_path, slug, kind):
-    """The last barrier of a cluster releases and acquires: a relaxed one orders no arrival at
-    another block's barrier before its end.
+def test_blocks_of_a_cluster_wait_for_each_other_at_the_beginning_alone(nvcc, tmp_path, slug, kind):
+    """Every thread arrives once. A barrier at the end would take 0.65 us: instead no block arrives
+    at a barrier of another one that nobody waits for.
     """
     (tmp_path / "gemm.cu").write_text(render(parse_slug(slug), Problem(64, 64, 64, *kind)).text)
     command = [nvcc.path, "-ptx", "-arch=sm_90a", "-o", "gemm.ptx", "gemm.cu"]
@@ -188,8 +189,9 @@ def test_no_block_of_a_cluster_ends_before_what_it_did_to_another(nvcc, tmp_path
     assert done.returncode == 0, done.stderr
     _, gemm = (tmp_path / "gemm.ptx").read_text().split(".entry gemm(")
     barriers = re.findall(r"barrier\.cluster\.(?:arrive|wait)[\w.]*", gemm.split(".entry ")[0])
-    assert barriers[-2:] == ["barrier.cluster.arrive.release", "barrier.cluster.wait.acquire"]
-    assert len(barriers) == 4
+    arrivals = [one for one in barriers if "arrive" in one]
+    assert arrivals == ["barrier.cluster.arrive.relaxed"]
+    assert set(barriers) - {*arrivals} == {"barrier.cluster.wait"}
 
 
 @pytest.mark.parametrize("slug, dtype", SPILLING)

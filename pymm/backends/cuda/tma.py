@@ -284,10 +284,10 @@ class MappedExecutable(CudaExecutable):
     def _fitting(
         self, loaded: Held, shared: int, grid: tuple[int, int, int], block: tuple[int, int, int]
     ) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-        """Grid and block without the clusters that could only begin when others have ended: blocks
-        share all work before they begin. Pairs always fit; clusters of four do not, because the
-        multiprocessors of a graphics processing cluster are no multiple of four (an H100 has room
-        for 30 of them, 120 of 132 multiprocessors).
+        """Grid and block without the clusters that could only begin when others have ended: work is
+        divided by the number of blocks, so that those would end last. Clusters of two always fit;
+        of larger ones some multiprocessors of each graphics processing cluster may be left over
+        (the driver counts 30 clusters of four on one H100 with 132 multiprocessors).
         """
         cluster = getattr(self.config, "CLUSTER", 1)
         if cluster <= 2:
@@ -333,6 +333,11 @@ class MappedExecutable(CudaExecutable):
         try:
             with active(run.context):
                 grid, block = self._fitting(run.loaded, shared, *self._geometry(problem))
+        except DriverError as error:
+            what = f"counting the clusters of {self.config.slug} that fit on the device"
+            raise failure(run.context, error, what) from error
+        try:
+            with active(run.context):
                 maps = self._maps(run, factors, copies)
                 scales = self._maps_of_scales(factors, copies)
         except DriverError as error:
