@@ -133,8 +133,8 @@ __device__ __forceinline__ void fetch_b(unsigned share, unsigned tile, const Ope
     }
 }
 
-// The thread that loads: the steps of all tiles of the block, one after the other. What fills the
-// stages first it loads alone, for the other block may not be ready.
+// The thread that loads: the steps of all tiles of the block, one after the other. What
+// first fills the stages it loads without multicast, for the other block may not have begun.
 __device__ __forceinline__ void produce(const Product& p, const Stages& stages, const Operand& a,
                                         const Operand& b) {
     Ring ring{0, 1};  // all stages are empty

@@ -34,7 +34,8 @@ struct LoadExtents {
 };
 
 // Loads the steps of all units of the block. Of A each block of a cluster loads a share, for all of
-// them; but what fills the stages first it loads alone, for the others may not be ready.
+// them; but what first fills the stages it loads without multicast, for the others may not have
+// begun.
 __device__ __forceinline__ void produce(const Product& p, unsigned base, unsigned full,
                                         unsigned empty) {
     const unsigned rank = CLUSTER > 1 ? block_in_cluster() : 0;

@@ -98,7 +98,7 @@ def _slots_fit(mb: int, nb: int, slots: int, p: Problem) -> bool:
 
 def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
     """Every tile, where this kernel may be the faster at all; where C is wide, tiles of 128 rows
-    also in pairs, and walked in larger groups.
+    also in clusters of two, and larger groups of rows.
     """
     if _competes(p):
         before = wgmma.repacking_us(p)

@@ -1,5 +1,6 @@
 """What is chosen for products like those of a survey: by measured times of similar ones."""
 
+import csv
 import math
 import random
 from dataclasses import replace
@@ -212,6 +213,34 @@ def test_products_are_drawn_within_the_limits_and_again_from_the_same_seed():
     assert weights == tool.draw_weights(50, 3, ["bf16"]) != tool.draw_weights(50, 4, ["bf16"])
     assert all(problem.n % 64 == problem.k % 64 == 0 for problem in weights)
     assert all(16 <= problem.m <= 8192 and problem.flops <= 1e12 for problem in weights)
+
+
+def test_large_products_alone_can_be_drawn():
+    drawn = tool.draw(10, 3, least=3e9)
+    assert len(drawn) == 10 and all(drawn)
+    assert all(p.flops >= 3e9 for group in drawn for p in group)
+    with pytest.raises(SystemExit, match="hardly any product"):
+        tool.draw(2, 3, deepest=64, least=9e10)
+    with pytest.raises(SystemExit, match="--least is for random products"):
+        tool.main(["measure", "--weights", "--least", "1e9"])
+
+
+def test_a_survey_without_transposed_products_covers_none(tmp_path, monkeypatch):
+    """As one of weights alone is."""
+    with tool.results("nvidia-h200").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    straight = [row for row in rows if row["dtype"] == "bf16" and row["layout"][0] == "N"][:300]
+    others = [next(row for row in rows if row["dtype"] == one) for one in ("f32", "f64", "tf32")]
+    with (tmp_path / "few.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(straight + others)
+    target = tmp_path / "nvidia-h200.survey.npz"
+    assert tool.main(["fit", "--csv", f"{tmp_path}/few.csv", "--output", f"{target}"]) == 0
+    monkeypatch.setattr(survey, "_folder", lambda: tmp_path)
+    found = survey._load.__wrapped__("nvidia-h200", "bf16")
+    problem = Problem(*(int(straight[0][axis]) for axis in "mnk"), "bf16")
+    assert found.covers(problem) and not found.covers(replace(problem, trans_a=True))
 
 
 def test_fit_says_what_it_wrote(tmp_path, capsys):
