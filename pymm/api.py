@@ -108,6 +108,8 @@ def matmul(
         other devices than Hopper. The error is comparable to that of float32's own products: up
         to 1.8 times in tests (docs/explanation/numerics.md has the conditions and the bound).
         `pymm.prepare` splits a constant b once.
+        Products of "tf32x3" and "f16x3" that should be quicker in "ieee" are computed so, too, and
+        on other devices than Hopper all of them.
         NaN and infinity come out as in float32, except that infinity times an element that rounds
         to zero is NaN ("tf32": below 2^-137, "f16x3": below 2^-31 of the largest of its 64). A
         reduced precision is never chosen unless asked for, and the arrays stay float32.

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from pymm.measure.libraries import BASELINES, COMPARED, HALF, MIRRORED, ON_REQUE
 from pymm.measure.precompile import config_directory
 from pymm.measure.results import CLASSES, SEEN, one_line
 from pymm.measure.worker import UNKNOWN_PEAK, Reply, Request, time_limit
+from pymm.selection.exact import decide
 from pymm.selection.select import Choice, select
 
 #: Rounds at most, and seconds for one product's rounds: the largest take 5.
@@ -37,16 +39,20 @@ SHORT, SHORT_ROUNDS = 5e-5, 101
 
 @dataclass(frozen=True)
 class Entry:
-    """One product of the run: its class, what `matmul` would choose for it, and why."""
+    """One product of the run: its class; the problem that `matmul` would compute for it, in the
+    exact type of its own where that should take less time; what would be chosen, and why.
+    """
 
     name: str
+    asked: Problem
     problem: Problem
     choice: Choice
+    reason: str
 
     @property
     def key(self) -> tuple[str, ...]:
         """What a row is found by again."""
-        p, config = self.problem, self.choice.config
+        p, config = self.asked, self.choice.config
         digest = kernel_digest(config.backend, config.kernel.file)
         extents = map(str, (p.m, p.n, p.k, p.batch))
         return (self.name, p.dtype, p.layout, *extents, config.slug, digest)
@@ -73,11 +79,18 @@ class ClassBenchmark:
         found = []
         for name, problem in problems:
             directory = self.for_populations if is_population(name) else self.directory
+            chosen = partial(
+                select, device=self.device, directory=directory, environment=self.environment
+            )
             try:
-                choice = select(problem, self.device, directory, self.environment)
+                computed, why = problem, ""
+                if problem.type.exact:
+                    computed, why = decide(problem, self.device, chosen)
+                choice = chosen(computed)
             except NotImplementedError:
                 continue
-            found.append(Entry(name, problem, choice))
+            reason = choice.reason + f"; {why}" * bool(why)
+            found.append(Entry(name, problem, computed, choice, reason))
         return found
 
     def describe(self, entries: Sequence[Entry]) -> None:
@@ -85,8 +98,7 @@ class ClassBenchmark:
         sources = {render(e.choice.config, e.problem).key for e in entries}
         for entry in entries:
             self.runner.say(
-                f"{entry.name}: {entry.problem.slug} {entry.choice.config.slug} "
-                f"({entry.choice.reason})"
+                f"{entry.name}: {entry.asked.slug} {entry.choice.config.slug} ({entry.reason})"
             )
         peaks = self.device.peak_flops
         run = sum(3 * e.problem.flops / peaks.get(e.problem.dtype, UNKNOWN_PEAK) for e in entries)
@@ -104,7 +116,7 @@ class ClassBenchmark:
         failures = 0
         with runner.compiling([render(e.choice.config, e.problem)] for e in waiting) as builds:
             tasks = list(zip(waiting, builds, strict=True))
-            for entry, (build,) in runner.each(tasks, lambda task: task[0].problem.slug):
+            for entry, (build,) in runner.each(tasks, lambda task: task[0].asked.slug):
                 row = self._row(entry, build)
                 failures += row["outcome"] != "ok"
                 runner.keep([row])
@@ -143,16 +155,16 @@ class ClassBenchmark:
         return self._named(entry) | self._measured(entry, reply)
 
     def _named(self, entry: Entry) -> dict[str, object]:
-        problem, config = entry.problem, entry.choice.config
+        config = entry.choice.config
         return {
             **origin(self.device, self.environment, self.runner.commit),
             "class": entry.name,
-            **product(problem),
-            "batch": problem.batch,
+            **product(entry.asked),
+            "batch": entry.asked.batch,
             "kernel": config.kernel.label,
             "config": config.slug,
             "source": kernel_digest(config.backend, config.kernel.file),
-            "reason": entry.choice.reason,
+            "reason": entry.reason,
         }
 
     def _measured(self, entry: Entry, reply: Reply) -> dict[str, object]:
@@ -207,7 +219,7 @@ class ClassBenchmark:
             words = f"{duration(float(row['us']) / 1e6)}, {float(row['gflops']):.0f} GFLOP/s{ratio}"
         else:
             words = f"{row['outcome']}: {row['detail']}"
-        self.runner.say(f"{entry.name}: {entry.problem.slug} {words}  {row['config']}")
+        self.runner.say(f"{entry.name}: {entry.asked.slug} {words}  {row['config']}")
 
 
 def run_classes(

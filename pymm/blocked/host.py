@@ -26,7 +26,7 @@ from pymm.runtime.arguments import Call, MatmulOptions
 from pymm.runtime.arrays import Form, Operand
 from pymm.selection.choose import choose
 from pymm.selection.cost_model import predicted_seconds
-from pymm.selection.emulation import computed_type
+from pymm.selection.exact import computed_type
 from pymm.selection.select import Choice
 
 #: Part of a device's free memory that is used where the caller names no amount.

@@ -27,7 +27,7 @@ from pymm.runtime.arrays import adopt
 from pymm.runtime.bind import executable
 from pymm.selection.choose import choose, generation
 from pymm.selection.cost_model import predicted_seconds
-from pymm.selection.emulation import computed_type
+from pymm.selection.exact import computed_type
 from pymm.selection.select import Choice
 
 Call = Callable[[], None]

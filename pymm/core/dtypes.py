@@ -55,8 +55,9 @@ class DType:
 
     Configurations tuned for one type serve all types of the same group `tiles`.
 
-    With a `fallback` the device finds out which operands its arithmetic is not exact enough for,
-    and computes their product in that type instead.
+    `exact` is the type of the same elements that rounds less, without tensor cores: a product that
+    should be quicker in it is computed in it. Of a `checked` type the device finds out which
+    operands its arithmetic is not exact enough for, and computes their product in `exact` instead.
 
     A symmetric C of up to `syrk_full_rows` rows, or with k up to `syrk_full_depth`, is computed
     in full by a GPU instead of one half that is then mirrored.
@@ -80,7 +81,8 @@ class DType:
     zero_up_to: float = 0.0
     infinite_from: float = math.inf
     tiles: str = ""
-    fallback: str = ""
+    exact: str = ""
+    checked: bool = False
     syrk_full_rows: int = 0
     syrk_full_depth: int = 0
 
@@ -195,6 +197,7 @@ DTYPES = {
             precision="tf32x3",
             emulates_element=True,
             product_error=SPLIT,
+            exact="f32",
         ),
         DType(
             "f16x3",
@@ -208,6 +211,7 @@ DTYPES = {
             product_error=SPLIT,
             scaling=BlockScaling(),
             tiles="f16x3",
+            exact="f32",
         ),
         DType(
             "emulated",
@@ -220,7 +224,8 @@ DTYPES = {
             emulates_element=True,
             product_error=SPLIT + LOST,
             tiles="f16x3",
-            fallback="f32",
+            exact="f32",
+            checked=True,
         ),
         DType("f16_f32", "f16 with f32 results", out=FLOAT32, **_F16),
         DType("bf16_f32", "bf16 with f32 results", out=FLOAT32, **_BF16),

@@ -335,20 +335,15 @@ def _clocks(c: Config, p: Problem, d: Device) -> float:
     return _LAUNCH + beside_memory(computing, memory, _EXPOSED) + levels * adding
 
 
-#: Types that allow float32 elements to be multiplied on tensor cores.
-_ON_TENSOR_CORES = ("tf32", "tf32x3", "f16x3")
-
-#: Operations of a product of such a type up to which float32's own arithmetic is faster, by the
-#: bytes that rows are aligned to: the kernels of tensor cores repack rows of less than 16, or copy
-#: them in pieces (one H200: populations.csv has the same products in tf32 and in f32).
+#: Operations of a product in tf32 up to which float32's own arithmetic is faster, by the bytes that
+#: rows are aligned to: the kernels of tensor cores repack rows of less than 16, or copy them in
+#: pieces (one H200: populations.csv has the same products in tf32 and in f32).
 _EXACT = {4: 2e8, 8: 3e7, 16: 3e7}
 
 
 def exact_is_faster(p: Problem, d: Device) -> bool:
-    """Whether a product whose elements may be rounded for Hopper's tensor cores is faster without
-    them.
-    """
-    if p.dtype not in _ON_TENSOR_CORES or p.symmetric or p.batch > 1 or d.capability != (9, 0):
+    """Whether a product in tf32 is faster without Hopper's tensor cores."""
+    if p.dtype != "tf32" or p.symmetric or p.batch > 1 or d.capability != (9, 0):
         return False
     return p.flops <= _EXACT.get(min(p.alignment, 16), 0.0)
 
@@ -375,12 +370,12 @@ def _expected(c: Config, p: Problem, d: Device) -> float:
 
 
 def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
-    """Of float32 every form. Where tensor cores multiply floats the quickest form alone, with the
-    time that is comparable with theirs; doubles are for kernels 6 and 9.
+    """Of float32 every form. Of tf32 the quickest form alone, with the time that is comparable with
+    those of tensor cores; doubles are for kernels 6 and 9.
     """
     if p.dtype == "f32":
         yield from ((expected_microseconds(c, p, d), c) for c in _of_floats(p, d))
-    elif p.dtype in _ON_TENSOR_CORES:
+    elif p.dtype == "tf32":
         default = _default(p, d)
         yield _expected(default, p, d), default
 
@@ -390,7 +385,7 @@ def _preferred_for(p: Problem, d: Device) -> bool:
     elsewhere skinny products and small ones. Of doubles, where tensor cores multiply them, only
     those that wait for memory.
     """
-    if p.dtype in _ON_TENSOR_CORES:
+    if p.dtype == "tf32":
         return is_modelled(p, d) or exact_is_faster(p, d)
     if p.dtype == "f64" and d.capability in ((8, 0), (9, 0)):
         return min(p.m, p.n) <= 16 and not small_batch(p)
@@ -443,7 +438,7 @@ SLICED = Kernel(
     dynamic_shared=True,
     aligned=True,
     min_capability=(8, 0),
-    dtypes=("f32", "f64", *_ON_TENSOR_CORES),
+    dtypes=("f32", "f64", "tf32"),
     heuristic=_heuristic,
     options=_options,
     preferred_for=_preferred_for,

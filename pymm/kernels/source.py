@@ -66,7 +66,7 @@ def render(
 ) -> Source:
     """The source of `config`'s kernel for the types, layout and remainders of `problem`, for rows
     that start at multiples of `alignment` bytes (None: as dense matrices have them), and with an
-    epilogue. That of a type with a fallback has the gate `EXACT`, its fallback `NOT_EXACT`.
+    epilogue. That of a checked type has the gate `EXACT`, that in its exact type `NOT_EXACT`.
 
     Raises `ValueError` on a missing parameter and for the epilogue of a symmetric C.
     """
@@ -92,7 +92,7 @@ def render(
     scaled = kernel.tma is not None and kernel.tma.scaled
     defines["REAL"] = _C_NAMES["f16"] if scaled else C_TYPES[problem.numpy_dtype]
     defines |= _symmetric_defines(config, problem) | _epilogue_defines(epilogue)
-    gate = Gate.EXACT if problem.type.fallback else gate
+    gate = Gate.EXACT if problem.type.checked else gate
     if gate:
         defines["GATE"] = int(gate)
     return _render(config, alignment, tuple(defines.items()), epilogue, gate)

@@ -9,7 +9,6 @@ from pymm.core.integers import ceil_div
 from pymm.core.problem import Problem
 from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma
 from pymm.kernels.rules import ACCUMULATORS, PARTS_FIT, PARTS_HAVE_STEPS, STAGES_FIT
-from pymm.kernels.sliced import exact_is_faster
 from pymm.kernels.tiles import tiles_in
 
 #: Rows and columns of a piece of C that is stored at a time: 128 bytes of float32.
@@ -111,7 +110,6 @@ WGMMA_F16X3 = Kernel(
     tiles=lambda c, p: (tiles_in(p, c.MB, c.NB), 1),
     shared_elements=lambda c, p: _shared_bytes(c) // p.numpy_dtype.itemsize,
     dtypes=("f16x3", "emulated"),
-    preferred_for=lambda p, d: not exact_is_faster(p, d),
     dynamic_shared=True,
     min_capability=(9, 0),
     arch_specific=True,

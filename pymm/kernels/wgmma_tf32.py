@@ -22,7 +22,6 @@ from pymm.kernels.rules import (
     STORED_ANYWHERE,
     rows_start_anywhere,
 )
-from pymm.kernels.sliced import exact_is_faster
 from pymm.kernels.tiles import tiles_in
 
 
@@ -455,7 +454,6 @@ WGMMA_TF32X3 = Kernel(
     default=dict(MB=128, NB=128, KB=32, TA=128, TB=64, STAGES=3, CLUSTER=1, GROUP=8, SPLIT=1),
     heuristic=lambda p, d: heuristic(WGMMA_TF32X3, FORMS_X3, p, d),
     dtypes=("tf32x3",),
-    preferred_for=lambda p, d: not exact_is_faster(p, d),
     tma=Tma(_boxes, major=("k", "k"), terms=2),
     rules=(
         _EVEN,

@@ -19,7 +19,7 @@ from pymm.core.epilogue import NO_EPILOGUE, Epilogue
 from pymm.core.errors import LaunchFailed
 from pymm.core.problem import Problem
 from pymm.kernels import Config, kernels_for
-from pymm.kernels.emulated import fallback_problem
+from pymm.kernels.emulated import exact_problem
 from pymm.kernels.source import render
 from pymm.runtime.arguments import Call, Options
 from pymm.runtime.arrays import Operand
@@ -33,7 +33,7 @@ from pymm.runtime.transfer import (
     TransferMode,
 )
 from pymm.selection.choose import choose, snapshot
-from pymm.selection.emulation import decide
+from pymm.selection.exact import decide
 from pymm.selection.select import Choice
 from pymm.selection.stand_in import StandIn, find_stand_in, standing_in
 
@@ -262,22 +262,23 @@ def find_route(backend: Backend, call: Call, transfer: str | None = None) -> Rou
 
 
 def find_product(call: Call, route: Route, options: Options) -> tuple[Product, str]:
-    """The launches of a call by this route. Where their type has a fallback, also why they are of
+    """The launches of a call by this route. Where their type has an exact one, also why they are of
     that type or of the other.
     """
     transposed, biased = (call.trans_a, call.trans_b), call.bias is not None
     product = arrange(*route.forms, *transposed, call.kind, call.op, biased)
-    if not product.problem.type.fallback:
+    if not product.problem.type.exact:
         return product, ""
     asked = options.kernel, options.config
-    problem, why = decide(route.backend, product.problem, *asked)
+    backend = route.backend
+    problem, why = decide(product.problem, backend.device, partial(choose, backend), *asked)
     return (product if problem == product.problem else plain_product(product)), why
 
 
 def plain_product(product: Product) -> Product:
-    """The same launches in the type that their type falls back to."""
-    steps = (replace(step, problem=fallback_problem(step.problem)) for step in product.steps)
-    return replace(product, problem=fallback_problem(product.problem), steps=tuple(steps))
+    """The same launches in the exact type of their type."""
+    steps = (replace(step, problem=exact_problem(step.problem)) for step in product.steps)
+    return replace(product, problem=exact_problem(product.problem), steps=tuple(steps))
 
 
 def epilogue_of(call: Call, product: Product) -> Epilogue:
@@ -321,7 +322,7 @@ def prepare(backend: Backend, call: Call, options: Options) -> PreparedCall:
                 raise
             if call.on_host and call.op == "gemm" and not backend.device.shares_host_memory:
                 raise  # pymm.blocked needs less
-            if product.problem.type.fallback:
+            if product.problem.type.exact:
                 product = plain_product(product)
             choice, launch = _with_less_memory(backend, product, choice, binding, error)
             fallback, compiled_for = True, None

@@ -87,10 +87,10 @@ class Explanation(InRows):
         return rows
 
     def _precision(self) -> list[tuple[str, str]]:
-        fallback = self.problem.type.fallback
-        words = f"plain {self.problem.dtype}"
-        if fallback:
-            words = f"operands are split; where the device finds that not exact enough, {fallback}"
+        row = self.problem.type
+        words = row.name
+        if row.checked:
+            words = f"operands are split; where the device finds that not exact enough, {row.exact}"
         return [("precision", f"{words} ({self.why_type})")] if self.why_type else []
 
     def _launches(self) -> str:

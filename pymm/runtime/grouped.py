@@ -58,8 +58,9 @@ def checked_calls(
     calls = [_checked(i, options.check, *one) for i, one in enumerate(zip(a, b, out, strict=True))]
     if not calls:
         return [], None
-    plain = [DTYPES[call.kind].fallback or call.kind for call in calls]
-    calls = [replace(call, kind=kind) for call, kind in zip(calls, plain, strict=True)]
+    rows = [DTYPES[call.kind] for call in calls]
+    kinds = [row.exact if row.checked else row.name for row in rows]
+    calls = [replace(call, kind=kind) for call, kind in zip(calls, kinds, strict=True)]
     backends = [_checked(i, find_backend, call, options.device) for i, call in enumerate(calls)]
     for number, (call, backend) in enumerate(zip(calls, backends, strict=True)):
         if call.on_host != calls[0].on_host:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pymm.core.device import Device
 from pymm.core.problem import Problem, common_alignment
 from pymm.kernels import Config
-from pymm.kernels.kernel import parts_of
+from pymm.kernels.kernel import Tma, parts_of
 from pymm.kernels.tiles import tiles_in
 
 # Constants without a measurement beside them are fitted to 1,039 times of 123 problems in f32, f64
@@ -39,8 +39,9 @@ ISSUE, ISSUE_DOUBLES, MEMORY, L2_BYTES = 0.92, 1.0, 0.82, 50.0
 #: one that stores C. Each thread moves as many bytes as the rows are aligned to.
 COPIED, STORED = 3.6, 5.8
 
-#: Part of the bandwidth at which operands are repacked (134 MB in 50 us).
-COPY = 0.7
+#: Part of the bandwidth at which operands are repacked (134 MB in 50 us), and at which they are
+#: split into terms (64 and 128 rows of A, 8 to 38 million elements of B: 19 times on one H100).
+COPY, SPLITTING = 0.7, 1.0
 
 #: Bytes per clock that a multiprocessor reads from shared memory, and instructions it issues.
 SHARED_BYTES, SLOTS = 128.0, 4.0
@@ -271,6 +272,8 @@ def _memory_bytes(
     held = (device.l2_bytes or L2 * device.sms) / 2
     lines = problem.m if problem.symmetric else problem.m + problem.n
     inputs = lines * problem.k * size * problem.batch
+    if config.kernel.tma:
+        least += (_copied(config.kernel.tma) - 1) * inputs
     return least if inputs <= held else max(least, min(again, 8 * least))
 
 
@@ -306,12 +309,17 @@ def _extra_seconds(
         for i, (row, count, other) in enumerate(zip(rows, elements, transposed, strict=True)):
             unread = row * size % 16 and not tma.reads_in_place(problem, i)
             if other or unread or tma.terms > 1:
-                written = tma.terms / 2 if tma.scaled else tma.terms
-                moved += count * size * problem.batch * (1 + written)
+                moved += count * size * problem.batch * (1 + _copied(tma))
         if moved:
             seconds += BEFORE_16_BITS if size == 2 else 0.0
-            seconds += BEFORE + moved / (COPY * _bandwidth(device))
+            part = COPY if tma.terms == 1 else SPLITTING
+            seconds += BEFORE + moved / (part * _bandwidth(device))
     return seconds
+
+
+def _copied(tma: Tma) -> float:
+    """Bytes of what an element is copied to before a launch, for each of its own."""
+    return tma.terms / 2 if tma.scaled else tma.terms
 
 
 def _bandwidth(device: Device) -> float:

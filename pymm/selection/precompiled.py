@@ -100,7 +100,7 @@ def _untuned(device: Device) -> list[Problem]:
     return [
         Problem(m + odd, n + odd, k + odd, dtype, trans_a, trans_b)
         for dtype, row in DTYPES.items()
-        if not row.fallback and kernels_for(Problem(1, 1, 1, dtype), device)
+        if not row.checked and kernels_for(Problem(1, 1, 1, dtype), device)
         for trans_a, trans_b in flags
         for odd in (0, ODD)
         for m, n, k in dict.fromkeys(SHAPES)

@@ -66,7 +66,7 @@ class _StandIns:
         mode = compile_mode()
         if mode == "wait" or choice.config.backend != "cuda":
             return None
-        if problem.symmetric or problem.type.fallback:
+        if problem.symmetric or problem.type.checked:
             return None
         key = backend, problem, alignment, choice.config
         if key not in self._kept:
@@ -114,7 +114,7 @@ class _StandIns:
             found: dict[str, list[tuple[Binary, Source]]] = {}
             for binary in read_list(path, backend.device.kernel_backend):
                 p = binary.problem
-                if not p.symmetric and not p.type.fallback:
+                if not p.symmetric and not p.type.checked:
                     found.setdefault(p.dtype, []).append((binary, binary.source))
             self._lists[path] = found
         return self._lists[path]

@@ -146,8 +146,8 @@ REFUSED = {
     ),
     "precision there": (
         NotImplementedError,
-        "no kernel of pymm computes in tf32x3 on ",
-        lambda f: f(X, X, precision="tf32x3", device=FAR),
+        "no kernel of pymm computes in tf32 on ",
+        lambda f: f(X, X, precision="tf32", device=FAR),
     ),
     "result type": (
         NotImplementedError,

@@ -53,14 +53,45 @@ def test_mixed_operands_promote_as_numpy_does(hopper, a, b, common):
 
 @pytest.mark.parametrize("precision", ["ieee", "tf32", "tf32x3", "f16x3"])
 def test_precision_is_what_was_asked_for(hopper, precision):
-    result = pymm.matmul(X, Y, precision=precision, device=hopper)
-    plan = pymm.plan(X, Y, precision=precision, device=hopper)
-    told = pymm.explain(X, Y, precision=precision, device=hopper)
+    x, y = integers((700, 640), np.float32, seed=1), integers((640, 700), np.float32, seed=2)
+    result = pymm.matmul(x, y, precision=precision, device=hopper)
+    plan = pymm.plan(x, y, precision=precision, device=hopper)
+    told = pymm.explain(x, y, precision=precision, device=hopper)
     kind = "f32" if precision == "ieee" else precision
     assert computed(hopper) == [kind] and result.dtype == np.float32
     assert plan.problem.dtype == told.problem.dtype == kind
     assert plan.problem.precision == precision and kind in plan.config.kernel.dtypes
-    np.testing.assert_array_equal(plan(), X @ Y)
+    np.testing.assert_array_equal(plan(), x @ y)
+
+
+@pytest.mark.parametrize("precision", ["tf32x3", "f16x3", "emulated"])
+@pytest.mark.parametrize("extents", [(5, 7, 6), (1, 4096, 4096), (8, 65, 3)])
+def test_what_is_quicker_in_float32_is_computed_in_it(hopper, precision, extents):
+    """Products of few rows; with gaps between these, transposed, in a stack, with a bias."""
+    m, k, n = extents
+    x, y = integers((m, k), np.float32, seed=1), integers((k, n), np.float32, seed=2)
+    told = pymm.explain(x, y, precision=precision, device=hopper)
+    assert told.problem.dtype == "f32" and "f32" in told.config.kernel.dtypes
+    assert "in f32)" in str(told) or "k is below" in str(told)
+    options = dict(precision=precision, device=hopper)
+    np.testing.assert_array_equal(pymm.matmul(x, y, **options), x @ y)
+    np.testing.assert_array_equal(pymm.matmul(x, y.T.copy(), trans_b=True, **options), x @ y)
+    np.testing.assert_array_equal(pymm.matmul(np.stack([x, x]), y, **options), [x @ y] * 2)
+    bias = integers((n,), np.float32, seed=3)
+    np.testing.assert_array_equal(pymm.matmul(x, y, bias=bias, **options), x @ y + bias)
+    assert set(computed(hopper)) == {"f32"}
+
+
+@pytest.mark.parametrize("precision", ["tf32x3", "f16x3"])
+def test_the_kernel_that_is_named_decides_the_type(hopper, precision):
+    split = {"tf32x3": "wgmma_tf32x3", "f16x3": "wgmma_f16x3"}[precision]
+    for kernel, kind in ((split, precision), ("pipelined", "f32")):
+        plan = pymm.plan(X, Y, precision=precision, kernel=kernel, device=hopper)
+        assert plan.problem.dtype == kind and plan.config.kernel_name == kernel
+        again = pymm.plan(X, Y, precision=precision, config=plan.config, device=hopper)
+        assert again.problem.dtype == kind and (again() == X @ Y).all()
+    with pytest.raises(NotImplementedError, match=f"ping_pong cannot compute in {precision}"):
+        pymm.matmul(X, Y, precision=precision, kernel="ping_pong", device=hopper)
 
 
 def test_nothing_is_computed_less_exactly_unasked(hopper):

@@ -23,8 +23,8 @@ from pymm.kernels import kernels_for, parse_slug
 from pymm.kernels.emulated import (
     LEAST_DEPTH,
     Gate,
+    exact_problem,
     fallback_config,
-    fallback_problem,
     largest_exponents,
 )
 from pymm.kernels.source import render
@@ -72,7 +72,7 @@ class Products:
         p = problem
         shapes = (p.m, p.k), (p.k, p.n), (p.m, p.n)
         self.fields = [GuardedMatrix(backend, p.numpy_dtype, (p.batch, *s)) for s in shapes]
-        plain = fallback_problem(problem)
+        plain = exact_problem(problem)
         config = fallback_config(plain, backend.device)
         self.calls = self.bound(parse_slug(SLUG), problem), self.bound(config, plain)
 
@@ -288,12 +288,12 @@ def hopper():
 @pytest.mark.parametrize(
     "m, n, k, options, kind, why",
     [
-        (4096, 4096, 4096, {}, "emulated", "with split operands expected"),
+        (4096, 4096, 4096, {}, "emulated", "expected in emulated"),
         (4096, 4096, 63, {}, "f32", "k is below 64"),
         (64, 64, 64, {}, "f32", "expected"),
-        (4096, 4096, 4096, {"kernel": 8}, "f32", "does not split operands"),
-        (64, 64, 64, {"kernel": 14}, "emulated", "splits operands, was asked for"),
-        (64, 64, 64, {"config": SLUG}, "emulated", "splits operands, was asked for"),
+        (4096, 4096, 4096, {"kernel": 8}, "f32", "tma_f32 was asked for"),
+        (64, 64, 64, {"kernel": 14}, "emulated", "wgmma_f16x3 was asked for"),
+        (64, 64, 64, {"config": SLUG}, "emulated", "wgmma_f16x3 was asked for"),
     ],
 )
 def test_the_host_decides_what_it_can(hopper, m, n, k, options, kind, why):
@@ -309,7 +309,7 @@ def test_devices_without_the_kernel_use_float32(cuda):
     for device in ("cpu", cuda):
         plan = pymm.plan(x, y, precision="emulated", device=device)
         assert plan.problem.dtype == "f32" and (plan() == 70).all()
-        assert "no kernel splits" in str(pymm.explain(x, y, precision="emulated", device=device))
+        assert "no kernel computes in emulated" in str(pymm.explain(x, y, precision="emulated", device=device))
         assert (pymm.matmul(x, y, precision="emulated", device=device) == 70).all()
         assert (pymm.syrk(x, precision="emulated", device=device) == 70).all()
     with pytest.raises(NotImplementedError, match="float32"):

@@ -20,7 +20,7 @@ CONFIG = find_kernel("reordered", "cpu").default_config
 
 
 #: Types that one kernel computes alone ("emulated": tests/kernels/test_emulated.py).
-ALONE = [name for name, row in DTYPES.items() if not row.fallback]
+ALONE = [name for name, row in DTYPES.items() if not row.checked]
 
 
 class Machine(NumpyBackend):

@@ -286,7 +286,7 @@ class CudaBackend(Backend):
 
     def scratch_bytes(self, config: Config, problem: Problem, a: Matrix, b: Matrix) -> int:
         pieces = [scratch_bytes(config, problem, a, b)]
-        if problem.type.fallback:
+        if problem.type.checked:
             pieces += checking_bytes(problem, self.device)
         return sum(size_of(wanted) for wanted in pieces if wanted)
 

@@ -20,8 +20,8 @@ from pymm.core.integers import round_up
 from pymm.core.problem import Problem
 from pymm.kernels.emulated import (
     Gate,
+    exact_problem,
     fallback_config,
-    fallback_problem,
     largest_exponents,
 )
 from pymm.kernels.pipelined import PIPELINED
@@ -35,7 +35,7 @@ def checking_bytes(problem: Problem, device: Device) -> tuple[int, int]:
     """Bytes of scratch memory of a checked product besides its kernel's: the verdict, and what the
     other kernel needs.
     """
-    plain = fallback_problem(problem)
+    plain = exact_problem(problem)
     return VERDICT_BYTES, PIPELINED.workspace(fallback_config(plain, device), plain)
 
 
@@ -51,7 +51,7 @@ class Split(NamedTuple):
 
 
 class CheckedExecutable(MappedExecutable):
-    """A kernel with split operands for a type with a fallback. The verdict on a product is in
+    """A kernel with split operands for a checked type. The verdict on a product is in
     memory of its stream or graph, zero between products.
     """
 
@@ -84,7 +84,7 @@ class CheckedExecutable(MappedExecutable):
 
     def _check(self, place: LaunchSite, given: tuple, bias: Vector | None) -> Check:
         problem, alpha, a, b, beta, c = given
-        plain = fallback_problem(problem)
+        plain = exact_problem(problem)
         other = self._fallback(self._plain_source(plain, (a, b, c)))
         verdict = self._lease(place, VERDICT_BYTES, self._verdicts)
         gate = verdict.address, largest_exponents(problem.k)
