@@ -11,7 +11,7 @@ nothing is tuned (pymm/kernels/survey.py).
     python benchmarks/survey.py scales --seconds 600
 
 `measure` draws products (extents log-uniform between 32 and 8192, layouts random), each in float32,
-float64, bfloat16 and tf32, and times in turn the configurations that are expected to be quickest,
+float64, bfloat16 (also with C in float32) and tf32, and times in turn the configurations that are expected to be quickest,
 and two at random of those that should be nearly as quick. With `--kernels` only the products are
 measured for which one of these kernels offers configurations: four of the eight that its model
 expects to be quickest, and the four quickest of all other kernels. So a new kernel gets times,
@@ -97,7 +97,7 @@ DEVICES = {
     ),
 }
 
-DTYPES = "f32", "f64", "bf16", "tf32"
+DTYPES = "f32", "f64", "bf16", "tf32", "bf16_f32"
 
 #: Random products: least and greatest extent, most operations. Products with weights: the same of
 #: the rows, the same of n and k, what these are multiples of, most operations.
@@ -155,7 +155,8 @@ def main(arguments: Sequence[str]) -> int:
         kernels = [find_kernel(name) for name in given.kernels.split(",") if name]
         return measure(given, kernels)
     path = given.csv or results(given.device)
-    found = {dtype: read(path, dtype, DEVICES[given.device]) for dtype in DTYPES}
+    every = {dtype: read(path, dtype, DEVICES[given.device]) for dtype in DTYPES}
+    found = {dtype: data for dtype, data in every.items() if len(data.rows)}
     if given.command == "scales":
         return search(found, given.seconds)
     if given.left_out:

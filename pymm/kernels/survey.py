@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _BEYOND = 1.1
 
 #: Types that have no survey of their own, because another type's kernels take the same time.
-_SAME_TIMES_AS = {"f16": "bf16"}
+_SAME_TIMES_AS = {"f16": "bf16", "f16_f32": "bf16_f32"}
 
 #: Of a kernel's configurations, those are compared that its model expects to take at most this many
 #: times as long as the quickest; of 160 products, 1.6 changed no choice.
