@@ -41,7 +41,7 @@ from pymm.core.dtypes import EMULATED  # noqa: E402
 from pymm.core.files import append, commit  # noqa: E402
 from pymm.core.problem import Problem  # noqa: E402
 from pymm.kernels import Config, parse_slug  # noqa: E402
-from pymm.kernels.emulated import exact_problem, fallback_config  # noqa: E402
+from pymm.kernels.emulated import fallback_config, plain_problem  # noqa: E402
 from pymm.measure.libraries import BASELINES, Operands  # noqa: E402
 from pymm.measure.ranges import ORDINARY  # noqa: E402
 from pymm.measure.verify import GuardedMatrix  # noqa: E402
@@ -181,7 +181,7 @@ class Study:
             kernel = executable(self.backend, self.config(problem), problem)
             found[dtype] = computed(kernel.bind(problem, 1.0, *at[:2], 0.0, at[2]))
             if problem.type.checked:
-                plain = exact_problem(problem)
+                plain = plain_problem(problem)
                 config = fallback_config(plain, self.backend.device)
                 kernel = executable(self.backend, config, plain)
                 found["plain"] = computed(kernel.bind(plain, 1.0, *at[:2], 0.0, at[2]))

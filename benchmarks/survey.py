@@ -11,15 +11,16 @@ nothing is tuned (pymm/kernels/survey.py).
     python benchmarks/survey.py scales --seconds 600
 
 `measure` draws products (extents log-uniform between 32 and 8192, layouts random), each in float32,
-float64, bfloat16 (also with C in float32) and tf32, and times in turn the configurations that are expected to be quickest,
-and two at random of those that should be nearly as quick. With `--kernels` only the products are
-measured for which one of these kernels offers configurations: four of the eight that its model
-expects to be quickest, and the four quickest of all other kernels. So a new kernel gets times,
-without which `matmul` does not choose it. `--deepest K` draws k between 32 and K, `--least N`
-products of at least N operations. `--weights` draws what language models multiply, the types in
-turn: 16 to 8192 rows, n and k between 512 and 32768, multiples of 64 to 2048. `--again` draws
-nothing: what the file has of these kernels is measured again, as it should be when one was changed;
-the newest time of a configuration counts. The rows are appended to benchmarks/surveys/DEVICE.csv.
+float64, bfloat16, tf32 and bfloat16 with C in float32, and times in turn the configurations that
+are expected to be quickest, and two at random of those that should be nearly as quick. With
+`--kernels` only the products are measured for which one of these kernels offers configurations:
+four of the eight that its model expects to be quickest, and the four quickest of all other kernels.
+So a new kernel gets times, without which `matmul` does not choose it. `--deepest K` draws k between
+32 and K, `--least N` products of at least N operations. `--weights` draws what language models
+multiply, the types in turn: 16 to 8192 rows, n and k between 512 and 32768, multiples of 64 to
+2048. `--again` draws nothing: what the file has of these kernels is measured again, as it should be
+when one was changed; the newest time of a configuration counts. The rows are appended to
+benchmarks/surveys/DEVICE.csv.
 120 products take an H200 with 16 cores four minutes, nearly all of it for compiling; so `--more N`
 draws N others, of which those configurations are measured that are compiled by then.
 

@@ -20,12 +20,13 @@ from pymm.core.errors import CompileFailed
 from pymm.core.inputs import rows_of
 from pymm.core.problem import Problem
 from pymm.core.shapes import is_population
+from pymm.kernels import kernels_for
 from pymm.kernels.source import kernel_digest, render
 from pymm.measure.libraries import BASELINES, COMPARED, HALF, MIRRORED, ON_REQUEST
 from pymm.measure.precompile import config_directory
 from pymm.measure.results import CLASSES, SEEN, one_line
 from pymm.measure.worker import UNKNOWN_PEAK, Reply, Request, time_limit
-from pymm.selection.exact import decide
+from pymm.selection.plain import computed
 from pymm.selection.select import Choice, select
 
 #: Rounds at most, and seconds for one product's rounds: the largest take 5.
@@ -39,8 +40,8 @@ SHORT, SHORT_ROUNDS = 5e-5, 101
 
 @dataclass(frozen=True)
 class Entry:
-    """One product of the run: its class; the problem that `matmul` would compute for it, in the
-    exact type of its own where that should take less time; what would be chosen, and why.
+    """One product of the run: its class, the problem that `matmul` would compute for it (of tf32x3,
+    say, in float32 where that should take less time), what would be chosen, and why.
     """
 
     name: str
@@ -78,19 +79,15 @@ class ClassBenchmark:
         """What to run: each product that some kernel here computes."""
         found = []
         for name, problem in problems:
+            if not kernels_for(problem, self.device):
+                continue
             directory = self.for_populations if is_population(name) else self.directory
             chosen = partial(
                 select, device=self.device, directory=directory, environment=self.environment
             )
-            try:
-                computed, why = problem, ""
-                if problem.type.exact:
-                    computed, why = decide(problem, self.device, chosen)
-                choice = chosen(computed)
-            except NotImplementedError:
-                continue
+            own, choice, why = computed(problem, self.device, chosen)
             reason = choice.reason + f"; {why}" * bool(why)
-            found.append(Entry(name, problem, computed, choice, reason))
+            found.append(Entry(name, problem, own, choice, reason))
         return found
 
     def describe(self, entries: Sequence[Entry]) -> None:
@@ -196,7 +193,7 @@ class ClassBenchmark:
             row["detail"] = f"cublas?syrk {half}, mirrored {whole}"
         fastest = min(compared, key=compared.__getitem__, default="")
         rate, peak = entry.problem.flops / trial.seconds, self.device.peak_flops
-        own = peak.get(entry.problem.dtype)
+        own = peak.get(entry.asked.dtype)
         row |= {
             "us": _us(trial.seconds),
             "spread": f"{trial.spread:.4g}",

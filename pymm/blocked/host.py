@@ -26,7 +26,7 @@ from pymm.runtime.arguments import Call, MatmulOptions
 from pymm.runtime.arrays import Form, Operand
 from pymm.selection.choose import choose
 from pymm.selection.cost_model import predicted_seconds
-from pymm.selection.exact import computed_type
+from pymm.selection.plain import computed_type
 from pymm.selection.select import Choice
 
 #: Part of a device's free memory that is used where the caller names no amount.
@@ -282,7 +282,7 @@ def _share(
     bias = 0 if call.bias is None else max(m, n) * call.epilogue.bias.itemsize
     best: Share | None = None
     wanted = 0
-    kinds = _kinds(computed_type(call.kind, backend.device))
+    kinds = _kinds(computed_type(call.kind, backend.device, options.kernel, options.config))
     for kind in kinds:
         row = DTYPES[kind]
         sizes = row.element.itemsize, row.out.itemsize

@@ -27,7 +27,7 @@ from pymm.runtime.arrays import adopt
 from pymm.runtime.bind import executable
 from pymm.selection.choose import choose, generation
 from pymm.selection.cost_model import predicted_seconds
-from pymm.selection.exact import computed_type
+from pymm.selection.plain import computed_type
 from pymm.selection.select import Choice
 
 Call = Callable[[], None]
@@ -383,7 +383,8 @@ def _checked(
     if beta and c is None:
         raise ValueError(f"beta={options.beta!r} needs c, the array that it scales")
     kind = product_type(common, options.precision, out.dtype)
-    return a, b, out, computed_type(kind, a.team.backends[0].device), (alpha, beta)
+    asked = options.kernel, options.config
+    return a, b, out, computed_type(kind, a.team.backends[0].device, *asked), (alpha, beta)
 
 
 def _target(

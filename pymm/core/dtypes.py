@@ -55,9 +55,10 @@ class DType:
 
     Configurations tuned for one type serve all types of the same group `tiles`.
 
-    `exact` is the type of the same elements that rounds less, without tensor cores: a product that
-    should be quicker in it is computed in it. Of a `checked` type the device finds out which
-    operands its arithmetic is not exact enough for, and computes their product in `exact` instead.
+    `plain` is the type of the same elements whose products are plain multiply-adds, with a lower
+    error bound: a product that should be quicker in it is computed in it. Of a `checked` type the
+    device finds out which operands its arithmetic is not exact enough for, and computes their
+    product in `plain` instead.
 
     A symmetric C of up to `syrk_full_rows` rows, or with k up to `syrk_full_depth`, is computed
     in full by a GPU instead of one half that is then mirrored.
@@ -81,7 +82,7 @@ class DType:
     zero_up_to: float = 0.0
     infinite_from: float = math.inf
     tiles: str = ""
-    exact: str = ""
+    plain: str = ""
     checked: bool = False
     syrk_full_rows: int = 0
     syrk_full_depth: int = 0
@@ -197,7 +198,7 @@ DTYPES = {
             precision="tf32x3",
             emulates_element=True,
             product_error=SPLIT,
-            exact="f32",
+            plain="f32",
         ),
         DType(
             "f16x3",
@@ -211,7 +212,7 @@ DTYPES = {
             product_error=SPLIT,
             scaling=BlockScaling(),
             tiles="f16x3",
-            exact="f32",
+            plain="f32",
         ),
         DType(
             "emulated",
@@ -224,7 +225,7 @@ DTYPES = {
             emulates_element=True,
             product_error=SPLIT + LOST,
             tiles="f16x3",
-            exact="f32",
+            plain="f32",
             checked=True,
         ),
         DType("f16_f32", "f16 with f32 results", out=FLOAT32, **_F16),

@@ -37,13 +37,13 @@ def largest_exponents(k: int) -> int:
     return 126 + 2 * 127 - 2 - (k - 1).bit_length()
 
 
-def exact_problem(problem: Problem) -> Problem:
-    """The same product in the `exact` type of its type."""
-    return replace(problem, dtype=problem.type.exact)
+def plain_problem(problem: Problem) -> Problem:
+    """The same product in the `plain` type that its type names."""
+    return replace(problem, dtype=problem.type.plain)
 
 
 def fallback_config(problem: Problem, device: Device) -> Config:
-    """The configuration of kernel 5 for an `exact_problem`: its default, with k in as many parts
+    """The configuration of kernel 5 for a `plain_problem`: its default, with k in as many parts
     as keep the device busy.
     """
     found = PIPELINED.default_for(problem, device)

@@ -66,7 +66,7 @@ def render(
 ) -> Source:
     """The source of `config`'s kernel for the types, layout and remainders of `problem`, for rows
     that start at multiples of `alignment` bytes (None: as dense matrices have them), and with an
-    epilogue. That of a checked type has the gate `EXACT`, that in its exact type `NOT_EXACT`.
+    epilogue. That of a checked type has the gate `EXACT`, that in its plain type `NOT_EXACT`.
 
     Raises `ValueError` on a missing parameter and for the epilogue of a symmetric C.
     """

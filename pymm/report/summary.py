@@ -171,7 +171,7 @@ def _kinds(compared: list[Comparison], baseline: str) -> Iterable[tuple[str, str
         (f"compared with {baseline}", "with the same arithmetic", same),
         (
             "emulated float32",
-            "from three tensor-core products each, compared with float32",
+            "of split operands, or in float32 where that should be quicker, compared with float32",
             other,
         ),
         (f"A^T A compared with {baseline}", "that are symmetric", half),

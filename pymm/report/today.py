@@ -13,6 +13,7 @@ from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.kernels import find_kernel, parse_slug
 from pymm.kernels.source import kernel_digest
+from pymm.selection.plain import computed
 from pymm.selection.records import Environment, Record, source_changed, stale_because
 from pymm.selection.select import select
 
@@ -71,19 +72,26 @@ class Today:
         if self.device is None or row.problem is None or not chosen:
             return ""
         tools = (row.text("driver"), row.text("compiler"))
-        now = self.choice(row.problem, self.environment or Environment(*tools))
+        tools = self.environment or Environment(*tools)
+        now = self.choice(row.problem, tools, in_its_type=row.kind != "classes")
         if now in ("", row.text("config")):
             return ""
         return f"pymm chooses {now} today"
 
-    def choice(self, problem: Problem, environment: Environment) -> str:
-        """What `matmul` chooses today, as a slug; "" if no kernel computes it here."""
-        key = (problem, environment.tools)
+    def choice(self, problem: Problem, environment: Environment, in_its_type: bool = False) -> str:
+        """What `matmul` chooses today, as a slug, or what it would if every product were computed
+        in its own type; "" if no kernel computes it here.
+        """
+        key = (problem, environment.tools, in_its_type)
         if key not in self._chosen:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a damaged file is reported where it is read
                 try:
-                    found = select(problem, self.device, self.directory, environment)
+                    given = self.device, self.directory, environment
+                    if in_its_type:
+                        found = select(problem, *given)
+                    else:
+                        _, found, _ = computed(problem, self.device, lambda p: select(p, *given))
                     self._chosen[key] = found.config.slug
                 except (ValueError, NotImplementedError):
                     self._chosen[key] = ""

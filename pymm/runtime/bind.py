@@ -15,11 +15,12 @@ import numpy as np
 from pymm.backends import lookup_device, open_device
 from pymm.backends.base import Backend, Executable, Matrix, RebindableLaunch, Vector
 from pymm.backends.matrices import alignment
+from pymm.core.dtypes import DTYPES, PREPARED
 from pymm.core.epilogue import NO_EPILOGUE, Epilogue
 from pymm.core.errors import LaunchFailed
 from pymm.core.problem import Problem
 from pymm.kernels import Config, kernels_for
-from pymm.kernels.emulated import exact_problem
+from pymm.kernels.emulated import plain_problem
 from pymm.kernels.source import render
 from pymm.runtime.arguments import Call, Options
 from pymm.runtime.arrays import Operand
@@ -32,8 +33,8 @@ from pymm.runtime.transfer import (
     StagedRoute,
     TransferMode,
 )
-from pymm.selection.choose import choose, snapshot
-from pymm.selection.exact import decide
+from pymm.selection.choose import MAX_CHOSEN, Snapshot, choose, snapshot
+from pymm.selection.plain import decide
 from pymm.selection.select import Choice
 from pymm.selection.stand_in import StandIn, find_stand_in, standing_in
 
@@ -261,24 +262,38 @@ def find_route(backend: Backend, call: Call, transfer: str | None = None) -> Rou
     return StagedRoute(backend, call, mode)
 
 
-def find_product(call: Call, route: Route, options: Options) -> tuple[Product, str]:
-    """The launches of a call by this route. Where their type has an exact one, also why they are of
-    that type or of the other.
+def find_product(
+    call: Call, route: Route, options: Options, known: Snapshot | None = None
+) -> tuple[Product, str]:
+    """The launches of a call by this route. Where their type names a plain one, also why they are
+    of that type or of the other; that is decided once for each generation of the tuned
+    configurations, of `known` or the present one.
     """
     transposed, biased = (call.trans_a, call.trans_b), call.bias is not None
     product = arrange(*route.forms, *transposed, call.kind, call.op, biased)
-    if not product.problem.type.exact:
+    if not product.problem.type.plain:
         return product, ""
-    asked = options.kernel, options.config
-    backend = route.backend
-    problem, why = decide(product.problem, backend.device, partial(choose, backend), *asked)
+    known, backend = known or snapshot(), route.backend
+    split = call.b.prepared is not None and call.b.prepared.split is not None
+    split &= product.problem.type.tiles == DTYPES[PREPARED].tiles
+    asked = options.kernel, options.config, split, options.prefer == "energy"
+    key = backend, product.problem, *asked
+    found = known.decided.get(key) if options.config is None else None
+    if found is None:
+        select = partial(choose, backend, known=known, prefer=options.prefer)
+        found = decide(product.problem, backend.device, select, *asked)
+        if options.config is None:
+            if len(known.decided) >= MAX_CHOSEN:
+                known.decided.clear()
+            known.decided[key] = found
+    problem, why = found
     return (product if problem == product.problem else plain_product(product)), why
 
 
 def plain_product(product: Product) -> Product:
-    """The same launches in the exact type of their type."""
-    steps = (replace(step, problem=exact_problem(step.problem)) for step in product.steps)
-    return replace(product, problem=exact_problem(product.problem), steps=tuple(steps))
+    """The same launches in the plain type that their type names."""
+    steps = (replace(step, problem=plain_problem(step.problem)) for step in product.steps)
+    return replace(product, problem=plain_problem(product.problem), steps=tuple(steps))
 
 
 def epilogue_of(call: Call, product: Product) -> Epilogue:
@@ -293,8 +308,8 @@ def prepare(backend: Backend, call: Call, options: Options) -> PreparedCall:
     `CompileFailed`, `LaunchFailed`, `MemoryError`.
     """
     route = find_route(backend, call, options.transfer)
-    product, _ = find_product(call, route, options)
     known = snapshot()
+    product, _ = find_product(call, route, options, known)
     choice = choose(backend, product.problem, options.kernel, options.config, known, options.prefer)
     stream = _stream(backend, call, options)
     with backend.preparing():
@@ -322,7 +337,7 @@ def prepare(backend: Backend, call: Call, options: Options) -> PreparedCall:
                 raise
             if call.on_host and call.op == "gemm" and not backend.device.shares_host_memory:
                 raise  # pymm.blocked needs less
-            if product.problem.type.exact:
+            if product.problem.type.plain:
                 product = plain_product(product)
             choice, launch = _with_less_memory(backend, product, choice, binding, error)
             fallback, compiled_for = True, None

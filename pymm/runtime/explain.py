@@ -90,7 +90,7 @@ class Explanation(InRows):
         row = self.problem.type
         words = row.name
         if row.checked:
-            words = f"operands are split; where the device finds that not exact enough, {row.exact}"
+            words = f"operands are split; where the device finds that not exact enough, {row.plain}"
         return [("precision", f"{words} ({self.why_type})")] if self.why_type else []
 
     def _launches(self) -> str:

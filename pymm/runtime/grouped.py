@@ -59,7 +59,7 @@ def checked_calls(
     if not calls:
         return [], None
     rows = [DTYPES[call.kind] for call in calls]
-    kinds = [row.exact if row.checked else row.name for row in rows]
+    kinds = [row.plain if row.checked else row.name for row in rows]
     calls = [replace(call, kind=kind) for call, kind in zip(calls, kinds, strict=True)]
     backends = [_checked(i, find_backend, call, options.device) for i, call in enumerate(calls)]
     for number, (call, backend) in enumerate(zip(calls, backends, strict=True)):
@@ -71,7 +71,15 @@ def checked_calls(
                 f"on {backends[0].device.name} {backends[0].device.index}: group those of a device"
             )
     _check_apart(calls)
-    return calls, backends[0]
+    return [_in_its_type(i, call, options) for i, call in enumerate(calls)], backends[0]
+
+
+def _in_its_type(number: int, call: Call, options: MatmulOptions) -> Call:
+    """The call in the type in which its product is computed."""
+    if not DTYPES[call.kind].plain or call.on_host:
+        return call
+    route = _checked(number, find_route, find_backend(call, options.device), call)
+    return replace(call, kind=find_product(call, route, options)[0].problem.dtype)
 
 
 def _listed(given: Any, name: str) -> Sequence[Any] | None:

@@ -138,6 +138,8 @@ class Snapshot:
     #: The files of each device as they were when last looked at. Never changed in place.
     seen: Mapping[Device, tuple] = field(default_factory=dict)
     chosen: dict[tuple, Choice] = field(default_factory=dict)
+    #: For types that name a plain one: the problem that is computed, and why.
+    decided: dict[tuple, tuple[Problem, str]] = field(default_factory=dict)
 
 
 class _Watch:

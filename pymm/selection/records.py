@@ -251,11 +251,14 @@ def source_changed(record: Record) -> str:
 
 
 def unusable_because(record: Record, device: Device) -> str:
-    """Why a record must not be used at all: its kernel or its device has changed. "" if it may be
-    used.
+    """Why a record must not be used at all: its kernel or its device has changed, or its kernel
+    does not compute in its type any more. "" if it may be used.
     """
     if changed := source_changed(record):
         return changed
+    kernel, dtype = record.config.kernel, record.problem.dtype
+    if dtype not in kernel.dtypes:
+        return f"{kernel.name} does not compute in {dtype} any more"
     words = device_words(device_facts(device))
     if record.device and record.device != words:
         return f"device changed ({record.device}; now {words})"

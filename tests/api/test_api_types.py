@@ -9,6 +9,7 @@ from host_device import CudaArray, HostDevice
 from products import integers
 
 import pymm
+from pymm.core.device import cuda_peaks
 from pymm.core.dtypes import DTYPES, product_type
 from pymm.core.dtypes import ELEMENTS as TYPES
 from pymm.core.problem import Problem
@@ -16,7 +17,13 @@ from pymm.runtime.arguments import MatmulOptions
 from pymm.runtime.arrays import Form
 from pymm.runtime.layout import arrange
 
-HOPPER = dict(capability=(9, 0), sms=132, shared_per_block=232448, shared_per_sm=233472)
+HOPPER = dict(
+    capability=(9, 0),
+    sms=132,
+    shared_per_block=232448,
+    shared_per_sm=233472,
+    peak_flops=cuda_peaks((9, 0), 132, 1.98e9),
+)
 X, Y = integers((5, 7), np.float32, seed=1), integers((7, 6), np.float32, seed=2)
 
 
@@ -67,7 +74,7 @@ def test_precision_is_what_was_asked_for(hopper, precision):
 @pytest.mark.parametrize("precision", ["tf32x3", "f16x3", "emulated"])
 @pytest.mark.parametrize("extents", [(5, 7, 6), (1, 4096, 4096), (8, 65, 3)])
 def test_what_is_quicker_in_float32_is_computed_in_it(hopper, precision, extents):
-    """Products of few rows; with gaps between these, transposed, in a stack, with a bias."""
+    """Products of few rows; transposed, in a stack, with a bias."""
     m, k, n = extents
     x, y = integers((m, k), np.float32, seed=1), integers((k, n), np.float32, seed=2)
     told = pymm.explain(x, y, precision=precision, device=hopper)

@@ -7,6 +7,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from h200 import H200
 from recorded import NoCompiler
 
 from pymm.bench import classes, kernels, runner
@@ -19,6 +20,7 @@ from pymm.measure import results
 from pymm.measure.workbench import Trial
 from pymm.measure.worker import devices_alone
 from pymm.measure.worker_process import Reply
+from pymm.selection.select import select
 
 
 @pytest.fixture(autouse=True)
@@ -249,6 +251,23 @@ def test_all_classes_have_every_type_and_layout(monkeypatch):
     assert math.prod(problem.m for _, problem in found) > 0
 
 
+def test_what_is_measured_is_what_matmul_would_compute(monkeypatch):
+    """Of types that split operands: float32 where that should be quicker, in rows of the type."""
+    held = benchmark(Disturbed())
+    held.device = H200
+    few, many = (Problem(64, n, 2112, "tf32x3", False, True) for n in (7168, 64))
+    large = Problem(4096, 4096, 4096, "f16x3")
+    entries = held.entries([("llm", few), ("llm", many), ("large", large)])
+    assert [entry.asked for entry in entries] == [few, many, large]
+    assert [entry.problem.dtype for entry in entries] == ["f32", "f32", "f16x3"]
+    for entry in entries:
+        assert entry.problem.dtype in entry.choice.config.kernel.dtypes
+        assert f"in {entry.asked.dtype}" in entry.reason and "in f32" in entry.reason
+        assert entry.key[1] == held._named(entry)["dtype"] == entry.asked.dtype
+    held.device = Device("cpu", "cpu")
+    assert held.entries([("llm", few), ("large", large)]) == []
+
+
 def test_populations_have_rows_of_their_own_and_go_on(tmp_path, monkeypatch, capsys):
     """Two runs, by classes and types, append to one file; nothing is measured twice."""
     member = shapes.Member
@@ -277,7 +296,7 @@ def test_populations_are_not_measured_with_the_users_records(tmp_path, monkeypat
 
     def choose(problem, device, directory, environment):
         asked.append((problem.m, directory))
-        raise NotImplementedError
+        return select(problem, device, None, environment)
 
     monkeypatch.setattr(classes, "select", choose)
     problems = [("large", Problem(1, 1, 1)), ("random-4", Problem(2, 2, 2))]
@@ -285,7 +304,7 @@ def test_populations_are_not_measured_with_the_users_records(tmp_path, monkeypat
         asked.clear()
         held = benchmark(Disturbed())
         held.directory, held.for_populations = tmp_path, records
-        assert held.entries(problems) == []
+        assert [entry.asked for entry in held.entries(problems)] == [p for _, p in problems]
         assert asked == [(1, tmp_path), (2, expected)]
 
 

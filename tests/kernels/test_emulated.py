@@ -18,14 +18,15 @@ from test_wgmma_f16x3 import in_three_products
 
 import pymm
 from pymm.backends.cuda.driver import Driver
+from pymm.core.device import cuda_peaks
 from pymm.core.problem import Problem
 from pymm.kernels import kernels_for, parse_slug
 from pymm.kernels.emulated import (
     LEAST_DEPTH,
     Gate,
-    exact_problem,
     fallback_config,
     largest_exponents,
+    plain_problem,
 )
 from pymm.kernels.source import render
 from pymm.measure import ranges
@@ -72,7 +73,7 @@ class Products:
         p = problem
         shapes = (p.m, p.k), (p.k, p.n), (p.m, p.n)
         self.fields = [GuardedMatrix(backend, p.numpy_dtype, (p.batch, *s)) for s in shapes]
-        plain = exact_problem(problem)
+        plain = plain_problem(problem)
         config = fallback_config(plain, backend.device)
         self.calls = self.bound(parse_slug(SLUG), problem), self.bound(config, plain)
 
@@ -281,7 +282,12 @@ def test_the_fallback_obeys_the_rules_and_fills_the_device():
 @pytest.fixture
 def hopper():
     return HostDevice(
-        "cuda", capability=(9, 0), sms=132, shared_per_block=232448, shared_per_sm=233472
+        "cuda",
+        capability=(9, 0),
+        sms=132,
+        shared_per_block=232448,
+        shared_per_sm=233472,
+        peak_flops=cuda_peaks((9, 0), 132, 1.98e9),
     )
 
 
@@ -309,7 +315,9 @@ def test_devices_without_the_kernel_use_float32(cuda):
     for device in ("cpu", cuda):
         plan = pymm.plan(x, y, precision="emulated", device=device)
         assert plan.problem.dtype == "f32" and (plan() == 70).all()
-        assert "no kernel computes in emulated" in str(pymm.explain(x, y, precision="emulated", device=device))
+        assert "no kernel computes in emulated" in str(
+            pymm.explain(x, y, precision="emulated", device=device)
+        )
         assert (pymm.matmul(x, y, precision="emulated", device=device) == 70).all()
         assert (pymm.syrk(x, precision="emulated", device=device) == 70).all()
     with pytest.raises(NotImplementedError, match="float32"):

@@ -8,6 +8,7 @@ import json
 
 import measured
 import pytest
+from h200 import H200
 from report_fixtures import folder, without_plots  # noqa: F401
 
 from pymm.core.problem import Problem
@@ -18,6 +19,7 @@ from pymm.report import load, stats, today
 from pymm.report.chapters import report
 from pymm.report.facts import device_of, facts_of
 from pymm.selection import store
+from pymm.selection.plain import computed
 from pymm.selection.records import Environment, Record, device_facts
 from pymm.selection.select import select
 
@@ -40,7 +42,7 @@ def real(folder):
     for row in rows:
         trans_a = row["layout"] == "TN"
         problem = Problem(row["m"], row["n"], row["k"], row["dtype"], trans_a)
-        config = select(problem, device, None, TOOLS).config
+        config = computed(problem, device, lambda p: select(p, device, None, TOOLS))[1].config
         row |= {"kernel": config.kernel.label, "config": config.slug}
         row |= {"source": kernel_digest("cuda", config.kernel.file)}
     measured.write(folder / "classes.csv", results.CLASSES.columns, rows)
@@ -169,6 +171,17 @@ def test_only_a_search_whose_winner_is_stored_makes_a_headline(folder, tmp_path,
     assert [s.gain for s in stats.tuned_searches(found)] == pytest.approx(gains)
     (of,) = stats.searches(found)
     assert bool(of.stale) is not stored
+
+
+@pytest.mark.parametrize("n", [7168, 64])
+def test_a_product_computed_in_the_exact_type_is_of_today(n):
+    """What a row of tf32x3 names is float32's choice where `matmul` computes in float32."""
+    problem = Problem(64, n, 2112, "tf32x3", False, True)
+    now = today.Today(device=H200, environment=TOOLS)
+    config = select(Problem(64, n, 2112, "f32", False, True), H200, None, TOOLS).config
+    assert now.choice(problem, TOOLS) == config.slug
+    split = select(problem, H200, None, TOOLS).config
+    assert split.slug != config.slug
 
 
 def test_other_tools_make_a_row_stale():

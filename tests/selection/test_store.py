@@ -22,14 +22,15 @@ def lines(path):
 
 
 extents = st.integers(1, 2**31 - 1)
-#: Kernels that compute products of any size, stacks too.
+#: Kernels that compute products of any size, stacks too, and a type of theirs.
 cuda_kernels = [
-    kernel.name
+    {"kernel": kernel.name, "dtype": dtype}
     for kernel in KERNELS
     if kernel.backend == "cuda" and (kernel.tma is None or kernel.tma.in_place is None)
+    for dtype in kernel.dtypes
 ]
 records_of_gpu = st.builds(
-    record,
+    lambda kernel, **more: record(**kernel, **more),
     m=extents,
     n=extents,
     k=extents,
@@ -38,7 +39,6 @@ records_of_gpu = st.builds(
     seconds=st.floats(1e-9, 1e4).map(lambda s: float(f"{s * 1e6:.6g}") / 1e6),
     spread=st.integers(0, 99).map(lambda percent: percent / 100),
     date=st.dates().map(str),
-    dtype=st.sampled_from(["f32", "f64"]),
     trans_a=st.booleans(),
     trans_b=st.booleans(),
     batch=st.integers(1, 70000),

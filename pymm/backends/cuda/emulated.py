@@ -20,9 +20,9 @@ from pymm.core.integers import round_up
 from pymm.core.problem import Problem
 from pymm.kernels.emulated import (
     Gate,
-    exact_problem,
     fallback_config,
     largest_exponents,
+    plain_problem,
 )
 from pymm.kernels.pipelined import PIPELINED
 from pymm.kernels.source import Source, render
@@ -35,7 +35,7 @@ def checking_bytes(problem: Problem, device: Device) -> tuple[int, int]:
     """Bytes of scratch memory of a checked product besides its kernel's: the verdict, and what the
     other kernel needs.
     """
-    plain = exact_problem(problem)
+    plain = plain_problem(problem)
     return VERDICT_BYTES, PIPELINED.workspace(fallback_config(plain, device), plain)
 
 
@@ -84,7 +84,7 @@ class CheckedExecutable(MappedExecutable):
 
     def _check(self, place: LaunchSite, given: tuple, bias: Vector | None) -> Check:
         problem, alpha, a, b, beta, c = given
-        plain = exact_problem(problem)
+        plain = plain_problem(problem)
         other = self._fallback(self._plain_source(plain, (a, b, c)))
         verdict = self._lease(place, VERDICT_BYTES, self._verdicts)
         gate = verdict.address, largest_exponents(problem.k)
