@@ -76,7 +76,9 @@ class ClassBenchmark:
         self.device, self.environment = self.runner.device, self.runner.environment
 
     def entries(self, problems: Sequence[tuple[str, Problem]]) -> list[Entry]:
-        """What to run: each product that some kernel here computes."""
+        """What to run: each product in whose own type some kernel here computes. Elsewhere `matmul`
+        computes it in the plain type, in which it is measured anyway.
+        """
         found = []
         for name, problem in problems:
             if not kernels_for(problem, self.device):

@@ -59,7 +59,10 @@ def checked_calls(
     if not calls:
         return [], None
     rows = [DTYPES[call.kind] for call in calls]
-    kinds = [row.plain if row.checked else row.name for row in rows]
+    kinds = [
+        row.plain if row.checked and not call.on_host else row.name
+        for row, call in zip(rows, calls, strict=True)
+    ]
     calls = [replace(call, kind=kind) for call, kind in zip(calls, kinds, strict=True)]
     backends = [_checked(i, find_backend, call, options.device) for i, call in enumerate(calls)]
     for number, (call, backend) in enumerate(zip(calls, backends, strict=True)):

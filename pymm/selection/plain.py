@@ -27,8 +27,9 @@ CHECKING = 3.5e-6
 def computed_type(
     kind: str, device: Device, kernel: str | int | None = None, config: Any = None
 ) -> str:
-    """The type that products of type `kind` have whatever their extents: the plain one where no
-    kernel here computes in `kind`, and where the caller's `kernel` or `config` computes in that.
+    """The type of products of type `kind` as far as it does not depend on their extents: the plain
+    one if no kernel here computes in `kind`, or if the kernel of the caller's `kernel` or `config`
+    computes in the plain one and not in `kind`. Else `kind`.
     """
     plain = DTYPES[kind].plain
     if not plain:
@@ -50,9 +51,9 @@ def decide(
 ) -> tuple[Problem, str]:
     """The problem to compute for `problem`, whose type names a plain one: itself, or the same in
     the plain type where that should take less time; and why, in words. `select` finds what would
-    run, `kernel` and `config` are the caller's. An operand that is `split` already, which is most
-    of the time that splitting takes, keeps the type. With `energy` measured energies decide, where
-    there are any.
+    run, `kernel` and `config` are the caller's. With b `split` already (`pymm.prepare`) the type is
+    kept: most of what splitting costs is paid then. With `energy` measured energies decide, where
+    both have one. What was measured gives way to what was not only if that is clearly quicker.
     """
     plain = plain_problem(problem)
     kind = computed_type(problem.dtype, device, kernel, config)
@@ -67,15 +68,16 @@ def decide(
     if not device.times_are_real:
         return problem, "the simulator tells no times"
     here, there = select(problem), select(plain)
-    if energy and (used := _joules(here)) + (less := _joules(there)) > 0.0:
-        thriftier = less > 0.0 and (less < used or not used)
-        return (plain if thriftier else problem), "the energy that was measured"
-    own = _seconds(here, problem, device) + CHECKING * problem.type.checked
+    if energy and (used := _joules(here)) > 0.0 and (less := _joules(there)) > 0.0:
+        return (plain if less < used else problem), "the energy that was measured"
+    tuned, other = _measured(here, problem), _measured(there, plain)
+    unchecked = problem.type.checked and not (tuned and tuned.problem.type.checked)
+    own = _seconds(here, problem, device) + CHECKING * unchecked
     usual = _seconds(there, plain, device)
     words = f"{duration(own, 3)} expected in {problem.dtype}, {duration(usual, 3)} in {plain.dtype}"
-    tuned = _measured(here, problem) and not _measured(there, plain)
-    quicker = usual * (MODEL_ERROR if tuned else 1.0) <= own
-    return (plain if quicker else problem), words
+    if bool(tuned) != bool(other):
+        own, usual = (own, usual * MODEL_ERROR) if tuned else (own * MODEL_ERROR, usual)
+    return (plain if usual <= own else problem), words
 
 
 def computed(

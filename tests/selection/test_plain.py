@@ -93,6 +93,8 @@ def test_a_kernel_that_is_named_decides(device, kernel, kind):
         ((1.0, "record"), (0.95, "model"), "f16x3"),  # a model must be clearly quicker
         ((1.0, "record"), (0.5, "model"), "f32"),
         ((1.0, "model"), (0.99, "record"), "f32"),
+        ((0.95, "model"), (1.0, "record"), "f32"),
+        ((0.5, "model"), (1.0, "record"), "f16x3"),
     ],
 )
 def test_what_was_tuned_gives_way_to_what_is_clearly_quicker(monkeypatch, own, plain, kind):
@@ -112,18 +114,29 @@ def test_what_was_tuned_gives_way_to_what_is_clearly_quicker(monkeypatch, own, p
 
 @pytest.mark.parametrize(
     "own, plain, kind",
-    [(2.0, 0.0, "f16x3"), (2.0, 1.0, "f32"), (1.0, 2.0, "f16x3"), (0.0, 1.0, "f32")],
+    [(2.0, 1.0, "f32"), (1.0, 2.0, "f16x3"), (0.0, 1.0, "quicker"), (1.0, 0.0, "quicker")],
 )
 def test_measured_energy_decides_where_it_is_preferred(own, plain, kind):
-    """Whatever the times."""
+    """Whatever the times, if both types have one."""
     problem, joules = Problem(512, 512, 512, "f16x3"), {"f16x3": own, "f32": plain}
-    quick = {"f16x3": 1.0, "f32": 1.0} | {kind: 5.0}
+    quick = {"f16x3": 1.0, "f32": 2.0} if kind != "f16x3" else {"f16x3": 2.0, "f32": 1.0}
 
     def choices(p: Problem) -> Choice:
         return tuned(p, quick[p.dtype], joules[p.dtype] or float("nan"))
 
-    assert decide(problem, H200, choices, energy=True)[0].dtype == kind
-    assert decide(problem, H200, choices)[0].dtype != kind
+    quicker = decide(problem, H200, choices)[0].dtype
+    assert quicker == min(quick, key=quick.__getitem__) != kind
+    found = decide(problem, H200, choices, energy=True)[0].dtype
+    assert found == (quicker if kind == "quicker" else kind)
+
+
+@pytest.mark.parametrize("measured, kind", [("emulated", "emulated"), ("f16x3", "f32")])
+def test_a_check_that_was_measured_is_not_added(measured, kind):
+    """10 us in the split type, 3.5 us of which are the check or come on top, and 12 us plain."""
+    problem = Problem(512, 512, 512, "emulated")
+    choices = {"f32": tuned(replace(problem, dtype="f32"), 12e-6)}
+    choices["emulated"] = tuned(replace(problem, dtype=measured), 10e-6)
+    assert decide(problem, H200, lambda p: choices[p.dtype])[0].dtype == kind
 
 
 def test_an_operand_that_is_split_already_keeps_the_type():
@@ -158,7 +171,14 @@ def test_all_ways_to_multiply_agree(precision):
     np.testing.assert_array_equal(pymm.matmul(x, y, **options), x @ y)
     assert pymm.explain_syrk(x, **options).problem.dtype == "f32"
     np.testing.assert_array_equal(pymm.syrk(x, **options), x @ x.T)
+    large = np.ones((768, 768), np.float32)  # of NumPy arrays, as if each were multiplied alone
+    told = pymm.explain(large, large, **options).problem.dtype
     some, all_of_it = pymm.grouped([x[:3], x], [y, y], **options)
     np.testing.assert_array_equal(some, x[:3] @ y)
     np.testing.assert_array_equal(all_of_it, x @ y)
-    assert {entry[1].dtype for entry in device.log if entry[0] == "launch"} == {"f32"}
+    launched = [entry[1].dtype for entry in device.log if entry[0] == "launch"]
+    assert set(launched) == {"f32"}
+    pymm.plan_grouped([large], [large], **options)()
+    assert [entry[1].dtype for entry in device.log if entry[0] == "launch"] == [*launched, told]
+    with pytest.raises(ValueError, match="no kernel"):
+        pymm.explain(x, y, kernel=["a"], **options)
