@@ -111,3 +111,18 @@ def test_what_is_refused(current):
         pymm.matmul(prepared, b)
     with pytest.raises(ValueError, match="prepared with trans_b=False"):
         pymm.matmul(on_gpu(normal(1, 5, 6)), prepared, trans_b=True)
+
+
+@pytest.mark.simulator
+def test_what_was_split_keeps_the_type(current):
+    """Of the types that use it; and not where k is too small to split."""
+    with every_kernel():
+        x, y = on_gpu(normal(1, 33, 96)), on_gpu(normal(2, 96, 40))
+        prepared = pymm.prepare(y)
+        for precision, kept in (("emulated", True), ("f16x3", True), ("tf32x3", False)):
+            told = pymm.explain(x, prepared, precision=precision)
+            assert ("b was split before" in str(told)) is kept
+            assert "b was split before" not in str(pymm.explain(x, y, precision=precision))
+        short = pymm.prepare(on_gpu(normal(3, 40, 40)))
+        told = pymm.explain(on_gpu(normal(4, 33, 40)), short, precision="emulated")
+        assert told.problem.dtype == "f32" and "k is below 64" in str(told)
