@@ -19,7 +19,7 @@ from pymm.core.dtypes import DTYPES, PREPARED
 from pymm.core.epilogue import NO_EPILOGUE, Epilogue
 from pymm.core.errors import LaunchFailed
 from pymm.core.problem import Problem
-from pymm.kernels import Config, find_kernel, kernels_for
+from pymm.kernels import Config, kernels_for
 from pymm.kernels.emulated import plain_problem
 from pymm.kernels.source import render
 from pymm.runtime.arguments import Call, Options
@@ -33,7 +33,7 @@ from pymm.runtime.transfer import (
     StagedRoute,
     TransferMode,
 )
-from pymm.selection.choose import MAX_CHOSEN, Snapshot, choose, snapshot
+from pymm.selection.choose import MAX_CHOSEN, Snapshot, choose, kernel_key, snapshot
 from pymm.selection.plain import decide
 from pymm.selection.select import Choice
 from pymm.selection.stand_in import StandIn, find_stand_in, standing_in
@@ -276,9 +276,7 @@ def find_product(
     known, backend = known or snapshot(), route.backend
     split = call.b.prepared is not None and call.b.prepared.split is not None
     split &= product.problem.type.tiles == DTYPES[PREPARED].tiles
-    kernel = options.kernel
-    if kernel is not None and not isinstance(kernel, str | int):
-        kernel = find_kernel(kernel, backend.device.kernel_backend).name
+    kernel = kernel_key(options.kernel, backend.device)
     asked = kernel, options.config, split, options.prefer == "energy"
     key = backend, product.problem, *asked
     found = known.decided.get(key) if options.config is None else None

@@ -53,8 +53,7 @@ def choose(
     if config is not None:
         return _own(config, kernel, problem, backend.device)
     known = snapshot() if known is None else known
-    if kernel is not None and not isinstance(kernel, str | int):
-        kernel = find_kernel(kernel, backend.device.kernel_backend).name
+    kernel = kernel_key(kernel, backend.device)
     key = (backend, problem, kernel, prefer)
     found = known.chosen.get(key)
     if found is None:
@@ -68,6 +67,13 @@ def choose(
             known.chosen.clear()
         known.chosen[key] = found
     return found
+
+
+def kernel_key(kernel: Any, device: Device) -> str | int | None:
+    """The caller's kernel as a part of a key. `ValueError` for what names none."""
+    if kernel is None or isinstance(kernel, str | int):
+        return kernel
+    return find_kernel(kernel, device.kernel_backend).name
 
 
 def reload() -> None:

@@ -40,7 +40,7 @@ ISSUE, ISSUE_DOUBLES, MEMORY, L2_BYTES = 0.92, 1.0, 0.82, 50.0
 COPIED, STORED = 3.6, 5.8
 
 #: Part of the bandwidth at which operands are repacked (134 MB in 50 us), and at which they are
-#: split into terms (64 and 128 rows of A, 8 to 38 million elements of B: 19 times on one H100).
+#: split into terms (64 and 128 rows of A, 15 to 38 million elements of B: 19 times on one H100).
 COPY, SPLITTING = 0.7, 1.0
 
 #: Bytes per clock that a multiprocessor reads from shared memory, and instructions it issues.

@@ -53,7 +53,7 @@ def decide(
     the plain type where that should take less time; and why, in words. `select` finds what would
     run, `kernel` and `config` are the caller's. With b `split` already (`pymm.prepare`) the type is
     kept: most of what splitting costs is paid then. With `energy` measured energies decide, where
-    both have one. What was measured gives way to what was not only if that is clearly quicker.
+    both have one. A recorded time is compared with `MODEL_ERROR` times one that is only expected.
     """
     plain = plain_problem(problem)
     kind = computed_type(problem.dtype, device, kernel, config)

@@ -5,11 +5,11 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from h200 import LIMITS
 from host_device import CudaArray, HostDevice
 from products import integers
 
 import pymm
-from pymm.core.device import cuda_peaks
 from pymm.core.dtypes import DTYPES, product_type
 from pymm.core.dtypes import ELEMENTS as TYPES
 from pymm.core.problem import Problem
@@ -17,19 +17,12 @@ from pymm.runtime.arguments import MatmulOptions
 from pymm.runtime.arrays import Form
 from pymm.runtime.layout import arrange
 
-HOPPER = dict(
-    capability=(9, 0),
-    sms=132,
-    shared_per_block=232448,
-    shared_per_sm=233472,
-    peak_flops=cuda_peaks((9, 0), 132, 1.98e9),
-)
 X, Y = integers((5, 7), np.float32, seed=1), integers((7, 6), np.float32, seed=2)
 
 
 @pytest.fixture
 def hopper():
-    return HostDevice("cuda", **HOPPER)
+    return HostDevice("cuda", **LIMITS)
 
 
 def computed(device):

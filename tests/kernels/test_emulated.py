@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from captures import captured
 from fed_products import HOPPER
+from h200 import LIMITS
 from host_device import HostDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,6 @@ from test_wgmma_f16x3 import in_three_products
 
 import pymm
 from pymm.backends.cuda.driver import Driver
-from pymm.core.device import cuda_peaks
 from pymm.core.problem import Problem
 from pymm.kernels import kernels_for, parse_slug
 from pymm.kernels.emulated import (
@@ -281,14 +281,7 @@ def test_the_fallback_obeys_the_rules_and_fills_the_device():
 
 @pytest.fixture
 def hopper():
-    return HostDevice(
-        "cuda",
-        capability=(9, 0),
-        sms=132,
-        shared_per_block=232448,
-        shared_per_sm=233472,
-        peak_flops=cuda_peaks((9, 0), 132, 1.98e9),
-    )
+    return HostDevice("cuda", **LIMITS)
 
 
 @pytest.mark.parametrize(

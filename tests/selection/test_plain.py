@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from h200 import H200
+from h200 import H200, LIMITS
 from host_device import HostDevice
 
 import pymm
 from pymm.core.device import Device
+from pymm.core.dtypes import DTYPES
 from pymm.core.problem import Problem
 from pymm.kernels import find_kernel, kernels_for
 from pymm.kernels.source import kernel_digest
@@ -54,6 +55,17 @@ def test_few_rows_and_small_products_are_plain(dtype, extents, batch, kind):
     found, choice, why = computed(problem, H200, selected)
     assert found == replace(problem, dtype=dtype if kind == "own" else "f32") and why
     assert choice == selected(found) and found.dtype in choice.config.kernel.dtypes
+
+
+def test_no_plain_type_has_a_higher_error_bound():
+    plain = {name: DTYPES[row.plain] for name, row in DTYPES.items() if row.plain}
+    assert set(plain) == {"tf32x3", "f16x3", "emulated"}
+    for name, of in plain.items():
+        row = DTYPES[name]
+        assert of.element == row.element and not of.plain and of.scaling is None
+        assert of.roundoff <= row.roundoff and of.out_roundoff <= row.out_roundoff
+        assert of.product_error <= row.product_error
+        assert of.zero_up_to <= row.zero_up_to and of.infinite_from >= row.infinite_from
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "tf32", "f16_f32"])
@@ -155,15 +167,10 @@ def test_records_of_kernels_that_left_a_type_are_not_used():
     assert "sliced does not compute in tf32x3" in unusable_because(other, H200)
 
 
-def hopper() -> HostDevice:
-    limits = {name: getattr(H200, name) for name in ("sms", "shared_per_block", "shared_per_sm")}
-    return HostDevice("cuda", capability=(9, 0), peak_flops=H200.peak_flops, **limits)
-
-
 @pytest.mark.parametrize("precision", ["tf32x3", "f16x3", "emulated"])
 def test_all_ways_to_multiply_agree(precision):
     """Products, A A^T, lists, with gaps between rows, and the result."""
-    device = hopper()
+    device = HostDevice("cuda", **LIMITS)
     x = np.arange(40 * 70, dtype=np.float32).reshape(40, 70)[::2, :66] % 7
     y = np.arange(66 * 9, dtype=np.float32).reshape(66, 9) % 5
     options = dict(precision=precision, device=device)
