@@ -21,8 +21,8 @@ multiply, the types in turn: 16 to 8192 rows, n and k between 512 and 32768, mul
 2048. `--again` draws nothing: what the file has of these kernels is measured again, as it should be
 when one was changed; the newest time of a configuration counts. The rows are appended to
 benchmarks/surveys/DEVICE.csv.
-120 products take an H200 with 16 cores four minutes, nearly all of it for compiling; so `--more N`
-draws N others, of which those configurations are measured that are compiled by then.
+120 products of four types take an H200 with 16 cores four minutes, nearly all of it for compiling;
+so `--more N` draws N others, of which those configurations are measured that are compiled by then.
 
 `fit` writes tuning_configs/DEVICE.survey.npz from that file; it needs no GPU. Run it when the file,
 a kernel's `options` or what its model expects has changed. With `--left-out N` it writes nothing:
