@@ -108,11 +108,11 @@ def matmul(
         other devices than Hopper. The error is comparable to that of float32's own products: up
         to 1.8 times in tests (docs/explanation/numerics.md has the conditions and the bound).
         `pymm.prepare` splits a constant b once.
-        Products of "tf32x3" and "f16x3" that should be quicker in "ieee" are computed so, too, and
-        on other devices than Hopper all of them ("tf32" needs a GPU that has it). The bound of the
-        error is lower then; the error measured on random data was up to 3.1 times that of the split
-        product. Products in blocks and on several GPUs are in "ieee" only on other devices.
-        `kernel="wgmma_tf32x3"` or `"wgmma_f16x3"` keeps the split product.
+        "tf32x3" and "f16x3" are computed as "ieee" where that should be quicker, and always on
+        other devices than Hopper; `pymm.explain` says which. The bound of the error is lower then;
+        its root mean square was up to 3.1 times that of the split product (random data).
+        `kernel="wgmma_tf32x3"` or `"wgmma_f16x3"` asks for the split product in any case. Products
+        that are larger than the device's memory, or on several GPUs, are always split on Hopper.
         NaN and infinity come out as in float32, except that infinity times an element that rounds
         to zero is NaN ("tf32": below 2^-137, "f16x3": below 2^-31 of the largest of its 64). A
         reduced precision is never chosen unless asked for, and the arrays stay float32.
