@@ -163,8 +163,8 @@ def _entry(
     choice = select(problem, device, given.records or config_directory(), environment)
     default = choice.config.kernel.default_for(problem, device)
     untuned = select(problem, replace(device, name="untuned"), None, environment).config
-    own = next((r.config for r in found if r.problem == problem), None)
-    return Entry(problem, choice, (default, untuned), own)
+    own = min((r for r in found if r.problem == problem), key=lambda r: r.seconds, default=None)
+    return Entry(problem, choice, (default, untuned), own and own.config)
 
 
 def _compile(worker: Worker, entries: Sequence[Entry]) -> None:

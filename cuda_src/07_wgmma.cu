@@ -14,10 +14,10 @@
 // - wgmma multiplies 64 x TB x 16 with one instruction, straight from shared memory. The warpgroup
 //   that fetches gives its registers to those that hold the sums.
 // - A cluster of blocks, one above the other, shares B: each of two fetches half, each of four a
-//   quarter, and sends it to all.
-//   128 x 256 alone asks L2 for 48 bytes a clock and multiprocessor, of some 46 that it has
-//   (DeepGEMM's figures); in a cluster for 32. A barrier of the cluster takes 0.65 us: no block
-//   waits for the other before it ends, for none arrives at a barrier of one that may have ended.
+//   quarter (or three of them a third), and sends it to all. 128 x 256 alone asks L2 for 48 bytes a
+//   clock and multiprocessor, of some 46 that it has (DeepGEMM's figures); in a cluster for 32. A
+//   barrier of the cluster takes 0.65 us: no block waits for the other before it ends, for none
+//   arrives at a barrier of one that may have ended.
 // - Blocks are persistent and take tile after tile, so that the next tile comes while this one is
 //   stored, through shared memory and by TMA again. With little k storing is all there is to do:
 //   SLOTS pieces of a warpgroup's tile are stored at a time (8192 x 8192 x 128: 47 us, not
@@ -26,6 +26,8 @@
 // - Instructions come from device memory too: every warpgroup warms up the end of a tile, with
 //   nothing to store, while the first elements come. Blocks of small tiles ask for these before all
 //   else, and have them before a warm-up would end (256: 4.9 us, not 5.2).
+// - Tiles of one warpgroup across may have any width: 112 tiles of 64 x 144 are 1000 x 1000 in one
+//   wave of clusters of four, for which an H100 has room on 120 of its 132 multiprocessors.
 // - Small products: a warp stores its own rows of small tiles (no barrier, fence or map: 0.4 us).
 // - Skinny ones wait for memory alone: a narrow tile takes only its 16 or 32 rows or columns of
 //   shared memory, which holds twice as many stages (16 x 8192 x 8192: 43 us, not 48).
@@ -36,7 +38,8 @@
 //
 // What did not help: arriving at the other block's barrier with `.release.cluster` (0.68 of the
 // speed: a fence of the whole GPU each time); first steps of large tiles fetched before the block
-// is ready (0.98 at 4096); two blocks on a multiprocessor; C marked to leave L2 first.
+// is ready (0.98 at 4096); two blocks on a multiprocessor; C marked to leave L2 first; asking L2 for
+// all of a product of one wave in advance, each block for its share (0.86 to 1.00).
 
 #ifndef TRANS_A
 #define TRANS_A 0  // 1: A is stored as k x m, so op(A) = A^T
@@ -89,7 +92,10 @@ constexpr int WARPGROUPS_N = NB < 64 ? 1 : NB / TB,
               CONSUMERS = (MB < 64 ? 1 : MB / TA) * WARPGROUPS_N;
 constexpr int THREADS = 128 * (CONSUMERS + 1);
 constexpr int BOX = KB < 64 ? KB : 64, K_BOXES = KB / BOX;
-constexpr int A_BYTES = MB * KB * sizeof(REAL), STAGE_BYTES = A_BYTES + NB * KB * sizeof(REAL);
+// Columns of B that a stage has: of wide tiles, boxes whose rows lie along n are 64 columns wide.
+constexpr int COLUMNS_B = TRANS_B || NB < 64 ? NB : (NB + 63) / 64 * 64;
+constexpr int A_BYTES = MB * KB * sizeof(REAL);
+constexpr int STAGE_BYTES = A_BYTES + COLUMNS_B * KB * sizeof(REAL);
 // A block of 16 or 32 rows or columns multiplies 64; the rest is whatever follows in memory.
 constexpr int PADDING_BYTES = NB < 64 ? (64 - NB) * 128 : 0;
 constexpr int ROWS = TA / 64;            // pieces of 64 rows
@@ -101,21 +107,22 @@ constexpr int STAGED_BYTES = SPLIT > 1 ? 0 : PIECE_COLUMNS / LINE * PIECE;  // i
 // Skinny and deep products wait for memory alone, and few blocks read the same of it.
 constexpr bool STREAMED = MB < 64 || NB < 64 || SPLIT > 1;
 // Small tiles: each warp stores its own rows, and the first steps are loaded before all else.
-constexpr bool WARPS_STORE = MB * NB <= 128 * 64;
+constexpr bool WARPS_STORE = MB * NB <= 64 * 144;
 constexpr bool EARLY_LOADS = WARPS_STORE && CLUSTER == 1 && TB <= 128;
 
 #include "common/warpgroups.cuh"
 
 static_assert((MB % TA == 0 || (MB == 16 || MB == 32) && TA == 64) && TA % 64 == 0,
               "warpgroups share the rows: 64 divides TA, TA MB; or TA is 64, MB 16 or 32");
-static_assert((NB % TB == 0 || (NB == 16 || NB == 32) && TB == 64) && TB % 64 == 0 && TB <= 256,
-              "warpgroups share the columns: 64 divides TB, TB NB; or TB is 64, NB 16 or 32");
+static_assert((NB % TB == 0 || (NB == 16 || NB == 32) && TB == 64) && TB % 64 == 0 ||
+                  NB == TB && NB > 64 && NB % 16 == 0,
+              "warpgroups share the columns: 64 divides TB, TB NB; or TB is 64, NB 16 or 32; or one "
+              "has them all, more than 64 and a multiple of 16");
 static_assert(KB % 64 == 0 || KB == 32, "a tile is a pile of boxes: 64 divides KB, or KB is 32");
 static_assert(MB <= 256 && NB <= 256, "a box has at most 256 rows: MB and NB <= 256");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
-static_assert(CLUSTER == 1 || (CLUSTER == 2 || CLUSTER == 4) &&
-                                  (NB == 64 || NB == 128 || NB == 256),
-              "blocks share B, boxes or slices: CLUSTER is 1, or 2 or 4 and NB 64, 128 or 256");
+static_assert(CLUSTER == 1 || (CLUSTER == 2 || CLUSTER == 4) && NB >= 64,
+              "blocks share B, boxes or slices: CLUSTER is 1, or 2 or 4 and NB at least 64");
 static_assert(CONSUMERS <= 4 && TA * TB / 128 + 40 <= CONSUMER_REGISTERS,
               "TA * TB / 128 sums fit: at most 192 for 1 or 2 warpgroups, 120 for 3, 64 for 4");
 
@@ -126,6 +133,9 @@ static_assert(CONSUMERS <= 4 && TA * TB / 128 + 40 <= CONSUMER_REGISTERS,
 #endif
 
 #include "common/wgmma_tile.cuh"
+#if NB > 64 && NB % 64
+#include "common/wgmma_widths.cuh"
+#endif
 #include "common/combine.cuh"
 #include "common/repack.cuh"
 
@@ -144,7 +154,7 @@ struct Producer {
         const unsigned k0 = (unit.first + step) * KB;
         mbarrier_expect_tx(filled, STAGE_BYTES);
         fetch<!TRANS_A, 1, MB>(tile, a, filled, unit.i0, k0, unit.matrix);
-        fetch<TRANS_B, CLUSTER, NB>(tile + A_BYTES, b, filled, unit.j0, k0, unit.matrix);
+        fetch<TRANS_B, CLUSTER, COLUMNS_B>(tile + A_BYTES, b, filled, unit.j0, k0, unit.matrix);
     }
     // Loads the first steps, one for each stage, all empty. Returns how many: `produce` goes on.
     __device__ __forceinline__ unsigned begin(const Product& p) const {
@@ -195,7 +205,7 @@ __device__ __forceinline__ void multiply(float (&sum)[ROWS][TB / 2], unsigned st
             for (int u = 0; u < ROWS; u++)
                 wgmma<!TRANS_A, TRANS_B>(
                     REAL{}, sum[u], a + (x / 4 * MB * 128 + u * 128 * BOX + x % 4 * STEP_A) / 16,
-                    b + (x / 4 * NB * 128 + x % 4 * STEP_B) / 16, step > 0 || x > 0);
+                    b + (x / 4 * COLUMNS_B * 128 + x % 4 * STEP_B) / 16, step > 0 || x > 0);
         wgmma_commit_group();
         wgmma_wait_group<1>();  // the step before has ended: its stage may be filled again
         if (used < STAGES && thread < CLUSTER && (CLUSTER == 1 || left >= STAGES))

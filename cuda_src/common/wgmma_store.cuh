@@ -24,7 +24,9 @@ __device__ __forceinline__ void store_tile(float (&sum)[ROWS][TB / 2], Output ou
         out.finish(sum[u], i, j0);
 #endif
 #pragma unroll
-        for (int h = 0; h < TB; h += PIECE_COLUMNS) {
+        for (int x = 0; x < TB; x += PIECE_COLUMNS) {
+            // The last of a width that is no multiple overlaps the one before.
+            const int h = x + PIECE_COLUMNS <= TB ? x : TB - PIECE_COLUMNS;
             if (!any_stored(i, j0 + h, 64, PIECE_COLUMNS)) continue;
             const bool cut = partly_stored(i, j0 + h, 64, PIECE_COLUMNS);
             unsigned char* const piece = staging + slot * STAGED_BYTES;

@@ -26,22 +26,34 @@ struct Operand {
     L2Policy l2_hint;
 };
 
+// Into how many boxes blocks of a cluster divide EXTENT rows: one for each block or fewer, all of
+// whole groups of 8 rows, in which shared memory is swizzled.
+template <int EXTENT, int BLOCKS>
+constexpr int PARTS_OF_ROWS =
+    EXTENT % (8 * BLOCKS) == 0 ? BLOCKS : PARTS_OF_ROWS<EXTENT, BLOCKS - 1>;
+template <int EXTENT>
+constexpr int PARTS_OF_ROWS<EXTENT, 1> = 1;
+
 // Loads EXTENT rows (or columns) of one matrix, from `outer` of op(X) on, at depth k0. A box of a
 // K-major operand has all rows, of an MN-major one 64 columns or fewer. Where BLOCKS of a cluster
 // share the tile, each loads a part for all of them (multicast): rows of a K-major box, some of the
-// MN-major ones, or where there are fewer of these than blocks some of the depth of one.
+// MN-major ones, or where there are fewer of these than blocks some of the depth of one. Where that
+// does not come out even, the last block loads fewer or none.
 template <bool K_MAJOR, int BLOCKS, int EXTENT>
 __device__ __forceinline__ void fetch(unsigned tile, const Operand& from, unsigned full,
                                       unsigned outer, unsigned k0, unsigned matrix) {
-    constexpr int HIGH = K_MAJOR ? EXTENT / BLOCKS : EXTENT < 64 ? EXTENT : 64;
-    constexpr int SLICES = EXTENT / HIGH < BLOCKS ? BLOCKS * HIGH / EXTENT : 1;
-    constexpr int SHARE = EXTENT / HIGH * SLICES / BLOCKS;  // boxes that a block loads
+    constexpr int ROWS_OF_BOX = EXTENT / PARTS_OF_ROWS<EXTENT, BLOCKS>;
+    constexpr int HIGH = K_MAJOR ? ROWS_OF_BOX : EXTENT < 64 ? EXTENT : 64;
+    constexpr int SLICES = !K_MAJOR && EXTENT / HIGH < BLOCKS ? BLOCKS * HIGH / EXTENT : 1;
+    constexpr int BOXES = EXTENT / HIGH * SLICES;
+    constexpr int SHARE = (BOXES + BLOCKS - 1) / BLOCKS;  // boxes that a block loads, at most
     constexpr unsigned short ALL = (1 << BLOCKS) - 1;
     const unsigned first = BLOCKS > 1 ? block_in_cluster() * SHARE : 0, z = matrix * from.stride;
 #pragma unroll
     for (int deep = 0; deep < K_BOXES; deep++)
 #pragma unroll
         for (int box = 0; box < SHARE; box++) {
+            if (BOXES % BLOCKS && first + box >= BOXES) break;
             const unsigned at = (first + box) / SLICES * HIGH;
             const unsigned slice = (first + box) % SLICES * (BOX / SLICES);
             const unsigned o = outer + at, k = k0 + deep * BOX + slice;

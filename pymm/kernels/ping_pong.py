@@ -61,8 +61,10 @@ _UNALIGNED, _UNALIGNED_7, _LITTLE = 1.17, 1.25, 2e10
 #: a few percent; up to so many rows, where memory is the limit, all of it, from so many bytes on.
 _SURELY, _FEW, _LONG = 0.955, 128, 1e8
 
-#: It is preferred for k above this. Least width of a tile of large products.
-_SHALLOW, _WIDE = 192, 160
+#: It is preferred for k above this. Least width of a tile of large products. A survey chooses it
+#: for few rows, too, where less is read than `_LONG`: from so many bytes on (H100, 128 x 32768 x
+#: 512: 22.9 us, 24.2 with kernel 7).
+_SHALLOW, _WIDE, _SURVEYED = 192, 160, 2e7
 
 #: Where C has this many times as many columns as rows, twice as many rows of clusters are walked
 #: together, so that B, the larger operand, is read from memory half as often; the part of the time
@@ -89,18 +91,22 @@ def _given(tile: dict[str, int], p: Problem, d: Device) -> Config:
     return config
 
 
-def _slots_fit(mb: int, nb: int, slots: int, p: Problem) -> bool:
-    """Whether registers suffice to store a C of float32 through two slots: beside 192 sums of a
-    thread they do not (nvcc 13.0 spills 16 bytes).
+def _most_slots(mb: int, nb: int, cluster: int, p: Problem) -> int:
+    """Slots through which C may be stored without spilling registers; 0: not at all. A C of float32
+    takes more of them: with 176 sums of a thread nvcc 13.0 spills 8 bytes with two slots, and 20
+    with one where A is transposed and blocks are in pairs.
     """
-    return mb * nb < 128 * 192 or slots == 1 or p.out_dtype.itemsize == 2
+    sums = mb * nb // 128
+    if p.out_dtype.itemsize == 2 or sums <= 160:
+        return 2
+    return 0 if p.trans_a and cluster == 2 and sums == 176 else 1
 
 
 def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
     """Every tile, where this kernel may be the faster at all; where C is wide, tiles of 128 rows
     also in clusters of two, and larger groups of rows.
     """
-    if _competes(p):
+    if _competes(p, _SURVEYED):
         before = wgmma.repacking_us(p)
         for tile in _tiles_for(p):
             wide = tile["MB"] == 128 and tile["CLUSTER"] == 1 and p.n >= _WIDER * p.m
@@ -121,8 +127,8 @@ def _tiles_for(p: Problem) -> Iterator[dict[str, int]]:
     for nb in range(64, 193, 16) if p.trans_b else (64, 128, 192):
         if _hot(p) == 1 and nb < _WIDE:
             continue  # L2 and the clock suffer from narrow tiles
-        fit = _slots_fit(rows, nb, slots, p)
-        yield dict(MB=rows, NB=nb, CLUSTER=1 + paired, SLOTS=slots if fit else 1)
+        if most := _most_slots(rows, nb, 1 + paired, p):
+            yield dict(MB=rows, NB=nb, CLUSTER=1 + paired, SLOTS=min(slots, most))
 
 
 def _microseconds(given: dict[str, int], p: Problem, d: Device) -> float:
@@ -149,10 +155,10 @@ def _hot(p: Problem) -> float:
     return min(max(p.flops - _COOL, 0.0) / _HOT, 1.0)
 
 
-def _competes(p: Problem) -> bool:
-    """Whether C is stored by TMA behind enough steps, and few rows take long enough."""
+def _competes(p: Problem, long: float = _LONG) -> bool:
+    """Whether C is stored by TMA behind enough steps, and few rows have more than `long` bytes."""
     stored = p.n * p.out_dtype.itemsize % 16 == 0
-    return stored and p.k > _SHALLOW and (p.m > _FEW or p.bytes > _LONG)
+    return stored and p.k > _SHALLOW and (p.m > _FEW or p.bytes > long)
 
 
 def _preferred(p: Problem, d: Device) -> bool:
@@ -208,8 +214,9 @@ PING_PONG = Kernel(
             lambda c, p, d: c.MB * c.NB // 128 <= ACCUMULATORS[_CONSUMERS],
         ),
         Rule(
-            "192 sums leave registers for a C of float32 in one slot alone",
-            lambda c, p, d: _slots_fit(c.MB, c.NB, c.SLOTS, p),
+            "more than 160 sums leave registers for a C of float32 in one slot alone, and 176 with "
+            "A transposed only without pairs",
+            lambda c, p, d: c.SLOTS <= _most_slots(c.MB, c.NB, c.CLUSTER, p),
         ),
         STAGES_FIT,
     ),

@@ -111,6 +111,14 @@ _FORMS = (
     (_form(64, 128, 32, 32, 32, 32, 2, KI=4, GROUP=1), 0.95),
 )
 
+#: More for a survey (survey.py) to choose from: for products whose C takes long to store, and for
+#: small ones.
+_SURVEYED = (
+    (_form(64, 64, 32, 32, 64, 32, 2, KI=4, BLOCKS=2, GROUP=1), 0.85),
+    (_form(64, 128, 32, 32, 64, 32, 2, KI=4, GROUP=1), 0.95),
+    (_form(64, 64, 32, 32, 32, 16, 4, KI=4, GROUP=1), 1.0),
+)
+
 #: Parts of k to consider.
 _SPLITS = (1, 2, 4, 8, 16)
 
@@ -144,20 +152,22 @@ def expected(p: Problem, d: Device) -> tuple[float, Config]:
     """The least expected time of a form that may run, in microseconds, and its configuration; the
     default and infinity if none may run.
     """
-    for microseconds, config in sorted(_timed_options(p, d), key=lambda option: option[0]):
+    timed = _timed_options(p, d, surveyed=False)
+    for microseconds, config in sorted(timed, key=lambda option: option[0]):
         if not TENSOR_F64.violations(config, p, d):
             return microseconds, config
     return math.inf, TENSOR_F64.default_config
 
 
-def _timed_options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
-    return ((part * _microseconds(config, p, d), config) for config, part in _options())
+def _timed_options(p: Problem, d: Device, surveyed: bool = True) -> Iterator[tuple[float, Config]]:
+    return ((part * _microseconds(c, p, d), c) for c, part in _options(surveyed))
 
 
-@lru_cache(maxsize=1)
-def _options() -> tuple[tuple[Config, float], ...]:
-    """Every form, whole and in parts of k."""
-    options = itertools.product(_FORMS, _SPLITS)
+@lru_cache(maxsize=2)
+def _options(surveyed: bool) -> tuple[tuple[Config, float], ...]:
+    """Every form, whole and in parts of k; with those that only a survey chooses from."""
+    forms = (*_FORMS, *_SURVEYED) if surveyed else _FORMS
+    options = itertools.product(forms, _SPLITS)
     return tuple((TENSOR_F64.config(f | dict(SPLIT=s)), part) for (f, part), s in options)
 
 

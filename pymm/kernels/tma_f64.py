@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from pymm.core.device import Device
@@ -68,6 +68,13 @@ FORMS = (
     (form(16, 16, 16, 16, 8, KB=64, DEPTHS=1), 22),
 )
 
+#: More for a survey (survey.py) to choose from: for products whose C takes long to store.
+_SURVEYED = (
+    (form(128, 64, 32, 32, 8, KI=16, DEPTHS=1), 123),
+    (form(128, 64, 64, 16, 8, DEPTHS=1), 123),
+    (form(64, 64, 16, 32, 8, DEPTHS=1), 118),
+)
+
 #: Runs on every GPU with TMA.
 SMALLEST = form(64, 64, 32, 32, 4)
 
@@ -106,17 +113,19 @@ def _best(kernel: Kernel, p: Problem, d: Device) -> tuple[float, dict[str, int]]
     return math.inf, {}
 
 
-def _forms(p: Problem, d: Device) -> Iterator[tuple[dict[str, int], float]]:
+def _forms(
+    p: Problem, d: Device, forms: Iterable[tuple[dict[str, int], float]] = FORMS
+) -> Iterator[tuple[dict[str, int], float]]:
     """Every form with the values of SPLIT to consider and the ways to store C."""
     stores = (2, 1) if rows_start_anywhere(p) else (1,)
-    for given, rate in FORMS:
+    for given, rate in forms:
         for split, store in itertools.product(_parts(given, p, d), stores):
             yield given | dict(SPLIT=split, STORE=store), rate
 
 
 def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
     around = _around(p)
-    for given, rate in _forms(p, d):
+    for given, rate in _forms(p, d, (*FORMS, *_SURVEYED)):
         yield around + _microseconds(given, rate, p, d), TMA_F64.config(given)
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator
 
 from pymm.core.device import Device
-from pymm.core.integers import ceil_div
+from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem, stored_shapes
 from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma
 from pymm.kernels.rules import ACCUMULATORS, PARTS_FIT, PARTS_HAVE_STEPS, STAGES_FIT, STAGES_OVERLAP
@@ -29,10 +29,16 @@ def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
     fewer such boxes than the cluster has blocks. C is stored in pieces of 64 rows.
     """
     deep = min(c.KB, _COLUMNS)
-    slices = max(_COLUMNS * c.CLUSTER // c.NB, 1) if c.CLUSTER > 1 else 1
+    slices = max(_COLUMNS * c.CLUSTER // _columns(c, p), 1) if c.CLUSTER > 1 else 1
     a = _across(c.MB, deep) if p.trans_a else Box(deep, c.MB, 2 * deep)
-    b = Box(deep, c.NB // c.CLUSTER, 2 * deep) if p.trans_b else _across(c.NB, deep // slices)
+    parts = next(n for n in range(c.CLUSTER, 0, -1) if c.NB % (8 * n) == 0)
+    b = Box(deep, c.NB // parts, 2 * deep) if p.trans_b else _across(c.NB, deep // slices)
     return a, b, Box(_ROW // p.out_dtype.itemsize, 64)
+
+
+def _columns(c: Config, p: Problem) -> int:
+    """Columns of B that a stage has: of wide tiles in whole boxes, if its rows lie along n."""
+    return c.NB if p.trans_b or c.NB < _COLUMNS else round_up(c.NB, _COLUMNS)
 
 
 def _across(extent: int, deep: int) -> Box:
@@ -44,7 +50,7 @@ def _shared_bytes(c: Config, p: Problem) -> int:
     """The stages, and what is read behind a narrow B; SLOTS pieces of C for each warpgroup; two
     barriers for each stage; up to 1 KiB for the alignment of swizzled boxes.
     """
-    stages = c.STAGES * (c.MB + c.NB) * c.KB * 2 + max(64 - c.NB, 0) * _ROW
+    stages = c.STAGES * (c.MB + _columns(c, p)) * c.KB * 2 + max(64 - c.NB, 0) * _ROW
     size = p.out_dtype.itemsize
     piece = 64 * (128 if c.TB % 128 == 0 and size == 2 else 64) * size if c.SPLIT == 1 else 0
     return stages + _consumers(c) * c.SLOTS * piece + 16 * c.STAGES + 1024
@@ -57,6 +63,8 @@ def _tiles(c: Config, p: Problem) -> tuple[int, int]:
 
 def _shared_evenly(tile: int, own: int) -> bool:
     """Whether warpgroups of `own` rows or columns have the tile among them."""
+    if own % 64 and own == tile > 64:
+        return own % 16 == 0
     narrow = tile in (16, 32) and own == 64
     return own % 64 == 0 and (tile % own == 0 or narrow)
 
@@ -96,6 +104,7 @@ _LARGE_PAIRS = (
     (dict(MB=256, NB=128, TA=128, TB=128, STAGES=4, CLUSTER=2), 0.64, 0.64, 1.8),
 )
 _WIDE = (
+    (dict(MB=64, NB=128, KB=128, TA=64, TB=64, STAGES=4), 0.2, 0.23, 0.3),
     (dict(MB=64, NB=192, TA=64, TB=64, STAGES=6), 0.25, 0.27, 0.35),
     (dict(MB=64, NB=256, TA=64, TB=128, STAGES=4), 0.33, 0.35, 0.5),
 )
@@ -103,6 +112,40 @@ _FEW_STEPS = (
     (dict(MB=128, NB=128, KB=32, TA=64, TB=128, STAGES=8, SLOTS=2, GROUP=1), 0.36, 0.37, 0.7),
     (dict(MB=128, NB=256, TA=128, TB=128, STAGES=4, GROUP=1), 0.65, 0.65, 1.7),
     (dict(MB=256, NB=128, TA=128, TB=128, STAGES=4, GROUP=1), 0.65, 0.65, 1.7),
+)
+
+#: The same for products that are stored by TMA after few steps: blocks that share B in fours; and
+#: for small products: the next of fewer, deeper steps.
+_FEW_STEPS_STORED = (
+    (dict(MB=64, NB=256, TA=64, TB=128, STAGES=3, SLOTS=2, CLUSTER=4, GROUP=1), 0.33, 0.35, 0.5),
+    (dict(MB=128, NB=128, TA=64, TB=128, STAGES=3, SLOTS=2, CLUSTER=4, GROUP=1), 0.34, 0.36, 0.7),
+)
+_SMALL = ((dict(MB=64, NB=64, KB=128, TA=64, TB=64, STAGES=6, GROUP=1), 0.145, 0.17, 0.15),)
+
+#: And for products of about one wave: tiles of other widths, and clusters of four, so that as many
+#: tiles as there is room for at a time have the whole of C. Of 64 rows: columns, stages, blocks of
+#: a cluster, microseconds as above.
+_WIDTHS = (
+    (96, 8, (1, 2, 4), 0.18, 0.21, 0.3),
+    (112, 8, (1, 2, 4), 0.195, 0.225, 0.3),
+    (144, 6, (2, 4), 0.225, 0.25, 0.3),
+    (160, 6, (2, 4), 0.235, 0.26, 0.35),
+    (176, 6, (2, 4), 0.245, 0.27, 0.35),
+    (208, 6, (2, 4), 0.28, 0.31, 0.4),
+    (224, 4, (2, 4), 0.3, 0.33, 0.45),
+)
+_FILLING = tuple(
+    (dict(MB=64, NB=nb, TA=64, TB=nb, STAGES=stages, CLUSTER=blocks, GROUP=1), *times)
+    for nb, stages, clusters, *times in _WIDTHS
+    for blocks in clusters
+) + (
+    (dict(MB=128, NB=128, TA=64, TB=64, STAGES=6, CLUSTER=4, GROUP=1), 0.34, 0.34, 1.05),
+    (dict(MB=128, NB=112, TA=64, TB=112, STAGES=6, CLUSTER=4, GROUP=1), 0.3, 0.31, 0.8),
+    (dict(MB=128, NB=96, TA=64, TB=96, STAGES=6, GROUP=1), 0.27, 0.3, 0.6),
+    (dict(MB=128, NB=112, TA=64, TB=112, STAGES=6, GROUP=1), 0.3, 0.33, 0.7),
+    (dict(MB=128, NB=144, TA=64, TB=144, STAGES=4, GROUP=1), 0.38, 0.4, 1.0),
+    (dict(MB=128, NB=160, TA=64, TB=160, STAGES=4, GROUP=1), 0.42, 0.43, 1.2),
+    (dict(MB=128, NB=176, TA=64, TB=176, STAGES=4, GROUP=1), 0.45, 0.46, 1.3),
 )
 
 #: For many products of 65 to 128 rows and columns and at most as many along k (256 of 128 squared:
@@ -177,13 +220,23 @@ def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
     more = list(_LARGE_PAIRS)
     if p.m <= 128 or p.n <= 256:
         more += _WIDE
-    if p.k <= _SHALLOW[-1][0] and _by_threads(p):
-        more += _FEW_STEPS
+    if p.k <= _SHALLOW[-1][0]:
+        more += _FEW_STEPS if _by_threads(p) else _FEW_STEPS_STORED
     if tiles_in(p, 64, 64) * p.batch <= d.sms:
-        more += _NARROW
+        more += (*_NARROW, *_SMALL)
+    if _is_about_a_wave(p, d):
+        more += _FILLING
     for form, parts in (*_forms(p, d), *((f, n) for f in more for n in _parts(f, p, d))):
         config = WGMMA.config(_given(form, parts, p, d))
         yield _LAUNCH + repacking_us(p) + _microseconds(form, parts, p, d), config
+
+
+def _is_about_a_wave(p: Problem, d: Device) -> bool:
+    """Whether C has a quarter of a wave to two waves of tiles of 128 x 128, none of them few rows
+    or columns, and neither few steps nor so many that two waves cost little more than one.
+    """
+    waves = tiles_in(p, 128, 128) * p.batch / d.sms
+    return 0.25 < waves <= 2 and min(p.m, p.n) >= 256 and _SHALLOW[-1][0] < p.k <= 4096
 
 
 def _by_threads(p: Problem) -> bool:
@@ -258,10 +311,10 @@ WGMMA = Kernel(
     title="Hopper: one thread loads tiles by TMA, each warpgroup multiplies TA x TB through wgmma",
     space=dict(
         MB=(16, 32, 64, 128, 256),
-        NB=(16, 32, 64, 128, 192, 256),
+        NB=(16, 32, 64, 96, 112, 128, 144, 160, 176, 192, 208, 224, 256),
         KB=(32, 64, 128),
         TA=(64, 128),
-        TB=(64, 128, 192, 256),
+        TB=(64, 96, 112, 128, 144, 160, 176, 192, 208, 224, 256),
         STAGES=(2, 3, 4, 6, 8, 12, 16),
         CLUSTER=(1, 2, 4),
         GROUP=(1, 8),
@@ -292,7 +345,8 @@ WGMMA = Kernel(
             lambda c, p, d: _shared_evenly(c.MB, c.TA),
         ),
         Rule(
-            "warpgroups share the columns: 64 divides TB, TB NB; or TB is 64, NB 16 or 32",
+            "warpgroups share the columns: 64 divides TB, TB NB; or TB is 64, NB 16 or 32; or one "
+            "has them all, more than 64 and a multiple of 16",
             lambda c, p, d: _shared_evenly(c.NB, c.TB) and c.TB <= 256,
         ),
         Rule(
@@ -305,8 +359,8 @@ WGMMA = Kernel(
         ),
         STAGES_OVERLAP,
         Rule(
-            "blocks share B, boxes or slices: CLUSTER is 1, or 2 or 4 and NB 64, 128 or 256",
-            lambda c, p, d: c.CLUSTER == 1 or c.CLUSTER in (2, 4) and c.NB in (64, 128, 256),
+            "blocks share B, boxes or slices: CLUSTER is 1, or 2 or 4 and NB at least 64",
+            lambda c, p, d: c.CLUSTER == 1 or c.CLUSTER in (2, 4) and c.NB >= _COLUMNS,
         ),
         Rule(
             "TA * TB / 128 sums fit: at most 192 for 1 or 2 warpgroups, 120 for 3, 64 for 4",

@@ -67,6 +67,10 @@ _FILLING = (
     Form(96, 128, 32, 4),
     Form(160, 64, 32, 5),
     Form(96, 64, 32, 6),
+    Form(128, 64, 32, 8),
+    Form(128, 64, 32, 8, TA=64, CLUSTER=2),
+    Form(128, 64, 32, 8, TA=64, CLUSTER=4),
+    Form(128, 128, 32, 6, CLUSTER=2),
 )
 #: The same: large tiles whose blocks share A, from this k on. Pairs, and fours for products that
 #: wait for L2, most of all where rows start within lines of memory (H100, 4780 x 408 x 6244 NT: 116
