@@ -15,7 +15,7 @@ from pymm.core.problem import Problem
 from pymm.measure.libraries import GENERAL
 from pymm.report.load import Results, Row
 from pymm.report.today import Today
-from pymm.tune.finals import CHOSEN, Timing, tied
+from pymm.tune.finals import CHOSEN, NOTHING_SAVED, Timing, tied
 
 #: Fewest trials from which the importance of parameters is computed.
 ENOUGH = 12
@@ -92,12 +92,12 @@ class Search:
 
     @cached_property
     def best(self) -> Row | None:
-        """The winner: what the tuner says it chose, where the file has that. Else the fastest of
-        the final, or of the search; the default where the difference may be noise, by the rule of
-        `pymm.tune.finals`.
+        """The winner: what the tuner says it chose or kept, where the file has that. Else the
+        fastest of the final, or of the search; the default where the difference may be noise, by
+        the rule of `pymm.tune.finals`.
         """
         for row in self.final:
-            if row.valid and row.text("detail").startswith(CHOSEN):
+            if row.valid and row.text("detail").startswith((CHOSEN, NOTHING_SAVED)):
                 return row
         right = [row for row in self.final or self.tried if row.valid]
         fastest = min(right, key=lambda row: row.seconds, default=None)
@@ -121,8 +121,8 @@ class Search:
 
     @property
     def ratio(self) -> float:
-        """The fastest library's time / the winner's; NaN if none was measured."""
-        if self.best is None or self.baseline is None:
+        """The fastest library's time / the winner's; NaN if none was measured, or doubtful."""
+        if self.best is None or self.baseline is None or self.words.startswith(NOTHING_SAVED):
             return math.nan
         return self.baseline.seconds / self.best.seconds
 
@@ -135,18 +135,21 @@ class Search:
 
     @property
     def gain(self) -> float:
-        """The default's time / the winner's in the final; NaN if the default was not in it."""
-        if self.default is None:
+        """The default's time / the winner's in the final; NaN if the default was not in it, and if
+        the times were doubtful.
+        """
+        if self.default is None or self.words.startswith(NOTHING_SAVED):
             return math.nan
         return self.default.seconds / self.best.seconds
 
     @property
     def words(self) -> str:
-        """What the tuner says that the search has gained, with the interval; "" where it does not
-        say it.
+        """What the tuner says that the search has gained, with the interval, or why it has saved
+        nothing; "" where it does not say it.
         """
         detail = self.best.text("detail") if self.best is not None else ""
-        return detail.removeprefix(CHOSEN) if detail.startswith(CHOSEN) else ""
+        said = detail.startswith((CHOSEN, NOTHING_SAVED))
+        return detail.removeprefix(CHOSEN) if said else ""
 
     @cached_property
     def importance(self) -> dict[str, float]:

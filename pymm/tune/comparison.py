@@ -21,6 +21,7 @@ from pymm.tune.finals import (
     choose,
     doubtful,
     impossible,
+    keep,
     plausible,
 )
 from pymm.tune.objective import least_energy
@@ -40,9 +41,9 @@ FINALISTS_BY_ENERGY = 4
 #: many times as long as the best.
 DEFAULT_BEHIND = 1.5
 
-#: Seconds for this comparison; how often it is repeated at most, where a time is doubtful; and
-#: seconds of rest before a repetition.
-FINAL_SECONDS, COMPARISONS, REST = 6.0, 3, 0.5
+#: Seconds for this comparison; how often it is made at most, where a time is doubtful; seconds of
+#: rest before a repetition; and the part of the first one's time that a repetition needs.
+FINAL_SECONDS, COMPARISONS, REST, LEAST_PART = 6.0, 3, 0.5, 0.75
 
 #: Rounds of the comparison, fewer where they would take longer than `FINAL_SECONDS`.
 FINAL_ROUNDS, FEWEST_ROUNDS = 101, 5
@@ -56,11 +57,29 @@ LAST_SECONDS, LAST_GRACE = 1.0, 2.0
 CHECK_PART, ROUNDS_PART = 0.3, 0.4
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """One comparison: its decision, the doubtful configurations with the reason, the libraries
+    whose times spread and by how much, and what was measured.
+    """
+
+    decision: Decision | None
+    doubts: dict[Config, str]
+    unsteady: dict[str, float]
+    trials: list[Trial]
+    times: dict[str, list[float]]
+
+    @property
+    def rank(self) -> int:
+        """2 if it has a winner whose times may be saved, 1 if they are doubtful, 0 without one."""
+        return 0 if self.decision is None else 1 if self.decision.doubt else 2
+
+
 @dataclass
 class Comparison:
     """The final of one problem. `kernels` are those that were searched, the highest rung first,
-    `expected` is what the longest of the latest measurements took. `doubts` says why `decide` left
-    a configuration out, `unsteady` of which libraries the times spread, and by how much.
+    `expected` is what the longest of the latest measurements took. `doubts` says which times
+    `decide` found doubtful and why, `unsteady` of which libraries the times spread, by how much.
     """
 
     problem: Problem
@@ -89,24 +108,30 @@ class Comparison:
         run; records of other kernels for the same problem get times of the same run.
 
         If a time that would be saved is doubtful, or a library's times spread, the comparison is
-        repeated while time is left. What stays doubtful is left out, and the fastest of the others
-        is chosen. None if that is a doubtful default, if no configuration works, or if the
+        repeated while time is left; the latest one with a winner whose times may be saved counts.
+        What stays doubtful is left out, and the fastest of the others is chosen. If that is a
+        doubtful default, the decision has a `doubt`. None if no configuration works, or if the
         comparison would take too long after Ctrl-C.
         """
         configs = self._finalists(saved, ends)
-        for attempt in range(COMPARISONS):
-            began = time.monotonic()
-            budget = max(0.0, min(FINAL_SECONDS, (ends - began) / 2))
-            decision, doubts = self._final(configs, against_others, budget, saved)
-            took = time.monotonic() - began
-            done = not doubts and not self.unsteady
-            if done or self.setup.stop() or time.monotonic() + REST + took > ends:
+        began = time.monotonic()
+        budget = max(0.0, min(FINAL_SECONDS, (ends - began) / 2))
+        attempts = [self._final(configs, against_others, budget, saved)]
+        least = LEAST_PART * (time.monotonic() - began)
+        while len(attempts) < COMPARISONS and not self.setup.stop():
+            left = ends - time.monotonic() - REST
+            if left < least or not (attempts[-1].doubts or attempts[-1].unsteady):
                 break
-            if attempt < COMPARISONS - 1:
-                time.sleep(REST)
+            time.sleep(REST)
+            attempts.append(self._final(configs, against_others, min(budget, left), saved))
+        attempts.sort(key=lambda attempt: attempt.rank)
+        for attempt in attempts:  # in a file the last one counts
+            self._log_final(attempt)
+        decision, doubts = attempts[-1].decision, attempts[-1].doubts
         self.doubts = [f"{config.slug}: {why}" for config, why in doubts.items()]
-        if decision is None or decision.winner.config in doubts:
-            return None
+        self.unsteady = attempts[-1].unsteady
+        if decision is None or decision.doubt:
+            return decision
         rivals = tuple(trial for trial in decision.rivals if trial.config not in doubts)
         thrifty = [trial for trial in decision.thrifty if trial.config not in doubts]
         return replace(decision, rivals=rivals, thriftiest=next(iter(thrifty), None))
@@ -135,8 +160,8 @@ class Comparison:
         against_others: bool,
         budget: float,
         saved: Sequence[Config],
-    ) -> tuple[Decision | None, dict[Config, str]]:
-        """One comparison: its decision, and the doubtful configurations with the reason."""
+    ) -> Attempt:
+        """One comparison."""
         if self.setup.stop():
             budget, against_others = min(budget, LAST_SECONDS), False
         longest = max(map(self._seconds, configs), default=0.0)
@@ -164,21 +189,35 @@ class Comparison:
         if self._lead_is_lost(trials):
             return self._final(configs, against_others, budget, saved)
         doubts = {t.config: why for t in trials if (why := impossible(t, self.device))}
-        trials = logged = [plausible(trial, self.device) for trial in trials]
-        decision = self._chosen(trials, times, saved)
+        trials = [plausible(trial, self.device) for trial in trials]
+        decision, unsteady = self._chosen(trials, times, saved), {}
         if decision is not None and self.device.times_are_real:  # else its times mean nothing
+            spreads = {name: median_and_spread(found)[1] for name, found in times.items() if found}
+            unsteady = {name: s for name, s in spreads.items() if s > MOST_SPREAD}
             chosen = (decision.winner, *decision.rivals, *decision.thrifty)
             doubts |= {trial.config: why for trial in chosen if (why := doubtful(trial))}
-            spreads = {name: median_and_spread(found)[1] for name, found in times.items() if found}
-            self.unsteady = {name: s for name, s in spreads.items() if s > MOST_SPREAD}
             if decision.winner.config in doubts:
-                default = self.defaults[0]
-                trials = [t for t in trials if t.config == default or not doubtful(t)]
-                decision = self._chosen(trials, times, saved)
+                decision = self._of_others(trials, times, saved)
                 if decision is not None and (why := doubtful(decision.winner)):
                     doubts[decision.winner.config] = why
-        self._log_final(decision, logged, times)
-        return decision, doubts
+                    decision = keep(decision, why, self._stored(trials, saved))
+        return Attempt(decision, doubts, unsteady, trials, times)
+
+    def _of_others(
+        self, trials: Sequence[Trial], times: dict[str, list[float]], saved: Sequence[Config]
+    ) -> Decision | None:
+        """The decision among the default and what is not doubtful."""
+        default = self.defaults[0]
+        others = [t for t in trials if t.config == default or not doubtful(t)]
+        return self._chosen(others, times, saved)
+
+    def _stored(self, trials: Sequence[Trial], saved: Sequence[Config]) -> list[Trial]:
+        """The trial of the first stored configuration of each kernel that was searched: the user's
+        come before the shipped ones, in `saved` as when they are used.
+        """
+        right = {trial.config: trial for trial in trials if trial.outcome == "ok"}
+        first = {c.kernel_name: right[c] for c in reversed(saved) if c in right}
+        return [first[kernel.name] for kernel in self.kernels if kernel.name in first]
 
     def _chosen(
         self, trials: Sequence[Trial], times: dict[str, list[float]], saved: Sequence[Config]
@@ -188,20 +227,18 @@ class Comparison:
             return decision
         return replace(decision, thriftiest=least_energy(self.defaults[0], trials))
 
-    def _log_final(
-        self, decision: Decision | None, trials: Sequence[Trial], times: dict[str, list[float]]
-    ) -> None:
+    def _log_final(self, attempt: Attempt) -> None:
         """Log one comparison: its trials, then the libraries in it by name, in seconds, beside the
         kernel that won.
         """
-        crew, log = self.setup.crew, self.setup.log
+        crew, log, decision = self.setup.crew, self.setup.log, attempt.decision
         on = crew.name(crew.lead)
         kernel = decision.winner.config.kernel_name if decision else self.kernels[0].name
-        for trial in trials:
+        for trial in attempt.trials:
             if decision is not None and trial is decision.winner:
-                trial = replace(trial, detail=f"{CHOSEN}{decision.words}")
+                trial = replace(trial, detail=decision.doubt or f"{CHOSEN}{decision.words}")
             log.write(trial, self.device, "final", on)
-        for library, seconds in times.items():
+        for library, seconds in attempt.times.items():
             if seconds:
                 log.write_baseline(self.problem, kernel, library, seconds, self.device, on)
 

@@ -58,7 +58,9 @@ class TunedKernel:
     """The result of `tune_kernel`: the chosen `config`, its median `seconds` and those of the
     default, in one interleaved run; `gain`, the ratio of these between the ends of its 95 %
     interval; how many configurations were `tried`, in all runs, of how many `valid` ones; the file
-    of trials, and the one that the configuration was `saved` in (None: it was not).
+    of trials, and the one that the configuration was `saved` in (None: it was not). Where times
+    stay doubtful, `doubt` says why nothing was saved: then `config` is the stored configuration or
+    the default, and the gain is NaN.
     """
 
     problem: CustomProblem
@@ -71,12 +73,13 @@ class TunedKernel:
     valid: int
     trials: Path
     saved: Path | None
+    doubt: str = ""
 
     def show(self) -> None:
         """Print a table of it."""
         low, ratio, high = self.gain
-        gain = "the default is best"
-        if self.config != self.default:
+        gain = self.doubt or "the default is best"
+        if self.config != self.default and not self.doubt:
             gain = f"{ratio:.2f}x ({low:.2f} to {high:.2f})"
         columns = ("problem", "tried", "default", "tuned", "gain", "chosen")
         row = (
@@ -284,7 +287,7 @@ class _Run:
             why = "; ".join(final.doubts) or "nothing works any more"
             why = "interrupted, nothing saved" if self.stop() else why
             raise TuningFailed(f"{self.problem.slug}: {why}")
-        for doubt in final.doubts:
+        for doubt in final.doubts if not decision.doubt else ():
             self.say(f"left out: {doubt}")
         return decision
 
@@ -302,7 +305,12 @@ class _Run:
     def _result(self, decision: Decision, tried: int, valid: int, trials: Path) -> TunedKernel:
         winner, saved = decision.winner, None
         chosen = self.kernel.placed(winner.config, self.problem)
-        if self.output:
+        if decision.doubt:
+            self.say(
+                f"{decision.doubt}: make the same call again on a quieter machine; the search goes "
+                "on where it ended"
+            )
+        elif self.output:
             record = CustomRecord(
                 self.problem,
                 chosen,
@@ -327,4 +335,5 @@ class _Run:
             valid,
             trials,
             saved,
+            decision.doubt,
         )

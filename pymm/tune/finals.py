@@ -43,6 +43,9 @@ TOLERANCE, CPU_TOLERANCE = 1.05, 1.25
 #: What the `detail` of a winner's row begins with, in a file of trials; `Decision.words` follow.
 CHOSEN = "chosen: "
 
+#: What `Decision.doubt` begins with.
+NOTHING_SAVED = "nothing saved: "
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -51,7 +54,8 @@ class Decision:
     chosen before it: of the highest kernel, and of those with a stored configuration. `gain` is the
     ratio of the default's time to the winner's between the ends of its 95 % interval, `within` by
     how much another finalist may be faster than the default where that is the winner. `thriftiest`
-    is the trial with the least energy, where that was measured.
+    is the trial with the least energy, where that was measured. `doubt`, where times stay doubtful,
+    says why nothing is saved: then `winner` is what is kept, and no gain is known.
     """
 
     winner: Trial
@@ -62,6 +66,7 @@ class Decision:
     gain: tuple[float, float, float] = (math.nan,) * 3
     within: float = math.nan
     thriftiest: Trial | None = None
+    doubt: str = ""
 
     @property
     def thrifty(self) -> tuple[Trial, ...]:
@@ -70,8 +75,9 @@ class Decision:
 
     @property
     def words(self) -> str:
-        """What the search has gained."""
-        return gain_words(self.gain, self.within, is_default=self.gain == (1.0,) * 3)
+        """What the search has gained, or why nothing is saved."""
+        is_default = self.gain == (1.0,) * 3
+        return self.doubt or gain_words(self.gain, self.within, is_default)
 
 
 def impossible(trial: Trial, device: Device) -> str:
@@ -183,6 +189,20 @@ def choose(
         tuple(_beside(winner, base, firm, every, stored)),
         gain_of(base, winner),
         max((gain_of(base, t)[2] - 1 for t in by_time if t is not base), default=math.nan),
+    )
+
+
+def keep(decision: Decision, why: str, stored: Sequence[Trial]) -> Decision:
+    """The decision if the times of its winner, the default, are doubtful: nothing is saved. Kept is
+    the fastest of the `stored` configurations, by trials of the same run, else the default.
+    """
+    what = "the stored configuration" if stored else "the default"
+    return Decision(
+        min(stored, key=lambda trial: trial.seconds, default=decision.winner),
+        decision.default_seconds,
+        decision.library,
+        decision.library_seconds,
+        doubt=f"{NOTHING_SAVED}{why}; {what} is kept",
     )
 
 

@@ -46,8 +46,8 @@ again goes on: a run that was killed where it was, any other with configurations
 tried yet. Trials of a study can be watched with
 optuna-dashboard: the journal files are in the folder that --storage names.
 
-exit status: 0 tuned, 1 a problem could not be tuned, 2 bad options, 3 no such device,
-130 interrupted
+exit status: 0 tuned (also if times were doubtful and so not saved: the table says where), 1 a
+problem could not be tuned, 2 bad options, 3 no such device, 130 interrupted
 """
 
 #: Options that `--stale` stands for.

@@ -16,7 +16,7 @@ from pymm.console import duration, significant
 from pymm.core.problem import Problem
 from pymm.kernels import Config
 from pymm.measure.workbench import Trial
-from pymm.tune.finals import gain_words
+from pymm.tune.finals import NOTHING_SAVED, gain_words
 from pymm.tune.objective import Front
 
 #: Seconds between two plain lines when nothing better was found.
@@ -124,8 +124,8 @@ def _best(trial: Trial | None) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the table that a run ends in: times in seconds, NaN where there is none; `gain`
-    and `within` as `finals.Decision` has them, `tried` the configurations of all runs so far.
+    """One line of the table that a run ends in: times in seconds, NaN where there is none; `gain`,
+    `within` and `doubt` as `finals.Decision` has them, `tried` the configurations of all runs.
     """
 
     problem: Problem
@@ -139,38 +139,52 @@ class Line:
     gain: tuple[float, float, float] = (math.nan,) * 3
     within: float = math.nan
     tried: int = 0
+    doubt: str = ""
 
     @property
     def words(self) -> str:
-        """What tuning has gained."""
-        return gain_words(self.gain, self.within, self.is_default)
+        """What tuning has gained, or why nothing is saved."""
+        return self.doubt or gain_words(self.gain, self.within, self.is_default)
 
 
 def show_lines(lines: list[Line], console: Console) -> None:
     """Print the table: GFLOP/s of default, tuned and baseline, the gain with its 95 % interval, and
-    the chosen configuration; then the geometric mean of the ratios to the baseline.
+    the chosen configuration; then the geometric mean of the ratios to the baseline, without lines
+    whose times are doubtful, and how many these are.
     """
     library = next((line.library for line in lines if line.library), "reference")
     if not console.is_terminal:  # a file or a pipe has no width of its own
         console = Console(file=console.file, width=TABLE_WIDTH)
     table = Table(title="GFLOP/s, medians of one interleaved run for each line", title_style="")
     for name in ("problem", "tried", "default", "tuned", library, "gain", f"tuned / {library}"):
-        left = name in ("problem", "gain")
-        table.add_column(name, justify="left" if left else "right", no_wrap=name != "gain")
+        if name == "gain":  # in a narrow terminal it would vanish
+            table.add_column(name, overflow="fold", min_width=len(NOTHING_SAVED))
+        else:
+            left = name == "problem"
+            table.add_column(name, justify="left" if left else "right", no_wrap=True)
     table.add_column("of peak", justify="right")
     table.add_column("chosen", overflow="fold")
     for line in lines:
         flops = line.problem.flops
         rates = [_rate(flops, s) for s in (line.default, line.tuned, line.reference)]
-        ratio = _ratio(line.reference, line.tuned)
-        of_peak = f"{flops / line.tuned / line.peak:.0%}" if line.peak and line.tuned > 0 else "-"
+        tuned = math.nan if line.doubt else line.tuned
+        ratio = _ratio(line.reference, tuned)
+        of_peak = f"{flops / tuned / line.peak:.0%}" if line.peak and tuned > 0 else "-"
         row = (line.problem.slug, str(line.tried), *rates, line.words, ratio, of_peak)
         table.add_row(*row, line.chosen.slug)
     console.print(table)
-    ratios = [line.reference / line.tuned for line in lines if line.reference > 0]
+    sure = [line for line in lines if not line.doubt]
+    ratios = [line.reference / line.tuned for line in sure if line.reference > 0]
     if len(ratios) > 1:
         mean = statistics.geometric_mean(ratios)
         console.print(f"tuned / {library}: geometric mean {mean:.2f} of {len(ratios)} products")
+    if len(sure) < len(lines):
+        console.print(
+            f"Nothing was saved for {len(lines) - len(sure)} of {len(lines)} products, whose times "
+            "are doubtful: run the same command again on a quieter machine; each search goes on "
+            "where it ended.",
+            soft_wrap=True,
+        )
 
 
 def show_front(problem: Problem, front: Front, console: Console) -> None:

@@ -410,15 +410,15 @@ class Tuner:
         doubts = "; ".join(final.doubts)
         if decision is None:
             why = "interrupted, nothing saved" if self.stop() else "nothing works"
-            why = f"measured again and still doubtful: {doubts}" if doubts else why
+            why = f"doubtful times: {doubts}" if doubts else why
             return self._leave_out(task, why)
-        if doubts:
-            self.say(f"{task.name}: left out, {doubts}")
+        if said := decision.doubt or (doubts and f"left out, {doubts}"):
+            self.say(f"{task.name}: {said}")
         for library, spread in final.unsteady.items():
             self.say(f"{task.name}: the times of {library} spread by {spread:.0%}: uncertain")
         if summary := race.summary():
             self.say(f"{problem.slug}: {summary}")
-        if self.options.objective == BOTH:
+        if self.options.objective == BOTH and not decision.doubt:
             self.fronts[problem] = pareto(race.costs)
         self._save(task, decision, len(race))
         return None
@@ -464,8 +464,11 @@ class Tuner:
                 decision.gain,
                 decision.within,
                 tried,
+                decision.doubt,
             )
         )
+        if decision.doubt:
+            return
         if decision.thriftiest is not None:
             self._save_energy(problem, decision.thriftiest)
         if self.options.objective == ENERGY:  # what is fastest was not searched

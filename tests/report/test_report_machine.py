@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -27,7 +28,7 @@ from pymm.report.load import Row, read_machine
 from pymm.report.searches import Search
 from pymm.selection import store
 from pymm.selection.records import Environment, Record
-from pymm.tune.finals import CHOSEN
+from pymm.tune.finals import CHOSEN, NOTHING_SAVED
 from pymm.tune.trial_log import TrialLog
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -147,6 +148,11 @@ def test_of_a_repeated_final_the_last_one_counts():
         assert [r.seconds for r in search.final] == [2, 1.5]
         assert search.best.seconds == 2 and search.gain == 1
         assert search.words == "the default is best"
+    words = NOTHING_SAVED + "its times spread"
+    unsure = (row("numpy", "baseline", 5), row("d", "final", 2, words), row("e", "final", 1))
+    search = Search(Problem(1, 1, 1), "blocked", "trials.csv", (*first, *unsure))
+    assert search.best.text("config") == "d" and search.words == words
+    assert math.isnan(search.gain) and math.isnan(search.ratio), "no gain is claimed"
     search = Search(Problem(1, 1, 1), "blocked", "trials.csv", tuple(first))
     assert (search.best.text("config"), search.gain, search.words) == ("e", 3, "")
 

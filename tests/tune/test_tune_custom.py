@@ -17,8 +17,17 @@ from own_kernel import FAULTS, RIGHT, SCALE
 from rich.console import Console
 
 from pymm.backends import open_device
+from pymm.core.device import Device
 from pymm.core.errors import NoDevice, StoreError
-from pymm.tune import CustomKernel, InOut, Rule, TuningFailed, load_kernel, tune_kernel
+from pymm.tune import (
+    CustomKernel,
+    InOut,
+    Rule,
+    TuningFailed,
+    comparison,
+    load_kernel,
+    tune_kernel,
+)
 
 pytestmark = pytest.mark.simulator
 
@@ -243,6 +252,29 @@ def test_a_search_begins_with_what_is_stored_for_other_sizes(tmp_path):
     result, _ = tuned(RIGHT, tmp_path, {"count": 80}, trials=2)
     origins = {row["config"]: row["origin"] for row in rows(result) if "count80" in row["problem"]}
     assert origins["scale-THREADS96-FAULT1"] == "warm"
+
+
+def test_doubtful_times_are_not_stored_and_no_failure(tmp_path, monkeypatch, capsys):
+    """What was stored before is kept, else the default."""
+    words = "nothing saved: its times spread by 31%; {} is kept"
+    with monkeypatch.context() as noisy:
+        noisy.setattr(Device, "times_are_real", True)
+        noisy.setattr(comparison, "doubtful", lambda trial: "its times spread by 31%")
+        noisy.setattr(comparison, "REST", 0.0)
+        result, said = tuned(RIGHT, tmp_path, trials=1)
+        assert result.doubt == words.format("the default") and result.saved is None
+        assert result.config == result.default and np.isnan(result.gain).all()
+        assert f"{result.doubt}: make the same call again" in said
+        result.show()
+        assert result.doubt in capsys.readouterr().out
+        assert not list((tmp_path / "out").rglob("*.yaml"))
+    before, _ = tuned(RIGHT, tmp_path, trials=1)
+    text = before.saved.read_text()
+    monkeypatch.setattr(Device, "times_are_real", True)
+    monkeypatch.setattr(comparison, "doubtful", lambda trial: "its times spread by 31%")
+    result, _ = tuned(RIGHT, tmp_path, trials=1)
+    assert result.doubt == words.format("the stored configuration")
+    assert result.config == before.config and before.saved.read_text() == text
 
 
 def test_the_table_names_the_default_and_the_choice(faulty, capsys):

@@ -4,22 +4,27 @@ cannot be or that nobody could repeat is not saved, and nothing is tuned that wa
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from concurrent.futures import Future
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import recorded_run
-from recorded import NoCompiler
+from recorded import NoCompiler, RecordedWorker
 from recorded_run import BEST, GPU, KERNEL, Run, smooth
+from rich.console import Console
 
 from pymm.core.device import Device
 from pymm.core.errors import CompileTimeout
 from pymm.core.problem import Problem
 from pymm.measure.workbench import Trial
-from pymm.tune import tuner
-from pymm.tune.comparison import COMPARISONS
-from pymm.tune.finals import CPU_TOLERANCE, TOLERANCE, impossible
+from pymm.selection import store
+from pymm.tune import comparison, session, tuner
+from pymm.tune.comparison import COMPARISONS, ROUNDS_PART
+from pymm.tune.finals import CHOSEN, CPU_TOLERANCE, NOTHING_SAVED, TOLERANCE, impossible
+from pymm.tune.progress import show_lines
 from pymm.tune.session import SAME_FAILURES
 from pymm.tune.tuner import NOT_ALL, TUNED
 
@@ -153,13 +158,108 @@ def final_only(**fields):
     ],
 )
 def test_what_stays_doubtful_is_not_saved(tmp_path, fields, words):
-    """It is measured again, a few times, and what was saved before stays."""
+    """It is measured again, a few times, and what was saved before stays: that is no failure."""
     before = Run(tmp_path, "--trials 40").records
     run = Run(tmp_path, "--trials 10 --resume never", final_only(**fields))
-    assert run.status == NOT_ALL and run.records == before
-    assert "not tuned, measured again and still doubtful" in run.output and words in run.output
+    assert run.status == TUNED and run.records == before and "Saved" not in run.output
+    assert "register_tile: nothing saved: " in run.output and words in run.output
     finals = Counter(row["config"] for row in run.rows if row["role"] == "final")
     assert finals[before[0].config.slug] == 1 + COMPARISONS
+    (line,) = run.tuner.lines
+    assert line.chosen == before[0].config and "the stored configuration is kept" in line.words
+
+
+def doubtful_only(m):
+    """Final times that spread by 31 % for products of `m` rows."""
+    doubtful = final_only(spread=0.31)
+    return lambda c, p: doubtful(c, p) if p.m == m else smooth(c, p)
+
+
+def test_a_product_with_doubtful_times_has_its_line_and_claims_nothing(tmp_path):
+    run = Run(tmp_path, "--shapes 256,300,512 --trials 10", doubtful_only(300), library=1e-3)
+    assert run.status == TUNED and {r.problem.m for r in run.records} == {256, 512}
+    (line,) = [line for line in run.tuner.lines if line.doubt]
+    assert (line.chosen, line.tuned) == (KERNEL.default_config, line.default)
+    assert (line.problem.m, line.reference, line.tried) == (300, 1e-3, 10)
+    assert line.words == (
+        "nothing saved: its times spread by 31%, more than 15%; the default is kept"
+    )
+    (shown,) = [s for s in run.output.splitlines() if s.startswith("│ f32-NN-300x300x300")]
+    of_baseline, of_peak = [cell.strip() for cell in shown.split("│")][7:9]
+    assert (of_baseline, of_peak) == ("-", "-")
+    assert "geometric mean" in run.output and "of 2 products" in run.output
+    assert "Nothing was saved for 1 of 3 products, whose times are doubtful: run" in run.output
+    words = [row["detail"] for row in run.rows if row["problem"] == line.problem.slug]
+    assert line.words in words and not any(said.startswith(CHOSEN) for said in words)
+
+
+def test_kept_is_the_users_configuration_before_a_shipped_one(tmp_path, monkeypatch):
+    (own,) = Run(tmp_path, "--trials 3").records
+    shipped = replace(own, config=BEST, seconds=own.seconds / 2)
+    monkeypatch.setattr(store, "shipped", lambda: tmp_path / "shipped")
+    store.put([shipped], GPU, tmp_path / "shipped")
+    run = Run(tmp_path, "--trials 3", lambda c, p: {"seconds": smooth(c, p), "spread": 0.31})
+    (line,) = run.tuner.lines
+    assert line.doubt and line.chosen == own.config != BEST
+    assert BEST.slug in {row["config"] for row in run.rows if row["role"] == "final"}
+
+
+def test_a_narrow_terminal_shows_that_nothing_was_saved(tmp_path):
+    baseline = {"library": 1e-3, "library_name": "numpy"}
+    run = Run(tmp_path, "--shapes 300 --trials 3", doubtful_only(300), **baseline)
+    narrow = Console(file=io.StringIO(), width=80, force_terminal=True)
+    show_lines(run.tuner.lines, narrow)
+    assert "nothing saved:" in narrow.file.getvalue()
+
+
+def test_doubtful_times_hide_no_failure(tmp_path):
+    doubtful = doubtful_only(300)
+    run = Run(
+        tmp_path,
+        "--shapes 256,300 --trials 3",
+        lambda c, p: "wrong" if p.m == 256 else doubtful(c, p),
+    )
+    assert run.status == NOT_ALL and [line.problem.m for line in run.tuner.lines] == [300]
+    assert "Nothing was saved for 1 of 1 products" in run.output
+
+
+def test_a_comparison_that_was_sound_counts_if_a_repetition_is_not(tmp_path):
+    """It is repeated only because a library's times spread; the file of trials ends with it."""
+    seen = Counter()
+
+    def outcome(config, problem):
+        seen[config] += 1
+        return {"seconds": smooth(config, problem), "spread": 0.1 if seen[config] <= 2 else 0.3}
+
+    run = Run(tmp_path, "--trials 40", outcome, library=lambda: [1e-3, 2e-3])
+    assert run.status == TUNED and "Nothing was saved" not in run.output
+    (record,) = run.records
+    assert record.spread == 0.1 and record.config != KERNEL.default_config
+    said = [row["detail"] for row in run.rows if row["role"] == "final" and row["detail"]]
+    assert len(said) == COMPARISONS and said[-1].startswith(CHOSEN)
+    assert all(words.startswith(NOTHING_SAVED) for words in said[:-1])
+
+
+def test_a_comparison_is_repeated_within_its_time(tmp_path, monkeypatch):
+    """One that takes a little more than its half of the time leaves enough for another one."""
+    now = [0.0]
+
+    class Timed(RecordedWorker):
+        def begin(self, request, limit):
+            if request.action == "compare":
+                now[0] += 1.03 * request.budget / ROUNDS_PART
+            super().begin(request, limit)
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+    for module in (tuner, session, comparison):
+        monkeypatch.setattr(module, "time", clock)
+    run = Run(tmp_path, "--trials 10 --budget 8", final_only(spread=0.31), worker=Timed)
+    finals = Counter(row["config"] for row in run.rows if row["role"] == "final")
+    assert run.status == TUNED and finals[KERNEL.default_config.slug] == 2
+    assert now[0] == pytest.approx(8, rel=0.05)
 
 
 def test_the_fastest_of_the_others_is_saved_where_the_fastest_stays_doubtful(tmp_path):

@@ -68,7 +68,7 @@ def test_killed_in_the_middle_and_resumed(tmp_path, device, expected):
         cwd=ROOT,
     )
     unsure = "its times spread by" in done.stdout
-    assert done.returncode == unsure, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     searched = [row for row in rows(tmp_path) if row["role"] == "search"]
     counts = Counter(row["config"] for row in searched)
     again = sum(outcome in TRIED_AGAIN for outcome in expected.values())
