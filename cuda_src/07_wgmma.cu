@@ -38,8 +38,8 @@
 //
 // What did not help: arriving at the other block's barrier with `.release.cluster` (0.68 of the
 // speed: a fence of the whole GPU each time); first steps of large tiles fetched before the block
-// is ready (0.98 at 4096); two blocks on a multiprocessor; C marked to leave L2 first; asking L2 for
-// all of a product of one wave in advance, each block for its share (0.86 to 1.00).
+// is ready (0.98 at 4096); two blocks on a multiprocessor; C marked to leave L2 first; asking L2
+// for all of a product of one wave in advance, each block for its share (0.86 to 1.00).
 
 #ifndef TRANS_A
 #define TRANS_A 0  // 1: A is stored as k x m, so op(A) = A^T
@@ -114,10 +114,11 @@ constexpr bool EARLY_LOADS = WARPS_STORE && CLUSTER == 1 && TB <= 128;
 
 static_assert((MB % TA == 0 || (MB == 16 || MB == 32) && TA == 64) && TA % 64 == 0,
               "warpgroups share the rows: 64 divides TA, TA MB; or TA is 64, MB 16 or 32");
-static_assert((NB % TB == 0 || (NB == 16 || NB == 32) && TB == 64) && TB % 64 == 0 ||
-                  NB == TB && NB > 64 && NB % 16 == 0,
-              "warpgroups share the columns: 64 divides TB, TB NB; or TB is 64, NB 16 or 32; or one "
-              "has them all, more than 64 and a multiple of 16");
+static_assert(
+    (NB % TB == 0 || (NB == 16 || NB == 32) && TB == 64) && TB % 64 == 0 ||
+        NB == TB && NB > 64 && NB % 16 == 0,
+    "warpgroups share the columns: 64 divides TB, TB NB; or TB is 64, NB 16 or 32; or one "
+    "has them all, more than 64 and a multiple of 16");
 static_assert(KB % 64 == 0 || KB == 32, "a tile is a pile of boxes: 64 divides KB, or KB is 32");
 static_assert(MB <= 256 && NB <= 256, "a box has at most 256 rows: MB and NB <= 256");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
