@@ -14,7 +14,7 @@
 // - wgmma multiplies 64 x TB x 16 with one instruction, straight from shared memory. The warpgroup
 //   that fetches gives its registers to those that hold the sums.
 // - A cluster of blocks, one above the other, shares B: each of two fetches half, each of four a
-//   quarter (or three of them a third), and sends it to all. 128 x 256 alone asks L2 for 48 bytes a
+//   quarter (where B has no quarters, three a third or two a half), and sends it to all. 128 x 256 alone asks L2 for 48 bytes a
 //   clock and multiprocessor, of some 46 that it has (DeepGEMM's figures); in a cluster for 32. A
 //   barrier of the cluster takes 0.65 us: no block waits for the other before it ends, for none
 //   arrives at a barrier of one that may have ended.
@@ -26,8 +26,9 @@
 // - Instructions come from device memory too: every warpgroup warms up the end of a tile, with
 //   nothing to store, while the first elements come. Blocks of small tiles ask for these before all
 //   else, and have them before a warm-up would end (256: 4.9 us, not 5.2).
-// - Tiles of one warpgroup across may have any width: 112 tiles of 64 x 144 are 1000 x 1000 in one
-//   wave of clusters of four, for which an H100 has room on 120 of its 132 multiprocessors.
+// - A warpgroup that has all columns of a tile may have any multiple of 16 above 64: 112 tiles of
+//   64 x 144 are 1000 x 1000 in one wave of clusters of four, for which an H100 has room on 120 of
+//   its 132 multiprocessors.
 // - Small products: a warp stores its own rows of small tiles (no barrier, fence or map: 0.4 us).
 // - Skinny ones wait for memory alone: a narrow tile takes only its 16 or 32 rows or columns of
 //   shared memory, which holds twice as many stages (16 x 8192 x 8192: 43 us, not 48).
@@ -92,7 +93,8 @@ constexpr int WARPGROUPS_N = NB < 64 ? 1 : NB / TB,
               CONSUMERS = (MB < 64 ? 1 : MB / TA) * WARPGROUPS_N;
 constexpr int THREADS = 128 * (CONSUMERS + 1);
 constexpr int BOX = KB < 64 ? KB : 64, K_BOXES = KB / BOX;
-// Columns of B that a stage has: of wide tiles, boxes whose rows lie along n are 64 columns wide.
+// Columns of B in a stage. Where rows of B lie along n, boxes are 64 columns wide: a wide tile is
+// rounded up.
 constexpr int COLUMNS_B = TRANS_B || NB < 64 ? NB : (NB + 63) / 64 * 64;
 constexpr int A_BYTES = MB * KB * sizeof(REAL);
 constexpr int STAGE_BYTES = A_BYTES + COLUMNS_B * KB * sizeof(REAL);

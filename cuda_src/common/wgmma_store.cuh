@@ -25,7 +25,8 @@ __device__ __forceinline__ void store_tile(float (&sum)[ROWS][TB / 2], Output ou
 #endif
 #pragma unroll
         for (int x = 0; x < TB; x += PIECE_COLUMNS) {
-            // The last of a width that is no multiple overlaps the one before.
+            // The last piece of a width that is no multiple begins earlier: some columns are stored
+            // twice, with the same values.
             const int h = x + PIECE_COLUMNS <= TB ? x : TB - PIECE_COLUMNS;
             if (!any_stored(i, j0 + h, 64, PIECE_COLUMNS)) continue;
             const bool cut = partly_stored(i, j0 + h, 64, PIECE_COLUMNS);

@@ -61,10 +61,10 @@ _UNALIGNED, _UNALIGNED_7, _LITTLE = 1.17, 1.25, 2e10
 #: a few percent; up to so many rows, where memory is the limit, all of it, from so many bytes on.
 _SURELY, _FEW, _LONG = 0.955, 128, 1e8
 
-#: It is preferred for k above this. Least width of a tile of large products. A survey chooses it
-#: for few rows, too, where less is read than `_LONG`: from so many bytes on (H100, 128 x 32768 x
-#: 512: 22.9 us, 24.2 with kernel 7).
-_SHALLOW, _WIDE, _SURVEYED = 192, 160, 2e7
+#: It is preferred for k above the first. Least width of a tile of large products. Bytes from which
+#: a survey considers it for few rows, instead of `_LONG` (H100, 128 x 32768 x 512: 22.9 us, 24.2
+#: with kernel 7).
+_SHALLOW, _WIDE, _LONG_SURVEYED = 192, 160, 2e7
 
 #: Where C has this many times as many columns as rows, twice as many rows of clusters are walked
 #: together, so that B, the larger operand, is read from memory half as often; the part of the time
@@ -106,7 +106,7 @@ def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
     """Every tile, where this kernel may be the faster at all; where C is wide, tiles of 128 rows
     also in clusters of two, and larger groups of rows.
     """
-    if _competes(p, _SURVEYED):
+    if _competes(p, _LONG_SURVEYED):
         before = wgmma.repacking_us(p)
         for tile in _tiles_for(p):
             wide = tile["MB"] == 128 and tile["CLUSTER"] == 1 and p.n >= _WIDER * p.m
@@ -156,7 +156,9 @@ def _hot(p: Problem) -> float:
 
 
 def _competes(p: Problem, long: float = _LONG) -> bool:
-    """Whether C is stored by TMA behind enough steps, and few rows have more than `long` bytes."""
+    """Whether TMA can store C, there are enough steps, and a product of few rows has more than
+    `long` bytes.
+    """
     stored = p.n * p.out_dtype.itemsize % 16 == 0
     return stored and p.k > _SHALLOW and (p.m > _FEW or p.bytes > long)
 
@@ -214,8 +216,8 @@ PING_PONG = Kernel(
             lambda c, p, d: c.MB * c.NB // 128 <= ACCUMULATORS[_CONSUMERS],
         ),
         Rule(
-            "more than 160 sums leave registers for a C of float32 in one slot alone, and 176 with "
-            "A transposed only without pairs",
+            "a C of float32 leaves registers for one slot beyond 160 sums, and for none with 176 "
+            "where A is transposed and CLUSTER is 2",
             lambda c, p, d: c.SLOTS <= _most_slots(c.MB, c.NB, c.CLUSTER, p),
         ),
         STAGES_FIT,

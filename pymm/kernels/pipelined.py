@@ -105,7 +105,6 @@ _FORMS = (
     (64, 64, 8, 8, 8, 4, 3, 4),
     (64, 64, 8, 8, 8, 4, 3, 8),
     (64, 128, 8, 8, 8, 4, 3, 3),
-    (64, 128, 16, 8, 8, 4, 3, 3),
     (128, 64, 8, 8, 8, 4, 3, 3),
     (64, 32, 16, 8, 4, 4, 3, 6),
     (32, 32, 16, 4, 4, 4, 3, 8),
@@ -113,6 +112,9 @@ _FORMS = (
     (128, 32, 32, 4, 4, 4, 4, 2),
     (32, 64, 32, 4, 4, 4, 4, 4),
 )
+
+#: More for a survey (survey.py) to choose from.
+_SURVEYED = ((64, 128, 16, 8, 8, 4, 3, 3),)
 
 #: Registers that nvcc takes for so many sums of a thread, where BLOCKS allows it.
 _USED = {16: 128, 32: 128, 64: 168, 128: 255}
@@ -158,18 +160,20 @@ def single(p: Problem, d: Device) -> tuple[float, Config]:
     """
     if not _is_single(p, d):
         return math.inf, PIPELINED.default_config
-    for microseconds, config in sorted(_options(p, d), key=lambda option: option[0]):
+    options = _options(p, d, surveyed=False)
+    for microseconds, config in sorted(options, key=lambda option: option[0]):
         if not PIPELINED.violations(config, p, d):
             return microseconds, config
     return math.inf, PIPELINED.default_config
 
 
-def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
-    """Every form with every split of k, of float32."""
+def _options(p: Problem, d: Device, surveyed: bool = True) -> Iterator[tuple[float, Config]]:
+    """Every form with every split of k, of float32; with those that only a survey chooses from."""
     if p.dtype != "f32":
         return
     names = ("MB", "NB", "KB", "TA", "TB", "LANES", "STAGES", "BLOCKS")
-    for form, parts in itertools.product(_FORMS, _SPLITS):
+    forms = (*_FORMS, *_SURVEYED) if surveyed else _FORMS
+    for form, parts in itertools.product(forms, _SPLITS):
         if parts == 1 or p.k >= 2 * form[2] * parts:
             given = dict(zip(names, form, strict=True)) | dict(GROUP=8, SPLIT=parts)
             config = PIPELINED.config(given)

@@ -25,8 +25,8 @@ def _consumers(c: Config) -> int:
 
 def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
     """A K-major box has all rows of a tile, or what a block of the cluster loads of it; an MN-major
-    one all depth of 64 columns, or of a narrow tile's, or a slice of the depth where a tile has
-    fewer such boxes than the cluster has blocks. C is stored in pieces of 64 rows.
+    one all depth of 64 columns, or of a narrow tile's, or a slice of the depth where a tile has at
+    most half as many such boxes as the cluster has blocks. C is stored in pieces of 64 rows.
     """
     deep = min(c.KB, _COLUMNS)
     slices = max(_COLUMNS * c.CLUSTER // _columns(c, p), 1) if c.CLUSTER > 1 else 1
@@ -63,8 +63,6 @@ def _tiles(c: Config, p: Problem) -> tuple[int, int]:
 
 def _shared_evenly(tile: int, own: int) -> bool:
     """Whether warpgroups of `own` rows or columns have the tile among them."""
-    if own % 64 and own == tile > 64:
-        return own % 16 == 0
     narrow = tile in (16, 32) and own == 64
     return own % 64 == 0 and (tile % own == 0 or narrow)
 
@@ -114,8 +112,8 @@ _FEW_STEPS = (
     (dict(MB=256, NB=128, TA=128, TB=128, STAGES=4, GROUP=1), 0.65, 0.65, 1.7),
 )
 
-#: The same for products that are stored by TMA after few steps: blocks that share B in fours; and
-#: for small products: the next of fewer, deeper steps.
+#: The same for products of few steps whose C is stored by TMA: clusters of four. And for small
+#: products: tiles of 64 x 64 with half as many, deeper steps.
 _FEW_STEPS_STORED = (
     (dict(MB=64, NB=256, TA=64, TB=128, STAGES=3, SLOTS=2, CLUSTER=4, GROUP=1), 0.33, 0.35, 0.5),
     (dict(MB=128, NB=128, TA=64, TB=128, STAGES=3, SLOTS=2, CLUSTER=4, GROUP=1), 0.34, 0.36, 0.7),
@@ -232,8 +230,8 @@ def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
 
 
 def _is_about_a_wave(p: Problem, d: Device) -> bool:
-    """Whether C has a quarter of a wave to two waves of tiles of 128 x 128, none of them few rows
-    or columns, and neither few steps nor so many that two waves cost little more than one.
+    """Whether C is 1/4 to 2 waves of tiles of 128 x 128 and has at least 256 rows and columns, and
+    k is above the few steps of `_SHALLOW` and at most 4096: so much was surveyed.
     """
     waves = tiles_in(p, 128, 128) * p.batch / d.sms
     return 0.25 < waves <= 2 and min(p.m, p.n) >= 256 and _SHALLOW[-1][0] < p.k <= 4096
@@ -347,7 +345,9 @@ WGMMA = Kernel(
         Rule(
             "warpgroups share the columns: 64 divides TB, TB NB; or TB is 64, NB 16 or 32; or one "
             "has them all, more than 64 and a multiple of 16",
-            lambda c, p, d: _shared_evenly(c.NB, c.TB) and c.TB <= 256,
+            lambda c, p, d: (
+                c.TB <= 256 and (_shared_evenly(c.NB, c.TB) or c.NB == c.TB > 64 and c.NB % 16 == 0)
+            ),
         ),
         Rule(
             "a tile is a pile of boxes: 64 divides KB, or KB is 32",

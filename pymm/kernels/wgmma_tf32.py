@@ -58,7 +58,8 @@ _PAIRS = (
     Form(64, 128, 64, 4, TA=64, CLUSTER=2),
     Form(64, 64, 64, 6, TA=32, CLUSTER=2),
 )
-#: More tiles, for sides that those above do not fill. Only a survey chooses them (survey.py); else
+#: More tiles: for sides that those above do not fill, and of more stages or in clusters for skinny
+#: products. Only a survey chooses them (survey.py); else
 #: the tuner finds them.
 _FILLING = (
     Form(160, 192, 32, 3),

@@ -51,7 +51,8 @@ class Search:
         before = ""
         for row in self.rows:
             if row.text("role") == "final":
-                last = [*last, row] if before == "final" else [row]
+                again = any(row.text("config") == one.text("config") for one in last)
+                last = [*last, row] if before == "final" and not again else [row]
             before = row.text("role")
         return last
 
@@ -122,7 +123,7 @@ class Search:
     @property
     def ratio(self) -> float:
         """The fastest library's time / the winner's; NaN if none was measured, or doubtful."""
-        if self.best is None or self.baseline is None or self.words.startswith(NOTHING_SAVED):
+        if self.best is None or self.baseline is None or self.doubtful:
             return math.nan
         return self.baseline.seconds / self.best.seconds
 
@@ -138,9 +139,14 @@ class Search:
         """The default's time / the winner's in the final; NaN if the default was not in it, and if
         the times were doubtful.
         """
-        if self.default is None or self.words.startswith(NOTHING_SAVED):
+        if self.default is None or self.doubtful:
             return math.nan
         return self.default.seconds / self.best.seconds
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether nothing was saved because the times were doubtful."""
+        return self.words.startswith(NOTHING_SAVED)
 
     @property
     def words(self) -> str:

@@ -143,10 +143,11 @@ def timings(results: Results) -> list[Timing]:
 
 
 def tuned_searches(results: Results) -> list[Search]:
-    """The last search of each kernel on each product whose result is today's and was measured in
-    turn with the default.
+    """The last search of each kernel on each product whose result is today's, was measured in turn
+    with the default, and is not doubtful.
     """
     right = [s for s in searches(results) if s.best is not None and s.final and not s.stale]
+    right = [s for s in right if not s.doubtful]
     return list({(s.problem, s.kernel, s.rows[0].text("beta")): s for s in right}.values())
 
 

@@ -310,8 +310,8 @@ def gains(found: Sequence[Search]) -> Table:
         )
     note = (
         "Gain: the default's time / the winner's, measured in alternation at the end of the "
-        "search; empty if the default was not measured there. Ratio: the fastest library's time / "
-        f"the winner's in the same comparison. {STALE_NOTE}"
+        "search; empty if the default was not measured there, or the times were doubtful. Ratio: "
+        f"the fastest library's time / the winner's in the same comparison. {STALE_NOTE}"
     )
     return Table("gains", "Every search", rows, note)
 

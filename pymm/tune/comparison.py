@@ -60,7 +60,7 @@ CHECK_PART, ROUNDS_PART = 0.3, 0.4
 @dataclass(frozen=True)
 class Attempt:
     """One comparison: its decision, the doubtful configurations with the reason, the libraries
-    whose times spread and by how much, and what was measured.
+    whose times spread and by how much, and what was measured, `on` which device by its name.
     """
 
     decision: Decision | None
@@ -68,6 +68,7 @@ class Attempt:
     unsteady: dict[str, float]
     trials: list[Trial]
     times: dict[str, list[float]]
+    on: str
 
     @property
     def rank(self) -> int:
@@ -110,23 +111,25 @@ class Comparison:
         If a time that would be saved is doubtful, or a library's times spread, the comparison is
         repeated while time is left; the latest one with a winner whose times may be saved counts.
         What stays doubtful is left out, and the fastest of the others is chosen. If that is a
-        doubtful default, the decision has a `doubt`. None if no configuration works, or if the
-        comparison would take too long after Ctrl-C.
+        doubtful default, or the default fails and something is stored, the decision has a `doubt`.
+        None if no configuration works, or if the comparison would take too long after Ctrl-C.
         """
         configs = self._finalists(saved, ends)
         began = time.monotonic()
         budget = max(0.0, min(FINAL_SECONDS, (ends - began) / 2))
         attempts = [self._final(configs, against_others, budget, saved)]
         least = LEAST_PART * (time.monotonic() - began)
-        while len(attempts) < COMPARISONS and not self.setup.stop():
-            left = ends - time.monotonic() - REST
-            if left < least or not (attempts[-1].doubts or attempts[-1].unsteady):
-                break
-            time.sleep(REST)
-            attempts.append(self._final(configs, against_others, min(budget, left), saved))
-        attempts.sort(key=lambda attempt: attempt.rank)
-        for attempt in attempts:  # in a file the last one counts
-            self._log_final(attempt)
+        try:
+            while len(attempts) < COMPARISONS and not self.setup.stop():
+                left = ends - time.monotonic() - REST
+                if left < least or not (attempts[-1].doubts or attempts[-1].unsteady):
+                    break
+                time.sleep(REST)
+                attempts.append(self._final(configs, against_others, min(budget, left), saved))
+        finally:  # whatever ends a repetition
+            attempts.sort(key=lambda attempt: attempt.rank)
+            for attempt in attempts:  # in a file the last one counts
+                self._log_final(attempt)
         decision, doubts = attempts[-1].decision, attempts[-1].doubts
         self.doubts = [f"{config.slug}: {why}" for config, why in doubts.items()]
         self.unsteady = attempts[-1].unsteady
@@ -196,12 +199,18 @@ class Comparison:
             unsteady = {name: s for name, s in spreads.items() if s > MOST_SPREAD}
             chosen = (decision.winner, *decision.rivals, *decision.thrifty)
             doubts |= {trial.config: why for trial in chosen if (why := doubtful(trial))}
-            if decision.winner.config in doubts:
+            if why := doubts.get(decision.winner.config, ""):
+                first, stored = decision, self._stored(trials, saved)
                 decision = self._of_others(trials, times, saved)
-                if decision is not None and (why := doubtful(decision.winner)):
-                    doubts[decision.winner.config] = why
-                    decision = keep(decision, why, self._stored(trials, saved))
-        return Attempt(decision, doubts, unsteady, trials, times)
+                if decision is not None:
+                    chosen = (decision.winner, *decision.rivals, *decision.thrifty)
+                    doubts |= {trial.config: why for trial in chosen if (why := doubtful(trial))}
+                    if why := doubts.get(decision.winner.config, ""):
+                        decision = keep(decision, why, stored)
+                elif stored:
+                    decision = keep(first, why, stored)
+        on = self.setup.crew.name(self.setup.crew.lead)
+        return Attempt(decision, doubts, unsteady, trials, times, on)
 
     def _of_others(
         self, trials: Sequence[Trial], times: dict[str, list[float]], saved: Sequence[Config]
@@ -231,8 +240,7 @@ class Comparison:
         """Log one comparison: its trials, then the libraries in it by name, in seconds, beside the
         kernel that won.
         """
-        crew, log, decision = self.setup.crew, self.setup.log, attempt.decision
-        on = crew.name(crew.lead)
+        log, decision, on = self.setup.log, attempt.decision, attempt.on
         kernel = decision.winner.config.kernel_name if decision else self.kernels[0].name
         for trial in attempt.trials:
             if decision is not None and trial is decision.winner:

@@ -31,10 +31,25 @@ SIMULATED = (
 DTYPES = ("f16", "bf16", "f16_f32", "bf16_f32")
 
 
-def test_a_c_of_float32_has_one_slot_beside_192_sums():
-    for slots, dtype, allowed in ((2, "bf16", True), (1, "bf16_f32", True), (2, "bf16_f32", False)):
-        config = parse_slug(f"ping_pong-MB128-NB192-KB64-STAGES3-CLUSTER1-GROUP8-SLOTS{slots}")
-        assert (not PING_PONG.violations(config, Problem(512, 512, 512, dtype), HOPPER)) == allowed
+@pytest.mark.parametrize(
+    "form, trans_a, dtype, allowed",
+    [
+        ("NB192-CLUSTER1-SLOTS2", False, "bf16", True),
+        ("NB192-CLUSTER1-SLOTS1", False, "bf16_f32", True),
+        ("NB192-CLUSTER1-SLOTS2", False, "bf16_f32", False),
+        ("NB176-CLUSTER1-SLOTS2", False, "f16_f32", False),
+        ("NB176-CLUSTER2-SLOTS1", False, "f16_f32", True),
+        ("NB176-CLUSTER2-SLOTS1", True, "f16_f32", False),
+        ("NB176-CLUSTER2-SLOTS2", True, "bf16", True),
+        ("NB160-CLUSTER2-SLOTS2", True, "f16_f32", True),
+    ],
+)
+def test_many_sums_leave_a_c_of_float32_fewer_slots(form, trans_a, dtype, allowed):
+    nb, rest = form.split("-", 1)
+    cluster, slots = rest.split("-")
+    config = parse_slug(f"ping_pong-MB128-{nb}-KB64-STAGES3-{cluster}-GROUP8-{slots}")
+    problem = Problem(512, 512, 512, dtype, trans_a)
+    assert (not PING_PONG.violations(config, problem, HOPPER)) == allowed
 
 
 @pytest.mark.parametrize("trans_b", [False, True])

@@ -147,6 +147,22 @@ def test_registers_of_all_warpgroups_are_those_of_the_launch(slug):
     assert config.TA * config.TB // 128 + 40 <= many
 
 
+@pytest.mark.parametrize("trans_b", [False, True])
+@pytest.mark.parametrize("cluster", [1, 2, 4])
+@pytest.mark.parametrize("nb", range(80, 257, 16))
+def test_boxes_fill_the_tile_of_b(nb, cluster, trans_b):
+    """In whole groups of the eight rows in which shared memory is swizzled; where B is stored along
+    n, as many boxes as blocks at least, but for three boxes and four blocks.
+    """
+    given = dict(MB=64, NB=nb, KB=64, TA=64, TB=nb, STAGES=2, CLUSTER=cluster, GROUP=1)
+    config = WGMMA.config(given | dict(SPLIT=1, SLOTS=1))
+    box = WGMMA.tma.boxes(config, Problem(8, 8, 8, "bf16", False, trans_b))[1]
+    columns = nb if trans_b else -(-nb // 64) * 64
+    count, rest = divmod(columns * 64, box.columns * box.rows)
+    assert rest == 0 and box.rows % 8 == 0
+    assert count <= cluster if trans_b else count >= min(cluster, 3)
+
+
 def test_one_text_for_all_sizes():
     config = parse_slug(SLUGS[0])
     small, large = (Problem(*mnk, "bf16") for mnk in ((1, 1, 0), (4096, 4096, 4096)))

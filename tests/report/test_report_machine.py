@@ -153,6 +153,9 @@ def test_of_a_repeated_final_the_last_one_counts():
     search = Search(Problem(1, 1, 1), "blocked", "trials.csv", (*first, *unsure))
     assert search.best.text("config") == "d" and search.words == words
     assert math.isnan(search.gain) and math.isnan(search.ratio), "no gain is claimed"
+    alone = (row("d", "final", 2, words), row("e", "final", 1), *again)  # no library between them
+    search = Search(Problem(1, 1, 1), "blocked", "trials.csv", alone)
+    assert search.words == "the default is best" and not search.doubtful
     search = Search(Problem(1, 1, 1), "blocked", "trials.csv", tuple(first))
     assert (search.best.text("config"), search.gain, search.words) == ("e", 3, "")
 

@@ -204,6 +204,21 @@ def test_kept_is_the_users_configuration_before_a_shipped_one(tmp_path, monkeypa
     assert BEST.slug in {row["config"] for row in run.rows if row["role"] == "final"}
 
 
+def test_kept_is_what_is_stored_where_the_default_fails_and_others_are_doubtful(tmp_path):
+    (own,) = Run(tmp_path, "--trials 40").records
+    assert own.config != KERNEL.default_config
+
+    def outcome(config, problem):
+        if config == KERNEL.default_config:
+            return "wrong"
+        return {"seconds": smooth(config, problem), "spread": 0.31}
+
+    run = Run(tmp_path, "--trials 10 --resume never", outcome)
+    (line,) = run.tuner.lines
+    assert run.status == TUNED and run.records == (own,)
+    assert line.chosen == own.config and "the stored configuration is kept" in line.words
+
+
 def test_a_narrow_terminal_shows_that_nothing_was_saved(tmp_path):
     baseline = {"library": 1e-3, "library_name": "numpy"}
     run = Run(tmp_path, "--shapes 300 --trials 3", doubtful_only(300), **baseline)
