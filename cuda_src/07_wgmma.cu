@@ -14,10 +14,10 @@
 // - wgmma multiplies 64 x TB x 16 with one instruction, straight from shared memory. The warpgroup
 //   that fetches gives its registers to those that hold the sums.
 // - A cluster of blocks, one above the other, shares B: each of two fetches half, each of four a
-//   quarter (where B has no quarters, three a third or two a half), and sends it to all. 128 x 256 alone asks L2 for 48 bytes a
-//   clock and multiprocessor, of some 46 that it has (DeepGEMM's figures); in a cluster for 32. A
-//   barrier of the cluster takes 0.65 us: no block waits for the other before it ends, for none
-//   arrives at a barrier of one that may have ended.
+//   quarter (where B has no quarters, three a third or two a half), and sends it to all.
+//   128 x 256 alone asks L2 for 48 bytes a clock and multiprocessor, of some 46 that it has
+//   (DeepGEMM's figures); in a cluster for 32. A barrier of the cluster takes 0.65 us: no block
+//   waits for the other before it ends, for none arrives at a barrier of one that may have ended.
 // - Blocks are persistent and take tile after tile, so that the next tile comes while this one is
 //   stored, through shared memory and by TMA again. With little k storing is all there is to do:
 //   SLOTS pieces of a warpgroup's tile are stored at a time (8192 x 8192 x 128: 47 us, not

@@ -37,8 +37,8 @@ constexpr int PARTS_OF_ROWS<EXTENT, 1> = 1;
 // Loads EXTENT rows (or columns) of one matrix, from `outer` of op(X) on, at depth k0. A box of a
 // K-major operand has all rows, of an MN-major one 64 columns or fewer. Where BLOCKS of a cluster
 // share the tile, each loads a part for all of them (multicast): rows of a K-major box, some of the
-// MN-major ones, or where at most half as many of these as blocks, a part of the depth of one. Where
-// that does not come out even, the last blocks load fewer or none.
+// MN-major ones, or where these are at most half as many as blocks, a part of the depth of one.
+// Where that does not come out even, the last blocks load fewer or none.
 template <bool K_MAJOR, int BLOCKS, int EXTENT>
 __device__ __forceinline__ void fetch(unsigned tile, const Operand& from, unsigned full,
                                       unsigned outer, unsigned k0, unsigned matrix) {

@@ -76,6 +76,12 @@ class Attempt:
         return 0 if self.decision is None else 1 if self.decision.doubt else 2
 
 
+def _doubts(decision: Decision) -> dict[Config, str]:
+    """Why times that a decision would save are doubtful, by configuration."""
+    chosen = (decision.winner, *decision.rivals, *decision.thrifty)
+    return {trial.config: why for trial in chosen if (why := doubtful(trial))}
+
+
 @dataclass
 class Comparison:
     """The final of one problem. `kernels` are those that were searched, the highest rung first,
@@ -197,28 +203,33 @@ class Comparison:
         if decision is not None and self.device.times_are_real:  # else its times mean nothing
             spreads = {name: median_and_spread(found)[1] for name, found in times.items() if found}
             unsteady = {name: s for name, s in spreads.items() if s > MOST_SPREAD}
-            chosen = (decision.winner, *decision.rivals, *decision.thrifty)
-            doubts |= {trial.config: why for trial in chosen if (why := doubtful(trial))}
-            if why := doubts.get(decision.winner.config, ""):
-                first, stored = decision, self._stored(trials, saved)
-                decision = self._of_others(trials, times, saved)
-                if decision is not None:
-                    chosen = (decision.winner, *decision.rivals, *decision.thrifty)
-                    doubts |= {trial.config: why for trial in chosen if (why := doubtful(trial))}
-                    if why := doubts.get(decision.winner.config, ""):
-                        decision = keep(decision, why, stored)
-                elif stored:
-                    decision = keep(first, why, stored)
+            doubts |= _doubts(decision)
+            if decision.winner.config in doubts:
+                decision = self._of_others(decision, doubts, trials, times, saved)
         on = self.setup.crew.name(self.setup.crew.lead)
         return Attempt(decision, doubts, unsteady, trials, times, on)
 
     def _of_others(
-        self, trials: Sequence[Trial], times: dict[str, list[float]], saved: Sequence[Config]
+        self,
+        first: Decision,
+        doubts: dict[Config, str],
+        trials: Sequence[Trial],
+        times: dict[str, list[float]],
+        saved: Sequence[Config],
     ) -> Decision | None:
-        """The decision among the default and what is not doubtful."""
-        default = self.defaults[0]
+        """The decision among the default and what is not doubtful, where the winner of the `first`
+        one is; what it adds to `doubts` is added. Nothing is saved, and what is stored or else the
+        default is kept, if the default wins and is doubtful, or fails.
+        """
+        default, stored = self.defaults[0], self._stored(trials, saved)
         others = [t for t in trials if t.config == default or not doubtful(t)]
-        return self._chosen(others, times, saved)
+        decision = self._chosen(others, times, saved)
+        if decision is None:
+            return keep(first, doubts[first.winner.config], stored) if stored else None
+        doubts |= _doubts(decision)
+        if why := doubts.get(decision.winner.config, ""):
+            return keep(decision, why, stored)
+        return decision
 
     def _stored(self, trials: Sequence[Trial], saved: Sequence[Config]) -> list[Trial]:
         """The trial of the first stored configuration of each kernel that was searched: the user's
