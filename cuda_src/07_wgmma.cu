@@ -116,11 +116,9 @@ constexpr bool EARLY_LOADS = WARPS_STORE && CLUSTER == 1 && TB <= 128;
 
 static_assert((MB % TA == 0 || (MB == 16 || MB == 32) && TA == 64) && TA % 64 == 0,
               "warpgroups share the rows: 64 divides TA, TA MB; or TA is 64, MB 16 or 32");
-static_assert(
-    (NB % TB == 0 || (NB == 16 || NB == 32) && TB == 64) && TB % 64 == 0 ||
-        NB == TB && NB > 64 && NB % 16 == 0,
-    "warpgroups share the columns: 64 divides TB, TB NB; or TB is 64, NB 16 or 32; or one "
-    "has them all, more than 64 and a multiple of 16");
+static_assert((NB % TB == 0 || (NB == 16 || NB == 32) && TB == 64) && TB % 64 == 0 ||
+                  NB == TB && NB > 64 && NB % 16 == 0,
+              "64 divides TB, TB NB; TB is 64, NB 16 or 32; or TB is NB > 64, and 16 divides it");
 static_assert(KB % 64 == 0 || KB == 32, "a tile is a pile of boxes: 64 divides KB, or KB is 32");
 static_assert(MB <= 256 && NB <= 256, "a box has at most 256 rows: MB and NB <= 256");
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");

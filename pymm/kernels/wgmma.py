@@ -343,8 +343,7 @@ WGMMA = Kernel(
             lambda c, p, d: _shared_evenly(c.MB, c.TA),
         ),
         Rule(
-            "warpgroups share the columns: 64 divides TB, TB NB; or TB is 64, NB 16 or 32; or one "
-            "has them all, more than 64 and a multiple of 16",
+            "64 divides TB, TB NB; TB is 64, NB 16 or 32; or TB is NB > 64, and 16 divides it",
             lambda c, p, d: (
                 c.TB <= 256 and (_shared_evenly(c.NB, c.TB) or c.NB == c.TB > 64 and c.NB % 16 == 0)
             ),
