@@ -40,7 +40,7 @@
 // What did not help: arriving at the other block's barrier with `.release.cluster` (0.68 of the
 // speed: a fence of the whole GPU each time); first steps of large tiles fetched before the block
 // is ready (0.98 at 4096); two blocks on a multiprocessor; C marked to leave L2 first; asking L2
-// for all of a product of one wave in advance, each block for its share (0.86 to 1.00).
+// for all of a product of one wave in advance, each block for its share (0.83 to 1.01).
 
 #ifndef TRANS_A
 #define TRANS_A 0  // 1: A is stored as k x m, so op(A) = A^T

@@ -30,8 +30,7 @@ def _shared_bytes(c: Config, p: Problem) -> int:
     """The stages; SLOTS pieces of C for each warpgroup; two barriers for each stage and one for
     each warpgroup; up to 1 KiB for the alignment of swizzled boxes.
     """
-    columns = c.NB if p.trans_b else round_up(c.NB, 64)
-    stages = c.STAGES * (c.MB + columns) * c.KB * 2
+    stages = c.STAGES * (c.MB + wgmma.columns(c, p)) * c.KB * 2
     return stages + _CONSUMERS * (c.SLOTS * _PIECE + 8) + 16 * c.STAGES + 1024
 
 

@@ -29,14 +29,14 @@ def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
     most half as many such boxes as the cluster has blocks. C is stored in pieces of 64 rows.
     """
     deep = min(c.KB, _COLUMNS)
-    slices = max(_COLUMNS * c.CLUSTER // _columns(c, p), 1) if c.CLUSTER > 1 else 1
+    slices = max(_COLUMNS * c.CLUSTER // columns(c, p), 1) if c.CLUSTER > 1 else 1
     a = _across(c.MB, deep) if p.trans_a else Box(deep, c.MB, 2 * deep)
     parts = next(n for n in range(c.CLUSTER, 0, -1) if c.NB % (8 * n) == 0)
     b = Box(deep, c.NB // parts, 2 * deep) if p.trans_b else _across(c.NB, deep // slices)
     return a, b, Box(_ROW // p.out_dtype.itemsize, 64)
 
 
-def _columns(c: Config, p: Problem) -> int:
+def columns(c: Config, p: Problem) -> int:
     """Columns of B that a stage has: of wide tiles in whole boxes, if its rows lie along n."""
     return c.NB if p.trans_b or c.NB < _COLUMNS else round_up(c.NB, _COLUMNS)
 
@@ -50,7 +50,7 @@ def _shared_bytes(c: Config, p: Problem) -> int:
     """The stages, and what is read behind a narrow B; SLOTS pieces of C for each warpgroup; two
     barriers for each stage; up to 1 KiB for the alignment of swizzled boxes.
     """
-    stages = c.STAGES * (c.MB + _columns(c, p)) * c.KB * 2 + max(64 - c.NB, 0) * _ROW
+    stages = c.STAGES * (c.MB + columns(c, p)) * c.KB * 2 + max(64 - c.NB, 0) * _ROW
     size = p.out_dtype.itemsize
     piece = 64 * (128 if c.TB % 128 == 0 and size == 2 else 64) * size if c.SPLIT == 1 else 0
     return stages + _consumers(c) * c.SLOTS * piece + 16 * c.STAGES + 1024
