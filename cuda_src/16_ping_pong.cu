@@ -1,7 +1,7 @@
 // 16 ping pong: two warpgroups take turns, and the store of one hides behind the products of the
 // other.
 //
-// 16-bit elements in, sums in float32, 16-bit elements or float32 out. The tiles come as in rung
+// 16-bit elements in, sums in float32, 16-bit elements or float32 out. The tiles come as in kernel
 // 07, by TMA through a ring of stages. There both warpgroups share one tile and reach its store at
 // about the same time: the tensor cores are mostly idle then, only the next tile's loads go on.
 // Here each has a tile of its own:
@@ -21,11 +21,11 @@
 // - Blocks in a cluster of two, one above the other, share B: each fetches half of its rows, or
 //   half of its depth where rows of B lie along n, and sends it to both.
 //
-// Measured in bf16 on one H200, rung 07 and this: it pays where storing takes a good part of the
+// Measured in bf16 on one H200, kernel 07 and this: it pays where storing takes a good part of the
 // time (8192 x 8192 x 256: 68 and 60 us; 4096 x 32768 x 512: 236 and 200; in another run cuBLASLt's
 // best algorithm 177 where this takes 189), where a width fits n (4096 x 2112 x 7168: 172 and
 // 160), and where the clock is the limit (8192: 1.65 and 1.58 ms). Up to k = 128, where storing is
-// all there is to do, rung 07 is quicker (8192 x 8192 x 64: 40 and 43 us).
+// all there is to do, kernel 07 is quicker (8192 x 8192 x 64: 40 and 43 us).
 
 #ifndef TRANS_A
 #define TRANS_A 0  // 1: A is stored as k x m, so op(A) = A^T
