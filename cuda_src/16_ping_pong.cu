@@ -133,12 +133,12 @@ __device__ __forceinline__ void fetch_b(unsigned share, unsigned tile, const Ope
     }
 }
 
-// The thread that loads: the steps of all tiles of the block, one after the other. What
-// first fills the stages it loads without multicast, for the other block may not have begun.
+// The thread that loads: the steps of all tiles of the block, one after the other. The steps that
+// first fill the stages it loads without multicast: the other block may not have begun.
 __device__ __forceinline__ void produce(const Product& p, const Stages& stages, const Operand& a,
                                         const Operand& b) {
     Ring ring{0, 1};  // all stages are empty
-    unsigned alone = CLUSTER > 1 ? STAGES : 0;
+    unsigned alone = CLUSTER > 1 ? STAGES : 0;  // steps that are still loaded without multicast
     const unsigned rank = CLUSTER > 1 ? block_in_cluster() : 0;
     for (unsigned id = blockIdx.x / CLUSTER; id < p.units(); id += gridDim.x / CLUSTER) {
         const Unit unit = p[id];
@@ -162,8 +162,8 @@ __device__ __forceinline__ void produce(const Product& p, const Stages& stages, 
 
 // sum = op(A) op(B) of one tile, whose first step is in the stage of `ring`, when it is the
 // warpgroup's turn. The stages of the tile's first `reused` steps (none if negative) are filled
-// again. In a cluster only those are released: for no other release a producer waits, so the block
-// of that producer may have ended.
+// again. In a cluster only these are released: no producer waits for another release, so its block
+// may have ended.
 __device__ __forceinline__ void multiply(float (&sum)[ROWS][NB / 2], unsigned steps, Ring ring,
                                          int reused, const Stages& stages, unsigned group,
                                          unsigned turn) {
