@@ -18,6 +18,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a checkout need not be installed
 
+from pymm.console import significant  # noqa: E402
 from pymm.core import inputs  # noqa: E402
 from pymm.core.shapes import parse_shapes  # noqa: E402
 
@@ -131,6 +132,12 @@ class Filler:
         return _milliseconds(self.rows, [(n // 2, n) for n in range(500, 20501, 1000)])
 
 
+def _library(rows: Rows, shape: str) -> Row | None:
+    """The faster of cuBLAS's two libraries for A^T A in float64."""
+    found = (rows.find("o3", shape, name, dtype="f64") for name in ("cublas", "cublaslt"))
+    return min(filter(timed, found), key=seconds, default=None)
+
+
 def _milliseconds(rows: Rows, sizes: list[tuple[int, int]]) -> Iterator[str]:
     """Times of C = A^T A in float64 by rows and columns of A."""
     heads = ("cuBLAS, A^T A", "naive", "optimised", "cuBLAS / optimised", "pymm.syrk")
@@ -141,9 +148,7 @@ def _milliseconds(rows: Rows, sizes: list[tuple[int, int]]) -> Iterator[str]:
         def of(name: str, n: int = n, k: int = k, **more: str) -> Row | None:
             return rows.find("o3", f"{n}x{n}x{k}", name, dtype="f64", **more)
 
-        libraries = [row for row in map(of, ("cublas", "cublaslt")) if timed(row)]
-        gemm = min(libraries, key=seconds, default=None)
-        tile = of(TILE_48)
+        gemm, tile = _library(rows, f"{n}x{n}x{k}"), of(TILE_48)
         cells = [ms(gemm), ms(of("00_naive", variant="all of C")), ms(tile), gain(gemm, tile)]
         yield f"| {k} x {n} | {' | '.join([*cells, ms(of('chosen'))])} |"
 
@@ -164,13 +169,13 @@ def seconds(row: Row) -> float:
 def ms(row: Row | None) -> str:
     """The time in milliseconds, or why there is none."""
     if timed(row):
-        return f"{seconds(row) * 1e3:.4g}"
+        return significant(seconds(row) * 1e3)
     return "left out" if row else NOTHING
 
 
 def rate(row: Row | None) -> str:
     """GFLOP/s, or why there are none."""
-    return f"{float(row['gflops']):.4g}" if timed(row) else ms(row)
+    return significant(float(row["gflops"])) if timed(row) else ms(row)
 
 
 def gain(slow: Row | None, fast: Row | None) -> str:
@@ -277,7 +282,7 @@ def _symmetric(rows: Rows) -> str:
     said = []
     for k, n in ((500, 500), (18500, 18500), (10250, 20500)):
         shape = f"{n}x{n}x{k}"
-        gemm, tile = (rows.find("o3", shape, who, dtype="f64") for who in ("cublas", TILE_48))
+        gemm, tile = _library(rows, shape), rows.find("o3", shape, TILE_48, dtype="f64")
         naive = rows.find("o3", shape, "00_naive", dtype="f64", variant="all of C")
         own = rows.find("o3", shape, "chosen", dtype="f64")
         said.append(f"{k} x {n}: {ms(tile)} / {ms(gemm)} ms, naive {ms(naive)}, syrk {ms(own)}")

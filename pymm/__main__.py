@@ -98,7 +98,12 @@ def explain(arguments: list[str]) -> int:
     parser.add_argument("--device", help=device)
     memory = "most of a GPU's memory to take, as 8GB: the product is computed in blocks"
     parser.add_argument("--device-memory", help=memory)
-    parser.add_argument("shapes", nargs="+", metavar="SHAPE", help="1024, 8192x8192x128")
+    parser.add_argument(
+        "shapes",
+        nargs="+",
+        metavar="SHAPE",
+        help="m x n x k as 8192x8192x128, or one number for a square",
+    )
     parser.add_argument("--dtype", default="f32", help=f"{', '.join(DTYPES)} (default: f32)")
     layouts = ("NN", "NT", "TN", "TT")
     parser.add_argument("--layout", default="NN", choices=layouts, help="how A and B are stored")

@@ -99,15 +99,13 @@ def matmul(
         "f16x3", faster than that: block scaling, each operand as the sum of two float16 values with
         one power-of-two scale per 64 elements along k. As accurate as float32 where elements have
         one magnitude within 64 of k. An element 2^9 or more below the largest of its 64 may keep
-        fewer bits: 2^-31 of the largest is lost. For A D times D^-1 B, with D random powers of two
-        from 2^-s to 2^s and k = 256, the relative error is 1.7e-7 for s = 8, 1.1e-5 for 12, 2.4e-3
-        for 16 and 0.28 for 20; float32 has 2.9e-7, "tf32x3" 1.3e-7.
+        fewer bits: 2^-31 of the largest is lost (docs/explanation/numerics.md has an example).
         "emulated": like "f16x3" where the operands can be split as exactly as float32 products need
         it, else like "ieee". The device finds that out while it splits them, without the host, also
         in graphs; the host uses "ieee" at once where k is below 64, where that is faster, and on
-        other devices than Hopper. The error is comparable to that of float32's own products: up
-        to 1.8 times in tests (docs/explanation/numerics.md has the conditions and the bound).
-        `pymm.prepare` splits a constant b once.
+        other devices than Hopper. The error is usually within 1.8 times that of float32's own
+        products, 2.3 times in a case made to be bad (docs/explanation/numerics.md has the
+        conditions and the bound). `pymm.prepare` splits a constant b once.
         "tf32x3" and "f16x3" are computed as "ieee" where that should be quicker, and always on
         other devices than Hopper; `pymm.explain` says which. The bound of the error is lower then;
         its root mean square was up to 3.1 times that of the split product (random data).
@@ -182,11 +180,11 @@ def grouped(
 
     float32 and float64 arrays of a GPU are multiplied in one launch for each 60 products of one
     type on one stream, whatever their layouts; a stack of s matrices counts as s products. Other
-    types, arrays that must be copied, and NumPy arrays are multiplied one after the other. The
-    launch is of kernel 4 with one tile for all products, chosen for their sizes and not tuned; it
-    has no c, beta, bias and activation. It is meant
-    for many small products: one that fills the GPU by itself is faster with `pymm.matmul`. To check
-    the arrays takes the host longer than to launch: `pymm.plan_grouped` does that once.
+    types, arrays that must be copied, and NumPy arrays are multiplied one after the other. All
+    products of a launch have the tile of one size, as in kernel 04, chosen for their sizes and not
+    tuned; c, beta, bias and activation are not available. It is meant for many small products: one
+    that fills the GPU by itself is faster with `pymm.matmul`. To check the arrays takes the host
+    longer than to launch: `pymm.plan_grouped` does that once.
 
     out: list of arrays to write to. None of them may overlap an array of another product, for the
         products have no order.

@@ -107,7 +107,10 @@ PRODUCT_SECONDS = 180.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command. Returns 0 if at least one device can multiply, else 1."""
-    parser = argparse.ArgumentParser(prog=program("doctor"), description=__doc__.partition(": ")[2])
+    parser = argparse.ArgumentParser(
+        prog=program("doctor"),
+        description="Says what this machine has and lacks for pymm, and what fixes it.",
+    )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument("--product", metavar="DEVICE", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)

@@ -41,8 +41,9 @@ def main(arguments: list[str]) -> int:
     """Run the command. Returns the exit code: 1 if a device is not there or a file is damaged."""
     parser = argparse.ArgumentParser(
         prog="pymm configs",
-        description="Lists the devices that are tuned, or what is tuned for one of them. Stale is "
-        "what its kernel's source has changed for since.",
+        description="Lists the devices that are tuned, or what is tuned for one of them. Stale are "
+        "records whose kernel's source has changed; with --device also those of another driver "
+        "or compiler.",
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="a device: nvidia-h200, H200")
     parser.add_argument(

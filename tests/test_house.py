@@ -231,6 +231,25 @@ def test_lines_are_short_and_names_of_files_say_something():
     faults(wrong())
 
 
+def test_lines_of_documents_are_short():
+    """Prose: not tables, code, pictures, comments, or what has no space to break at. Code in
+    backticks is one word.
+    """
+
+    def wrong() -> Iterator[str]:
+        for path in (*DOCUMENTS, ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "LOG.md"):
+            code = False
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                fence = line.lstrip().startswith("```")
+                code ^= fence
+                words = re.sub(r"`[^`]*`", "code", line.strip().lstrip("-*0123456789. ")).split()
+                one_line = re.match(r" {4}|[|#!<]|\[!|\.\. ", line)
+                if len(line) > 100 and len(words) > 1 and not (code or fence or one_line):
+                    yield f"{relative(path)}:{number} has {len(line)} columns"
+
+    faults(wrong())
+
+
 def test_functions_are_short():
     def wrong() -> Iterator[str]:
         for path in PYTHON:

@@ -105,8 +105,8 @@ def _add_products(read: argparse.ArgumentParser) -> None:
     add(
         "--rounds",
         type=int,
-        help=f"times that everything is run (default: 15; of classes at most {ROUNDS}, "
-        f"of short products {SHORT_ROUNDS})",
+        help=f"times that everything is run (default: 15; with --classes up to {ROUNDS}, "
+        f"for short products up to {SHORT_ROUNDS})",
     )
 
 
@@ -121,8 +121,8 @@ def _add_kernels(add: Callable[..., object]) -> None:
         "--guarded",
         default="auto",
         choices=["on", "off", "auto"],
-        help="of kernels 00, 01 and 02: check every index; or none, which is wrong where a block "
-        "sticks out; or as the extents need it (default: auto)",
+        help="bounds checks of kernels 00, 01 and 02: on; off, which is wrong where a block sticks out "
+        "of C; or as the extents need them (default: auto)",
     )
 
 

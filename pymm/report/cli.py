@@ -132,8 +132,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=program("report"),
         description="Make a report of a device's measurements: an HTML page, Markdown and JSON. "
-        "Without arguments it is of this machine: the user's tuned configurations, the tuner's "
-        "trials, and other CSV files in the same folder of the user's state.",
+        "Without arguments\nit is of this machine: your tuned configurations, and all CSV files in "
+        "the tuner's state\nfolder. Figures need Matplotlib.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

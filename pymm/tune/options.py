@@ -42,8 +42,7 @@ examples:
       search recorded times instead of a device
 
 Ctrl-C ends the search and saves the best so far; a second one leaves at once. The same command
-again goes on: a run that was killed where it was, any other with configurations that were not
-tried yet. Trials of a study can be watched with
+again continues the search, also after a run that was killed. Trials of a study can be watched with
 optuna-dashboard: the journal files are in the folder that --storage names.
 
 exit status: 0 tuned (also if times were doubtful and so not saved: the table says where), 1 a
@@ -221,8 +220,8 @@ WHAT = {
     },
     "--stale": {
         "action": "store_true",
-        "help": "instead of all these: what is tuned for the device and stale since the driver, "
-        "the compiler or a kernel changed (pymm configs --device), beginning with what it says",
+        "help": "instead of all these: tune again every stale record of the device (pymm configs "
+        "--device), starting from its configuration",
     },
 }
 
@@ -230,7 +229,7 @@ HOW = {
     "--trials": {
         "type": int,
         "metavar": "N",
-        "help": "at most N configurations more for each problem, besides the kernels' defaults",
+        "help": "at most N new configurations for each problem, besides the kernels' defaults",
     },
     "--quick": {
         "action": "store_true",

@@ -78,7 +78,7 @@ def test_the_summary_has_all_layouts_and_of_random_products_the_last_seed():
     lines = class_tables.summary(rows)
     (large,) = [line for line in lines if line.startswith("| squares of 2048")]
     assert large.endswith("| 2.00 |  |  |  |"), "a class with a failed product has no mean"
-    (random,) = [line for line in lines if line.startswith("| 100 random")]
+    (random,) = [line for line in lines if line.startswith("| 100 random products")]
     assert random.endswith("| 1.49 (1.00) |  |  |  |")
     assert len({line.count("|") for line in lines}) == 1
 
