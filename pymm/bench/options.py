@@ -121,8 +121,8 @@ def _add_kernels(add: Callable[..., object]) -> None:
         "--guarded",
         default="auto",
         choices=["on", "off", "auto"],
-        help="bounds checks of kernels 00, 01 and 02: on; off, which is wrong where a block sticks out "
-        "of C; or as the extents need them (default: auto)",
+        help="bounds checks of kernels 00, 01 and 02: on; off, which is wrong where a block sticks "
+        "out of C; or as the extents need them (default: auto)",
     )
 
 
