@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -17,9 +18,16 @@ import pymm.distributed
 import pymm.tune
 from pymm.__main__ import MODULES
 from pymm.bench.experiments.catalog import EXPERIMENTS, suites_named
-from pymm.core.problem import DTYPES
+from pymm.core.problem import DTYPES, Problem
 from pymm.measure.workbench import OUTCOMES
-from pymm.selection.records import CONFIG_FIELDS, MEASURED_FIELDS, RARELY_MEASURED_FIELDS
+from pymm.report.facts import device_of
+from pymm.selection.records import (
+    CONFIG_FIELDS,
+    MEASURED_FIELDS,
+    RARELY_MEASURED_FIELDS,
+    Environment,
+)
+from pymm.selection.select import select
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -137,6 +145,20 @@ def test_argument_lists_of_docstrings_are_found(monkeypatch):
         "   two.",
         "The end: none.",
     ]
+
+
+def test_the_examples_of_choices_are_todays():
+    """The products of an H200 in selection.md, and what `explain` says of each."""
+    facts = json.loads(
+        (ROOT / "benchmarks" / "results" / "nvidia-h200" / "device.json").read_text()
+    )
+    tools = Environment("580.159.04", "nvcc 13.0.88")
+    text = (DOCS / "explanation" / "selection.md").read_text()
+    rows = re.findall(r"\| (\w+), (\d+) x (\d+) x (\d+)(, A transposed)? \| `([^`]+)`", text)
+    assert len(rows) == 3
+    for dtype, m, n, k, transposed, said in rows:
+        problem = Problem(int(m), int(n), int(k), dtype, bool(transposed))
+        assert select(problem, device_of(facts), None, tools).reason == said
 
 
 def test_the_figures_of_the_origins_are_those_of_the_files():
