@@ -1,9 +1,9 @@
-"""Writes the measured table of README.md between its markers: `python benchmarks/tables.py`. The
+"""Writes the measured tables of README.md between their markers: `python benchmarks/tables.py`. The
 longer tables made here are part of RESULTS.md (benchmarks/results.py).
 
 A table is between `<!-- short ladder: FILE.csv -->` and `<!-- end short ladder -->`; the file was
-written by `python -m pymm.bench`. With `--check` nothing is written and the status is 1 if a table
-is not what its file says.
+written by `python -m pymm.bench`. So is that of the classes, from one file or several. With
+`--check` nothing is written and the status is 1 if a table is not what its files say.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a checkout need not be installed
 
+import class_tables  # noqa: E402
+
 from pymm.core import inputs  # noqa: E402
 from pymm.kernels import KERNELS  # noqa: E402
 from pymm.measure.libraries import general_on  # noqa: E402
 
-MARKED = re.compile(r"<!-- (short ladder): (\S+) -->\n.*?<!-- end \1 -->", re.DOTALL)
+MARKED = re.compile(r"<!-- (short ladder|classes): ([^>]+) -->\n.*?<!-- end \1 -->", re.DOTALL)
 
 Row = dict[str, str]
 
@@ -46,9 +48,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _fill(match: re.Match[str]) -> str:
-    name, file = match.groups()
-    table = short_ladder(rows_of(ROOT / file))
-    return "\n".join([f"<!-- {name}: {file} -->", *table, f"<!-- end {name} -->"])
+    name, files = match.groups()
+    paths = [ROOT / file for file in files.split()]
+    if name == "classes":
+        rows = class_tables.latest(row for path in paths for row in class_tables.class_rows(path))
+        table = class_tables.summary(rows)
+    else:
+        table = short_ladder(row for path in paths for row in rows_of(path))
+    return "\n".join([f"<!-- {name}: {files} -->", *table, f"<!-- end {name} -->"])
 
 
 def rows_of(path: Path) -> list[Row]:

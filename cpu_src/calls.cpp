@@ -30,20 +30,19 @@ struct Array {
     int flags;
 };
 
-// The form of an array; `offset` is its address modulo `alignment`, `first` and `last` are the
-// bytes that it takes, relative to its address.
-struct Form {
+// dtype, shape and strides of an array; `offset` is its address modulo `alignment`, `first` and
+// `last` are the bytes that it takes, relative to its address.
+struct ArraySpec {
     Object* dtype;
     Size shape[max_axes], strides[max_axes], first, last;
     int axes, writeable, offset, unused;
 };
 
-// A product of arrays of these forms. With `makes` it is a call without `out`, for which a result
-// has to be made; `out` is empty. Else it is a launch: `kernel(call)` with the addresses of a, b
-// and out, of which the first two are exchanged if it is `swapped`; `same` says whether a and b are
-// one array.
+// A product of such arrays. With `makes` it is a call without `out`, for which a result has to be
+// made; `out` is empty. Else it is a launch: `kernel(call)` with the addresses of a, b and out, of
+// which the first two are exchanged if it is `swapped`; `same` says whether a and b are one array.
 struct Product {
-    Form a, b, out;
+    ArraySpec a, b, out;
     int makes, swapped, same, unused;
     int (*kernel)(const Call*);
     Call call;
@@ -86,11 +85,11 @@ std::uint64_t hash_of(Object* dtype, int axes_a, const Size* a, int axes_b, cons
     return hash;
 }
 
-bool is(const Array& array, const Form& form) {
-    if (array.dtype != form.dtype || array.axes != form.axes) return false;
-    if (((array.flags & writeable) != 0) != form.writeable) return false;
-    for (int i = 0; i < form.axes; i++)
-        if (array.shape[i] != form.shape[i] || array.strides[i] != form.strides[i]) return false;
+bool is(const Array& array, const ArraySpec& spec) {
+    if (array.dtype != spec.dtype || array.axes != spec.axes) return false;
+    if (((array.flags & writeable) != 0) != spec.writeable) return false;
+    for (int i = 0; i < spec.axes; i++)
+        if (array.shape[i] != spec.shape[i] || array.strides[i] != spec.strides[i]) return false;
     return true;
 }
 
@@ -102,9 +101,10 @@ int offset(const Array& array) {
     return reinterpret_cast<std::uintptr_t>(array.data) % alignment;
 }
 
-bool overlap(const Array& array, const Form& form, const Array& out, const Form& written) {
-    return out.data + written.first < array.data + form.last
-           && array.data + form.first < out.data + written.last;
+bool overlap(const Array& array, const ArraySpec& spec, const Array& out,
+             const ArraySpec& written) {
+    return out.data + written.first < array.data + spec.last
+           && array.data + spec.first < out.data + written.last;
 }
 
 bool overlaps(const Product& p, const Array& a, const Array& b, const Array& out) {

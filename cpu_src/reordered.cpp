@@ -18,7 +18,7 @@
 // What it costs: every multiply-add loads an element of B, loads one of C and stores it again: on
 // Zen 4 one multiply-add per clock at best (6 GFLOP/s, float or double). Registers hold nothing for
 // longer than one step; that is what the register tile of blocked.cpp is for. The compiler is told
-// not to make vectors of the inner loop: this rung is the plain sequential code, so that what
+// not to make vectors of the inner loop: this kernel is the plain sequential code, so that what
 // vectors bring can be read off (without the pragma g++ 12 makes them: 29 GFLOP/s float, 16 double
 // at 1024 on Zen 4). One thread.
 //

@@ -10,11 +10,11 @@
 //     i+2  .  2  .  .      ...
 //
 // Memory is read in sectors of 32 bytes. A warp of this kernel touches 32 sectors of A for 32
-// elements and uses one number of each, and its writes to C scatter likewise. Rung 01 fixes that.
+// elements and uses one number of each, and its writes to C scatter likewise. Kernel 01 fixes that.
 // Cost of a thread: 2k operations for 2k + 1 accesses to global memory (one more if beta is not 0).
 // Sizes that are multiples of the block need no check of j (GUARDED = 0). The check of i costs
 // nothing: it ends the loop over rows, which is there because a grid has at most 65535 blocks
-// along y. If A is stored transposed, this rung reads it well by luck; C is still scattered.
+// along y. If A is stored transposed, this kernel reads it well by luck; C is still scattered.
 
 #include "common/tile.cuh"
 

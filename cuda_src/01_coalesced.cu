@@ -1,4 +1,4 @@
-// 01 coalesced: rung 00 with threadIdx.x and threadIdx.y exchanged, nothing else.
+// 01 coalesced: kernel 00 with threadIdx.x and threadIdx.y exchanged, nothing else.
 //
 // Still one thread for one element, but the neighbouring threads of a warp now walk *along* a row
 // of C, which is how matrices are stored:
@@ -9,11 +9,11 @@
 //
 // A warp reads 32 elements of B that are neighbours: 4 sectors for float, 8 for double, and uses
 // every byte. A comes as one broadcast, C is written in one piece.
-// Cost of a thread: the same 2k operations for 2k + 1 accesses as rung 00; only their addresses
-// differ. The origin of this ladder measured a factor of 14 between the two rungs. What remains is
-// the number of accesses: each block reads its MB rows of A and NB columns of B again and again,
-// from the caches at best. Rung 02 keeps them close. If B is stored transposed, its reads are a
-// column apart here, as those of A in rung 00.
+// Cost of a thread: the same 2k operations for 2k + 1 accesses as kernel 00; only their
+// addresses differ. The origin of this ladder measured a factor of 14 between the two. What remains
+// is the number of accesses: each block reads its MB rows of A and NB columns of B again and again,
+// from the caches at best. Kernel 02 keeps them close. If B is stored transposed, its reads are a
+// column apart here, as those of A in kernel 00.
 
 #include "common/tile.cuh"
 

@@ -17,7 +17,7 @@
 // columns of A. To guard the final write alone is not enough: at k = 641 what lay in the tile
 // before would enter the sums. So tiles are filled up with zeros.
 // Cost of a thread: 2k operations, 2k / KB + 1 accesses to global memory, but 2k to shared memory.
-// They are the bottleneck now, and what rung 03 attacks.
+// They are the bottleneck now, and what kernel 03 attacks.
 
 #include "common/tile.cuh"
 

@@ -1,8 +1,8 @@
 // 03 register tile: a thread computes TA x TB elements, so that a number read from shared memory is
 // used more than once.
 //
-// In rung 02 each multiply-add needs two reads from shared memory. Here a thread reads a column of
-// TA elements of A and a row of TB elements of B into registers and multiplies each with each:
+// In kernel 02 each multiply-add needs two reads from shared memory. Here a thread reads a column
+// of TA elements of A and a row of TB elements of B into registers and multiplies each with each:
 //
 //                             b0 b1 b2        TB elements of row p of Bs
 //                           +----------
@@ -12,10 +12,10 @@
 // The tile of the block is no longer tied to the number of threads: MB x NB, KB deep, computed by
 // NB / TB x MB / TA threads, which load both tiles together in as many strides as that takes.
 // Cost of a thread, for each of its TA TB elements: 2k operations, k / MB + k / NB + 1 accesses to
-// global memory, k / TA + k / TB to shared memory: with 4 x 4 a quarter of rung 02's. Multiply-adds
-// are 76 % of the instructions of the default's main loop, 34 % in rung 02 (sm_90a, nvcc 13.0).
-// The price is registers: TA TB sums, TA + TB operands, twice as many for double. A thread has 255,
-// and the more it takes, the fewer threads are there to hide each other's latency.
+// global memory, k / TA + k / TB to shared memory: with 4 x 4 a quarter of kernel 02's.
+// Multiply-adds are 76 % of the instructions of the default's main loop, 34 % in kernel 02 (sm_90a,
+// nvcc 13.0). The price is registers: TA TB sums, TA + TB operands, twice as many for double. A
+// thread has 255, and the more it takes, the fewer threads are there to hide each other's latency.
 
 #include "common/tile.cuh"
 

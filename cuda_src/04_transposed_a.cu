@@ -1,18 +1,18 @@
-// 04 transposed A: rung 03 with the tile of A stored as KB x MB, so that fragments load as vectors.
+// 04 transposed A: kernel 03 with the tile of A stored as KB x MB: fragments load as vectors.
 //
-// The TA elements of A that a thread needs for one p are KB apart in rung 03's As[MB][KB]. With A
+// The TA elements of A that a thread needs for one p are KB apart in kernel 03's As[MB][KB]. With A
 // transposed they are neighbours, like those of B, and are read 16 bytes at a time:
 //
 //     As[KB][MB]   row p  | . . . . a0 a1 a2 a3 . . . . |   one vector read for 4 floats
 //     Bs[KB][NB]   row p  | . . b0 b1 b2 b3 . . . . . . |   one vector read for 4 floats
 //
-// What it brings is registers. nvcc reads vectors in rung 03 too, but along k: four columns of A,
+// What it brings is registers. nvcc reads vectors in kernel 03 too, but along k: four columns of A,
 // of which three wait. For sm_90a, MB = NB = 128, KB = TA = TB = 8 takes 117 registers here and 130
 // there: two blocks of 256 threads on a multiprocessor instead of one. Of the main loop 87 % are
-// multiply-adds in both. Operations and accesses are those of rung 03; reads of shared memory come
-// four floats or two doubles at once where TA and TB are multiples of that. If A is stored by rows,
-// loading transposes the tile: lanes read along k and store MB elements apart, into one bank when
-// MB is a multiple of 32: the smaller KB, the fewer wait in line.
+// multiply-adds in both. Operations and accesses are those of kernel 03; reads of shared memory
+// come four floats or two doubles at once where TA and TB are multiples of that. If A is stored by
+// rows, loading transposes the tile: lanes read along k and store MB elements apart, into one bank
+// when MB is a multiple of 32: the smaller KB, the fewer wait in line.
 
 #include "common/tile.cuh"
 

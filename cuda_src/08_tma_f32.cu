@@ -16,9 +16,9 @@
 //   35 KB the multiprocessor waits for instructions, with 69 KB it is 12 % slower.
 // - Where k ends within a tile, whole passes past its end are left out (STORE 3).
 // - SLICES of a tile, for small products: warps that share a tile of C take different rows of k.
-// - SPLIT, for tiles that are too few for a last wave of all blocks.
+// - SPLIT divides k where the tiles of the last wave are too few for all blocks.
 // - STORE 2: sums go to shared memory and from there by TMA, while their warps multiply the next
-//   tile. For products of little k, which wait for C to be written: k = 32 123 -> 105 us.
+//   tile. For products of little k, which wait for C to be written: k = 32 in 105 us, not 123.
 //
 // What limits it is the register file. It has two banks, of even and of odd registers, and each
 // gives one number for a multiply-add in a clock: loops of nothing else ran at 97 % of peak where

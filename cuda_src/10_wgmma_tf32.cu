@@ -2,10 +2,10 @@
 //
 // tf32 is float32 whose fraction has 10 bits instead of 23. What this kernel adds to kernel 07:
 //
-// - wgmma reads 16-bit tiles that are MN-major or K-major, but tf32 tiles only if K-major.
-//   Rows of A do. Where B is MN-major it comes through registers, of which wgmma takes its first
-//   operand, too: what is multiplied is C^T = B^T A^T, 64 columns of C by TA rows. Where A lies
-//   across k and B along it, the two swap roles. Of two across k the smaller is copied
+// - wgmma reads 16-bit tiles that are MN-major or K-major, but tf32 tiles only if they are K-major.
+//   A is K-major if it is stored by rows, B is not. So B goes through registers, from which wgmma
+//   can take its first operand: the product is C^T = B^T A^T, 64 columns of C by TA rows. If A is
+//   MN-major and B K-major, the two swap roles. If both are MN-major, the smaller one is copied
 //   before, or A's tiles are transposed in shared memory (Consumer::transpose_a).
 // - A thread reads from shared memory what it holds of B, and while the tensor cores multiply that
 //   it reads the next step's. Which lane holds which column of C is free: so that the banks of 32
@@ -14,8 +14,8 @@
 // - k may be split into SPLIT parts, each a unit of work of its own, which `combine` adds up, and
 //   the steps of a unit among SLICES of warpgroups: one transposes tiles while the other
 //   multiplies.
-// - Blocks of a cluster, side by side, share A. It pays where L2 is what a product waits for (H100,
-//   4780 x 408 x 6244: 160 us, in clusters of two 138, of four 116), elsewhere little.
+// - Blocks of a cluster, side by side, share A. This helps products that wait for L2 (H100, 4780 x
+//   408 x 6244: 160 us without clusters, 138 in clusters of two, 116 of four), others little.
 //
 // TMA rounds what is not copied before (maps of the type TFLOAT32), to nearest: values above
 // 2^128 - 2^116 become infinite.

@@ -19,8 +19,8 @@
 // - Or, with the largest register tiles of floats and slices of 8 rows: both operands are MN-major,
 //   what is K-major is transposed by copies of 4 bytes, and rows are read one ahead. Then 6 % of
 //   the multiply-adds read two registers of one bank, where four columns at a time had 20 to 30.
-//   Copies of 4 bytes take what that brings, unless rows at odd addresses want them anyway: 641 in
-//   24 us instead of 27, 1024 in 53 either way.
+//   Copies of 4 bytes cost as much as that gains, except for rows at odd addresses, which need them
+//   anyway: 641 in 24 us instead of 27, 1024 in 53 either way.
 //
 // One H200: 8192 x 16 x 8192 in 76 us, where reading takes 60 and cuBLAS 144; 64 x 64 x 262144 in
 // 60 us (92); 256 x 256 x 256 in 5.9 us (11.4). Large products are not for it: each warp fetches

@@ -24,9 +24,9 @@
 // - Rows of C that start anywhere are stored by way of shared memory, the whole tile at a time.
 //
 // Main loop of 128 x 128 x 32, 64 x 64 per warp, bf16, nvcc 13.0 for sm_90a: 64 HMMA of 147
-// instructions, 16 LDSM, 8 LDGSTS. One H200: 455 TFLOP/s at 4096, of 546 that these HMMA make
-// alone; `wgmma` (kernel 07) has nearly twice that rate: on Hopper this kernel is the second
-// choice.
+// instructions, 16 LDSM, 8 LDGSTS. One H200: 455 TFLOP/s at 4096; these HMMA without
+// anything else reach 546. `wgmma` (kernel 07) has nearly twice that rate: on Hopper this kernel is
+// the second choice.
 
 #ifndef REAL
 #define REAL BF16  // element type of A and B: F16, BF16, or float, which is rounded to tf32

@@ -6,7 +6,7 @@
 //
 // - `repack` writes both terms of A and of B, along k, each a matrix of its own (TERMS 2). A stage
 //   holds four tiles, and three products read them: a third less traffic for each multiplication.
-// - The sums of the tensor cores are cut off, not rounded: their error grows with k, at 8192 to
+// - The sums of the tensor cores are truncated, not rounded: their error grows with k, at 8192 to
 //   5.7e-5 where float32's own is 1.6e-6 (relative, Frobenius norm). So each step's sums, 32 of k,
 //   are added to float32 sums in registers: 3.2e-7. Meanwhile the tensor cores work for the other
 //   warpgroup. The small products come first, while the sums are small.

@@ -9,7 +9,7 @@
 //   with a power of two (common/block_scaling_repack.cuh): a number keeps its 22 bits if it is not
 //   2^17 times smaller than the largest of its 64, and of a smaller one is lost 2^-39 of that. Of
 //   64 columns that are alike the power is one, and takes at most 2^8 of either.
-// - The sums of the tensor cores are cut off, not rounded, and must be added to float32 sums in
+// - The sums of the tensor cores are truncated, not rounded, and must be added to float32 sums in
 //   registers after few steps (kernel 13). After 64 of k they are, times both powers: where these
 //   are one for 64 columns a multiply-add takes them along (common/block_scaling.cuh). A
 //   multiplication for each sum besides costs 5 % at 2048 and 4096. Where the product of both

@@ -1,8 +1,8 @@
 // 15 symmetric tile: C = A^T A as a project of 2011 computed it in double precision on a Tesla
-// C2075, for comparison with what rungs 06 and 09 do today. Ordinary products run, too; nothing
+// C2075, for comparison with what kernels 06 and 09 do today. Ordinary products run, too; nothing
 // selects it by itself.
 //
-// Rung 04 with three changes. First, the next tiles are fetched from global memory into registers
+// Kernel 04 with three changes. First, the next tiles are fetched from global memory into registers
 // while the current ones are used, so that a step waits for memory only if its arithmetic is
 // shorter:
 //

@@ -1,7 +1,7 @@
 // 16 ping pong: two warpgroups take turns, and the store of one hides behind the products of the
 // other.
 //
-// 16-bit elements in, sums in float32, 16-bit elements or float32 out. The tiles come as in rung
+// 16-bit elements in, sums in float32, 16-bit elements or float32 out. The tiles come as in kernel
 // 07, by TMA through a ring of stages. There both warpgroups share one tile and reach its store at
 // about the same time: the tensor cores are mostly idle then, only the next tile's loads go on.
 // Here each has a tile of its own:
@@ -21,11 +21,11 @@
 // - Blocks in a cluster of two, one above the other, share B: each fetches half of its rows, or
 //   half of its depth where rows of B lie along n, and sends it to both.
 //
-// Measured in bf16 on one H200, rung 07 and this: it pays where storing takes a good part of the
+// Measured in bf16 on one H200, kernel 07 and this: it pays where storing takes a good part of the
 // time (8192 x 8192 x 256: 68 and 60 us; 4096 x 32768 x 512: 236 and 200; in another run cuBLASLt's
 // best algorithm 177 where this takes 189), where a width fits n (4096 x 2112 x 7168: 172 and
 // 160), and where the clock is the limit (8192: 1.65 and 1.58 ms). Up to k = 128, where storing is
-// all there is to do, rung 07 is quicker (8192 x 8192 x 64: 40 and 43 us).
+// all there is to do, kernel 07 is quicker (8192 x 8192 x 64: 40 and 43 us).
 
 #ifndef TRANS_A
 #define TRANS_A 0  // 1: A is stored as k x m, so op(A) = A^T
@@ -133,12 +133,12 @@ __device__ __forceinline__ void fetch_b(unsigned share, unsigned tile, const Ope
     }
 }
 
-// The thread that loads: the steps of all tiles of the block, one after the other. What
-// first fills the stages it loads without multicast, for the other block may not have begun.
+// The thread that loads: the steps of all tiles of the block, one after the other. The steps that
+// first fill the stages it loads without multicast: the other block may not have begun.
 __device__ __forceinline__ void produce(const Product& p, const Stages& stages, const Operand& a,
                                         const Operand& b) {
     Ring ring{0, 1};  // all stages are empty
-    unsigned alone = CLUSTER > 1 ? STAGES : 0;
+    unsigned alone = CLUSTER > 1 ? STAGES : 0;  // steps that are still loaded without multicast
     const unsigned rank = CLUSTER > 1 ? block_in_cluster() : 0;
     for (unsigned id = blockIdx.x / CLUSTER; id < p.units(); id += gridDim.x / CLUSTER) {
         const Unit unit = p[id];
@@ -162,8 +162,8 @@ __device__ __forceinline__ void produce(const Product& p, const Stages& stages, 
 
 // sum = op(A) op(B) of one tile, whose first step is in the stage of `ring`, when it is the
 // warpgroup's turn. The stages of the tile's first `reused` steps (none if negative) are filled
-// again. In a cluster only those are released: for no other release a producer waits, so the block
-// of that producer may have ended.
+// again. In a cluster only these are released: no producer waits for another release, so its block
+// may have ended.
 __device__ __forceinline__ void multiply(float (&sum)[ROWS][NB / 2], unsigned steps, Ring ring,
                                          int reused, const Stages& stages, unsigned group,
                                          unsigned turn) {

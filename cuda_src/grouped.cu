@@ -13,7 +13,7 @@
 // constant memory: no copy to the device, nothing to allocate or to free. A launch may have 4 KiB
 // of arguments on every GPU, which is MOST products; longer lists are several launches.
 //
-// The rest is rung 04: MB x NB elements of C in a block, TA x TB in a thread, A transposed in
+// The rest is kernel 04: MB x NB elements of C in a block, TA x TB in a thread, A transposed in
 // shared memory. Two things differ. Layouts are looked up, since the products of one launch may
 // differ in theirs; all threads of a block take the same branch. And every tile is guarded.
 

@@ -289,8 +289,8 @@ class Plan(InRows):
         self._bind(call)
 
     def __call__(self, *operands: Any, out: Any = None, c: Any = None, bias: Any = None) -> Any:
-        """Launch. With operands: bind `a`, `b` (of `plan_syrk` `a`; and `out`, `c`, `bias`; those
-        left out stay) of the same forms first. `ValueError` for other shapes, layouts or types.
+        """Launch. With operands: first bind `a`, `b` (of `plan_syrk` `a`; and `out`, `c`, `bias`;
+        those left out stay). `ValueError` for other shapes, strides or dtypes.
 
         An array whose memory was replaced since (`GPUArray.gpudata`, `Tensor.set_`) is bound anew,
         and `out` that became read-only is refused.
@@ -341,11 +341,11 @@ class Plan(InRows):
             ("out", call.out, old.out),
             ("bias", call.bias, old.bias),
         ):
-            if y is not None and x.form != y.form:
+            if y is not None and x.spec != y.spec:
                 raise ValueError(
-                    f"the plan was made for {name} of shape {y.form.shape}, strides "
-                    f"{y.form.strides} and dtype {y.form.dtype}; got {x.form.shape}, "
-                    f"{x.form.strides}, {x.form.dtype}: make another plan"
+                    f"the plan was made for {name} of shape {y.spec.shape}, strides "
+                    f"{y.spec.strides} and dtype {y.spec.dtype}; got {x.spec.shape}, "
+                    f"{x.spec.strides}, {x.spec.dtype}: make another plan"
                 )
         self._bind(call)
 
@@ -503,7 +503,8 @@ def syrk(
 
 def plan_syrk(a: Any, /, out: Any = None, *, c: Any = None, **options: Any) -> Plan:
     """`syrk` prepared, as `pymm.plan` does it for `matmul`: each `plan()` only launches, and
-    `plan(a)` takes another matrix of the same form. Takes the arguments of `syrk`.
+    `plan(a)` takes another matrix of the same shape, strides and dtype. Takes the
+    arguments of `syrk`.
     """
     return Plan(SyrkOptions.parse(options), a, out=out, c=c)
 

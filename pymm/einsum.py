@@ -44,30 +44,30 @@ def einsum(subscripts: str, a: Any, b: Any, /, out: Any = None, **options: Any) 
     refused = [name for name in options if name in _OTHERS]
     if refused:
         raise TypeError(f"einsum has no {refused[0]}=: the subscripts name the axes of a and b")
-    form = _parse(subscripts, len(_shape(a, "a")), len(_shape(b, "b")))
-    lengths = _lengths(form, a, b)
-    if form.first_of_result in form.right:  # columns first: the product of the transposes
-        form, a, b = form.swapped(), b, a
-    left, right = _operands(form, a, b, lengths)
-    made = form.batch + form.rows + form.columns
-    order = [made.index(label) for label in form.result]
+    parsed = _parse(subscripts, len(_shape(a, "a")), len(_shape(b, "b")))
+    lengths = _lengths(parsed, a, b)
+    if parsed.first_of_result in parsed.right:  # columns first: the product of the transposes
+        parsed, a, b = parsed.swapped(), b, a
+    left, right = _operands(parsed, a, b, lengths)
+    made = parsed.batch + parsed.rows + parsed.columns
+    order = [made.index(label) for label in parsed.result]
     shape = [lengths[label] for label in made]
     if out is None:
         product = matmul(left, right, **options)
         result = _permuted(product.reshape(tuple(shape)), order)
         return result[()] if not shape and isinstance(result, np.ndarray) else result
-    wanted = tuple(lengths[label] for label in form.result)
+    wanted = tuple(lengths[label] for label in parsed.result)
     if _shape(out, "out") != wanted:
         raise ValueError(f"out is {_shape(out, 'out')}; {subscripts!r} gives {wanted}")
-    back = [form.result.index(label) for label in made]
+    back = [parsed.result.index(label) for label in made]
     view = _permuted(out, back)
-    if not _merges(view, [*[1] * len(form.batch), len(form.rows), len(form.columns)]):
+    if not _merges(view, [*[1] * len(parsed.batch), len(parsed.rows), len(parsed.columns)]):
         raise ValueError(
-            f"out's axes {''.join(form.rows)!r}, or {''.join(form.columns)!r}, are not neighbours "
-            f"in its memory: leave out= away, and assign the result"
+            f"out's axes {''.join(parsed.rows)!r}, or {''.join(parsed.columns)!r}, are not "
+            f"neighbours in its memory: leave out= away, and assign the result"
         )
-    stack = [lengths[label] for label in form.batch]
-    stack += [math.prod(lengths[label] for label in group) for group in (form.rows, form.columns)]
+    stack = [lengths[label] for label in parsed.batch]
+    stack += [math.prod(lengths[x] for x in group) for group in (parsed.rows, parsed.columns)]
     matmul(left, right, view.reshape(tuple(stack)), **options)
     return out
 
@@ -95,7 +95,7 @@ def tensordot(a: Any, b: Any, axes: int | Sequence[Any] = 2, **options: Any) -> 
 
 
 @dataclass(frozen=True)
-class _Form:
+class _Subscripts:
     """Labels of the axes of both operands and of the result. Those of "..." are capital letters
     from the end of the alphabet that are not used otherwise; each operand may lack the first ones.
     """
@@ -126,11 +126,11 @@ class _Form:
     def first_of_result(self) -> str | None:
         return next((x for x in self.result if x not in self.batch), None)
 
-    def swapped(self) -> _Form:
-        return _Form(self.right, self.left, self.result, self.broadcast)
+    def swapped(self) -> _Subscripts:
+        return _Subscripts(self.right, self.left, self.result, self.broadcast)
 
 
-def _parse(subscripts: str, rank_a: int, rank_b: int) -> _Form:
+def _parse(subscripts: str, rank_a: int, rank_b: int) -> _Subscripts:
     if not isinstance(subscripts, str):
         raise TypeError(f"subscripts are text, as 'ij,jk->ik', not {type(subscripts).__name__}")
     text = subscripts.replace(" ", "")
@@ -153,7 +153,7 @@ def _parse(subscripts: str, rank_a: int, rank_b: int) -> _Form:
         if broadcast:
             raise NotImplementedError(f"{subscripts!r} sums over '...': the result must have it")
     _check(subscripts, left, right, ends)
-    return _Form(left, right, ends, frozenset(broadcast))
+    return _Subscripts(left, right, ends, frozenset(broadcast))
 
 
 def _labels(
@@ -196,28 +196,28 @@ def _check(
             )
 
 
-def _lengths(form: _Form, a: Any, b: Any) -> dict[str, int]:
+def _lengths(parsed: _Subscripts, a: Any, b: Any) -> dict[str, int]:
     """The length of each axis; of "...", that of the result."""
     lengths: dict[str, int] = {}
-    for labels, array in ((form.left, a), (form.right, b)):
+    for labels, array in ((parsed.left, a), (parsed.right, b)):
         for label, length in zip(labels, _shape(array, ""), strict=True):
             known = lengths.setdefault(label, length)
-            if known == length or (label in form.broadcast and 1 in (known, length)):
+            if known == length or (label in parsed.broadcast and 1 in (known, length)):
                 lengths[label] = known if length == 1 else length
             else:
-                name = "..." if label in form.broadcast else label
+                name = "..." if label in parsed.broadcast else label
                 raise ValueError(f"axis {name!r} has length {known} in a and {length} in b")
     return lengths
 
 
-def _operands(form: _Form, a: Any, b: Any, lengths: dict[str, int]) -> tuple[Any, Any]:
+def _operands(parsed: _Subscripts, a: Any, b: Any, lengths: dict[str, int]) -> tuple[Any, Any]:
     """Both operands as stacks of matrices. The axes of k are in the order of a or in that of b,
     whichever has fewer elements copied.
     """
     found = []
-    for summed in (form.summed, [x for x in form.right if x in form.summed]):
-        left = _stack(form, a, form.left, (form.rows, summed), lengths)
-        right = _stack(form, b, form.right, (summed, form.columns), lengths)
+    for summed in (parsed.summed, [x for x in parsed.right if x in parsed.summed]):
+        left = _stack(parsed, a, parsed.left, (parsed.rows, summed), lengths)
+        right = _stack(parsed, b, parsed.right, (summed, parsed.columns), lengths)
         copied = sum(math.prod(shape) for array, shape, merges in (left, right) if not merges)
         found.append((copied, left, right))
     _, left, right = min(found, key=lambda choice: choice[0])
@@ -225,7 +225,7 @@ def _operands(form: _Form, a: Any, b: Any, lengths: dict[str, int]) -> tuple[Any
 
 
 def _stack(
-    form: _Form,
+    parsed: _Subscripts,
     array: Any,
     labels: list[str],
     groups: tuple[list[str], list[str]],
@@ -234,10 +234,10 @@ def _stack(
     """One operand with its axes ordered as batch, rows, columns; the shape of its stack of
     matrices; and whether it has that shape without a copy.
     """
-    own = [x for x in form.batch if x in labels]
+    own = [x for x in parsed.batch if x in labels]
     permuted = _permuted(array, [labels.index(x) for x in (*own, *groups[0], *groups[1])])
     shape = _shape(array, "")
-    batch = [shape[labels.index(x)] if x in own else 1 for x in form.batch]
+    batch = [shape[labels.index(x)] if x in own else 1 for x in parsed.batch]
     matrix = [math.prod(lengths[x] for x in group) for group in groups]
     return permuted, (*batch, *matrix), _merges(permuted, [*[1] * len(own), *map(len, groups)])
 

@@ -17,7 +17,7 @@ def test_tables_are_what_their_files_say():
     assert subprocess.run(command, cwd=ROOT).returncode == 0
 
 
-def test_the_ladder_has_every_rung():
+def test_the_ladder_has_every_kernel():
     """By number and name, whether it was measured yet or not."""
     text = (ROOT / "README.md").read_text()
     names = [k.label for k in KERNELS if k.backend == "cuda"]

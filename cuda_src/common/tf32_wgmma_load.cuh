@@ -33,15 +33,15 @@ struct LoadExtents {
     }
 };
 
-// Loads the steps of all units of the block. Of A each block of a cluster loads a share, for all of
-// them; but what first fills the stages it loads without multicast, for the others may not have
-// begun.
+// Loads the steps of all units of the block. Each block of a cluster loads a share of A and sends
+// it to all blocks (multicast). The steps that first fill its stages it loads by itself: the other
+// blocks may not have begun.
 __device__ __forceinline__ void produce(const Product& p, unsigned base, unsigned full,
                                         unsigned empty) {
     const unsigned rank = CLUSTER > 1 ? block_in_cluster() : 0;
     const LoadExtents extents(p);
     Ring ring{0, 1};
-    unsigned alone = CLUSTER > 1 ? STAGES : 0;
+    unsigned alone = CLUSTER > 1 ? STAGES : 0;  // steps that are still loaded without multicast
     for_each_unit(p, [&](const Unit& u) {
         const unsigned matrix_a = u.matrix * p.batched_a * TERMS;
         const unsigned matrix_b = u.matrix * p.batched_b * TERMS;

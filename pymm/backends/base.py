@@ -203,8 +203,8 @@ class RebindableLaunch(ABC):
 
     @abstractmethod
     def rebind(self, *addresses: int) -> RebindableLaunch:
-        """The same launch for A, B and C of the same forms at other addresses, equal to the old
-        ones modulo 128.
+        """The same launch for A, B and C of the same shapes, strides and dtypes at other
+        addresses, equal to the old ones modulo 128.
         """
 
 
@@ -433,8 +433,8 @@ class Backend(ABC):
 
     @abstractmethod
     def stream(self, stream: Any) -> Any:
-        """A user's stream in the form that the rest of this class takes. It may be None (the
-        default stream), a PyCUDA `Stream`, an integer handle, or an object with `__cuda_stream__`
+        """A user's stream as the rest of this class takes it. It may be None (the default
+        stream), a PyCUDA `Stream`, an integer handle, or an object with `__cuda_stream__`
         (PyTorch, CuPy, cuda.core), `cuda_stream` or `ptr`. `TypeError` for anything else; on a CPU
         for anything but None.
         """

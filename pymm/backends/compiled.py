@@ -51,8 +51,8 @@ class _Array(ctypes.Structure):
     )
 
 
-class _Form(ctypes.Structure):
-    """`Form` of calls.cpp."""
+class _ArraySpec(ctypes.Structure):
+    """`ArraySpec` of calls.cpp."""
 
     _fields_ = (
         ("dtype", c_void_p),
@@ -71,9 +71,9 @@ class _Product(ctypes.Structure):
     """`Product` of calls.cpp."""
 
     _fields_ = (
-        ("a", _Form),
-        ("b", _Form),
-        ("out", _Form),
+        ("a", _ArraySpec),
+        ("b", _ArraySpec),
+        ("out", _ArraySpec),
         ("makes", c_int),
         ("swapped", c_int),
         ("same", c_int),
@@ -125,7 +125,7 @@ class HostKernel(NamedTuple):
     failed: Callable[[], None]
 
 
-class ArrayForm(NamedTuple):
+class KnownHostArray(NamedTuple):
     """What the table knows of a NumPy array. `address` counts modulo `ALIGNMENT`."""
 
     writeable: bool
@@ -134,8 +134,8 @@ class ArrayForm(NamedTuple):
     dtype: np.dtype
     address: int = 0
 
-    def described(self) -> _Form | None:
-        """As calls.cpp has it. None for a form that is not in the table."""
+    def described(self) -> _ArraySpec | None:
+        """As calls.cpp has it. None for an array that the table cannot have."""
         if len(self.shape) > MAX_AXES or 0 in self.shape:
             return None
         ends = [(n - 1) * step for n, step in zip(self.shape, self.strides, strict=True)]
@@ -143,7 +143,7 @@ class ArrayForm(NamedTuple):
         last = sum(max(end, 0) for end in ends) + self.dtype.itemsize
         shape, strides = (c_ssize_t * MAX_AXES)(*self.shape), (c_ssize_t * MAX_AXES)(*self.strides)
         counts = len(self.shape), self.writeable, self.address % ALIGNMENT, 0
-        return _Form(id(self.dtype), shape, strides, first, last, *counts)
+        return _ArraySpec(id(self.dtype), shape, strides, first, last, *counts)
 
 
 class Compiled:
@@ -219,10 +219,10 @@ class KnownArray(NamedTuple):
 
 
 class Table:
-    """Calls that were made before: of NumPy's arrays, which one kernel call computes, by the forms
-    of the arrays, and of arrays on a GPU, by their addresses, too. `multiply(a, b, out, c, bias,
-    options)` is the product, None if the call is not there, and a tuple of an array for the product
-    where only that is known.
+    """Calls that were made before: of NumPy's arrays, which one kernel call computes, by
+    shapes, strides and dtypes, and of arrays on a GPU, by their addresses, too. `multiply(a, b,
+    out, c, bias, options)` is the product, None if the call is not there, and a tuple of an array
+    for the product where only that is known.
 
     It keeps no array alive. Nothing is found before `valid_until` is called, nor from that time on.
     """
@@ -241,16 +241,16 @@ class Table:
 
     def insert(
         self,
-        forms: tuple[ArrayForm, ...],
+        arrays: tuple[KnownHostArray, ...],
         kernel: HostKernel,
         options: tuple,
         owner: Any,
     ) -> bool:
-        """Add a product: `forms` are those of a, b and out. A form that the table cannot have is
+        """Add a product of `arrays`: a, b and out. One of arrays that the table cannot have is
         left out. False if it is full.
         """
-        described = [form.described() for form in forms]
-        a, b, out = (form.address for form in forms)
+        described = [array.described() for array in arrays]
+        a, b, out = (array.address for array in arrays)
         given = kernel.call.a, kernel.call.b, kernel.call.c
         if None in described or given not in ((a, b, out), (b, a, out)):
             return True
@@ -290,10 +290,10 @@ class Table:
         return bool(self._library.calls_insert_device(self._place, key, *given))
 
     def insert_maker(
-        self, forms: tuple[ArrayForm, ...], make: Callable[[Any], Any], options: tuple
+        self, arrays: tuple[KnownHostArray, ...], make: Callable[[Any], Any], options: tuple
     ) -> bool:
-        """Add what makes `out` beside a, for arrays a and b of these forms. False if it is full."""
-        described = [form.described() for form in forms]
+        """Add what makes `out` beside a, for such arrays a and b. False if it is full."""
+        described = [array.described() for array in arrays]
         if None in described:
             return True
         return self._insert(_Product(*described, makes=True), options, make)

@@ -65,7 +65,7 @@ _pointer.argtypes, _pointer.restype = [ctypes.py_object, ctypes.c_char_p], ctype
 
 @dataclass(frozen=True)
 class Exported:
-    """The memory of an array, and its form; strides in bytes, None for C order. `stream` is the
+    """An array's memory, shape, strides (in bytes, None for C order) and dtype. `stream` is the
     handle of the CUDA stream that the contents are ready on, None on the host. `owners`, the array
     and its capsule, keep the memory: the capsule is not consumed, so it releases the export.
     """

@@ -185,10 +185,11 @@ def _named(names: str, guarded: str, device: Device) -> list[Named] | None:
         return None
     found = []
     for name in names.split(","):
-        rung, _, variant = ALIASES.get(name, name).partition(" ")
+        wanted, _, variant = ALIASES.get(name, name).partition(" ")
         if asked and variant not in ("", asked):
             raise ValueError(f"--guarded {guarded}: {name} is {variant}")
-        kernel, forced = find_kernel(rung, device.kernel_backend), FORCED.get(variant or asked, {})
+        kernel = find_kernel(wanted, device.kernel_backend)
+        forced = FORCED.get(variant or asked, {})
         kernel.default_config.forcing(**forced)
         found.append((kernel, variant or asked, forced))
     return found

@@ -18,7 +18,7 @@ from pymm.measure.libraries import BASELINES, ON_REQUEST
 EXAMPLES = """\
 examples:
   python -m pymm.bench --shapes ladder --kernels all
-      every rung, default and tuned, compared with cuBLAS
+      every kernel, default and tuned, compared with cuBLAS
   python -m pymm.bench --shapes 4096 --dtypes f32 --rounds 31 --csv ladder.csv
   python -m pymm.bench --classes all --csv classes.csv --time-limit 250
       every class, type and layout compared with cuBLAS and cuBLASLt, one row each; started

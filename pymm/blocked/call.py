@@ -42,7 +42,7 @@ def fits_whole(call: Call, options: MatmulOptions) -> bool:
     backend = find_backend(call, options.device)
     route = find_route(backend, call, options.transfer)
     product, _ = find_product(call, route, options)
-    needed = sum(footprint(form) for form in route.forms)
+    needed = sum(footprint(spec) for spec in route.specs)
     if product.steps:
         step = product.steps[0]
         asked = {"kernel": options.kernel, "config": options.config, "prefer": options.prefer}

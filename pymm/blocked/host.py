@@ -23,7 +23,7 @@ from pymm.core.integers import ceil_div
 from pymm.core.problem import Problem
 from pymm.kernels import kernels_for
 from pymm.runtime.arguments import Call, MatmulOptions
-from pymm.runtime.arrays import Form, Operand
+from pymm.runtime.arrays import ArraySpec, Operand
 from pymm.selection.choose import choose
 from pymm.selection.cost_model import predicted_seconds
 from pymm.selection.plain import computed_type
@@ -205,7 +205,7 @@ def _must_not_alias(call: Call) -> bool:
     read = [call.a, call.b]
     if call.reads_c and not out.is_at(call.c):
         read.append(call.c)
-    return not out.form.distinct() or any(out.overlaps(operand) for operand in read)
+    return not out.spec.distinct() or any(out.overlaps(operand) for operand in read)
 
 
 # Arrays as matrices. A vector is one row on the left and one column on the right
@@ -219,31 +219,31 @@ def _matrix(array: np.ndarray, transposed: bool, axis: int) -> np.ndarray:
 
 def _with_axes(array: np.ndarray, call: Call) -> np.ndarray:
     """C with the axes that vectors as operands have taken away."""
-    if len(call.b.form.shape) == 1:
+    if len(call.b.spec.shape) == 1:
         array = array[..., None]
-    return array[..., None, :] if len(call.a.form.shape) == 1 else array
+    return array[..., None, :] if len(call.a.spec.shape) == 1 else array
 
 
-def _views(call: Call) -> tuple[Form, Form, Form]:
-    """The forms of a, b and the result as m x k, k x n and m x n matrices."""
+def _views(call: Call) -> tuple[ArraySpec, ArraySpec, ArraySpec]:
+    """a, b and the result as m x k, k x n and m x n matrices."""
 
-    def form(operand: Operand, transposed: bool, axis: int) -> Form:
-        known = operand.form
+    def spec(operand: Operand, transposed: bool, axis: int) -> ArraySpec:
+        known = operand.spec
         if len(known.shape) == 1:
             return known.with_axis(-2 if axis == 0 else -1)
         return known.transposed() if transposed else known
 
-    out = call.out.form if call.out else Form.packed(call.shape, call.out_dtype)
-    if len(call.b.form.shape) == 1:
+    out = call.out.spec if call.out else ArraySpec.packed(call.shape, call.out_dtype)
+    if len(call.b.spec.shape) == 1:
         out = out.with_axis(-1)
-    if len(call.a.form.shape) == 1:
+    if len(call.a.spec.shape) == 1:
         out = out.with_axis(-2)
-    return form(call.a, call.trans_a, 0), form(call.b, call.trans_b, 1), out
+    return spec(call.a, call.trans_a, 0), spec(call.b, call.trans_b, 1), out
 
 
-def _by_columns(form: Form) -> bool:
+def _by_columns(spec: ArraySpec) -> bool:
     """Whether neighbours along columns are closer in memory than along rows."""
-    (rows, columns), (down, across) = form.shape[-2:], form.strides[-2:]
+    (rows, columns), (down, across) = spec.shape[-2:], spec.strides[-2:]
     return rows > 1 and columns > 1 and abs(down) < abs(across)
 
 

@@ -95,7 +95,7 @@ class DType:
 
 #: Unit roundoff of sums on tensor cores. For round-to-nearest it is half the distance from 1 to
 #: the next number; products of 16-bit numbers are exact in float32, but a tensor core adds 16 of
-#: them at a time with the sum so far, aligned to the largest and cut off with two bits more than
+#: them at a time with the sum so far, aligned to the largest and truncated to two bits more than
 #: float32 has (M. Fasi, N. J. Higham, M. Mikaitis, S. Pranesh, Numerical behavior of NVIDIA tensor
 #: cores, PeerJ Computer Science 7:e330, 2021). Each instruction then loses at most 17 times 2^-25
 #: and the result's last bit, 2^-23, of the sum of absolute values: less than 16 times 2^-24, and

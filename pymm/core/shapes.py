@@ -36,7 +36,7 @@ NAMED_SETS: dict[str, tuple[str, str]] = {
         "256,512,1000,1024,2048,1024x1024x64",
     ),
     "ladder": (
-        "where the rungs of the ladder are compared",
+        "where the kernels of the ladder are compared",
         "512,1024,2048,4096",
     ),
     "spread": (

@@ -108,8 +108,8 @@ known_kernel = lru_cache(maxsize=256)(find_kernel)
 
 
 def kernels_for(problem: Problem, device: Device) -> list[Kernel]:
-    """The kernels that can compute `problem` on a device of this kind, from the lowest to the
-    highest rung; those that are preferred only for other problems come before all others. Kernels
+    """The kernels that can compute `problem` on a device of this kind, in the order of their
+    numbers; those that are preferred only for other problems come before all others. Kernels
     whose times are known beforehand, by a survey of the device or by their models, are ranked by
     them: that with the fastest default comes last.
     """

@@ -79,6 +79,7 @@ class Apart:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
+                process_group=0,  # signals to the group of this process are not for that one
             )
             self._end = weakref.finalize(self, _ended, self._process)
         return self._process

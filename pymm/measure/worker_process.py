@@ -116,6 +116,7 @@ def serve(connection: Connection, site: Site, words: str) -> None:
     that what it writes to standard error goes to.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.setpgid(0, 0)  # else a signal to the parent's group would look like a crash of the kernel
     with open(words, "wb") as log:
         os.dup2(log.fileno(), 2)
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -94,13 +94,13 @@ class Report:
     no_figures: str = ""
 
 
-def cell(value: float, form: str = "", shade: float | None = None) -> Cell:
-    """A number as a cell, with four digits unless `form` is given. NaN is an empty cell, which
+def cell(value: float, format_: str = "", shade: float | None = None) -> Cell:
+    """A number as a cell, with four digits unless `format_` is given. NaN is an empty cell, which
     sorts last.
     """
     if value != value:
         return Cell("")
-    return Cell(form.format(value) if form else significant(value), value, shade)
+    return Cell(format_.format(value) if format_ else significant(value), value, shade)
 
 
 def counted(number: int, noun: str) -> str:

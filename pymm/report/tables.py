@@ -159,9 +159,9 @@ def of_problem(problem: Problem) -> dict[str, Cell]:
     return named | {"m x n x k": extents(problem)}
 
 
-def percent_cell(part: float, form: str = "{:.0f}%") -> Cell:
+def percent_cell(part: float, format_: str = "{:.0f}%") -> Cell:
     """A fraction as a cell in percent."""
-    return cell(100 * part, form)
+    return cell(100 * part, format_)
 
 
 def time_cell(seconds: float) -> Cell:

@@ -80,7 +80,7 @@ class Call:
 
     @property
     def c_in_place(self) -> bool:
-        """True if the result has the address and form of c, so that nothing is to be copied."""
+        """True if the result has c's address, shape, strides and dtype: nothing is to be copied."""
         return self.reads_c and self.out is not None and self.out.is_at(self.c)
 
     @cached_property
@@ -108,29 +108,29 @@ class Call:
         return self.out_dtype if operand.name in ("out", "c") else self.dtype
 
     def _why_bias_copied(self) -> str:
-        form = self.bias.form
-        if form.dtype != self.dtype_of(self.bias):
-            return f"{form.dtype} converted to {self.dtype_of(self.bias)}"
+        spec = self.bias.spec
+        if spec.dtype != self.dtype_of(self.bias):
+            return f"{spec.dtype} converted to {self.dtype_of(self.bias)}"
         if not self.bias.aligned:
-            return f"elements do not stand at multiples of {form.dtype.itemsize} bytes"
-        if form.size > 1 and form.strides[0] != form.dtype.itemsize:
+            return f"elements do not stand at multiples of {spec.dtype.itemsize} bytes"
+        if spec.size > 1 and spec.strides[0] != spec.dtype.itemsize:
             return "its elements are not contiguous"
         shared = self.out is not None and self.out.overlaps(self.bias)
         return "out overlaps it" if shared else ""
 
     def _why_copied(self, operand: Operand) -> str:
-        form, wanted = operand.form, self.dtype_of(operand)
-        if form.dtype != wanted:
-            return f"{form.dtype} converted to {wanted}"
+        spec, wanted = operand.spec, self.dtype_of(operand)
+        if spec.dtype != wanted:
+            return f"{spec.dtype} converted to {wanted}"
         if not operand.aligned:
-            return f"elements do not stand at multiples of {form.dtype.itemsize} bytes"
-        flat = form.with_axis(-2) if len(form.shape) == 1 else form
-        if len(form.shape) and flat.stored() is None:
+            return f"elements do not stand at multiples of {spec.dtype.itemsize} bytes"
+        flat = spec.with_axis(-2) if len(spec.shape) == 1 else spec
+        if len(spec.shape) and flat.stored() is None:
             return "neither of its last two axes has unit stride and increasing lines"
         return ""
 
     def _shared(self, copied: dict[str, str]) -> str:
-        if not self.out.form.distinct():
+        if not self.out.spec.distinct():
             return "elements of out share memory"
         read = [x for x in (self.a, self.b) if x.name not in copied]
         read += [self.c] if self.reads_c and not self.c_in_place else []
@@ -193,7 +193,7 @@ class Options(ABC):
         """
 
     def check_again(self, *operands: Any, out: Any, c: Any) -> Call:
-        """The call with other arrays of the same forms."""
+        """The call with other arrays of the same shapes, strides and dtypes."""
         return self.check(*operands, out=out, c=c)
 
     def _check(
@@ -208,18 +208,18 @@ class Options(ABC):
         """The call whose factors and `c` are operands already."""
         out = None if out is None else _target(out)
         _check_side([x for x in (a, b, c, out) if x is not None])
-        shape = result_shape(a.form.shape, b.form.shape, *transposed)
+        shape = result_shape(a.spec.shape, b.spec.shape, *transposed)
         for operand in (c, out):
-            if operand is not None and operand.form.shape != shape:
+            if operand is not None and operand.spec.shape != shape:
                 raise ValueError(
-                    f"{operand.name} has shape {operand.form.shape}, but the product of shapes "
-                    f"{a.form.shape} and {b.form.shape} has {shape}"
+                    f"{operand.name} has shape {operand.spec.shape}, but the product of shapes "
+                    f"{a.spec.shape} and {b.spec.shape} has {shape}"
                 )
         common, made = self._types(a, b, c, out)
         kind = product_type(common, self.precision, made)
-        if out is not None and not np.can_cast(made, out.form.dtype, self.casting):
+        if out is not None and not np.can_cast(made, out.spec.dtype, self.casting):
             raise TypeError(
-                f"cannot cast the product from {made} to {out.form.dtype}, the dtype of "
+                f"cannot cast the product from {made} to {out.spec.dtype}, the dtype of "
                 f"out, with casting={self.casting!r}"
             )
         alpha, beta = _scalar(self.alpha, "alpha", common), _beta(self.beta, c, common)
@@ -234,19 +234,19 @@ class Options(ABC):
         in float32 is requested by `out_dtype` or by an `out` of that dtype; c then belongs to the
         result and does not affect the dtype of the factors.
         """
-        factors, single = ((a.name, a.form.dtype), (b.name, b.form.dtype)), FLOAT32
+        factors, single = ((a.name, a.spec.dtype), (b.name, b.spec.dtype)), FLOAT32
         dtype, casting = self.dtype, self.casting
         wanted = None if self.out_dtype is None else element_type(self.out_dtype, "out_dtype")
-        if wanted is None and out is not None and out.form.dtype == single:
-            if dtype is not None or c is None or c.form.dtype == single:
+        if wanted is None and out is not None and out.spec.dtype == single:
+            if dtype is not None or c is None or c.spec.dtype == single:
                 wanted = single
         if wanted == single and (common := common_dtype(factors, dtype, casting)).itemsize == 2:
-            if c is not None and not np.can_cast(c.form.dtype, single, casting):
+            if c is not None and not np.can_cast(c.spec.dtype, single, casting):
                 raise TypeError(
-                    f"cannot cast c from {c.form.dtype} to {single} with casting={casting!r}"
+                    f"cannot cast c from {c.spec.dtype} to {single} with casting={casting!r}"
                 )
             return common, single
-        named = factors if c is None else (*factors, (c.name, c.form.dtype))
+        named = factors if c is None else (*factors, (c.name, c.spec.dtype))
         common = common_dtype(named, dtype, casting)
         return common, common if self.out_dtype is None else wanted
 
@@ -296,7 +296,7 @@ class MatmulOptions(Options):
     def _biased(self, call: Call, bias: Operand) -> Call:
         """The call with a bias."""
         _check_side([call.a, bias])
-        columns = 1 if len(call.b.form.shape) == 1 else call.shape[-1]
+        columns = 1 if len(call.b.spec.shape) == 1 else call.shape[-1]
         check_bias(bias, columns, call.out_dtype, self.casting)
         return replace(call, bias=bias)
 
@@ -305,9 +305,9 @@ def check_bias(bias: Operand, columns: int, result: np.dtype, casting: str) -> N
     """`ValueError` or `TypeError` unless `bias` can be added to rows of a result of so many columns
     and this dtype.
     """
-    if bias.form.shape != (columns,):
+    if bias.spec.shape != (columns,):
         raise ValueError(
-            f"bias has shape {bias.form.shape}, and the result {columns} columns: a bias is one "
+            f"bias has shape {bias.spec.shape}, and the result {columns} columns: a bias is one "
             f"row, which is added to every row of the result, of shape ({columns},)"
         )
     if bias.negative:
@@ -316,9 +316,9 @@ def check_bias(bias: Operand, columns: int, result: np.dtype, casting: str) -> N
             "bias: give it bias.resolve_neg()"
         )
     wanted = bias_dtype(bias, result)
-    if not np.can_cast(bias.form.dtype, wanted, casting):
+    if not np.can_cast(bias.spec.dtype, wanted, casting):
         raise TypeError(
-            f"cannot cast bias from {bias.form.dtype} to {wanted}, the dtype of the result, with "
+            f"cannot cast bias from {bias.spec.dtype} to {wanted}, the dtype of the result, with "
             f"casting={casting!r}"
         )
 
@@ -327,7 +327,7 @@ def bias_dtype(bias: Operand, result: np.dtype) -> np.dtype:
     """The dtype that a kernel takes a bias in: that of the result's sums, if it has that already,
     else the result's.
     """
-    return bias.form.dtype if bias.form.dtype == _scalar_dtype(result) else result
+    return bias.spec.dtype if bias.spec.dtype == _scalar_dtype(result) else result
 
 
 #: What of the result `syrk` writes, and the operation that writes it.
@@ -349,8 +349,8 @@ class SyrkOptions(Options):
 
     def check(self, a: Any, out: Any = None, c: Any = None, adopt: Adopt = adopt) -> Call:
         a = adopt(a, "a")
-        if len(a.form.shape) < 2:
-            raise ValueError(f"a has shape {a.form.shape}; syrk takes a matrix, or a stack of them")
+        if len(a.spec.shape) < 2:
+            raise ValueError(f"a has shape {a.spec.shape}; syrk takes a matrix, or a stack of them")
         c = None if c is None else adopt(c, "c")
         call = self._check(a, a, c, out, (self.trans, not self.trans), _OPERATIONS[self.fill])
         return call if self.fill == "full" else self._in_place(call)
@@ -365,10 +365,10 @@ class SyrkOptions(Options):
         fill = self.fill
         if call.out is None:
             raise ValueError(f"fill={fill!r} writes one half of out: give it out=")
-        if call.out.form.dtype != call.out_dtype:
+        if call.out.spec.dtype != call.out_dtype:
             raise TypeError(
                 f"fill={fill!r} leaves half of out as it is, so out must be of the product's own "
-                f"type {call.out_dtype}; it is {call.out.form.dtype}"
+                f"type {call.out_dtype}; it is {call.out.spec.dtype}"
             )
         if call.beta != 0 and not call.out.is_at(call.c):
             raise ValueError(f"fill={fill!r} updates out in place: c must be out itself")
@@ -401,9 +401,9 @@ def _check_side(operands: list[Operand]) -> None:
                 f"(pycuda.gpuarray.to_gpu, torch.as_tensor(..., device='cuda'), cupy.asarray; or "
                 f".get(), .cpu().numpy())"
             )
-        if max(other.form.shape, default=0) > MAX_EXTENT:
+        if max(other.spec.shape, default=0) > MAX_EXTENT:
             raise ValueError(
-                f"{other.name} has shape {other.form.shape}; pymm's extents end at {MAX_EXTENT}"
+                f"{other.name} has shape {other.spec.shape}; pymm's extents end at {MAX_EXTENT}"
             )
 
 

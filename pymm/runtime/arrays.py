@@ -22,16 +22,16 @@ OVERLAP_WORK = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """Extents, strides in bytes and dtype of an array: everything about it but its place."""
+class ArraySpec:
+    """Shape, strides in bytes and dtype of an array: everything about it but its address."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: np.dtype
 
     @classmethod
-    def packed(cls, shape: tuple[int, ...], dtype: np.dtype) -> Form:
-        """The form of a C-contiguous array."""
+    def packed(cls, shape: tuple[int, ...], dtype: np.dtype) -> ArraySpec:
+        """Those of a C-contiguous array."""
         strides, step = [], dtype.itemsize
         for extent in reversed(shape):
             strides.append(step)
@@ -57,24 +57,24 @@ class Form:
         low = sum(step for step in steps if step < 0)
         return (low, sum(step for step in steps if step > 0) + self.dtype.itemsize)
 
-    def transposed(self) -> Form:
+    def transposed(self) -> ArraySpec:
         """The last two axes swapped."""
         (*stack, rows, columns), (*steps, down, across) = self.shape, self.strides
-        return Form((*stack, columns, rows), (*steps, across, down), self.dtype)
+        return ArraySpec((*stack, columns, rows), (*steps, across, down), self.dtype)
 
-    def with_axis(self, axis: int) -> Form:
+    def with_axis(self, axis: int) -> ArraySpec:
         """An axis of extent 1 inserted before the last axis (-2) or behind it (-1)."""
         at = len(self.shape) + axis + 1
         shape = (*self.shape[:at], 1, *self.shape[at:])
-        return Form(shape, (*self.strides[:at], 0, *self.strides[at:]), self.dtype)
+        return ArraySpec(shape, (*self.strides[:at], 0, *self.strides[at:]), self.dtype)
 
-    def spread(self, stack: tuple[int, ...]) -> Form:
+    def spread(self, stack: tuple[int, ...]) -> ArraySpec:
         """The stack broadcast to `stack`: new and repeated axes have stride 0."""
         missing = len(stack) + 2 - len(self.shape)
         shape = (1,) * missing + self.shape
         strides = (0,) * missing + self.strides
         steps = [0 if old == 1 else s for old, s in zip(shape[:-2], strides[:-2], strict=True)]
-        return Form((*stack, *shape[-2:]), (*steps, *strides[-2:]), self.dtype)
+        return ArraySpec((*stack, *shape[-2:]), (*steps, *strides[-2:]), self.dtype)
 
     def stored(self) -> tuple[bool, int] | None:
         """How the matrices of a stack lie: (by columns?, leading dimension in elements), by rows
@@ -139,7 +139,7 @@ class Operand:
     name: str
     kind: str
     address: int
-    form: Form
+    spec: ArraySpec
     owner: Any = field(compare=False, repr=False)
     readonly: bool = False
     stream: int | None = None
@@ -162,7 +162,7 @@ class Operand:
     @property
     def aligned(self) -> bool:
         """True if the first element stands at a multiple of its size."""
-        return self.address % self.form.dtype.itemsize == 0
+        return self.address % self.spec.dtype.itemsize == 0
 
     def overlaps(self, other: Operand) -> bool:
         """True if the two may share an element."""
@@ -176,40 +176,40 @@ class Operand:
 
     def is_at(self, other: Operand) -> bool:
         """True if both have the same elements in the same places."""
-        return self.address == other.address and self.form == other.form
+        return self.address == other.address and self.spec == other.spec
 
     @property
     def interval(self) -> tuple[int, int]:
         """Addresses of its first byte and of the one behind its last."""
-        low, high = self.form.bounds
+        low, high = self.spec.bounds
         return self.address + low, self.address + high
 
 
 class _Interface:
     """Describes memory to NumPy, and keeps its owner alive for as long as NumPy looks at it."""
 
-    def __init__(self, address: int, form: Form, owner: Any) -> None:
+    def __init__(self, address: int, spec: ArraySpec, owner: Any) -> None:
         self.owner = owner
         self.__array_interface__ = dict(
             data=(address, False),
-            shape=form.shape,
-            strides=form.strides,
-            typestr=form.dtype.str,
+            shape=spec.shape,
+            strides=spec.strides,
+            typestr=spec.dtype.str,
             version=3,
         )
 
 
-def view_at(address: int, form: Form, owner: Any) -> np.ndarray:
+def view_at(address: int, spec: ArraySpec, owner: Any) -> np.ndarray:
     """Host memory at `address` as an array."""
-    array = np.asarray(_Interface(address, form, owner))
-    return array if array.dtype == form.dtype else array.view(form.dtype)
+    array = np.asarray(_Interface(address, spec, owner))
+    return array if array.dtype == spec.dtype else array.view(spec.dtype)
 
 
 def _shadow(operand: Operand) -> np.ndarray:
     """An array in the operand's place, for NumPy's questions about overlap; never to be read: it
     may be memory of a device.
     """
-    return view_at(operand.address, operand.form, operand.owner)
+    return view_at(operand.address, operand.spec, operand.owner)
 
 
 def adopt(array: Any, name: str = "array") -> Operand:
@@ -310,8 +310,8 @@ def _host_tensor(tensor: Any, name: str) -> Operand:
             f"{name} is a {type(tensor).__name__} on the device {tensor.device} that has no memory "
             f"which pymm can read: it multiplies tensors that are stored on a CPU or a CUDA device"
         )
-    form = Form(tuple(tensor.shape), tuple(step * dtype.itemsize for step in strides), dtype)
-    return replace(_host(view_at(address, form, tensor), name), negative=tensor.is_neg())
+    spec = ArraySpec(tuple(tensor.shape), tuple(step * dtype.itemsize for step in strides), dtype)
+    return replace(_host(view_at(address, spec, tensor), name), negative=tensor.is_neg())
 
 
 def _exported(array: Any, name: str) -> Operand:
@@ -321,11 +321,11 @@ def _exported(array: Any, name: str) -> Operand:
     except (BufferError, TypeError, ValueError, RuntimeError) as error:
         kind = type(array).__name__
         raise TypeError(f"{name} is a {kind}, whose DLPack export fails: {error}") from None
-    form = Form.packed(found.shape, found.dtype)
+    spec = ArraySpec.packed(found.shape, found.dtype)
     if found.strides is not None:
-        form = Form(found.shape, found.strides, found.dtype)
+        spec = ArraySpec(found.shape, found.strides, found.dtype)
     if found.on_host:
-        host = view_at(found.address, form, found)
+        host = view_at(found.address, spec, found)
         if found.readonly:
             host.flags.writeable = False
         return _host(host, name)
@@ -333,7 +333,7 @@ def _exported(array: Any, name: str) -> Operand:
         name,
         "cuda",
         found.address,
-        form,
+        spec,
         array,
         found.readonly,
         found.stream,
@@ -363,9 +363,9 @@ def _without_gradient(tensor: Any, name: str) -> Any:
 
 
 def _host(array: np.ndarray, name: str) -> Operand:
-    form = Form(array.shape, array.strides, array.dtype)
+    spec = ArraySpec(array.shape, array.strides, array.dtype)
     address = array.__array_interface__["data"][0]
-    return Operand(name, "numpy", address, form, array, not array.flags.writeable)
+    return Operand(name, "numpy", address, spec, array, not array.flags.writeable)
 
 
 def _device(array: Any, description: dict, name: str) -> Operand:
@@ -377,19 +377,19 @@ def _device(array: Any, description: dict, name: str) -> Operand:
     address, readonly = description["data"]
     strides = description.get("strides")
     if strides is None:
-        form = Form.packed(shape, dtype)
+        spec = ArraySpec.packed(shape, dtype)
     else:
-        form = Form(shape, tuple(map(int, strides)), dtype)
+        spec = ArraySpec(shape, tuple(map(int, strides)), dtype)
     stream = description.get("stream")
     if stream == 0:
         raise ValueError(f"{name}: its CUDA array interface names stream 0, which is ambiguous")
-    if form.size and not address:
+    if spec.size and not address:
         raise TypeError(f"{name} has no memory: its CUDA array interface names address 0")
     kind = library_of(type(array))
     if kind == "torch" and stream is None:  # PyTorch describes version 2, which names no stream
         stream = sys.modules["torch"].cuda.current_stream(array.device).cuda_stream or 1
     negative = kind == "torch" and array.is_neg()
-    return Operand(name, kind, address or 0, form, array, bool(readonly), stream, negative)
+    return Operand(name, kind, address or 0, spec, array, bool(readonly), stream, negative)
 
 
 def _dtype(array: Any, typestr: str) -> np.dtype:

@@ -188,8 +188,8 @@ class PreparedCall:
     """A call that can be run any number of times: `steps`, in their order, leave the product in
     `result`. `choice` is None for an empty product, which has no steps. `placed` owns the memory
     that the steps use. `rebind` makes the launch, if it is the only step, for operands of the same
-    forms at other addresses (`rebinder`). `spans` are the bytes that a, b and the result take,
-    relative to their addresses, and `bias` those of the bias, in memory.
+    shapes, strides and dtypes at other addresses (`rebinder`). `spans` are the bytes that a, b
+    and the result take, relative to their addresses, and `bias` those of the bias, in memory.
     `chosen_in` is the generation of the tuned configurations that `choice` comes from. `fallback`
     is True where the best kernel found too little memory and another one computes the product;
     `compiled_for` is the problem that a stand-in was compiled for.
@@ -270,7 +270,7 @@ def find_product(
     configurations, of `known` or the present one.
     """
     transposed, biased = (call.trans_a, call.trans_b), call.bias is not None
-    product = arrange(*route.forms, *transposed, call.kind, call.op, biased)
+    product = arrange(*route.specs, *transposed, call.kind, call.op, biased)
     if not product.problem.type.plain:
         return product, ""
     known, backend = known or snapshot(), route.backend
@@ -344,13 +344,13 @@ def prepare(backend: Backend, call: Call, options: Options) -> PreparedCall:
             fallback, compiled_for = True, None
     steps = (*placed.before, launch, *placed.after)
     rebind = rebinder(product, launch) if len(steps) == 1 else None
-    spans, bias = tuple(form.bounds for form in route.forms), call.bias and call.bias.interval
+    spans, bias = tuple(spec.bounds for spec in route.specs), call.bias and call.bias.interval
     more = known.generation, fallback, compiled_for
     return PreparedCall(product, choice, steps, placed, rebind, spans, bias, *more)
 
 
 def _stream(backend: Backend, call: Call, options: Options) -> Any:
-    """The caller's stream in the backend's form, None if there is none. `ValueError` where NumPy
+    """The caller's stream as the backend takes it, None if there is none. `ValueError` where NumPy
     arrays cannot be used on it.
     """
     stream = None if options.stream is None else backend.stream(options.stream)

@@ -104,16 +104,16 @@ class LoadedKernel:
     def _check(self, name: str, declared: Array, operand: Operand) -> None:
         if operand.on_host:
             raise TypeError(f"{name} is a NumPy array: copy it to {self._backend.device.name}")
-        form = operand.form
-        if form.dtype != declared.dtype or form.shape != declared.shape:
+        spec = operand.spec
+        if spec.dtype != declared.dtype or spec.shape != declared.shape:
             raise ValueError(
-                f"{name} has shape {form.shape} and type {form.dtype}; {self._problem.slug} takes "
+                f"{name} has shape {spec.shape} and type {spec.dtype}; {self._problem.slug} takes "
                 f"{declared.shape} and {declared.dtype}"
             )
-        packed = form.packed(form.shape, form.dtype).strides
-        steps = zip(form.shape, form.strides, packed, strict=True)
+        packed = spec.packed(spec.shape, spec.dtype).strides
+        steps = zip(spec.shape, spec.strides, packed, strict=True)
         if any(step != dense for extent, step, dense in steps if extent > 1) or operand.negative:
-            raise ValueError(f"{name} is not contiguous in C order: strides {form.strides}")
+            raise ValueError(f"{name} is not contiguous in C order: strides {spec.strides}")
         if declared.writes and operand.readonly:
             raise ValueError(f"{name} is written by the kernel, and the array is read-only")
         index = operand.device_index

@@ -16,7 +16,7 @@ from pymm.core.problem import Problem
 from pymm.core.rows import InRows
 from pymm.kernels import Config
 from pymm.runtime.arguments import Adopt, Options
-from pymm.runtime.arrays import Form, Operand, adopt
+from pymm.runtime.arrays import ArraySpec, Operand, adopt
 from pymm.runtime.bind import (
     epilogue_of,
     executable,
@@ -133,7 +133,7 @@ def _adopt(array: Any, name: str, dtype: np.dtype | None) -> Operand:
     if any(extent < 0 for extent in array):
         raise ValueError(f"{name} has shape {array}, with a negative extent")
     wanted = np.dtype(np.float64) if dtype is None else dtype
-    return Operand(name, "numpy", 0, Form.packed(array, wanted), None)
+    return Operand(name, "numpy", 0, ArraySpec.packed(array, wanted), None)
 
 
 def _explained(

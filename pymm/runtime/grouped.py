@@ -108,8 +108,8 @@ def _check_apart(calls: Sequence[Call]) -> None:
     places: list[tuple[int, int, int, Operand]] = []
     for number, call in enumerate(calls):
         for operand in (call.a, call.b, call.out):
-            if operand is not None and operand.form.size:
-                low, high = operand.form.bounds
+            if operand is not None and operand.spec.size:
+                low, high = operand.spec.bounds
                 places.append((operand.address + low, operand.address + high, number, operand))
     open_places: list[tuple[int, int, int, Operand]] = []
     for place in sorted(places, key=lambda place: place[:3]):

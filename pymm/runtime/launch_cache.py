@@ -1,6 +1,6 @@
 """Launches of earlier calls. A call with arrays at the same addresses costs one lookup, by compiled
-code where there is some. A call with arrays of the same forms at other addresses gets a cached
-launch with new addresses in its arguments.
+code where there is some. A call with arrays of the same shapes, strides and dtypes at other
+addresses gets a cached launch with new addresses in its arguments.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pymm.backends.base import RebindableLaunch
-from pymm.backends.compiled import ArrayForm, Attributes, KnownArray, Table, compiled
+from pymm.backends.compiled import Attributes, KnownArray, KnownHostArray, Table, compiled
 from pymm.backends.cpu.arrays import SHIFT, pointers
 from pymm.backends.cpu.backend import CpuLaunch, no_memory
 from pymm.backends.current import current
@@ -22,21 +22,21 @@ from pymm.runtime.arrays import PreparedOperand, library_of
 from pymm.runtime.bind import PreparedCall, Rebind, Span
 from pymm.selection.choose import generation, listen, next_look
 
-#: Libraries for whose arrays a result can be made from the forms of the operands alone.
+#: Libraries for whose arrays a result can be made from shapes and dtypes of the operands alone.
 _MAKING = ("numpy", "torch", "cupy", "pycuda")
 
 #: Launches cached, about 2 KiB each. All are dropped when there would be more.
 MAX_LAUNCHES = 4096
 
-#: Forms of operands cached. Addresses may differ by multiples of `SAME_MODULO`: rows that start at
-#: multiples of what a kernel was compiled for then do so again.
-MAX_FORMS, SAME_MODULO = 1024, 128
+#: Calls cached for whatever addresses. These may differ by multiples of `SAME_MODULO`: rows that
+#: start at multiples of what a kernel was compiled for then do so again.
+MAX_REBINDS, SAME_MODULO = 1024, 128
 
 #: The options of `matmul`, without what the key has besides: types, and the mark of a bias.
 OPTIONS = slice(-3)
 
-#: Address of an array, and its type and form: (address, form). (): there is no array. None: a call
-#: with such an array is not cached.
+#: (address, spec) of an array: `spec` is its type, shape, strides and dtype, and what else tells it
+#: apart. (): there is no array. None: a call with such an array is not cached.
 Mark = tuple | None
 
 Launch = Callable[[], Any]
@@ -55,7 +55,7 @@ class Arguments(NamedTuple):
 
 
 class Key(NamedTuple):
-    """What identifies a call. `out` is None for a call without it, and a, b and c are forms without
+    """What identifies a call. `out` is None for a call without it, and a, b and c have no
     addresses then. `context` is the current context: the same address may be another allocation in
     another one.
     """
@@ -68,15 +68,15 @@ class Key(NamedTuple):
     options: tuple
 
     @property
-    def form(self) -> tuple | None:
+    def without_addresses(self) -> tuple | None:
         """The key without addresses, except for their alignment and whether a and b are one array.
         None where c is another array than out.
         """
         if self.c and self.c != self.out:
             return None
-        (a, form_a), (b, form_b), (out, form_out) = self.a, self.b, self.out
+        (a, spec_a), (b, spec_b), (out, spec_out) = self.a, self.b, self.out
         offsets = a % SAME_MODULO, b % SAME_MODULO, out % SAME_MODULO, a == b
-        return form_a, form_b, form_out, bool(self.c), offsets, self.context, self.options
+        return spec_a, spec_b, spec_out, bool(self.c), offsets, self.context, self.options
 
 
 #: A launch, or what makes a result; and the generation of the tuned configurations that it was
@@ -84,7 +84,7 @@ class Key(NamedTuple):
 Entry = tuple[Callable[..., Any], int]
 
 
-class FormEntry(NamedTuple):
+class RebindEntry(NamedTuple):
     """What makes a launch for other addresses of a, b and out; the bytes that each of them takes,
     relative to its address, and those of the bias, in memory; the generation.
     """
@@ -114,7 +114,7 @@ class LaunchCache:
 
     def __init__(self) -> None:
         self._entries: dict[Key, Entry] = {}
-        self._forms: dict[tuple, FormEntry] = {}
+        self._rebinds: dict[tuple, RebindEntry] = {}
         self._readers = _Readers()
         self._table: Table | None = None
         self._chosen_in = -1
@@ -127,21 +127,21 @@ class LaunchCache:
     def clear(self) -> None:
         """Drop all launches, and what they own."""
         self._entries.clear()
-        self._forms.clear()
+        self._rebinds.clear()
         if self._table is not None:
             self._table.clear()
 
-    def clear_forms(self) -> None:
+    def clear_rebinds(self) -> None:
         """Drop what makes launches for other addresses."""
-        self._forms.clear()
+        self._rebinds.clear()
 
     def __len__(self) -> int:
         return len(self._entries)
 
     @property
-    def forms(self) -> int:
-        """How many forms of calls are cached."""
-        return len(self._forms)
+    def rebinds(self) -> int:
+        """For how many calls launches can be made for other addresses."""
+        return len(self._rebinds)
 
     def lookup(
         self, a: Any, b: Any, out: Any, c: Any, options: tuple
@@ -208,7 +208,7 @@ class LaunchCache:
         return Key(*key), out, None
 
     def mark(self, array: Any) -> Mark | list:
-        """What tells an array among the options of a call from others: its address and form. Where
+        """What tells an array among the options of a call from others, with its address. Where
         it cannot be read, something that is not hashable: such a call is not cached.
         """
         mark = self._readers[type(array)](array)
@@ -234,8 +234,8 @@ class LaunchCache:
         if not key.a[0] is key.b[0] is np.ndarray:
             self._insert_on_device(table, key, make, makes=True)
         elif key.options[-1] is None:  # no bias
-            forms = ArrayForm(*key.a[1:]), ArrayForm(*key.b[1:])
-            if not table.insert_maker(forms, make, key.options[OPTIONS]):
+            arrays = KnownHostArray(*key.a[1:]), KnownHostArray(*key.b[1:])
+            if not table.insert_maker(arrays, make, key.options[OPTIONS]):
                 self.clear()
 
     def insert(self, key: Key, prepared: PreparedCall) -> None:
@@ -245,12 +245,12 @@ class LaunchCache:
         context than the driver's current one (PyCUDA and the driver then disagree on which that
         is).
         """
-        form = key.form if prepared.rebind else None
-        if self._insert_launch(key, prepared.steps[0], prepared.chosen_in) and form is not None:
-            if len(self._forms) >= MAX_FORMS:
-                self._forms.clear()
-            known = prepared.rebind, prepared.spans, prepared.bias, prepared.chosen_in
-            self._forms[form] = FormEntry(*known)
+        known = key.without_addresses if prepared.rebind else None
+        if self._insert_launch(key, prepared.steps[0], prepared.chosen_in) and known is not None:
+            if len(self._rebinds) >= MAX_REBINDS:
+                self._rebinds.clear()
+            entry = prepared.rebind, prepared.spans, prepared.bias, prepared.chosen_in
+            self._rebinds[known] = RebindEntry(*entry)
 
     def _insert_launch(self, key: Key, launch: Launch, chosen_in: int) -> bool:
         """False if it must not be cached."""
@@ -268,11 +268,11 @@ class LaunchCache:
         """Have compiled code make such a call again, if it can read all arrays."""
         if key.c or (table := self._compiled(chosen_in)) is None:
             return
-        if any(form[0] is not np.ndarray for _, form in key[:3]):
+        if any(spec[0] is not np.ndarray for _, spec in key[:3]):
             self._insert_on_device(table, key, launch)
         elif type(launch) is CpuLaunch and key.options[-1] is None:  # no bias
-            forms = tuple(ArrayForm(*form[1:], address) for address, form in key[:3])
-            if not table.insert(forms, launch.kernel, key.options[OPTIONS], launch):
+            arrays = tuple(KnownHostArray(*spec[1:], address) for address, spec in key[:3])
+            if not table.insert(arrays, launch.kernel, key.options[OPTIONS], launch):
                 self.clear()
 
     def _insert_on_device(
@@ -289,14 +289,14 @@ class LaunchCache:
             if mark is None:
                 known.append(None)
                 continue
-            address, (kind, *form) = mark
+            address, (kind, *spec) = mark
             attributes = self._attributes(table, kind)
             if attributes is None:
                 return
             if attributes.stream is not None:
-                streams.add(form.pop())
-                form.append(False)  # it requires no gradient
-            known.append(KnownArray(kind, tuple(form), address))
+                streams.add(spec.pop())
+                spec.append(False)  # it requires no gradient
+            known.append(KnownArray(kind, tuple(spec), address))
         if len(streams) > 1 or len({one.type for one in known if one}) > 1:
             return
         stream = next(iter(streams), None)
@@ -336,10 +336,11 @@ class LaunchCache:
         self._entries[key] = entry
 
     def _rebound(self, key: Key) -> Launch | None:
-        """The launch of a call with operands of the same forms at other addresses. What depends on
-        addresses: their alignment, whether a and b are one array, whether out overlaps them.
+        """The launch of a call with operands of the same shapes, strides and dtypes at other
+        addresses. What depends on these: their alignment, whether a and b are one array, whether
+        out overlaps them.
         """
-        entry = self._forms.get(key.form)
+        entry = self._rebinds.get(key.without_addresses)
         if entry is None:
             return None
         if generation() != entry.chosen_in:
@@ -355,19 +356,19 @@ class LaunchCache:
         return () if array is None else self._readers[type(array)](array)
 
     def _key_without_out(self, a: Any, b: Any, c: Any, options: tuple) -> Key | None:
-        """The form of the result depends on those of the operands alone."""
+        """Shape and dtype of the result depend on those of the operands alone."""
         if not _makes(type(a)):
             return None
         x, y, w = (self._mark(array) for array in (a, b, c))
         if x is None or y is None or w is None:
             return None
-        (_, form_a), (_, form_b) = x, y
-        return Key(form_a, form_b, None, w[1:], current.context(), options)
+        (_, spec_a), (_, spec_b) = x, y
+        return Key(spec_a, spec_b, None, w[1:], current.context(), options)
 
 
 @lru_cache(maxsize=64)
 def _makes(kind: type) -> bool:
-    """Whether a result beside arrays of this type can be made from the forms of the operands."""
+    """Whether a result beside arrays of this type can be made from their shapes and dtypes."""
     return kind.__module__.partition(".")[0] in _MAKING
 
 
@@ -453,8 +454,8 @@ def _of_torch(torch: Any) -> Callable[[Any], Mark]:
             index = tensor.get_device()
             if index < 0 or (tensor.requires_grad and torch.is_grad_enabled()):
                 return None
-            form = tensor.shape, tensor.stride(), tensor.dtype, tensor.is_neg()
-            return (tensor.data_ptr(), (type(tensor), *form, index, stream_of(index)))
+            spec = tensor.shape, tensor.stride(), tensor.dtype, tensor.is_neg()
+            return (tensor.data_ptr(), (type(tensor), *spec, index, stream_of(index)))
         except RuntimeError:  # sparse, or without memory of its own
             return None
 
@@ -466,8 +467,8 @@ def _of_cupy(cupy: Any) -> Callable[[Any], Mark]:
 
     def read(array: Any) -> Mark:
         memory = array.data
-        form = array.shape, array.strides, array.dtype
-        return (memory.ptr, (type(array), *form, memory.device_id, current_stream().ptr))
+        spec = array.shape, array.strides, array.dtype
+        return (memory.ptr, (type(array), *spec, memory.device_id, current_stream().ptr))
 
     return read
 
@@ -504,9 +505,9 @@ def _of_interface(array: Any) -> Mark:
     if description.get("mask") is not None:
         return None
     index = getattr(getattr(array, "device", None), "id", None)
-    form = (description["shape"], description.get("strides"), description["typestr"])
+    spec = (description["shape"], description.get("strides"), description["typestr"])
     address, readonly = description["data"]
-    return (address or 0, (type(array), readonly, *form, description.get("stream"), index))
+    return (address or 0, (type(array), readonly, *spec, description.get("stream"), index))
 
 
 #: The launches of this process.

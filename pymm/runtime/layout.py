@@ -1,5 +1,5 @@
 """The shapes of one call taken apart: which matrices are multiplied, in which layout, in how many
-launches. Pure arithmetic on forms, remembered from call to call.
+launches. Pure arithmetic on shapes and strides, remembered from call to call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from pymm.core.dtypes import DTYPES, dtype_name
 from pymm.core.problem import MAX_EXTENT, Problem
-from pymm.runtime.arrays import Form
+from pymm.runtime.arrays import ArraySpec
 
 
 class MatrixOffset(NamedTuple):
@@ -85,25 +85,25 @@ _TRANSPOSED = {"syrk_lower": "syrk_upper", "syrk_upper": "syrk_lower"}
 
 @lru_cache(maxsize=1024)
 def arrange(
-    a: Form,
-    b: Form,
-    out: Form | None = None,
+    a: ArraySpec,
+    b: ArraySpec,
+    out: ArraySpec | None = None,
     trans_a: bool = False,
     trans_b: bool = False,
     kind: str | None = None,
     op: str = "gemm",
     biased: bool = False,
 ) -> Product:
-    """The launches for operands of these forms; `out` None is a packed result. Every form must be
-    `stored` one way or the other. `kind` is the type of the product by its short name; None is
-    plain arithmetic in the type of the operands. A symmetric `op` has a as both operands.
+    """The launches for operands a and b; `out` None is a packed result. Each must be `stored` one
+    way or the other. `kind` is the type of the product by its short name; None is plain arithmetic
+    in the type of the operands. A symmetric `op` has a as both operands.
     `biased` says that a bias is added along the rows of the result.
 
     Raises `ValueError` for shapes that do not fit or exceed 32-bit extents.
     """
     shape = result_shape(a.shape, b.shape, trans_a, trans_b)
     kind = dtype_name(a.dtype) if kind is None else kind
-    out = Form.packed(shape, DTYPES[kind].out) if out is None else out
+    out = ArraySpec.packed(shape, DTYPES[kind].out) if out is None else out
     left, right = _matrix(a, trans_a, -2), _matrix(b, trans_b, -1)
     if len(b.shape) == 1:
         out = out.with_axis(-1)
@@ -125,11 +125,11 @@ def arrange(
     return Product(shape, swapped, steps[0].problem if steps else problem, steps)
 
 
-def _matrix(form: Form, transposed: bool, axis: int) -> Form:
+def _matrix(spec: ArraySpec, transposed: bool, axis: int) -> ArraySpec:
     """op of an operand, a vector as the matrix of one row (-2) or one column (-1)."""
-    if len(form.shape) == 1:
-        return form.with_axis(axis)
-    return form.transposed() if transposed else form
+    if len(spec.shape) == 1:
+        return spec.with_axis(axis)
+    return spec.transposed() if transposed else spec
 
 
 # Stacks. An axis is its extent and the strides in bytes of left, right and out along it

@@ -9,7 +9,7 @@ from pymm.backends.base import Backend, Matrix
 from pymm.core.dtypes import FLOAT32, PREPARED
 from pymm.kernels import kernels_for
 from pymm.runtime.arguments import transposes
-from pymm.runtime.arrays import Form, Operand, PreparedOperand, adopt
+from pymm.runtime.arrays import ArraySpec, Operand, PreparedOperand, adopt
 from pymm.runtime.bind import executable, open_backend
 from pymm.runtime.launch_cache import cache
 from pymm.runtime.layout import arrange
@@ -52,11 +52,11 @@ def _check(operand: Operand) -> None:
             "b is a NumPy array: what is prepared stays on a GPU, so copy b there first "
             "(pycuda.gpuarray.to_gpu, torch.as_tensor(..., device='cuda'), cupy.asarray)"
         )
-    if operand.form.dtype != FLOAT32:
-        raise TypeError(f"b has dtype {operand.form.dtype}: only float32 is split")
-    if len(operand.form.shape) < 2 or not operand.aligned or operand.form.stored() is None:
+    if operand.spec.dtype != FLOAT32:
+        raise TypeError(f"b has dtype {operand.spec.dtype}: only float32 is split")
+    if len(operand.spec.shape) < 2 or not operand.aligned or operand.spec.stored() is None:
         raise ValueError(
-            f"b of shape {operand.form.shape} and strides {operand.form.strides} is not prepared: "
+            f"b of shape {operand.spec.shape} and strides {operand.spec.strides} is not prepared: "
             "it must be a matrix, or a stack, with unit stride along one of its last two axes"
         )
 
@@ -67,10 +67,10 @@ def _split(backend: Backend, operand: Operand, trans: bool, stream: Any) -> Any:
     handle = None if handle is None else backend.stream(handle)
     if backend.is_captured(handle):
         raise ValueError("b cannot be prepared on a stream that is being captured into a graph")
-    shape = operand.form.shape
+    shape = operand.spec.shape
     k = shape[-1] if trans else shape[-2]
-    left = Form.packed((*shape[:-2], 1, k), FLOAT32)
-    product = arrange(left, operand.form, None, False, trans, PREPARED)
+    left = ArraySpec.packed((*shape[:-2], 1, k), FLOAT32)
+    product = arrange(left, operand.spec, None, False, trans, PREPARED)
     kernels = kernels_for(product.problem, backend.device)
     if not kernels or len(product.steps) != 1:
         return None

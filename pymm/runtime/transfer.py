@@ -16,7 +16,7 @@ import numpy as np
 from pymm.backends.base import TRANSFERS, Backend, Vector
 from pymm.core.integers import round_up
 from pymm.runtime.arguments import Call
-from pymm.runtime.arrays import Form, Operand, adopt, result_maker, view_at
+from pymm.runtime.arrays import ArraySpec, Operand, adopt, result_maker, view_at
 from pymm.runtime.layout import merge_axes
 
 #: Operands of this many bytes or more go through page-locked staging memory, which several threads
@@ -59,36 +59,35 @@ class TransferMode:
         return f"{self.transfer}, {'pitched' if self.pitched else 'packed'} rows"
 
 
-def device_form(form: Form, pitched: bool, backend: Backend) -> Form:
-    """The form of a host array's image on the device: row-major stays row-major and column-major
-    column-major, rows packed or padded; an axis that is broadcast on the host is broadcast on the
-    device.
+def device_spec(spec: ArraySpec, pitched: bool, backend: Backend) -> ArraySpec:
+    """A host array's image on the device: row-major stays row-major and column-major column-major,
+    rows packed or padded; an axis that is broadcast on the host is broadcast on the device.
     """
-    if len(form.shape) < 2:
-        return Form.packed(form.shape, form.dtype)
-    by_columns, _ = form.stored()
-    flat = form.transposed() if by_columns else form
+    if len(spec.shape) < 2:
+        return ArraySpec.packed(spec.shape, spec.dtype)
+    by_columns, _ = spec.stored()
+    flat = spec.transposed() if by_columns else spec
     *stack, rows, columns = flat.shape
-    step = max(columns, 1) * form.dtype.itemsize
+    step = max(columns, 1) * spec.dtype.itemsize
     pitch = backend.row_pitch(step) if pitched else step
-    pitch = round_up(pitch, form.dtype.itemsize)
+    pitch = round_up(pitch, spec.dtype.itemsize)
     strides, step = [], pitch * rows
     for extent, old in zip(reversed(stack), reversed(flat.strides[:-2]), strict=True):
         repeated = old == 0 and extent > 1
         strides.append(0 if repeated else step)
         step *= 1 if repeated else extent
-    strides = (*reversed(strides), pitch, form.dtype.itemsize)
-    image = Form(flat.shape, strides, form.dtype)
+    strides = (*reversed(strides), pitch, spec.dtype.itemsize)
+    image = ArraySpec(flat.shape, strides, spec.dtype)
     return image.transposed() if by_columns else image
 
 
-def footprint(form: Form) -> int:
+def footprint(spec: ArraySpec) -> int:
     """Bytes from the first element of an image to the end of its last row's padding."""
-    return form.bounds[1] if form.size else 0
+    return spec.bounds[1] if spec.size else 0
 
 
 def upload(
-    backend: Backend, array: np.ndarray, address: int, image: Form, transfer: str, stream: Any
+    backend: Backend, array: np.ndarray, address: int, image: ArraySpec, transfer: str, stream: Any
 ) -> None:
     """Copy a host array to its image on the device at `address`."""
     for matrix, offset, pitch in _pieces(array, image):
@@ -96,31 +95,33 @@ def upload(
 
 
 def download(
-    backend: Backend, address: int, image: Form, array: np.ndarray, transfer: str, stream: Any
+    backend: Backend, address: int, image: ArraySpec, array: np.ndarray, transfer: str, stream: Any
 ) -> None:
     """Copy an image on the device into a host array; returns when it is there."""
     for matrix, offset, pitch in _pieces(array, image):
         backend.copy_out(address + offset, pitch, matrix, transfer, stream)
 
 
-def _pieces(array: np.ndarray, image: Form) -> Iterator[tuple[np.ndarray, int, int]]:
+def _pieces(array: np.ndarray, image: ArraySpec) -> Iterator[tuple[np.ndarray, int, int]]:
     """The array as matrices with contiguous rows, with the offset and pitch of each one's image."""
-    form = Form(array.shape, array.strides, array.dtype)
+    spec = ArraySpec(array.shape, array.strides, array.dtype)
     start = array.__array_interface__["data"][0]
-    for here, there, (rows, width), step, pitch in rows_of(form, image):
-        matrix = Form((rows, width // array.itemsize), (step, array.itemsize), array.dtype)
+    for here, there, (rows, width), step, pitch in rows_of(spec, image):
+        matrix = ArraySpec((rows, width // array.itemsize), (step, array.itemsize), array.dtype)
         yield view_at(start + here, matrix, array), there, pitch
 
 
-def rows_of(form: Form, image: Form) -> Iterator[tuple[int, int, tuple[int, int], int, int]]:
-    """Two forms of one array, cut into as few matrices with contiguous rows as both allow. For each
-    piece: its offsets in the two forms, (rows, bytes of a row), the distances of rows in the two.
+def rows_of(
+    spec: ArraySpec, image: ArraySpec
+) -> Iterator[tuple[int, int, tuple[int, int], int, int]]:
+    """An array and its image, cut into as few matrices with contiguous rows as both allow. For each
+    piece: its offsets in the two, (rows, bytes of a row), the distances of rows in the two.
     Offsets and distances are in bytes.
     """
-    if not form.size:
+    if not spec.size:
         return
-    by_columns = shared_rows(form, image)
-    one, other = (_rows_last(f, by_columns) for f in (form, image))
+    by_columns = shared_rows(spec, image)
+    one, other = (_rows_last(f, by_columns) for f in (spec, image))
     width = one.shape[-1] * one.dtype.itemsize
     axes = list(zip(one.shape[:-1], one.strides[:-1], other.strides[:-1], strict=True))
     axes = merge_axes([axis for axis in axes if axis[2] != 0])
@@ -135,38 +136,38 @@ def rows_of(form: Form, image: Form) -> Iterator[tuple[int, int, tuple[int, int]
         yield here, there, (rows, width), step, pitch
 
 
-def _rows_last(form: Form, by_columns: bool) -> Form:
-    """The form as matrices of contiguous rows; a vector is one row, a scalar one element."""
-    if len(form.shape) < 2:
-        shape, strides = form.shape or (1,), form.strides or (form.dtype.itemsize,)
-        return Form((1, *shape), (form.nbytes, *strides), form.dtype)
-    return form.transposed() if by_columns else form
+def _rows_last(spec: ArraySpec, by_columns: bool) -> ArraySpec:
+    """An array as matrices of contiguous rows; a vector is one row, a scalar one element."""
+    if len(spec.shape) < 2:
+        shape, strides = spec.shape or (1,), spec.strides or (spec.dtype.itemsize,)
+        return ArraySpec((1, *shape), (spec.nbytes, *strides), spec.dtype)
+    return spec.transposed() if by_columns else spec
 
 
-def shared_rows(form: Form, image: Form) -> bool | None:
-    """What is contiguous in both forms of an array: False for its rows, True for its columns, None
-    for neither.
+def shared_rows(spec: ArraySpec, image: ArraySpec) -> bool | None:
+    """What is contiguous both in an array and in its image: False for rows, True for columns,
+    None for neither.
     """
     for by_columns in (False, True):
-        flats = [_rows_last(f, by_columns) for f in (form, image)]
+        flats = [_rows_last(f, by_columns) for f in (spec, image)]
         if all(f.shape[-1] <= 1 or f.strides[-1] == f.dtype.itemsize for f in flats):
             return by_columns
     return None
 
 
-def elements(form: Form) -> Form:
-    """The form with each element as a row of its own."""
-    size = form.dtype.itemsize
-    return Form((*form.shape, 1), (*form.strides, size), form.dtype)
+def elements(spec: ArraySpec) -> ArraySpec:
+    """An array with each element as a row of its own."""
+    size = spec.dtype.itemsize
+    return ArraySpec((*spec.shape, 1), (*spec.strides, size), spec.dtype)
 
 
 def copy_across(
-    backend: Backend, source: int, form: Form, target: int, image: Form, stream: Any
+    backend: Backend, source: int, spec: ArraySpec, target: int, image: ArraySpec, stream: Any
 ) -> None:
     """Copy an array on the device to another place there, whatever the strides of both."""
-    if shared_rows(form, image) is None:
-        form, image = elements(form), elements(image)
-    for here, there, shape, step, pitch in rows_of(form, image):
+    if shared_rows(spec, image) is None:
+        spec, image = elements(spec), elements(image)
+    for here, there, shape, step, pitch in rows_of(spec, image):
         backend.copy_within(source + here, step, target + there, pitch, shape, stream)
 
 
@@ -190,14 +191,14 @@ class PlacedOperands:
 
 
 class Route(ABC):
-    """How the operands of one call reach its launches. Making one touches no memory. `forms` are
-    those of a, b and the result as the launches find them; `notes` says in words what is copied.
+    """How the operands of one call reach its launches. Making one touches no memory. `specs` are
+    a, b and the result as the launches find them; `notes` says in words what is copied.
     """
 
     def __init__(self, backend: Backend, call: Call) -> None:
         self.backend, self.call = backend, call
         self.copies = self._copies()
-        self.forms = (self._form(call.a), self._form(call.b), self._out_form())
+        self.specs = (self._spec(call.a), self._spec(call.b), self._out_spec())
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -211,21 +212,21 @@ class Route(ABC):
     def _copies(self) -> dict[str, str]:
         return self.call.copies
 
-    def _form(self, operand: Operand) -> Form:
+    def _spec(self, operand: Operand) -> ArraySpec:
         if operand.name in self.copies:
-            return Form.packed(operand.form.shape, self.call.dtype_of(operand))
-        return operand.form
+            return ArraySpec.packed(operand.spec.shape, self.call.dtype_of(operand))
+        return operand.spec
 
     @property
-    def _bias_form(self) -> Form:
+    def _bias_spec(self) -> ArraySpec:
         """The bias as the launches find it: contiguous."""
         bias = self.call.bias
-        return Form.packed(bias.form.shape, self.call.dtype_of(bias))
+        return ArraySpec.packed(bias.spec.shape, self.call.dtype_of(bias))
 
-    def _out_form(self) -> Form:
+    def _out_spec(self) -> ArraySpec:
         if self.call.out is not None:
-            return self._form(self.call.out)
-        return Form.packed(self.call.shape, self.call.out_dtype)
+            return self._spec(self.call.out)
+        return ArraySpec.packed(self.call.shape, self.call.out_dtype)
 
 
 class InPlace(Route):
@@ -255,7 +256,7 @@ class InPlace(Route):
     def _source(self, operand: Operand, before: list[Step]) -> np.ndarray:
         if operand.name not in self.copies:
             return operand.owner
-        copy = np.empty(operand.form.shape, self.call.dtype_of(operand))
+        copy = np.empty(operand.spec.shape, self.call.dtype_of(operand))
         before.append(partial(np.copyto, copy, operand.owner, casting="unsafe"))
         return copy
 
@@ -272,14 +273,14 @@ class StagedRoute(Route):
         """Conversions on the host, then the transfers."""
         notes = []
         factors = (self.call.a,) if self.call.b is self.call.a else (self.call.a, self.call.b)
-        for operand, form in zip(factors, self.forms, strict=False):
-            notes.append(f"{operand.name}: {form.nbytes} bytes to the device, {self._mode(form)}")
-        out = self.forms[2]
+        for operand, spec in zip(factors, self.specs, strict=False):
+            notes.append(f"{operand.name}: {spec.nbytes} bytes to the device, {self._mode(spec)}")
+        out = self.specs[2]
         if self.call.reads_c:
             notes.append(f"c: {out.nbytes} bytes to the device, {self._mode(out)}")
         if self.call.bias is not None:
-            form = self._bias_form
-            notes.append(f"bias: {form.nbytes} bytes to the device, {self._mode(form)}")
+            spec = self._bias_spec
+            notes.append(f"bias: {spec.nbytes} bytes to the device, {self._mode(spec)}")
         notes.append(f"out: {out.nbytes} bytes to the host, {self._mode(out)}")
         return super().notes + tuple(notes)
 
@@ -288,11 +289,11 @@ class StagedRoute(Route):
         call, before = self.call, []
         bias = None
         if call.bias is not None:
-            buffer = self._image(call.bias, self._bias_form, before, stream)
-            bias = Vector(buffer.address, call.bias.form.size, buffer)
-        a = self._image(call.a, self.forms[0], before, stream)
-        b = a if call.b.is_at(call.a) else self._image(call.b, self.forms[1], before, stream)
-        image = self.forms[2]
+            buffer = self._image(call.bias, self._bias_spec, before, stream)
+            bias = Vector(buffer.address, call.bias.spec.size, buffer)
+        a = self._image(call.a, self.specs[0], before, stream)
+        b = a if call.b.is_at(call.a) else self._image(call.b, self.specs[1], before, stream)
+        image = self.specs[2]
         target = self.backend.allocate(max(footprint(image), 1))
         mode = self._mode(image)
         if call.reads_c:
@@ -314,35 +315,35 @@ class StagedRoute(Route):
         copies = dict(self.call.needs_copy)
         for operand in (self.call.a, self.call.b, self.call.out):
             if operand is not None and operand.name not in copies:
-                if shared_rows(operand.form, operand.form) is None:
+                if shared_rows(operand.spec, operand.spec) is None:
                     copies[operand.name] = "elements of a vector are packed for the transfer"
         return copies
 
-    def _form(self, operand: Operand) -> Form:
-        form = super()._form(operand)
-        return device_form(form, self._mode(form).pitched, self.backend)
+    def _spec(self, operand: Operand) -> ArraySpec:
+        spec = super()._spec(operand)
+        return device_spec(spec, self._mode(spec).pitched, self.backend)
 
-    def _out_form(self) -> Form:
-        form = super()._out_form()
-        return form if self.call.out else device_form(form, self._mode(form).pitched, self.backend)
+    def _out_spec(self) -> ArraySpec:
+        spec = super()._out_spec()
+        return spec if self.call.out else device_spec(spec, self._mode(spec).pitched, self.backend)
 
-    def _mode(self, form: Form) -> TransferMode:
-        return self.mode.for_size(form.nbytes)
+    def _mode(self, spec: ArraySpec) -> TransferMode:
+        return self.mode.for_size(spec.nbytes)
 
-    def _image(self, operand: Operand, image: Form, before: list[Step], stream: Any) -> Any:
+    def _image(self, operand: Operand, image: ArraySpec, before: list[Step], stream: Any) -> Any:
         buffer = self.backend.allocate(max(footprint(image), 1))
         host = self._host(operand, image, before)
         transfer = self._mode(image).transfer
         before.append(partial(upload, self.backend, host, buffer.address, image, transfer, stream))
         return buffer
 
-    def _host(self, operand: Operand, image: Form, before: list[Step]) -> np.ndarray:
+    def _host(self, operand: Operand, image: ArraySpec, before: list[Step]) -> np.ndarray:
         """What is transferred: the operand, or a copy in the dtype and order of its image."""
-        fits = operand.form.dtype == image.dtype and operand.aligned
+        fits = operand.spec.dtype == image.dtype and operand.aligned
         if (
             fits
             and operand.name not in self.copies
-            and shared_rows(operand.form, image) is not None
+            and shared_rows(operand.spec, image) is not None
         ):
             return operand.owner
         by_columns = len(image.shape) > 1 and image.stored()[0]
@@ -372,20 +373,20 @@ class OnDevice(Route):
         after: list[Step] = []
         bias = None
         if call.bias is not None:
-            place, owner = self._source(call.bias, self._bias_form, before, first)
-            bias = Vector(place, call.bias.form.size, owner)
-        a = self._source(call.a, self.forms[0], before, first)
-        b = a if call.b is call.a else self._source(call.b, self.forms[1], before, first)
-        address, buffer, form = target.address, None, self.forms[2]
+            place, owner = self._source(call.bias, self._bias_spec, before, first)
+            bias = Vector(place, call.bias.spec.size, owner)
+        a = self._source(call.a, self.specs[0], before, first)
+        b = a if call.b is call.a else self._source(call.b, self.specs[1], before, first)
+        address, buffer, spec = target.address, None, self.specs[2]
         if "out" in self.copies:
-            buffer = backend.allocate(max(footprint(form), 1))
+            buffer = backend.allocate(max(footprint(spec), 1))
             address = buffer.address
             after.append(
-                partial(copy_across, backend, address, form, target.address, target.form, first)
+                partial(copy_across, backend, address, spec, target.address, target.spec, first)
             )
         if "c" in self.copies:
             before.append(
-                partial(copy_across, backend, call.c.address, call.c.form, address, form, first)
+                partial(copy_across, backend, call.c.address, call.c.spec, address, spec, first)
             )
         if stream is None and target.stream is None and first is not None:
             after.append(partial(backend.order, first, backend.stream(None)))
@@ -396,9 +397,9 @@ class OnDevice(Route):
     def _copies(self) -> dict[str, str]:
         for operand in self.call.operands:
             wanted = self.call.dtype_of(operand)
-            if operand.form.dtype != wanted:
+            if operand.spec.dtype != wanted:
                 raise NotImplementedError(
-                    f"{operand.name} is {operand.form.dtype} and the product {wanted}: "
+                    f"{operand.name} is {operand.spec.dtype} and the product {wanted}: "
                     f"pymm does not convert arrays on a device; convert {operand.name} first"
                 )
         return self.call.copies
@@ -410,18 +411,18 @@ class OnDevice(Route):
         make = result_maker(call.a, call.shape, call.out_dtype, self.backend.empty)
         return make(call.a.owner)
 
-    def _source(self, operand: Operand, form: Form, before: list[Step], stream: Any) -> tuple:
+    def _source(self, operand: Operand, spec: ArraySpec, before: list[Step], stream: Any) -> tuple:
         if operand.name not in self.copies:
             return operand.address, operand.owner
-        buffer = self.backend.allocate(max(footprint(form), 1))
+        buffer = self.backend.allocate(max(footprint(spec), 1))
         before.append(
             partial(
                 copy_across,
                 self.backend,
                 operand.address,
-                operand.form,
+                operand.spec,
                 buffer.address,
-                form,
+                spec,
                 stream,
             )
         )

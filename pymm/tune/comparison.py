@@ -84,7 +84,7 @@ def _doubts(decision: Decision) -> dict[Config, str]:
 
 @dataclass
 class Comparison:
-    """The final of one problem. `kernels` are those that were searched, the highest rung first,
+    """The final of one problem. `kernels` are those that were searched, the preferred one first,
     `expected` is what the longest of the latest measurements took. `doubts` says which times
     `decide` found doubtful and why, `unsteady` of which libraries the times spread, by how much.
     """

@@ -125,7 +125,8 @@ def _best(trial: Trial | None) -> str:
 @dataclass(frozen=True)
 class Line:
     """One line of the table that a run ends in: times in seconds, NaN where there is none; `gain`,
-    `within` and `doubt` as `finals.Decision` has them, `tried` the configurations of all runs.
+    `within` and `doubt` as `finals.Decision` has them, `tried` the configurations of all runs;
+    `unsteady` is the spread of the baseline's times where that is too large, else 0.
     """
 
     problem: Problem
@@ -140,6 +141,7 @@ class Line:
     within: float = math.nan
     tried: int = 0
     doubt: str = ""
+    unsteady: float = 0.0
 
     @property
     def words(self) -> str:
@@ -150,7 +152,7 @@ class Line:
 def show_lines(lines: list[Line], console: Console) -> None:
     """Print the table: GFLOP/s of default, tuned and baseline, the gain with its 95 % interval, and
     the chosen configuration; then the geometric mean of the ratios to the baseline, without lines
-    whose times are doubtful, and how many these are.
+    whose times are doubtful or whose baseline's times spread too far, and how many these are.
     """
     library = next((line.library for line in lines if line.library), "reference")
     if not console.is_terminal:  # a file or a pipe has no width of its own
@@ -168,16 +170,23 @@ def show_lines(lines: list[Line], console: Console) -> None:
         flops = line.problem.flops
         rates = [_rate(flops, s) for s in (line.default, line.tuned, line.reference)]
         tuned = math.nan if line.doubt else line.tuned
-        ratio = _ratio(line.reference, tuned)
+        ratio = _ratio(line.reference, tuned) + "?" * bool(line.unsteady and tuned > 0)
         of_peak = f"{flops / tuned / line.peak:.0%}" if line.peak and tuned > 0 else "-"
         row = (line.problem.slug, str(line.tried), *rates, line.words, ratio, of_peak)
         table.add_row(*row, line.chosen.slug)
     console.print(table)
     sure = [line for line in lines if not line.doubt]
-    ratios = [line.reference / line.tuned for line in sure if line.reference > 0]
+    compared = [line for line in sure if line.reference > 0]
+    ratios = [line.reference / line.tuned for line in compared if not line.unsteady]
     if len(ratios) > 1:
         mean = statistics.geometric_mean(ratios)
         console.print(f"tuned / {library}: geometric mean {mean:.2f} of {len(ratios)} products")
+    if uncertain := [line.unsteady for line in compared if line.unsteady]:
+        console.print(
+            f"The times of {library} spread by up to {max(uncertain):.0%} in {len(uncertain)} of "
+            f"{len(lines)} products: their ratios are uncertain (?), no mean counts them.",
+            soft_wrap=True,
+        )
     if len(sure) < len(lines):
         console.print(
             f"Nothing was saved for {len(lines) - len(sure)} of {len(lines)} products, whose times "

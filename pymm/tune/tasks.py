@@ -25,7 +25,7 @@ STANDARD_SIMULATED = "16"
 
 @dataclass(frozen=True)
 class Task:
-    """A problem and the kernels that compete for it, the highest rung first."""
+    """A problem and the kernels that compete for it, the preferred one first."""
 
     problem: Problem
     kernels: tuple[Kernel, ...]
@@ -76,7 +76,7 @@ def _named(options: Options, device: Device) -> list[Task]:
 
 
 def competitors(problem: Problem, device: Device) -> tuple[Kernel, ...]:
-    """The kernels of a race: all that can compute the problem, the highest rung first, without
+    """The kernels of a race: all that can compute the problem, the preferred one first, without
     those that their declaration or the cost model rules out.
     """
     highest, *others = reversed(kernels_for(problem, device))

@@ -420,7 +420,7 @@ class Tuner:
             self.say(f"{problem.slug}: {summary}")
         if self.options.objective == BOTH and not decision.doubt:
             self.fronts[problem] = pareto(race.costs)
-        self._save(task, decision, len(race))
+        self._save(task, decision, len(race), final.unsteady.get(decision.library, 0.0))
         return None
 
     def _note_if_short(self, task: Task, race: Race) -> None:
@@ -449,7 +449,7 @@ class Tuner:
             "source": kernel_digest(kernel.backend, kernel.file),
         }
 
-    def _save(self, task: Task, decision: Decision, tried: int) -> None:
+    def _save(self, task: Task, decision: Decision, tried: int, unsteady: float) -> None:
         problem, winner = task.problem, decision.winner
         self.lines.append(
             Line(
@@ -465,6 +465,7 @@ class Tuner:
                 decision.within,
                 tried,
                 decision.doubt,
+                unsteady,
             )
         )
         if decision.doubt:

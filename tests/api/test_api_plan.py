@@ -23,7 +23,7 @@ def test_a_plan_computes_from_what_its_arrays_hold(device):
 
 
 @DEVICES
-def test_a_plan_takes_other_arrays_of_the_same_forms(device):
+def test_a_plan_takes_other_arrays_of_the_same_shapes(device):
     a, b, c = integers((3, 4)), integers((4, 5)), integers((3, 5))
     plan = pymm.plan(a, b, c=c, beta=1, device=device)
     own = plan()

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from products import integers, products
 
 import pymm
-from pymm.runtime.arrays import Form
+from pymm.runtime.arrays import ArraySpec
 from pymm.runtime.launch_cache import cache
-from pymm.runtime.transfer import copy_across, device_form, upload
+from pymm.runtime.transfer import copy_across, device_spec, upload
 
 
 @settings(max_examples=80, deadline=None)
@@ -167,14 +167,14 @@ def test_streams_of_other_libraries(cuda, context):
 def test_copies_on_a_device(cuda, view):
     array = integers((6, 8), np.float32)
     source, target = cuda.allocate(array.nbytes), cuda.allocate(8192)
-    form = Form(array.shape, array.strides, array.dtype)
-    upload(cuda, array, source.address, form, "pageable", None)
+    spec = ArraySpec(array.shape, array.strides, array.dtype)
+    upload(cuda, array, source.address, spec, "pageable", None)
     part = view(array)
     start = part.__array_interface__["data"][0] - array.__array_interface__["data"][0]
-    packed = Form.packed(part.shape, part.dtype)
-    image = device_form(packed, True, cuda)
-    part_form = Form(part.shape, part.strides, part.dtype)
-    copy_across(cuda, source.address + start, part_form, target.address, image, None)
+    packed = ArraySpec.packed(part.shape, part.dtype)
+    image = device_spec(packed, True, cuda)
+    part_spec = ArraySpec(part.shape, part.strides, part.dtype)
+    copy_across(cuda, source.address + start, part_spec, target.address, image, None)
     host = np.empty(part.shape, np.float32)
     cuda.copy_out(target.address, image.strides[0], host)
     np.testing.assert_array_equal(host, part)
@@ -200,4 +200,4 @@ def test_a_launch_for_other_addresses_never_writes_over_its_bias(cuda, context):
         out = view(start, 21, 33)
         assert pymm.matmul(x, y, out, bias=bias, activation="relu", kernel="shared_tile") is out
         np.testing.assert_array_equal(out.get(), wanted)
-        assert (len(cache), cache.forms) == (launches, 1)
+        assert (len(cache), cache.rebinds) == (launches, 1)

@@ -35,7 +35,7 @@ def square(seed=0):
 @pytest.mark.parametrize("kind", ["Tensor", "Parameter", "Subclass"])
 @pytest.mark.parametrize("signs", list(itertools.product([False, True], repeat=3)))
 def test_the_negative_bit_is_a_sign(torch, far, kind, signs):
-    """Called twice: the second call is a cached launch of the same form."""
+    """Called twice: the second call is a cached launch."""
     made = getattr(torch, kind)
     a, b, c = (made(square(seed), negative) for seed, negative in enumerate(signs))
     for _ in range(2):

@@ -14,7 +14,7 @@ from pymm.core.dtypes import DTYPES, product_type
 from pymm.core.dtypes import ELEMENTS as TYPES
 from pymm.core.problem import Problem
 from pymm.runtime.arguments import MatmulOptions
-from pymm.runtime.arrays import Form
+from pymm.runtime.arrays import ArraySpec
 from pymm.runtime.layout import arrange
 
 X, Y = integers((5, 7), np.float32, seed=1), integers((7, 6), np.float32, seed=2)
@@ -165,11 +165,11 @@ def test_types_of_products():
 
 
 def test_distances_in_c_are_counted_in_its_own_elements():
-    a = Form.packed((4, 5, 7), np.dtype("f2"))
-    b = Form.packed((4, 7, 6), np.dtype("f2"))
+    a = ArraySpec.packed((4, 5, 7), np.dtype("f2"))
+    b = ArraySpec.packed((4, 7, 6), np.dtype("f2"))
     product = arrange(a, b, kind="f16_f32")
     (step,) = product.steps
     assert step.left.batch_stride == 35 and step.out.batch_stride == 30 and step.out.ld == 6
     assert step.problem.bytes == 4 * (2 * (35 + 42) + 4 * 30)
-    folded = arrange(a, Form.packed((7, 6), np.dtype("f2")), kind="f16_f32")
+    folded = arrange(a, ArraySpec.packed((7, 6), np.dtype("f2")), kind="f16_f32")
     assert folded.problem.m == 20 and len(folded.steps) == 1

@@ -68,7 +68,7 @@ def test_any_contraction_is_numpys(contraction, strided, with_out):
         (",i->i", (), (4,)),
     ],
 )
-def test_forms_of_subscripts(text, left, right):
+def test_kinds_of_subscripts(text, left, right):
     a, b = integers(*left), integers(*right)
     made = pymm.einsum(text, a, b, device="cpu")
     wanted = np.einsum(text, a, b)

@@ -25,7 +25,7 @@ QUEUED = {
 }
 CASES = [
     "scratch_grows",
-    "forms_are_cleared",
+    "rebinds_are_cleared",
     "threads_have_default_streams",
     "handles_are_given_out_again",
     "captured_at_first_use",

@@ -102,7 +102,7 @@ def test_forced_macros_are_spelled_and_read_again():
         assert not lacks_guards(config, Problem(640, 640, 640))
         with pytest.raises(ValueError, match="takes"):
             parse_slug(config.slug)
-    with pytest.raises(ValueError, match="is no rung"):
+    with pytest.raises(ValueError, match="names no kernel"):
         fixed("02 half guarded", problem, GPU)
 
 

@@ -95,7 +95,7 @@ def test_operands_do_not_depend_on_what_came_before(cuda):
 
 
 def test_long_contestants_run_apart_and_are_compared(tmp_path, cuda, monkeypatch):
-    """The lower rungs take long here, as at 10000 on a GPU; the libraries and the choice do not."""
+    """Kernels 00 to 04 take long here, as at 10000 on a GPU; libraries and the choice do not."""
     monkeypatch.setattr(
         RuntimeEstimate,
         "is_long",
@@ -106,8 +106,8 @@ def test_long_contestants_run_apart_and_are_compared(tmp_path, cuda, monkeypatch
     asked = ["--suite", "o4-square", "--shapes", "17,33", "--sequential-to", "33"]
     assert kernels.main([*where, *asked]) == 0
     found = {(r["m"], r["name"]): r for r in rows_of(path)}
-    rungs = ("00_naive", "01_coalesced", "02_shared_tile", "03_register_tile", "04_transposed_a")
-    for name in rungs:
+    names = ("00_naive", "01_coalesced", "02_shared_tile", "03_register_tile", "04_transposed_a")
+    for name in names:
         assert found["17", name]["rounds"] == found["33", name]["rounds"] == "3"
         for m in ("17", "33"):
             assert 0 < float(found[m, name]["error_inf"]) < 1e-6
@@ -117,7 +117,7 @@ def test_long_contestants_run_apart_and_are_compared(tmp_path, cuda, monkeypatch
 
 
 def test_what_is_long_on_a_gpu():
-    """Rungs of o3 and o4 beyond 50 ms; never the choice, and never where only times are wanted."""
+    """Kernels of o3 and o4 beyond 50 ms; never the choice, never where only times are wanted."""
     device = Device("some GPU", "cuda", capability=(9, 0), peak_flops={"f32": 1e13, "f64": 1e13})
     large, found = [(9000, 9000, 9000)], {}
     for name in ("o1", "o3", "o4-square"):
@@ -127,8 +127,8 @@ def test_what_is_long_on_a_gpu():
         assert estimate.of_step(step) > 0
     assert found["o1"] == []
     assert found["o3"] == ["00_naive", "15_symmetric_tile"]
-    rungs = ["00_naive", "01_coalesced", "02_shared_tile", "03_register_tile", "04_transposed_a"]
-    assert found["o4-square"] == rungs
+    names = ["00_naive", "01_coalesced", "02_shared_tile", "03_register_tile", "04_transposed_a"]
+    assert found["o4-square"] == names
 
 
 def test_libraries_are_measured_beside_long_contestants_alone(cpu, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import class_tables  # noqa: E402
 import populations  # noqa: E402
 import results  # noqa: E402
 import symmetric  # noqa: E402
@@ -60,7 +61,7 @@ def test_classes_are_judged_by_their_geometric_means():
     rows = [*whole(1.2), *whole(1.0, layout="TT"), *whole(1.3, layout="NT")]
     rows += [*whole(1.06, name="small"), *whole(1.24, name="odd"), *whole(2.0, "f16_f32")]
     rows += whole(9.0, name="rank-k")[:-1]
-    lines = results.classes(rows)
+    lines = class_tables.means(rows)
     find = {tuple(line.split(" | ")[:2]): line for line in lines if line.startswith("| ")}
     large = find["| f32", "large"]
     assert "| 1.1 | 1.13 | **1.20** | **1.30** |  | **1.00** | goal | floor |" in large
@@ -70,22 +71,34 @@ def test_classes_are_judged_by_their_geometric_means():
     assert find["| f16_f32", "large"].endswith("|  |  | 2.00 |  |  |  |  |  |")
 
 
+def test_the_summary_has_all_layouts_and_of_random_products_the_last_seed():
+    rows = [*whole(1.0), *whole(4.0, layout="TT"), *drawn([3.0], "random-7")]
+    rows += [*drawn([1.0, 1.5], "random-8"), *whole(1.5, "tf32x3", "2048")]
+    rows += [row("", "f64", name="large", outcome="wrong"), row(2.0, "f64", extent="4096")]
+    lines = class_tables.summary(rows)
+    (large,) = [line for line in lines if line.startswith("| squares of 2048")]
+    assert large.endswith("| 2.00 |  |  |  |"), "a class with a failed product has no mean"
+    (random,) = [line for line in lines if line.startswith("| 100 random")]
+    assert random.endswith("| 1.49 (1.00) |  |  |  |")
+    assert len({line.count("|") for line in lines}) == 1
+
+
 def test_triton_stands_beside_the_classes_it_was_measured_in():
     rows = [row(1.0) | {"triton_ratio": r} for r in ("2", "8", "")]
-    assert "| f32 | large | NN | 2 | 4.00 |" in results.beside_triton(rows)
-    assert results.beside_triton([row(1.0) | {"triton_ratio": ""}]) == []
+    assert "| f32 | large | NN | 2 | 4.00 |" in class_tables.beside_triton(rows)
+    assert class_tables.beside_triton([row(1.0) | {"triton_ratio": ""}]) == []
 
 
 def test_a_failed_product_fails_its_class():
     rows = [row(2.0), row("", extent="8192", outcome="wrong")]
-    (line,) = [line for line in results.classes(rows) if line.startswith("| f32")]
+    (line,) = [line for line in class_tables.means(rows) if line.startswith("| f32")]
     assert "failed" in line and "2.00" not in line
-    assert any("8192 x 8192 x 8192 | wrong" in line for line in results.products(rows))
+    assert any("8192 x 8192 x 8192 | wrong" in line for line in class_tables.products(rows))
 
 
 def test_the_last_row_of_a_product_counts():
     rows = [row(1.0), row(1.1, extent="4096"), row(1.2)]
-    assert [r["ratio"] for r in results.latest(iter(rows))] == ["1.1", "1.2"]
+    assert [r["ratio"] for r in class_tables.latest(iter(rows))] == ["1.1", "1.2"]
     page = results.document(rows)
     assert any("3 products, 0 of them failed" in line for line in page)
 
@@ -241,11 +254,11 @@ def test_products_with_the_transpose_stand_in_two_tables_a_type():
     assert symmetric.transposes(row | {"suite": "o1"} for row in rows) == []
 
 
-@pytest.mark.parametrize("dtype", list(results.GOALS))
+@pytest.mark.parametrize("dtype", list(class_tables.GOALS))
 def test_every_goal_names_a_class(dtype):
     from pymm.core.shapes import shapes_of
 
-    assert list(results.GOALS[dtype]) == list(shapes_of(dtype))
+    assert list(class_tables.GOALS[dtype]) == list(shapes_of(dtype))
 
 
 def drawn(ratios, name="random-7", dtype="f32", **more):

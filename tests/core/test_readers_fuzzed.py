@@ -38,6 +38,7 @@ from pymm.tune import trial_log
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import class_tables  # noqa: E402
 import results  # noqa: E402
 import tables  # noqa: E402
 
@@ -183,7 +184,7 @@ def resumed(path: Path) -> None:
 
 
 def classes_page(path: Path) -> None:
-    found = results.latest(results.class_rows(path))
+    found = class_tables.latest(class_tables.class_rows(path))
     if found:
         results.document(found)
 

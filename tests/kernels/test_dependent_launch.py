@@ -15,7 +15,7 @@ from pymm.core.problem import Problem
 from pymm.kernels import find_kernel
 from pymm.runtime.bind import executable
 
-#: Rungs, what of their defaults changes, and types. None of these sizes can be read by TMA as it
+#: Kernels, what of their defaults changes, and types. None of these sizes can be read by TMA as it
 #: lies: two launches, three with SPLIT.
 CASES = [
     ("pipelined", dict(), "f32"),

@@ -35,7 +35,7 @@ def right_ones(problem):
             yield config
 
 
-@pytest.mark.gpu  # in the simulator each rung has its own test of this
+@pytest.mark.gpu  # in the simulator each kernel has its own test of this
 @pytest.mark.parametrize("dtype", list(DTYPES))
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_inf_and_nan_stay_in_their_row_and_column(layout, dtype):

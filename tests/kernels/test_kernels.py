@@ -1,4 +1,4 @@
-"""Every rung against float64 NumPy: every type, layout and variant, on shapes chosen to hurt."""
+"""Every kernel against float64 NumPy: every type, layout and variant, on shapes chosen to hurt."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pymm.core.dtypes import DTYPES
 from pymm.core.problem import Problem
 from pymm.kernels import MAX_GRID_YZ, parse_slug
 
-#: One small configuration per rung, so that small matrices have whole and partial tiles, then what
-#: the rungs must also do: tiles that are no powers of two, threads that divide nothing (rung 3
+#: A small configuration per kernel, so that small matrices have whole and partial tiles, then what
+#: the kernels must also do: tiles that are no powers of two, threads that divide nothing (kernel 03
 #: loads 7 x 5 and 5 x 12 with 28 or 30 of 32 threads), vectors of A and B, one thread for a row.
 SMALL = (
     "naive-MB8-NB4",

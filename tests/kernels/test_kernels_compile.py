@@ -128,7 +128,7 @@ def test_the_space_has_valid_configurations_and_the_default_is_one(kernel, dtype
     assert not kernel.violations(kernel.default_for(least, ANY), least, ANY)
 
 
-def test_symmetric_products_tile_fits_both_register_rungs():
+def test_symmetric_products_tile_fits_kernels_03_and_04():
     """48 x 48, 3 x 3 elements on 16 x 16 threads in double precision (origins.md, O3)."""
     for name in ("register_tile", "transposed_a"):
         config = find_kernel(name).config(dict(MB=48, NB=48, KB=16, TA=3, TB=3))

@@ -279,9 +279,9 @@ def test_parts_are_added_up(drv, load, real, split, rows, m, n, batch, alpha, be
     c[..., n:] = 7
     function = load("combine", OUT=C_TYPES[dtype], SUM=C_TYPES[sums], SPLIT=split)
     given, out = drv.to_device(parts), drv.to_device(c.view(np.uint8))
-    form = "d" if sums.itemsize == 8 else "f"
+    real = "d" if sums.itemsize == 8 else "f"
     arguments = struct.pack(
-        f"<QQqq{form}{form}iii", int(given), int(out), ld, m * ld, alpha, beta, m, n, batch
+        f"<QQqq{real}{real}iii", int(given), int(out), ld, m * ld, alpha, beta, m, n, batch
     )
     blocks = -(-batch * m * pitch * sums.itemsize // 16 * rows // 256)
     function((blocks, 1, 1), (256 // rows, rows, 1), arguments, 0, None)

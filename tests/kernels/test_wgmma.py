@@ -254,12 +254,12 @@ class Described:
 
 
 def test_bfloat16_has_no_name_in_the_protocol():
-    assert adopt(Described()).form.dtype == ml_dtypes.bfloat16
+    assert adopt(Described()).spec.dtype == ml_dtypes.bfloat16
     void = Described()
     void.dtype = "|V2"
-    assert adopt(void).form.dtype != ml_dtypes.bfloat16
+    assert adopt(void).spec.dtype != ml_dtypes.bfloat16
     host = np.ones((2, 2), ml_dtypes.bfloat16)
-    assert adopt(host).form.dtype == ml_dtypes.bfloat16
+    assert adopt(host).spec.dtype == ml_dtypes.bfloat16
 
 
 @pytest.mark.simulator

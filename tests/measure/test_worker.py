@@ -82,6 +82,12 @@ def test_how_a_child_died_is_said(worker):
     assert "SIGKILL" in measure(worker, 8).detail
 
 
+def test_a_signal_to_the_group_does_not_reach_the_child(worker):
+    """`timeout` sends one to all processes of a command: the parent decides what it ends."""
+    assert measure(worker, 1).trials[0].outcome == "ok"
+    assert os.getpgid(worker.pid) == worker.pid != os.getpgrp()
+
+
 def test_killed_while_idle(worker):
     assert measure(worker, 1).trials[0].outcome == "ok"
     os.kill(worker.pid, signal.SIGKILL)

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from numpy.lib.stride_tricks import as_strided
 
 from pymm.runtime.arguments import common_dtype, real, transposes
-from pymm.runtime.arrays import Form, adopt, view_at
+from pymm.runtime.arrays import ArraySpec, adopt, view_at
 from pymm.runtime.layout import arrange, merge_axes, result_shape
 
 
-def form_of(array):
-    return Form(array.shape, array.strides, array.dtype)
+def spec_of(array):
+    return ArraySpec(array.shape, array.strides, array.dtype)
 
 
 @st.composite
@@ -28,7 +28,7 @@ def strided(draw, least=2, most=4):
 
 @given(strided())
 def test_stored_says_where_every_element_is(array):
-    found = form_of(array).stored()
+    found = spec_of(array).stored()
     assume(found is not None)
     by_columns, ld = found
     matrix = array.reshape(-1, *array.shape[-2:])[0] if array.ndim > 2 else array
@@ -47,7 +47,7 @@ def test_a_unit_stride_and_increasing_lines_are_enough(array):
     rows, columns = array.shape[-2:]
     plain = across == array.itemsize and down >= columns * array.itemsize
     if plain:
-        assert form_of(array).stored() == (False, down // array.itemsize if rows > 1 else columns)
+        assert spec_of(array).stored() == (False, down // array.itemsize if rows > 1 else columns)
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,12 @@ def test_a_unit_stride_and_increasing_lines_are_enough(array):
     ],
 )
 def test_stored(view, expected):
-    assert form_of(view(np.zeros((4, 6), np.float32))).stored() == expected
+    assert spec_of(view(np.zeros((4, 6), np.float32))).stored() == expected
 
 
 @given(strided(least=1))
 def test_bounds_hold_every_byte(array):
-    low, high = form_of(array).bounds
+    low, high = spec_of(array).bounds
     start = array.__array_interface__["data"][0]
     assert (start + low, start + high) == np.lib.array_utils.byte_bounds(array)
 
@@ -114,26 +114,28 @@ def test_interleaved_halves_do_not_overlap():
     ],
 )
 def test_distinct(view, expected):
-    assert form_of(view(np.zeros((4, 6), np.float32))).distinct() is expected
+    assert spec_of(view(np.zeros((4, 6), np.float32))).distinct() is expected
 
 
 def test_adopt_reads_the_cuda_array_interface():
     array = np.zeros((4, 6), np.float32)[::2]
     operand = adopt(CudaArray(array, stream=7), "b")
     assert (operand.name, operand.kind, operand.stream) == ("b", "cuda", 7)
-    assert operand.form == form_of(array)
+    assert operand.spec == spec_of(array)
     assert operand.address == array.__array_interface__["data"][0]
 
 
 def test_adopt_of_an_empty_array_whose_address_is_none():
     array = CudaArray(np.zeros((0, 6), np.float32))
     array.__cuda_array_interface__ |= dict(data=(None, False), strides=None)
-    assert adopt(array).form == Form((0, 6), (24, 4), np.dtype(np.float32))
+    assert adopt(array).spec == ArraySpec((0, 6), (24, 4), np.dtype(np.float32))
 
 
 def test_view_at_keeps_the_owner():
     owner = np.arange(6.0)
-    view = view_at(owner.__array_interface__["data"][0] + 8, Form((2,), (16,), owner.dtype), owner)
+    view = view_at(
+        owner.__array_interface__["data"][0] + 8, ArraySpec((2,), (16,), owner.dtype), owner
+    )
     del owner
     np.testing.assert_array_equal(view, [1.0, 3.0])
 
@@ -175,7 +177,7 @@ def test_merged_axes_walk_the_same_way(axes):
 def launches(a, b, out=None):
     shape = result_shape(a.shape, b.shape)
     out = np.empty(shape) if out is None else out
-    return arrange(form_of(a), form_of(b), form_of(out)).steps
+    return arrange(spec_of(a), spec_of(b), spec_of(out)).steps
 
 
 def test_stacks_need_few_launches():
@@ -199,7 +201,7 @@ def test_matrices_that_share_a_place_are_not_written_at_once():
 
 
 def test_out_by_columns_is_the_transposed_product():
-    a, b = form_of(np.zeros((3, 4))), form_of(np.zeros((4, 5)))
-    product = arrange(a, b, form_of(np.zeros((3, 5), order="F")))
+    a, b = spec_of(np.zeros((3, 4))), spec_of(np.zeros((4, 5)))
+    product = arrange(a, b, spec_of(np.zeros((3, 5), order="F")))
     assert product.swapped
     assert (product.problem.m, product.problem.n, product.problem.layout) == (5, 3, "TT")

@@ -49,7 +49,7 @@ def product(m=5, k=7, n=6, dtype=np.float32, seed=0):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("size", [1, 2, 16, 17, 64])
-def test_a_known_form_needs_no_python(alone, size, dtype):
+def test_a_known_call_needs_no_python(alone, size, dtype):
     """With out and without, at the same addresses and at others of the same alignment."""
     memory = np.zeros(3 * 65536, np.uint8)
     memory = memory[-memory.ctypes.data % 128 :]
@@ -141,11 +141,11 @@ def test_whatever_the_arrays_share(sizes, steps, flips, starts):
     """Strided, transposed and overlapping views of one array: known calls see other overlaps."""
     m, n, k = sizes
     memory = integers(256)
-    forms = ((m, k), (k, n), (m, n))
+    shapes = ((m, k), (k, n), (m, n))
 
     def views(of):
         made = []
-        for (rows, columns), step, flip, start in zip(forms, steps, flips, starts, strict=True):
+        for (rows, columns), step, flip, start in zip(shapes, steps, flips, starts, strict=True):
             shape = (columns, rows) if flip else (rows, columns)
             flat = of[start : start + shape[0] * shape[1] * step : step]
             view = flat.reshape(shape)
@@ -161,7 +161,7 @@ def test_whatever_the_arrays_share(sizes, steps, flips, starts):
 
 
 def test_an_out_that_moves_onto_an_operand_is_noticed(cache):
-    """The form is known, and where the result would be written while it is read is not."""
+    """A call with such shapes is known. Where it would write to what it reads, it is not taken."""
     memory = integers(3 * 1024, np.float32)
     a, b, out = memory[:1024], memory[1024:2048], memory[2048:]
     a, b, out = (x.reshape(32, 32) for x in (a, b, out))
@@ -255,7 +255,7 @@ def test_no_array_is_kept_alive(cache):
 
 
 def test_a_full_table_starts_anew(cache):
-    """More forms than there is room for: all are right, and the last one is known."""
+    """More shapes than there is room for: all are right, and the last one is known."""
     for m in range(1, 40):
         for n in range(1, 40):
             a, b = np.ones((m, 1), np.float32), np.full((1, n), m, np.float32)
@@ -297,13 +297,15 @@ def test_a_kernel_that_fails_raises():
         launch()
     a, b = product()
     table = code.table(no_memory)
-    forms = [module.ArrayForm(True, x.shape, x.strides, x.dtype, x.ctypes.data) for x in (a, b, a)]
+    arrays = [
+        module.KnownHostArray(True, x.shape, x.strides, x.dtype, x.ctypes.data) for x in (a, b, a)
+    ]
     call = Call(a=a.ctypes.data, b=b.ctypes.data, c=a.ctypes.data)
-    forms[2] = forms[2]._replace(address=16)
+    arrays[2] = arrays[2]._replace(address=16)
     call.c = 16
     out = np.empty_like(a)
     kernel = module.HostKernel(address, call, no_memory)
-    assert table.insert(tuple(forms), kernel, (1,), failing)
+    assert table.insert(tuple(arrays), kernel, (1,), failing)
     table.valid_until(np.inf)
     with pytest.raises(LaunchFailed, match="no memory"):
         table.multiply(a, b, out, None, None, (1,))

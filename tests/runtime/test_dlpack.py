@@ -21,7 +21,7 @@ from host_device import HostDevice
 from products import integers
 
 import pymm
-from pymm.runtime.arrays import Form, adopt
+from pymm.runtime.arrays import ArraySpec, adopt
 
 X, Y = integers((5, 3), np.float32, seed=1), integers((3, 7), np.float32, seed=2)
 
@@ -56,7 +56,7 @@ class Old(Delegate):
 def test_numpys_own_export(cpu, kind):
     found = pymm.matmul(kind(X), kind(Y.T), trans_b=True, device=cpu)
     np.testing.assert_array_equal(found, X.astype(np.float64) @ Y)
-    assert adopt(kind(X[1:, ::2])).form == Form((4, 2), (12, 8), X.dtype)
+    assert adopt(kind(X[1:, ::2])).spec == ArraySpec((4, 2), (12, 8), X.dtype)
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f8", "i4", "u1", "c8", "?", ml_dtypes.bfloat16])
@@ -64,7 +64,7 @@ def test_types(dtype):
     array = np.ones((2, 3), dtype)
     code = 4 if dtype is ml_dtypes.bfloat16 else None
     options = {} if code is None else {"code": code}
-    assert adopt(Producer(array, device=CPU, **options)).form.dtype == array.dtype
+    assert adopt(Producer(array, device=CPU, **options)).spec.dtype == array.dtype
 
 
 class Temporary(Delegate):
@@ -114,13 +114,13 @@ def test_memory_of_a_gpu(far, versioned, offset):
     np.testing.assert_array_equal(out.array, X @ Y)
 
 
-def test_the_form_on_a_gpu():
+def test_shape_strides_and_dtype_on_a_gpu():
     operand = adopt(Producer(X, index=3, strided=False, device=CUDA_MANAGED))
-    assert operand.form == Form.packed((5, 3), X.dtype) and not operand.on_host
+    assert operand.spec == ArraySpec.packed((5, 3), X.dtype) and not operand.on_host
     assert operand.device_index == 3
     operand = adopt(Producer(X[:, ::2]))
-    assert operand.form == Form((5, 2), (12, 8), X.dtype)
-    assert adopt(Producer(np.float32(3) * np.ones(()))).form.shape == ()
+    assert operand.spec == ArraySpec((5, 2), (12, 8), X.dtype)
+    assert adopt(Producer(np.float32(3) * np.ones(()))).spec.shape == ()
 
 
 @pytest.mark.parametrize("array", [Producer(read_only(X @ Y), readonly=True), Delegate(X @ Y)])

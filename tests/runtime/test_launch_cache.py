@@ -270,8 +270,8 @@ def test_cupy_says_where_and_on_which_stream(monkeypatch):
 
 
 def test_numpy_arrays_without_out():
-    """On the CPU such a call is prepared once: other arrays of the same forms, each with a new
-    result, other forms, and vectors, whose product is a scalar.
+    """On the CPU such a call is prepared once: other arrays of the same shapes, each with a new
+    result, other shapes, and vectors, whose product is a scalar.
     """
     kept = []
     for seed in range(40):
@@ -288,7 +288,7 @@ def test_numpy_arrays_without_out():
 
 
 @pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")  # of NumPy 2.5
-def test_numpy_arrays_whose_form_is_changed_in_place():
+def test_numpy_arrays_whose_shape_is_changed_in_place():
     """Shape, dtype and the right to write are looked at in every call."""
     a, b, out = integers((4, 9)), integers((9, 4), seed=1), np.zeros((4, 4))
     for _ in range(3):

@@ -1,5 +1,5 @@
-"""Calls whose operands have the forms of a call made before and stand elsewhere: bound by their
-addresses alone, and as right as if they had been bound anew.
+"""Calls whose operands have the shapes, strides and dtypes of a call made before and stand
+elsewhere: bound by their addresses alone, and as right as if they had been bound anew.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from products import integers
 import pymm
 from pymm.backends.cuda.driver import Driver
 from pymm.runtime import bind, launch_cache
-from pymm.runtime.arrays import Form, view_at
+from pymm.runtime.arrays import ArraySpec, view_at
 from pymm.runtime.launch_cache import cache
 
 pytestmark = pytest.mark.simulator
@@ -33,8 +33,8 @@ class OnDevice(CudaArray):
 
     def __init__(self, buffer, shape, start=0, ld=None):
         ld = shape[1] if ld is None else ld
-        form = Form(shape, (4 * ld, 4), np.dtype(np.float32))
-        super().__init__(view_at(buffer.address + start, form, buffer))
+        spec = ArraySpec(shape, (4 * ld, 4), np.dtype(np.float32))
+        super().__init__(view_at(buffer.address + start, spec, buffer))
 
     def write(self, values):
         self.array[...] = values
@@ -145,11 +145,11 @@ def test_a_new_choice_of_configuration_is_bound_anew(cuda, place, bound):
     assert len(bound) == 2
 
 
-def test_forms_kept_are_bounded(cuda, place, bound, monkeypatch):
-    monkeypatch.setattr(launch_cache, "MAX_FORMS", 4)
+def test_kept_calls_are_bounded(cuda, place, bound, monkeypatch):
+    monkeypatch.setattr(launch_cache, "MAX_REBINDS", 4)
     for n in range(1, 10):
         multiply(cuda, place((3, 2)), place((2, n)), place((3, n)))
-        assert cache.forms <= 4
+        assert cache.rebinds <= 4
 
 
 def test_another_context_binds_for_itself(cuda, place, bound):
@@ -253,7 +253,7 @@ def test_a_call_is_not_kept_where_pycuda_and_the_driver_name_two_contexts(
     try:
         np.testing.assert_array_equal(multiply(cuda, a, b, c), A @ B)
         assert len(bound) == 1
-        assert len(cache) == cache.forms == 0
+        assert len(cache) == cache.rebinds == 0
     finally:
         cuda._driver.call("cuCtxPopCurrent_v2", byref(c_void_p()))
 

@@ -147,7 +147,7 @@ def busy(stop, action, failures):
 
 
 def test_files_may_be_reloaded_while_other_threads_multiply(device, monkeypatch):
-    """`reload` and `configs` beside calls of new and known forms; none may see half a change. The
+    """`reload` and `configs` beside calls that are new and known; none may see half a change. The
     file system is slow, which lets other threads in.
     """
     stamp = choose._stamp

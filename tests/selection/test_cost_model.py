@@ -71,8 +71,8 @@ def of_products_never_tuned():
 
 
 def test_which_of_two_is_quicker_for_a_product_never_tuned():
-    """Ratios within a problem, between rungs, too: the standard deviation of what the model is off
-    by, where a difference of 0.1 changes a choice.
+    """Ratios within a problem, between kernels, too: the standard deviation of what the model is
+    off by, where a difference of 0.1 changes a choice.
     """
     off = []
     for problem, times in of_products_never_tuned():

@@ -175,8 +175,8 @@ def test_a_record_of_the_product_itself_counts_whatever_its_kernel(tuned):
     assert tuned(replace(own, trans_b=True), device=surveyed).record is None
 
 
-def test_of_the_rungs_measured_beside_each_other_the_model_says_whose_default(tuned, monkeypatch):
-    """A default of rung 11 that is far too slow for a product that it ranks highest for."""
+def test_of_the_kernels_measured_beside_each_other_the_model_says_whose_default(tuned, monkeypatch):
+    """A default of kernel 11 that is far too slow for a product that it ranks highest for."""
     problem = Problem(1918, 305, 3540)
     highest, other = find_kernel("sliced"), find_kernel("tma_f32")
     slow = {**highest.default, "MB": 16, "NB": 32, "TA": 4, "TB": 4}

@@ -20,7 +20,7 @@ from pymm.selection.cost_model import predicted_seconds
 from pymm.selection.records import Environment, Record
 from pymm.selection.select import configs, select
 
-#: Of a capability whose highest rung is 04: the records below are of rungs 03 and 04.
+#: Of a capability whose highest kernel is 04: the records below are of kernels 03 and 04.
 GPU = Device("Test GPU 9", "cuda", capability=(7, 5), sms=132, versions={"driver": "580.10"})
 CPU = Device("Test CPU", "cpu", sms=2, vector_bytes=64, vector_registers=32)
 NARROW = replace(CPU, vector_bytes=32, vector_registers=16)
@@ -240,8 +240,8 @@ def test_no_tuned_problem_of_the_kind_is_nearer_than_the_one_chosen(m, n, k, dty
     assert len(found) == sum(one.problem.dtype == dtype for one in RECORDS)
 
 
-def test_a_lower_rung_tuned_by_itself_says_nothing_about_the_highest(tuned):
-    """Otherwise a tuned rung 03 would stand in the way of an untuned rung 04 everywhere."""
+def test_a_lower_kernel_tuned_by_itself_says_nothing_about_the_highest(tuned):
+    """Otherwise a tuned kernel 03 would stand in the way of an untuned kernel 04 everywhere."""
     lower = record(64, kernel="register_tile", seconds=1e-6)
     choice = tuned(Problem(64, 64, 64), lower)
     assert choice.config.kernel_name == "transposed_a" and choice.record is None

@@ -11,7 +11,7 @@ TMA_F32 = (
     "tma_f32-MB128-NB256-KB8-ROWS8-EARLY1-STRIDE2-TA4-TB32-SLICES1-STAGES4-BLOCKS1-GROUP8-SPLIT1"
     "-STORE4",
 )
-#: Breaks one rule or several, each rule of each rung at least once.
+#: Breaks one rule or several, each rule of each kernel at least once.
 BREAKING = (
     "naive-MB3-NB5",
     "coalesced-MB1-NB8",

@@ -14,7 +14,7 @@ from pymm.core.device import Device
 from pymm.core.epilogue import NO_EPILOGUE
 from pymm.core.errors import LaunchFailed
 from pymm.core.reference import ACTIVATED, computed, mirrored
-from pymm.runtime.arrays import Form, view_at
+from pymm.runtime.arrays import ArraySpec, view_at
 
 GUARD = 64  # bytes on either side
 FILL = 0xA5
@@ -63,8 +63,8 @@ class NumpyKernel(Executable):
     def finished(self, total, bias):
         if self.epilogue.bias is not None:
             assert bias.length == total.shape[1 if self.epilogue.down else 2]
-            form = Form.packed((bias.length,), self.epilogue.bias)
-            row = view_at(bias.address, form, None).astype(total.dtype)
+            spec = ArraySpec.packed((bias.length,), self.epilogue.bias)
+            row = view_at(bias.address, spec, None).astype(total.dtype)
             total = total + (row[:, None] if self.epilogue.down else row)
         return ACTIVATED[self.epilogue.activation](total)
 
@@ -76,7 +76,7 @@ class NumpyKernel(Executable):
             size = dtype.itemsize
             assert place.address % size == 0 and place.ld >= columns
             strides = (place.batch_stride * size, place.ld * size, size)
-            return view_at(place.address, Form((p.batch, rows, columns), strides, dtype), None)
+            return view_at(place.address, ArraySpec((p.batch, rows, columns), strides, dtype), None)
 
         out = matrix(c, p.m, p.n, p.out_dtype)
 
@@ -152,7 +152,7 @@ class HostDevice(Backend):
         size = array.itemsize
         assert columns == 1 or array.strides[1] == size
         assert rows == 1 or (array.strides[0] >= columns * size and pitch >= columns * size)
-        return view_at(address, Form(array.shape, (pitch, size), array.dtype), None)
+        return view_at(address, ArraySpec(array.shape, (pitch, size), array.dtype), None)
 
     def stream(self, stream):
         if stream is not None and not (self._far and isinstance(stream, int)):

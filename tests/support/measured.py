@@ -379,10 +379,10 @@ def _contestants(suite: str) -> list[tuple[str, str, str]]:
         return [("15_symmetric_tile", "fixed", f"{tile}-PAD{pad}") for pad in (1, 16)]
     if suite in ("o2-kernels", "o2-counts"):
         return [(name, "default", f"{name[3:]}-MB32-NB32") for name in PART if name[:1] == "0"]
-    rungs = ["01_coalesced", "02_shared_tile"]
+    names = ["01_coalesced", "02_shared_tile"]
     if suite.startswith("o4"):
-        rungs = ["00_naive", *rungs, "03_register_tile", "04_transposed_a"]
-    found = [(name, "default", f"{name[3:]}-MB32-NB32") for name in rungs]
+        names = ["00_naive", *names, "03_register_tile", "04_transposed_a"]
+    found = [(name, "default", f"{name[3:]}-MB32-NB32") for name in names]
     return [
         *found,
         ("08_tma_f32", "chosen", "tma_f32-MB128-NB128"),

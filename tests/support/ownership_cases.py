@@ -82,18 +82,18 @@ def scratch_grows(backend):
     larger.check("larger")
 
 
-def forms_are_cleared(backend):
-    """What was bound by its form alone lost its scratch memory with the cache of forms."""
+def rebinds_are_cleared(backend):
+    """What was bound anew for its addresses lost its scratch memory with what bound it."""
     products = [Product(backend, SPLIT, (21, 33, 65)) for _ in range(2)]
-    for product in products:  # the second by the form of the first
+    for product in products:  # the second by what the first left
         product.launch()
-    cache.clear_forms()
+    cache.clear_rebinds()
     Product(backend, SPLIT, (65, 63, 71)).launch()
     gc.collect()
     for product in products:
         product.poison()
         product.launch()
-        product.check("after the forms were cleared")
+        product.check("after rebinds were cleared")
 
 
 def threads_have_default_streams(backend):
@@ -289,7 +289,7 @@ def no_memory_for_copies(backend):
 
 NAMES = [
     scratch_grows,
-    forms_are_cleared,
+    rebinds_are_cleared,
     threads_have_default_streams,
     handles_are_given_out_again,
     captured_at_first_use,

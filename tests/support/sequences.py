@@ -421,7 +421,7 @@ class Sequence:
         """Every cache, one at a time or all."""
         for clear in (
             cache.clear,
-            cache.clear_forms,
+            cache.clear_rebinds,
             pymm.selection.choose.reload,
             self.backend.reset,
             gc.collect,

@@ -121,9 +121,9 @@ def shipped_sample() -> Iterator[tuple[Config, Problem]]:
     for path in store.files(None):
         for record in store.read(path).records:
             config, problem = record.config, record.problem
-            form = (config.slug, problem.dtype, problem.layout, problem.fill)
-            if config.backend == "cuda" and form not in seen:
-                seen.add(form)
+            key = (config.slug, problem.dtype, problem.layout, problem.fill)
+            if config.backend == "cuda" and key not in seen:
+                seen.add(key)
                 yield config, problem
 
 

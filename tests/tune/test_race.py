@@ -89,7 +89,7 @@ def test_every_kernel_gets_its_default_whatever_the_limit():
 @given(st.lists(st.floats(0.1, 10), min_size=3, max_size=3), st.integers(1, 60))
 @settings(max_examples=25, deadline=None)
 def test_the_fastest_kernel_is_never_left_out(times, trials):
-    """Whatever is left out was farther behind than its rung allows."""
+    """Whatever is left out was farther behind than `TRIAL_STEPS` allows."""
     by_name = {kernel.name: seconds for kernel, seconds in zip(KERNELS, times, strict=True)}
     race = race_of()
     run(race, lambda config: by_name[config.kernel_name], trials)

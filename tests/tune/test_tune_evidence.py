@@ -331,6 +331,20 @@ def test_a_library_whose_times_spread_is_timed_again(tmp_path):
     assert "the times of library spread by 67%: uncertain" in run.output
 
 
+def test_no_mean_counts_a_product_whose_librarys_times_spread(tmp_path):
+    spread = [[1e-3, 2e-3]] * COMPARISONS  # of the first product alone
+    run = Run(
+        tmp_path,
+        "--shapes 256,300,512 --trials 10",
+        library=lambda: spread.pop() if spread else [1e-3],
+    )
+    unsteady = [line.problem.m for line in run.tuner.lines if line.unsteady > 0]
+    assert len(unsteady) == 1 and "of 2 products" in run.output
+    (shown,) = [s for s in run.output.splitlines() if s.startswith(f"│ f32-NN-{unsteady[0]}x")]
+    assert shown.split("│")[7].strip().endswith("x?")
+    assert "The times of library spread by up to 67% in 1 of 3 products" in run.output
+
+
 def test_limits_of_a_device():
     problem = Problem(1000, 1000, 1000)
     gpu = Device("gpu", "cuda", peak_flops={"f32": 1e12}, bandwidth=1e12)

@@ -141,13 +141,13 @@ class CudaExecutable(Executable):
         loaded = self._in(place.context)
         self._check_alignment(problem, (a, b, c))
         last = self._epilogue(bias)
-        form = (EPILOGUE if last else "") + GATE
+        format_ = (EPILOGUE if last else "") + GATE
         given = problem, alpha, a, b, beta, c
-        launch, memory = self._gemm(loaded, place, given, form, (*last, *gate))
+        launch, memory = self._gemm(loaded, place, given, format_, (*last, *gate))
         return launch, loaded.functions["gemm"], memory
 
     def _gemm(
-        self, loaded: Held, place: LaunchSite, given: tuple, last_form: str, last: tuple[int, ...]
+        self, loaded: Held, place: LaunchSite, given: tuple, last_format: str, last: tuple[int, ...]
     ) -> tuple[Launch, Buffer | Nothing]:
         """The launch of the kernel, and the scratch memory that it uses. `last` are the values of
         its last parameters.
@@ -157,16 +157,16 @@ class CudaExecutable(Executable):
         shared = self._claim(loaded, place.context, problem)
         workspace = self.config.kernel.workspace
         memory = self._lease(place, workspace(self.config, problem) if workspace else 0)
-        form = FORMATS[problem.scalar_dtype.itemsize]
+        format_ = FORMATS[problem.scalar_dtype.itemsize]
         packed = pack(
-            form + ("P" if workspace else "") + last_form,
+            format_ + ("P" if workspace else "") + last_format,
             *(problem.m, problem.n, problem.k, alpha),
             *(a.address, a.ld, a.batch_stride, b.address, b.ld, b.batch_stride),
             *(beta, c.address, c.ld, c.batch_stride),
             *((memory.address,) if workspace else ()),
             *last,
         )
-        places = tuple((_offset(form, index), which) for which, index in enumerate((4, 7, 11)))
+        places = tuple((_offset(format_, index), which) for which, index in enumerate((4, 7, 11)))
         return Launch("gemm", grid, block, shared, packed, places), memory
 
     def _epilogue(self, bias: Vector | None) -> tuple[int, ...]:
@@ -312,6 +312,6 @@ class _OwnModule:
             self._driver.unload(self.module)
 
 
-def _offset(form: str, index: int) -> int:
-    """Offset in bytes of item `index` in what `pack` makes by the format `form`."""
-    return struct.calcsize(form[: index + 1]) - struct.calcsize(form[index])
+def _offset(format_: str, index: int) -> int:
+    """Offset in bytes of item `index` in what `pack` makes by a format."""
+    return struct.calcsize(format_[: index + 1]) - struct.calcsize(format_[index])

@@ -71,7 +71,7 @@ class Launch(NamedTuple):
     maps: tuple[tuple[int, int, int], ...] = ()
 
     def at(self, addresses: Sequence[int], driver: Driver) -> Launch:
-        """The same launch for operands of the same forms at `addresses`."""
+        """The same launch for operands of the same shapes, strides and dtypes at `addresses`."""
         arguments = bytearray(self.arguments)
         for offset, operand in self.places:
             struct.pack_into("<Q", arguments, offset, addresses[operand])
@@ -310,8 +310,8 @@ class BoundLaunch(RebindableLaunch):
             self._state, self._found = captured, False
 
     def rebind(self, *addresses: int) -> BoundLaunch:
-        """The same call for operands of the same forms at other addresses, equal to these modulo
-        128. It takes a tenth of the time of `bind`.
+        """The same call for operands of the same shapes, strides and dtypes at other addresses,
+        equal to these modulo 128. It takes a tenth of the time of `bind`.
         """
         bound, driver = self._bound, self._place.driver
         pairs = zip(bound.matrices, addresses, strict=True)

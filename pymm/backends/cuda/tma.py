@@ -187,7 +187,7 @@ _SHIFTS = " I"
 _SCALES = " 256s"
 
 #: The parameters of a kernel with an epilogue, and of one with a gate, as bytes.
-_EPILOGUE, _GATE = (f" {struct.calcsize(form)}s" for form in (EPILOGUE, GATE))
+_EPILOGUE, _GATE = (f" {struct.calcsize(format_)}s" for format_ in (EPILOGUE, GATE))
 
 #: The name of the other kernel's function among those of a checked product.
 FALLBACK = "fallback"
@@ -352,10 +352,10 @@ class MappedExecutable(CudaExecutable):
             *((pack(EPILOGUE, *run.epilogue),) if run.epilogue else ()),
             *((pack(GATE, *run.gate),) if run.gate else ()),
         )
-        forms = self._parameters.format(_scalar(problem)).split()
+        formats = self._parameters.format(_scalar(problem)).split()
         room = bytearray(max(offset + size for offset, size in places))
-        for (offset, _), form, value in zip(places, forms, values, strict=True):
-            struct.pack_into(f"<{form}", room, offset, value)
+        for (offset, _), format_, value in zip(places, formats, values, strict=True):
+            struct.pack_into(f"<{format_}", room, offset, value)
         first = places[_MAPS][0]
         moving = tuple(
             (first + i * MAP_BYTES, one.operand, one.offset)
@@ -453,11 +453,11 @@ class MappedExecutable(CudaExecutable):
         if self._persistent.partial_bytes:  # persistent: each block adds piece after piece
             blocks = min(blocks, self._device.sms * STAYING)
         grid = blocks, 1, 1
-        form = _COMBINE.format(_scalar(problem)) + (EPILOGUE if run.epilogue else "")
-        form += GATE if run.gate else ""
+        format_ = _COMBINE.format(_scalar(problem)) + (EPILOGUE if run.epilogue else "")
+        format_ += GATE if run.gate else ""
         place = parts, c.address, c.ld, c.batch_stride
         extents = problem.m, problem.n, problem.batch
-        arguments = pack(form, *place, *run.scalars, *extents, *run.epilogue, *run.gate)
+        arguments = pack(format_, *place, *run.scalars, *extents, *run.epilogue, *run.gate)
         block = COMBINING // rows, rows, 1
         return Launch("combine", grid, block, 0, arguments, ((_C_COMBINED, 2),))
 

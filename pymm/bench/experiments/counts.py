@@ -81,7 +81,7 @@ def threads_of(config: Config, problem: Problem) -> int:
 
 
 def formula(config: Config, problem: Problem) -> Mapping[str, float]:
-    """Of a thread of rungs 00 to 04 whose tile is inside the matrix, with alpha = 1 and beta = 0:
+    """Of a thread of kernels 00 to 04 whose tile is inside the matrix, with alpha = 1 and beta = 0:
     a multiply-add is two operations, and each element of C is once multiplied by alpha.
     """
     k, elements = problem.k, getattr(config, "TA", 1) * getattr(config, "TB", 1)

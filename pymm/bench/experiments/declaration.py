@@ -13,15 +13,15 @@ from pymm.kernels import Config, Guards, find_kernel
 #: would have them that allocates them so.
 LOCKED = "locked"
 
-#: A contestant: a rung, perhaps with parameters instead of its default's (`02-MB16-NB16-KB16`) and
-#: with a word of `FORCED` behind it (`02-MB16-NB16-KB16 unguarded`), an alias of such a text, all
-#: rungs, or what matmul chooses.
+#: A contestant: a kernel, perhaps with other parameters than its default's (`02-MB16-NB16-KB16`)
+#: and with a word of `FORCED` behind it (`02-MB16-NB16-KB16 unguarded`), an alias of such a text,
+#: all kernels, or what matmul chooses.
 CHOSEN, EVERY = "chosen", "all"
 
 #: Why a CPU has no transfers.
 NO_JOURNEY = "a CPU's kernels use the operands in place: nothing is copied"
 
-#: Variants in which a rung computes otherwise than the problem asks for: macros that are forced.
+#: Variants in which a kernel computes otherwise than the problem asks for: macros that are forced.
 FORCED = {
     "unguarded": {"GUARDED": Guards.OFF},
     "guarded": {"GUARDED": Guards.ON},
@@ -38,7 +38,7 @@ ALIASES = {
     "kernel11": "02 guarded",
 }
 
-_RUNG = re.compile(r"(\d\d)((?:-[A-Z]+[0-9]+)*)(?: ([a-zC ]+))?")
+_KERNEL = re.compile(r"(\d\d)((?:-[A-Z]+[0-9]+)*)(?: ([a-zC ]+))?")
 _PARAMETER = re.compile(r"([A-Z]+)([0-9]+)")
 
 
@@ -46,7 +46,7 @@ _PARAMETER = re.compile(r"([A-Z]+)([0-9]+)")
 class Experiment:
     """One experiment, as data.
 
-    `shapes` is text for `parse_shapes`, for every type of `dtypes`. `rungs` are the contestants on
+    `shapes` is text for `parse_shapes`, for every type of `dtypes`. `on_gpu` are the contestants on
     a GPU and `on_cpu` on a CPU; none there means that it has no such thing, and `why_not` says so.
     `figures` names what is measured: "times" of the kernels; "journeys": also transfers of the
     operands, with all of `transfers`; "resources" of the kernels; "counts" of operations and
@@ -59,7 +59,7 @@ class Experiment:
     name: str
     title: str
     shapes: str
-    rungs: tuple[str, ...]
+    on_gpu: tuple[str, ...]
     on_cpu: tuple[str, ...] = ("00", "01")
     why_not: str = ""
     dtypes: tuple[str, ...] = ("f32",)
@@ -72,18 +72,18 @@ class Experiment:
     seconds: float = 0.1
     accumulate: bool = False
 
-    def rungs_on(self, device: Device) -> tuple[str, ...]:
+    def contestants_on(self, device: Device) -> tuple[str, ...]:
         """The contestants on a device."""
-        return self.on_cpu if device.kernel_backend == "cpu" else self.rungs
+        return self.on_cpu if device.kernel_backend == "cpu" else self.on_gpu
 
 
 def fixed(text: str, problem: Problem, device: Device) -> tuple[str, Config]:
-    """The variant and configuration of a contestant that names a rung. `ValueError` for a text that
-    names none.
+    """The variant and configuration of a contestant that names a kernel. `ValueError` for a text
+    that names none.
     """
-    match = _RUNG.fullmatch(ALIASES.get(text, text))
+    match = _KERNEL.fullmatch(ALIASES.get(text, text))
     if match is None or match[3] not in (None, *FORCED):
-        raise ValueError(f"{text!r} is no rung: write 02 or 02-MB16-NB16-KB16")
+        raise ValueError(f"{text!r} names no kernel: write 02 or 02-MB16-NB16-KB16")
     kernel = find_kernel(match[1], device.kernel_backend)
     default = kernel.default_for(problem, device)
     given = {name: int(value) for name, value in _PARAMETER.findall(match[2])}

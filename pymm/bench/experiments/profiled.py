@@ -29,7 +29,7 @@ METRICS = (
     "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum.per_second",
 )
 
-#: Name of every rung's entry point.
+#: Name of every kernel's entry point.
 KERNEL = "gemm"
 
 

@@ -20,7 +20,7 @@ from pymm.measure.results import EXPERIMENTS
 from pymm.measure.workbench import LONG_RUN
 from pymm.measure.worker import UNKNOWN_PEAK
 
-#: Part of the peak rate that a rung's default is expected to reach before it was measured here
+#: Part of the peak rate that a kernel's default is expected to reach before it was measured here
 #: (4096 x 4096 x 4096 in float32 on an H200; a CPU's scalar kernel compared with a vectorised one).
 EXPECTED = {"cuda": (0.008, 0.05, 0.12, 0.5, 0.35, 0.6), "cpu": (0.04, 0.6)}
 
@@ -80,7 +80,7 @@ class Step:
 
 @dataclass
 class RuntimeEstimate:
-    """How fast each rung is expected to be: as measured so far, else a part of the peak."""
+    """How fast each kernel is expected to be: as measured so far, else a part of the peak."""
 
     device: Device
     seen: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -141,7 +141,7 @@ def steps_of(
     largest square that is multiplied sequentially, where an experiment wants that. Of the shapes
     every `thin`th is taken.
     """
-    if not experiment.rungs_on(device):
+    if not experiment.contestants_on(device):
         return [], [f"{experiment.name}: {experiment.why_not}"]
     missing: list[str] = []
     if experiment.figures == "journeys" and device.shares_host_memory:
@@ -170,7 +170,7 @@ def _contestants(
     choose: Callable[[Problem], Config],
     missing: list[str],
 ) -> Iterator[Contestant]:
-    for text in experiment.rungs_on(device):
+    for text in experiment.contestants_on(device):
         if text == EVERY:
             for kernel in kernels_for(problem, device):
                 default = kernel.default_for(problem, device)

@@ -148,35 +148,35 @@ def ladder(results: Results) -> list[Figure]:
     limits, found = peaks(results), []
     for dtype in dict.fromkeys(t.problem.dtype for t in everything):
         at = [t for t in everything if t.problem.dtype == dtype]
-        rungs: dict[object, set[str]] = {}
+        kernels: dict[object, set[str]] = {}
         for t in at:
             if t.library == OWN and t.square and t.problem.layout == "NN":
-                rungs.setdefault(t.problem, set()).add(t.kernel)
-        if rungs:
-            problem = max(rungs, key=lambda p: (len(rungs[p]), p.n))
-            if len(rungs[problem]) >= 2:
+                kernels.setdefault(t.problem, set()).add(t.kernel)
+        if kernels:
+            problem = max(kernels, key=lambda p: (len(kernels[p]), p.n))
+            if len(kernels[problem]) >= 2:
                 at = [t for t in at if t.problem == problem]
                 found.append(_ladder(at, problem.n, dtype, limits.get(dtype)))
     return found
 
 
 def _ladder(at: Sequence[Timing], n: int, dtype: str, peak: float | None) -> Figure:
-    rungs = sorted({t.kernel for t in at if t.library == OWN})
+    kernels = sorted({t.kernel for t in at if t.library == OWN})
     baselines = {t.library: t.gflops for t in at if t.library in GENERAL}
     top = max([t.gflops for t in at])
     scale, unit = (1e3, "TFLOP/s") if top >= 1e3 else (1.0, "GFLOP/s")
 
-    def best(rung: str, variant: str) -> float:
-        rates = [t.gflops for t in at if t.kernel == rung and t.variant == variant]
+    def best(kernel: str, variant: str) -> float:
+        rates = [t.gflops for t in at if t.kernel == kernel and t.variant == variant]
         return max(rates, default=0.0) / scale
 
     def plot(figure: Any, axes: Any) -> None:
-        places = range(len(rungs))
-        tuned = [max(best(rung, "tuned"), best(rung, "default")) for rung in rungs]
+        places = range(len(kernels))
+        tuned = [max(best(kernel, "tuned"), best(kernel, "default")) for kernel in kernels]
         axes.barh(places, tuned, height=0.66, color=colour("series-5"), label="tuned")
         axes.barh(
             places,
-            [best(rung, "default") for rung in rungs],
+            [best(kernel, "default") for kernel in kernels],
             height=0.66,
             color=colour("series-0"),
             label="default",
@@ -190,13 +190,13 @@ def _ladder(at: Sequence[Timing], n: int, dtype: str, peak: float | None) -> Fig
             )
         if peak:
             axes.axvline(peak / scale, color=colour("ink"), linestyle="--", label="peak")
-        axes.set_yticks(places, rungs)
-        axes.set(xlabel=f"{unit}, {dtype}, m = n = k = {n}", ylim=(len(rungs) - 0.5, -0.5))
+        axes.set_yticks(places, kernels)
+        axes.set(xlabel=f"{unit}, {dtype}, m = n = k = {n}", ylim=(len(kernels) - 0.5, -0.5))
         axes.grid(axis="y", visible=False)
         figure.legend(loc="outside lower center", ncols=3)
 
     caption = f"Rate of every kernel of the ladder, {dtype}, m = n = k = {n}."
-    return draw(f"ladder-{dtype}", f"The ladder, {dtype}", caption, plot, 130 + 18 * len(rungs))
+    return draw(f"ladder-{dtype}", f"The ladder, {dtype}", caption, plot, 130 + 18 * len(kernels))
 
 
 def against_size(results: Results) -> list[Figure]:
