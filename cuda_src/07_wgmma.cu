@@ -161,11 +161,10 @@ __device__ __forceinline__ unsigned short blocks_of_row() {
     constexpr unsigned FIRST = ((1 << CLUSTER_BLOCKS) - 1) / ((1 << CLUSTER) - 1);
     return FIRST << row_in_cluster();
 }
-// Whether the block of this number loads for this one: it is in the same row or column.
+// Whether a block of the cluster loads for this one: it is in the same row or column.
 __device__ __forceinline__ bool loads_for_this(unsigned block) {
-    if (CLUSTER_N == 1) return block < CLUSTER;
-    return block < CLUSTER_BLOCKS &&
-           (block % CLUSTER == row_in_cluster() || block / CLUSTER == column_in_cluster());
+    return CLUSTER_N == 1 || block % CLUSTER == row_in_cluster() ||
+           block / CLUSTER == column_in_cluster();
 }
 
 // The thread that loads: where the ring of stages is, and how it fills it. In a cluster several
@@ -239,13 +238,15 @@ __device__ __forceinline__ void multiply(float (&sum)[ROWS][TB / 2], unsigned st
                     b + (x / 4 * COLUMNS_B * 128 + x % 4 * STEP_B) / 16, step > 0 || x > 0);
         wgmma_commit_group();
         wgmma_wait_group<1>();  // the step before has ended: its stage may be filled again
-        if (used < STAGES && loads_for_this(thread) && (CLUSTER_BLOCKS == 1 || left >= STAGES))
+        if (used < STAGES && thread < CLUSTER_BLOCKS && loads_for_this(thread) &&
+            (CLUSTER_BLOCKS == 1 || left >= STAGES))
             mbarrier_arrive(empty + 8 * used, thread);
         used = ring.stage;
         if (CLUSTER_BLOCKS > 1) left--;
     }
     wgmma_wait_group<0>();
-    if (used < STAGES && loads_for_this(thread) && (CLUSTER_BLOCKS == 1 || left >= STAGES))
+    if (used < STAGES && thread < CLUSTER_BLOCKS && loads_for_this(thread) &&
+        (CLUSTER_BLOCKS == 1 || left >= STAGES))
         mbarrier_arrive(empty + 8 * used, thread);
 }
 

@@ -163,6 +163,7 @@ def test_rounds_of_the_banks_are_counted(outcomes):
 
 IN_PLACE, OTHERS = "tma_f32_in_place", "ROWS8-EARLY1-STRIDE1-TA8-TB8"
 ONE_PART, TWO_PARTS = "GROUP8-SPLIT1-STORE1", "GROUP8-SPLIT2-STORE1"
+BOTH_SHARED = "wgmma-MB64-NB64-KB64-TA64-TB64-STAGES2"
 #: Small configurations of every kernel: type, layout.
 SHIPPED = [
     ("naive-MB8-NB4", "f32", "NN"),
@@ -222,6 +223,8 @@ SHIPPED = [
     ("wgmma_tf32_in_place-MB32-NB64-KB64-TA32-TB64-STAGES2-GROUP8-SPLIT2", "tf32", "TT"),
     ("wgmma_tf32_in_place-MB128-NB64-KB32-TA64-TB64-STAGES2-GROUP8-SPLIT1", "tf32", "NT"),
     ("wgmma_tf32_in_place-MB64-NB32-KB64-TA64-TB32-STAGES2-GROUP8-SPLIT1", "tf32", "TN"),
+    (f"{BOTH_SHARED}-CLUSTER2-CLUSTER_N2-GROUP1-SPLIT1-SLOTS1", "bf16", "NT"),
+    (f"{BOTH_SHARED}-CLUSTER4-CLUSTER_N2-GROUP1-SPLIT1-SLOTS1", "f16", "TN"),
 ]
 
 
@@ -261,6 +264,11 @@ SPOILED = {
         *("f16", "NN", "wgmma_wait_group<1>();", "wgmma_wait_group<2>();"),
         r"race: a copy by TMA writes byte .*, which a wgmma of warpgroup 0 reads in "
         r"07_wgmma.cu:\d+, and nothing orders the two \(write after read\)",
+    ),
+    "07_wgmma: does not wait for the row of the cluster": (
+        f"{BOTH_SHARED}-CLUSTER2-CLUSTER_N2-GROUP1-SPLIT1-SLOTS1",
+        *("f16", "TN", "CONSUMERS * (CLUSTER + CLUSTER_N - 1)", "CONSUMERS * CLUSTER"),
+        r"race: a copy by TMA writes byte .*, which a (copy by TMA writes|wgmma .* reads) in ",
     ),
     "08_tma_f32: does not wait for a full stage": (
         SHIPPED[10][0],
