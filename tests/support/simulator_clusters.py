@@ -1,6 +1,6 @@
-"""Runs kernels of clusters.cu in processes of their own: ``simulator_clusters.py FOLDER KERNEL ...``
-compiles them into the folder, and prints as JSON what each said on stderr and left in its output.
-With PYMM_SIMULATOR_RACES=1 they are watched for races.
+"""Runs kernels of clusters.cu in processes of their own: ``simulator_clusters.py FOLDER KERNEL
+...`` compiles them into the folder, and prints as JSON what each said on stderr and left in its
+output. With PYMM_SIMULATOR_RACES=1 they are watched for races.
 """
 
 import json
@@ -38,7 +38,11 @@ def launched(module: str, kernel: str) -> dict[str, object]:
     out, rows = drv.to_device(host), drv.to_device(np.arange(128, dtype=np.float32))
     grid = GRIDS.get(kernel, (4, 1, 1))
     launch = tried(lambda: function(out, rows, block=(64, 1, 1), grid=grid, shared=1024))
-    return {"launch": launch, "said": tried(lambda: drv.memcpy_dtoh(host, out)), "out": host.tolist()}
+    return {
+        "launch": launch,
+        "said": tried(lambda: drv.memcpy_dtoh(host, out)),
+        "out": host.tolist(),
+    }
 
 
 if __name__ == "__main__":

@@ -130,9 +130,7 @@ void begin_block(Worker& w, Block& block, dim3 index) {
 // block before it is known to have begun comes too early.
 constexpr unsigned turns_apart = 8;
 
-void start_block(Worker& w, unsigned which) {
-    const Block& first = w.block_of(w.order[0]);
-    const auto rank = static_cast<unsigned>(&first - w.blocks.data()) + which;
+void start_block(Worker& w, std::size_t rank) {
     const Block& block = w.blocks[rank % w.blocks.size()];
     for (unsigned i = 0; i < w.block_threads; i++) w.fibers[block.first + i].state = State::ready;
 }
@@ -147,10 +145,11 @@ void run_cluster(Worker& w, std::uint64_t number) {
     w.cluster_phase = 0;
     std::memset(w.waiting, 0, (w.threads + 31) / 32 * sizeof *w.waiting);
     choose_order(w, number);
+    const unsigned first = w.order[0] / w.block_threads;
     unsigned started = 0;
     for (unsigned turn = 0; w.alive; turn++) {
         bool moved = started < w.blocks.size() && turn % turns_apart == 0;
-        if (moved) start_block(w, started++);
+        if (moved) start_block(w, first + started++);
         for (unsigned i = 0; i < w.threads; i++) {
             unsigned next = w.order[i];
             if (w.fibers[next].state != State::ready) continue;

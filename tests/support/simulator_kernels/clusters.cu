@@ -18,8 +18,8 @@ struct Memory {
 
 // The map of the rows, as the driver would make it: boxes are rows.
 __device__ TensorMap map_of(const float* rows) {
-    const pymm_sim::TensorDescription d{
-        reinterpret_cast<unsigned long long>(rows), {32, 4, 1}, {128, 512}, {32, 1, 1}, 4, 0, false};
+    const auto address = reinterpret_cast<unsigned long long>(rows);
+    const pymm_sim::TensorDescription d{address, {32, 4, 1}, {128, 512}, {32, 1, 1}, 4, 0, false};
     TensorMap map = {};
     memcpy(&map, &d, sizeof d);
     return map;
@@ -27,7 +27,7 @@ __device__ TensorMap map_of(const float* rows) {
 
 __device__ void make_barriers(Memory& memory, unsigned empty_arrivals) {
     if (threadIdx.x) return;
-    mbarrier_init(memory.filled(), 1);  // line:makes
+    mbarrier_init(memory.filled(), 1);
     mbarrier_init(memory.emptied(), empty_arrivals);
 }
 __device__ void wait_a_while() {
@@ -49,11 +49,11 @@ __device__ void exchange(float* out, const float* rows, Memory& memory, unsigned
         if (me == 0) {
             if (step > 0) mbarrier_wait(memory.emptied(), 0);
             mbarrier_expect_tx(memory.filled(), 256);
-            const unsigned row = (blockIdx.x + 2 * step) % 4;
-            tma_load(memory.place(rank), &map, memory.filled(), 0, row, 0, 3);  // line:sends
+            const unsigned row = (blockIdx.x + 2 * step) % 4, to = memory.place(rank);
+            tma_load(to, &map, memory.filled(), 0, row, 0, 3);  // line:sends_too_early
         }
         mbarrier_wait(memory.filled(), step);
-        sum = sum * 100 + memory.tile[me / 32][me % 32];  // line:gets
+        sum = sum * 100 + memory.tile[me / 32][me % 32];
         __syncthreads();
         if (step == 0 && me < given) mbarrier_arrive(memory.emptied(), given == 2 ? me : rank);
     }
@@ -126,7 +126,8 @@ KERNEL(arrives_too_early) {
     __shared__ Memory memory;
     make_barriers(memory, 1);
     __syncthreads();
-    if (threadIdx.x == 0) mbarrier_arrive(memory.filled(), 1 - block_in_cluster());  // line:arrives_too_early
+    const unsigned other = 1 - block_in_cluster();
+    if (threadIdx.x == 0) mbarrier_arrive(memory.filled(), other);  // line:arrives_too_early
     mbarrier_wait(memory.filled(), 0);
 }
 KERNEL(copies_too_early) {
@@ -134,15 +135,16 @@ KERNEL(copies_too_early) {
     const TensorMap map = map_of(rows);
     make_barriers(memory, 1);
     __syncthreads();
+    const unsigned to = memory.place(block_in_cluster());
     if (threadIdx.x) return;
-    tma_load(memory.place(block_in_cluster()), &map, memory.filled(), 0, 0, 0, 3);  // line:copies_too_early
+    tma_load(to, &map, memory.filled(), 0, 0, 0, 3);  // line:copies_too_early
     mbarrier_expect_tx(memory.filled(), 256);
     mbarrier_wait(memory.filled(), 0);
 }
 KERNEL(no_such_block) {
     __shared__ Memory memory;
     make_barriers(memory, 1);
-    if (threadIdx.x == 0) mbarrier_arrive(memory.filled(), 2);
+    if (threadIdx.x == 0) mbarrier_arrive(memory.filled(), 2);  // line:no_such_block
 }
 KERNEL(mask_of_no_block) {
     __shared__ Memory memory;
@@ -154,16 +156,21 @@ KERNEL(mask_too_large) {
     __shared__ Memory memory;
     const TensorMap map = map_of(rows);
     make_barriers(memory, 1);
-    if (threadIdx.x == 0) tma_load(memory.place(0), &map, memory.filled(), 0, 0, 0, 5);
+    cluster_arrive();
+    cluster_wait();
+    if (threadIdx.x) return;
+    tma_load(memory.place(0), &map, memory.filled(), 0, 0, 0, 5);  // line:mask_too_large
 }
-KERNEL(waits_only) { cluster_wait(); }
+KERNEL(waits_only) {
+    cluster_wait();  // line:waits_only
+}
 KERNEL(arrives_twice) {
     cluster_arrive();
-    cluster_arrive();
+    cluster_arrive();  // line:arrives_twice
 }
 // A thread of block 1 waits elsewhere.
 KERNEL(one_stays_away) {
-    if (block_in_cluster() == 1 && threadIdx.x == 3) __syncthreads();
+    if (block_in_cluster() == 1 && threadIdx.x == 3) __syncthreads();  // line:one_stays_away
     cluster_arrive();
     cluster_wait();
 }
@@ -177,8 +184,8 @@ KERNEL(may_have_ended) {
     fence_mbarrier_init();
     cluster_arrive();
     cluster_wait();
-    if (block_in_cluster() == 1) wait_a_while();
-    if (block_in_cluster() == 0 && threadIdx.x == 0) mbarrier_arrive(memory.filled(), 1);  // line:may_have_ended
+    if (block_in_cluster() == 1) return wait_a_while();
+    if (threadIdx.x == 0) mbarrier_arrive(memory.filled(), 1);  // line:may_have_ended
 }
 // The same with a copy.
 KERNEL(copy_may_come_late) {
@@ -188,16 +195,18 @@ KERNEL(copy_may_come_late) {
     fence_mbarrier_init();
     cluster_arrive();
     cluster_wait();
-    if (block_in_cluster() == 1) wait_a_while();
-    if (block_in_cluster() == 0 && threadIdx.x == 0)
-        tma_load(memory.place(0), &map, memory.filled(), 0, 0, 0, 2);  // line:copy_may_come_late
+    if (block_in_cluster() == 1) return wait_a_while();
+    if (threadIdx.x) return;
+    tma_load(memory.place(0), &map, memory.filled(), 0, 0, 0, 2);  // line:copy_may_come_late
 }
 KERNEL(no_fence) {
     __shared__ Memory memory;
     make_barriers(memory, 1);
+    __syncthreads();
     cluster_arrive();
     cluster_wait();
-    if (threadIdx.x == 0) mbarrier_arrive(memory.filled(), 1 - block_in_cluster());  // line:no_fence
+    const unsigned other = 1 - block_in_cluster();
+    if (threadIdx.x == 0) mbarrier_arrive(memory.filled(), other);  // line:no_fence
     mbarrier_wait(memory.filled(), 0);
 }
 // A tile is written before block 1 copies to it: the cluster's barrier has to release that.
@@ -205,13 +214,13 @@ __device__ void copy_over(float* out, const float* rows, Memory& memory, bool re
     const TensorMap map = map_of(rows);
     make_barriers(memory, 1);
     fence_mbarrier_init();
-    memory.tile[threadIdx.x / 32][threadIdx.x % 32] = 1;  // line:writes_before
+    memory.tile[threadIdx.x / 32][threadIdx.x % 32] = 1;
     cluster_arrive(releases);
     cluster_wait();
-    const unsigned rank = block_in_cluster();
+    const unsigned short other = block_in_cluster() ? 1 : 2;
     if (threadIdx.x == 0) {
         mbarrier_expect_tx(memory.filled(), 128);
-        tma_load(memory.place(0), &map, memory.filled(), 0, 0, 0, rank ? 1 : 2);  // line:copies_over
+        tma_load(memory.place(0), &map, memory.filled(), 0, 0, 0, other);  // line:relaxed_barrier
     }
     mbarrier_wait(memory.filled(), 0);
     out[blockIdx.x * 64 + threadIdx.x] = memory.tile[0][threadIdx.x % 32];
