@@ -149,7 +149,8 @@ _FILLING = tuple(
 )
 
 #: The same in clusters whose blocks share A, too: rows, columns, those of a warpgroup, stages,
-#: blocks of a cluster along m and along n, microseconds as above. None was measured yet.
+#: blocks of a cluster along m and along n, microseconds as above. None was measured yet. The tuner
+#: tries them besides its space.
 _BOTH_SHARED = tuple(
     (
         dict(MB=mb, NB=nb, TA=64, TB=tb, STAGES=stages, CLUSTER=down, CLUSTER_N=across, GROUP=1),
@@ -339,7 +340,7 @@ WGMMA = Kernel(
         TB=(64, 96, 112, 128, 144, 160, 176, 192, 208, 224, 256),
         STAGES=(2, 3, 4, 6, 8, 12, 16),
         CLUSTER=(1, 2, 4),
-        CLUSTER_N=(1, 2),
+        CLUSTER_N=(1,),
         GROUP=(1, 8),
         SPLIT=(1, 2, 4, 8, 16, 32, 66, 132),
         SLOTS=(1, 2),
@@ -349,7 +350,10 @@ WGMMA = Kernel(
     ),
     added=dict(CLUSTER_N=1),
     extra_points=tuple(
-        dict(KB=64, SPLIT=1, SLOTS=1) | form[0] for form in _BOTH_SHARED if form[0]["CLUSTER_N"] > 2
+        dict(KB=64, SLOTS=1) | form[0] | dict(GROUP=group, SPLIT=parts)
+        for form in _BOTH_SHARED
+        for group in (1, 8)
+        for parts in (1, 2, 4)
     ),
     fallbacks=(
         dict(MB=64, NB=64, KB=64, TA=64, TB=64, STAGES=4, CLUSTER=1, GROUP=8, SPLIT=1, SLOTS=1),
