@@ -93,7 +93,7 @@ def run(folder: Path, *kernels: str, **environment: str) -> dict:
     return json.loads(done.stdout)
 
 
-@pytest.fixture(scope="module", params=["forward", "backward"])
+@pytest.fixture(scope="module", params=["forward", "backward", "random:1"])
 def outcomes(request, tmp_path_factory) -> dict:
     """The outcome of every kernel that is right or has a fault."""
     folder = tmp_path_factory.mktemp("clusters")
