@@ -175,13 +175,13 @@ def kernels(drv):
 )
 def test_only_whole_clusters_are_launched(drv, kernels, capfd, kernel, grid, threads, words):
     out = drv.mem_alloc(64)
-    launch = lambda: kernels.get_function(kernel)(out, block=(threads, 1, 1), grid=grid)  # noqa: E731
+    function, sizes = kernels.get_function(kernel), dict(block=(threads, 1, 1), grid=grid)
     if not words:
-        launch()
+        function(out, **sizes)
         drv.Context.synchronize()
         return
     with pytest.raises(drv.Error, match=words):
-        launch()
+        function(out, **sizes)
     if threads % 32:
         assert "kernel square: blocks of 33 threads cannot be simulated in clusters" in (
             capfd.readouterr().err

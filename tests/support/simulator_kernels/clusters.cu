@@ -69,8 +69,8 @@ KERNEL(sends_too_early) {
     exchange(out, rows, memory, 1);
 }
 
-// Coordinates and the number in the cluster. Threads meet four times by themselves, which changes a
-// random order of them, then blocks of each cluster three times, and some threads return on the way.
+// Coordinates and the number in the cluster. Threads of a block meet four times, which changes a
+// random order of them, then blocks of each cluster three times; some threads return on the way.
 extern "C" __global__ void __launch_bounds__(64) __cluster_dims__(2, 1, 2)
     positions(float* out, const float* rows) {
     for (int i = 0; i < 4; i++) __syncthreads();
