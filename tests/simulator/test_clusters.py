@@ -93,7 +93,7 @@ def run(folder: Path, *kernels: str, **environment: str) -> dict:
     return json.loads(done.stdout)
 
 
-@pytest.fixture(scope="module", params=["forward", "backward"])
+@pytest.fixture(scope="module", params=["forward", "backward", "random:1"])
 def outcomes(request, tmp_path_factory) -> dict:
     """The outcome of every kernel that is right or has a fault."""
     folder = tmp_path_factory.mktemp("clusters")
@@ -175,13 +175,13 @@ def kernels(drv):
 )
 def test_only_whole_clusters_are_launched(drv, kernels, capfd, kernel, grid, threads, words):
     out = drv.mem_alloc(64)
-    launch = lambda: kernels.get_function(kernel)(out, block=(threads, 1, 1), grid=grid)  # noqa: E731
+    function, sizes = kernels.get_function(kernel), dict(block=(threads, 1, 1), grid=grid)
     if not words:
-        launch()
+        function(out, **sizes)
         drv.Context.synchronize()
         return
     with pytest.raises(drv.Error, match=words):
-        launch()
+        function(out, **sizes)
     if threads % 32:
         assert "kernel square: blocks of 33 threads cannot be simulated in clusters" in (
             capfd.readouterr().err

@@ -103,7 +103,7 @@ struct Thread {
     std::uint64_t run;            // of a block: differs from that of every other run in the process
     std::uintptr_t shared_window;  // where the addresses of shared memory begin
     Actor actor;                  // for whom the thread accesses memory now
-    std::uintptr_t actor_key;     // of a fetch, and what it does to its mbarrier: the address of that
+    std::uintptr_t actor_key;     // of a fetch and its bytes' count: the address of its mbarrier
     const void* actor_where;      // the place in the kernel, if it calls an instruction's twin
     const void* where;            // of the access that is being checked, in watched modules
 };

@@ -3,8 +3,8 @@
 #pragma once
 
 inline void* __cvta_shared_to_generic(std::size_t address) {
-    // Addresses of shared memory have 32 bits there, and that of all blocks of a cluster lies within
-    // 8 MiB here.
+    // Addresses of shared memory have 32 bits there, and that of all blocks of a cluster lies
+    // within 8 MiB here.
     const auto base = reinterpret_cast<std::uintptr_t>(pymm_sim::self().dynamic_shared);
     return reinterpret_cast<void*>(base + static_cast<int>(static_cast<unsigned>(address) -
                                                            static_cast<unsigned>(base)));

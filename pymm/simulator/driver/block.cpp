@@ -1,5 +1,5 @@
-// One cluster at a time on one worker, mostly of one block: a fiber per CUDA thread, run in turn from
-// barrier to barrier.
+// One cluster at a time on one worker, mostly of one block: a fiber per CUDA thread, run in turn
+// from barrier to barrier.
 #include "worker.hpp"
 
 #include <sys/mman.h>
@@ -64,8 +64,8 @@ std::uintptr_t lay_out_block(Worker& w, Block& block) {
     return place;
 }
 
-// The blocks of a cluster have the same layout one after the other, so that an offset means the same
-// in each.
+// The blocks of a cluster have the same layout one after the other, so that an offset means the
+// same in each.
 void lay_out_shared(Worker& w) {
     if (!w.shared_begin) {
         w.shared_begin = reinterpret_cast<std::uintptr_t>(reserve_window(window_bytes));
@@ -126,8 +126,8 @@ void begin_block(Worker& w, Block& block, dim3 index) {
     }
 }
 
-// Blocks of a cluster begin one after the other, so many turns of their threads apart: what reaches a
-// block before it is known to have begun comes too early.
+// Blocks of a cluster begin one after the other, so many turns of their threads apart: what reaches
+// a block before it is known to have begun comes too early.
 constexpr unsigned turns_apart = 8;
 
 void start_block(Worker& w, std::size_t rank) {
@@ -264,10 +264,11 @@ void abandon(Worker& w, Fault fault, const void* where, const std::string& text)
 }
 
 Region* shared_region(Worker& w, std::uintptr_t address) {
-    const std::size_t rank = (address - w.shared_begin) / w.shared_pitch;
-    if (rank >= w.blocks.size()) return nullptr;
-    for (Region& r : w.blocks[rank].shared)
-        if (r.contains(address, 1)) return &r;
+    for (Block& block : w.blocks) {
+        if (address - block.shared_begin >= w.shared_pitch) continue;
+        for (Region& r : block.shared)
+            if (r.contains(address, 1)) return &r;
+    }
     return nullptr;
 }
 
@@ -279,9 +280,9 @@ std::string name_of(Worker& w, unsigned thread) {
 }
 
 std::string places(Worker& w) {
-    static const char* const names[] = {"not begun", "ready", "at __syncthreads", "at a named barrier",
-                                        "in a warp operation", "at the cluster's barrier",
-                                        "returned"};
+    static const char* const names[] = {
+        "not begun", "ready", "at __syncthreads", "at a named barrier", "in a warp operation",
+        "at the cluster's barrier", "returned"};
     std::string text;
     std::vector<bool> told(w.threads);
     for (unsigned i = 0; i < w.threads; i++) {

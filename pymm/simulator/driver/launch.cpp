@@ -48,9 +48,9 @@ std::size_t threads_wanted() {
     return static_cast<std::size_t>(std::clamp(n, 1L, 16L));
 }
 
-// How many workers have room. A guarded stack takes two mappings, of which a process may have 65530,
-// and is kept: 16 workers have 1024 each, and the larger a cluster the fewer the workers that ever
-// run one, so that all stay below 27400 stacks.
+// How many workers have room. A guarded stack takes two mappings, of which a process may have
+// 65530, and is kept: 16 workers have 1024 each, and the larger a cluster the fewer the workers
+// that ever run one, so that all stay below 27400 stacks.
 std::size_t workers_for(const Launch& launch) {
     const unsigned threads = launch.block_threads() * launch.cluster_blocks();
     return threads <= device::max_threads ? 16 : std::max(6 * device::max_threads / threads, 1u);

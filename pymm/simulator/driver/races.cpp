@@ -109,7 +109,8 @@ std::string name_of_actor(Worker& w, unsigned actor) {
     }
     if (actor < fetch_actor(r, 0)) {
         const unsigned warp = actor - send_actor(r, 0), rank = r.blocks > 1 ? warp / warps : 0;
-        return "a copy by TMA that warp " + std::to_string(warp - rank * warps) + in(rank) + " began";
+        return "a copy by TMA that warp " + std::to_string(warp - rank * warps) + in(rank) +
+               " began";
     }
     if (actor < maker_actor(r, 0)) return "a copy by TMA";
     const unsigned warp = actor - maker_actor(r, 0);

@@ -52,8 +52,8 @@ struct Site {
 // a product knows what all threads of its warpgroup did before it: it takes all four warps.
 //
 // In a cluster, actors are those of all its blocks, and __syncthreads of one block says nothing of
-// the others: instead of intervals, clocks tell what it orders. The mbarriers that a warp makes have
-// an actor of their own, for the cluster's barrier, which is relaxed, orders those and nothing else.
+// the others: instead of intervals, clocks tell what it orders. Who makes mbarriers has an actor of
+// its own in each warp, for the cluster's barrier, which is relaxed, orders that and nothing else.
 // And what others did in a block's shared memory has to be ordered before the block's end.
 struct Races {
     // Of each block:

@@ -69,10 +69,11 @@ KERNEL(sends_too_early) {
     exchange(out, rows, memory, 1);
 }
 
-// Coordinates and the number in the cluster; blocks of each cluster meet three times, and some
-// threads return on the way.
+// Coordinates and the number in the cluster. Threads of a block meet four times, which changes a
+// random order of them, then blocks of each cluster three times; some threads return on the way.
 extern "C" __global__ void __launch_bounds__(64) __cluster_dims__(2, 1, 2)
     positions(float* out, const float* rows) {
+    for (int i = 0; i < 4; i++) __syncthreads();
     cluster_arrive();
     if (threadIdx.x == 7) return;
     cluster_wait();
@@ -209,12 +210,14 @@ KERNEL(no_fence) {
     if (threadIdx.x == 0) mbarrier_arrive(memory.filled(), other);  // line:no_fence
     mbarrier_wait(memory.filled(), 0);
 }
-// A tile is written before block 1 copies to it: the cluster's barrier has to release that.
+// A tile is written before the other block copies to it: the cluster's barrier has to release that,
+// and __syncthreads is the block's own.
 __device__ void copy_over(float* out, const float* rows, Memory& memory, bool releases) {
     const TensorMap map = map_of(rows);
     make_barriers(memory, 1);
     fence_mbarrier_init();
     memory.tile[threadIdx.x / 32][threadIdx.x % 32] = 1;
+    __syncthreads();
     cluster_arrive(releases);
     cluster_wait();
     const unsigned short other = block_in_cluster() ? 1 : 2;
