@@ -13,11 +13,12 @@
 //   apart, and while one waits or stores the tensor cores work for the other.
 // - wgmma multiplies 64 x TB x 16 with one instruction, straight from shared memory. The warpgroup
 //   that fetches gives its registers to those that hold the sums.
-// - A cluster of blocks, one above the other, shares B: each of two fetches half, each of four a
-//   quarter (where B has no quarters, three a third or two a half), and sends it to all.
-//   128 x 256 alone asks L2 for 48 bytes a clock and multiprocessor, of some 46 that it has
-//   (DeepGEMM's figures); in a cluster for 32. A barrier of the cluster takes 0.65 us: no block
-//   waits for the other before it ends, for none arrives at a barrier of one that may have ended.
+// - Blocks of a cluster that are one above the other share B: each of two fetches half, each of
+//   four a quarter (where B has no quarters, three a third or two a half), and sends it to all.
+//   Those that are side by side share A in the same way. 128 x 256 alone asks L2 for 48 bytes a
+//   clock and multiprocessor, of some 46 that it has (DeepGEMM's figures); two that share B for 32.
+//   A barrier of the cluster takes 0.65 us: no block waits for the other before it ends, for none
+//   arrives at a barrier of one that may have ended.
 // - Blocks are persistent and take tile after tile, so that the next tile comes while this one is
 //   stored, through shared memory and by TMA again. With little k storing is all there is to do:
 //   SLOTS pieces of a warpgroup's tile are stored at a time (8192 x 8192 x 128: 47 us, not
@@ -76,7 +77,10 @@
 #define STAGES 4  // tiles in shared memory
 #endif
 #ifndef CLUSTER
-#define CLUSTER 1  // blocks that share a tile of B: 1, 2 or 4
+#define CLUSTER 1  // blocks of a cluster along m, which share a tile of B: 1, 2 or 4
+#endif
+#ifndef CLUSTER_N
+#define CLUSTER_N 1  // blocks of a cluster along n, which share a tile of A: 1, 2 or 4
 #endif
 #ifndef SPLIT
 #define SPLIT 1  // parts that k is split into
@@ -110,7 +114,7 @@ constexpr int STAGED_BYTES = SPLIT > 1 ? 0 : PIECE_COLUMNS / LINE * PIECE;  // i
 constexpr bool STREAMED = MB < 64 || NB < 64 || SPLIT > 1;
 // Small tiles: each warp stores its own rows, and the first steps are loaded before all else.
 constexpr bool WARPS_STORE = MB * NB <= 64 * 144;
-constexpr bool EARLY_LOADS = WARPS_STORE && CLUSTER == 1 && TB <= 128;
+constexpr bool EARLY_LOADS = WARPS_STORE && CLUSTER_BLOCKS == 1 && TB <= 128;
 
 #include "common/warpgroups.cuh"
 
@@ -124,11 +128,14 @@ static_assert(MB <= 256 && NB <= 256, "a box has at most 256 rows: MB and NB <= 
 static_assert(STAGES >= 2, "a tile is fetched while another is used: STAGES >= 2");
 static_assert(CLUSTER == 1 || (CLUSTER == 2 || CLUSTER == 4) && NB >= 64,
               "blocks share B, boxes or slices: CLUSTER is 1, or 2 or 4 and NB at least 64");
+static_assert(CLUSTER_N == 1 ||
+                  (CLUSTER_N == 2 || CLUSTER_N == 4) && CLUSTER_BLOCKS <= 8 && MB >= 64,
+              "at most 8 blocks share A, too: CLUSTER_N is 1, or 2 or 4 and MB at least 64");
 static_assert(CONSUMERS <= 4 && TA * TB / 128 + 40 <= CONSUMER_REGISTERS,
               "TA * TB / 128 sums fit: at most 192 for 1 or 2 warpgroups, 120 for 3, 64 for 4");
 
-#if CLUSTER > 1
-#define CLUSTERED __cluster_dims__(CLUSTER, 1, 1)
+#if CLUSTER * CLUSTER_N > 1
+#define CLUSTERED __cluster_dims__(CLUSTER * CLUSTER_N, 1, 1)
 #else
 #define CLUSTERED
 #endif
@@ -144,7 +151,26 @@ struct Maps {
     TensorMap a, b, c;
 };
 
-// The thread that loads: where the ring of stages is, and how it fills it.
+// The blocks of this one's column of the cluster, which share B, and of its row, which share A: a
+// bit for each by its number in the cluster.
+__device__ __forceinline__ unsigned short blocks_of_column() {
+    constexpr unsigned FIRST = (1 << CLUSTER) - 1;
+    return FIRST << column_in_cluster() * CLUSTER;
+}
+__device__ __forceinline__ unsigned short blocks_of_row() {
+    constexpr unsigned FIRST = ((1 << CLUSTER_BLOCKS) - 1) / ((1 << CLUSTER) - 1);
+    return FIRST << row_in_cluster();
+}
+// Whether a block of the cluster loads for this one: it is in the same row or column.
+__device__ __forceinline__ bool loads_for_this(unsigned block) {
+    return CLUSTER_N == 1 || block % CLUSTER == row_in_cluster() ||
+           block / CLUSTER == column_in_cluster();
+}
+
+// The thread that loads: where the ring of stages is, and how it fills it. In a cluster several
+// fill a stage, each when all blocks to which it sends have released it. Bytes may come before this
+// block's own expect_tx, but count in its phase: that cannot end without it, and nobody sends for
+// it before the last phase has ended here, for only then is the stage released.
 struct Producer {
     unsigned base, full, empty;
     Operand a, b;
@@ -154,8 +180,10 @@ struct Producer {
         const unsigned tile = base + stage * STAGE_BYTES, filled = full + 8 * stage;
         const unsigned k0 = (unit.first + step) * KB;
         mbarrier_expect_tx(filled, STAGE_BYTES);
-        fetch<!TRANS_A, 1, MB>(tile, a, filled, unit.i0, k0, unit.matrix);
-        fetch<TRANS_B, CLUSTER, COLUMNS_B>(tile + A_BYTES, b, filled, unit.j0, k0, unit.matrix);
+        fetch<!TRANS_A, CLUSTER_N, MB>(tile, a, filled, unit.i0, k0, unit.matrix,
+                                       column_in_cluster(), blocks_of_row());
+        fetch<TRANS_B, CLUSTER, COLUMNS_B>(tile + A_BYTES, b, filled, unit.j0, k0, unit.matrix,
+                                           row_in_cluster(), blocks_of_column());
     }
     // Loads the first steps, one for each stage, all empty. Returns how many: `produce` goes on.
     __device__ __forceinline__ unsigned begin(const Product& p) const {
@@ -167,7 +195,8 @@ struct Producer {
     }
     __device__ __forceinline__ void produce(const Product& p, unsigned first_loads) const {
         Ring ring{first_loads % STAGES, first_loads < STAGES};
-        for (unsigned id = blockIdx.x / CLUSTER; id < p.units(); id += gridDim.x / CLUSTER) {
+        for (unsigned id = blockIdx.x / CLUSTER_BLOCKS; id < p.units();
+             id += gridDim.x / CLUSTER_BLOCKS) {
             const Unit unit = p[id];
             for (unsigned step = first_loads; step < unit.steps; step++, ring.advance()) {
                 mbarrier_wait(empty + 8 * ring.stage, ring.parity);
@@ -209,13 +238,15 @@ __device__ __forceinline__ void multiply(float (&sum)[ROWS][TB / 2], unsigned st
                     b + (x / 4 * COLUMNS_B * 128 + x % 4 * STEP_B) / 16, step > 0 || x > 0);
         wgmma_commit_group();
         wgmma_wait_group<1>();  // the step before has ended: its stage may be filled again
-        if (used < STAGES && thread < CLUSTER && (CLUSTER == 1 || left >= STAGES))
+        if (used < STAGES && thread < CLUSTER_BLOCKS && loads_for_this(thread) &&
+            (CLUSTER_BLOCKS == 1 || left >= STAGES))
             mbarrier_arrive(empty + 8 * used, thread);
         used = ring.stage;
-        if (CLUSTER > 1) left--;
+        if (CLUSTER_BLOCKS > 1) left--;
     }
     wgmma_wait_group<0>();
-    if (used < STAGES && thread < CLUSTER && (CLUSTER == 1 || left >= STAGES))
+    if (used < STAGES && thread < CLUSTER_BLOCKS && loads_for_this(thread) &&
+        (CLUSTER_BLOCKS == 1 || left >= STAGES))
         mbarrier_arrive(empty + 8 * used, thread);
 }
 
@@ -228,15 +259,15 @@ __device__ __forceinline__ void consume(const Product& p, const Output& result,
     const unsigned tile_a = producer.base + group / WARPGROUPS_N * TA * 2 * BOX;
     const unsigned tile_b = producer.base + A_BYTES + group % WARPGROUPS_N * TB * 2 * BOX;
     Ring ring;
-    unsigned slot = 0, warm_up = !EARLY_LOADS, left = CLUSTER > 1 ? p.steps_of_block() : 0;
+    unsigned slot = 0, warm_up = !EARLY_LOADS, left = CLUSTER_BLOCKS > 1 ? p.steps_of_block() : 0;
     if (!EARLY_LOADS) make_opaque(warm_up);  // else the code would be there twice
-    for (unsigned id = blockIdx.x / CLUSTER; id < p.units();) {
+    for (unsigned id = blockIdx.x / CLUSTER_BLOCKS; id < p.units();) {
         const Unit unit = p[id];
         float sum[ROWS][TB / 2];
         multiply(sum, warm_up ? 0 : unit.steps, ring, left, tile_a, tile_b, producer.full,
                  producer.empty);
         store_tile(sum, result, unit, staging, slot, group, warm_up);
-        id += warm_up ? 0 : gridDim.x / CLUSTER;
+        id += warm_up ? 0 : gridDim.x / CLUSTER_BLOCKS;
         warm_up = 0;
     }
     if (threadIdx.x % 128 == 0) bulk_wait_group_read();
@@ -251,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
     unsigned char* const staging = aligned + STAGES * STAGE_BYTES + PADDING_BYTES;
     const unsigned full = address_of_shared(staging + CONSUMERS * SLOTS * STAGED_BYTES);
     const Product p{unsigned(batch), (k + KB - 1u) / KB, (m + TILE_M - 1u) / TILE_M,
-                    (n + NB - 1u) / NB};
+                    (n + TILE_N - 1u) / TILE_N};
     const bool stream_a = p.tiles_n <= 4 && (batched_a || batch == 1);
     const bool stream_b = p.tiles_m <= 4 && (batched_b || batch == 1);
     const Producer producer{address_of_shared(aligned),
@@ -268,12 +299,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
         if (boxed && SPLIT == 1 && !WARPS_STORE) prefetch_tensormap(&maps.c);
         for (int s = 0; s < STAGES; s++) {
             mbarrier_init(producer.full + 8 * s, 1);
-            mbarrier_init(producer.empty + 8 * s, CONSUMERS * CLUSTER);
+            mbarrier_init(producer.empty + 8 * s, CONSUMERS * (CLUSTER + CLUSTER_N - 1));
         }
         fence_mbarrier_init();
         if (EARLY_LOADS) griddepcontrol_wait(), first_loads = producer.begin(p);
     }
-    if (CLUSTER > 1)
+    if (CLUSTER_BLOCKS > 1)
         cluster_arrive(), cluster_wait();
     else
         __syncthreads();

@@ -100,9 +100,6 @@ flush = gpuarray.empty(1 if simulated else 1 << 26, np.float32)
 sms = 4 if simulated else device.multiprocessor_count
 rows = []
 for name, (adds, grid, threads, stages, box) in STEPS.items():
-    if simulated and name == "5_cluster":
-        print(f"{name:13} {adds:29} the simulator has no clusters")
-        continue
     kernel = compile_step(name)
     shared = stages * (STAGE + 16) + 1024
     driver.allow_shared(kernel, shared)

@@ -26,7 +26,7 @@ EXAMPLES = {
     "variable_placement": ("until it is freed     128  256", [], "-m"),
     "tile_phases": ("P is M N: True", ["--width", "5", "--tile", "3"], "-m"),
     "hopper_steps": (
-        "4_persistent  persistent blocks             right",
+        "5_cluster     clusters that share B         right",
         ["--m", "130", "--n", "150", "--k", "200"],
         "-m",
     ),
@@ -71,7 +71,7 @@ def test_example_runs(name):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples/hopper_steps").glob("*.cu")), ids=str)
 def test_hopper_step_compiles_for_a_gpu(path, tmp_path):
-    """The simulator runs no clusters, and knows nothing of registers."""
+    """The simulator knows nothing of registers."""
     command = [project_nvcc().path, "-cubin", "-arch=sm_90a", "-Xptxas=-v"]
     command += ["-I", path.parent, "-I", ROOT / "cuda_src", "-o", tmp_path / "step.cubin", path]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,8 +1,8 @@
 // Tiles of A and B as TMA loads them for wgmma, and the tile of C as it is stored.
 //
 // The kernel defines REAL, OUT; TA, TB; BOX (columns of a box along k) and K_BOXES (boxes of a tile
-// along k); STAGES, CLUSTER, SPLIT; STREAMED (loads carry an L2 policy); ROWS (pieces of 64 rows of
-// a warpgroup) and WARPGROUPS_N; SLOTS, LINE and PIECE_COLUMNS (columns of C in 128 bytes and in a
+// along k); STAGES, SPLIT; STREAMED (loads carry an L2 policy); ROWS (pieces of 64 rows of a
+// warpgroup) and WARPGROUPS_N; SLOTS, LINE and PIECE_COLUMNS (columns of C in 128 bytes and in a
 // piece), PIECE (bytes of 64 rows of 128), STAGED_BYTES (of a slot) and WARPS_STORE (each warp
 // stores its own rows, without TMA); CONSUMER_REGISTERS (common/warpgroups.cuh). Units of work come
 // from common/split_k_schedule.cuh.
@@ -38,17 +38,18 @@ constexpr int PARTS_OF_ROWS<EXTENT, 1> = 1;
 // K-major operand has all rows, of an MN-major one 64 columns or fewer. Where BLOCKS of a cluster
 // share the tile, each loads a part for all of them (multicast): rows of a K-major box, some of the
 // MN-major ones, or where these are at most half as many as blocks, a part of the depth of one.
-// Where that does not come out even, the last blocks load fewer or none.
+// Where that does not come out even, the last blocks load fewer or none. `place` counts this block
+// among them, `all` has a bit for each of them by its number in the cluster.
 template <bool K_MAJOR, int BLOCKS, int EXTENT>
 __device__ __forceinline__ void fetch(unsigned tile, const Operand& from, unsigned full,
-                                      unsigned outer, unsigned k0, unsigned matrix) {
+                                      unsigned outer, unsigned k0, unsigned matrix,
+                                      unsigned place = 0, unsigned short all = 1) {
     constexpr int ROWS_OF_BOX = EXTENT / PARTS_OF_ROWS<EXTENT, BLOCKS>;
     constexpr int HIGH = K_MAJOR ? ROWS_OF_BOX : EXTENT < 64 ? EXTENT : 64;
     constexpr int SLICES = !K_MAJOR && EXTENT / HIGH < BLOCKS ? BLOCKS * HIGH / EXTENT : 1;
     constexpr int BOXES = EXTENT / HIGH * SLICES;
     constexpr int SHARE = (BOXES + BLOCKS - 1) / BLOCKS;  // boxes that a block loads, at most
-    constexpr unsigned short ALL = (1 << BLOCKS) - 1;
-    const unsigned first = BLOCKS > 1 ? block_in_cluster() * SHARE : 0, z = matrix * from.stride;
+    const unsigned first = BLOCKS > 1 ? place * SHARE : 0, z = matrix * from.stride;
 #pragma unroll
     for (int deep = 0; deep < K_BOXES; deep++)
 #pragma unroll
@@ -60,9 +61,9 @@ __device__ __forceinline__ void fetch(unsigned tile, const Operand& from, unsign
             const unsigned target = tile + (deep * EXTENT + at) * 2 * BOX + slice * 128;
             const unsigned x = K_MAJOR ? k : o, y = K_MAJOR ? o : k;
             if constexpr (BLOCKS > 1 && STREAMED)
-                tma_load(target, from.map, full, x, y, z, ALL, from.l2_hint);
+                tma_load(target, from.map, full, x, y, z, all, from.l2_hint);
             else if constexpr (BLOCKS > 1)
-                tma_load(target, from.map, full, x, y, z, ALL);
+                tma_load(target, from.map, full, x, y, z, all);
             else if constexpr (STREAMED)
                 tma_load(target, from.map, full, x, y, z, from.l2_hint);
             else

@@ -23,7 +23,11 @@ struct Ring {
 
 // All threads of the cluster, and what they did before.
 __device__ __forceinline__ void cluster_sync() {
+#ifdef PYMM_SIMULATOR
+    cluster_arrive(true), cluster_wait();
+#else
     asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
+#endif
 }
 
 // As in step 4, with tiles two high: `count` is that of pairs.

@@ -297,7 +297,7 @@ class Kernel:
         multiprocessors, if it has work for so many.
         """
         if self.persistent and sms is not None:
-            cluster = getattr(config, "CLUSTER", 1)
+            cluster = cluster_blocks(config)
             most = sms * self.persistent.blocks_per_sm(config)
             blocks = min(self.units(config, problem), max(most - most % cluster, cluster))
             return blocks, 1, 1
@@ -383,6 +383,11 @@ class Config:
                     f"{', '.join(known) or 'nothing'} can"
                 )
         return replace(self, forced=tuple(sorted({**dict(self.forced), **macros}.items())))
+
+
+def cluster_blocks(config: Config) -> int:
+    """Blocks of a cluster."""
+    return getattr(config, "CLUSTER", 1) * getattr(config, "CLUSTER_N", 1)
 
 
 # Split-k of persistent kernels: the sums of each part are stored, and common/combine.cuh adds them

@@ -44,8 +44,12 @@ _WITHIN = 1.35
 #: are offered, twice as many changed two choices.
 _COMPARED = 32
 
-#: The parameters of a configuration in a survey's .npz file; 1 for those that a kernel lacks.
-PARAMETERS = "MB", "NB", "KB", "TA", "TB", "STAGES", "BLOCKS", "SLICES", "CLUSTER", "STORE", "SPLIT"
+#: The parameters of a configuration in a survey's .npz file; 1 for those that a kernel lacks. New
+#: ones come last: files that were written before lack their columns.
+PARAMETERS = (
+    *("MB", "NB", "KB", "TA", "TB", "STAGES", "BLOCKS", "SLICES", "CLUSTER", "STORE", "SPLIT"),
+    "CLUSTER_N",
+)
 
 #: Those of them that say which form of a kernel a configuration is.
 _OF_FORM = tuple(name for name in PARAMETERS if name not in ("STORE", "SPLIT"))
@@ -77,6 +81,7 @@ SCALES = {
     "STAGES": 0.24,
     "BLOCKS": 0.30,
     "CLUSTER": 0.63,
+    "CLUSTER_N": 0.63,  # not fitted
     "STORE": 0.47,
     "kernel": 0.90,
 }
@@ -207,7 +212,9 @@ def features(rows: np.ndarray, dtype: str, sms: int) -> np.ndarray:
         **{name: c[name] for name in ("STAGES", "BLOCKS", "CLUSTER", "STORE")},
     }
     scaled = [SCALES[name] * np.asarray(column, float) for name, column in columns.items()]
-    return np.column_stack([*scaled, SCALES["kernel"] * np.eye(_KERNELS)[kernel]])
+    kernels = SCALES["kernel"] * np.eye(_KERNELS)[kernel]
+    # New features come last, and are 0 where they say nothing: so sums of the others are the same.
+    return np.column_stack([*scaled, kernels, SCALES["CLUSTER_N"] * np.log2(c["CLUSTER_N"])])
 
 
 def _alignment(length: np.ndarray) -> np.ndarray:
@@ -273,6 +280,12 @@ def _folder() -> Traversable:
     return shipped_folder("tuning_configs")
 
 
+def _whole(rows: np.ndarray) -> np.ndarray:
+    """Rows of a file with the columns of all parameters."""
+    lacking = _KERNEL + 1 + len(PARAMETERS) - rows.shape[1]
+    return np.pad(rows, ((0, 0), (0, lacking)), constant_values=1)
+
+
 @lru_cache(maxsize=64)
 def _load(device: str, dtype: str) -> Survey | None:
     """The survey of a device in one type, if it has that."""
@@ -280,7 +293,7 @@ def _load(device: str, dtype: str) -> Survey | None:
     with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
         if f"{dtype}_rows" not in file:
             return None
-        rows, sms = file[f"{dtype}_rows"].astype(np.int64), int(file["sms"])
+        rows, sms = _whole(file[f"{dtype}_rows"].astype(np.int64)), int(file["sms"])
         at = features(rows, dtype, sms).astype(np.float32)  # quicker than in double precision
         columns = [_KERNEL, *(_KERNEL + 1 + PARAMETERS.index(name) for name in _OF_FORM)]
         forms = frozenset(map(tuple, np.unique(rows[:, columns], axis=0).tolist()))

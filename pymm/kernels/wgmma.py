@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pymm.core.device import Device
 from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem, stored_shapes
-from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma
+from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma, cluster_blocks
 from pymm.kernels.rules import ACCUMULATORS, PARTS_FIT, PARTS_HAVE_STEPS, STAGES_FIT, STAGES_OVERLAP
 from pymm.kernels.tiles import tiles_in
 
@@ -26,24 +26,26 @@ def _consumers(c: Config) -> int:
 def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
     """A K-major box has all rows of a tile, or what a block of the cluster loads of it; an MN-major
     one all depth of 64 columns, or of a narrow tile's, or a slice of the depth where a tile has at
-    most half as many such boxes as the cluster has blocks. C is stored in pieces of 64 rows.
+    most half as many such boxes as blocks share it. C is stored in pieces of 64 rows.
     """
-    deep = min(c.KB, _COLUMNS)
-    slices = max(_COLUMNS * c.CLUSTER // columns(c, p), 1) if c.CLUSTER > 1 else 1
-    a = _across(c.MB, deep) if p.trans_a else Box(deep, c.MB, 2 * deep)
-    parts = next(n for n in range(c.CLUSTER, 0, -1) if c.NB % (8 * n) == 0)
-    b = Box(deep, c.NB // parts, 2 * deep) if p.trans_b else _across(c.NB, deep // slices)
-    return a, b, Box(_ROW // p.out_dtype.itemsize, 64)
+    a = _box(c.MB, c.CLUSTER_N, c.KB, not p.trans_a)
+    return a, _box(columns(c, p), c.CLUSTER, c.KB, p.trans_b), Box(_ROW // p.out_dtype.itemsize, 64)
+
+
+def _box(extent: int, blocks: int, deep: int, k_major: bool) -> Box:
+    """Of the rows or columns of an operand that a stage has and so many blocks share."""
+    deep = min(deep, _COLUMNS)
+    if k_major:
+        parts = next(n for n in range(blocks, 0, -1) if extent % (8 * n) == 0 or n == 1)
+        return Box(deep, extent // parts, 2 * deep)
+    slices = max(_COLUMNS * blocks // extent, 1) if blocks > 1 else 1
+    across = min(extent, _COLUMNS)
+    return Box(across, deep // slices, 2 * across)
 
 
 def columns(c: Config, p: Problem) -> int:
     """Columns of B that a stage has: of wide tiles in whole boxes, if its rows lie along n."""
     return c.NB if p.trans_b or c.NB < _COLUMNS else round_up(c.NB, _COLUMNS)
-
-
-def _across(extent: int, deep: int) -> Box:
-    columns = min(extent, _COLUMNS)
-    return Box(columns, deep, 2 * columns)
 
 
 def _shared_bytes(c: Config, p: Problem) -> int:
@@ -58,7 +60,7 @@ def _shared_bytes(c: Config, p: Problem) -> int:
 
 def _tiles(c: Config, p: Problem) -> tuple[int, int]:
     """Blocks that have a tile, in whole clusters, and 1."""
-    return tiles_in(p, c.MB * c.CLUSTER, c.NB) * c.CLUSTER, 1
+    return tiles_in(p, c.MB * c.CLUSTER, c.NB * c.CLUSTER_N) * cluster_blocks(c), 1
 
 
 def _shared_evenly(tile: int, own: int) -> bool:
@@ -146,6 +148,27 @@ _FILLING = tuple(
     (dict(MB=128, NB=176, TA=64, TB=176, STAGES=4, GROUP=1), 0.45, 0.46, 1.3),
 )
 
+#: The same in clusters whose blocks share A, too: rows, columns, those of a warpgroup, stages,
+#: blocks of a cluster along m and along n, microseconds as above. None was measured yet. The tuner
+#: tries them besides its space.
+_BOTH_SHARED = tuple(
+    (
+        dict(MB=mb, NB=nb, TA=64, TB=tb, STAGES=stages, CLUSTER=down, CLUSTER_N=across, GROUP=1),
+        *times,
+    )
+    for mb, nb, tb, stages, shapes, *times in (
+        (64, 96, 96, 8, ((4, 2),), 0.18, 0.2, 0.3),
+        (64, 128, 64, 8, ((2, 2), (4, 2)), 0.21, 0.23, 0.3),
+        (64, 192, 192, 6, ((2, 2), (4, 2)), 0.25, 0.27, 0.35),
+        (128, 96, 96, 6, ((2, 2), (4, 2)), 0.27, 0.28, 0.6),
+        (128, 112, 112, 6, ((2, 2),), 0.3, 0.31, 0.8),
+        (128, 128, 64, 6, ((2, 2), (4, 2)), 0.34, 0.34, 1.05),
+        (128, 128, 128, 6, ((2, 2), (4, 2), (2, 4)), 0.335, 0.335, 1.0),
+        (128, 160, 160, 4, ((2, 2), (4, 2)), 0.42, 0.42, 1.2),
+    )
+    for down, across in shapes
+)
+
 #: For many products of 65 to 128 rows and columns and at most as many along k (256 of 128 squared:
 #: 12.2 us, 13.1 with 128 x 128 in two steps).
 _ONE_STEP = dict(
@@ -223,7 +246,7 @@ def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
     if tiles_in(p, 64, 64) * p.batch <= d.sms:
         more += (*_NARROW, *_SMALL)
     if _is_about_a_wave(p, d):
-        more += _FILLING
+        more += (*_FILLING, *_BOTH_SHARED)
     for form, parts in (*_forms(p, d), *((f, n) for f in more for n in _parts(f, p, d))):
         config = WGMMA.config(_given(form, parts, p, d))
         yield _LAUNCH + repacking_us(p) + _microseconds(form, parts, p, d), config
@@ -280,8 +303,9 @@ def _competes(given: dict[str, int], p: Problem) -> bool:
 
 def _count(form: tuple, p: Problem) -> int:
     """Blocks that have a tile, in whole clusters; one cluster where C is empty."""
-    cluster = form[0].get("CLUSTER", 1)
-    return max(1, tiles_in(p, form[0]["MB"] * cluster, form[0]["NB"]) * p.batch) * cluster
+    down, across = form[0].get("CLUSTER", 1), form[0].get("CLUSTER_N", 1)
+    tiles = tiles_in(p, form[0]["MB"] * down, form[0]["NB"] * across) * p.batch
+    return max(1, tiles) * down * across
 
 
 def _microseconds(form: tuple, parts: int, p: Problem, d: Device) -> float:
@@ -297,7 +321,8 @@ def _microseconds(form: tuple, parts: int, p: Problem, d: Device) -> float:
     sums = 4 * p.m * p.n * p.batch * parts if parts > 1 else 0
     adding = _COMBINING + _PART * parts + 2 * sums / _MEMORY if parts > 1 else 0.0
     fetched = p.bytes / ((_MEMORY if p.alignment >= 16 else _COPIED) * min(1.0, count / d.sms))
-    read = 2 * count / parts * (mb + nb / given.get("CLUSTER", 1)) * p.k
+    of_each = mb / given.get("CLUSTER_N", 1) + nb / given.get("CLUSTER", 1)
+    read = 2 * count / parts * of_each * p.k
     fetched = max(fetched, read / _L2[unaligned])
     return max(busy, fetched) + 0.05 * min(busy, fetched) + adding
 
@@ -315,12 +340,20 @@ WGMMA = Kernel(
         TB=(64, 96, 112, 128, 144, 160, 176, 192, 208, 224, 256),
         STAGES=(2, 3, 4, 6, 8, 12, 16),
         CLUSTER=(1, 2, 4),
+        CLUSTER_N=(1,),
         GROUP=(1, 8),
         SPLIT=(1, 2, 4, 8, 16, 32, 66, 132),
         SLOTS=(1, 2),
     ),
     default=dict(
         MB=128, NB=256, KB=64, TA=64, TB=256, STAGES=4, CLUSTER=1, GROUP=8, SPLIT=1, SLOTS=1
+    ),
+    added=dict(CLUSTER_N=1),
+    extra_points=tuple(
+        dict(KB=64, SLOTS=1) | form[0] | dict(GROUP=group, SPLIT=parts)
+        for form in _BOTH_SHARED
+        for group in (1, 8)
+        for parts in (1, 2, 4)
     ),
     fallbacks=(
         dict(MB=64, NB=64, KB=64, TA=64, TB=64, STAGES=4, CLUSTER=1, GROUP=8, SPLIT=1, SLOTS=1),
@@ -360,6 +393,15 @@ WGMMA = Kernel(
         Rule(
             "blocks share B, boxes or slices: CLUSTER is 1, or 2 or 4 and NB at least 64",
             lambda c, p, d: c.CLUSTER == 1 or c.CLUSTER in (2, 4) and c.NB >= _COLUMNS,
+        ),
+        Rule(
+            "at most 8 blocks share A, too: CLUSTER_N is 1, or 2 or 4 and MB at least 64",
+            lambda c, p, d: (
+                c.CLUSTER_N == 1
+                or c.CLUSTER_N in (2, 4)
+                and c.CLUSTER * c.CLUSTER_N <= 8
+                and c.MB >= _COLUMNS
+            ),
         ),
         Rule(
             "TA * TB / 128 sums fit: at most 192 for 1 or 2 warpgroups, 120 for 3, 64 for 4",

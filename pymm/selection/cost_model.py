@@ -234,8 +234,8 @@ def _step_seconds(
         cycles *= max(1.0, TENSOR_WARPS_TO_HIDE / warps)
     if not config.kernel.tma:
         cycles += COPIED * (shape.mb + shape.nb) * shape.kb * size / (32 * problem.alignment)
-    cluster = config.as_dict().get("CLUSTER", 1)
-    fetched = (shape.mb + shape.nb / cluster) * shape.kb * size
+    down, across = (config.as_dict().get(name, 1) for name in ("CLUSTER", "CLUSTER_N"))
+    fetched = (shape.mb / across + shape.nb / down) * shape.kb * size
     share = max(cycles, fetched / L2_BYTES) / clock
     held = 1.0
     if config.kernel.tma:

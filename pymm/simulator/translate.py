@@ -2,7 +2,7 @@
 
 Three things of the language have no spelling in C++ and are rewritten, each on its own line so
 that line numbers stay: ``__shared__`` declarations, ``__global__`` functions (with their launch
-bounds), and ``#pragma unroll``. Everything else is macros and functions of the header.
+bounds and clusters), and ``#pragma unroll``. Everything else is macros and functions of the header.
 """
 
 from __future__ import annotations
@@ -88,8 +88,6 @@ class Translation:
                     "inline PTX cannot be simulated: put it in common/ptx.cuh "
                     "with a plain C++ twin under #ifdef PYMM_SIMULATOR",
                 )
-        if m := re.search(r"\b__cluster_dims__\b", self.code):
-            self.refuse(m.start(), "clusters of thread blocks cannot be simulated")
 
     def _unroll(self) -> None:
         # nvcc unrolls fully, which would make g++ slow. 8 times keeps a register tile in registers,
@@ -126,7 +124,8 @@ class Translation:
         code, begin = self.code, statement_begin(self.code, at)
         name_begin, opening = self._name_and_parameters(after)
         name = self.text[name_begin:opening].strip()
-        bounds = self._take_bounds(begin, opening)
+        bounds = self._take("__launch_bounds__", begin, opening)
+        cluster = self._take("__cluster_dims__", begin, opening)
         closing = match(code, opening)
         following = re.compile(r"\s*([;{])").match(code, closing + 1)
         if not following:
@@ -137,10 +136,12 @@ class Translation:
         default = '__attribute__((visibility("default"), noinline))'
         self.edits.append((at, after, "" if instance else default))
         number = len(self.edits)
+        if cluster and template:
+            self.refuse(at, f"{name}: templates with __cluster_dims__ cannot be simulated")
         if instance:
             base = name.split("<")[0].strip()
             limit = f"pymm_bounds_{base}{name[name.index('<') :]}()" if base in self.bounds else "0"
-            self._register(following.end(), number, name, limit)
+            self._register(following.end(), number, name, limit, "")
         elif following[1] == "{":
             end = match(code, following.end() - 1)
             pointer = f"&{name}"
@@ -158,18 +159,15 @@ class Translation:
                         )
                     )
             else:
-                self._register(end + 1, number, name, bounds or "0")
+                self._register(end + 1, number, name, bounds or "0", cluster)
             self.kernels.append(Kernel(name, following.end(), end, pointer))
 
-    def _register(self, at: int, number: int, name: str, bounds: str) -> None:
-        self.edits.append(
-            (
-                at,
-                at,
-                f" static pymm_sim::AddKernel pymm_kernel_{number}"
-                f'{{pymm_sim::describe(&{name}, "{name}", {bounds})}};',
-            )
-        )
+    def _register(self, at: int, number: int, name: str, bounds: str, cluster: str) -> None:
+        kernel = f'pymm_sim::describe(&{name}, "{name}", {bounds})'
+        if cluster:
+            kernel = f"pymm_sim::in_clusters({kernel}, {cluster})"
+        added = f" static pymm_sim::AddKernel pymm_kernel_{number}{{{kernel}}};"
+        self.edits.append((at, at, added))
 
     def _name_and_parameters(self, at: int) -> tuple[int, int]:
         """Where the name begins and where its parameter list opens, after `__global__`."""
@@ -185,8 +183,9 @@ class Translation:
                 return at + head.start(), opening
             at = match(code, opening) + 1
 
-    def _take_bounds(self, begin: int, end: int) -> str:
-        m = re.compile(r"\b__launch_bounds__\s*\(").search(self.code, begin, end)
+    def _take(self, attribute: str, begin: int, end: int) -> str:
+        """The attribute's arguments, which leave the text; nothing where there is none."""
+        m = re.compile(rf"\b{attribute}\s*\(").search(self.code, begin, end)
         if not m:
             return ""
         closing = match(self.code, m.end() - 1)

@@ -27,9 +27,10 @@ def fitting(cuda):
         asked.append(question)
         return 30
 
-    def grid(cluster: int, blocks: int) -> tuple[int, int, int]:
-        kernel = find_kernel("wgmma_tf32")
-        config = kernel.config(kernel.default | {"CLUSTER": cluster})
+    def grid(cluster: int, blocks: int, across: int = 1) -> tuple[int, int, int]:
+        kernel = find_kernel("wgmma_tf32" if across == 1 else "wgmma")
+        both = {"CLUSTER": cluster} | ({"CLUSTER_N": across} if across > 1 else {})
+        config = kernel.config(kernel.default | both)
         own = SimpleNamespace(config=config, _driver=SimpleNamespace(most_clusters=most_clusters))
         found, block = executable._fitting(own, held, 200_000, (blocks, 1, 1), BLOCK)
         assert block == BLOCK
@@ -46,7 +47,14 @@ def test_clusters_of_four_are_those_that_fit(fitting, blocks, launched):
     assert grid(4, 132) == (120, 1, 1) and len(asked) == 1
 
 
+def test_blocks_along_both_axes_count(fitting):
+    grid, asked = fitting
+    assert grid(2, 132, across=2) == (120, 1, 1)
+    assert asked == [(7, (132, 1, 1, *BLOCK, 200_000), 4)]
+
+
 def test_pairs_always_fit(fitting):
     grid, asked = fitting
     assert [grid(cluster, 132) for cluster in (1, 2)] == [(132, 1, 1)] * 2
+    assert grid(1, 132, across=2) == (132, 1, 1)
     assert not asked

@@ -175,7 +175,7 @@ def test_no_architecture_spills(nvcc, name):
 
 
 #: Blocks in clusters of two and four.
-CLUSTERS = [(slug, kind) for slug, *kind in HOPPER + SHALLOW if re.search("CLUSTER[24]", slug)]
+CLUSTERS = [(slug, kind) for slug, *kind in HOPPER + SHALLOW if re.search("CLUSTER(_N)?[24]", slug)]
 
 
 @pytest.mark.parametrize("slug, kind", CLUSTERS)

@@ -15,7 +15,7 @@ from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.core.reference import mirrored, other_half
 from pymm.kernels import find_kernel, kernels_for, parse_slug
-from pymm.kernels.kernel import parts_of
+from pymm.kernels.kernel import cluster_blocks, parts_of
 from pymm.kernels.source import render
 from pymm.measure.verify import NUMBER, POISON, compare, normal
 from pymm.runtime.arrays import adopt
@@ -51,6 +51,13 @@ SLUGS = (
     "wgmma-MB64-NB192-KB64-TA64-TB192-STAGES4-CLUSTER2-GROUP1-SPLIT1-SLOTS1",
     "wgmma-MB64-NB208-KB64-TA64-TB208-STAGES4-CLUSTER4-GROUP1-SPLIT1-SLOTS1",
     "wgmma-MB32-NB160-KB64-TA64-TB160-STAGES6-CLUSTER2-GROUP8-SPLIT1-SLOTS1",
+    "wgmma-MB128-NB128-KB64-TA64-TB128-STAGES6-CLUSTER2-CLUSTER_N2-GROUP1-SPLIT1-SLOTS1",
+    "wgmma-MB64-NB128-KB64-TA64-TB64-STAGES8-CLUSTER4-CLUSTER_N2-GROUP8-SPLIT1-SLOTS1",
+    "wgmma-MB128-NB112-KB64-TA64-TB112-STAGES4-CLUSTER2-CLUSTER_N4-GROUP1-SPLIT1-SLOTS2",
+    "wgmma-MB64-NB144-KB32-TA64-TB144-STAGES2-CLUSTER4-CLUSTER_N2-GROUP1-SPLIT1-SLOTS1",
+    "wgmma-MB256-NB64-KB32-TA128-TB64-STAGES3-CLUSTER1-CLUSTER_N4-GROUP8-SPLIT1-SLOTS1",
+    "wgmma-MB64-NB64-KB128-TA64-TB64-STAGES3-CLUSTER1-CLUSTER_N2-GROUP8-SPLIT3-SLOTS1",
+    "wgmma-MB64-NB192-KB64-TA64-TB192-STAGES3-CLUSTER2-CLUSTER_N2-GROUP8-SPLIT4-SLOTS1",
 )
 #: Some that the simulator runs, for half of a symmetric C, too.
 SIMULATED = (
@@ -61,6 +68,7 @@ SIMULATED = (
     ("wgmma-MB64-NB144-KB64-TA64-TB144-STAGES3-CLUSTER1-GROUP1-SPLIT1-SLOTS1", "f16"),
     ("wgmma-MB128-NB112-KB32-TA64-TB112-STAGES3-CLUSTER1-GROUP1-SPLIT1-SLOTS2", "bf16_f32"),
     ("wgmma-MB64-NB96-KB128-TA64-TB96-STAGES2-CLUSTER1-GROUP8-SPLIT3-SLOTS1", "bf16"),
+    ("wgmma-MB64-NB64-KB64-TA64-TB64-STAGES2-CLUSTER2-CLUSTER_N2-GROUP1-SPLIT1-SLOTS1", "bf16"),
 )
 DTYPES = ("f16", "bf16", "f16_f32", "bf16_f32")
 HALVES = [row.name for row in dtypes.DTYPES.values() if row.out_roundoff]
@@ -92,8 +100,9 @@ def test_blocks_stay_and_come_in_whole_clusters(slug):
         assert area >= config.SPLIT * problem.m * problem.n * problem.batch
         for sms in (1, 2, 7, 132):
             x, y, z = WGMMA.grid(config, problem, sms)
-            assert (y, z) == (1, 1) and x % config.CLUSTER == 0
-            assert x == every or x == max(sms - sms % config.CLUSTER, config.CLUSTER) < every
+            blocks = cluster_blocks(config)
+            assert (y, z) == (1, 1) and x % blocks == 0
+            assert x == every or x == max(sms - sms % blocks, blocks) < every
 
 
 @pytest.mark.parametrize(
@@ -161,6 +170,28 @@ def test_boxes_fill_the_tile_of_b(nb, cluster, trans_b):
     count, rest = divmod(columns * 64, box.columns * box.rows)
     assert rest == 0 and box.rows % 8 == 0
     assert count <= cluster if trans_b else count >= min(cluster, 3)
+
+
+@pytest.mark.parametrize("trans_a", [False, True])
+@pytest.mark.parametrize("kb", [32, 64, 128])
+@pytest.mark.parametrize("blocks", [1, 2, 4])
+@pytest.mark.parametrize("mb", [64, 128, 256])
+def test_blocks_side_by_side_load_equal_parts_of_a(mb, blocks, kb, trans_a):
+    """One box each, or several, in whole groups of eight rows."""
+    given = dict(MB=mb, NB=64, KB=kb, TA=64, TB=64, STAGES=2, CLUSTER=2, CLUSTER_N=blocks)
+    config = WGMMA.config(given | dict(GROUP=1, SPLIT=1, SLOTS=1))
+    box = WGMMA.tma.boxes(config, Problem(8, 8, 8, "bf16", trans_a, False))[0]
+    count, rest = divmod(mb * min(kb, 64), box.columns * box.rows)
+    assert rest == 0 and box.rows % 8 == 0 and count % blocks == 0
+
+
+def test_a_cluster_whose_blocks_share_b_alone_is_spelled_as_before():
+    before = "wgmma-MB64-NB128-KB64-TA64-TB64-STAGES8-CLUSTER2-GROUP8-SPLIT1-SLOTS1"
+    config = parse_slug(before)
+    assert config.slug == before and config.CLUSTER_N == 1
+    both = WGMMA.config(config.as_dict() | {"CLUSTER_N": 2})
+    assert both.slug == before.replace("CLUSTER2", "CLUSTER2-CLUSTER_N2")
+    assert parse_slug(both.slug) == both != config
 
 
 def test_one_text_for_all_sizes():

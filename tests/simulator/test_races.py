@@ -163,6 +163,11 @@ def test_rounds_of_the_banks_are_counted(outcomes):
 
 IN_PLACE, OTHERS = "tma_f32_in_place", "ROWS8-EARLY1-STRIDE1-TA8-TB8"
 ONE_PART, TWO_PARTS = "GROUP8-SPLIT1-STORE1", "GROUP8-SPLIT2-STORE1"
+#: Blocks in clusters.
+PAIR = "wgmma-MB64-NB64-KB64-TA64-TB64-STAGES2-CLUSTER2-GROUP1-SPLIT1-SLOTS1"
+FOUR = "wgmma_tf32-MB32-NB64-KB32-TA32-TB64-SLICES1-STAGES2-SLOTS2-CLUSTER4-GROUP8-SPLIT1"
+PING_PONG = "ping_pong-MB64-NB64-KB64-STAGES2-CLUSTER2-GROUP8-SLOTS2"
+BOTH_SHARED = "wgmma-MB64-NB64-KB64-TA64-TB64-STAGES2"
 #: Small configurations of every kernel: type, layout.
 SHIPPED = [
     ("naive-MB8-NB4", "f32", "NN"),
@@ -213,6 +218,11 @@ SHIPPED = [
     ("wgmma_f16x3-MB64-NB64-KB64-TA64-TB64-STAGES4-GROUP1-SPLIT1-SLOTS2", "emulated", "TN"),
     ("wgmma_f16x3-MB64-NB128-KB64-TA64-TB64-STAGES5-GROUP1-SPLIT2-SLOTS1", "emulated", "NT"),
     ("symmetric_tile-MB48-NB48-KB16-TA3-TB3-PAD1", "f64", "TN"),
+    (PAIR, "bf16", "NN"),
+    ("wgmma-MB64-NB96-KB64-TA64-TB96-STAGES2-CLUSTER4-GROUP1-SPLIT1-SLOTS1", "f16", "NT"),
+    (FOUR, "tf32", "NT"),
+    ("wgmma_tf32x3-MB32-NB64-KB32-TA16-TB64-STAGES3-CLUSTER2-GROUP1-SPLIT1", "tf32x3", "TN"),
+    (PING_PONG, "bf16", "NN"),
     ("ping_pong-MB64-NB64-KB64-STAGES3-CLUSTER1-GROUP8-SLOTS1", "f16", "NN"),
     (f"{IN_PLACE}-MB64-NB64-KB16-{OTHERS}-SLICES2-STAGES2-BLOCKS1-{ONE_PART}", "f32", "NT"),
     (f"{IN_PLACE}-MB64-NB64-KB32-{OTHERS}-SLICES4-STAGES3-BLOCKS1-{TWO_PARTS}", "f32", "TN"),
@@ -222,6 +232,8 @@ SHIPPED = [
     ("wgmma_tf32_in_place-MB32-NB64-KB64-TA32-TB64-STAGES2-GROUP8-SPLIT2", "tf32", "TT"),
     ("wgmma_tf32_in_place-MB128-NB64-KB32-TA64-TB64-STAGES2-GROUP8-SPLIT1", "tf32", "NT"),
     ("wgmma_tf32_in_place-MB64-NB32-KB64-TA64-TB32-STAGES2-GROUP8-SPLIT1", "tf32", "TN"),
+    (f"{BOTH_SHARED}-CLUSTER2-CLUSTER_N2-GROUP1-SPLIT1-SLOTS1", "bf16", "NT"),
+    (f"{BOTH_SHARED}-CLUSTER4-CLUSTER_N2-GROUP1-SPLIT1-SLOTS1", "f16", "TN"),
 ]
 
 
@@ -251,6 +263,10 @@ def test_every_cuda_kernel_is_among_them():
     }
 
 
+LATE = (
+    r"race: thread .* of block .* updates atomically byte .* of the dynamic shared memory .*, and "
+    r"nothing orders that before the end of the block: it may have ended"
+)
 FULL_WAIT = "mbarrier_wait(raw.full(base), raw.parity);\n            "
 EMPTY_WAIT = "mbarrier_wait(ring.empty(), ring.parity);"
 #: A wait taken out of a shipped kernel, and who is seen to race: whatever goes on beside threads
@@ -261,6 +277,32 @@ SPOILED = {
         *("f16", "NN", "wgmma_wait_group<1>();", "wgmma_wait_group<2>();"),
         r"race: a copy by TMA writes byte .*, which a wgmma of warpgroup 0 reads in "
         r"07_wgmma.cu:\d+, and nothing orders the two \(write after read\)",
+    ),
+    "07_wgmma: does not wait for the row of the cluster": (
+        f"{BOTH_SHARED}-CLUSTER2-CLUSTER_N2-GROUP1-SPLIT1-SLOTS1",
+        *("f16", "TN", "CONSUMERS * (CLUSTER + CLUSTER_N - 1)", "CONSUMERS * CLUSTER"),
+        r"race: a copy by TMA writes byte .*, which a (copy by TMA writes|wgmma .* reads) in ",
+    ),
+    "07_wgmma: gives stages back that nobody fills again": (
+        *(PAIR, "f16", "NN", "if (CLUSTER_BLOCKS > 1) left--;", ";", LATE),
+    ),
+    "07_wgmma: the same, where blocks share both operands": (
+        f"{BOTH_SHARED}-CLUSTER2-CLUSTER_N2-GROUP1-SPLIT1-SLOTS1",
+        *("f16", "NT", "if (CLUSTER_BLOCKS > 1) left--;", ";", LATE),
+    ),
+    "07_wgmma: blocks of a cluster do not wait for each other when they begin": (
+        *(PAIR, "f16", "NN", "cluster_arrive(), cluster_wait();", "__syncthreads();"),
+        r"copies to a barrier of block [01] of its cluster, which has not made it yet",
+    ),
+    "07_wgmma: does not fence what made its barriers": (
+        *(PAIR, "f16", "NN", "        fence_mbarrier_init();\n", ""),
+        r"race: updates atomically byte .*, which mbarrier_init of warp 0.* writes in 07_wgmma.cu",
+    ),
+    "10_wgmma_tf32: gives stages back that nobody fills again": (
+        *(FOUR, "tf32", "NN", "(CLUSTER == 1 || left + SLICES > STAGES)", "true", LATE),
+    ),
+    "16_ping_pong: gives stages back that nobody fills again": (
+        *(PING_PONG, "f16", "NN", "(CLUSTER == 1 || int(steps) <= reused)", "true", LATE),
     ),
     "08_tma_f32: does not wait for a full stage": (
         SHIPPED[10][0],

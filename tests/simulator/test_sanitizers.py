@@ -131,10 +131,10 @@ FREED = (
 )
 SHARED_COUNT = (
     "block.cpp",
-    "    w.block_index = dim3(",
-    "    static int runs = 0;\n    runs++;\n    w.block_index = dim3(",
+    "    block.index = index;",
+    "    static int runs = 0;\n    runs++;\n    block.index = index;",
 )
-PAST_THE_END = ("block.cpp", "w->order.resize(device::max_threads)", "w->order.resize(40)")
+PAST_THE_END = ("block.cpp", "w.order.resize(w.threads)", "w.order.resize(40)")
 
 
 class Simulator:

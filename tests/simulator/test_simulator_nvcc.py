@@ -86,7 +86,11 @@ REFUSED = {
         3,
         "inline PTX cannot be simulated",
     ),
-    "clusters": ("\n__global__ void __cluster_dims__(2, 1, 1) f() {}", 2, "clusters of thread"),
+    "clusters of a template": (
+        "\ntemplate <int n> __global__ void __cluster_dims__(n, 1, 1) f() {}",
+        2,
+        "f: templates with __cluster_dims__ cannot be simulated",
+    ),
     "an initializer": (
         "__global__ void f() {\n  __shared__ int x = 3;\n}",
         2,

@@ -39,7 +39,8 @@ def changed(slug: str, old: str, new: str, folder: str):
 
 def problems(config, dtype: str, layout: str) -> list[Problem]:
     """Two tiles, one of them partial, deep enough to use every stage more than once in each part
-    of k; and the corner of a tile.
+    of k; and the corner of a tile. In clusters also more tiles than there are clusters, so that
+    blocks go from one to the next.
     """
     fields = config.as_dict()
     mb, nb, kb = fields["MB"], fields["NB"], fields.get("KB", 8)
@@ -47,6 +48,9 @@ def problems(config, dtype: str, layout: str) -> list[Problem]:
     trans = [letter == "T" for letter in layout]
     shapes = ((mb + 3, nb - 1, deep + 5), (5, 7, 3 * kb - 1))
     found = [Problem(*shape, dtype, *trans) for shape in shapes]
+    if fields.get("CLUSTER", 1) > 1:
+        depth = kb * fields.get("SPLIT", 1) + 8
+        found.append(Problem(5, 7, depth, dtype, *trans, batch=5))
     return [p for p in found if not config.kernel.violations(config, p, fed_products.HOPPER)]
 
 

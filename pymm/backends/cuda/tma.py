@@ -20,7 +20,7 @@ from pymm.backends.cuda.launch import Launch, LaunchSite, mirror_launch, mirrors
 from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem, stored_shapes
 from pymm.kernels import Box, Config, Persistent, Tma
-from pymm.kernels.kernel import CLASSES, parts_bytes, parts_of
+from pymm.kernels.kernel import CLASSES, cluster_blocks, parts_bytes, parts_of
 
 #: Rows of a tensor map start at multiples of this many bytes (CUDA driver API,
 #: "cuTensorMapEncodeTiled").
@@ -289,7 +289,7 @@ class MappedExecutable(CudaExecutable):
         of larger ones some multiprocessors of each graphics processing cluster may be left over
         (the driver counts 30 clusters of four on one H100 with 132 multiprocessors).
         """
-        cluster = getattr(self.config, "CLUSTER", 1)
+        cluster = cluster_blocks(self.config)
         if cluster <= 2:
             return grid, block
         if not hasattr(loaded, "most_clusters"):

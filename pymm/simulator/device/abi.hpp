@@ -19,7 +19,7 @@ namespace pymm_sim {
 constexpr std::size_t stack_bytes = 64 << 10;
 constexpr std::size_t record_bytes = 256;
 
-// Addresses of the shared memory of a worker, with its red zones.
+// Addresses of the shared memory of a worker, that of all blocks of a cluster, with red zones.
 constexpr std::size_t shared_window_bytes = 8 << 20;
 
 // Barriers that threads name: 16 that a kernel has, and one for each of 8 warpgroups.
@@ -43,6 +43,7 @@ enum class Access : unsigned char { load, store, atomic };
 enum class Actor : unsigned char {
     thread,
     barrier,  // an mbarrier at work: its own bytes are read and written atomically
+    maker,    // what makes an mbarrier
     fetch,    // a copy by TMA into shared memory, until its mbarrier is complete
     send,     // a copy by TMA out of it, until its group has been read
     product,  // wgmma, until its group is complete
@@ -52,6 +53,7 @@ enum class Sync : unsigned char {
     arrive,
     complete,    // a phase of it
     pass,        // a thread that waited goes on
+    fence_made,  // others of the cluster will know of mbarriers that the thread has made
     commit_product, commit_send,
     wait_product, wait_send,  // until at most `key` groups are under way
 };
@@ -75,6 +77,12 @@ struct Calls {
     void (*store)(std::uintptr_t address, std::size_t bytes, const void* where);
     void (*fail)(Fault fault, const void* where, const char* text);
     void* (*scratch)(std::size_t bytes);  // kept by the worker, zero at first; always as many bytes
+    void (*cluster_arrive)(bool releases, const char* file, int line);
+    void (*cluster_wait)(const char* file, int line);
+    // How far the shared memory of block `rank` of the cluster lies behind the caller's own. Only
+    // for what goes to a barrier there; `barrier` is its address in the caller's block.
+    std::uintptr_t (*reach)(std::uintptr_t barrier, unsigned rank, const char* does,
+                            const void* where);
     // Of modules that are watched for races.
     void (*touch)(std::uintptr_t address, std::size_t bytes, Access access, const void* where);
     void (*order)(Sync event, std::uintptr_t key);
@@ -86,6 +94,7 @@ struct Thread {
     uint3 thread_index, block_index;
     dim3 block_size, grid_size;
     unsigned lane, linear;        // lane in its warp; number in its block, x fastest
+    unsigned rank;                // number of the block in its cluster
     unsigned dynamic_bytes;       // of extern __shared__
     void* dynamic_shared;
     void* const* shared;          // address of each SharedVariable, by its index
@@ -94,7 +103,7 @@ struct Thread {
     std::uint64_t run;            // of a block: differs from that of every other run in the process
     std::uintptr_t shared_window;  // where the addresses of shared memory begin
     Actor actor;                  // for whom the thread accesses memory now
-    std::uintptr_t actor_key;     // of a fetch: the address of its mbarrier
+    std::uintptr_t actor_key;     // of a fetch and its bytes' count: the address of its mbarrier
     const void* actor_where;      // the place in the kernel, if it calls an instruction's twin
     const void* where;            // of the access that is being checked, in watched modules
 };
@@ -128,6 +137,7 @@ struct Kernel {
     const Parameter* parameters;
     unsigned parameter_count, argument_bytes;
     int max_threads;              // from __launch_bounds__, 0 where there is none
+    unsigned cluster[3];          // from __cluster_dims__, 0 where there is none
     Kernel* next;
 };
 

@@ -1,10 +1,10 @@
 // The twin of cuda_src/common/hopper.cuh: translate.py puts it in that file's place. What is
 // asynchronous on a GPU is done at once, by the thread that asks for it: TMA's copies, wgmma.
-// Clusters have one block.
 #pragma once
 
 inline void* __cvta_shared_to_generic(std::size_t address) {
-    // Addresses of shared memory have 32 bits there, and all of it lies within 8 MiB here.
+    // Addresses of shared memory have 32 bits there, and that of all blocks of a cluster lies
+    // within 8 MiB here.
     const auto base = reinterpret_cast<std::uintptr_t>(pymm_sim::self().dynamic_shared);
     return reinterpret_cast<void*>(base + static_cast<int>(static_cast<unsigned>(address) -
                                                            static_cast<unsigned>(base)));
@@ -35,30 +35,36 @@ struct Barrier {
 inline std::uintptr_t key(unsigned barrier) {
     return reinterpret_cast<std::uintptr_t>(__cvta_shared_to_generic(barrier));
 }
-inline void settle(Barrier& barrier) {
-    if (barrier.left || barrier.bytes) return;
+// Begins the next phase if nothing is left of this one; whether it did.
+inline bool settle(Barrier& barrier) {
+    if (barrier.left || barrier.bytes) return false;
     barrier.left = barrier.arrivals;
     barrier.phase ^= 1;
-    order(Sync::complete, reinterpret_cast<std::uintptr_t>(&barrier));
+    return true;
 }
 PYMM_SIM_TWIN inline void mbarrier_init(unsigned barrier, unsigned arrivals) {
     const auto count = static_cast<unsigned short>(arrivals);
-    PYMM_SIM_ACTING(thread, 0);
+    PYMM_SIM_ACTING(maker, 0);
     at_shared<Barrier>(barrier) = {count, count, 0, 0};
     order(Sync::make, key(barrier));
 }
-inline void fence_mbarrier_init() {}
+inline void fence_mbarrier_init() { order(Sync::fence_made); }
 PYMM_SIM_TWIN inline void mbarrier_arrive(unsigned barrier) {
     PYMM_SIM_ACTING(barrier, 0);
-    order(Sync::arrive, key(barrier));
     auto& b = at_shared<Barrier>(barrier);
     assert(b.left > 0);
     b.left--;
-    settle(b);
+    const bool complete = settle(b);
+    order(Sync::arrive, key(barrier));
+    if (complete) order(Sync::complete, key(barrier));
+}
+// How far the shared memory of a block of the cluster lies behind this block's.
+PYMM_SIM_UNCHECKED inline unsigned reach(unsigned barrier, unsigned block, const char* does) {
+    return static_cast<unsigned>(
+        self().calls->reach(key(barrier), block, does, __builtin_return_address(0)));
 }
 __forceinline__ void mbarrier_arrive(unsigned barrier, unsigned block) {
-    assert(block == 0);
-    mbarrier_arrive(barrier);
+    mbarrier_arrive(barrier + reach(barrier, block, "arrives at a barrier"));
 }
 PYMM_SIM_TWIN inline void mbarrier_expect_tx(unsigned barrier, unsigned bytes) {
     PYMM_SIM_ACTING(barrier, 0);
@@ -75,9 +81,13 @@ PYMM_SIM_TWIN inline void mbarrier_wait(unsigned barrier, unsigned parity) {
     order(Sync::pass, key(barrier));
 }
 
-inline unsigned block_in_cluster() { return 0; }
-inline void cluster_arrive() {}
-inline void cluster_wait() {}
+inline unsigned block_in_cluster() { return self().rank; }
+// Relaxed, as the instruction of the header is: orders what made mbarriers, after a fence, and no
+// other access. With `releases` it orders all that the thread did before.
+inline void cluster_arrive(bool releases = false, PYMM_SIM_HERE) {
+    self().calls->cluster_arrive(releases, file, line);
+}
+inline void cluster_wait(PYMM_SIM_HERE) { self().calls->cluster_wait(file, line); }
 inline void warpgroup_sync(int id) { barrier_sync(id, 128); }
 template <int COUNT>
 void named_barrier_sync(int id) {
@@ -162,15 +172,19 @@ inline void tma_load(unsigned target, const TensorMap* map, unsigned barrier, in
         PYMM_SIM_ACTING(fetch, key(barrier));
         each_element(map, target, x, y, z, fetch);
     }
-    PYMM_SIM_ACTING(barrier, 0);
+    PYMM_SIM_ACTING(barrier, key(barrier));
     auto& b = at_shared<Barrier>(barrier);
     b.bytes -= static_cast<int>(bytes);
-    settle(b);
+    if (settle(b)) order(Sync::complete, key(barrier));
 }
 __forceinline__ void tma_load(unsigned target, const TensorMap* map, unsigned barrier, int x, int y,
                               int z, unsigned short blocks) {
-    assert(blocks == 1);
-    tma_load(target, map, barrier, x, y, z);
+    assert(blocks && "the copy goes to one block or more");
+    for (unsigned block = 0; blocks >> block; block++) {
+        if (!(blocks >> block & 1)) continue;
+        const unsigned away = reach(barrier, block, "copies to a barrier");
+        tma_load(target + away, map, barrier + away, x, y, z);
+    }
 }
 // Whole pieces of 16 bytes, as a GPU does it: what begins inside of a row ends where it ends.
 PYMM_SIM_TWIN inline void tma_store(const TensorMap* map, unsigned source, int x, int y, int z) {

@@ -117,7 +117,12 @@ PYMM_SIM_UNCHECKED Kernel describe(void (*function)(Types...), const char* name,
     using Call = Caller<Types...>;
     return Kernel{name, reinterpret_cast<const void*>(function), Call::invoke,
                   Call::layout.parameters, static_cast<unsigned>(sizeof...(Types)),
-                  static_cast<unsigned>(Call::layout.bytes), max_threads, nullptr};
+                  static_cast<unsigned>(Call::layout.bytes), max_threads, {0, 0, 0}, nullptr};
+}
+PYMM_SIM_UNCHECKED inline Kernel in_clusters(Kernel kernel, unsigned x, unsigned y = 1,
+                                             unsigned z = 1) {
+    kernel.cluster[0] = x, kernel.cluster[1] = y, kernel.cluster[2] = z;
+    return kernel;
 }
 
 }  // namespace pymm_sim

@@ -18,8 +18,8 @@ std::atomic<int> devices{0};
 
 bool is_device(CUdevice d) { return 0 <= d && d < device::count(); }
 
-// Numbers of CUdevice_attribute. Textures, arrays, clusters, IPC and memory pools are absent, so
-// their attributes are 0.
+// Numbers of CUdevice_attribute. Textures, arrays, IPC and memory pools are absent, so their
+// attributes are 0.
 const std::map<int, int> attributes = {
     {1, device::max_threads}, {2, device::max_block[0]}, {3, device::max_block[1]},
     {4, device::max_block[2]}, {5, device::max_grid[0]}, {6, device::max_grid[1]},
@@ -37,6 +37,7 @@ const std::map<int, int> attributes = {
     {82, device::registers}, {83, 1}, {84, 0}, {85, 0}, {86, 0}, {87, 2}, {88, 0}, {89, 0},
     {90, 1}, {91, 1}, {95, 0}, {96, 0}, {97, device::shared_optin}, {99, 1}, {100, 0}, {101, 0},
     {106, device::blocks_per_multiprocessor}, {108, 0}, {109, 0}, {111, device::shared_reserved},
+    {120, 1},                  // clusters
 };
 
 }  // namespace

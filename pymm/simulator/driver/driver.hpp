@@ -25,6 +25,7 @@ enum : CUresult {
     not_supported = 801,
     capture_unsupported = 900, capture_invalidated = 901, capture_unmatched = 903,
     capture_isolation = 905, capture_implicit = 906,
+    invalid_cluster_size = 912,
 };
 
 #define CU_EXPORT extern "C" __attribute__((visibility("default")))
@@ -47,6 +48,7 @@ constexpr int registers = 65536;
 constexpr int registers_per_thread = 32;                // invented: g++ counts none
 constexpr int threads_per_multiprocessor = 2048;
 constexpr int blocks_per_multiprocessor = 32;
+constexpr unsigned cluster_blocks = 8;                  // the most that are portable
 constexpr std::size_t alignment = 512;                  // of cuMemAlloc and of pitches
 std::size_t memory_bytes();                             // PYMM_SIMULATOR_MEMORY, else 8 GiB
 constexpr int most_devices = 16;
@@ -125,16 +127,17 @@ struct alignas(64) Line { char bytes[64]; };  // as tensor maps are aligned
 
 struct Prepared {
     const Function* function;
-    dim3 grid, block;
+    dim3 grid, block, cluster;
     std::size_t dynamic;
     std::vector<Line> arguments;
 };
 
+// `cluster`: what the launch says of it, or null.
 CUresult prepare(Prepared& made, void* handle, dim3 grid, dim3 block, std::size_t dynamic,
-                 void** parameters, void** extra);
+                 void** parameters, void** extra, const dim3* cluster = nullptr);
 CUresult launch(const Prepared& prepared, bool early);
 
-// --- block.cpp: one block of fibers --------------------------------------------------------------
+// --- block.cpp: the fibers of one cluster of blocks ----------------------------------------------
 
 // By default blocks take turns among three orders of their threads, so that a missing barrier
 // shows whichever way the data flows.
@@ -147,17 +150,23 @@ bool read_order(Order& order);               // PYMM_SIMULATOR_ORDER; false: not
 struct Launch {
     Order order;
     const Function* function;
-    dim3 grid, block;
+    dim3 grid, block, cluster;
     std::size_t dynamic_bytes;
     bool early;                              // may begin before the launch before it has ended
     const char* arguments;
     unsigned serial;
-    std::atomic<std::uint64_t> next_block{0};
+    std::atomic<std::uint64_t> next_cluster{0};
     std::atomic<int> fault{0};
+
+    unsigned block_threads() const { return block.x * block.y * block.z; }
+    unsigned cluster_blocks() const { return cluster.x * cluster.y * cluster.z; }
+    std::uint64_t clusters() const {
+        return std::uint64_t{grid.x / cluster.x} * (grid.y / cluster.y) * (grid.z / cluster.z);
+    }
 };
 
 Worker* new_worker();
-void run_blocks(Worker& worker, Launch& launch);        // until none is left or one failed
+void run_clusters(Worker& worker, Launch& launch);      // until none is left or one failed
 void report(Worker& worker, Fault fault, const void* where, const std::string& text);
 Region* shared_region(Worker& worker, std::uintptr_t address);
 std::string element(const Region& region, std::uintptr_t address);  // fault.cpp: "As[3][17]"

@@ -37,8 +37,9 @@ std::string beside(Worker& w, std::uintptr_t address) {
     auto distance = [&](const Region& r) {
         return address < r.begin ? r.begin - address : address - r.end();
     };
-    for (const Region& r : w.shared)
-        if (r.bytes && (!closest || distance(r) < distance(*closest))) closest = &r;
+    for (const Block& block : w.blocks)
+        for (const Region& r : block.shared)
+            if (r.bytes && (!closest || distance(r) < distance(*closest))) closest = &r;
     if (!closest || distance(*closest) > std::uintptr_t{1} << 32)
         return "no device memory is near (a host pointer, or a wild one)";
     if (address < closest->begin)

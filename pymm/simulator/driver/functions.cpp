@@ -1,5 +1,6 @@
 // Functions: attributes, occupancy, launches with the real driver's refusals.
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
@@ -13,11 +14,11 @@ namespace {
 enum Attribute {
     max_threads_per_block = 0, shared_bytes = 1, constant_bytes = 2, local_bytes = 3,
     registers = 4, ptx_version = 5, binary_version = 6, cache_mode = 7, dynamic_shared_limit = 8,
-    carveout = 9,
+    carveout = 9, cluster_must_be_set = 10, cluster_width = 11, cluster_depth = 13,
 };
 
 // CUlaunchConfig and CUlaunchAttribute (cuda.h).
-constexpr int programmatic_serialization = 6;
+constexpr int cluster_dimension = 4, programmatic_serialization = 6;
 struct LaunchAttribute {
     int id, unused, value, rest[15];
 };
@@ -28,6 +29,11 @@ struct LaunchConfig {
     unsigned attribute_count;
 };
 static_assert(sizeof(LaunchAttribute) == 72 && sizeof(LaunchConfig) == 56, "as in cuda.h");
+
+dim3 cluster_of(const LaunchAttribute& a) {
+    return {static_cast<unsigned>(a.value), static_cast<unsigned>(a.rest[0]),
+            static_cast<unsigned>(a.rest[1])};
+}
 
 bool launch_blocking() {
     static const char* text = std::getenv("CUDA_LAUNCH_BLOCKING");
@@ -46,6 +52,28 @@ CUresult check_sizes(const Function& f, dim3 grid, dim3 block, std::size_t dynam
     if (threads > static_cast<unsigned>(f.max_threads)) return launch_out_of_resources;
     if (dynamic > f.dynamic_limit) return invalid_value;
     return success;
+}
+
+// The clusters that a launch comes in: as the kernel says, else as the launch does, else one block.
+CUresult choose_cluster(const Function& f, const dim3* wanted, dim3& chosen) {
+    const unsigned* const own = f.kernel->cluster;
+    if (own[0]) chosen = dim3(own[0], own[1], own[2]);
+    else if (wanted) chosen = *wanted;
+    const bool differs = wanted && (wanted->x != chosen.x || wanted->y != chosen.y ||
+                                    wanted->z != chosen.z);
+    const std::uint64_t across = std::uint64_t{chosen.x} * chosen.y;
+    const bool fits = across <= device::cluster_blocks &&
+                      across * chosen.z <= device::cluster_blocks && across * chosen.z > 0;
+    return fits && !differs ? success : invalid_cluster_size;
+}
+
+CUresult check_cluster(const Function& f, dim3 grid, dim3 block, dim3 cluster) {
+    if (grid.x % cluster.x || grid.y % cluster.y || grid.z % cluster.z) return invalid_cluster_size;
+    const unsigned threads = block.x * block.y * block.z;
+    if (cluster.x * cluster.y * cluster.z == 1 || threads % device::warp_size == 0) return success;
+    std::fprintf(stderr, "pymm simulator: kernel %s: blocks of %u threads cannot be simulated in "
+                 "clusters: make that a multiple of 32\n", f.kernel->name, threads);
+    return not_supported;
 }
 
 // Arguments in one buffer, each at its own offset. False: not enough of them.
@@ -76,11 +104,15 @@ bool gather(const Kernel& k, void** parameters, void** extra, std::vector<Line>&
 }  // namespace
 
 CUresult pymm_sim::prepare(Prepared& made, void* handle, dim3 grid, dim3 block,
-                           std::size_t dynamic, void** parameters, void** extra) {
+                           std::size_t dynamic, void** parameters, void** extra,
+                           const dim3* wanted) {
     Function* f = function_of(handle);
     if (!f || f->module->context != context_serial()) return invalid_handle;
     if (CUresult e = check_sizes(*f, grid, block, dynamic)) return e;
-    made = {f, grid, block, dynamic, {}};
+    dim3 cluster;
+    if (CUresult e = choose_cluster(*f, wanted, cluster)) return e;
+    if (CUresult e = check_cluster(*f, grid, block, cluster)) return e;
+    made = {f, grid, block, cluster, dynamic, {}};
     const bool once = !(parameters && extra);
     return once && gather(*f->kernel, parameters, extra, made.arguments) ? success : invalid_value;
 }
@@ -92,6 +124,7 @@ CUresult pymm_sim::launch(const Prepared& prepared, bool early) {
     l.function = prepared.function;
     l.grid = prepared.grid;
     l.block = prepared.block;
+    l.cluster = prepared.cluster;
     l.dynamic_bytes = prepared.dynamic;
     l.early = early;
     l.arguments = prepared.arguments[0].bytes;
@@ -115,9 +148,12 @@ CU_EXPORT CUresult cuFuncGetAttribute(int* value, int attribute, void* handle) {
         case ptx_version: case binary_version: *value = 90; break;
         case dynamic_shared_limit: *value = static_cast<int>(f->dynamic_limit); break;
         case carveout: *value = f->carveout; break;
-        default:
+        case cluster_must_be_set: *value = f->kernel->cluster[0] > 0; break;
+        default: {
             if (attribute < 0 || attribute > 15) return invalid_value;
-            *value = 0;  // clusters
+            const bool size = attribute >= cluster_width && attribute <= cluster_depth;
+            *value = size ? static_cast<int>(f->kernel->cluster[attribute - cluster_width]) : 0;
+        }
     }
     return success;
 }
@@ -204,6 +240,25 @@ CU_EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* out, void* h
     return success;
 }
 
+// Any multiprocessors make room for a cluster here.
+CU_EXPORT CUresult cuOccupancyMaxActiveClusters(int* out, void* handle, const LaunchConfig* c) {
+    if (CUresult e = guard()) return e;
+    Function* f = function_of(handle);
+    if (!f) return invalid_handle;
+    if (!out || !c || (c->attribute_count && !c->attributes)) return invalid_value;
+    dim3 cluster, given;
+    const dim3* wanted = nullptr;
+    for (unsigned i = 0; i < c->attribute_count; i++)
+        if (c->attributes[i].id == cluster_dimension)
+            given = cluster_of(c->attributes[i]), wanted = &given;
+    if (CUresult e = choose_cluster(*f, wanted, cluster)) return e;
+    const auto threads = static_cast<int>(c->block[0] * c->block[1] * c->block[2]);
+    if (CUresult e = cuOccupancyMaxActiveBlocksPerMultiprocessor(out, handle, threads, c->dynamic))
+        return e;
+    *out = *out * device::multiprocessors / static_cast<int>(cluster.x * cluster.y * cluster.z);
+    return success;
+}
+
 CU_EXPORT CUresult cuLaunchKernel(void* handle, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
                                   unsigned by, unsigned bz, unsigned dynamic, void* stream,
                                   void** parameters, void** extra) {
@@ -220,14 +275,19 @@ CU_EXPORT CUresult cuLaunchKernelEx(const LaunchConfig* c, void* handle, void** 
     if (CUresult e = guard()) return e;
     if (!c || (c->attribute_count && !c->attributes)) return invalid_value;
     bool early = false;
+    dim3 cluster;
+    const dim3* wanted = nullptr;
     for (unsigned i = 0; i < c->attribute_count; i++) {
-        if (c->attributes[i].id != programmatic_serialization) return not_supported;
-        early = c->attributes[i].value != 0;
+        const LaunchAttribute& a = c->attributes[i];
+        if (a.id == programmatic_serialization) early = a.value != 0;
+        else if (a.id == cluster_dimension) cluster = cluster_of(a), wanted = &cluster;
+        else return not_supported;
     }
     if (!live_stream(c->stream) || !launches_here(c->stream)) return invalid_handle;
     Prepared p;
     const dim3 grid(c->grid[0], c->grid[1], c->grid[2]);
     const dim3 block(c->block[0], c->block[1], c->block[2]);
-    if (CUresult e = prepare(p, handle, grid, block, c->dynamic, parameters, extra)) return e;
+    if (CUresult e = prepare(p, handle, grid, block, c->dynamic, parameters, extra, wanted))
+        return e;
     return in_stream(c->stream, [p = std::move(p), early] { return launch(p, early); });
 }

@@ -1,4 +1,4 @@
-// A launch: blocks spread over the CPU's cores.
+// A launch: clusters of blocks spread over the CPU's cores.
 #include <signal.h>
 #include <sys/mman.h>
 
@@ -45,8 +45,16 @@ std::size_t threads_wanted() {
     const char* text = std::getenv("PYMM_SIMULATOR_THREADS");
     long n = text ? std::atol(text) : 0;
     if (n <= 0) n = static_cast<long>(std::thread::hardware_concurrency());
-    return static_cast<std::size_t>(std::clamp(n, 1L, 16L));  // 1024 guarded stacks each:
-}                                                             // 16 stay below 65530 mappings
+    return static_cast<std::size_t>(std::clamp(n, 1L, 16L));
+}
+
+// How many workers have room. A guarded stack takes two mappings, of which a process may have
+// 65530, and is kept: 16 workers have 1024 each, and the larger a cluster the fewer the workers
+// that ever run one, so that all stay below 27400 stacks.
+std::size_t workers_for(const Launch& launch) {
+    const unsigned threads = launch.block_threads() * launch.cluster_blocks();
+    return threads <= device::max_threads ? 16 : std::max(6 * device::max_threads / threads, 1u);
+}
 
 }  // namespace
 
@@ -54,14 +62,14 @@ int run(Launch& launch) {
     static std::mutex one_launch_at_a_time;
     static std::vector<Worker*> workers;
     std::lock_guard lock(one_launch_at_a_time);
-    std::uint64_t blocks = std::uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
-    std::size_t count = std::min<std::uint64_t>(blocks, threads_wanted());
+    std::size_t count = std::min<std::uint64_t>(launch.clusters(), threads_wanted());
+    count = std::min(count, workers_for(launch));
     while (workers.size() < count) workers.push_back(new_worker());
 
     catch_signals();
     auto work = [&launch](Worker* worker) {
         AlternateStack stack;
-        run_blocks(*worker, launch);
+        run_clusters(*worker, launch);
     };
     std::vector<std::thread> others;
     for (std::size_t i = 1; i < count; i++) others.emplace_back(work, workers[i]);

@@ -1,4 +1,4 @@
-// In which order the threads of a block get their turn.
+// In which order the threads of a cluster, mostly one block, get their turn.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -33,17 +33,17 @@ void shuffle(Worker& w) {  // Fisher-Yates over xorshift64
     }
 }
 
-void choose_order(Worker& w, std::uint64_t block) {
+void choose_order(Worker& w, std::uint64_t cluster) {
     const Order& wanted = w.launch->order;
     auto kind = wanted.kind;
     if (kind == Order::rotate) {
         constexpr decltype(kind) turns[] = {Order::forward, Order::backward, Order::random};
-        kind = turns[(w.launch->serial + block) % 3];
+        kind = turns[(w.launch->serial + cluster) % 3];
     }
     for (unsigned i = 0; i < w.threads; i++)
         w.order[i] = static_cast<std::uint16_t>(kind == Order::backward ? w.threads - 1 - i : i);
     w.shuffled = kind == Order::random;
-    w.random = (wanted.seed + 1) * 0x9E3779B97F4A7C15ull + block * 0xD1342543DE82EF95ull + 1;
+    w.random = (wanted.seed + 1) * 0x9E3779B97F4A7C15ull + cluster * 0xD1342543DE82EF95ull + 1;
     if (w.shuffled) shuffle(w);
 }
 

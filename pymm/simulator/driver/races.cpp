@@ -13,12 +13,20 @@ void join(Clocks& to, const Clocks& from) {
     for (std::size_t i = 0; i < from.size(); i++) to[i] = std::max(to[i], from[i]);
 }
 
-std::uint32_t product_actor(const Races& r, unsigned thread) { return r.threads + thread / 128; }
+unsigned warpgroup_of(const Worker& w, unsigned thread) {
+    return thread / w.block_threads * Races::products + thread % w.block_threads / 128;
+}
+std::uint32_t product_actor(const Worker& w, unsigned thread) {
+    return w.races->threads + warpgroup_of(w, thread);
+}
 std::uint32_t send_actor(const Races& r, unsigned thread) {
-    return r.threads + Races::products + thread / 32;
+    return r.threads + r.blocks * Races::products + thread / 32;
 }
 std::uint32_t fetch_actor(const Races& r, unsigned slot) {
-    return r.threads + Races::products + Races::sends + slot;
+    return r.threads + r.blocks * (Races::products + Races::sends) + slot;
+}
+std::uint32_t maker_actor(const Races& r, unsigned thread) {
+    return fetch_actor(r, r.blocks * Races::fetches) + thread / 32;
 }
 
 // Later accesses of the thread are not known to whoever knows it until now.
@@ -27,45 +35,55 @@ void tick(Races& r, unsigned thread) { r.clocks[thread][thread]++; }
 Meeting& mbarrier(Races& r, std::uintptr_t key) {
     auto [found, isnew] = r.mbarriers.try_emplace(key);
     if (isnew) {
-        found->second.slot = static_cast<unsigned>(r.mbarriers.size() - 1) % Races::fetches;
+        found->second.slot = static_cast<unsigned>(r.mbarriers.size() - 1) %
+                             (r.blocks * Races::fetches);
         found->second.coming.assign(r.width, 0);
         found->second.known.assign(r.width, 0);
     }
     return found->second;
 }
 
-Clocks& coming(Races& r, unsigned barrier) {
-    Meeting& meeting = r.named[barrier];
+Meeting& begun(Races& r, Meeting& meeting) {
     if (meeting.coming.size() != r.width) {
         meeting.coming.assign(r.width, 0);
         meeting.known.assign(r.width, 0);
     }
-    return meeting.coming;
+    return meeting;
+}
+
+Meeting& named(Worker& w, unsigned barrier) {
+    Races& r = *w.races;
+    return begun(r, r.named[w.current / w.block_threads * named_barriers + barrier]);
+}
+
+void complete(Meeting& meeting) {
+    meeting.known = meeting.coming;
+    std::fill(meeting.coming.begin(), meeting.coming.end(), 0);
 }
 
 // Who accesses memory, and how often that actor has released what it did.
-void identify(Races& r, const Thread& t, Touch& touch) {
+void identify(Worker& w, const Thread& t, Touch& touch) {
+    Races& r = *w.races;
+    const unsigned me = w.current;
     touch.interval = r.interval;
     if (t.actor_where) touch.where = t.actor_where;
-    switch (t.actor) {
-        case Actor::product:
-            touch.actor = static_cast<std::uint16_t>(product_actor(r, t.linear));
-            touch.clock = r.committed_products[t.linear] + 1;
-            break;
-        case Actor::send:
-            touch.actor = static_cast<std::uint16_t>(send_actor(r, t.linear));
-            touch.clock = r.committed_sends[t.linear] + 1;
-            break;
-        case Actor::fetch: {
-            const unsigned slot = mbarrier(r, t.actor_key).slot;
-            touch.actor = static_cast<std::uint16_t>(fetch_actor(r, slot));
-            touch.clock = r.fetched[slot] + 1;
-            break;
-        }
-        default:
-            touch.actor = static_cast<std::uint16_t>(t.linear);
-            touch.clock = r.clocks[t.linear][t.linear];
+    std::uint32_t actor = me;
+    touch.clock = r.clocks[me][me];
+    if (t.actor == Actor::product) {
+        actor = product_actor(w, me);
+        touch.clock = r.committed_products[me] + 1;
+    } else if (t.actor == Actor::send) {
+        actor = send_actor(r, me);
+        touch.clock = r.committed_sends[me] + 1;
+    } else if (t.actor_key) {  // a copy, or its bytes counted at its mbarrier
+        const unsigned slot = mbarrier(r, t.actor_key).slot;
+        actor = fetch_actor(r, slot);
+        touch.clock = r.fetched[slot] + 1;
+    } else if (t.actor == Actor::maker && r.blocks > 1) {
+        actor = maker_actor(r, me);
+        touch.clock = r.made[me / 32] + 1;
     }
+    touch.actor = static_cast<std::uint16_t>(actor);
     if (touch.actor >= r.threads) r.beside = true;
     if (t.actor == Actor::barrier) touch.access = Access::atomic;
 }
@@ -79,14 +97,24 @@ bool ordered(const Races& r, const Touch& before, const Touch& now, unsigned thr
     return r.clocks[thread][before.actor] >= before.clock;
 }
 
-std::string name_of_actor(const Worker& w, unsigned actor) {
+std::string name_of_actor(Worker& w, unsigned actor) {
     const Races& r = *w.races;
+    const unsigned warps = w.block_threads / 32;  // where there are several blocks
+    const auto in = [&](unsigned rank) { return elsewhere(w, w.blocks[rank]); };
     if (actor < r.threads) return "thread " + name_of(w, actor);
-    actor -= r.threads;
-    if (actor < Races::products) return "a wgmma of warpgroup " + std::to_string(actor);
-    actor -= Races::products;
-    if (actor < Races::sends) return "a copy by TMA that warp " + std::to_string(actor) + " began";
-    return "a copy by TMA";
+    if (actor < send_actor(r, 0)) {
+        const unsigned group = actor - r.threads;
+        return "a wgmma of warpgroup " + std::to_string(group % Races::products) +
+               in(group / Races::products);
+    }
+    if (actor < fetch_actor(r, 0)) {
+        const unsigned warp = actor - send_actor(r, 0), rank = r.blocks > 1 ? warp / warps : 0;
+        return "a copy by TMA that warp " + std::to_string(warp - rank * warps) + in(rank) +
+               " began";
+    }
+    if (actor < maker_actor(r, 0)) return "a copy by TMA";
+    const unsigned warp = actor - maker_actor(r, 0);
+    return "mbarrier_init of warp " + std::to_string(warp % warps) + in(warp / warps);
 }
 
 const char* verb(const Touch& touch) {
@@ -99,11 +127,17 @@ const char* noun(const Touch& touch) {
     return touch.access == Access::load ? "read" : "write";
 }
 
+// "As[3][17]", if need be with its block.
+std::string what(Worker& w, const Region& region, std::uintptr_t address) {
+    const std::size_t rank = (address - w.shared_begin) / w.shared_pitch;
+    return element(region, address) + elsewhere(w, w.blocks[rank]);
+}
+
 [[noreturn]] void race(Worker& w, const Region& region, std::uintptr_t address,
                        const Touch& before, const Touch& now) {
     std::string text = "race: ";
     if (now.actor >= w.races->threads) text += name_of_actor(w, now.actor) + " ";
-    text += std::string(verb(now)) + " " + element(region, address) + ", which " +
+    text += std::string(verb(now)) + " " + what(w, region, address) + ", which " +
             name_of_actor(w, before.actor) + " " + verb(before) + " in " +
             source_line(before.where) + ", and nothing orders the two (" + noun(now) + " after " +
             noun(before) + ")";
@@ -135,6 +169,18 @@ void touch_word(Worker& w, const Region& region, std::size_t word, Touch now) {
     }
     before.resize(kept);
     before.push_back(now);
+}
+
+// Threads from `first` on meet, those of each warp that are in the mask: all know what any did.
+void meet(Races& r, unsigned first, unsigned count, unsigned mask) {
+    Clocks all(r.width, 0);
+    for (unsigned i = 0; i < count; i++)
+        if (mask >> i % 32 & 1) join(all, r.clocks[first + i]);
+    for (unsigned i = 0; i < count; i++) {
+        if (!(mask >> i % 32 & 1)) continue;
+        r.clocks[first + i] = all;
+        tick(r, first + i);
+    }
 }
 
 // --- banks -------------------------------------------------------------------------------------
@@ -182,7 +228,7 @@ void count_requests(Races& r) {
 
 void note_request(Races& r, const Thread& t, std::size_t word, std::size_t bytes,
                   const Touch& touch) {
-    Site& site = r.sites[t.linear / 32][touch.where];
+    Site& site = r.sites[this_worker->current / 32][touch.where];
     site.writes = touch.access == Access::store;
     site.size = static_cast<std::uint8_t>(bytes);
     const std::uint32_t number = site.seen[t.lane]++;
@@ -191,8 +237,10 @@ void note_request(Races& r, const Thread& t, std::size_t word, std::size_t bytes
     site.requests[number].lanes |= 1u << t.lane;
 }
 
-void abandon_unwritten(Worker& w) {
-    if (!w.races->unwritten.empty()) abandon(w, launch_failed, nullptr, "");
+void abandon_unwritten(Worker& w, const Block& block) {
+    const Races& r = *w.races;
+    if (!r.unwritten.empty() && &w.block_of(r.unwritten_thread) == &block)
+        abandon(w, launch_failed, nullptr, "");
 }
 
 }  // namespace
@@ -213,7 +261,8 @@ void begin_races(Worker& w) {
     if (!w.races) w.races = std::make_unique<Races>();
     Races& r = *w.races;
     r.threads = w.threads;
-    r.width = w.threads + Races::products + Races::sends + Races::fetches;
+    r.blocks = static_cast<unsigned>(w.blocks.size());
+    r.width = maker_actor(r, 0) + (r.blocks > 1 ? r.blocks * Races::makers : 0);
     r.interval = 0;
     r.beside = false;
     r.clocks.resize(w.threads);
@@ -223,22 +272,26 @@ void begin_races(Worker& w) {
     }
     r.committed_products.assign(w.threads, 0);
     r.committed_sends.assign(w.threads, 0);
-    for (auto& groups : r.issued) groups.clear();
-    r.fetched.assign(Races::fetches, 0);
+    r.issued.assign(r.blocks * Races::products, {});
+    r.fetched.assign(r.blocks * Races::fetches, 0);
+    r.made.assign(r.blocks * Races::makers, 0);
+    r.fenced.assign(w.threads, 0);
     for (std::uint32_t word : r.touched) r.words[word].clear();
     r.touched.clear();
-    r.words.resize((w.shared.back().end() - w.shared_begin) / 4 + 1);
+    r.words.resize((w.blocks.back().shared.back().end() - w.shared_begin) / 4 + 1);
     r.mbarriers.clear();
-    for (Meeting& meeting : r.named) meeting = Meeting{};
+    r.named.assign(r.blocks * named_barriers, {});
+    r.cluster = Meeting{};
     r.sites.assign((w.threads + 31) / 32, {});
     r.unwritten.clear();
 }
 
-void interval_ends(Worker& w) {
+void interval_ends(Worker& w, const Block& block) {
     if (!w.races) return;
     Races& r = *w.races;
-    abandon_unwritten(w);
+    abandon_unwritten(w, block);
     count_requests(r);
+    if (r.blocks > 1) return meet(r, block.first, w.block_threads, ~0u);
     r.interval++;
     if (!r.beside) return;
     Clocks all(r.width, 0);  // what any thread knows of what goes on beside, all know now
@@ -249,39 +302,68 @@ void interval_ends(Worker& w) {
 
 void end_races(Worker& w) {
     if (!w.races) return;
-    abandon_unwritten(w);
+    for (const Block& block : w.blocks) abandon_unwritten(w, block);
     count_requests(*w.races);
 }
 
 void races_meet_warp(Worker& w, unsigned base, unsigned mask) {
-    if (!w.races) return;
+    if (w.races) meet(*w.races, base, 32, mask);
+}
+
+void races_block_ends(Worker& w, const Block& block) {
+    if (!w.races || w.races->blocks == 1) return;
     Races& r = *w.races;
-    Clocks all(r.width, 0);
-    for (unsigned lane = 0; lane < 32; lane++)
-        if (mask >> lane & 1) join(all, r.clocks[base + lane]);
-    for (unsigned lane = 0; lane < 32; lane++) {
-        if (!(mask >> lane & 1)) continue;
-        r.clocks[base + lane] = all;
-        tick(r, base + lane);
+    Clocks known(r.width, 0);
+    for (unsigned i = 0; i < w.block_threads; i++) join(known, r.clocks[block.first + i]);
+    const auto own = [&](unsigned actor) { return actor - block.first < w.block_threads; };
+    for (std::uint32_t word : r.touched) {
+        const std::uintptr_t address = w.shared_begin + word * std::uintptr_t{4};
+        const Region* region = shared_region(w, address);
+        if (!region || region->begin - block.shared_begin >= w.shared_pitch) continue;
+        for (const Touch& touch : r.words[word]) {
+            if (own(touch.actor) || known[touch.actor] >= touch.clock) continue;
+            r.unwritten.clear();
+            abandon(w, launch_failed, touch.where,
+                    "race: " + name_of_actor(w, touch.actor) + " " + verb(touch) + " " +
+                        what(w, *region, address + __builtin_ctz(touch.bytes)) +
+                        ", and nothing orders that before the end of the block: it may have ended");
+        }
     }
+}
+
+void races_cluster_arrive(Worker& w, bool releases) {
+    if (!w.races || w.races->blocks == 1) return;
+    Races& r = *w.races;
+    const unsigned me = w.current;
+    Clocks& coming = begun(r, r.cluster).coming;
+    std::uint32_t& made = coming[maker_actor(r, me)];
+    made = std::max(made, r.fenced[me]);
+    if (!releases) return;
+    join(coming, r.clocks[me]);
+    tick(r, me);
+}
+
+void races_cluster_complete(Worker& w) {
+    if (w.races) complete(begun(*w.races, w.races->cluster));
+}
+
+void races_cluster_wait(Worker& w) {
+    if (w.races) join(w.races->clocks[w.current], begun(*w.races, w.races->cluster).known);
 }
 
 void races_come(Worker& w, unsigned barrier) {
     if (!w.races) return;
     Races& r = *w.races;
-    join(coming(r, barrier), r.clocks[w.current]);
+    join(named(w, barrier).coming, r.clocks[w.current]);
     tick(r, w.current);
 }
 
 void races_named_complete(Worker& w, unsigned barrier) {
-    if (!w.races) return;
-    Meeting& meeting = w.races->named[barrier];
-    meeting.known = meeting.coming;
-    std::fill(meeting.coming.begin(), meeting.coming.end(), 0);
+    if (w.races) complete(named(w, barrier));
 }
 
 void races_leave(Worker& w, unsigned barrier, unsigned thread) {
-    if (w.races) join(w.races->clocks[thread], w.races->named[barrier].known);
+    if (w.races) join(w.races->clocks[thread], named(w, barrier).known);
 }
 
 void shared_touch(std::uintptr_t address, std::size_t bytes, Access access, const void* where) {
@@ -304,7 +386,7 @@ void shared_touch(std::uintptr_t address, std::size_t bytes, Access access, cons
     }
     const Thread& t = w.thread(w.current);
     Touch now{where, 0, 0, 0, 0, access};
-    identify(r, t, now);
+    identify(w, t, now);
     const std::uintptr_t begin = address - w.shared_begin, end = begin + bytes;
     for (std::size_t word = begin / 4; word * 4 < end; word++) {
         const std::size_t first = std::max<std::size_t>(begin, word * 4) - word * 4;
@@ -326,7 +408,13 @@ void shared_order(Sync event, std::uintptr_t key) {
         known[actor] = std::max(known[actor], committed > left ? committed - left : 0);
     };
     switch (event) {
-        case Sync::make: mbarrier(r, key); break;
+        case Sync::make:
+            mbarrier(r, key);
+            if (r.blocks > 1) r.clocks[me][maker_actor(r, me)] = ++r.made[me / 32];
+            break;
+        case Sync::fence_made:
+            if (r.blocks > 1) r.fenced[me] = r.clocks[me][maker_actor(r, me)];
+            break;
         case Sync::arrive:
             join(mbarrier(r, key).coming, r.clocks[me]);
             tick(r, me);
@@ -339,7 +427,7 @@ void shared_order(Sync event, std::uintptr_t key) {
         }
         case Sync::pass: join(r.clocks[me], mbarrier(r, key).known); break;
         case Sync::commit_product: {
-            std::vector<Clocks>& groups = r.issued[me / 128];
+            std::vector<Clocks>& groups = r.issued[warpgroup_of(w, me)];
             const std::uint32_t number = r.committed_products[me]++;
             if (number >= groups.size()) groups.emplace_back(r.width, 0);
             join(groups[number], r.clocks[me]);
@@ -348,9 +436,10 @@ void shared_order(Sync event, std::uintptr_t key) {
         }
         case Sync::commit_send: r.committed_sends[me]++; break;
         case Sync::wait_product:
-            reach(product_actor(r, me), r.committed_products[me]);
+            reach(product_actor(w, me), r.committed_products[me]);
             if (r.committed_products[me] > key)
-                join(r.clocks[me], r.issued[me / 128][r.committed_products[me] - key - 1]);
+                join(r.clocks[me],
+                     r.issued[warpgroup_of(w, me)][r.committed_products[me] - key - 1]);
             break;
         case Sync::wait_send: reach(send_actor(r, me), r.committed_sends[me]); break;
     }

@@ -64,7 +64,7 @@ UNSUPPORTED(cuParamSetf)
 UNSUPPORTED(cuParamSeti)
 UNSUPPORTED(cuParamSetv)
 
-// Profiler, clusters, memory pools
+// Profiler, memory pools
 UNSUPPORTED(cuProfilerInitialize)
 UNSUPPORTED(cuProfilerStart)
 UNSUPPORTED(cuProfilerStop)
