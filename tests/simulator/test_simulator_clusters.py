@@ -52,7 +52,7 @@ FAULTS = {
     "arrives_twice": "arrives at the cluster's barrier in line {} for a second time",
     "one_stays_away": r"the cluster is stuck.*\n"
     r" +127 threads at the cluster's barrier, line \d+: \(0,0,0\) .*\n"
-    r" +1 thread at __syncthreads, line {}: \(3,0,0\) of block \(1,0,0\)",
+    r" +1 thread at __syncthreads, line {}: \(3,0,0\) of block \([13],0,0\)",
 }
 #: kernel: what races with what, in a line each, with races watched.
 RACES = {
