@@ -124,7 +124,7 @@ def test_no_race_where_accesses_are_ordered(watched, kernel):
 
 
 def check_said(found: dict, kernel: str, words: str) -> None:
-    """On stderr once, with the line that the kernel is to blame for, if it has a marker."""
+    """Printed to stderr once, with the line of the kernel that has the fault, if it is marked."""
     lines = SOURCE.read_text().splitlines()
     marked = any(text.endswith(f"// line:{kernel}") for text in lines)
     line = line_of(kernel) if marked else 0

@@ -4,27 +4,12 @@ output. With PYMM_SIMULATOR_RACES=1 they are watched for races.
 """
 
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
-from simulator_faults import in_a_fork, tried  # activates the simulator
+from simulator_faults import compiled, in_a_fork, tried  # activates the simulator
 
-import pymm.simulator
-
-HERE = Path(__file__).parent
 GRIDS = {"positions": (2, 1, 2), "eight": (8, 1, 1)}
-
-
-def compiled(folder: str) -> str:
-    """Path of the module."""
-    module = os.path.join(folder, "clusters.cubin")
-    headers, source = HERE.parents[1] / "cuda_src", HERE / "simulator_kernels" / "clusters.cu"
-    command = [pymm.simulator.nvcc(), "--cubin", "-arch=sm_90", "-I", headers, "-o", module, source]
-    subprocess.run(command, check=True)
-    return module
 
 
 def launched(module: str, kernel: str) -> dict[str, object]:
@@ -46,5 +31,5 @@ def launched(module: str, kernel: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    module_path = compiled(sys.argv[1])
+    module_path = compiled("clusters", sys.argv[1])
     print(json.dumps({name: in_a_fork(launched, module_path, name) for name in sys.argv[2:]}))

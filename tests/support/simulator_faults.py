@@ -5,8 +5,10 @@ The processes are forked before the driver is initialised, which is quicker than
 
 import json
 import os
+import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import numpy as np
 
@@ -15,6 +17,17 @@ import pymm.simulator
 pymm.simulator.activate()
 
 import pycuda.driver as drv  # noqa: E402
+
+HERE = Path(__file__).parent
+
+
+def compiled(name: str, folder: str) -> str:
+    """Path of the module of a file of simulator_kernels."""
+    module = os.path.join(folder, f"{name}.cubin")
+    headers, source = HERE.parents[1] / "cuda_src", HERE / "simulator_kernels" / f"{name}.cu"
+    command = [pymm.simulator.nvcc(), "--cubin", "-arch=sm_90", "-I", headers, "-o", module, source]
+    subprocess.run(command, check=True)
+    return module
 
 
 def tried(call) -> str:

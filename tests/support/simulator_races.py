@@ -5,28 +5,15 @@ left in its output.
 
 import json
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 
 os.environ["PYMM_SIMULATOR_RACES"] = "1"
 
-from simulator_faults import in_a_fork, tried  # noqa: E402  (activates the simulator)
+from simulator_faults import compiled, in_a_fork, tried  # noqa: E402  (activates the simulator)
 
 import pymm.simulator  # noqa: E402
-
-HERE = Path(__file__).parent
-
-
-def compiled(folder: str) -> str:
-    """Path of the module."""
-    module = os.path.join(folder, "races.cubin")
-    headers, source = HERE.parents[1] / "cuda_src", HERE / "simulator_kernels" / "races.cu"
-    command = [pymm.simulator.nvcc(), "--cubin", "-arch=sm_90", "-I", headers, "-o", module, source]
-    subprocess.run(command, check=True)
-    return module
 
 
 def launched(module: str, kernel: str) -> dict[str, object]:
@@ -44,5 +31,5 @@ def launched(module: str, kernel: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    module_path = compiled(sys.argv[1])
+    module_path = compiled("races", sys.argv[1])
     print(json.dumps({name: in_a_fork(launched, module_path, name) for name in sys.argv[2:]}))
