@@ -4,6 +4,7 @@ process that made them, and rows appended to a CSV file.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
 import fcntl
@@ -196,10 +197,10 @@ def begun(path: Path, columns: Sequence[str]) -> bool:
         if not path.exists() or path.stat().st_size == 0:
             return False
         with open(path, "rb") as file:
-            first = file.readline(len(header) + 9).decode("utf-8-sig", errors="replace")
+            line = file.readline(len(header) + 9).removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}; name another file") from None
-    if first.strip() != header:
+    if line.decode(errors="replace").strip() != header:
         raise BadInput(f"{path}, line 1: other columns than {header}; name another file")
     return True
 
@@ -229,14 +230,14 @@ def commit() -> str:
     """Of the checkout that this is run from, in 12 digits; empty if it is none."""
     place = Path(__file__).resolve().parents[2] / ".git"
     try:
-        head = (place / "HEAD").read_text(encoding="ascii").strip()
+        head = (place / "HEAD").read_text(encoding="utf-8").strip()
         if head.startswith("ref: "):
             name = head.removeprefix("ref: ")
             packed = place / "packed-refs"
             if (place / name).exists():
-                head = (place / name).read_text(encoding="ascii").strip()
+                head = (place / name).read_text(encoding="utf-8").strip()
             else:
-                lines = packed.read_text(encoding="ascii").splitlines()
+                lines = packed.read_text(encoding="utf-8").splitlines()
                 head = next((x.split()[0] for x in lines if x.endswith(f" {name}")), "")
     except (OSError, UnicodeDecodeError):
         return ""

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
@@ -85,7 +86,7 @@ def read_text(path: Path, limit: int = MAX_BYTES) -> str:
             content = file.read(limit + 1)
         if len(content) > limit:
             raise BadInput(f"{one_line(str(path))} has more than the {limit} bytes allowed")
-        return content.decode("utf-8-sig")
+        return content.removeprefix(codecs.BOM_UTF8).decode()
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pymm.core.dtypes import ELEMENTS
 from pymm.core.epilogue import ACTIVATIONS, NO_EPILOGUE, Epilogue
-from pymm.core.forking import cached_property
+from pymm.core.forking import cached_property, import_whole
 from pymm.core.problem import Problem
 from pymm.kernels import Config, Guards, Tma
 from pymm.kernels.emulated import Gate
@@ -197,6 +197,7 @@ def shipped_folder(folder: str) -> Traversable:
     """A folder of files shipped with the package: inside it once installed, next to it in a
     checkout.
     """
+    import_whole("importlib.readers")  # at its first use `files` imports it
     inside = resources.files("pymm").joinpath(folder)
     return inside if inside.is_dir() else Path(__file__).parents[2] / folder
 

@@ -155,7 +155,7 @@ class Company:
 def _machine() -> str:
     """The machine and the name space of its process ids; a random name where neither is known."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
         return uuid.uuid4().hex

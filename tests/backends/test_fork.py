@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has
 
 #: Four threads, whatever the machine has: a team that a child does not have.
 HEAD = """
-import os, signal, sys, threading, time
+import os, signal, sys, threading, time, traceback
 import numpy as np
 import pymm
 from pymm.backends.cpu import backend as cpu, device as cpu_device
@@ -37,6 +37,8 @@ def forked(action):
         try:
             action()
             status = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             sys.stderr.flush()
             os._exit(status)
@@ -72,6 +74,18 @@ def run(body: str) -> subprocess.CompletedProcess[str]:
         timeout=200,
         check=False,
     )
+
+
+@pytest.fixture
+def stored_file(tmp_path, monkeypatch):
+    """A file of the user's for this machine's CPU, for which a product imports YAML."""
+    device = open_device("cpu").device
+    about = f"name: {device.name!r}, kind: cpu, cores: {device.sms}"
+    (tmp_path / f"{device.slug}.yaml").write_text(
+        f"schema: 2\ndevice: {{{about}, vector_bytes: {device.vector_bytes}}}\n"
+        "environments: {}\nrecords: {}\n"
+    )
+    monkeypatch.setenv("PYMM_CONFIG_DIR", str(tmp_path))
 
 
 def check(body: str) -> None:
@@ -197,40 +211,47 @@ def test_a_fork_while_another_thread_computes_what_is_kept(property):
     )
 
 
-def test_a_fork_waits_for_imports_of_other_threads():
-    """The lock of a module that is being imported would stay locked in the child."""
+@pytest.mark.usefixtures("stored_file")
+def test_no_fork_while_a_product_imports():
+    """The lock of a module that is being imported would stay locked in the child. The first
+    product of a process imports what it needs, parts of the standard library among it.
+    """
     check(
         """
-        reached, ended = threading.Event(), []
+        from importlib.machinery import PathFinder
+        importing, imported = [], []
         class Slow:
             def find_spec(self, name, path=None, target=None):
-                if name == "pymm.backends.cpu.device":
-                    reached.set()
-                    time.sleep(1)
-                    ended.append(name)
+                spec = PathFinder.find_spec(name, path, target)
+                execute = spec.loader.exec_module
+                def slow(module):
+                    importing.append(name)
+                    time.sleep(0.02)
+                    execute(module)
+                    importing.remove(name)
+                    imported.append(name)
+                spec.loader.exec_module = slow
+                return spec
+        def look():
+            assert not importing, f"forked while {importing[-1]} was imported"
         forget_the_backend()
         sys.meta_path.insert(0, Slow())
         thread = threading.Thread(target=multiply)
         thread.start()
-        reached.wait()
-        assert forked(multiply) == 0
-        assert ended, "forked in the middle of an import"
+        while thread.is_alive():
+            assert forked(look) == 0
         thread.join()
+        assert {"pymm.backends.cpu.device", "yaml"} <= set(imported), imported
+        assert forked(multiply) == 0
         print("good")
         """
     )
 
 
 @pytest.mark.parametrize("module", ["yaml.cyaml", "yaml._yaml", "pymm.backends.cpu.device"])
-def test_a_handler_that_raises_in_the_middle_of_an_import(module, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("stored_file")
+def test_a_handler_that_raises_in_the_middle_of_an_import(module):
     """A package whose import is interrupted is imported again without its submodules."""
-    device = open_device("cpu").device
-    about = f"name: {device.name!r}, kind: cpu, cores: {device.sms}"
-    (tmp_path / f"{device.slug}.yaml").write_text(
-        f"schema: 2\ndevice: {{{about}, vector_bytes: {device.vector_bytes}}}\n"
-        "environments: {}\nrecords: {}\n"
-    )
-    monkeypatch.setenv("PYMM_CONFIG_DIR", str(tmp_path))  # a file that makes it import YAML
     check(
         """
         class Interrupt(RuntimeError):

@@ -119,7 +119,7 @@ def _accepts(path: str, flags: tuple[str, ...]) -> bool:
     try:
         with Workplace("pymm-probe-", temporary) as place:
             source = place / "empty.cpp"
-            source.write_text("int nothing() { return 0; }\n", encoding="ascii")
+            source.write_text("int nothing() { return 0; }\n", encoding="utf-8")
             made = str(place / "empty.so")
             done = _run(path, *flags, "-o", made, str(source), temporary=place)
     except OSError as error:

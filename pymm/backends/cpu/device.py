@@ -72,7 +72,7 @@ def cache_sizes() -> tuple[int, ...]:
     for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
         try:
             kind, level, size = (
-                (index / field).read_text(encoding="ascii").strip()
+                (index / field).read_text(encoding="utf-8").strip()
                 for field in ("type", "level", "size")
             )
             unit = {"K": 2**10, "M": 2**20}.get(size[-1], 1)
@@ -101,10 +101,10 @@ def _peaks(threads: int, width: int, compiler: CpuCompiler) -> dict[str, float]:
     def measure(place: Path) -> Path:
         rates = _measured(compiler.build_text(text, "peak.cpp"), threads)
         values = " ".join(f"{value:.6g}" for value in rates)
-        (place / "rates").write_text(values, encoding="ascii")
+        (place / "rates").write_text(values, encoding="utf-8")
         return place / "rates"
 
-    values = obtain(folder, measure).read_text(encoding="ascii").split()
+    values = obtain(folder, measure).read_text(encoding="utf-8").split()
     rates = dict(zip(MEASURED, map(float, values), strict=True))
     return {
         name: rates[dtype_name(row.scalar)]
