@@ -429,13 +429,24 @@ def fit(data: Measured, dtype: str, sms: int) -> tuple[np.ndarray, float]:
 
 def predicted(data: Measured, dtype: str, folds: int, sms: int = 132) -> np.ndarray:
     """Corrections of every product, predicted by a fit to the products of the other folds."""
-    fold = np.random.default_rng(0).integers(folds, size=data.product.max() + 1)[data.product]
-    at, found = survey.features(data.rows, dtype, sms), np.zeros(len(data.measured))
+    found = np.zeros(len(data.measured))
     for one in range(folds):
-        own = fold == one
-        weights, mean = fit(part(data, ~own), dtype, sms)
-        found[own] = mean + survey.covariance(at[own], at[~own]) @ weights
+        own = fold(data, folds, one)
+        found[own] = predicted_by_others(data, own, dtype, sms)
     return found
+
+
+def fold(data: Measured, folds: int, one: int) -> np.ndarray:
+    """Which rows are of the products of one fold."""
+    drawn = np.random.default_rng(0).integers(folds, size=data.product.max() + 1)
+    return drawn[data.product] == one
+
+
+def predicted_by_others(data: Measured, own: np.ndarray, dtype: str, sms: int = 132) -> np.ndarray:
+    """Corrections of the rows `own`, predicted by a fit to all other rows."""
+    at = survey.features(data.rows, dtype, sms)
+    weights, mean = fit(part(data, ~own), dtype, sms)
+    return mean + survey.covariance(at[own], at[~own]) @ weights
 
 
 def errors(data: Measured, corrections: np.ndarray) -> tuple[float, list[float]]:

@@ -87,6 +87,8 @@ settings.load_profile("untimed")
 #: Files whose tests take longest, by seconds of one test: they begin first, so that all workers end
 #: at the same time.
 LONG_FIRST = (
+    "test_survey",
+    "test_report_rows",
     "test_ownership",
     "test_package",
     "test_sanitizers",

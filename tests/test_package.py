@@ -48,6 +48,12 @@ print(os.path.realpath(pymm.__file__))
 """
 
 
+def test_tests_of_a_group_run_in_one_process(request):
+    """Some pytest and pytest-xdist together forget it without a word, and builds are made twice."""
+    if getattr(request.config.option, "loadgroup", False):
+        assert request.node.nodeid.endswith("@package")
+
+
 def run(*command: object, cwd: Path) -> str:
     unwanted = ("PYTHONPATH", "PYTHONWARNINGS", "PYTEST")
     clean = {k: v for k, v in os.environ.items() if not k.startswith(unwanted)}

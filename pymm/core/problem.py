@@ -145,7 +145,7 @@ class Problem:
         """True if C has no element, so that there is nothing to write."""
         return self.m == 0 or self.n == 0 or self.batch == 0
 
-    @property
+    @cached_property
     def alignment(self) -> int:
         """Bytes, at most 16, that every row of A, B and C starts at a multiple of if the matrices
         are dense and start at a multiple of 16.

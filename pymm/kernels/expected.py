@@ -80,8 +80,10 @@ def copied_by_threads(
     work = (max(multiply, fetched) + copied * depth * few) / _CLOCKS
     steps = ceil_div(ceil_div(p.k, c.SPLIT), depth)
     waits = rates.latency / max(c.STAGES - 1, 1)
-    rounds = [together] * (on_one // together) + [on_one % together] * (on_one % together > 0)
-    busy = sum(rates.latency + steps * max(work * n, waits) for n in rounds)
+    rounds, rest = divmod(on_one, together)
+    busy = rounds * (rates.latency + steps * max(work * together, waits))
+    if rest:
+        busy += rates.latency + steps * max(work * rest, waits)
     busy += on_one * c.MB * c.NB / 1024 * rates.store
     adding = rates.adding + rates.part * min(c.SPLIT, 16) * c.MB * c.NB / 1024
     time = rates.launch + beside_memory(busy, p.bytes / _MEMORY, rates.overlap)

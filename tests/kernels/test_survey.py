@@ -4,6 +4,7 @@ import csv
 import math
 import random
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import survey as tool
-from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.kernels import KERNELS, find_kernel, kernels_for, survey
 from pymm.selection.records import Environment
@@ -34,22 +34,28 @@ SHIPPED = {
 }
 
 
-@pytest.fixture(
-    scope="module",
-    params=[(slug, t) for slug, types in SHIPPED.items() for t in types],
-    ids="-".join,
+#: Of each type of a device one process reads the times once.
+MEASURED = pytest.mark.parametrize(
+    "slug, dtype",
+    [
+        pytest.param(slug, dtype, marks=pytest.mark.xdist_group(f"{slug}-{dtype}"))
+        for slug, dtypes in SHIPPED.items()
+        for dtype in dtypes
+    ],
 )
-def measured(request) -> tuple[Device, str, tool.Measured]:
-    slug, dtype = request.param
-    device = tool.DEVICES[slug]
-    return device, dtype, tool.read(tool.results(slug), dtype, device)
 
 
-def test_the_shipped_survey_is_what_its_times_give(measured):
+@lru_cache(maxsize=1)
+def measured(slug: str, dtype: str) -> tool.Measured:
+    return tool.read(tool.results(slug), dtype, tool.DEVICES[slug])
+
+
+@MEASURED
+def test_the_shipped_survey_is_what_its_times_give(slug, dtype):
     """After a change of the times, of a kernel's options or of what its model expects:
     `python benchmarks/survey.py fit --device DEVICE`.
     """
-    device, dtype, data = measured
+    device, data = tool.DEVICES[slug], measured(slug, dtype)
     shipped = survey.survey_of(Problem(100, 100, 100, dtype), device)
     wanted = np.log(data.measured / data.expected)
     assert shipped.mean == pytest.approx(wanted.mean(), abs=1e-6)
@@ -60,10 +66,14 @@ def test_the_shipped_survey_is_what_its_times_give(measured):
     np.testing.assert_allclose(there, wanted[some] - wanted.mean(), atol=2e-3)
 
 
-def test_products_left_out_of_the_fit_are_predicted_better_than_by_the_models_alone(measured):
-    _, dtype, data = measured
-    alone, choices_alone = tool.errors(data, np.zeros(len(data.measured)))
-    error, choices = tool.errors(data, tool.predicted(data, dtype, 3))
+@MEASURED
+def test_products_left_out_of_the_fit_are_predicted_better_than_by_the_models_alone(slug, dtype):
+    """A third of them."""
+    data = measured(slug, dtype)
+    own = tool.fold(data, 3, 0)
+    third = tool.part(data, own)
+    alone, choices_alone = tool.errors(third, np.zeros(len(third.measured)))
+    error, choices = tool.errors(third, tool.predicted_by_others(data, own, dtype))
     assert error < 0.85 * alone
     assert sum(x > tool.SLOW for x in choices) < 0.75 * sum(x > tool.SLOW for x in choices_alone)
     assert math.exp(np.mean(np.log(choices))) < 1.03

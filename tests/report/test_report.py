@@ -230,10 +230,3 @@ def test_the_same_rows_give_the_same_bytes(tmp_path):
     assert [path.name for path in one] == [path.name for path in two] != []
     for mine, other in zip(one, two, strict=True):
         assert mine.read_bytes() == other.read_bytes(), mine.name
-
-
-@pytest.mark.parametrize("device", sorted((ROOT / "reports").iterdir()), ids=lambda path: path.name)
-def test_reports_say_what_the_measurements_say(device, monkeypatch):
-    """`python -m pymm.report` would change nothing but drawings."""
-    monkeypatch.chdir(ROOT)
-    assert main([device.name, "--check"]) == 0

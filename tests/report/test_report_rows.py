@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 import measured
@@ -12,8 +13,9 @@ from report_fixtures import folder, without_plots  # noqa: F401
 
 from pymm.core.problem import Problem
 from pymm.measure import results
-from pymm.report import load, stats, tables_tuned
+from pymm.report import cli, load, stats, tables_tuned
 from pymm.report.chapters import report
+from pymm.selection import store
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -124,10 +126,35 @@ def test_every_search_has_a_line(folder, without_plots):
     assert sum(row["trials"].value for row in table.rows) == 41 * len(problems) + 1
 
 
-@pytest.mark.parametrize("device", sorted(p.name for p in RESULTS.iterdir()))
-def test_every_row_that_was_measured_has_a_line(device):
+#: Of each device one process reads the measurements once, which takes up to a minute.
+COMMITTED = pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param(folder.name, marks=pytest.mark.xdist_group(f"report-{folder.name}"))
+        for folder in sorted(RESULTS.iterdir())
+    ],
+)
+
+
+@lru_cache(maxsize=1)
+def committed(device):
+    """The measurements of a device, read in the folder where its report is made."""
+    return load.read_device(RESULTS.relative_to(ROOT) / device, Path(str(store.shipped())))
+
+
+@COMMITTED
+def test_reports_say_what_the_measurements_say(device, monkeypatch):
+    """`python -m pymm.report` would change nothing but drawings."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(cli, "read_device", lambda folder, records: committed(folder.name))
+    assert cli.main([device, "--check"]) == 0
+
+
+@COMMITTED
+def test_every_row_that_was_measured_has_a_line(device, monkeypatch):
     """Of the committed measurements: of each product that was measured again, the last row."""
-    found = load.read_device(RESULTS / device, ROOT / "tuning_configs")
+    monkeypatch.chdir(ROOT)
+    found = committed(device)
     values, count = shown(found), 0
     latest = {"suites": stats.suite_rows, "bench": stats.bench_rows, "classes": stats.class_rows}
     key = ("engine", "product", "processes", "mpi", "dtype", "m", "n", "k")
