@@ -226,10 +226,17 @@ def covariance(some: np.ndarray, others: np.ndarray) -> np.ndarray:
     """Covariances of the corrections at each of some points and each of others: the sum of a smooth
     and a rough squared exponential. Without BLAS, whose threads wait long for busy cores.
     """
-    products = np.einsum("ij,kj->ik", some, others)
-    squares = (some**2).sum(1)[:, None] + (others**2).sum(1) - 2 * products
-    apart = np.maximum(squares, 0) / 2
-    return SMOOTH * np.exp(-apart) + ROUGH * np.exp(-(ROUGHER**2) * apart)
+    alike = (some == some[0]).all(axis=0)  # of configurations for one product more than half
+    from_all = ((others[:, alike] - some[0, alike]) ** 2).sum(1)
+    some, others = some[:, ~alike], others[:, ~alike]
+    apart = np.einsum("ij,kj->ik", some, others)
+    apart *= -2
+    apart += (some**2).sum(1)[:, None]
+    apart += (others**2).sum(1) + from_all
+    np.maximum(apart, 0, out=apart)
+    rough = np.exp(apart * (-0.5 * ROUGHER**2))
+    apart *= -0.5
+    return SMOOTH * np.exp(apart, out=apart) + ROUGH * rough
 
 
 def survey_of(problem: Problem, device: Device) -> Survey | None:
