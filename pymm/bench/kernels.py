@@ -10,8 +10,9 @@ import argparse
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
+from pathlib import Path
 
 from rich.console import Console
 
@@ -27,14 +28,15 @@ from pymm.core.errors import StoreError
 from pymm.core.files import commit
 from pymm.core.problem import Problem
 from pymm.core.shapes import DRAWN, LAYOUTS, class_problems, parse_shapes
-from pymm.kernels import Config, Guards, Kernel, find_kernel, kernels_for
+from pymm.kernels import Config, Guards, Kernel, find_kernel, kernels_for, parse_slug
 from pymm.kernels.source import Source, kernel_digest, render
 from pymm.measure.precompile import config_directory
 from pymm.measure.results import CLASSES, EXPERIMENTS, KERNELS, SEEN, one_line
 from pymm.measure.verify import sources
 from pymm.measure.workbench import Trial, median_and_spread
 from pymm.measure.worker import Reply, Request, WorkerFailed, time_limit
-from pymm.selection.records import Record, stale_because
+from pymm.selection.records import Environment, Record, stale_because
+from pymm.selection.select import select
 from pymm.selection.store import load
 
 
@@ -85,6 +87,8 @@ def _products(options: argparse.Namespace) -> list[tuple[str, Problem]]:
     """What to measure, with the class of each ("" for shapes). `ValueError` for bad options."""
     if bool(options.shapes) == bool(options.classes):
         raise ValueError("give --shapes or --classes, one of the two, or --suite")
+    if options.classes and options.configs:
+        raise ValueError("--configs and --classes: give the products by --shapes")
     if options.classes and options.guarded != "auto":
         raise ValueError("--guarded and --classes: matmul's choice has the guards that it needs")
     every = options.dtypes == "all" or (options.classes and options.dtypes is None)
@@ -109,7 +113,9 @@ def _products(options: argparse.Namespace) -> list[tuple[str, Problem]]:
 
 def _run(runner: Runner, problems: Sequence[Problem], options: argparse.Namespace) -> int:
     device, directory = runner.device, options.records or config_directory()
-    named = _named(options.kernels, options.guarded, device)
+    kernels = options.kernels or ("" if options.configs else "all")
+    named = _named(kernels, options.guarded, device)
+    given = _given(options.configs, device)
     records = [
         r for r in load(device, directory) if not stale_because(r, device, runner.environment)
     ]
@@ -119,6 +125,9 @@ def _run(runner: Runner, problems: Sequence[Problem], options: argparse.Namespac
     bare = any(forced.get("GUARDED") not in (None, Guards.ON) for _, _, forced in named or ())
     quick, failures = options.checks == "quick" or bare, 0
     tasks = [(p, _variants(p, device, named, records)) for p in problems]
+    for problem, variants in tasks if given else ():
+        environment = runner.environment
+        variants |= _chosen_and(given, problem, device, directory, environment, runner.say)
     if options.dry_run:
         return _describe(tasks, quick, runner.console)
     if options.csv:
@@ -174,10 +183,43 @@ def _sources(config: Config, problem: Problem, quick: bool) -> list[Source]:
 Named = tuple[Kernel, str, dict[str, int]]
 
 
+def _given(slugs: str | None, device: Device) -> list[Config]:
+    """The configurations that `--configs` spells. `ValueError` for what is none."""
+    spelled = slugs.split(",") if slugs else []
+    return [parse_slug(slug, device.kernel_backend) for slug in dict.fromkeys(spelled)]
+
+
+def _chosen_and(
+    given: Sequence[Config],
+    problem: Problem,
+    device: Device,
+    directory: Path,
+    environment: Environment,
+    say: Callable[[str], None],
+) -> dict[tuple[str, str], Config]:
+    """What is chosen for the product, and those of `given` that may run, by kernel and variant."""
+    chosen = select(problem, device, directory, environment).config
+    variants = {(chosen.kernel.label, "chosen"): chosen}
+    for number, config in enumerate(given, 1):
+        kernel = config.kernel
+        why = kernel.violations(config, problem, device)
+        if kernel not in kernels_for(problem, device):
+            why = [f"{kernel.label} does not compute {problem.dtype} here"]
+        if why:
+            say(f"{problem.slug}: {config.slug} is left out: {'; '.join(why)}")
+        else:
+            variants[kernel.label, f"given {number}"] = config
+    return variants
+
+
 def _named(names: str, guarded: str, device: Device) -> list[Named] | None:
     """The kernels that `--kernels` and `--guarded` name, None for all. `ValueError` for one that
     there is not, and for guards of a kernel that has them always.
     """
+    if not names:
+        if guarded != "auto":
+            raise ValueError(f"--guarded {guarded}: name the kernels, --kernels 00,01,02")
+        return []
     asked = {"on": "guarded", "off": "unguarded", "auto": ""}[guarded]
     if names == "all":
         if asked:
@@ -202,7 +244,8 @@ def _variants(
     if this very problem was tuned, and no variant is asked for.
     """
     variants = {}
-    for kernel, variant, forced in named or [(k, "", {}) for k in kernels_for(problem, device)]:
+    every = [(kernel, "", {}) for kernel in kernels_for(problem, device)]
+    for kernel, variant, forced in every if named is None else named:
         name = kernel.label
         default = kernel.default_for(problem, device)
         if not kernel.violations(default, problem, device):

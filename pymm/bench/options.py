@@ -20,6 +20,8 @@ examples:
   python -m pymm.bench --shapes ladder --kernels all
       every kernel, default and tuned, compared with cuBLAS
   python -m pymm.bench --shapes 4096 --dtypes f32 --rounds 31 --csv ladder.csv
+  python -m pymm.bench --shapes 1000 --configs register_tile-MB64-NB64-KB16-TA4-TB4
+      this configuration compared with the one that matmul would choose, and with cuBLAS
   python -m pymm.bench --classes all --csv classes.csv --time-limit 250
       every class, type and layout compared with cuBLAS and cuBLASLt, one row each; started
       again it continues
@@ -113,9 +115,14 @@ def _add_products(read: argparse.ArgumentParser) -> None:
 def _add_kernels(add: Callable[..., object]) -> None:
     add(
         "--kernels",
-        default="all",
         help="names or numbers, kernel00 to kernel11 (one thread per element or tiles, for "
-        "multiples of the block or any extents), or all (default: all)",
+        "multiples of the block or any extents), or all (default: all; with --configs none)",
+    )
+    add(
+        "--configs",
+        metavar="SLUGS",
+        help="of shapes: these configurations and the one that matmul (syrk) would choose; one "
+        "that may not run is said and left out",
     )
     add(
         "--guarded",

@@ -4,9 +4,14 @@ import csv
 
 import pytest
 
+from pymm.backends import open_device
 from pymm.bench.kernels import main
 from pymm.core import files
+from pymm.core.problem import Problem
+from pymm.kernels import KERNELS
 from pymm.measure import results
+from pymm.selection.records import Environment
+from pymm.selection.select import select
 
 
 def rows_of(path):
@@ -31,6 +36,30 @@ def test_rows_hold_kernels_and_the_opponent_in_one_run(tmp_path):
     assert all(float(row["error"]) <= 1 for row in rows[1:])
     assert main([*arguments, "--csv", str(path)]) == 0
     assert len(rows_of(path)) == 6
+
+
+def test_given_configurations_beside_the_choice(tmp_path, capsys, monkeypatch):
+    """Without other kernels; what may not run is said and left out."""
+    monkeypatch.setenv("PYMM_CONFIG_DIR", str(tmp_path / "none"))
+    path, device = tmp_path / "bench.csv", open_device("cpu:1").device
+    (kernel,) = (k for k in KERNELS if k.name == "blocked")
+    problem = Problem(33, 17, 5, "f32")
+    configs, _ = kernel.configs(problem, device)
+    chosen = select(problem, device, None, Environment("", "", "")).config
+    first, second = [config for config in configs if config != chosen][:2]
+    bad = kernel.config(first.as_dict() | {"TB": 64 * first.TB})
+    given = ",".join(config.slug for config in (first, bad, second))
+    what = ["--shapes", "33x17x5", "--dtypes", "f32", "--configs", given, "--rounds", "4"]
+    assert main([*what, "--device", "cpu:1", "--csv", str(path)]) == 0
+    rows = [row for row in rows_of(path) if row["config"]]
+    assert {row["variant"]: row["config"] for row in rows} == {
+        "chosen": chosen.slug,
+        "given 1": first.slug,
+        "given 3": second.slug,
+    }
+    assert all(row["outcome"] == "ok" for row in rows)
+    (said,) = kernel.violations(bad, problem, device)[:1]
+    assert f"{problem.slug}: {bad.slug} is left out: {said}" in capsys.readouterr().out
 
 
 def test_a_dry_run_measures_nothing(tmp_path, capsys, monkeypatch):
@@ -65,6 +94,9 @@ def test_a_file_with_other_columns_is_left_alone(tmp_path, capsys):
         (["--shapes", "banana"], "banana"),
         (["--shapes", "4", "--dtypes", "f99"], "f99"),
         (["--shapes", "4", "--kernels", "77", "--device", "cpu:1"], "77"),
+        (["--shapes", "4", "--configs", "blocked-MB8", "--device", "cpu:1"], "blocked-MB8"),
+        (["--classes", "small", "--configs", "x"], "--configs and --classes"),
+        (["--suite", "o1", "--configs", "x"], "--configs and --suite"),
     ],
 )
 def test_bad_options_end_with_a_sentence(arguments, words, capsys):

@@ -44,7 +44,7 @@ class Order:
                 raise ValueError(f"--{name} and --suite: the suites have their own")
         if options.thin < 1:
             raise ValueError(f"--thin {options.thin}: every first product is every one of them")
-        for name, usual in (("kernels", "all"), ("guarded", "auto")):
+        for name, usual in (("kernels", None), ("configs", None), ("guarded", "auto")):
             if getattr(options, name) != usual:
                 raise ValueError(f"--{name} and --suite: a suite names its kernels")
         dtypes = tuple(options.dtypes.split(",")) if options.dtypes else None
