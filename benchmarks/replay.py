@@ -94,8 +94,7 @@ def by_ranks(make: Make) -> Strategy:
     """
 
     def strategy(pool: Pool, known: Known, generator: np.random.Generator) -> Suggestion:
-        ranks = [np.unique(column, return_inverse=True)[1] for column in pool.values.T]
-        points = {str(place): one for place, one in enumerate(r for r in ranks if r.any())}
+        points = {str(place): ranks for place, ranks in enumerate(pool.ranks)}
         space = {name: IntDistribution(0, int(one.max())) for name, one in points.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -68,7 +68,8 @@ class Pool:
     (for powers of two its logarithm). `features`, which the surrogate sees, has a column more for
     each two parameters that depend on each other: the difference of their ranks if both grow
     together, else the sum. For powers of two that is the logarithm of their quotient or product,
-    such as the number of rows that a thread computes.
+    such as the number of rows that a thread computes. `ranks` has a row for each parameter that
+    has more than one value.
     """
 
     def __init__(self, parameters: Sequence[Mapping[str, int]]) -> None:
@@ -78,9 +79,9 @@ class Pool:
         self.values = np.array([[p[name] for name in self.names] for p in parameters])
         ranks = [np.unique(column, return_inverse=True)[1] for column in self.values.T]
         varied = [column for column in ranks if column.any()]
-        self._ranks = np.array(varied, np.int32).reshape(len(varied), len(parameters))
-        self.points = np.ascontiguousarray((self._ranks / self._ranks.max(axis=1)[:, None]).T)
-        self.features = np.hstack([self.points, *_of_dependent(self._ranks)])
+        self.ranks = np.array(varied, np.int32).reshape(len(varied), len(parameters))
+        self.points = np.ascontiguousarray((self.ranks / self.ranks.max(axis=1)[:, None]).T)
+        self.features = np.hstack([self.points, *_of_dependent(self.ranks)])
 
     def __len__(self) -> int:
         return len(self.values)
@@ -90,7 +91,7 @@ class Pool:
         near = np.zeros(len(self), bool)
         for centre in centres:
             changes = np.zeros(len(self), np.int16)
-            for ranks in self._ranks:
+            for ranks in self.ranks:
                 changes += ranks != ranks[centre]
             near |= changes <= most
         return near

@@ -130,8 +130,8 @@ def test_every_search_has_a_line(folder, without_plots):
 COMMITTED = pytest.mark.parametrize(
     "device",
     [
-        pytest.param(folder.name, marks=pytest.mark.xdist_group(f"report-{folder.name}"))
-        for folder in sorted(RESULTS.iterdir())
+        pytest.param(name, marks=pytest.mark.xdist_group(f"report-{name}"))
+        for name in sorted({p.name for f in (RESULTS, ROOT / "reports") for p in f.iterdir()})
     ],
 )
 
