@@ -50,11 +50,6 @@
 #define BLOCKS 2  // blocks that one multiprocessor is to hold: bounds the registers of a thread
 #endif
 
-#ifndef GATE_PARAMETER  // of common/split_check.cuh, which a fallback begins with
-#define GATE_PARAMETER
-#define RETURN_IF_CLOSED
-#endif
-
 #include "common/schedule.cuh"
 #include "common/staged_tile.cuh"
 #include "common/split_k.cuh"
@@ -80,12 +75,14 @@ constexpr int WIDE = TB * LANES_N;  // columns of a warp's tile
 using TileA = StagedTile<!TRANS_A, MB, THREADS>;
 using TileB = StagedTile<TRANS_B, NB, THREADS>;
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    gemm(int m, int n, int k, REAL alpha, const REAL* __restrict__ A, long long lda,
-         long long batch_a, const REAL* __restrict__ B, long long ldb, long long batch_b, REAL beta,
-         REAL* C, long long ldc, long long batch_c,
-         void* workspace EPILOGUE_PARAMETER GATE_PARAMETER) {
-    RETURN_IF_CLOSED
+#if GATE  // of common/split_check.cuh: a block of the launch is several of these in turn
+__device__ __forceinline__ void compute
+#else
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) gemm
+#endif
+    (int m, int n, int k, REAL alpha, const REAL* __restrict__ A, long long lda, long long batch_a,
+     const REAL* __restrict__ B, long long ldb, long long batch_b, REAL beta, REAL* C,
+     long long ldc, long long batch_c, void* workspace EPILOGUE_PARAMETER BLOCK_PARAMETERS) {
     extern __shared__ __align__(16) unsigned char shared[];
     REAL* const As = reinterpret_cast<REAL*>(shared);
     REAL* const Bs = As + STAGES * TileA::ELEMENTS;
@@ -94,18 +91,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     const unsigned y = warp / WARPS_N * (TA * LANES) + lane / LANES_N * VECTOR;
     const unsigned x = warp % WARPS_N * (TB * LANES_N) + lane % LANES_N * VECTOR;
     unsigned i0, j0;
-    tile_of(blockIdx.x, (m + MB - 1u) / MB, (n + NB - 1u) / NB, i0, j0);
+    tile_of(BLOCK.x, (m + MB - 1u) / MB, (n + NB - 1u) / NB, i0, j0);
     i0 *= MB;
     j0 *= NB;
 
     REAL sum[TA][TB] = {};
     const unsigned all = (k + KB - 1u) / KB, share = (all + SPLIT - 1) / SPLIT;
-    const unsigned begin = blockIdx.y * share, end = begin + share < all ? begin + share : all;
+    const unsigned begin = BLOCK.y * share, end = begin + share < all ? begin + share : all;
     const int steps = end - begin;  // of this block, from step `begin` on
     if (steps > 0) {
         AsyncCopies copies;
-        TileA tile_a(A + blockIdx.z * batch_a, lda, i0, m, begin * KB, k, thread);
-        TileB tile_b(B + blockIdx.z * batch_b, ldb, j0, n, begin * KB, k, thread);
+        TileA tile_a(A + BLOCK.z * batch_a, lda, i0, m, begin * KB, k, thread);
+        TileB tile_b(B + BLOCK.z * batch_b, ldb, j0, n, begin * KB, k, thread);
         // Only tiles on the edges of the matrices have anything to check.
         const bool inner = i0 + MB <= m && j0 + NB <= n;
         const auto fetch = [&](int stage, unsigned step) {
@@ -160,8 +157,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             }
         }
     }
-    if (!combine<THREADS>(sum, workspace, thread)) return;
-    C += blockIdx.z * batch_c;
+    if (!combine<THREADS>(sum, workspace, thread BLOCK_ARGUMENTS)) return;
+    C += BLOCK.z * batch_c;
     if constexpr (BY_ROWS) {
         __syncthreads();  // no warp reads a tile any more
         REAL* const rows = As + warp * (LANES * WIDE);
@@ -209,3 +206,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             }
     }
 }
+
+#if GATE
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    gemm(int m, int n, int k, REAL alpha, const REAL* __restrict__ A, long long lda,
+         long long batch_a, const REAL* __restrict__ B, long long ldb, long long batch_b, REAL beta,
+         REAL* C, long long ldc, long long batch_c,
+         void* workspace EPILOGUE_PARAMETER GATE_PARAMETER) {
+    RETURN_IF_CLOSED
+    run_blocks(blocks, [&](const uint3 block) {
+        compute(m, n, k, alpha, A, lda, batch_a, B, ldb, batch_b, beta, C, ldc, batch_c,
+                workspace EPILOGUE_ARGUMENT BLOCK_ARGUMENTS);
+    });
+}
+#endif

@@ -304,7 +304,10 @@ def _changed(
     old, new = comparison.digests(kernel.backend, kernel.name)
     if row[at["source"]] != old or old == new:
         return None
-    return row, config, _problem({name: row[place] for name, place in at.items()}), new
+    problem = _problem({name: row[place] for name, place in at.items()})
+    if problem.dtype not in kernel.dtypes:  # the product was quicker in the type's plain one
+        problem = replace(problem, dtype=problem.type.plain)
+    return row, config, problem, new
 
 
 def _config(slug: str) -> Config | None:

@@ -51,7 +51,29 @@ struct Gate {
     }
 };
 
+#if GATE == 1
 #define GATE_PARAMETER , const Gate gate
+#else
+// A launch that returns takes as long as its blocks take to start, so the last one has no more
+// blocks than the device holds at a time. Each of them is some of the `blocks` of the product, one
+// after the other.
+#define GATE_PARAMETER , const Gate gate, const uint3 blocks
+#define BLOCK block  // the parameter of a function that computes a block's part of C
+#define ALL_BLOCKS blocks
+#define BLOCK_PARAMETERS , const uint3 block, const uint3 blocks
+#define BLOCK_ARGUMENTS , block, blocks
+
+template <typename Compute>
+__device__ __forceinline__ void run_blocks(const uint3 blocks, const Compute& compute) {
+    const unsigned all = blocks.x * blocks.y * blocks.z;
+    for (unsigned id = blockIdx.x; id < all; id += gridDim.x) {
+        const unsigned row = id / blocks.x;
+        compute(make_uint3(id % blocks.x, row % blocks.y, row / blocks.y));
+        __syncthreads();  // shared memory of this block is no longer read
+    }
+}
+#endif
+
 #define RETURN_IF_CLOSED \
     if (gate.is_closed()) return;
 

@@ -5,6 +5,13 @@
 #define SPLIT 1  // blocks that share a tile of C
 #endif
 
+#ifndef BLOCK  // of common/split_check.cuh, where a block of a launch is several in turn
+#define BLOCK blockIdx
+#define ALL_BLOCKS gridDim
+#define BLOCK_PARAMETERS
+#define BLOCK_ARGUMENTS
+#endif
+
 constexpr unsigned COUNTERS = 16384;  // at the start of the workspace, zero between launches
 
 // Adds up the parts of a tile in the fixed order of the blocks, whichever of them comes last: the
@@ -12,12 +19,13 @@ constexpr unsigned COUNTERS = 16384;  // at the start of the workspace, zero bet
 // threads side by side; the last to arrive reads them all (from L2, where they still are), has the
 // totals in `sum` and gets true. The others have nothing more to do.
 template <int THREADS, int ROWS, int COLS>
-__device__ __forceinline__ bool combine(REAL (&sum)[ROWS][COLS], void* workspace, unsigned thread) {
+__device__ __forceinline__ bool combine(REAL (&sum)[ROWS][COLS], void* workspace,
+                                        unsigned thread BLOCK_PARAMETERS) {
     if constexpr (SPLIT == 1) {
         return true;
     } else {
         __shared__ unsigned arrived;
-        const unsigned tile = blockIdx.z * gridDim.x + blockIdx.x;
+        const unsigned tile = BLOCK.z * ALL_BLOCKS.x + BLOCK.x;
         unsigned* const counter = static_cast<unsigned*>(workspace) + tile;
         REAL* const parts = reinterpret_cast<REAL*>(static_cast<unsigned*>(workspace) + COUNTERS) +
                             static_cast<size_t>(tile) * SPLIT * ROWS * COLS * THREADS + thread;
@@ -25,7 +33,7 @@ __device__ __forceinline__ bool combine(REAL (&sum)[ROWS][COLS], void* workspace
         for (int i = 0; i < ROWS; i++)
 #pragma unroll
             for (int j = 0; j < COLS; j++)
-                parts[((blockIdx.y * ROWS + i) * COLS + j) * THREADS] = sum[i][j];
+                parts[((BLOCK.y * ROWS + i) * COLS + j) * THREADS] = sum[i][j];
         __threadfence();  // the parts are seen before the arrival
         __syncthreads();
         if (thread == 0) arrived = atomicAdd(counter, 1u);

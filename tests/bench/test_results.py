@@ -83,6 +83,14 @@ def test_the_summary_has_all_layouts_and_of_random_products_the_last_seed():
     assert len({line.count("|") for line in lines}) == 1
 
 
+def test_the_summary_shows_the_last_draw_of_which_all_products_were_measured():
+    rows = [*drawn([2.0], "random-7"), *drawn([3.0], "random-8"), *drawn([9.0], "random-9")[:-1]]
+    rows += drawn([1.0], "random-7", "f64")[:-1]
+    lines = class_tables.summary(rows)
+    (random,) = [line for line in lines if line.startswith("| 100 random products")]
+    assert random.endswith("| 3.00 (3.00) | 1.00 (1.00) |  |  |")
+
+
 def test_triton_stands_beside_the_classes_it_was_measured_in():
     rows = [row(1.0) | {"triton_ratio": r} for r in ("2", "8", "")]
     assert "| f32 | large | NN | 2 | 4.00 |" in class_tables.beside_triton(rows)

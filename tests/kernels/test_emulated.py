@@ -5,6 +5,7 @@ accordingly whatever came before, and that none is less exact than float32's own
 from __future__ import annotations
 
 import itertools
+import sys
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from sequences import every_kernel
 from test_wgmma_f16x3 import in_three_products
 
 import pymm
+from pymm.backends.cuda import emulated
 from pymm.backends.cuda.driver import Driver
 from pymm.core.problem import Problem
 from pymm.kernels import kernels_for, parse_slug
@@ -28,6 +30,7 @@ from pymm.kernels.emulated import (
     largest_exponents,
     plain_problem,
 )
+from pymm.kernels.pipelined import PIPELINED
 from pymm.kernels.source import render
 from pymm.measure import ranges
 from pymm.measure.verify import GuardedMatrix
@@ -176,6 +179,29 @@ def test_any_sizes_of_elements(cuda, kind):
         a, b = ranges.draw(products.problem, kind, special, generator)
         with np.errstate(all="ignore"):
             check(products, a, b, f"{kind} {special}")
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("m, n, k, parts", [(5, 3, 64, 1), (70, 65, 520, 4)])
+def test_the_fallback_is_right_with_more_blocks_than_the_device_holds(
+    cuda, monkeypatch, m, n, k, parts
+):
+    """Its launch has no more, and each is several blocks in turn, k in one part or more."""
+    batch = 4 * cuda.device.sms // parts + 3
+    problem = Problem(m, n, k, "emulated", batch=batch)
+    plain = plain_problem(problem)
+    config = fallback_config(plain, cuda.device)
+    config = PIPELINED.config(config.as_dict() | {"SPLIT": parts})
+    for module in (emulated, sys.modules[__name__]):
+        monkeypatch.setattr(module, "fallback_config", lambda *_: config)
+    assert np.prod(config.kernel.grid(config, plain)) > cuda.device.sms * config.BLOCKS
+    products, draw = Products(cuda, problem), np.random.default_rng(k)
+    for kind in ("normal", "one value", "normal", "one value", "one value"):
+        a, b = (draw.standard_normal((batch, *s)).astype(np.float32) for s in ((m, k), (k, n)))
+        if kind == "one value":
+            a[draw.integers(batch), draw.integers(m), draw.integers(k)] = 1e30
+        with np.errstate(all="ignore"):
+            assert check(products, a, b, kind) == (kind == "normal")
 
 
 @pytest.fixture

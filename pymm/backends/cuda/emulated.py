@@ -88,7 +88,9 @@ class CheckedExecutable(MappedExecutable):
         other = self._fallback(self._plain_source(plain, (a, b, c)))
         verdict = self._lease(place, VERDICT_BYTES, self._verdicts)
         gate = verdict.address, largest_exponents(problem.k)
-        launch, function, memory = other.gated(place, plain, alpha, a, b, beta, c, bias, gate)
+        at_once = self._device.sms * other.config.BLOCKS
+        given = plain, alpha, a, b, beta, c, bias
+        launch, function, memory = other.gated(place, *given, gate, at_once)
         return Check(gate, launch, function, (other, verdict, memory))
 
     def _plain_source(self, problem: Problem, matrices: tuple[Matrix, ...]) -> Source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 import threading
 from collections.abc import Callable
@@ -33,8 +34,10 @@ FORMATS = {4: "iiifPqqPqqfPqq", 8: "iiidPqqPqqdPqq"}
 #: The parameter of a kernel with an epilogue (common/epilogue.cuh): bias length
 EPILOGUE = "Pq"
 
-#: The parameter of a launch with a gate (common/split_check.cuh): verdict most
+#: The parameter of a launch with a gate (common/split_check.cuh): verdict most; and those of the
+#: last one, whose blocks are several of the product's in turn: these along x, y and z
 GATE = "Pq"
+LAST_GATE = GATE + "III"
 
 
 class CudaExecutable(Executable):
@@ -134,17 +137,19 @@ class CudaExecutable(Executable):
         c: Matrix,
         bias: Vector | None,
         gate: tuple[int, int],
+        most: int,
     ) -> tuple[Launch, int, Buffer | Nothing]:
-        """The launch of a kernel with a gate among those of another one at `place`; the handle of
-        its function there; the scratch memory that it uses.
+        """The launch of a kernel with a gate behind those of another one at `place`, of at most
+        `most` blocks; the handle of its function there; the scratch memory that it uses.
         """
         loaded = self._in(place.context)
         self._check_alignment(problem, (a, b, c))
         last = self._epilogue(bias)
-        format_ = (EPILOGUE if last else "") + GATE
-        given = problem, alpha, a, b, beta, c
-        launch, memory = self._gemm(loaded, place, given, format_, (*last, *gate))
-        return launch, loaded.functions["gemm"], memory
+        format_ = (EPILOGUE if last else "") + LAST_GATE
+        given, blocks = (problem, alpha, a, b, beta, c), self._geometry(problem)[0]
+        launch, memory = self._gemm(loaded, place, given, format_, (*last, *gate, *blocks))
+        grid = min(math.prod(blocks), most), 1, 1
+        return launch._replace(grid=grid), loaded.functions["gemm"], memory
 
     def _gemm(
         self, loaded: Held, place: LaunchSite, given: tuple, last_format: str, last: tuple[int, ...]
