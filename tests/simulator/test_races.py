@@ -1,19 +1,16 @@
 """The simulator names each race in shared memory that is planted, and none where there is none."""
 
-import json
-import os
 import re
 import subprocess
 import sys
-from pathlib import Path
+from functools import partial
 
 import pytest
+import simulator_fixtures
+from simulator_fixtures import ENVIRONMENT, SUPPORT, said_by
 
 pytestmark = pytest.mark.simulator
 
-SUPPORT = Path(__file__).resolve().parents[1] / "support"
-SOURCE = SUPPORT / "simulator_kernels" / "races.cu"
-ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(SUPPORT.parents[1]), str(SUPPORT)])}
 THREAD = r"thread \(\d+,\d+,0\)"
 
 #: kernel: what it does in one marked line, to what, what another thread does in which line, kind.
@@ -81,24 +78,8 @@ RIGHT = {
     "by_mbarrier": [GIVEN[0]] * 256,
 }
 
-
-def line_of(marker: str) -> int:
-    lines = SOURCE.read_text().splitlines()
-    return next(i for i, text in enumerate(lines, 1) if text.endswith(f"// line:{marker}"))
-
-
-def run(folder: Path, *kernels: str, **environment: str) -> dict:
-    """What simulator_races.py says of kernels."""
-    done = subprocess.run(
-        [sys.executable, str(SUPPORT / "simulator_races.py"), str(folder), *kernels],
-        env=ENVIRONMENT | environment,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+line_of = partial(simulator_fixtures.line_of, "races.cu")
+run = partial(said_by, "simulator_races.py")
 
 
 @pytest.fixture(scope="module")

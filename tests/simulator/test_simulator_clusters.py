@@ -4,24 +4,18 @@ race.
 
 # ruff: noqa: F811  (fixtures are imported by their names)
 
-import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import pytest
-from simulator_fixtures import build, drv  # noqa: F401
+import simulator_fixtures
+from simulator_fixtures import build, drv, said_by  # noqa: F401
 
 from pymm.backends.cuda.driver import Driver, DriverError
 
 pytestmark = pytest.mark.simulator
 
-SUPPORT = Path(__file__).resolve().parents[1] / "support"
-SOURCE = SUPPORT / "simulator_kernels" / "clusters.cu"
-ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(SUPPORT.parents[1]), str(SUPPORT)])}
 
 ROWS = np.arange(128).reshape(4, 32)
 #: Results of the right ones, a row for each block, 64 numbers each.
@@ -72,25 +66,8 @@ RACES = {
     ),
 }
 
-
-def line_of(marker: str) -> int:
-    """Of clusters.cu."""
-    lines = SOURCE.read_text().splitlines()
-    return next(i for i, text in enumerate(lines, 1) if text.endswith(f"// line:{marker}"))
-
-
-def run(folder: Path, *kernels: str, **environment: str) -> dict:
-    """What simulator_clusters.py says of kernels."""
-    done = subprocess.run(
-        [sys.executable, str(SUPPORT / "simulator_clusters.py"), str(folder), *kernels],
-        env=ENVIRONMENT | environment,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+line_of = partial(simulator_fixtures.line_of, "clusters.cu")
+run = partial(said_by, "simulator_clusters.py")
 
 
 @pytest.fixture(scope="module", params=["forward", "backward", "random:1"])
@@ -125,12 +102,10 @@ def test_no_race_where_accesses_are_ordered(watched, kernel):
 
 def check_said(found: dict, kernel: str, words: str) -> None:
     """Printed to stderr once, with the line of the kernel that has the fault, if it is marked."""
-    lines = SOURCE.read_text().splitlines()
-    marked = any(text.endswith(f"// line:{kernel}") for text in lines)
-    line = line_of(kernel) if marked else 0
+    line = line_of(kernel)
     if "{}" in words:
         words = words.replace("{}", str(line))
-    elif marked:
+    elif line:
         words = rf"clusters.cu:{line}: (race: )?{words}"
     assert re.search(words, found["stderr"]), found["stderr"]
     assert f"pymm simulator: kernel {kernel}, block (" in found["stderr"]

@@ -1,18 +1,16 @@
 """What the simulator says of kernels that are wrong, and what the driver does from then on."""
 
-import json
-import os
 import re
 import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+from simulator_fixtures import KERNELS, SUPPORT, said_by
 
 pytestmark = pytest.mark.simulator
 
-SUPPORT = Path(__file__).resolve().parents[1] / "support"
-SOURCE = SUPPORT / "simulator_kernels" / "faults.cu"
+SOURCE = KERNELS / "faults.cu"
 ILLEGAL = "an illegal memory access was encountered"
 FAILED = "unspecified launch failure"
 
@@ -120,18 +118,7 @@ def module(tmp_path_factory) -> Path:
     return out
 
 
-def run(module: Path, *kernels: str, **environment: str) -> dict:
-    """What simulator_faults.py says of kernels."""
-    done = subprocess.run(
-        [sys.executable, str(SUPPORT / "simulator_faults.py"), str(module), *kernels],
-        env={**os.environ, "PYTHONPATH": str(SUPPORT.parents[1]), **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+run = partial(said_by, "simulator_faults.py")
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,40 @@
 """What the tests of the simulator share: PyCUDA on it, and the kernels of simulator_kernels/."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-KERNELS = Path(__file__).parent / "simulator_kernels"
+SUPPORT = Path(__file__).resolve().parent
+KERNELS = SUPPORT / "simulator_kernels"
+
+#: Of processes that import pymm and what tests share.
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(SUPPORT.parents[1]), str(SUPPORT)])}
+
+
+def line_of(source: str, marker: str) -> int:
+    """The line of a file of kernels that ends in "// line:" and `marker`; 0 if none does."""
+    lines = (KERNELS / source).read_text().splitlines()
+    return next((i for i, text in enumerate(lines, 1) if text.endswith(f"// line:{marker}")), 0)
+
+
+def said_by(script: str, folder: Path, *kernels: str, **environment: str) -> dict:
+    """What a script of this folder prints of kernels, each of which it runs in a process of its
+    own.
+    """
+    done = subprocess.run(
+        [sys.executable, str(SUPPORT / script), str(folder), *kernels],
+        env=ENVIRONMENT | environment,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module")
