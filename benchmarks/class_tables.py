@@ -164,8 +164,8 @@ def means(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-#: What README.md calls each class and population; one that is drawn, by the last seed of which all
-#: products were measured.
+#: What README.md calls each class and population; random products by their last whole draw, the one
+#: with the last seed of which all products were measured.
 IN_WORDS = {
     "large": "squares of 2048 to 10000",
     "small": "squares of 256 to 1024",
@@ -191,7 +191,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
         cells = []
         for dtype in SHOWN:
             of = [row for row in rows if row["dtype"] == dtype and _is_of(row, name)]
-            of = _last_draw(of)
+            of = _last_draw(of) if name in DRAWN else of
             cell = "" if math.isnan(mean(of)) else f"{mean(of):.2f}"
             if cell and not (name in SYMMETRIC or name in GOALS["f32"]):
                 cell += f" ({min(float(row['ratio']) for row in of):.2f})"
@@ -201,16 +201,16 @@ def summary(rows: Sequence[Row]) -> list[str]:
 
 
 def _last_draw(rows: Sequence[Row]) -> list[Row]:
-    """The rows of the last class among those of one type, if they are all that it has; else those
-    of the last one before it that is whole, or all of the last if none is.
+    """Of rows of one type, those of the last draw of which all products were measured. None where
+    there is none.
     """
     draws: dict[str, list[Row]] = {}
     for row in rows:
         draws.setdefault(row["class"], []).append(row)
     for name, of in reversed(draws.items()):
-        if len(of) == len(class_problems((name,), (of[0]["dtype"],), LAYOUTS)):
+        if len(of) >= len(class_problems((name,), (of[0]["dtype"],), LAYOUTS)):
             return of
-    return list(draws.popitem()[1]) if draws else []
+    return []
 
 
 def _is_of(row: Row, name: str) -> bool:

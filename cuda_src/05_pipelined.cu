@@ -75,7 +75,7 @@ constexpr int WIDE = TB * LANES_N;  // columns of a warp's tile
 using TileA = StagedTile<!TRANS_A, MB, THREADS>;
 using TileB = StagedTile<TRANS_B, NB, THREADS>;
 
-#if GATE  // of common/split_check.cuh: a block of the launch is several of these in turn
+#if GATE  // of common/split_check.cuh: `gemm` below calls this for several blocks in turn
 __device__ __forceinline__ void compute
 #else
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) gemm

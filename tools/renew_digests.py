@@ -305,7 +305,7 @@ def _changed(
     if row[at["source"]] != old or old == new:
         return None
     problem = _problem({name: row[place] for name, place in at.items()})
-    if problem.dtype not in kernel.dtypes:  # the product was quicker in the type's plain one
+    if problem.dtype not in kernel.dtypes:  # it was computed in the type's plain one
         problem = replace(problem, dtype=problem.type.plain)
     return row, config, problem, new
 

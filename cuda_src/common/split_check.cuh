@@ -54,9 +54,9 @@ struct Gate {
 #if GATE == 1
 #define GATE_PARAMETER , const Gate gate
 #else
-// A launch that returns takes as long as its blocks take to start, so the last one has no more
-// blocks than the device holds at a time. Each of them is some of the `blocks` of the product, one
-// after the other.
+// A launch that returns takes as long as its blocks take to start, so the one with GATE 2 has no
+// more than the device holds at a time. Each of them computes several of the `blocks` of the
+// product in turn.
 #define GATE_PARAMETER , const Gate gate, const uint3 blocks
 #define BLOCK block  // the parameter of a function that computes a block's part of C
 #define ALL_BLOCKS blocks
@@ -69,7 +69,7 @@ __device__ __forceinline__ void run_blocks(const uint3 blocks, const Compute& co
     for (unsigned id = blockIdx.x; id < all; id += gridDim.x) {
         const unsigned row = id / blocks.x;
         compute(make_uint3(id % blocks.x, row % blocks.y, row / blocks.y));
-        __syncthreads();  // shared memory of this block is no longer read
+        __syncthreads();  // no thread reads shared memory any more, which the next one overwrites
     }
 }
 #endif

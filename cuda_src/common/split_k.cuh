@@ -5,7 +5,7 @@
 #define SPLIT 1  // blocks that share a tile of C
 #endif
 
-#ifndef BLOCK  // of common/split_check.cuh, where a block of a launch is several in turn
+#ifndef BLOCK  // of common/split_check.cuh, where a block computes several of the product in turn
 #define BLOCK blockIdx
 #define ALL_BLOCKS gridDim
 #define BLOCK_PARAMETERS

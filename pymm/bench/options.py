@@ -115,14 +115,15 @@ def _add_products(read: argparse.ArgumentParser) -> None:
 def _add_kernels(add: Callable[..., object]) -> None:
     add(
         "--kernels",
-        help="names or numbers, kernel00 to kernel11 (one thread per element or tiles, for "
-        "multiples of the block or any extents), or all (default: all; with --configs none)",
+        help="names or numbers (05, wgmma); kernel00, kernel01, kernel10 or kernel11 (one thread "
+        "per element or tiles, for multiples of the block or any extents); or all (default: all; "
+        "with --configs none)",
     )
     add(
         "--configs",
         metavar="SLUGS",
-        help="of shapes: these configurations and the one that matmul (syrk) would choose; one "
-        "that may not run is said and left out",
+        help="of shapes: these configurations, separated by commas, and the one that matmul (syrk) "
+        "would choose; one that violates a rule of its kernel is reported and left out",
     )
     add(
         "--guarded",

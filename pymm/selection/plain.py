@@ -20,7 +20,8 @@ from pymm.selection.records import Record
 from pymm.selection.select import Choice
 
 #: Seconds that a checked product takes longer than one by the same kernel without a check: two
-#: more reads of device memory before work begins, and a launch that returns at once.
+#: more reads of device memory before work begins, and a launch of few blocks that returns at once
+#: (3 to 4 us where it had no more blocks than the device holds, on an H200; benchmarks/LOG.md).
 CHECKING = 3.5e-6
 
 

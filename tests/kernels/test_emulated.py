@@ -21,6 +21,7 @@ from test_wgmma_f16x3 import in_three_products
 import pymm
 from pymm.backends.cuda import emulated
 from pymm.backends.cuda.driver import Driver
+from pymm.backends.cuda.executable import CudaExecutable
 from pymm.core.problem import Problem
 from pymm.kernels import kernels_for, parse_slug
 from pymm.kernels.emulated import (
@@ -181,12 +182,28 @@ def test_any_sizes_of_elements(cuda, kind):
             check(products, a, b, f"{kind} {special}")
 
 
+def held_once(monkeypatch) -> list[tuple[int, int, int]]:
+    """From now on a multiprocessor is said to hold one block of a fallback. The grids of fallbacks
+    that are launched.
+    """
+    grids, gated = [], CudaExecutable.gated
+
+    def kept(*given):
+        made = gated(*given)
+        grids.append(made[0].grid)
+        return made
+
+    monkeypatch.setattr(emulated, "resident", lambda *_: 1)
+    monkeypatch.setattr(CudaExecutable, "gated", kept)
+    return grids
+
+
 @pytest.mark.simulator
-@pytest.mark.parametrize("m, n, k, parts", [(5, 3, 64, 1), (70, 65, 520, 4)])
+@pytest.mark.parametrize("m, n, k, parts", [(5, 3, 64, 1), (35, 130, 136, 4)])
 def test_the_fallback_is_right_with_more_blocks_than_the_device_holds(
     cuda, monkeypatch, m, n, k, parts
 ):
-    """Its launch has no more, and each is several blocks in turn, k in one part or more."""
+    """Each block of its launch then computes several of the product's, k in one part or more."""
     batch = 4 * cuda.device.sms // parts + 3
     problem = Problem(m, n, k, "emulated", batch=batch)
     plain = plain_problem(problem)
@@ -194,14 +211,31 @@ def test_the_fallback_is_right_with_more_blocks_than_the_device_holds(
     config = PIPELINED.config(config.as_dict() | {"SPLIT": parts})
     for module in (emulated, sys.modules[__name__]):
         monkeypatch.setattr(module, "fallback_config", lambda *_: config)
-    assert np.prod(config.kernel.grid(config, plain)) > cuda.device.sms * config.BLOCKS
+    grids = held_once(monkeypatch)
+    assert np.prod(config.kernel.grid(config, plain)) > cuda.device.sms
     products, draw = Products(cuda, problem), np.random.default_rng(k)
-    for kind in ("normal", "one value", "normal", "one value", "one value"):
+    for kind in ("normal", "one value", "one value", "normal"):
         a, b = (draw.standard_normal((batch, *s)).astype(np.float32) for s in ((m, k), (k, n)))
         if kind == "one value":
             a[draw.integers(batch), draw.integers(m), draw.integers(k)] = 1e30
         with np.errstate(all="ignore"):
             assert check(products, a, b, kind) == (kind == "normal")
+    assert grids == [(cuda.device.sms, 1, 1)]
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("outlier", [0.0, 1e20])
+def test_the_fallback_of_few_blocks_has_the_epilogue(cuda, monkeypatch, outlier):
+    grids, draw = held_once(monkeypatch), np.random.default_rng(3)
+    a, b = (draw.standard_normal((cuda.device.sms + 3, *s)) for s in ((7, 64), (64, 5)))
+    a, b, bias = (x.astype(np.float32) for x in (a, b, draw.standard_normal(5)))
+    a[2, 3, 4] += outlier
+    finish = dict(bias=bias, activation="relu")
+    with every_kernel():
+        got = pymm.matmul(a, b, precision="emulated", config=SLUG, device=cuda, **finish)
+    exact = np.maximum(a.astype(float) @ b + bias, 0)
+    assert (np.abs(got - exact) <= 2.0**-19 * (np.abs(a).astype(float) @ np.abs(b) + 4)).all()
+    assert grids == [(cuda.device.sms, 1, 1)]
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from pymm.kernels.emulated import (
     plain_problem,
 )
 from pymm.kernels.pipelined import PIPELINED
+from pymm.kernels.rules import resident
 from pymm.kernels.source import Source, render
 
 #: Bytes of `Verdict`.
@@ -88,7 +89,8 @@ class CheckedExecutable(MappedExecutable):
         other = self._fallback(self._plain_source(plain, (a, b, c)))
         verdict = self._lease(place, VERDICT_BYTES, self._verdicts)
         gate = verdict.address, largest_exponents(problem.k)
-        at_once = self._device.sms * other.config.BLOCKS
+        held = resident(other.config, plain, self._device, other.resources.registers)
+        at_once = held * self._device.sms
         given = plain, alpha, a, b, beta, c, bias
         launch, function, memory = other.gated(place, *given, gate, at_once)
         return Check(gate, launch, function, (other, verdict, memory))

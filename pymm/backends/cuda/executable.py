@@ -34,8 +34,9 @@ FORMATS = {4: "iiifPqqPqqfPqq", 8: "iiidPqqPqqdPqq"}
 #: The parameter of a kernel with an epilogue (common/epilogue.cuh): bias length
 EPILOGUE = "Pq"
 
-#: The parameter of a launch with a gate (common/split_check.cuh): verdict most; and those of the
-#: last one, whose blocks are several of the product's in turn: these along x, y and z
+#: The parameter of a launch with a gate (common/split_check.cuh): verdict most. The last launch,
+#: whose blocks each compute several of the product's in turn, also gets the number of these along
+#: x, y and z.
 GATE = "Pq"
 LAST_GATE = GATE + "III"
 
@@ -137,10 +138,10 @@ class CudaExecutable(Executable):
         c: Matrix,
         bias: Vector | None,
         gate: tuple[int, int],
-        most: int,
+        at_once: int,
     ) -> tuple[Launch, int, Buffer | Nothing]:
-        """The launch of a kernel with a gate behind those of another one at `place`, of at most
-        `most` blocks; the handle of its function there; the scratch memory that it uses.
+        """The launch with a gate that follows those of another kernel at `place`, of at most
+        `at_once` blocks; the handle of its function there; the scratch memory that it uses.
         """
         loaded = self._in(place.context)
         self._check_alignment(problem, (a, b, c))
@@ -148,7 +149,7 @@ class CudaExecutable(Executable):
         format_ = (EPILOGUE if last else "") + LAST_GATE
         given, blocks = (problem, alpha, a, b, beta, c), self._geometry(problem)[0]
         launch, memory = self._gemm(loaded, place, given, format_, (*last, *gate, *blocks))
-        grid = min(math.prod(blocks), most), 1, 1
+        grid = min(math.prod(blocks), at_once), 1, 1
         return launch._replace(grid=grid), loaded.functions["gemm"], memory
 
     def _gemm(
