@@ -184,11 +184,11 @@ SHOWN = ("f32", "f64", "bf16", "tf32")
 
 def summary(rows: Sequence[Row]) -> list[str]:
     """Geometric mean of each class over all layouts, and of each population with its least ratio,
-    by type: the table of README.md.
+    by type, and the days on which they were measured: the table of README.md.
     """
-    lines = [f"| products | {' | '.join(SHOWN)} |", f"|---|{'--:|' * len(SHOWN)}"]
+    lines = [f"| products | {' | '.join(SHOWN)} | measured |", f"|---|{'--:|' * len(SHOWN)}---|"]
     for name, words in IN_WORDS.items():
-        cells = []
+        cells, days = [], set()
         for dtype in SHOWN:
             of = [row for row in rows if row["dtype"] == dtype and _is_of(row, name)]
             of = _last_draw(of) if name in DRAWN else of
@@ -196,7 +196,9 @@ def summary(rows: Sequence[Row]) -> list[str]:
             if cell and not (name in SYMMETRIC or name in GOALS["f32"]):
                 cell += f" ({min(float(row['ratio']) for row in of):.2f})"
             cells.append(cell)
-        lines.append(f"| {words} | {' | '.join(cells)} |")
+            days |= {row["time"][:10] for row in of}
+        first_and_last = sorted({min(days), max(days)}) if days else []
+        lines.append(f"| {words} | {' | '.join(cells)} | {' to '.join(first_and_last)} |")
     return lines
 
 

@@ -77,18 +77,21 @@ def test_the_summary_has_all_layouts_and_of_random_products_the_last_seed():
     rows += [row("", "f64", name="large", outcome="wrong"), row(2.0, "f64", extent="4096")]
     lines = class_tables.summary(rows)
     (large,) = [line for line in lines if line.startswith("| squares of 2048")]
-    assert large.endswith("| 2.00 |  |  |  |"), "a class with a failed product has no mean"
+    assert large.endswith("| 2.00 |  |  |  | 2026-11-21 |"), (
+        "a class with a failed product has no mean"
+    )
     (random,) = [line for line in lines if line.startswith("| 100 random products")]
-    assert random.endswith("| 1.49 (1.00) |  |  |  |")
+    assert random.endswith("| 1.49 (1.00) |  |  |  | 2026-11-21 |")
     assert len({line.count("|") for line in lines}) == 1
 
 
 def test_the_summary_shows_the_last_draw_of_which_all_products_were_measured():
     rows = [*drawn([2.0], "random-7"), *drawn([3.0], "random-8"), *drawn([9.0], "random-9")[:-1]]
     rows += drawn([1.0], "random-7", "f64")[:-1]
+    rows += drawn([4.0], "random-7", "tf32", time="2026-11-24T01:00:00+00:00")
     lines = class_tables.summary(rows)
     (random,) = [line for line in lines if line.startswith("| 100 random products")]
-    assert random.endswith("| 3.00 (3.00) |  |  |  |")
+    assert random.endswith("| 3.00 (3.00) |  |  | 4.00 (4.00) | 2026-11-21 to 2026-11-24 |")
 
 
 def test_triton_stands_beside_the_classes_it_was_measured_in():
