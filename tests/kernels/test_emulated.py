@@ -182,9 +182,9 @@ def test_any_sizes_of_elements(cuda, kind):
             check(products, a, b, f"{kind} {special}")
 
 
-def held_once(monkeypatch) -> list[tuple[int, int, int]]:
-    """From now on a multiprocessor is said to hold one block of a fallback. The grids of fallbacks
-    that are launched.
+def one_held_at_a_time(monkeypatch) -> list[tuple[int, int, int]]:
+    """Has each multiprocessor hold one block of a fallback. Returns a list that gets the grid of
+    each fallback that is bound.
     """
     grids, gated = [], CudaExecutable.gated
 
@@ -211,7 +211,7 @@ def test_the_fallback_is_right_with_more_blocks_than_the_device_holds(
     config = PIPELINED.config(config.as_dict() | {"SPLIT": parts})
     for module in (emulated, sys.modules[__name__]):
         monkeypatch.setattr(module, "fallback_config", lambda *_: config)
-    grids = held_once(monkeypatch)
+    grids = one_held_at_a_time(monkeypatch)
     assert np.prod(config.kernel.grid(config, plain)) > cuda.device.sms
     products, draw = Products(cuda, problem), np.random.default_rng(k)
     for kind in ("normal", "one value", "one value", "normal"):
@@ -226,7 +226,7 @@ def test_the_fallback_is_right_with_more_blocks_than_the_device_holds(
 @pytest.mark.simulator
 @pytest.mark.parametrize("outlier", [0.0, 1e20])
 def test_the_fallback_of_few_blocks_has_the_epilogue(cuda, monkeypatch, outlier):
-    grids, draw = held_once(monkeypatch), np.random.default_rng(3)
+    grids, draw = one_held_at_a_time(monkeypatch), np.random.default_rng(3)
     a, b = (draw.standard_normal((cuda.device.sms + 3, *s)) for s in ((7, 64), (64, 5)))
     a, b, bias = (x.astype(np.float32) for x in (a, b, draw.standard_normal(5)))
     a[2, 3, 4] += outlier

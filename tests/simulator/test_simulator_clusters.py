@@ -16,7 +16,6 @@ from pymm.backends.cuda.driver import Driver, DriverError
 
 pytestmark = pytest.mark.simulator
 
-
 ROWS = np.arange(128).reshape(4, 32)
 #: Results of the right ones, a row for each block, 64 numbers each.
 RIGHT = {

@@ -118,7 +118,7 @@ def module(tmp_path_factory) -> Path:
     return out
 
 
-run = partial(said_by, "simulator_faults.py")
+run = partial(said_by, "simulator_faults.py", timeout=120)
 
 
 @pytest.fixture(scope="module")

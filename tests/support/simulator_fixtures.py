@@ -21,7 +21,9 @@ def line_of(source: str, marker: str) -> int:
     return next((i for i, text in enumerate(lines, 1) if text.endswith(f"// line:{marker}")), 0)
 
 
-def said_by(script: str, folder: Path, *kernels: str, **environment: str) -> dict:
+def said_by(
+    script: str, folder: Path, *kernels: str, timeout: float = 400, **environment: str
+) -> dict:
     """What a script of this folder prints of kernels, each of which it runs in a process of its
     own.
     """
@@ -30,7 +32,7 @@ def said_by(script: str, folder: Path, *kernels: str, **environment: str) -> dic
         env=ENVIRONMENT | environment,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=timeout,
         check=False,
     )
     assert done.returncode == 0, done.stderr

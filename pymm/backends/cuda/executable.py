@@ -34,11 +34,10 @@ FORMATS = {4: "iiifPqqPqqfPqq", 8: "iiidPqqPqqdPqq"}
 #: The parameter of a kernel with an epilogue (common/epilogue.cuh): bias length
 EPILOGUE = "Pq"
 
-#: The parameter of a launch with a gate (common/split_check.cuh): verdict most. The last launch,
-#: whose blocks each compute several of the product's in turn, also gets the number of these along
-#: x, y and z.
+#: The parameter of a launch with a gate (common/split_check.cuh): verdict most. That of the last
+#: one, whose blocks each compute several of the product's in turn: how many these are along x, y, z
 GATE = "Pq"
-LAST_GATE = GATE + "III"
+BLOCKS = "III"
 
 
 class CudaExecutable(Executable):
@@ -146,11 +145,13 @@ class CudaExecutable(Executable):
         loaded = self._in(place.context)
         self._check_alignment(problem, (a, b, c))
         last = self._epilogue(bias)
-        format_ = (EPILOGUE if last else "") + LAST_GATE
-        given, blocks = (problem, alpha, a, b, beta, c), self._geometry(problem)[0]
-        launch, memory = self._gemm(loaded, place, given, format_, (*last, *gate, *blocks))
-        grid = min(math.prod(blocks), at_once), 1, 1
-        return launch._replace(grid=grid), loaded.functions["gemm"], memory
+        format_ = (EPILOGUE if last else "") + GATE
+        given = problem, alpha, a, b, beta, c
+        launch, memory = self._gemm(loaded, place, given, format_, (*last, *gate))
+        grid = min(math.prod(launch.grid), at_once), 1, 1
+        arguments = launch.arguments + pack(BLOCKS, *launch.grid)
+        launch = launch._replace(grid=grid, arguments=arguments)
+        return launch, loaded.functions["gemm"], memory
 
     def _gemm(
         self, loaded: Held, place: LaunchSite, given: tuple, last_format: str, last: tuple[int, ...]
