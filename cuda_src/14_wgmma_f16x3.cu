@@ -99,36 +99,57 @@ struct Powers {
     TensorMap a, b;
 };
 
-// The thread that loads: where the ring of stages and its barriers are.
+// The thread that loads: where the ring of stages and its barriers are, and what it loads.
 struct Producer {
+    const Maps& maps;
+    const Powers& both;
+    unsigned batched_a, batched_b;
     unsigned tiles, powers, full, empty;
 
-    __device__ __forceinline__ void produce(const Product& p, const Maps& maps, const Powers& both,
-                                            unsigned batched_a, unsigned batched_b) const {
-        Ring ring{0, 1};
-        unsigned place = 0;
-        for (unsigned id = blockIdx.x; id < p.units(); id += gridDim.x) {
+    // Loads a term of a step (1 low, 0 high) into a stage; with the low one comes its powers.
+    __device__ __forceinline__ void load(const Unit& unit, unsigned step, int term, unsigned stage,
+                                         unsigned place) const {
+        const unsigned a = unit.matrix * batched_a, b = unit.matrix * batched_b;
+        const unsigned tile = tiles + stage * STAGE_BYTES, filled = full + 8 * stage;
+        mbarrier_expect_tx(filled, STAGE_BYTES + term * POWERS_BYTES);
+        if (term == 1) {
+            const unsigned power = powers + place * POWERS_BYTES;
+            tma_load(power, &both.a, filled, unit.i0, step, a);
+            tma_load(power + MB * 4, &both.b, filled, unit.j0, step, b);
+        }
+        tma_load(tile, &maps.a, filled, step * KB, unit.i0, 2 * a + term);
+        tma_load(tile + A_BYTES, &maps.b, filled, step * KB, unit.j0, 2 * b + term);
+    }
+    // Loads the first steps, for which all stages are empty. Returns how many: `produce` goes on.
+    __device__ __forceinline__ unsigned begin(const Product& p) const {
+        const Unit unit = p[blockIdx.x];
+        const unsigned count = min(unit.steps, STAGES / 2);
+#pragma unroll 1
+        for (unsigned stage = 0; stage < 2 * count; stage++)
+            load(unit, unit.first + stage / 2, 1 - stage % 2, stage, stage / 2);
+        return count;
+    }
+    __device__ __forceinline__ void produce(const Product& p, unsigned first_steps) const {
+        Ring ring{2 * first_steps % STAGES, 2 * first_steps < STAGES};
+        unsigned place = first_steps, step = first_steps;
+        for (unsigned id = blockIdx.x; id < p.units(); id += gridDim.x, step = 0) {
             const Unit unit = p[id];
-            const unsigned a = unit.matrix * batched_a, b = unit.matrix * batched_b;
 #pragma unroll 1
-            for (unsigned step = unit.first; step < unit.first + unit.steps; step++) {
-                const unsigned power = powers + place * POWERS_BYTES;
+            for (; step < unit.steps; step++) {
 #pragma unroll 1
-                for (int term = 1; term >= 0; term--, ring.advance()) {  // low, high
-                    const unsigned tile = tiles + ring.stage * STAGE_BYTES;
-                    const unsigned here = full + 8 * ring.stage;
+                for (int term = 1; term >= 0; term--, ring.advance()) {
                     mbarrier_wait(empty + 8 * ring.stage, ring.parity);
-                    mbarrier_expect_tx(here, STAGE_BYTES + term * POWERS_BYTES);
-                    if (term == 1) {
-                        tma_load(power, &both.a, here, unit.i0, step, a);
-                        tma_load(power + MB * 4, &both.b, here, unit.j0, step, b);
-                    }
-                    tma_load(tile, &maps.a, here, step * KB, unit.i0, 2 * a + term);
-                    tma_load(tile + A_BYTES, &maps.b, here, step * KB, unit.j0, 2 * b + term);
+                    load(unit, unit.first + step, term, ring.stage, place);
                 }
                 place = place + 1 == POWERS ? 0 : place + 1;
             }
         }
+    }
+    // Waits for the first steps of a launch that need not run.
+    __device__ __forceinline__ void abandon(unsigned first_steps) const {
+#pragma unroll 1
+        for (unsigned stage = 0; stage < 2 * first_steps; stage++)
+            mbarrier_wait(full + 8 * stage, 0);
     }
 };
 
@@ -204,9 +225,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const unsigned full = address_of_shared(powers + POWERS * POWERS_BYTES);
     const Product p{unsigned(batch), (k + KB - 1u) / KB, (m + TILE_M - 1u) / TILE_M,
                     (n + NB - 1u) / NB};
-    const Producer producer{address_of_shared(aligned), address_of_shared(powers), full,
+    const Producer producer{maps,
+                            both,
+                            unsigned(batched_a),
+                            unsigned(batched_b),
+                            address_of_shared(aligned),
+                            address_of_shared(powers),
+                            full,
                             full + 8 * STAGES};
-    if (threadIdx.x == 0) {
+    unsigned first_steps = 0;
+    if (threadIdx.x == 128 * CONSUMERS) {
         if (k > 0) {
             prefetch_tensormap(&maps.a);
             prefetch_tensormap(&maps.b);
@@ -216,18 +244,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             mbarrier_init(producer.empty + 8 * s, CONSUMERS);
         }
         fence_mbarrier_init();
+        griddepcontrol_wait(), first_steps = producer.begin(p);
     }
-    RETURN_IF_CLOSED
+#if GATE
+    if (gate.is_closed()) return producer.abandon(first_steps);
+#else
     __syncthreads();
+#endif
     // Uniform in each warp, and the compiler is told so: descriptors then stay in uniform
     // registers.
     const unsigned group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (group == CONSUMERS) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
-        if (threadIdx.x % 128 == 0) {
-            griddepcontrol_wait();
-            producer.produce(p, maps, both, batched_a, batched_b);
-        }
+        if (threadIdx.x % 128 == 0) producer.produce(p, first_steps);
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
         const Output out{&maps.c,         C, parts, ldc,   batch_c, unsigned(m), unsigned(n),

@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     const long long id = 1ll * blockIdx.x * blockDim.x + threadIdx.x;
     const long long row = id / across;
     const unsigned column = static_cast<unsigned>(id % across) * WIDE;
-    griddepcontrol_wait<FILL != 0>();
+    griddepcontrol_wait<!GATE && FILL != 0>();
     RETURN_IF_CLOSED
     const bool is_split = id < size && TILE_WAS_SPLIT(m, n, batch, row, column) &&
                           any_stored(FILL == 0 ? 0 : row % m, column, 1, WIDE);

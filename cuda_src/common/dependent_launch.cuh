@@ -24,6 +24,9 @@
 #ifndef FILL
 #define FILL 0  // what of a square C is kept: 0 all
 #endif
+#ifndef GATE
+#define GATE 0  // whether the launch decides that it runs, and lets the next one begin after that
+#endif
 
 #ifndef PYMM_SIMULATOR
 
@@ -33,7 +36,7 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 #endif
 }
 // Nothing happens where no launch before is under way, or where the next is an ordinary one.
-template <bool FOLLOWED = (SPLIT > 1 || FILL != 0)>
+template <bool FOLLOWED = (!GATE && (SPLIT > 1 || FILL != 0))>
 __device__ __forceinline__ void griddepcontrol_wait() {
     if (FOLLOWED) griddepcontrol_launch_dependents();
 #if __CUDA_ARCH__ >= 900

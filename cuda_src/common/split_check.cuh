@@ -7,11 +7,9 @@
 // All are launched for every product. Those that need not run return at once, so the host never
 // waits, and a captured graph decides anew whenever it is launched.
 
-#include "common/dependent_launch.cuh"
+// GATE is 0 in a launch that always runs.
 
-#ifndef GATE
-#define GATE 0  // 1: runs if the split is exact enough, 2: runs if it is not, 0: always
-#endif
+#include "common/dependent_launch.cuh"
 
 #if GATE
 
@@ -29,15 +27,21 @@ struct Gate {
     long long most;
 
     // Whether this launch need not run: asked once by all threads, before they read or write
-    // anything else. The last launch clears the verdict when all its blocks have read it.
+    // anything else that a launch before this one wrote. A launch with GATE 1 lets the next one
+    // begin when all threads of a block have read the verdict. So the one with GATE 2 finds a
+    // verdict that is whole, for the splits have ended, and reads it before the launch before has
+    // ended; it clears it when all its blocks have read it, and the others have then, too.
     __device__ __forceinline__ bool is_closed() const {
-        griddepcontrol_wait<true>();
+#if GATE == 1
+        griddepcontrol_wait<false>();
+#endif
         const uint4 found = __ldcg(reinterpret_cast<const uint4*>(verdict));
         const bool refused = found.x != 0 || found.y + found.z > most;
+        __syncthreads();
 #if GATE == 1
+        griddepcontrol_launch_dependents();
         return refused;
 #else
-        __syncthreads();
         if (threadIdx.x == 0) {
             __threadfence();  // what was read is read before the arrival
             const unsigned blocks = gridDim.x * gridDim.y * gridDim.z;
@@ -46,6 +50,7 @@ struct Gate {
                 *verdict = Verdict{};
             }
         }
+        griddepcontrol_wait<true>();
         return !refused;
 #endif
     }

@@ -100,7 +100,7 @@ WGMMA_F16X3 = Kernel(
         STAGES=(4, 5, 6, 8, 12),
         GROUP=(1, 4, 8, 16),
         SPLIT=(1, 2, 4, 8, 16, 33, 66, 132),
-        SLOTS=(1, 2),
+        SLOTS=(1, 2, 3, 4),
     ),
     default=_DEFAULT,
     fallbacks=(_DEFAULT | dict(NB=64, MB=64, TB=64, STAGES=4),),

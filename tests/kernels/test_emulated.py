@@ -152,7 +152,6 @@ KINDS = ("normal", "uniform", "rows", "blocks", "last column")
 KINDS += ("near overflow", "one value", "tiny", "zeros")
 
 
-@pytest.mark.simulator
 @pytest.mark.parametrize("k", [1, 63, 64, 65, 95, 96, 130])
 def test_the_device_decides_as_the_rule_says(cuda, k):
     """Products after each other with one verdict: none is left behind for the next one."""
@@ -171,7 +170,6 @@ def test_the_device_decides_as_the_rule_says(cuda, k):
     assert len(set(split)) == (1 if k < LEAST_DEPTH else 2)
 
 
-@pytest.mark.simulator
 @pytest.mark.parametrize("kind", ranges.KINDS)
 def test_any_sizes_of_elements(cuda, kind):
     products = Products(cuda, Problem(33, 40, 130, "emulated", batch=4))
@@ -198,7 +196,6 @@ def one_held_at_a_time(monkeypatch) -> list[tuple[int, int, int]]:
     return grids
 
 
-@pytest.mark.simulator
 @pytest.mark.parametrize("m, n, k, parts", [(5, 3, 64, 1), (35, 130, 136, 4)])
 def test_the_fallback_is_right_with_more_blocks_than_the_device_holds(
     cuda, monkeypatch, m, n, k, parts
@@ -223,7 +220,6 @@ def test_the_fallback_is_right_with_more_blocks_than_the_device_holds(
     assert grids == [(cuda.device.sms, 1, 1)]
 
 
-@pytest.mark.simulator
 @pytest.mark.parametrize("outlier", [0.0, 1e20])
 def test_the_fallback_of_few_blocks_has_the_epilogue(cuda, monkeypatch, outlier):
     grids, draw = one_held_at_a_time(monkeypatch), np.random.default_rng(3)
@@ -249,7 +245,6 @@ def context(cuda):
     context.pop()
 
 
-@pytest.mark.simulator
 def test_sequences_on_streams_and_in_graphs(cuda, context):
     """Products of changing sizes on two streams, some in graphs that are launched again with other
     operands in the same arrays: each decides for itself.
@@ -294,6 +289,41 @@ def test_sequences_on_streams_and_in_graphs(cuda, context):
                 assert np.array_equal(got, wanted), step
         for *_, graph in bound:
             graph.destroy()
+
+
+def test_products_behind_one_another_decide_for_themselves(cuda, context):
+    """Many products on two streams, none waited for: each launch may begin before the one before it
+    has ended, and each product has the verdict on its own operands.
+    """
+    import pycuda.driver as drv
+    from pycuda.gpuarray import GPUArray
+
+    draw = np.random.default_rng(11)
+    streams, calls = [drv.Stream(), drv.Stream()], []
+    shapes, turns = [(40, 33, 128), (70, 65, 192), (33, 40, 300)], 2
+    if cuda.device.kind != "simulator":
+        shapes, turns = [*shapes * 4, (900, 700, 512), (2000, 1500, 64)], 100
+    with every_kernel(), np.errstate(all="ignore"):
+        for i, (m, n, k) in enumerate(shapes * 2):
+            kind = "normal" if draw.integers(2) else "one value"
+            a, b, c = (GPUArray(s, np.float32) for s in ((m, k), (k, n), (m, n)))
+            for array, values in zip((a, b), drawn(kind, (m, n, k), draw), strict=True):
+                array.set(np.ascontiguousarray(values[0]))
+            options = dict(precision="emulated", stream=streams[i % 2])
+            plan = pymm.plan(a, b, out=c, **options, **({"config": SLUG} if m < 100 else {}))
+            plan()
+            drv.Context.synchronize()
+            calls.append((plan, c, c.get(), is_split(a.get()[None], b.get()[None])))
+        assert {split for *_, split in calls} == {False, True}
+        for turn in range(turns):
+            for _, c, *_ in calls:
+                c.fill(np.nan)
+            drv.Context.synchronize()
+            for i in draw.permutation(len(calls)):
+                calls[i][0]()
+            drv.Context.synchronize()
+            for i, (_, c, alone, _) in enumerate(calls):
+                assert np.array_equal(c.get(), alone, equal_nan=True), (turn, i)
 
 
 @pytest.mark.parametrize("k, most", [(64, 2.0), (128, 1.5), (256, 1.3)])
