@@ -120,6 +120,7 @@ struct Producer {
         tma_load(tile, &maps.a, filled, step * KB, unit.i0, 2 * a + term);
         tma_load(tile + A_BYTES, &maps.b, filled, step * KB, unit.j0, 2 * b + term);
     }
+#if GATE
     // Loads the first steps, for which all stages are empty. Returns how many: `produce` goes on.
     __device__ __forceinline__ unsigned begin(const Product& p) const {
         const Unit unit = p[blockIdx.x];
@@ -129,7 +130,14 @@ struct Producer {
             load(unit, unit.first + stage / 2, 1 - stage % 2, stage, stage / 2);
         return count;
     }
-    __device__ __forceinline__ void produce(const Product& p, unsigned first_steps) const {
+    // Waits for the first steps of a product that is not computed.
+    __device__ __forceinline__ void abandon(unsigned first_steps) const {
+#pragma unroll 1
+        for (unsigned stage = 0; stage < 2 * first_steps; stage++)
+            mbarrier_wait(full + 8 * stage, 0);
+    }
+#endif
+    __device__ __forceinline__ void produce(const Product& p, unsigned first_steps = 0) const {
         Ring ring{2 * first_steps % STAGES, 2 * first_steps < STAGES};
         unsigned place = first_steps, step = first_steps;
         for (unsigned id = blockIdx.x; id < p.units(); id += gridDim.x, step = 0) {
@@ -145,12 +153,6 @@ struct Producer {
             }
         }
     }
-    // Waits for the first steps of a launch that need not run.
-    __device__ __forceinline__ void abandon(unsigned first_steps) const {
-#pragma unroll 1
-        for (unsigned stage = 0; stage < 2 * first_steps; stage++)
-            mbarrier_wait(full + 8 * stage, 0);
-    }
 };
 
 // A warpgroup that multiplies.
@@ -161,13 +163,14 @@ struct Consumer {
     unsigned place = 0;
     Ring ring = {};
 
-    // step_sum += the product of the terms in two stages.
+    // step_sum += the product of the terms in two stages, of the first DEPTH of k.
+    template <int DEPTH>
     __device__ __forceinline__ void multiply(Sums& step_sum, unsigned stage_a, unsigned stage_b,
                                              bool add) const {
         const unsigned long long a = k_major_descriptor<BOX>(tiles[0] + stage_a * STAGE_BYTES);
         const unsigned long long b = k_major_descriptor<BOX>(tiles[1] + stage_b * STAGE_BYTES);
 #pragma unroll
-        for (int x = 0; x < KB / 16; x++)
+        for (int x = 0; x < DEPTH / 16; x++)
 #pragma unroll
             for (int u = 0; u < ROWS; u++)
                 wgmma<true, true>(F16{}, step_sum[u], a + (u * PIECE + x * 32) / 16,
@@ -176,17 +179,18 @@ struct Consumer {
     __device__ __forceinline__ void release(unsigned stage) const {
         if (threadIdx.x % 128 == 0) mbarrier_arrive(empty + 8 * stage);
     }
-    // step_sum = sums of the next step, without the powers.
+    // step_sum = sums of the first DEPTH of k of the next step, without the powers.
+    template <int DEPTH>
     __device__ __forceinline__ void multiply(Sums& step_sum) {
         const unsigned low = ring.stage;
         mbarrier_wait(full + 8 * low, ring.parity);
         ring.advance();
         mbarrier_wait(full + 8 * ring.stage, ring.parity);
         wgmma_fence();
-        multiply(step_sum, low, ring.stage, false);
-        multiply(step_sum, ring.stage, low, true);
+        multiply<DEPTH>(step_sum, low, ring.stage, false);
+        multiply<DEPTH>(step_sum, ring.stage, low, true);
         wgmma_commit_group();
-        multiply(step_sum, ring.stage, ring.stage, true);
+        multiply<DEPTH>(step_sum, ring.stage, ring.stage, true);
         wgmma_commit_group();
         wgmma_wait_group<1>();
         release(low);
@@ -200,13 +204,16 @@ struct Consumer {
         add_scaled(sum, step_sum, here, here + columns);
         place = place + 1 == POWERS ? 0 : place + 1;
     }
-    // sum = op(A) op(B) of `steps` steps.
-    __device__ __forceinline__ void multiply(Sums& sum, unsigned steps) {
+    // sum = op(A) op(B) of `steps` steps; of the last one at most half if it is `short_end`.
+    __device__ __forceinline__ void multiply(Sums& sum, unsigned steps, bool short_end) {
 #pragma unroll
         for (int e = 0; e < ROWS * TB / 2; e++) sum[e / (TB / 2)][e % (TB / 2)] = 0.0f;
         for (; steps > 0; steps--) {
             Sums step_sum;
-            multiply(step_sum);
+            if (steps == 1 && short_end)
+                multiply<KB / 2>(step_sum);
+            else
+                multiply<KB>(step_sum);
             add(sum, step_sum);
         }
     }
@@ -222,7 +229,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     unsigned char* const aligned = shared + (-address_of_shared(shared) & 1023);
     unsigned char* const staging = aligned + STAGES * STAGE_BYTES;
     unsigned char* const powers = staging + CONSUMERS * SLOTS * STAGED_BYTES;
-    const unsigned full = address_of_shared(powers + POWERS * POWERS_BYTES);
+    unsigned char* const barriers = powers + POWERS * POWERS_BYTES;
+    const unsigned full = address_of_shared(barriers);
     const Product p{unsigned(batch), (k + KB - 1u) / KB, (m + TILE_M - 1u) / TILE_M,
                     (n + NB - 1u) / NB};
     const Producer producer{maps,
@@ -233,8 +241,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                             address_of_shared(powers),
                             full,
                             full + 8 * STAGES};
-    unsigned first_steps = 0;
-    if (threadIdx.x == 128 * CONSUMERS) {
+#if GATE
+    // The thread that loads finds out whether the product is computed here, and tells the others.
+    const unsigned decided = full + 16 * STAGES;
+    volatile bool& closed = *reinterpret_cast<bool*>(barriers + 16 * STAGES + 8);
+#endif
+    if (threadIdx.x == 0) {
         if (k > 0) {
             prefetch_tensormap(&maps.a);
             prefetch_tensormap(&maps.b);
@@ -243,20 +255,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             mbarrier_init(producer.full + 8 * s, 1);
             mbarrier_init(producer.empty + 8 * s, CONSUMERS);
         }
-        fence_mbarrier_init();
-        griddepcontrol_wait(), first_steps = producer.begin(p);
-    }
 #if GATE
-    if (gate.is_closed()) return producer.abandon(first_steps);
-#else
-    __syncthreads();
+        mbarrier_init(decided, 1);
 #endif
+        fence_mbarrier_init();
+    }
+    __syncthreads();
     // Uniform in each warp, and the compiler is told so: descriptors then stay in uniform
     // registers.
     const unsigned group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (group == CONSUMERS) {
         setmaxnreg_dec<PRODUCER_REGISTERS>();
-        if (threadIdx.x % 128 == 0) producer.produce(p, first_steps);
+        if (threadIdx.x % 128 == 0) {
+            griddepcontrol_wait();
+#if GATE
+            const unsigned first_steps = producer.begin(p);
+            closed = gate.refuses();
+            griddepcontrol_launch_dependents();
+            mbarrier_arrive(decided);
+            closed ? producer.abandon(first_steps) : producer.produce(p, first_steps);
+#else
+            producer.produce(p);
+#endif
+        }
     } else {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
         const Output out{&maps.c,         C, parts, ldc,   batch_c, unsigned(m), unsigned(n),
@@ -272,9 +293,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (unsigned id = blockIdx.x; id < p.units();) {
             const Unit unit = p[id];
             Sums sum;
-            consumer.multiply(sum, warm_up ? 0 : unit.steps);
+            const bool short_end = unit.first + unit.steps == p.steps && (k - 1u) % KB < KB / 2;
+            consumer.multiply(sum, warm_up ? 0 : unit.steps, short_end);
             store_tile(sum, out, unit, staging + group * SLOTS * STAGED_BYTES, slot, group,
                        warm_up);
+#if GATE
+            if (warm_up) {
+                mbarrier_wait(decided, 0);
+                if (closed) break;
+            }
+#endif
             id += warm_up ? 0 : gridDim.x;
             warm_up = 0;
         }

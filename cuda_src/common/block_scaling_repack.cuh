@@ -120,6 +120,32 @@ __device__ __forceinline__ float4 read(const float* x, unsigned left) {
             left > 3 ? x[3] : 0.0f};
 }
 
+// A square of a stored matrix from `from` on, of which rows and columns are left: four elements
+// along k of each row of the copy that this thread makes. By way of `square` if it is turned.
+__device__ __forceinline__ void read_square(const Copy& copy, const float* from, unsigned rows,
+                                            unsigned columns, float* square, float4 (&x)[PASSES]) {
+    const unsigned row = threadIdx.x / TOGETHER, at = threadIdx.x % TOGETHER * WIDE;
+    if (!copy.turned) {
+#pragma unroll
+        for (int p = 0; p < PASSES; p++)
+            x[p] = row + p * DOWN < rows && at < columns
+                       ? read(from + (row + p * DOWN) * copy.ld + at, columns - at)
+                       : float4{0.0f, 0.0f, 0.0f, 0.0f};
+        return;
+    }
+#pragma unroll 16
+    for (unsigned v = threadIdx.x; v < SIDE * SIDE; v += 256) {
+        const unsigned i = v / SIDE, j = v % SIDE;
+        square[i * SQUARE_PITCH + j] = i < rows && j < columns ? from[i * copy.ld + j] : 0.0f;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int p = 0; p < PASSES; p++) {
+        const float* const line = square + at * SQUARE_PITCH + row + p * DOWN;
+        x[p] = {line[0], line[SQUARE_PITCH], line[2 * SQUARE_PITCH], line[3 * SQUARE_PITCH]};
+    }
+}
+
 #if GATE == 1
 // Which rows of 64 elements are split exactly enough (docs/explanation/numerics.md has the bound):
 // those of zeros, and those whose largest element M is at least 2^-112, so that 2^126 brings it to
@@ -193,25 +219,7 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT)
     float* const inverse = reinterpret_cast<float*>(copy.to + copy.count * 2 * behind) +
                            (1ll * matrix * blocks + deep) * ((made + 31) / 32 * 32) + first + row;
     float4 x[PASSES];  // all are loaded before the first is stored
-    if (!copy.turned) {
-#pragma unroll
-        for (int p = 0; p < PASSES; p++)
-            x[p] = row + p * DOWN < rows && at < columns
-                       ? read(from + (row + p * DOWN) * copy.ld + at, columns - at)
-                       : float4{0.0f, 0.0f, 0.0f, 0.0f};
-    } else {
-#pragma unroll 16
-        for (unsigned v = threadIdx.x; v < SIDE * SIDE; v += 256) {
-            const unsigned i = v / SIDE, j = v % SIDE;
-            square[i * SQUARE_PITCH + j] = i < rows && j < columns ? from[i * copy.ld + j] : 0.0f;
-        }
-        __syncthreads();
-#pragma unroll
-        for (int p = 0; p < PASSES; p++) {
-            const float* const line = square + at * SQUARE_PITCH + row + p * DOWN;
-            x[p] = {line[0], line[SQUARE_PITCH], line[2 * SQUARE_PITCH], line[3 * SQUARE_PITCH]};
-        }
-    }
+    read_square(copy, from, rows, columns, square, x);
     unsigned most[PASSES];
 #pragma unroll
     for (int p = 0; p < PASSES; p++) {
@@ -228,15 +236,14 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT)
     if (kept >= FEW) {
         bad |= lacks(x, most, kept);
     } else if (deep > 0) {
-        const long long step = copy.turned ? copy.ld : 1, row_step = copy.turned ? 1 : copy.ld;
-        const float* const there = from + row * row_step + (int(at) - SIDE) * step;
+        const long long step = copy.turned ? copy.ld : 1;
         float4 before[PASSES];
         unsigned larger[PASSES];
+        __syncthreads();  // all have read what was in the square
+        read_square(copy, from - SIDE * step, copy.turned ? SIDE : rows,
+                    copy.turned ? columns : SIDE, square, before);
 #pragma unroll
         for (int p = 0; p < PASSES; p++) {
-            const float* const y = there + p * DOWN * row_step;
-            before[p] = row + p * DOWN < left ? float4{y[0], y[step], y[2 * step], y[3 * step]}
-                                              : float4{0.0f, 0.0f, 0.0f, 0.0f};
             const unsigned there_most = largest(before[p]);  // of all lanes: shuffles
             larger[p] = most[p] == 0 ? 0 : max(most[p], there_most);
         }

@@ -26,22 +26,26 @@ struct Gate {
     Verdict* verdict;
     long long most;
 
+    // Whether the split of A or B is not exact enough. What a launch with GATE 1 asks it asks before
+    // it lets the next one begin. So the launch with GATE 2 finds a verdict that is whole, for the
+    // splits have ended, while the launch before it still works.
+    __device__ __forceinline__ bool refuses() const {
+        const uint4 found = __ldcg(reinterpret_cast<const uint4*>(verdict));
+        return found.x != 0 || found.y + found.z > most;
+    }
     // Whether this launch need not run: asked once by all threads, before they read or write
-    // anything else that a launch before this one wrote. A launch with GATE 1 lets the next one
-    // begin when all threads of a block have read the verdict. So the one with GATE 2 finds a
-    // verdict that is whole, for the splits have ended, and reads it before the launch before has
-    // ended; it clears it when all its blocks have read it, and the others have then, too.
+    // anything else that a launch before this one wrote. The last launch clears the verdict when
+    // all its blocks have read it; those of the launches before have then, too.
     __device__ __forceinline__ bool is_closed() const {
 #if GATE == 1
-        griddepcontrol_wait<false>();
-#endif
-        const uint4 found = __ldcg(reinterpret_cast<const uint4*>(verdict));
-        const bool refused = found.x != 0 || found.y + found.z > most;
+        griddepcontrol_wait();
+        const bool closed = refuses();
         __syncthreads();
-#if GATE == 1
         griddepcontrol_launch_dependents();
-        return refused;
+        return closed;
 #else
+        const bool closed = !refuses();
+        __syncthreads();
         if (threadIdx.x == 0) {
             __threadfence();  // what was read is read before the arrival
             const unsigned blocks = gridDim.x * gridDim.y * gridDim.z;
@@ -51,7 +55,7 @@ struct Gate {
             }
         }
         griddepcontrol_wait<true>();
-        return !refused;
+        return closed;
 #endif
     }
 };

@@ -27,12 +27,12 @@ def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
 
 def _shared_bytes(c: Config) -> int:
     """The stages, each of one term; SLOTS pieces of C for each warpgroup; the scales, once for two
-    stages and once more; two barriers for each stage; up to 1 KiB for the alignment of swizzled
-    boxes.
+    stages and once more; two barriers for each stage, one more and what it is for; up to 1 KiB for
+    the alignment of swizzled boxes.
     """
     stages = c.STAGES * (c.MB + c.NB) * c.KB * 2
     pieces = _consumers(c) * c.SLOTS * 4 * _HIGH * _WIDE if c.SPLIT == 1 else 0
-    return stages + pieces + ((c.STAGES + 1) // 2 + 1) * (c.MB + c.NB) * 4 + 16 * c.STAGES + 1024
+    return stages + pieces + ((c.STAGES + 1) // 2 + 1) * (c.MB + c.NB) * 4 + 16 * c.STAGES + 16 + 1024
 
 
 def _accumulators_fit(c: Config, p: Problem, d: Device) -> bool:
