@@ -121,10 +121,11 @@ struct Producer {
         tma_load(tile + A_BYTES, &maps.b, filled, step * KB, unit.j0, 2 * b + term);
     }
 #if GATE
-    // Loads the first steps, for which all stages are empty. Returns how many: `produce` goes on.
+    // Loads the first steps, no more than are asked for while the verdict comes. Returns how many:
+    // `produce` goes on.
     __device__ __forceinline__ unsigned begin(const Product& p) const {
         const Unit unit = p[blockIdx.x];
-        const unsigned count = min(unit.steps, STAGES / 2);
+        const unsigned count = min(unit.steps, 2);
 #pragma unroll 1
         for (unsigned stage = 0; stage < 2 * count; stage++)
             load(unit, unit.first + stage / 2, 1 - stage % 2, stage, stage / 2);
@@ -269,8 +270,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (threadIdx.x % 128 == 0) {
             griddepcontrol_wait();
 #if GATE
+            const uint4 noted = gate.noted();
             const unsigned first_steps = producer.begin(p);
-            closed = gate.refuses();
+            closed = gate.refuses(noted);
             griddepcontrol_launch_dependents();
             mbarrier_arrive(decided);
             closed ? producer.abandon(first_steps) : producer.produce(p, first_steps);

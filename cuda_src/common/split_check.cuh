@@ -26,12 +26,14 @@ struct Gate {
     Verdict* verdict;
     long long most;
 
-    // Whether the split of A or B is not exact enough. What a launch with GATE 1 asks it asks before
-    // it lets the next one begin. So the launch with GATE 2 finds a verdict that is whole, for the
-    // splits have ended, while the launch before it still works.
-    __device__ __forceinline__ bool refuses() const {
-        const uint4 found = __ldcg(reinterpret_cast<const uint4*>(verdict));
-        return found.x != 0 || found.y + found.z > most;
+    // What was noted. A launch with GATE 1 reads it before it lets the next one begin. So the launch
+    // with GATE 2 finds it whole, for the splits have ended, while the one before it still works.
+    __device__ __forceinline__ uint4 noted() const {
+        return __ldcg(reinterpret_cast<const uint4*>(verdict));
+    }
+    // Whether that says that the split of A or B is not exact enough.
+    __device__ __forceinline__ bool refuses(const uint4& noted) const {
+        return noted.x != 0 || noted.y + noted.z > most;
     }
     // Whether this launch need not run: asked once by all threads, before they read or write
     // anything else that a launch before this one wrote. The last launch clears the verdict when
@@ -39,12 +41,12 @@ struct Gate {
     __device__ __forceinline__ bool is_closed() const {
 #if GATE == 1
         griddepcontrol_wait();
-        const bool closed = refuses();
+        const bool closed = refuses(noted());
         __syncthreads();
         griddepcontrol_launch_dependents();
         return closed;
 #else
-        const bool closed = !refuses();
+        const bool closed = !refuses(noted());
         __syncthreads();
         if (threadIdx.x == 0) {
             __threadfence();  // what was read is read before the arrival

@@ -32,7 +32,8 @@ def _shared_bytes(c: Config) -> int:
     """
     stages = c.STAGES * (c.MB + c.NB) * c.KB * 2
     pieces = _consumers(c) * c.SLOTS * 4 * _HIGH * _WIDE if c.SPLIT == 1 else 0
-    return stages + pieces + ((c.STAGES + 1) // 2 + 1) * (c.MB + c.NB) * 4 + 16 * c.STAGES + 16 + 1024
+    scales = ((c.STAGES + 1) // 2 + 1) * (c.MB + c.NB) * 4
+    return stages + pieces + scales + 16 * (c.STAGES + 1) + 1024
 
 
 def _accumulators_fit(c: Config, p: Problem, d: Device) -> bool:
@@ -52,11 +53,13 @@ _FORMS = (
     (dict(MB=64, NB=64, TB=64, STAGES=12), 0.55, 2.0),
 )
 
-#: For products of few steps, of which storing C takes longest, up to this k: in rows of tiles, with
-#: more pieces of C being stored at a time.
+#: For products of few steps, of which storing C takes longest, the first form for at least that k
+#: and no more tiles for each multiprocessor than there are: in rows of tiles, with more pieces of C
+#: being stored at a time.
 _SHALLOW = (
-    (96, dict(MB=128, NB=128, TB=64, STAGES=4, GROUP=1)),
-    (256, dict(MB=128, NB=128, TB=128, STAGES=4, GROUP=1, SLOTS=2)),
+    (128, 0, dict(MB=128, NB=128, TB=128, STAGES=5, GROUP=1, SLOTS=2)),
+    (256, 8, dict(MB=128, NB=192, TB=192, STAGES=4, GROUP=1, SLOTS=3)),
+    (256, 0, dict(MB=128, NB=128, TB=128, STAGES=5, GROUP=1, SLOTS=2)),
 )
 
 #: Microseconds: a second launch, and each part that it adds up; bytes of a microsecond.
@@ -79,7 +82,11 @@ def _heuristic(p: Problem, d: Device) -> dict[str, int]:
             expected.append((busy + adding, parts, form))
     _, parts, form = min(expected, key=lambda option: option[:2])
     if parts == 1 and form["MB"] * form["NB"] >= 128 * 128:
-        form = next((shallow for most, shallow in _SHALLOW if p.k <= most), form)
+        for most, each, shallow in _SHALLOW:
+            tiles = tiles_in(p, shallow["MB"], shallow["NB"]) * p.batch
+            if p.k <= most and tiles >= each * d.sms:
+                form = shallow
+                break
     given = _DEFAULT | form | dict(SPLIT=parts)
     while _shared_bytes(WGMMA_F16X3.config(given)) > d.shared_per_block and given["STAGES"] > 4:
         given["STAGES"] -= 1
