@@ -46,8 +46,8 @@ def _accumulators_fit(c: Config, p: Problem, d: Device) -> bool:
 #: Forms of a block: parameters, microseconds of a step of 64 k and of the rest of a tile, measured
 #: on an H200 (benchmarks/LOG.md).
 _FORMS = (
-    (dict(MB=128, NB=192, TB=192, STAGES=5), 1.65, 4.0),
-    (dict(MB=128, NB=128, TB=128, STAGES=6), 1.13, 3.0),
+    (dict(MB=128, NB=192, TB=192, STAGES=4, GROUP=16), 1.65, 4.0),
+    (dict(MB=128, NB=128, TB=128, STAGES=5, GROUP=16, SLOTS=2), 1.13, 3.0),
     (dict(MB=128, NB=64, TB=64, STAGES=8), 0.8, 2.5),
     (dict(MB=64, NB=128, TB=64, STAGES=8), 0.8, 2.5),
     (dict(MB=64, NB=64, TB=64, STAGES=12), 0.55, 2.0),
@@ -88,6 +88,8 @@ def _heuristic(p: Problem, d: Device) -> dict[str, int]:
                 form = shallow
                 break
     given = _DEFAULT | form | dict(SPLIT=parts)
+    if parts > 1:
+        given["SLOTS"] = 1
     while _shared_bytes(WGMMA_F16X3.config(given)) > d.shared_per_block and given["STAGES"] > 4:
         given["STAGES"] -= 1
     return given

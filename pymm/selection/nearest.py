@@ -60,25 +60,19 @@ def competitive_records(
     """The records of the highest kernel, and on the same problems those of kernels that were about
     as fast on one of them (`COMPETITIVE`). For the others there would be the model alone, and that
     errs: it preferred kernel 12, which takes 1.6 times as long as 07 at 4096, for small products of
-    bf16, where it takes up to twice as long. A record of this very problem counts, whatever its
-    kernel, if it took no longer than is expected of the highest kernel's default; where a survey
-    covers the product, about as long (`_as_expected`), for there the highest is itself only
-    expected.
+    bf16, where it takes up to twice as long. Where a survey covers the product, which kernel is the
+    highest is itself only expected: there a record of this very problem counts, whatever its
+    kernel, if it took about as long as is expected (`_as_expected`).
     """
     own = {
         r.problem: COMPETITIVE * r.seconds for r, _ in found if r.config.kernel_name == highest.name
     }
     able = {r.config.kernel_name for r, _ in found if r.seconds <= own.get(r.problem, 0.0)}
-    default = untuned(highest, problem, device)
 
     def counts(record: Record) -> bool:
         if record.problem in own and record.config.kernel_name in able:
             return True
-        if record.problem != problem:
-            return False
-        if survey.covers(problem, device):
-            return _as_expected(record, device, None)
-        return default is None or record.seconds <= predicted_seconds(default, problem, device)
+        return record.problem == problem and _as_expected(record, device, None)
 
     return [one for one in found if counts(one[0])]
 
