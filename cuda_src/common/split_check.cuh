@@ -26,8 +26,8 @@ struct Gate {
     Verdict* verdict;
     long long most;
 
-    // What was noted. A launch with GATE 1 reads it before it lets the next one begin. So the launch
-    // with GATE 2 finds it whole, for the splits have ended, while the one before it still works.
+    // What was noted. A launch with GATE 1 reads it when the split has ended, and only then lets
+    // the next begin. So the launch with GATE 2 may read it before the one before it has ended.
     __device__ __forceinline__ uint4 noted() const {
         return __ldcg(reinterpret_cast<const uint4*>(verdict));
     }

@@ -44,9 +44,9 @@ _WITHIN = 1.35
 #: are offered, twice as many changed two choices.
 _COMPARED = 32
 
-#: Times of a form that a survey must hold for the form to be chosen: what is predicted from fewer is
-#: little more than what the kernel's model expects. With three and four times of kernel 07's forms
-#: with KB = 128, these were the choice for 11 of 18 products of language models.
+#: Times of a form that a survey must hold for the form to be chosen. What is predicted from fewer
+#: is little more than what the kernel's model expects: when there were three and four times of two
+#: forms of kernel 07, these were the choice for 11 of 18 products of language models.
 _ENOUGH = 5
 
 #: The parameters of a configuration in a survey's .npz file; 1 for those that a kernel lacks. New
@@ -147,8 +147,8 @@ def covers(problem: Problem, device: Device) -> bool:
 @lru_cache(maxsize=8192)
 def quickest(kernel: Kernel, problem: Problem, device: Device) -> tuple[float, Config] | None:
     """The least expected time of the kernel's configurations, in microseconds, and its
-    configuration. Forms that were hardly measured do not count. None where the survey does not cover
-    the product, and if no configuration that counts may run.
+    configuration. Forms with fewer than `_ENOUGH` times do not count. None where the survey does
+    not cover the product, and if no configuration that counts may run.
     """
     survey = survey_of(problem, device)
     if survey is None:
