@@ -121,8 +121,8 @@ struct Producer {
         tma_load(tile + A_BYTES, &maps.b, filled, step * KB, unit.j0, 2 * b + term);
     }
 #if GATE
-    // Loads the first steps, no more than are asked for while the verdict comes. Returns how many:
-    // `produce` goes on.
+    // Loads the first one or two steps while the verdict is on its way; returns how many. There is
+    // a unit for each block.
     __device__ __forceinline__ unsigned begin(const Product& p) const {
         const Unit unit = p[blockIdx.x];
         const unsigned count = min(unit.steps, 2);
@@ -131,7 +131,8 @@ struct Producer {
             load(unit, unit.first + stage / 2, 1 - stage % 2, stage, stage / 2);
         return count;
     }
-    // Waits for the first steps of a product that is not computed.
+    // Waits for the first steps of a product that is not computed: a block must not end while
+    // copies into it are under way.
     __device__ __forceinline__ void abandon(unsigned first_steps) const {
 #pragma unroll 1
         for (unsigned stage = 0; stage < 2 * first_steps; stage++)
@@ -139,6 +140,7 @@ struct Producer {
     }
 #endif
     __device__ __forceinline__ void produce(const Product& p, unsigned first_steps = 0) const {
+        // The stages that `begin` filled count as those of the first round.
         Ring ring{2 * first_steps % STAGES, 2 * first_steps < STAGES};
         unsigned place = first_steps, step = first_steps;
         for (unsigned id = blockIdx.x; id < p.units(); id += gridDim.x, step = 0) {
@@ -205,7 +207,7 @@ struct Consumer {
         add_scaled(sum, step_sum, here, here + columns);
         place = place + 1 == POWERS ? 0 : place + 1;
     }
-    // sum = op(A) op(B) of `steps` steps; of the last one at most half if it is `short_end`.
+    // sum = op(A) op(B) of `steps` steps; of the last one only the first half if `short_end`.
     __device__ __forceinline__ void multiply(Sums& sum, unsigned steps, bool short_end) {
 #pragma unroll
         for (int e = 0; e < ROWS * TB / 2; e++) sum[e / (TB / 2)][e % (TB / 2)] = 0.0f;
@@ -245,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #if GATE
     // The thread that loads finds out whether the product is computed here, and tells the others.
     const unsigned decided = full + 16 * STAGES;
-    volatile bool& closed = *reinterpret_cast<bool*>(barriers + 16 * STAGES + 8);
+    bool& closed = *reinterpret_cast<bool*>(barriers + 16 * STAGES + 8);
 #endif
     if (threadIdx.x == 0) {
         if (k > 0) {
@@ -272,10 +274,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #if GATE
             const uint4 noted = gate.noted();
             const unsigned first_steps = producer.begin(p);
-            closed = gate.refuses(noted);
+            const bool refused = closed = gate.refuses(noted);
             griddepcontrol_launch_dependents();
             mbarrier_arrive(decided);
-            closed ? producer.abandon(first_steps) : producer.produce(p, first_steps);
+            refused ? producer.abandon(first_steps) : producer.produce(p, first_steps);
 #else
             producer.produce(p);
 #endif

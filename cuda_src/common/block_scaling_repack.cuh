@@ -120,8 +120,9 @@ __device__ __forceinline__ float4 read(const float* x, unsigned left) {
             left > 3 ? x[3] : 0.0f};
 }
 
-// A square of a stored matrix from `from` on, of which rows and columns are left: four elements
-// along k of each row of the copy that this thread makes. By way of `square` if it is turned.
+// This thread's elements of the square at `from`: four along k for each of its rows of the copy.
+// `rows` and `columns` are how many there are to the matrix's end. A turned matrix goes through
+// `square`.
 __device__ __forceinline__ void read_square(const Copy& copy, const float* from, unsigned rows,
                                             unsigned columns, float* square, float4 (&x)[PASSES]) {
     const unsigned row = threadIdx.x / TOGETHER, at = threadIdx.x % TOGETHER * WIDE;
@@ -237,17 +238,17 @@ extern "C" __global__ void __launch_bounds__(256, RESIDENT)
         bad |= lacks(x, most, kept);
     } else if (deep > 0) {
         const long long step = copy.turned ? copy.ld : 1;
-        float4 before[PASSES];
+        float4 previous[PASSES];
         unsigned larger[PASSES];
-        __syncthreads();  // all have read what was in the square
+        if (copy.turned) __syncthreads();  // all have read what was in the square
         read_square(copy, from - SIDE * step, copy.turned ? SIDE : rows,
-                    copy.turned ? columns : SIDE, square, before);
+                    copy.turned ? columns : SIDE, square, previous);
 #pragma unroll
         for (int p = 0; p < PASSES; p++) {
-            const unsigned there_most = largest(before[p]);  // of all lanes: shuffles
+            const unsigned there_most = largest(previous[p]);  // of all lanes: shuffles
             larger[p] = most[p] == 0 ? 0 : max(most[p], there_most);
         }
-        bad |= lacks(before, larger, SIDE);
+        bad |= lacks(previous, larger, SIDE);
     }
     if (__any_sync(~0u, bad) && threadIdx.x % 32 == 0) atomicOr(&gate.verdict->refused, 1u);
     unsigned top = max(max(most[0], most[1]), max(most[2], most[3]));

@@ -16,7 +16,8 @@
 // the stream has ended, the last launch of another product and hence all of that. So no two
 // products overlap; within one, launches write different memory; and who does not read what
 // another launch of the product wrote need not wait: those threads of gemm that multiply read
-// shared memory, which a thread that has waited has filled, and C from before the product.
+// shared memory, which a thread that has waited has filled, and C from before the product. One
+// exception: the verdict on a split (common/split_check.cuh).
 
 #ifndef SPLIT
 #define SPLIT 1  // parts that k is split into
@@ -25,7 +26,7 @@
 #define FILL 0  // what of a square C is kept: 0 all
 #endif
 #ifndef GATE
-#define GATE 0  // whether the launch decides that it runs, and lets the next one begin after that
+#define GATE 0  // 1: runs if the split is exact enough, 2: runs if it is not, 0: always
 #endif
 
 #ifndef PYMM_SIMULATOR

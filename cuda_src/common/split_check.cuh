@@ -7,8 +7,6 @@
 // All are launched for every product. Those that need not run return at once, so the host never
 // waits, and a captured graph decides anew whenever it is launched.
 
-// GATE is 0 in a launch that always runs.
-
 #include "common/dependent_launch.cuh"
 
 #if GATE
@@ -26,8 +24,10 @@ struct Gate {
     Verdict* verdict;
     long long most;
 
-    // What was noted. A launch with GATE 1 reads it when the split has ended, and only then lets
-    // the next begin. So the launch with GATE 2 may read it before the one before it has ended.
+    // What was noted. Launches with GATE 1 read it when the split has ended, and only then let the
+    // next begin. So the verdict is final when the launch with GATE 2 begins, which reads it before
+    // it waits. (PTX promises that what another launch wrote is seen after that wait; here it is
+    // enough that atomic operations on L2 have ended and that it is read there.)
     __device__ __forceinline__ uint4 noted() const {
         return __ldcg(reinterpret_cast<const uint4*>(verdict));
     }
@@ -35,14 +35,13 @@ struct Gate {
     __device__ __forceinline__ bool refuses(const uint4& noted) const {
         return noted.x != 0 || noted.y + noted.z > most;
     }
-    // Whether this launch need not run: asked once by all threads, before they read or write
-    // anything else that a launch before this one wrote. The last launch clears the verdict when
-    // all its blocks have read it; those of the launches before have then, too.
+    // Whether this launch need not run. Asked once by all threads, before they touch anything else
+    // that an earlier launch wrote. The last block of the last launch that has read the verdict
+    // clears it; the earlier launches have read it by then.
     __device__ __forceinline__ bool is_closed() const {
 #if GATE == 1
         griddepcontrol_wait();
-        const bool closed = refuses(noted());
-        __syncthreads();
+        const bool closed = __syncthreads_or(refuses(noted()));  // all threads have read it
         griddepcontrol_launch_dependents();
         return closed;
 #else

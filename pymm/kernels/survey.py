@@ -44,9 +44,9 @@ _WITHIN = 1.35
 #: are offered, twice as many changed two choices.
 _COMPARED = 32
 
-#: Times of a form that a survey must hold for the form to be chosen. What is predicted from fewer
-#: is little more than what the kernel's model expects: when there were three and four times of two
-#: forms of kernel 07, these were the choice for 11 of 18 products of language models.
+#: Measurements of a form that a survey must have for the form to be chosen. What is predicted from
+#: fewer is little more than what the kernel's model expects: forms of kernel 07 with KB = 128,
+#: measured three and four times, were chosen for 11 of 18 products of language models.
 _ENOUGH = 5
 
 #: The parameters of a configuration in a survey's .npz file; 1 for those that a kernel lacks. New

@@ -27,8 +27,8 @@ def _boxes(c: Config, p: Problem) -> tuple[Box, Box, Box]:
 
 def _shared_bytes(c: Config) -> int:
     """The stages, each of one term; SLOTS pieces of C for each warpgroup; the scales, once for two
-    stages and once more; two barriers for each stage, one more and what it is for; up to 1 KiB for
-    the alignment of swizzled boxes.
+    stages and once more; two barriers for each stage, one more and the answer that it
+    announces; up to 1 KiB for the alignment of swizzled boxes.
     """
     stages = c.STAGES * (c.MB + c.NB) * c.KB * 2
     pieces = _consumers(c) * c.SLOTS * 4 * _HIGH * _WIDE if c.SPLIT == 1 else 0
@@ -53,13 +53,14 @@ _FORMS = (
     (dict(MB=64, NB=64, TB=64, STAGES=12), 0.55, 2.0),
 )
 
-#: For products of few steps, of which storing C takes longest, the first form for at least that k
-#: and no more tiles for each multiprocessor than there are: in rows of tiles, with more pieces of C
-#: being stored at a time.
+#: For products of few steps, of which storing C takes longest: largest k, least tiles of each
+#: multiprocessor, form. The first that fits is used: in rows of tiles, with more pieces of C being
+#: stored at a time.
+_IN_ROWS = dict(MB=128, NB=128, TB=128, STAGES=5, GROUP=1, SLOTS=2)
 _SHALLOW = (
-    (128, 0, dict(MB=128, NB=128, TB=128, STAGES=5, GROUP=1, SLOTS=2)),
+    (128, 0, _IN_ROWS),
     (256, 8, dict(MB=128, NB=192, TB=192, STAGES=4, GROUP=1, SLOTS=3)),
-    (256, 0, dict(MB=128, NB=128, TB=128, STAGES=5, GROUP=1, SLOTS=2)),
+    (256, 0, _IN_ROWS),
 )
 
 #: Microseconds: a second launch, and each part that it adds up; bytes of a microsecond.

@@ -19,7 +19,7 @@ from sequences import every_kernel
 from test_wgmma_f16x3 import in_three_products
 
 import pymm
-from pymm.backends.cuda import emulated
+from pymm.backends.cuda import emulated, launch
 from pymm.backends.cuda.driver import Driver
 from pymm.backends.cuda.executable import CudaExecutable
 from pymm.core.problem import Problem
@@ -291,14 +291,17 @@ def test_sequences_on_streams_and_in_graphs(cuda, context):
             graph.destroy()
 
 
-def test_products_behind_one_another_decide_for_themselves(cuda, context):
+@pytest.mark.parametrize("graphs", [False, True])
+def test_products_behind_one_another_decide_for_themselves(cuda, context, monkeypatch, graphs):
     """Many products on two streams, none waited for: each launch may begin before the one before it
     has ended, and each product has the verdict on its own operands.
     """
     import pycuda.driver as drv
     from pycuda.gpuarray import GPUArray
 
-    draw = np.random.default_rng(11)
+    if not graphs:  # which plans become when they are called again
+        monkeypatch.setattr(launch, "REPEATED", 10**9)
+    draw, split = np.random.default_rng(11), SLUG.replace("SPLIT1-SLOTS2", "SPLIT2-SLOTS1")
     streams, calls = [drv.Stream(), drv.Stream()], []
     shapes, turns = [(40, 33, 128), (70, 65, 192), (33, 40, 300)], 2
     if cuda.device.kind != "simulator":
@@ -310,7 +313,9 @@ def test_products_behind_one_another_decide_for_themselves(cuda, context):
             for array, values in zip((a, b), drawn(kind, (m, n, k), draw), strict=True):
                 array.set(np.ascontiguousarray(values[0]))
             options = dict(precision="emulated", stream=streams[i % 2])
-            plan = pymm.plan(a, b, out=c, **options, **({"config": SLUG} if m < 100 else {}))
+            plan = pymm.plan(
+                a, b, out=c, **options, **({"config": (SLUG, split)[i // 3 % 2]} if m < 100 else {})
+            )
             plan()
             drv.Context.synchronize()
             calls.append((plan, c, c.get(), is_split(a.get()[None], b.get()[None])))
