@@ -76,6 +76,8 @@ constexpr int PIECE = 64 * 128;                 // bytes of 64 rows of 128
 constexpr int LINE = 32, PIECE_COLUMNS = LINE;  // columns of C in 128 bytes, and in a piece
 constexpr int STAGED_BYTES = SPLIT > 1 ? 0 : PIECE;  // in one slot
 constexpr bool STREAMED = false, WARPS_STORE = false;
+// Half of a last step of at most 32 is left out, but of a symmetric C: 128 x 192 would spill.
+constexpr bool SHORT_ENDS = FILL == 0;
 
 #include "common/warpgroups.cuh"
 
@@ -297,7 +299,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         for (unsigned id = blockIdx.x; id < p.units();) {
             const Unit unit = p[id];
             Sums sum;
-            const bool short_end = unit.first + unit.steps == p.steps && (k - 1u) % KB < KB / 2;
+            const bool at_end = SHORT_ENDS && unit.first + unit.steps == p.steps;
+            const bool short_end = at_end && (k - 1u) % KB < KB / 2;
             consumer.multiply(sum, warm_up ? 0 : unit.steps, short_end);
             store_tile(sum, out, unit, staging + group * SLOTS * STAGED_BYTES, slot, group,
                        warm_up);
