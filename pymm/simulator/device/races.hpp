@@ -47,8 +47,9 @@ touch_atomically(const void* address, std::size_t bytes) {
 struct Acting {
     Actor before;
     const void* called;
+    std::uintptr_t key_before;
     PYMM_SIM_UNCHECKED Acting(Actor actor, const void* where, std::uintptr_t key)
-        : before(self().actor), called(self().actor_where) {
+        : before(self().actor), called(self().actor_where), key_before(self().actor_key) {
         self().actor = actor;
         self().actor_key = key;
         if (!called) self().actor_where = where;
@@ -56,6 +57,7 @@ struct Acting {
     PYMM_SIM_UNCHECKED ~Acting() {
         self().actor = before;
         self().actor_where = called;
+        self().actor_key = key_before;
     }
 };
 #define PYMM_SIM_TWIN __attribute__((noinline))
