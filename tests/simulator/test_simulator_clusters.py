@@ -29,6 +29,7 @@ RIGHT = {
     ],
     "eight": np.ones((4, 64)),
     "releasing_barrier": [np.tile(ROWS[0], 2)] * 4,
+    "writes_behind_a_copy": [5000 + np.tile(row, 2) for row in ROWS],
 }
 
 OTHER = r"of block [01] of its cluster, which "

@@ -69,6 +69,27 @@ KERNEL(sends_too_early) {
     exchange(out, rows, memory, 1);
 }
 
+// A thread that has begun a copy writes a word for the others: that is not the copy's doing.
+KERNEL(writes_behind_a_copy) {
+    __shared__ Memory memory;
+    __shared__ float word;
+    const TensorMap map = map_of(rows);
+    make_barriers(memory, 1);
+    fence_mbarrier_init();
+    cluster_arrive();
+    cluster_wait();
+    if (threadIdx.x == 0) {
+        mbarrier_expect_tx(memory.filled(), 128);
+        tma_load(memory.place(0), &map, memory.filled(), 0, blockIdx.x, 0);
+        word = rows[5];
+        mbarrier_arrive(memory.emptied());
+    }
+    mbarrier_wait(memory.emptied(), 0);
+    const float given = word;
+    mbarrier_wait(memory.filled(), 0);
+    out[blockIdx.x * 64 + threadIdx.x] = given * 1000 + memory.tile[0][threadIdx.x % 32];
+}
+
 // Coordinates and the number in the cluster. Threads of a block meet four times, which changes a
 // random order of them, then blocks of each cluster three times; some threads return on the way.
 extern "C" __global__ void __launch_bounds__(64) __cluster_dims__(2, 1, 2)
