@@ -137,7 +137,8 @@ def means(rows: Sequence[Row]) -> list[str]:
             cells, verdicts = [], []
             for layout in LAYOUTS:
                 at = [r for r in of_type if (r["class"], r["layout"]) == (name, layout)]
-                value = mean(at, of_sgemm if dtype in EMULATED else None)
+                sgemm = dtype in EMULATED and name not in SYMMETRIC
+                value = mean(at, of_sgemm if sgemm else of_fastest)
                 part = 1.0 if layout == "NN" or name in SYMMETRIC else TRANSPOSED
                 wanted = len(class_problems((name,), (dtype,), (layout,)))
                 if any(row["outcome"] != "ok" for row in at):
@@ -243,12 +244,6 @@ def beside_triton(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def mean(rows: Sequence[Row], ratio: Callable[[Row], float] | None = None) -> float:
-    """Geometric mean of the ratios; NaN if a row is missing its ratio or none is there."""
-    ratios = [(ratio or of_fastest)(row) for row in rows]
-    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
-
-
 def of_fastest(row: Row) -> float:
     """The fastest library's time / pymm's; NaN if it is missing."""
     return float(row["ratio"] or math.nan)
@@ -257,6 +252,12 @@ def of_fastest(row: Row) -> float:
 def of_sgemm(row: Row) -> float:
     """The time of cuBLAS SGEMM / pymm's; NaN if one is missing."""
     return float(row["cublas_us"] or math.nan) / float(row["us"] or math.nan)
+
+
+def mean(rows: Sequence[Row], ratio: Callable[[Row], float] = of_fastest) -> float:
+    """Geometric mean of the ratios; NaN if a row is missing its ratio or none is there."""
+    ratios = [ratio(row) for row in rows]
+    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
 
 
 def verdict(value: float, floor: float, goal: float) -> str:

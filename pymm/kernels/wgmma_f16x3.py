@@ -83,11 +83,12 @@ def _heuristic(p: Problem, d: Device) -> dict[str, int]:
             expected.append((busy + adding, parts, form))
     _, parts, form = min(expected, key=lambda option: option[:2])
     if parts == 1 and form["MB"] * form["NB"] >= 128 * 128:
-        for most, each, shallow in _SHALLOW:
-            tiles = tiles_in(p, shallow["MB"], shallow["NB"]) * p.batch
-            if p.k <= most and tiles >= each * d.sms:
-                form = shallow
-                break
+        fits = (
+            shallow
+            for most, each, shallow in _SHALLOW
+            if p.k <= most and tiles_in(p, shallow["MB"], shallow["NB"]) * p.batch >= each * d.sms
+        )
+        form = next(fits, form)
     given = _DEFAULT | form | dict(SPLIT=parts)
     if parts > 1:
         given["SLOTS"] = 1

@@ -94,6 +94,14 @@ def test_the_summary_shows_the_last_draw_of_which_all_products_were_measured():
     assert random.endswith("| 3.00 (3.00) |  |  | 4.00 (4.00) | 2026-11-21 to 2026-11-24 |")
 
 
+def test_emulated_types_are_beside_sgemm_and_symmetric_ones_beside_the_fastest():
+    rows = [row(0.9, "emulated", name="2048", us="50", cublas_us="185")]
+    rows += whole(0.9, "emulated", "syrk-large", "NT")
+    lines = class_tables.means(rows)
+    assert "| emulated | 2048 | 3.6 | 4 | **3.70** |  |  |  | floor |  |" in lines
+    assert "| emulated | syrk-large |  |  |  | 0.90 |  |  |  |  |" in lines
+
+
 def test_triton_stands_beside_the_classes_it_was_measured_in():
     rows = [row(1.0) | {"triton_ratio": r} for r in ("2", "8", "")]
     assert "| f32 | large | NN | 2 | 4.00 |" in class_tables.beside_triton(rows)

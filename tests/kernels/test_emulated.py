@@ -312,10 +312,9 @@ def test_products_behind_one_another_decide_for_themselves(cuda, context, monkey
             a, b, c = (GPUArray(s, np.float32) for s in ((m, k), (k, n), (m, n)))
             for array, values in zip((a, b), drawn(kind, (m, n, k), draw), strict=True):
                 array.set(np.ascontiguousarray(values[0]))
-            options = dict(precision="emulated", stream=streams[i % 2])
-            plan = pymm.plan(
-                a, b, out=c, **options, **({"config": (SLUG, split)[i // 3 % 2]} if m < 100 else {})
-            )
+            config = (SLUG, split)[i // 3 % 2] if m < 100 else None  # None: what pymm chooses
+            options = dict(precision="emulated", stream=streams[i % 2], config=config)
+            plan = pymm.plan(a, b, out=c, **options)
             plan()
             drv.Context.synchronize()
             calls.append((plan, c, c.get(), is_split(a.get()[None], b.get()[None])))

@@ -1,8 +1,10 @@
 """What is chosen for products like those of a survey: by measured times of similar ones."""
 
 import csv
+import itertools
 import math
 import random
+from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
 
@@ -244,8 +246,9 @@ def test_large_products_alone_can_be_drawn():
         tool.main(["measure", "--weights", "--least", "1e9"])
 
 
-def test_a_survey_without_transposed_products_covers_none(tmp_path, monkeypatch):
-    """As one of weights alone is."""
+@pytest.fixture
+def few(tmp_path, monkeypatch) -> tuple[survey.Survey, list[dict[str, str]]]:
+    """A survey of 300 times of bf16, none with A transposed, and their rows."""
     with tool.results("nvidia-h200").open(newline="") as file:
         rows = list(csv.DictReader(file))
     straight = [row for row in rows if row["dtype"] == "bf16" and row["layout"][0] == "N"][:300]
@@ -257,7 +260,21 @@ def test_a_survey_without_transposed_products_covers_none(tmp_path, monkeypatch)
     target = tmp_path / "nvidia-h200.survey.npz"
     assert tool.main(["fit", "--csv", f"{tmp_path}/few.csv", "--output", f"{target}"]) == 0
     monkeypatch.setattr(survey, "_folder", lambda: tmp_path)
-    found = survey._load.__wrapped__("nvidia-h200", "bf16")
+    return survey._load.__wrapped__("nvidia-h200", "bf16"), straight
+
+
+def test_a_form_needs_five_times_to_be_chosen(few, tmp_path):
+    with np.load(tmp_path / "nvidia-h200.survey.npz", allow_pickle=False) as file:
+        kernels_on = file["bf16_rows"][:, 5:].tolist()  # behind m, n, k and two layouts
+    kept = [name not in ("SPLIT", "STORE") for name in ("kernel", *survey.PARAMETERS)]
+    times = Counter(tuple(itertools.compress(row, kept)) for row in kernels_on)
+    assert {4, 5} & {*times.values()} and min(times.values()) < 5
+    assert few[0].forms == {form for form, count in times.items() if count >= 5}
+
+
+def test_a_survey_without_transposed_products_covers_none(few):
+    """As one of weights alone is."""
+    found, straight = few
     problem = Problem(*(int(straight[0][axis]) for axis in "mnk"), "bf16")
     assert found.covers(problem) and not found.covers(replace(problem, trans_a=True))
 
