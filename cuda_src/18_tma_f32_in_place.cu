@@ -1,9 +1,10 @@
-// 18 tma_f32 in place: the larger operand of kernel 08 as it is stored, without a copy before.
+// 18 tma_f32 in place: an operand of kernel 08 as it is stored, without a copy before.
 //
 // Kernel 08 multiplies MN-major tiles whose rows start at multiples of 16 bytes. Other operands it
-// repacks first: a launch that reads and writes them, 300 MB for 7338 x 117 x 5166. Here the larger
-// operand is read where it is, whatever its layout and wherever its rows start; the other one comes
-// as in kernel 08. Three of the four warps that bring tiles do more than wait:
+// repacks first: a launch that reads and writes them, 300 MB for 7338 x 117 x 5166. Here the
+// operand of which it would repack more is read where it is, whatever its layout and wherever its
+// rows start; the other one comes as in kernel 08. Three of the four warps that bring tiles do more
+// than wait:
 //
 //     warp 3      | fetch raw tile 2 | fetch raw tile 3 | ...   one thread, by TMA
 //     warps 0-2   | move raw tile 1 into stage 1 | ...          of the operand in place

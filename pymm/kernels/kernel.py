@@ -214,9 +214,9 @@ class Kernel:
     def default_for(self, problem: Problem, device: Device) -> Config:
         """The default for a problem on a device, with which every tuned configuration is compared:
         the quickest by the survey of the device, if it covers the problem, else that of
-        `heuristic`, else the first of `default` and `fallbacks` that obeys all rules. Of these a
-        persistent kernel takes the first whose tiles keep nine of ten multiprocessors busy, else
-        the last.
+        `heuristic`, or without one the quickest of `options`, else the first of `default` and
+        `fallbacks` that obeys all rules. Of these a persistent kernel takes the first whose tiles
+        keep nine of ten multiprocessors busy, else the last.
         """
         surveyed = survey.quickest(self, problem, device)
         if surveyed is not None:
@@ -225,6 +225,10 @@ class Kernel:
             config = self.config(self.heuristic(problem, device))
             if not self.violations(config, problem, device):
                 return config
+        elif self.heuristic is None and self.options is not None and self.runs_on(device):
+            found = self.quickest(self.options(problem, device), problem, device)
+            if found is not None:
+                return found
         found = None
         for parameters in (self.default, *self.fallbacks):
             config = self.config(parameters)

@@ -60,6 +60,12 @@ _UNALIGNED, _UNALIGNED_7, _LITTLE = 1.17, 1.25, 2e10
 #: a few percent; up to so many rows, where memory is the limit, all of it, from so many bytes on.
 _SURELY, _FEW, _LONG = 0.955, 128, 1e8
 
+#: The same of a batch of larger products than the number says, whose rows start at multiples of 32
+#: bytes, by the bytes of an element of C (H200, 16 of 1024 cubed: 51.1 us, kernel 7 52.3; with C in
+#: float32 55.7, 60.7). And the most rows and columns of a batch's products for which one tile is
+#: enough (2000 of 40 x 40 x 64: 13.8 us, 17.3; 1000 of 64 cubed: 12.3, 12.8).
+_SURELY_OF_BATCH, _LARGE, _ONE_TILE = {2: 1.01, 4: 1.09}, 511, 64
+
 #: It is preferred for k above the first. Least width of a tile of large products. Bytes from which
 #: a survey considers it for few rows, instead of `_LONG` (H100, 128 x 32768 x 512: 22.9 us, 24.2
 #: with kernel 7).
@@ -158,18 +164,27 @@ def _competes(p: Problem, long: float = _LONG) -> bool:
     """Whether TMA can store C, there are enough steps, and a product of few rows has more than
     `long` bytes.
     """
-    stored = p.n * p.out_dtype.itemsize % 16 == 0
-    return stored and p.k > _SHALLOW and (p.m > _FEW or p.bytes > long)
+    return _is_stored_by_tma(p) and p.k > _SHALLOW and (p.m > _FEW or p.bytes > long)
+
+
+def _is_stored_by_tma(p: Problem) -> bool:
+    return p.n * p.out_dtype.itemsize % 16 == 0
 
 
 def _preferred(p: Problem, d: Device) -> bool:
     """Whether it should be faster than kernel 7, by more than the error of both expectations."""
-    if p.symmetric or p.empty or not _competes(p) or tensor.repacking_takes_longer(p, d):
+    if p.symmetric or p.empty:
+        return False
+    if p.batch > 1 and 32 < max(p.m, p.n) <= _ONE_TILE and _is_stored_by_tma(p):
+        return p.alignment >= 16
+    if not _competes(p) or tensor.repacking_takes_longer(p, d):
         return False
     own = min(_microseconds(tile, p, d) for tile in _tiles_for(p))
     other = _LAUNCH + wgmma.expected_us(p, d) * (1 + _SLOWER_7 * _hot(p))
     if _unaligned(p) and p.flops > _LITTLE:
         other *= _UNALIGNED_7
+    if p.batch > 1 and min(p.m, p.n, p.k) > _LARGE and not _unaligned(p):
+        return own < other * _SURELY_OF_BATCH[p.out_dtype.itemsize]
     return own < other * (1 if p.m <= _FEW else _SURELY)
 
 

@@ -127,6 +127,9 @@ _NARROW = (
     _form(128, 96, 8, 12),
 )
 
+#: Rounds of parts of the last tiles, at most: more fill the multiprocessors hardly better.
+_ROUNDS = 4
+
 #: Fits wherever TMA is.
 _SMALLEST = _form(64, 64, 8, 8, STRIDE=4, SLICES=2, BLOCKS=1)
 
@@ -172,26 +175,31 @@ def _timed_options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
 
 
 def options(p: Problem, d: Device) -> Iterator[Config]:
-    """The usual ones, then of single products the narrow forms with every split of k."""
+    """The usual ones, then of single products the narrow forms with their splits of k."""
     yield from _usual_options(p, d)
     if p.batch == 1:
         for form in _NARROW:
-            yield from _split(form | dict(STORE=3 if rows_start_anywhere(p) else 1))
+            yield from _split(form | dict(STORE=3 if rows_start_anywhere(p) else 1), p, d)
 
 
 def _usual_options(p: Problem, d: Device) -> Iterator[Config]:
-    """The wide forms where they have tiles enough, then every form with every split of k."""
+    """The wide forms where they have tiles enough, then every form with its splits of k."""
     for form in _WIDE:
         config = TMA_F32.config(form | (dict(STORE=3) if rows_start_anywhere(p) else {}))
         if tiles(config, p) * p.batch >= _PLENTY * d.sms:
             yield config
     for form in (*_FORMS, *[_FEW_ROWS] * (p.m <= _ROWS), *[_SHALLOW] * (p.k < DEEP)):
-        yield from _split(form)
+        yield from _split(form, p, d)
 
 
-def _split(form: dict[str, int]) -> Iterator[Config]:
-    """A form with every split of k."""
-    return (TMA_F32.config(form | dict(SPLIT=parts)) for parts in TMA_F32.space["SPLIT"])
+def _split(form: dict[str, int], p: Problem, d: Device) -> Iterator[Config]:
+    """A form with every split of k that makes a few rounds of parts at most."""
+    whole = TMA_F32.config(form)
+    slots = d.sms * whole.BLOCKS
+    left = tiles(whole, p) * p.batch % slots
+    for parts in TMA_F32.space["SPLIT"]:
+        if parts == 1 or 0 < left * parts <= _ROUNDS * slots:
+            yield TMA_F32.config(form | dict(SPLIT=parts))
 
 
 def expected_microseconds(c: Config, p: Problem, d: Device) -> float:
@@ -286,7 +294,7 @@ TMA_F32 = Kernel(
         STAGES=(3, 4),
         BLOCKS=(1, 2, 3),
         GROUP=(8,),
-        SPLIT=(1, 2, 3, 4, 8),
+        SPLIT=(1, 2, 3, 4, 5, 6, 7, 8, 11, 16, 22, 33, 66, 132),
         STORE=(1, 2, 3),
     ),
     default=_FORMS[0],

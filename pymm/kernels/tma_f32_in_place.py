@@ -1,5 +1,5 @@
-"""Kernel 18: kernel 8 with its larger operand as it is stored: three of the warps that bring tiles
-move it to where its rows would be if they were MN-major and aligned.
+"""Kernel 18: kernel 8 with one operand as it is stored: three of the warps that bring tiles move
+it to where its rows would be if they were MN-major and aligned.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ _RAW_STAGES, _MORE, _LONGEST = 2, 4, 256
 
 
 def _in_place(p: Problem) -> int:
-    """The larger operand: 0 for A, 1 for B."""
-    return int(p.n > p.m)
+    """The operand of which kernel 8 would repack more: 0 for A, 1 for B."""
+    a, b = repacked_of(p)
+    return int(b > a)
 
 
 def _major(p: Problem) -> tuple[str, str]:
@@ -56,8 +57,7 @@ def _shared_elements(c: Config, p: Problem) -> int:
 
 def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
     """The forms of kernel 8, also 16 deep, and with two stages where theirs do not fit beside the
-    raw tiles; what they should take without repacking the larger operand, where kernel 8 would
-    repack it.
+    raw tiles; what they should take without repacking the operand in place.
     """
     if not _competes(p, d):
         return
@@ -71,7 +71,7 @@ def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
 
 
 def _competes(p: Problem, d: Device) -> bool:
-    """A single product whose larger operand kernel 8 would repack."""
+    """A single product of which kernel 8 would repack an operand."""
     return p.batch == 1 and repacked_of(p)[_in_place(p)] > 0
 
 
@@ -80,7 +80,7 @@ TMA_F32_IN_PLACE = replace(
     number=18,
     name="tma_f32_in_place",
     file="18_tma_f32_in_place.cu",
-    title="Hopper: multiply-adds; the larger operand in place, moved by the warps that bring tiles",
+    title="Hopper: multiply-adds; one operand in place, moved by the warps that bring tiles",
     added={},
     heuristic=None,
     options=_options,
@@ -96,7 +96,7 @@ TMA_F32_IN_PLACE = replace(
         ),
         Rule("one product: the batch is 1", lambda c, p, d: p.batch == 1),
         Rule(
-            "every class has a row: the larger operand is stored as 4 rows or more",
+            "every class has a row: the operand in place is stored as 4 rows or more",
             lambda c, p, d: p.k == 0 or stored_shapes(p)[_in_place(p)][1] >= CLASSES,
         ),
     ),

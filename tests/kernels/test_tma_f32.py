@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from fed_products import HOPPER, check_on_gpu
 
+from pymm.core.integers import ceil_div
 from pymm.core.problem import Problem
 from pymm.kernels import find_kernel, kernels_for, parse_slug
 from pymm.kernels.source import render
@@ -41,6 +42,8 @@ SLUGS = (
     "-BLOCKS1-GROUP8-SPLIT2-STORE1",
     "tma_f32-MB96-NB96-KB32-ROWS8-EARLY1-STRIDE1-TA12-TB12-SLICES4-STAGES3"
     "-BLOCKS1-GROUP8-SPLIT3-STORE3",
+    "tma_f32-MB64-NB64-KB16-ROWS8-EARLY1-STRIDE1-TA8-TB8-SLICES2-STAGES4"
+    "-BLOCKS3-GROUP8-SPLIT22-STORE2",
 )
 #: Products with a short side that no tile of 64 or 128 rows or columns fills.
 SHORT = Problem(95, 6213, 4262), Problem(4217, 91, 811, "f32", True, True)
@@ -84,6 +87,17 @@ def test_tiles_that_fill_a_short_side_are_compared_and_may_run(name, problem):
     narrow = {(c.MB, c.NB) for c in options if 96 in (c.MB, c.NB) or c.MB < 64}
     allowed = {(c.MB, c.NB) for c in options if not kernel.violations(c, problem, HOPPER)}
     assert {(48, 96), (96, 64), (96, 96), (128, 96)} <= narrow <= allowed
+
+
+@pytest.mark.parametrize("mnk", [(256, 256, 65536), (64, 64, 262144), (64, 7168, 16384)])
+@pytest.mark.parametrize("name", ["tma_f32", "tma_f32_in_place"])
+def test_deep_products_of_few_tiles_give_every_multiprocessor_a_part(name, mnk):
+    problem, kernel = Problem(*mnk), find_kernel(name)
+    times = {c: us for us, c in kernel.options(problem, HOPPER)}
+    allowed = (c for c in times if not kernel.violations(c, problem, HOPPER))
+    config = min(allowed, key=times.__getitem__)
+    parts, slots = kernel.units(config, problem), HOPPER.sms * config.BLOCKS
+    assert parts > 0.9 * slots * ceil_div(parts, slots)
 
 
 def test_all_layouts_and_sizes_run_one_text():

@@ -51,10 +51,12 @@ SMALL = SLUGS[1].replace("SPLIT3", "SPLIT1"), SLUGS[2], SLUGS[7]
         (Problem(100, 100, 100, "f32", batch=2), "batch"),
         (Problem(3, 2, 100, "f32"), "4 rows"),
         (Problem(100, 100, 3, "f32", trans_a=True), "4 rows"),
-        (Problem(50, 100, 3, "f32"), "4 rows"),
+        (Problem(50, 101, 3, "f32"), "4 rows"),
+        (Problem(3, 100, 100, "f32"), "4 rows"),
         (Problem(2, 3, 100, "f32", trans_b=True), "4 rows"),
         (Problem(100, 3, 3, "f32"), ""),
-        (Problem(3, 100, 100, "f32"), ""),
+        (Problem(50, 100, 3, "f32"), ""),
+        (Problem(3, 101, 100, "f32"), ""),
         (Problem(3, 100, 3, "f32", trans_b=True), ""),
         (Problem(3, 3, 0, "f32"), ""),
     ],
@@ -72,17 +74,15 @@ def test_what_it_cannot_compute_breaks_a_rule(problem, reason):
         (Problem(1024, 1024, 1024, "f32"), True),
         (Problem(1024, 1024, 1024, "f32", trans_a=True), False),
         (Problem(1023, 511, 1024, "f32", trans_a=True), True),
-        (Problem(1024, 511, 1024, "f32", trans_a=True), False),  # only B would be repacked
-        (Problem(511, 1024, 1024, "f32"), False),
+        (Problem(1024, 511, 1024, "f32", trans_a=True), True),  # B, the smaller operand
+        (Problem(511, 1024, 1024, "f32"), True),  # A, the smaller one
         (Problem(511, 1024, 1024, "f32", trans_b=True), True),
         (Problem(511, 1023, 1024, "f32"), True),
         (Problem(1023, 511, 1024, "f32", batch=2), False),
     ],
     ids=lambda value: getattr(value, "slug", str(value)),
 )
-def test_only_the_tuner_takes_it_and_only_where_kernel_8_would_repack_the_larger_operand(
-    problem, competes
-):
+def test_only_the_tuner_takes_it_and_only_where_kernel_8_would_repack(problem, competes):
     assert kernels_for(problem, HOPPER)[-1] != IN_PLACE
     assert IN_PLACE.competes(problem, HOPPER) == competes
     assert bool(list(IN_PLACE.options(problem, HOPPER))) == competes
@@ -132,7 +132,7 @@ def test_rows_that_start_anywhere(cuda, slug, layout, m, n):
         judged = problem, *values, 1.0, 0.0
         finding = compare(got, reference.product(*judged), reference.error_bound(*judged))
         assert not touched and finding.right, (before, gap, touched, finding.detail)
-        mine = (a, b)[n > m].matrix
+        mine = (a, b)[IN_PLACE.tma.in_place(problem)].matrix
         met.add(tuple((mine.address // 4 + row * mine.ld) % 4 for row in range(4)))
     every = itertools.product(range(4), range(4))
     assert met == {tuple((at + row * by) % 4 for row in range(4)) for at, by in every}
