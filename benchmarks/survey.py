@@ -17,10 +17,10 @@ are expected to be quickest, and two at random of those that should be nearly as
 four of the eight that its model expects to be quickest, and the four quickest of all other kernels.
 So a new kernel gets times, without which `matmul` does not choose it. `--deepest K` draws k between
 32 and K, `--least N` products of at least N operations. `--weights` draws what language models
-multiply, the types in turn: 16 to 8192 rows, n and k between 512 and 32768, multiples of 64 to
-2048. `--again` draws nothing: what the file has of these kernels is measured again, as it should be
-when one was changed; the newest time of a configuration counts. The rows are appended to
-benchmarks/surveys/DEVICE.csv.
+multiply, the types in turn: 16 to 8192 rows (or `--rows N`), n and k between 512 and 32768,
+multiples of 64 to 2048. `--again` draws nothing: what the file has of these kernels is measured
+again, as it should be when one was changed; the newest time of a configuration counts. The rows are
+appended to benchmarks/surveys/DEVICE.csv.
 120 products of four types take an H200 with 16 cores four minutes, nearly all of it for compiling;
 so `--more N` draws N others, of which those configurations are measured that are compiled by then.
 
@@ -192,6 +192,7 @@ def _parser() -> argparse.ArgumentParser:
             add("--deepest", type=int, default=GREATEST, help="largest k (default: %(default)s)")
             add("--least", type=float, default=0.0, metavar="N", help="at least so many operations")
             add("--weights", action="store_true", help="products of language models")
+            add("--rows", type=int, default=ROWS[1], metavar="N", help="of these: N rows at most")
             add("--dtypes", default=",".join(DTYPES), help="types, with commas (%(default)s)")
             add("--more", type=int, default=0, metavar="N", help="N others, of what is compiled")
             add("--kernels", default="", help="measure these kernels, with commas between")
@@ -242,16 +243,19 @@ def draw(
     return found
 
 
-def draw_weights(count: int, seed: int, dtypes: Sequence[str]) -> list[Problem]:
-    """Products of some rows with the weights of a language model, which are stored as n x k or, of
-    each fourth product, as k x n; the types in turn.
+def draw_weights(
+    count: int, seed: int, dtypes: Sequence[str], rows: int = ROWS[1]
+) -> list[Problem]:
+    """Products of some rows, at most so many, with the weights of a language model, which are
+    stored as n x k or, of each fourth product, as k x n; the types in turn.
     """
     generator, found = random.Random(seed), []
     for at in range(count):
         units = [generator.choice(UNITS) for _ in "nk"]
         n, k = (max(round(_log_uniform(generator, *WEIGHTS) / u), 1) * u for u in units)
         dtype = dtypes[at // 4 % len(dtypes)]
-        found.append(Problem(_log_uniform(generator, *ROWS), n, k, dtype, False, at % 4 > 0))
+        m = _log_uniform(generator, ROWS[0], rows)
+        found.append(Problem(m, n, k, dtype, False, at % 4 > 0))
     return [problem for problem in found if problem.flops <= MOST_OF_WEIGHTS]
 
 
@@ -344,7 +348,7 @@ def _chosen(
     """The configurations to measure of each product that is drawn."""
     generator, count = random.Random(given.seed), given.products + given.more
     groups = (
-        [[problem] for problem in draw_weights(count, given.seed, given.dtypes.split(","))]
+        [[p] for p in draw_weights(count, given.seed, given.dtypes.split(","), given.rows)]
         if given.weights
         else draw(count, given.seed, given.deepest, given.dtypes.split(","), given.least)
     )

@@ -263,13 +263,14 @@ def few(tmp_path, monkeypatch) -> tuple[survey.Survey, list[dict[str, str]]]:
     return survey._load.__wrapped__("nvidia-h200", "bf16"), straight
 
 
-def test_a_form_needs_five_times_to_be_chosen(few, tmp_path):
+def test_a_form_needs_some_times_to_be_chosen(few, tmp_path):
     with np.load(tmp_path / "nvidia-h200.survey.npz", allow_pickle=False) as file:
         kernels_on = file["bf16_rows"][:, 5:].tolist()  # behind m, n, k and two layouts
     kept = [name not in ("SPLIT", "STORE") for name in ("kernel", *survey.PARAMETERS)]
     times = Counter(tuple(itertools.compress(row, kept)) for row in kernels_on)
-    assert {4, 5} & {*times.values()} and min(times.values()) < 5
-    assert few[0].forms == {form for form, count in times.items() if count >= 5}
+    least = survey._ENOUGH
+    assert min(times.values()) < least <= max(times.values())
+    assert few[0].forms == {form for form, count in times.items() if count >= least}
 
 
 def test_a_survey_without_transposed_products_covers_none(few):
