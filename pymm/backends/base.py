@@ -215,13 +215,13 @@ def _nothing() -> None:
 @dataclass(frozen=True, eq=False)
 class TimedCall:
     """A call that `Backend.time` is to time. `prepare` is called before each run, and its time does
-    not count. `timed` takes the seconds of one run in another process instead, after so many bytes
-    were written there to empty the caches: a library with CPU threads of its own.
+    not count. `timed` takes the seconds of one run in another process instead: a library with CPU
+    threads of its own.
     """
 
     call: Callable[[], object]
     prepare: Callable[[], object] = _nothing
-    timed: Callable[[int], float] | None = None
+    timed: Callable[[], float] | None = None
 
     @classmethod
     def of(cls, call: Callable[[], object]) -> TimedCall:
@@ -455,9 +455,10 @@ class Backend(ABC):
     def time(
         self, calls: Sequence[Callable[[], None]], flush: bool = True, ahead: int = 1
     ) -> list[float]:
-        """Seconds that each call takes on the device, one after the other, with cold caches if
-        `flush`. The calls use the default stream; each is a function without arguments or a
-        `TimedCall`. Raises `LaunchFailed`.
+        """Seconds that each call takes on the device, one after the other, on a GPU with cold
+        caches if `flush`; on a CPU the shortest of a few runs, with warm ones. The calls use the
+        default stream; each is a function without arguments or a `TimedCall`. Raises
+        `LaunchFailed`.
 
         NaN stands for a call that the host queued too late, so that its delay would count. A larger
         `ahead` helps then: the device is kept busy that many times as long before each call.

@@ -13,10 +13,12 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TextIO
 
 import numpy as np
 
+from pymm.backends.cpu.timing import shortest
 from pymm.core.errors import LaunchFailed
 from pymm.core.problem import Problem
 
@@ -43,18 +45,24 @@ class Apart:
         self,
         problem: Problem,
         accumulate: bool = False,
-        flush: int = 0,
         repeats: int = 1,
         samples: int = 1,
     ) -> list[float]:
         """Seconds of one call, `samples` times, each the mean of so many `repeats`, after one call
-        that is not timed; with `flush`, so many bytes are written before each sample, to empty the
-        caches. Raises `LaunchFailed` if the process ends or the library does.
+        that is not timed. Raises `LaunchFailed` if the process ends or the library does.
         """
+        return self._ask(problem, accumulate, repeats, samples)
+
+    def shortest(self, problem: Problem, accumulate: bool = False) -> float:
+        """Seconds of one call as `pymm.backends.cpu.timing.shortest` takes them, after one call
+        that is not timed. Raises as `seconds` does.
+        """
+        return self._ask(problem, accumulate, 0, 1)[0]
+
+    def _ask(self, problem: Problem, accumulate: bool, repeats: int, samples: int) -> list[float]:
         names = ("m", "n", "k", "dtype", "trans_a", "trans_b", "batch", "op")
         wanted = {name: getattr(problem, name) for name in names}
-        request = dict(problem=wanted, accumulate=accumulate)
-        request |= dict(flush=flush, repeats=repeats, samples=samples)
+        request = dict(problem=wanted, accumulate=accumulate, repeats=repeats, samples=samples)
         process = self._started()
         try:
             process.stdin.write(json.dumps(request) + "\n")
@@ -106,22 +114,17 @@ def serve(maker: str, threads: int, requests: TextIO, replies: TextIO) -> None:
     module, _, function = maker.partition(":")
     make = getattr(importlib.import_module(module), function)
     known, call = None, None
-    memory = np.ones(0, np.int64)
     for line in requests:
         request = json.loads(line)
-        if memory.nbytes != request["flush"]:
-            memory = np.ones(request["flush"] // 8, np.int64)
         try:
             wanted = request["problem"], request["accumulate"]
             if wanted != known:
                 problem = Problem(**request["problem"])
                 known, call = wanted, make(problem, *operands(problem), threads, wanted[1])
             call()
-            seconds = []
-            for _ in range(request["samples"]):
-                np.negative(memory, out=memory)
-                seconds.append(timed(call, request["repeats"]))
-            reply: dict[str, Any] = {"seconds": seconds}
+            repeats = request["repeats"]  # 0: the shortest call
+            take = partial(timed, call, repeats) if repeats else partial(shortest, call)
+            reply: dict[str, Any] = {"seconds": [take() for _ in range(request["samples"])]}
         except Exception as failure:  # whatever it is, the other process is to say it
             reply = {"error": f"{type(failure).__name__}: {failure}"}
         replies.write(json.dumps(reply) + "\n")

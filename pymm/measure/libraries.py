@@ -99,11 +99,7 @@ def _numpy(numpy: Any, given: Operands) -> Call | None:
     left, right, out = given.oriented(*(numpy.asarray(x) for x in given.strided()))
     call = numpy_product(problem, left, right, out, given.threads, given.accumulate)
     apart = Apart("pymm.measure.libraries:numpy_product", given.threads)
-
-    def seconds(flush: int) -> float:
-        return apart.seconds(problem, given.accumulate, flush)[0]
-
-    return TimedCall(call, timed=seconds)
+    return TimedCall(call, timed=lambda: apart.shortest(problem, given.accumulate))
 
 
 def numpy_product(

@@ -4,6 +4,7 @@ import math
 from functools import partial
 
 import numpy as np
+from h200 import H200
 from recorded import NumpyBackend
 
 from pymm.backends.base import TimedCall
@@ -11,7 +12,7 @@ from pymm.backends.cuda.timing import TOGETHER, timed
 from pymm.core.problem import Problem
 from pymm.kernels import find_kernel
 from pymm.kernels.source import render
-from pymm.measure.timer import FINAL_ROUNDS, Stopwatch
+from pymm.measure.timer import FINAL_ROUNDS, HALVED_FROM, Stopwatch, quieter_half
 from pymm.measure.workbench import Workbench
 
 KERNEL = find_kernel("reordered", "cpu")
@@ -171,6 +172,8 @@ def test_the_device_is_kept_busy_for_less_again():
 class Scripted:
     """A backend on which each call takes its own times in turn, the last one from then on."""
 
+    device = H200
+
     def __init__(self, times):
         self.times = {name: list(of) for name, of in times.items()}
         self.taken = []
@@ -214,3 +217,28 @@ def test_void_samples_are_no_times():
     assert fastest_of({"void": [math.nan]})[0] is None
     assert fastest_of({})[0] is None
     assert fastest_of({"once": [1.0, math.nan], "always": [2.0, math.nan]})[0] == "once"
+
+
+def test_rounds_that_were_slow_for_all_calls_are_left_out():
+    slow = [1, 2, 2, 1, 2, 1, 1, 2, 1, 2]  # a core was taken away in every second round or so
+    times = {"short": [1e-4 * s for s in slow], "long": [3e-3 * s for s in slow]}
+    kept, rounds = quieter_half(times, 10)
+    assert rounds == 5
+    assert kept == {"short": [1e-4] * 5, "long": [3e-3] * 5}
+
+
+def test_the_rounds_that_are_kept_are_in_order_and_the_same_of_all_calls():
+    times = {"a": [float(10 + r % 7) for r in range(20)], "b": [float(90 - r) for r in range(20)]}
+    kept, rounds = quieter_half(times, 20)
+    pairs = list(zip(times["a"], times["b"], strict=True))
+    assert rounds == 10
+    assert [pair for pair in pairs if pair in [*zip(kept["a"], kept["b"], strict=True)]] == [
+        *zip(kept["a"], kept["b"], strict=True)
+    ]
+
+
+def test_few_rounds_and_calls_without_some_time_are_kept_whole():
+    few = {"a": [1.0] * (HALVED_FROM - 1)}
+    assert quieter_half(few, HALVED_FROM - 1) == (few, HALVED_FROM - 1)
+    void = {"a": [1.0] * 12, "b": [1.0] * 11}
+    assert quieter_half(void, 12) == (void, 12)

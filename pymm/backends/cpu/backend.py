@@ -30,6 +30,7 @@ from pymm.backends.cpu.call import Call, call_of, open_pool
 from pymm.backends.cpu.compiler import CpuCompiler, find_compiler
 from pymm.backends.cpu.device import describe, memory_field, usable_cores
 from pymm.backends.cpu.pieces import Pace, Piece, half_product, pieces, whole
+from pymm.backends.cpu.timing import shortest
 from pymm.core.device import Device
 from pymm.core.errors import LaunchFailed, NoDevice
 from pymm.core.integers import round_up
@@ -38,9 +39,6 @@ from pymm.kernels.source import Source
 
 #: Buffers start on a boundary of this many bytes: a cache line, and the widest vector.
 ALIGNMENT = 64
-
-#: Caches are flushed by writing twice the size of the largest, at most this many bytes.
-MOST_FLUSHED = 64 * 2**20
 
 
 def open_cpu(threads: int | None, cache: Path) -> CpuBackend:
@@ -199,7 +197,6 @@ class CpuBackend(Backend):
         self.device = device
         self.compiler = compiler
         self._pool = open_pool(compiler)
-        self._flush_array: np.ndarray | None = None
 
     def load(self, source: Source) -> CpuExecutable:
         device, path = self.device, self.compiler.build(source)
@@ -256,32 +253,15 @@ class CpuBackend(Backend):
         seconds, elsewhere = [], False
         for one in map(TimedCall.of, calls):
             if one.timed is not None:
-                seconds.append(one.timed(self._flush_bytes if flush else 0))
+                seconds.append(one.timed())
                 elsewhere = True
                 continue
-            one.prepare()
             if elsewhere:
                 time.sleep(SETTLED)
-                one.call()
             elsewhere = False
-            if flush:
-                self._flush()
             self._pool.wake(self.device.sms)
-            start = time.perf_counter_ns()
-            one.call()
-            seconds.append((time.perf_counter_ns() - start) * 1e-9)
+            seconds.append(shortest(one.call, one.prepare))
         return seconds
-
-    @property
-    def _flush_bytes(self) -> int:
-        """More than the caches hold."""
-        return min(2 * max(self.device.cache_bytes, default=MOST_FLUSHED), MOST_FLUSHED)
-
-    def _flush(self) -> None:
-        """Write more memory than the caches hold."""
-        if self._flush_array is None:
-            self._flush_array = np.ones(self._flush_bytes // 8, np.int64)
-        np.negative(self._flush_array, out=self._flush_array)
 
     def telemetry(self) -> Mapping[str, float | str]:
         try:
