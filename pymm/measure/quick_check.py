@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pymm.backends.base import Backend, Buffer, Executable, Matrix
+from pymm.backends.base import Backend, Buffer, Executable, Matrix, TimedCall
 from pymm.core import reference
 from pymm.core.problem import Problem, stored_shapes
 from pymm.core.reference import mirrored, other_half
@@ -292,14 +292,15 @@ class QuickVerifier:
     def run_once(
         self, executable: Executable, seconds: Callable[[Callable[[], object]], float]
     ) -> tuple[float, Finding]:
-        """Run the configuration a single time on normal numbers: what `seconds` says of the launch,
-        and what is wrong with what it wrote. Raises `LaunchFailed`, `MemoryError`.
+        """Run the configuration on normal numbers: what `seconds` says of the launch, which begins
+        with the same C each time that it is run, and what is wrong with what it wrote. Raises
+        `LaunchFailed`, `MemoryError`.
         """
         a, b, c = self._operands("normal")
         launch = executable.bind(self.problem, 1.0, a, b, float(self.accumulate), c)
         self.restart()
         held = self._seen() if self.accumulate else None
-        taken = seconds(launch)
+        taken = seconds(TimedCall(launch, prepare=self.restart))
         self.backend.synchronize()
         found = self._around() or self._written_into("normal")
         if not found:

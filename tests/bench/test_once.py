@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from recorded import NoCompiler
 
+from pymm.backends import open_device
 from pymm.bench import kernels
 from pymm.bench.experiments.catalog import EXPERIMENTS
 from pymm.bench.experiments.declaration import CHOSEN
@@ -17,7 +18,7 @@ from pymm.bench.experiments.steps import RuntimeEstimate, steps_of
 from pymm.bench.runner import Runner
 from pymm.core.device import Device
 from pymm.core.problem import Problem
-from pymm.kernels import parse_slug
+from pymm.kernels import find_kernel, parse_slug
 from pymm.measure import results, workbench
 from pymm.measure.quick_check import OperandPool
 from pymm.measure.workbench import Trial, Workbench
@@ -51,6 +52,17 @@ def test_one_run_is_the_product(shape, accumulate, cuda):
     expected = a @ b + (before if accumulate else 0)
     assert np.isfinite(before).all() == accumulate
     np.testing.assert_allclose(bench.quick.result(), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_c_is_added_once_on_a_cpu_whose_shortest_run_counts():
+    """Which is run several times for one time."""
+    bench = bench_of(open_device("cpu:1"), Problem(33, 31, 7, "f64"), True)
+    bench.quick.restart()
+    before = bench.quick.result()
+    trial = bench.few_runs(find_kernel("blocked", "cpu").default_config)
+    assert trial.outcome == "ok", trial.detail
+    a, b = (x.astype(np.float64) for x in bench.quick.sources())
+    np.testing.assert_allclose(bench.quick.result(), a @ b + before, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(("long", "runs"), [(1e9, 3), (0.0, 1)])

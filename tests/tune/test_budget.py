@@ -67,14 +67,12 @@ def test_threads_of_another_process_rest_first(monkeypatch, tmp_path, calls, res
     slept = []
     monkeypatch.setattr(cpu_backend.time, "sleep", slept.append)
     backend = open_device("cpu:1", tmp_path)
-    backend.device = SimpleNamespace(sms=2, cache_bytes=())
+    backend.device = SimpleNamespace(sms=2)
 
-    flushed = []
-    elsewhere = TimedCall(pytest.fail, timed=lambda nbytes: flushed.append(nbytes) or 7.0)
+    elsewhere = TimedCall(pytest.fail, timed=lambda: 7.0)
     known = {".": TimedCall(lambda: None), "n": elsewhere}
-    taken = backend.time([known[call] for call in calls], flush=False)
+    taken = backend.time([known[call] for call in calls])
     assert [seconds == 7 for seconds in taken] == [call == "n" for call in calls]
-    assert flushed == [0] * calls.count("n")
     assert slept == [cpu_backend.SETTLED] * rests
 
 

@@ -47,11 +47,10 @@ def keep(bench: Workbench, request: Request) -> Reply:
     """In a child on one thread: run what is in `request.configs`, and leave C in the file that
     `arguments` names. The reply's `times` have the runs under "sequential".
     """
-    call = bench.call(bench.load(request.configs[0]))
+    call = TimedCall(bench.call(bench.load(request.configs[0])), prepare=bench.quick.restart)
     taken: list[float] = []
     while len(taken) < RUNS and not (taken and taken[0] > LONG_SECONDS):
-        bench.quick.restart()
-        taken += bench.backend.time([call], flush=False)
+        taken += bench.backend.time([call])
     path = Path(request.arguments[0])
     with open(path.with_suffix(".part"), "wb") as file:
         np.save(file, bench.quick.result())
