@@ -59,7 +59,8 @@ def test_c_is_added_once_on_a_cpu_whose_shortest_run_counts():
     bench = bench_of(open_device("cpu:1"), Problem(33, 31, 7, "f64"), True)
     bench.quick.restart()
     before = bench.quick.result()
-    trial = bench.few_runs(find_kernel("blocked", "cpu").default_config)
+    kernel = find_kernel("blocked", "cpu")
+    trial = bench.few_runs(kernel.default_for(bench.problem, bench.backend.device))
     assert trial.outcome == "ok", trial.detail
     a, b = (x.astype(np.float64) for x in bench.quick.sources())
     np.testing.assert_allclose(bench.quick.result(), a @ b + before, rtol=1e-12, atol=1e-12)
