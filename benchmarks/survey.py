@@ -17,7 +17,7 @@ are expected to be quickest, and two at random of those that should be nearly as
 four of the eight that its model expects to be quickest, and the four quickest of all other kernels.
 So a new kernel gets times, without which `matmul` does not choose it. `--deepest K` draws k between
 32 and K, `--least N` products of at least N operations. `--weights` draws what language models
-multiply, the types in turn: 16 to 8192 rows (or `--rows N`), n and k between 512 and 32768,
+multiply, the types in turn: 16 to 8192 rows (with `--rows N` 16 to N), n and k from 512 to 32768,
 multiples of 64 to 2048. `--again` draws nothing: what the file has of these kernels is measured
 again, as it should be when one was changed; the newest time of a configuration counts. The rows are
 appended to benchmarks/surveys/DEVICE.csv.
@@ -151,6 +151,8 @@ def main(arguments: Sequence[str]) -> int:
     if given.command == "measure":
         if given.weights and given.least:
             raise SystemExit("survey: --least is for random products, not for --weights")
+        if given.rows < ROWS[0]:
+            raise SystemExit(f"survey: --rows {given.rows}: at least {ROWS[0]}")
         if given.again and not given.kernels:
             raise SystemExit("survey: --again needs --kernels, those to measure again")
         kernels = [find_kernel(name) for name in given.kernels.split(",") if name]
@@ -192,7 +194,7 @@ def _parser() -> argparse.ArgumentParser:
             add("--deepest", type=int, default=GREATEST, help="largest k (default: %(default)s)")
             add("--least", type=float, default=0.0, metavar="N", help="at least so many operations")
             add("--weights", action="store_true", help="products of language models")
-            add("--rows", type=int, default=ROWS[1], metavar="N", help="of these: N rows at most")
+            add("--rows", type=int, default=ROWS[1], metavar="N", help="of weights: rows at most")
             add("--dtypes", default=",".join(DTYPES), help="types, with commas (%(default)s)")
             add("--more", type=int, default=0, metavar="N", help="N others, of what is compiled")
             add("--kernels", default="", help="measure these kernels, with commas between")

@@ -1,7 +1,7 @@
 """`python -m pymm.bench`: kernels compared with other libraries, every row in a CSV at once.
 
 Each problem is one run: every kernel's default and tuned configuration and every baseline that can
-be imported, verified, then timed in turn (A B A B) with cold caches.
+be imported, verified, then timed in turn (A B A B) with cold caches, on a CPU with warm ones.
 """
 
 from __future__ import annotations

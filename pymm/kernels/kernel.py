@@ -144,12 +144,12 @@ class Kernel:
     where one for all is not good enough; `heuristic_for` says for which problems. `options` gives
     the configurations that one for a single product is chosen from, whether they may run or not,
     each with the microseconds that the kernel's model expects of it, all launches included: where
-    the device was surveyed they are corrected, and decide (survey.py). `extra_points` are searched
-    besides the space. For problems that it is not `preferred_for`, a kernel ranks below all others;
-    where it cannot be near the fastest, by its declaration, it does not take part in the tuner's
-    race between kernels (`competes`). `forceable` names the macros that an experiment may set
-    instead of the problem, and their values: `GUARDED` (`Guards`), and `FILL`, whose 0 means all of
-    a symmetric C.
+    the device was surveyed they are corrected, and decide (survey.py); without a `heuristic` the
+    quickest of them is the default elsewhere. `extra_points` are searched besides the space. For
+    problems that it is not `preferred_for`, a kernel ranks below all others; where it cannot be
+    near the fastest, by its declaration, it does not take part in the tuner's race between kernels
+    (`competes`). `forceable` names the macros that an experiment may set instead of the problem,
+    and their values: `GUARDED` (`Guards`), and `FILL`, whose 0 means all of a symmetric C.
 
     `expected` gives the microseconds that a configuration should take, where nothing was surveyed.
     The kernels that multiply tf32 declare it, and where it is known for all of them
@@ -215,8 +215,8 @@ class Kernel:
         """The default for a problem on a device, with which every tuned configuration is compared:
         the quickest by the survey of the device, if it covers the problem, else that of
         `heuristic`, or without one the quickest of `options`, else the first of `default` and
-        `fallbacks` that obeys all rules. Of these a persistent kernel takes the first whose tiles
-        keep nine of ten multiprocessors busy, else the last.
+        `fallbacks` that obeys all rules. Of `default` and `fallbacks` a persistent kernel takes the
+        first whose tiles keep nine of ten multiprocessors busy, else the last.
         """
         surveyed = survey.quickest(self, problem, device)
         if surveyed is not None:

@@ -60,11 +60,16 @@ _UNALIGNED, _UNALIGNED_7, _LITTLE = 1.17, 1.25, 2e10
 #: a few percent; up to so many rows, where memory is the limit, all of it, from so many bytes on.
 _SURELY, _FEW, _LONG = 0.955, 128, 1e8
 
-#: The same of a batch of larger products than the number says, whose rows start at multiples of 32
-#: bytes, by the bytes of an element of C (H200, 16 of 1024 cubed: 51.1 us, kernel 7 52.3; with C in
-#: float32 55.7, 60.7). And the most rows and columns of a batch's products for which one tile is
-#: enough (2000 of 40 x 40 x 64: 13.8 us, 17.3; 1000 of 64 cubed: 12.3, 12.8).
-_SURELY_OF_BATCH, _LARGE, _ONE_TILE = {2: 1.01, 4: 1.09}, 511, 64
+#: For batches whose m, n and k all exceed `_LARGE` and whose rows start at multiples of 32 bytes:
+#: the factor instead of `_SURELY`, by the bytes of an element of C (H200, 16 of 1024 cubed: 51.1
+#: us, kernel 7 52.3; with C in float32 55.7, 60.7).
+_SURELY_OF_BATCH, _LARGE = {2: 1.01, 4: 1.09}, 511
+
+#: Batches of two products or more for each multiprocessor have one tile of 64 x 64 for each product
+#: if that has at most `_ONE_TILE` rows and columns, more than `_TENSOR` (up to those kernel 12 is
+#: preferred) and k up to `_ONE_TILE_DEEP` (2000 of 40 x 40 x 64: 13.8 us, kernel 7 17.3; 1000 of 64
+#: cubed: 12.3, 12.8; 400 of 64 x 56 x 256: 14.0, 14.6).
+_TENSOR, _ONE_TILE, _ONE_TILE_DEEP = 32, 64, 256
 
 #: It is preferred for k above the first. Least width of a tile of large products. Bytes from which
 #: a survey considers it for few rows, instead of `_LONG` (H100, 128 x 32768 x 512: 22.9 us, 24.2
@@ -171,12 +176,20 @@ def _is_stored_by_tma(p: Problem) -> bool:
     return p.n * p.out_dtype.itemsize % 16 == 0
 
 
+def _has_a_tile_for_each(p: Problem, d: Device) -> bool:
+    """Whether it is a batch of many small products that were measured."""
+    fits = _TENSOR < max(p.m, p.n) <= _ONE_TILE and 0 < p.k <= _ONE_TILE_DEEP
+    return fits and p.batch >= 2 * d.sms and p.alignment >= 16 and _is_stored_by_tma(p)
+
+
 def _preferred(p: Problem, d: Device) -> bool:
-    """Whether it should be faster than kernel 7, by more than the error of both expectations."""
+    """Whether it should be faster than kernel 7: by more than the error of both expectations, or
+    for batches by measured cases.
+    """
     if p.symmetric or p.empty:
         return False
-    if p.batch > 1 and 32 < max(p.m, p.n) <= _ONE_TILE and _is_stored_by_tma(p):
-        return p.alignment >= 16
+    if _has_a_tile_for_each(p, d):
+        return True
     if not _competes(p) or tensor.repacking_takes_longer(p, d):
         return False
     own = min(_microseconds(tile, p, d) for tile in _tiles_for(p))

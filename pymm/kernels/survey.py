@@ -46,8 +46,9 @@ _COMPARED = 32
 
 #: Measurements of a form that a survey must have for the form to be chosen. What is predicted from
 #: fewer is little more than what the kernel's model expects: a form of kernel 07 with KB = 128,
-#: measured five times, was expected to multiply 128 x 4096 x 7168 in 20 us and took 30, another 26.
-#: For products left out of the fits of two GPUs, 12 cost up to 0.1 %, 20 up to 0.5 %.
+#: measured five times, was expected to multiply 128 x 4096 x 7168 in 20 us and took 30, a form with
+#: KB = 64 took 26. For products left out of the fits of two GPUs, 12 cost up to 0.2 %, 20 up to
+#: 0.5 %.
 _ENOUGH = 12
 
 #: The parameters of a configuration in a survey's .npz file; 1 for those that a kernel lacks. New

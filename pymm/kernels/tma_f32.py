@@ -127,8 +127,8 @@ _NARROW = (
     _form(128, 96, 8, 12),
 )
 
-#: Rounds of parts of the last tiles, at most: more fill the multiprocessors hardly better.
-_ROUNDS = 4
+#: Most waves of parts of the last tiles: more than that hardly fill the multiprocessors better.
+_WAVES = 4
 
 #: Fits wherever TMA is.
 _SMALLEST = _form(64, 64, 8, 8, STRIDE=4, SLICES=2, BLOCKS=1)
@@ -193,12 +193,12 @@ def _usual_options(p: Problem, d: Device) -> Iterator[Config]:
 
 
 def _split(form: dict[str, int], p: Problem, d: Device) -> Iterator[Config]:
-    """A form with every split of k that makes a few rounds of parts at most."""
+    """A form with every split of k that makes a few waves of parts at most."""
     whole = TMA_F32.config(form)
     slots = d.sms * whole.BLOCKS
     left = tiles(whole, p) * p.batch % slots
     for parts in TMA_F32.space["SPLIT"]:
-        if parts == 1 or 0 < left * parts <= _ROUNDS * slots:
+        if parts == 1 or 0 < left * parts <= _WAVES * slots:
             yield TMA_F32.config(form | dict(SPLIT=parts))
 
 

@@ -175,8 +175,9 @@ _ONE_STEP = dict(
     MB=128, NB=64, KB=128, TA=64, TB=64, STAGES=4, CLUSTER=1, GROUP=1, SPLIT=1, SLOTS=1
 )
 
-#: For many products of up to 256 rows and columns and as many along k, more than `_ONE_STEP` is for
-#: (H200, 150 of 192 cubed: 15.4 us, 17.6 with 256 x 128; 80 of 200 x 256 x 256: 13.7, 15.1).
+#: For batches of products of 65 to 256 rows and columns and k up to 256 that `_ONE_STEP` does not
+#: cover, with a tile for each multiprocessor (H200, 150 of 192 cubed: 15.4 us, 17.6 with 256 x 128;
+#: 80 of 200 x 256 x 256: 13.7, 15.1).
 _FEW_TILES = dict(
     MB=128, NB=64, KB=64, TA=64, TB=64, STAGES=8, CLUSTER=1, GROUP=8, SPLIT=1, SLOTS=1
 )
@@ -201,10 +202,13 @@ _MEMORY, _COPIED, _L2 = 4e6, 8e6, (14e6, 10.5e6)
 
 
 def _heuristic(p: Problem, d: Device) -> dict[str, int]:
-    """The form and the parts of k with the least expected time."""
+    """The form and the parts of k with the least expected time, but for batches that were
+    measured.
+    """
     if p.batch > 1 and p.k <= 128 and 64 < p.n <= 128 and 64 < p.m <= 128:
         return dict(_ONE_STEP)
-    if p.batch > 1 and max(p.m, p.n, p.k) <= 256 and min(p.m, p.n) > 64 and not _by_threads(p):
+    few = max(p.m, p.n, p.k) <= 256 and min(p.m, p.n) > 64 and not _by_threads(p)
+    if p.batch > 1 and few and p.batch * tiles_in(p, 128, 64) >= d.sms:
         return dict(_FEW_TILES)
     return _given(*min(_forms(p, d), key=lambda option: _microseconds(*option, p, d)), p, d)
 

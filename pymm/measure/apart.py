@@ -51,18 +51,18 @@ class Apart:
         """Seconds of one call, `samples` times, each the mean of so many `repeats`, after one call
         that is not timed. Raises `LaunchFailed` if the process ends or the library does.
         """
-        return self._ask(problem, accumulate, repeats, samples)
+        return self._ask(problem, accumulate, repeats=repeats, samples=samples)
 
     def shortest(self, problem: Problem, accumulate: bool = False) -> float:
         """Seconds of one call as `pymm.backends.cpu.timing.shortest` takes them, after one call
         that is not timed. Raises as `seconds` does.
         """
-        return self._ask(problem, accumulate, 0, 1)[0]
+        return self._ask(problem, accumulate, shortest=True, samples=1)[0]
 
-    def _ask(self, problem: Problem, accumulate: bool, repeats: int, samples: int) -> list[float]:
+    def _ask(self, problem: Problem, accumulate: bool, **how: int) -> list[float]:
         names = ("m", "n", "k", "dtype", "trans_a", "trans_b", "batch", "op")
         wanted = {name: getattr(problem, name) for name in names}
-        request = dict(problem=wanted, accumulate=accumulate, repeats=repeats, samples=samples)
+        request = dict(problem=wanted, accumulate=accumulate, **how)
         process = self._started()
         try:
             process.stdin.write(json.dumps(request) + "\n")
@@ -122,8 +122,10 @@ def serve(maker: str, threads: int, requests: TextIO, replies: TextIO) -> None:
                 problem = Problem(**request["problem"])
                 known, call = wanted, make(problem, *operands(problem), threads, wanted[1])
             call()
-            repeats = request["repeats"]  # 0: the shortest call
-            take = partial(timed, call, repeats) if repeats else partial(shortest, call)
+            if "shortest" in request:
+                take = partial(shortest, call)
+            else:
+                take = partial(timed, call, request["repeats"])
             reply: dict[str, Any] = {"seconds": [take() for _ in range(request["samples"])]}
         except Exception as failure:  # whatever it is, the other process is to say it
             reply = {"error": f"{type(failure).__name__}: {failure}"}

@@ -18,7 +18,7 @@ Call = Callable[[], Any]
 #: before it, at most so many times as long as at first (0.12 ms on an H200, so 8 ms).
 TRIES, MOST_AHEAD = 7, 64
 
-#: Fewest rounds of which a CPU's slower half is left out.
+#: From so many rounds on the slower half is left out on a CPU.
 HALVED_FROM = 10
 
 #: Of many calls the fastest: each is timed once, then so many of the best in so many rounds.
@@ -57,9 +57,9 @@ class Stopwatch:
         self, calls: Mapping[str, Call], count: int, least: int, ends: float = math.inf
     ) -> tuple[dict[str, list[float]], int]:
         """Sound times by name of `count` rounds, or of as many, at least `least`, as are over at
-        the monotonic time `ends`, and their number; on a CPU of the quieter half of these. `least`
-        are timed by the clock on the wall, for resting and emptying caches take longer than many a
-        call.
+        the monotonic time `ends`, and their number; on a CPU those of the quieter half of these
+        rounds, and its number. `least` are timed by the clock on the wall, for resting, and
+        emptying a GPU's caches, take longer than many a call.
         """
         begun, done = time.monotonic(), min(count, least)
         times = self._rounds(calls, done, self.seed)
@@ -105,14 +105,15 @@ class Stopwatch:
 def quieter_half(
     times: Mapping[str, list[float]], rounds: int
 ) -> tuple[dict[str, list[float]], int]:
-    """Of so many `rounds` the half in which all calls together took least, each relative to its
-    median, in their order, and how many these are; all if they are fewer than `HALVED_FROM` or
-    some call has no time of a round. Other programs and other guests of a host take a core away
-    for tenths of seconds, which meets all calls of a round.
+    """The half of so many `rounds` in which the calls took least, by the median of time / median of
+    the call's times, in their order, and its size. All rounds if there are fewer than
+    `HALVED_FROM`, or if a call lacks the time of one. Other programs and other guests of a host
+    take a core away for tenths of seconds, which meets all calls of a round. Of few calls one whose
+    times vary more than the others' gains a little.
     """
-    if rounds < HALVED_FROM or any(len(taken) != rounds for taken in times.values()):
+    if not times or rounds < HALVED_FROM or any(len(of) != rounds for of in times.values()):
         return dict(times), rounds
     medians = {name: statistics.median(taken) for name, taken in times.items()}
-    slow = [sum(times[name][r] / medians[name] for name in times) for r in range(rounds)]
+    slow = [statistics.median(t[r] / medians[n] for n, t in times.items()) for r in range(rounds)]
     kept = sorted(sorted(range(rounds), key=slow.__getitem__)[: (rounds + 1) // 2])
     return {name: [taken[r] for r in kept] for name, taken in times.items()}, len(kept)

@@ -223,8 +223,8 @@ class Workbench:
             return None
 
     def few_runs(self, config: Config, runs: int = 1) -> Trial:
-        """Run `config` so many times, a `LONG_RUN` once, and time and judge each run: for what
-        takes long enough that nothing disturbs it much, and too long to be run for each check.
+        """Time `config` so many times, a `LONG_RUN` once, and judge each time what it wrote: for
+        what takes long enough that nothing disturbs it much, and too long to be run for each check.
         Needs a `quick` verifier.
         """
         self.backend.reset()
@@ -314,7 +314,7 @@ class Workbench:
         """Seconds of every call by name, measured in `rounds` rounds after one to warm up, which
         is all that a `LONG_RUN` gets; none of a call of whose samples too few are sound. Fewer
         rounds, but at least `FEWEST_ROUNDS`, if they would not be over at the monotonic time
-        `ends`.
+        `ends`; on a CPU the quieter half of ten or more.
         """
         if not calls:
             return {}

@@ -55,7 +55,7 @@ def test_one_run_is_the_product(shape, accumulate, cuda):
 
 
 def test_c_is_added_once_on_a_cpu_whose_shortest_run_counts():
-    """Which is run several times for one time."""
+    """There a launch is run several times to take one time."""
     bench = bench_of(open_device("cpu:1"), Problem(33, 31, 7, "f64"), True)
     bench.quick.restart()
     before = bench.quick.result()

@@ -109,3 +109,27 @@ def test_half_of_a_symmetric_c_on_a_gpu(slug, op):
             check_half(backend, slug, dtype, op)
     else:
         assert backend.device.capability != HOPPER.capability
+
+
+@pytest.mark.parametrize(
+    "mnkb, preferred",
+    [
+        ((64, 64, 64, 1000), True),
+        ((40, 40, 64, 2000), True),
+        ((64, 56, 256, 400), True),
+        ((64, 64, 64, 100), False),  # too few
+        ((64, 64, 65536, 2), False),  # k is to be split
+        ((32, 32, 32, 4000), False),  # kernel 12
+        ((40, 41, 64, 2000), False),  # TMA does not store such a C
+        ((65, 64, 64, 1000), False),
+    ],
+)
+def test_many_small_products_have_a_tile_each(mnkb, preferred):
+    m, n, k, batch = mnkb
+    for dtype in ("bf16", "f16", "bf16_f32"):
+        problem = Problem(m, n, k, dtype, batch=batch)
+        assert (kernels_for(problem, HOPPER)[-1] == PING_PONG) == preferred
+    if preferred:
+        config = PING_PONG.default_for(problem, HOPPER)
+        assert (config.MB, config.NB) == (64, 64)
+        assert not PING_PONG.violations(config, problem, HOPPER)

@@ -316,3 +316,11 @@ def test_half_of_a_symmetric_c_on_a_gpu(slug, op):
 @pytest.mark.parametrize("slug", SLUGS)
 def test_any_size_layout_stride_and_stack(slug):
     check_on_gpu(slug, DTYPES)
+
+
+@pytest.mark.parametrize("mnkb", [(192, 192, 192, 150), (200, 256, 256, 80), (100, 256, 200, 80)])
+def test_batches_of_a_few_tiles_each_have_128_x_64(mnkb):
+    m, n, k, batch = mnkb
+    config = WGMMA.default_for(Problem(m, n, k, "bf16", batch=batch), HOPPER)
+    assert (config.MB, config.NB, config.KB, config.STAGES) == (128, 64, 64, 8)
+    assert not WGMMA.violations(config, Problem(m, n, k, "bf16", batch=batch), HOPPER)

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 from h200 import H200
@@ -228,13 +229,14 @@ def test_rounds_that_were_slow_for_all_calls_are_left_out():
 
 
 def test_the_rounds_that_are_kept_are_in_order_and_the_same_of_all_calls():
-    times = {"a": [float(10 + r % 7) for r in range(20)], "b": [float(90 - r) for r in range(20)]}
-    kept, rounds = quieter_half(times, 20)
-    pairs = list(zip(times["a"], times["b"], strict=True))
-    assert rounds == 10
-    assert [pair for pair in pairs if pair in [*zip(kept["a"], kept["b"], strict=True)]] == [
-        *zip(kept["a"], kept["b"], strict=True)
-    ]
+    disturbed = {1, 2, 3, 8, 10, 11}
+    times = {
+        name: [seconds * (2 if r in disturbed else 1) + 1e-6 * r for r in range(12)]
+        for name, seconds in (("a", 1e-3), ("b", 5e-3), ("c", 2e-2))
+    }
+    kept, rounds = quieter_half(times, 12)
+    assert rounds == 6
+    assert kept == {name: [of[r] for r in (0, 4, 5, 6, 7, 9)] for name, of in times.items()}
 
 
 def test_few_rounds_and_calls_without_some_time_are_kept_whole():
@@ -242,3 +244,13 @@ def test_few_rounds_and_calls_without_some_time_are_kept_whole():
     assert quieter_half(few, HALVED_FROM - 1) == (few, HALVED_FROM - 1)
     void = {"a": [1.0] * 12, "b": [1.0] * 11}
     assert quieter_half(void, 12) == (void, 12)
+
+
+def test_a_stopwatch_leaves_slow_rounds_out_on_a_cpu_alone():
+    slow = {"a": [1.0, 2.0] * 10, "b": [3.0, 6.0] * 10}
+    for shared, expected in ((False, [1.0, 2.0] * 10), (True, [1.0] * 10)):
+        backend = Scripted(slow)
+        backend.device = SimpleNamespace(shares_host_cores=shared)
+        calls = {name: backend.call(name) for name in slow}
+        times, rounds = Stopwatch(backend).rounds(calls, 20, 20)
+        assert (times["a"], rounds) == (expected, len(expected))

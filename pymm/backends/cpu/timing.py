@@ -5,20 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-#: A call is timed so many times one after the other, fewer once that has taken so many seconds.
+#: So many calls are made one after the other, fewer once they have taken so many seconds.
 CALLS, SECONDS = 3, 0.02
 
 
-def nothing() -> None:
-    """What is to be done before each call, if nothing is."""
-
-
-def shortest(call: Callable[[], object], prepare: Callable[[], object] = nothing) -> float:
-    """Seconds of the shortest of a few calls that follow one another, each behind `prepare`, whose
-    time does not count. Other programs, a hypervisor and sleeping threads only lengthen a call (J.
-    Chen and J. Revels, Robust benchmarking in noisy environments, HPEC 2016), and what a product
-    reads is usually in the caches: on two cores of a virtual machine, single calls with emptied
-    caches had an interquartile range of 2 to 30 % of their median, these 1 to 11 %.
+def shortest(call: Callable[[], object], prepare: Callable[[], object] = lambda: None) -> float:
+    """Seconds of the shortest of up to three calls that follow one another, each after `prepare`,
+    whose time does not count; of a call of 20 ms or more there is only one. Other programs, a
+    hypervisor and sleeping threads only lengthen a call (J. Chen and J. Revels, Robust benchmarking
+    in noisy environments, HPEC 2016), and what a product reads is usually in the caches. On two
+    cores of a virtual machine, single calls with emptied caches had an interquartile range of 7 to
+    27 % of their median, these of 1 to 11 % (benchmarks/LOG.md).
     """
     least = taken = 0.0
     for number in range(CALLS):

@@ -21,8 +21,9 @@ Which contestant:
 Which figure:
     quantity, transfer (`pageable`, `pinned`: by way of a page-locked area, `registered`:
     page-locked in place for each copy, `locked`: arrays that are page-locked for good), outcome
-Times (quantity `kernel`: on the device, cold caches; `total`: A and B to the device, kernel, C
-back, by the host's clock; `to_device`, `to_host`: the copies alone, by the host's clock):
+Times (quantity `kernel`: on the device, caches cold on a GPU, warm on a CPU; `total`: A and B to
+the device, kernel, C back, by the host's clock; `to_device`, `to_host`: the copies alone, by the
+host's clock):
     seconds (median), mean (seconds), spread (interquartile range / median), rounds, void (samples
     taken again because of host launch delay), gflops (10^9 operations that the problem needs, of a
     symmetric one half, per second of `seconds`), peak (part of the device's peak rate), ratio (time

@@ -27,7 +27,7 @@ from pymm.measure.worker_process import Reply, Request, compared
 #: Largest square that is multiplied sequentially (the original's limit): 40 s in float32.
 LARGEST = 5000
 
-#: Runs of a product, of which the median counts; one of a product that takes more seconds.
+#: Times of a product, of which the median counts; one of a product that takes more seconds.
 RUNS, LONG_SECONDS = 3, 10.0
 
 
