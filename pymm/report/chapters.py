@@ -172,10 +172,11 @@ def baseline(results: Results) -> Chapter:
             ]
         )
     library = baseline_name(results)
+    caches = "warm" if results.device.get("cores") else "cold"
     intro = (
         f"`pymm.matmul`'s choice for every product of the classes, compared with {library} on the "
-        "same operands, in alternation, with cold caches; every result was verified. Times include "
-        "the copies that prepare operands."
+        f"same operands, in alternation, with {caches} caches; every result was verified. Times "
+        "include the copies that prepare operands."
     )
     commands = class_commands(results)
     return Chapter(

@@ -21,7 +21,7 @@ from pymm.selection.select import Choice
 
 #: Seconds that a checked product takes longer than one by the same kernel without a check: two
 #: more reads of device memory before work begins, and a launch of few blocks that returns at once
-#: (on an H200 3.2 us at 641 squared, 2.4 at 2048, 2.8 to 5 rank-k: benchmarks/RESULTS.md).
+#: (on an H200 3.0 us at 641 squared, 2.6 at 2048, 2.1 to 4.1 rank-k: benchmarks/RESULTS.md).
 CHECKING = 3.5e-6
 
 
