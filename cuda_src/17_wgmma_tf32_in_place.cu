@@ -3,7 +3,7 @@
 // Kernel 10 copies an operand whose rows do not start at multiples of 16 bytes, or that does not
 // lie as it wants it: a launch before the product reads and writes all of it. Of a product of few
 // rows or few columns that takes longer than the product. Here only the smaller operand is copied,
-// and only if it must be. Of the larger one four tensor maps describe the rows
+// and only if it must be. Of the larger one, IN_PLACE, A or B, four tensor maps describe the rows
 // where they are (common/row_classes.cuh): map c has rows c, c + 4, c + 8 ..., a class of rows.
 //
 // wgmma multiplies 64 rows of a left operand by up to 256 columns of a right one:
@@ -31,13 +31,8 @@
 // then come alpha, beta and the epilogue: C is read in the same way. There are no clusters and no
 // slices.
 
-// How the operands are loaded (common/row_classes.cuh): 1 for the one that is read where it is, 0
-// for the other.
-#ifndef WAY_A
-#define WAY_A 0
-#endif
-#ifndef WAY_B
-#define WAY_B 1
+#ifndef IN_PLACE
+#define IN_PLACE 1  // the operand that is read where it is: 0 A, 1 B
 #endif
 #ifndef TRANS_A
 #define TRANS_A 0  // 1: A is stored as k x m, so op(A) = A^T; only in place
@@ -84,7 +79,7 @@
 #include "common/split_k_schedule.cuh"
 
 constexpr int LINE_BYTES = 128, IN_LINE = 32;  // a row of a swizzled box, and its elements
-constexpr bool TURNED = WAY_B == BY_CLASSES;  // the result of wgmma is C^T
+constexpr bool TURNED = IN_PLACE == 1;  // the result of wgmma is C^T
 constexpr bool K_MAJOR = TURNED ? TRANS_B : !TRANS_A;  // the left operand
 // Rows of the left and columns of the right operand: of a block, and of a warpgroup.
 constexpr int LEFT = TURNED ? NB : MB, RIGHT = TURNED ? MB : NB;

@@ -77,7 +77,6 @@ PLACES = {
 
 #: Headers and kernels that hold inline PTX.
 WITH_PTX = {
-    "copies_arrive",
     "dependent_launch",
     "half_types",
     "hopper",

@@ -16,16 +16,13 @@
 // (kernel 17) or a stage (kernel 18). What is before a row belongs to another, and is not used.
 // Behind the end of a row are zeros.
 //
-// WAY_A and WAY_B say of each operand how it is loaded.
+// The operand, A or B, is the one that IN_PLACE says, 0 or 1.
 
-constexpr int BY_BOXES = 0;     // of a tensor map, repacked where TMA cannot read it
-constexpr int BY_CLASSES = 1;   // of a tensor map for each class of rows
-constexpr int BY_ELEMENTS = 2;  // through a pointer
 constexpr int CLASSES = 4;
 
-// One map for each class of an operand that has classes, one for another operand, and one of C.
+// One map for each class of the operand in place, one for the other, and one of C.
 struct Maps {
-    TensorMap a[WAY_A == BY_CLASSES ? CLASSES : 1], b[WAY_B == BY_CLASSES ? CLASSES : 1], c;
+    TensorMap a[IN_PLACE == 0 ? CLASSES : 1], b[IN_PLACE == 1 ? CLASSES : 1], c;
 };
 
 // Elements, 0 to 3, from where the map of a class begins to its first row: `shifts` has 4 bits for

@@ -57,17 +57,6 @@ class Box:
 CLASSES = 4
 
 
-class Way(IntEnum):
-    """Values of the macros `WAY_A` and `WAY_B`: how an operand is loaded. `BOXES`: through one
-    tensor map, repacked where TMA cannot read it. `CLASSES`: through one for each class of rows.
-    `ELEMENTS`: through a pointer.
-    """
-
-    BOXES = 0
-    CLASSES = 1
-    ELEMENTS = 2
-
-
 @dataclass(frozen=True)
 class Tma:
     """How a kernel loads its operands by TMA (the tensor memory accelerator).
@@ -80,24 +69,22 @@ class Tma:
     to tf32, the matrix of the low terms behind that of the high ones. If `scaled` the terms are
     float16 with block scaling (common/block_scaling_repack.cuh).
 
-    With `ways`, which gives those of A and B for each problem, operands whose rows start anywhere
-    are read in place. By classes: row i is in class i mod `CLASSES`. The rows of a class start at
+    With `in_place` one operand of each problem, 0 for A and 1 for B, may have rows that start
+    anywhere, and is never repacked. Row i is in class i mod `CLASSES`. The rows of a class start at
     equal addresses modulo 16 bytes, so one tensor map describes them: the operand has one for each
     class. The kernel gets these in the place of its map, and how many elements before a row the map
-    begins (common/row_classes.cuh). Elements are of 4 bytes. By elements: with `pointers` the
-    kernel gets address and row distance of both operands, too, 0 for those that it does not read.
+    begins (common/row_classes.cuh). Elements are of 4 bytes.
     """
 
     boxes: Callable[[Config, Problem], tuple[Box, Box, Box | None]]
     major: tuple[str, str] | Callable[[Problem], tuple[str, str]] = ("any", "any")
     terms: int = 1
     scaled: bool = False
-    ways: Callable[[Problem], tuple[Way, Way]] | None = None
-    pointers: bool = False
+    in_place: Callable[[Problem], int] | None = None
 
-    def way(self, problem: Problem, operand: int) -> Way:
-        """How an operand is loaded, 0 for A and 1 for B."""
-        return self.ways(problem)[operand] if self.ways else Way.BOXES
+    def reads_in_place(self, problem: Problem, operand: int) -> bool:
+        """Whether the operand has a map for each class of rows."""
+        return self.in_place is not None and self.in_place(problem) == operand
 
     def as_loaded(self, problem: Problem) -> Problem:
         """The problem with A and B in the layout that the kernel loads."""

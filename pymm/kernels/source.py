@@ -124,16 +124,15 @@ def _symmetric_defines(config: Config, problem: Problem) -> dict[str, int | str]
 
 def _tma_defines(tma: Tma, problem: Problem) -> dict[str, int | str]:
     """Macros of common/repack.cuh and common/combine.cuh: types of C and of the sums, the terms of
-    an element, and whether they are rounded to tf32; and how each operand is loaded, where kernels
-    have several ways.
+    an element, and whether they are rounded to tf32; and the operand that is read in place.
     """
-    ways = dict(zip(("WAY_A", "WAY_B"), tma.ways(problem), strict=True)) if tma.ways else {}
+    in_place = {"IN_PLACE": tma.in_place(problem)} if tma.in_place else {}
     return {
         "OUT": C_TYPES[problem.out_dtype],
         "SUM": C_TYPES[problem.scalar_dtype],
         "TERMS": tma.terms,
         "ROUNDED": int(problem.dtype.startswith("tf32")),
-    } | ways
+    } | in_place
 
 
 @lru_cache(maxsize=4096)

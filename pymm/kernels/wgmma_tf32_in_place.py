@@ -8,7 +8,7 @@ from pymm.core.device import Device
 from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem, stored_shapes
 from pymm.kernels.expected import beside_memory
-from pymm.kernels.kernel import CLASSES, Box, Config, Kernel, Persistent, Rule, Tma, Way
+from pymm.kernels.kernel import CLASSES, Box, Config, Kernel, Persistent, Rule, Tma
 from pymm.kernels.rules import ACCUMULATORS, PARTS_FIT, PARTS_HAVE_STEPS, STAGES_FIT, STAGES_OVERLAP
 from pymm.kernels.tiles import tiles_in
 
@@ -189,7 +189,7 @@ WGMMA_TF32_IN_PLACE = Kernel(
     tma=Tma(
         _boxes,
         major=lambda p: ("k", "any") if _turned(p) else ("any", "k"),
-        ways=lambda p: (Way.BOXES, Way.CLASSES) if _turned(p) else (Way.CLASSES, Way.BOXES),
+        in_place=_larger,
     ),
     persistent=Persistent(),
     preferred_for=lambda p, d: False,  # a survey says where it is the quickest

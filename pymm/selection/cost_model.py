@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pymm.core.device import Device
 from pymm.core.problem import Problem, common_alignment
 from pymm.kernels import Config
-from pymm.kernels.kernel import Tma, Way, parts_of
+from pymm.kernels.kernel import Tma, parts_of
 from pymm.kernels.tiles import tiles_in
 
 # Constants without a measurement beside them are fitted to 1,039 times of 123 problems in f32, f64
@@ -307,7 +307,7 @@ def _extra_seconds(
         elements = (problem.m * problem.k, problem.k * problem.n)
         transposed = (received.trans_a != problem.trans_a, received.trans_b != problem.trans_b)
         for i, (row, count, other) in enumerate(zip(rows, elements, transposed, strict=True)):
-            unread = row * size % 16 and tma.way(problem, i) == Way.BOXES
+            unread = row * size % 16 and not tma.reads_in_place(problem, i)
             if other or unread or tma.terms > 1:
                 moved += count * size * problem.batch * (1 + _copied(tma))
         if moved:

@@ -130,7 +130,7 @@ def test_every_way_to_store_c(cuda, slug, dtype, case):
     epilogue = of(case, dtype, wide="SPLIT1" in slug)
     layout = "NT" if config.kernel.number % 2 else "NN"
     for seed, (m, n, k, batch) in enumerate(shapes(slug)):
-        if config.kernel.tma is not None and config.kernel.tma.ways is not None:
+        if config.kernel.tma is not None and config.kernel.tma.in_place is not None:
             m, n, batch = max(m, 8), max(n, 8), 1  # it has no smaller ones, and no stacks
         problem = Problem(m, n, k, dtype, False, layout[1] == "T", batch)
         check_finished(cuda, config, problem, epilogue, seed)

@@ -11,7 +11,6 @@ from test_wgmma import HALVES_OF_C, check_half
 from pymm.backends import open_device
 from pymm.core.problem import Problem, stored_shapes
 from pymm.kernels import find_kernel, kernels_for, parse_slug
-from pymm.kernels.kernel import Way
 from pymm.kernels.source import render
 
 IN_PLACE = find_kernel("wgmma_tf32_in_place")
@@ -86,11 +85,10 @@ def test_the_rules_allow_what_is_tested(slug):
 def test_the_larger_operand_is_read_as_it_is_stored(layout, m, n, larger):
     problem = product(layout, m, n)
     loaded = IN_PLACE.tma.as_loaded(problem)
-    ways = [IN_PLACE.tma.way(problem, i) for i in (0, 1)]
-    assert ways == [Way.CLASSES if i == larger else Way.BOXES for i in (0, 1)]
+    assert [IN_PLACE.tma.reads_in_place(problem, i) for i in (0, 1)] == [larger == 0, larger == 1]
     assert stored_shapes(loaded)[larger] == stored_shapes(problem)[larger]
     assert loaded.trans_b if larger == 0 else not loaded.trans_a  # the other is K-major
-    assert f"#define WAY_{'AB'[larger]} 1" in render(IN_PLACE.default_config, problem).text
+    assert f"#define IN_PLACE {larger}" in render(IN_PLACE.default_config, problem).text
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -5,7 +5,7 @@ the others are repacked to, and what is launched before and after the kernel.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from pymm.backends.cuda.launch import Launch, LaunchSite, mirror_launch, mirrors
 from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem, stored_shapes
 from pymm.kernels import Box, Config, Persistent, Tma
-from pymm.kernels.kernel import CLASSES, Way, cluster_blocks, parts_bytes, parts_of
+from pymm.kernels.kernel import CLASSES, cluster_blocks, parts_bytes, parts_of
 
 #: Rows of a tensor map start at multiples of this many bytes (CUDA driver API,
 #: "cuTensorMapEncodeTiled").
@@ -109,7 +109,7 @@ def wanted_copies(tma: Tma, problem: Problem, a: Matrix, b: Matrix) -> list[Copy
     copies: list[Copy | None] = []
     operands = zip((a, b), stored_shapes(problem), transposed, strict=False)
     for i, (matrix, shape, transpose) in enumerate(operands):
-        readable = tma.way(problem, i) != Way.BOXES or fits(matrix, problem)
+        readable = tma.reads_in_place(problem, i) or fits(matrix, problem)
         if problem.k == 0 or (tma.terms == 1 and not transpose and readable):
             copies.append(None)
             continue
@@ -132,12 +132,9 @@ def shift_of(matrix: Matrix, row: int, size: int) -> int:
     return (matrix.address + row * matrix.ld * size) % ROW_BYTES // size
 
 
-def shifts(tma: Tma, problem: Problem, factors: Sequence[Matrix]) -> int:
-    """Those of the first row of each class, 4 bits each, of the operands that have classes."""
-    size = problem.numpy_dtype.itemsize
-    having = [x for i, x in enumerate(factors) if tma.way(problem, i) == Way.CLASSES]
-    rows = [(x, row) for x in having for row in range(CLASSES)]
-    return sum(shift_of(x, row, size) << 4 * i for i, (x, row) in enumerate(rows))
+def shifts(matrix: Matrix, size: int) -> int:
+    """Those of the first row of each class, 4 bits each."""
+    return sum(shift_of(matrix, row, size) << 4 * row for row in range(CLASSES))
 
 
 def scratch_bytes(config: Config, problem: Problem, a: Matrix, b: Matrix) -> int:
@@ -178,14 +175,13 @@ COMBINING, AHEAD, BUSY = 256, 8, 512
 STAYING = 3
 
 #: The parameters maps m n k batch alpha beta stack_a stack_b boxed C ldc batch_c parts; {0} is the
-#: format of alpha and beta, {maps} the bytes of all maps.
+#: format of alpha and beta.
 _PARAMETERS = "{maps}s i i i i {0} {0} i i i Q q q Q"
-_MAPS, _C, _A = 0, 10, 15
+_MAPS, _C = 0, 10
 
-#: Behind these, of a kernel that loads operands in several ways: elements by which the maps of
-#: classes begin before their first rows, 4 bits for each class, A's classes first. Address and row
-#: distance of A and of B, where it reads elements.
-_SHIFTS, _POINTERS = " I", " Q q Q q"
+#: Of a kernel that reads an operand in place, behind these: elements by which its maps begin before
+#: their first rows, 4 bits for each class.
+_SHIFTS = " I"
 
 #: The maps of the scales, the last parameter of a kernel with scaled operands.
 _SCALES = " 256s"
@@ -220,10 +216,10 @@ class MappedExecutable(CudaExecutable):
         source, config = common[0], common[0].config
         self._tma, self._parts = config.kernel.tma, parts_of(config)
         self._persistent = config.kernel.persistent or Persistent()
-        self._parameters = _PARAMETERS
+        maps = (2 + CLASSES if self._tma.in_place else 3) * MAP_BYTES
+        self._parameters = _PARAMETERS.replace("{maps}", str(maps))
         self._parameters += _SCALES if self._tma.scaled else ""
-        self._parameters += _SHIFTS if self._tma.ways else ""
-        self._parameters += _POINTERS if self._tma.pointers else ""
+        self._parameters += _SHIFTS if self._tma.in_place else ""
         self._parameters += _EPILOGUE if source.epilogue else ""
         self._parameters += _GATE if source.gate else ""
         super().__init__(*others)
@@ -332,6 +328,7 @@ class MappedExecutable(CudaExecutable):
     ) -> Launch:
         """The launch of the kernel."""
         problem, c, places = run.problem, run.c, run.loaded.places
+        size = problem.numpy_dtype.itemsize
         shared = self._claim(run.loaded, run.context, problem)
         try:
             with active(run.context):
@@ -346,18 +343,16 @@ class MappedExecutable(CudaExecutable):
         except DriverError as error:
             what = f"describing the matrices of {problem.slug} to TMA for {self.config.slug}"
             raise failure(run.context, error, what) from error
-        boxed, words = maps[-1].operand is not None, b"".join(one.words for one in maps)
-        pointers = self._pointers(problem, factors)
+        tma, boxed = self._tma, maps[-1].operand is not None
         values = (
-            *(words, problem.m, problem.n, problem.k, problem.batch),
+            *(b"".join(one.words for one in maps), problem.m, problem.n, problem.k, problem.batch),
             *(*run.scalars, *stacked, int(boxed), c.address, c.ld, c.batch_stride, parts),
             *scales,
-            *((shifts(self._tma, problem, factors),) if self._tma.ways else ()),
-            *(x for pointer in pointers for x in pointer),
+            *((shifts(factors[tma.in_place(problem)], size),) if tma.in_place else ()),
             *((pack(EPILOGUE, *run.epilogue),) if run.epilogue else ()),
             *((pack(GATE, *run.gate),) if run.gate else ()),
         )
-        formats = self._parameters.format(_scalar(problem), maps=len(words)).split()
+        formats = self._parameters.format(_scalar(problem)).split()
         room = bytearray(max(offset + size for offset, size in places))
         for (offset, _), format_, value in zip(places, formats, values, strict=True):
             struct.pack_into(f"<{format_}", room, offset, value)
@@ -367,18 +362,7 @@ class MappedExecutable(CudaExecutable):
             for i, one in enumerate(maps)
             if one.operand is not None
         )
-        addresses = [(places[_C][0], 2)]
-        addresses += [(places[_A + 2 * i][0], i) for i, (x, _) in enumerate(pointers) if x]
-        return Launch("gemm", grid, block, shared, bytes(room), tuple(addresses), moving)
-
-    def _pointers(self, problem: Problem, factors: list[Matrix]) -> list[tuple[int, int]]:
-        """Address and row distance of A and B, for a kernel that takes them; of no use where it
-        reads no elements.
-        """
-        if not self._tma.pointers:
-            return []
-        read = [self._tma.way(problem, i) == Way.ELEMENTS for i in (0, 1)]
-        return [(x.address, x.ld) if of else (0, 0) for x, of in zip(factors, read, strict=True)]
+        return Launch("gemm", grid, block, shared, bytes(room), ((places[_C][0], 2),), moving)
 
     def _maps(self, run: _Run, factors: list[Matrix], copies: list[Copy | None]) -> list[_Map]:
         """Tensor maps of A, B and C; zeros for those that the kernel does not use."""
@@ -388,9 +372,9 @@ class MappedExecutable(CudaExecutable):
         maps: list[_Map] = []
         operands = zip(factors, copies, stored, boxes, strict=False)
         for i, (matrix, copy, shape, box) in enumerate(operands):
-            way = self._tma.way(problem, i)
-            if not problem.k or way == Way.ELEMENTS:
-                maps += [_NO_MAP] * (CLASSES if way == Way.CLASSES else 1)
+            in_place = self._tma.reads_in_place(problem, i)
+            if not problem.k:
+                maps += [_NO_MAP] * (CLASSES if in_place else 1)
                 continue
             kind = KINDS["float16" if self._tma.scaled else problem.numpy_dtype.name]
             if problem.type.tf32 and copy is None:
@@ -398,7 +382,7 @@ class MappedExecutable(CudaExecutable):
             size = copy.size if copy else problem.numpy_dtype.itemsize
             if copy:
                 maps.append(_Map(self._map(kind, size, matrix, copy.shape, box)))
-            elif way == Way.CLASSES:
+            elif in_place:
                 maps += self._maps_of_classes(i, kind, size, matrix, shape, box)
             else:
                 maps.append(_Map(self._map(kind, size, matrix, shape, box), i))
