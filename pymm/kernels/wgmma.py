@@ -102,11 +102,25 @@ _NARROW = (
 _LARGE_PAIRS = (
     (dict(MB=128, NB=256, TA=64, TB=256, STAGES=4, CLUSTER=2), 0.64, 0.64, 1.8),
     (dict(MB=256, NB=128, TA=128, TB=128, STAGES=4, CLUSTER=2), 0.64, 0.64, 1.8),
+    (dict(MB=192, NB=176, TA=64, TB=176, STAGES=4, CLUSTER=2), 0.7, 0.72, 2.0),
 )
 _WIDE = (
     (dict(MB=64, NB=128, KB=128, TA=64, TB=64, STAGES=4), 0.2, 0.23, 0.3),
     (dict(MB=64, NB=192, TA=64, TB=64, STAGES=6), 0.25, 0.27, 0.35),
     (dict(MB=64, NB=256, TA=64, TB=128, STAGES=4), 0.33, 0.35, 0.5),
+)
+#: The same for up to 64 rows in clusters whose blocks share A, and for 65 to 128 rows in pairs, one
+#: above the other or side by side (64 x 24576 x 1536: 27.3 us, not 30.3; 128 x 4096 x 7168: 26.0,
+#: not 30.4).
+_SIDE_BY_SIDE = (
+    (dict(MB=64, NB=32, KB=128, TA=64, TB=64, STAGES=8, CLUSTER_N=2, GROUP=1), 0.125, 0.15, 0.1),
+    (dict(MB=64, NB=32, KB=128, TA=64, TB=64, STAGES=8, CLUSTER_N=4, GROUP=1), 0.125, 0.15, 0.1),
+    (dict(MB=64, NB=64, TA=64, TB=64, STAGES=12, CLUSTER_N=2, GROUP=1), 0.15, 0.175, 0.15),
+)
+_PAIRS = (
+    (dict(MB=64, NB=64, TA=64, TB=64, STAGES=12, CLUSTER=2, GROUP=1), 0.16, 0.175, 0.15),
+    (dict(MB=128, NB=64, TA=64, TB=64, STAGES=8, CLUSTER_N=2, GROUP=1), 0.21, 0.25, 0.25),
+    (dict(MB=64, NB=256, TA=64, TB=128, STAGES=4, CLUSTER=2, GROUP=1), 0.33, 0.35, 0.5),
 )
 _FEW_STEPS = (
     (dict(MB=128, NB=128, KB=32, TA=64, TB=128, STAGES=8, SLOTS=2, GROUP=1), 0.36, 0.37, 0.7),
@@ -253,6 +267,8 @@ def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
     more = list(_LARGE_PAIRS)
     if p.m <= 128 or p.n <= 256:
         more += _WIDE
+    if p.m <= 128:
+        more += _SIDE_BY_SIDE if p.m <= 64 else _PAIRS
     if p.k <= _SHALLOW[-1][0]:
         more += _FEW_STEPS if _by_threads(p) else _FEW_STEPS_STORED
     if tiles_in(p, 64, 64) * p.batch <= d.sms:
@@ -345,7 +361,7 @@ WGMMA = Kernel(
     file="07_wgmma.cu",
     title="Hopper: one thread loads tiles by TMA, each warpgroup multiplies TA x TB through wgmma",
     space=dict(
-        MB=(16, 32, 64, 128, 256),
+        MB=(16, 32, 64, 128, 192, 256),
         NB=(16, 32, 64, 96, 112, 128, 144, 160, 176, 192, 208, 224, 256),
         KB=(32, 64, 128),
         TA=(64, 128),
@@ -363,7 +379,7 @@ WGMMA = Kernel(
     added=dict(CLUSTER_N=1),
     extra_points=tuple(
         dict(KB=64, SLOTS=1) | form[0] | dict(GROUP=group, SPLIT=parts)
-        for form in _BOTH_SHARED
+        for form in (*_BOTH_SHARED, *_SIDE_BY_SIDE, *_PAIRS)
         for group in (1, 8)
         for parts in (1, 2, 4)
     ),
