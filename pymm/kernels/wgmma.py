@@ -378,7 +378,7 @@ WGMMA = Kernel(
     ),
     added=dict(CLUSTER_N=1),
     extra_points=tuple(
-        dict(KB=64, SLOTS=1) | form[0] | dict(GROUP=group, SPLIT=parts)
+        dict(KB=64, CLUSTER=1, CLUSTER_N=1, SLOTS=1) | form[0] | dict(GROUP=group, SPLIT=parts)
         for form in (*_BOTH_SHARED, *_SIDE_BY_SIDE, *_PAIRS)
         for group in (1, 8)
         for parts in (1, 2, 4)
