@@ -31,6 +31,7 @@
 //   64 x 144 are 1000 x 1000 in one wave of clusters of four, for which an H100 has room on 120 of
 //   its 132 multiprocessors.
 // - Small products: a warp stores its own rows of small tiles (no barrier, fence or map: 0.4 us).
+// - Three warpgroups have 192 rows: 22 x 24 tiles of 192 x 176 are 4097 x 4097 in four whole waves.
 // - Skinny ones wait for memory alone: a narrow tile takes only its 16 or 32 rows or columns of
 //   shared memory, which holds twice as many stages (16 x 8192 x 8192: 43 us, not 48).
 //
@@ -133,6 +134,8 @@ static_assert(CLUSTER_N == 1 ||
               "at most 8 blocks share A, too: CLUSTER_N is 1, or 2 or 4 and MB at least 64");
 static_assert(CONSUMERS <= 4 && TA * TB / 128 + 40 <= CONSUMER_REGISTERS,
               "TA * TB / 128 sums fit: at most 192 for 1 or 2 warpgroups, 120 for 3, 64 for 4");
+static_assert(CONSUMERS != 3 || TB <= 192,
+              "three warpgroups begin with 128 registers of a thread, too few for TB above 192");
 
 #if CLUSTER * CLUSTER_N > 1
 #define CLUSTERED __cluster_dims__(CLUSTER * CLUSTER_N, 1, 1)

@@ -436,6 +436,10 @@ WGMMA = Kernel(
             lambda c, p, d: c.TA * c.TB // 128 <= ACCUMULATORS.get(_consumers(c), 0),
         ),
         Rule(
+            "three warpgroups begin with 128 registers of a thread, too few for TB above 192",
+            lambda c, p, d: _consumers(c) != 3 or c.TB <= 192,
+        ),
+        Rule(
             "192 sums of a thread leave registers for a C of 16 bits alone: TA * TB / 128",
             lambda c, p, d: c.TA * c.TB // 128 < 192 or p.out_dtype.itemsize == 2,
         ),
