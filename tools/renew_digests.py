@@ -27,6 +27,7 @@ preprocessed for each architecture; tests/support/compiled.py compiles the other
 
 from __future__ import annotations
 
+import argparse
 import csv
 import io
 import re
@@ -364,6 +365,8 @@ def main(base: str) -> int:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    sys.exit(main(sys.argv[1]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("base", metavar="BASE_COMMIT", help="the commit before the change")
+    sys.exit(main(parser.parse_args().base))

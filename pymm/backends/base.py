@@ -452,13 +452,11 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def time(
-        self, calls: Sequence[Callable[[], None]], flush: bool = True, ahead: int = 1
-    ) -> list[float]:
+    def time(self, calls: Sequence[Callable[[], None]], ahead: int = 1) -> list[float]:
         """Seconds that each call takes on the device, one after the other, on a GPU with cold
-        caches if `flush`; on a CPU, which ignores that, the shortest of up to three runs, with warm
-        caches. The calls use the default stream; each is a function without arguments or a
-        `TimedCall`. Raises `LaunchFailed`.
+        caches, on a CPU the shortest of up to three runs with warm caches. The calls use the
+        default stream; each is a function without arguments or a `TimedCall`. Raises
+        `LaunchFailed`.
 
         NaN stands for a call that the host queued too late, so that its delay would count. A larger
         `ahead` helps then: the device is kept busy that many times as long before each call.

@@ -116,8 +116,8 @@ class Late(NumpyBackend):
         super().__init__()
         self.patience, self.of = patience, of
 
-    def time(self, calls, flush=True, ahead=1):
-        times = super().time(calls, flush, ahead)
+    def time(self, calls, ahead=1):
+        times = super().time(calls, ahead)
         late = [ahead < self.patience and self.of(call.config) for call in calls]
         return [np.nan if flag else seconds for flag, seconds in zip(late, times, strict=True)]
 

@@ -165,7 +165,7 @@ class HostDevice(Backend):
     def synchronize(self, stream=None):
         pass
 
-    def time(self, calls, flush=True, ahead=1):
+    def time(self, calls, ahead=1):
         raise LaunchFailed("this device has no clock")
 
     def telemetry(self):

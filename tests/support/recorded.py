@@ -200,7 +200,7 @@ class NumpyBackend:
     def reset(self):
         self.counter = 0
 
-    def time(self, calls, flush=True, ahead=1):
+    def time(self, calls, ahead=1):
         self.ahead.append(ahead)
         return [call(True) or self._stopwatch(call) for call in calls]
 

@@ -247,9 +247,7 @@ class CpuBackend(Backend):
     def synchronize(self, stream: Any = None) -> None:
         only_default(stream)
 
-    def time(
-        self, calls: Sequence[Callable[[], None]], flush: bool = True, ahead: int = 1
-    ) -> list[float]:
+    def time(self, calls: Sequence[Callable[[], None]], ahead: int = 1) -> list[float]:
         seconds, elsewhere = [], False
         for one in map(TimedCall.of, calls):
             if one.timed is not None:

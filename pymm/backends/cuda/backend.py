@@ -337,13 +337,10 @@ class CudaBackend(Backend):
 
     # Measurement
 
-    def time(
-        self, calls: Sequence[Callable[[], None]], flush: bool = True, ahead: int = 1
-    ) -> list[float]:
-        """Timed by CUDA events. The device writes memory before each call (without `flush` once
-        before all), so that it is still busy while the host queues the call: only the kernel runs
-        between the two events, and at the clock of a busy device. For every call L2 is then full of
-        lines to be written back.
+    def time(self, calls: Sequence[Callable[[], None]], ahead: int = 1) -> list[float]:
+        """Timed by CUDA events. The device writes memory before each call, so that it is still busy
+        while the host queues the call: only the kernel runs between the two events, and at the
+        clock of a busy device. For every call L2 is then full of lines to be written back.
         """
         if not calls:
             return []
@@ -356,9 +353,9 @@ class CudaBackend(Backend):
                 drv.memset_d8(flushed.address, 0, flushed.nbytes)
 
         with working(context, "timing"):
-            write(FIRST_WRITES if flush else min(len(calls), 64))
-            keep_busy = functools.partial(write, WRITES * ahead if flush else 0)
-            return timed(calls, keep_busy, drv.Event, drv.Context.synchronize, flush and real)
+            write(FIRST_WRITES)
+            keep_busy = functools.partial(write, WRITES * ahead)
+            return timed(calls, keep_busy, drv.Event, drv.Context.synchronize, real)
 
     def _flush_buffer(self, context: drv.Context) -> CudaBuffer:
         """Memory to write, twice as large as L2. It is kept, because memory that was mapped just
