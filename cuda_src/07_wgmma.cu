@@ -31,7 +31,8 @@
 //   64 x 144 are 1000 x 1000 in one wave of clusters of four, for which an H100 has room on 120 of
 //   its 132 multiprocessors.
 // - Small products: a warp stores its own rows of small tiles (no barrier, fence or map: 0.4 us).
-// - Three warpgroups have 192 rows: 22 x 24 tiles of 192 x 176 are 4097 x 4097 in four whole waves.
+// - A tile may have 192 rows, of three warpgroups: 22 x 24 of 192 x 176 are 4097 x 4097 in four
+//   whole waves of 132.
 // - Skinny ones wait for memory alone: a narrow tile takes only its 16 or 32 rows or columns of
 //   shared memory, which holds twice as many stages (16 x 8192 x 8192: 43 us, not 48).
 //

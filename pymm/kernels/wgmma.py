@@ -102,16 +102,18 @@ _NARROW = (
 _LARGE_PAIRS = (
     (dict(MB=128, NB=256, TA=64, TB=256, STAGES=4, CLUSTER=2), 0.64, 0.64, 1.8),
     (dict(MB=256, NB=128, TA=128, TB=128, STAGES=4, CLUSTER=2), 0.64, 0.64, 1.8),
-    (dict(MB=192, NB=176, TA=64, TB=176, STAGES=4, CLUSTER=2), 0.7, 0.72, 2.0),
 )
+
+#: The same with 192 rows, for products of more rows and of more than few steps.
+_THREE_WARPGROUPS = ((dict(MB=192, NB=176, TA=64, TB=176, STAGES=4, CLUSTER=2), 0.7, 0.72, 2.0),)
+
 _WIDE = (
     (dict(MB=64, NB=128, KB=128, TA=64, TB=64, STAGES=4), 0.2, 0.23, 0.3),
     (dict(MB=64, NB=192, TA=64, TB=64, STAGES=6), 0.25, 0.27, 0.35),
     (dict(MB=64, NB=256, TA=64, TB=128, STAGES=4), 0.33, 0.35, 0.5),
 )
 #: The same for up to 64 rows in clusters whose blocks share A, and for 65 to 128 rows in pairs, one
-#: above the other or side by side (64 x 24576 x 1536: 27.3 us, not 30.3; 128 x 4096 x 7168: 26.0,
-#: not 30.4).
+#: above the other or side by side (64 x 24576 x 1536: 27.3 us, not 30.3).
 _SIDE_BY_SIDE = (
     (dict(MB=64, NB=32, KB=128, TA=64, TB=64, STAGES=8, CLUSTER_N=2, GROUP=1), 0.125, 0.15, 0.1),
     (dict(MB=64, NB=32, KB=128, TA=64, TB=64, STAGES=8, CLUSTER_N=4, GROUP=1), 0.125, 0.15, 0.1),
@@ -163,8 +165,7 @@ _FILLING = tuple(
 )
 
 #: The same in clusters whose blocks share A, too: rows, columns, those of a warpgroup, stages,
-#: blocks of a cluster along m and along n, microseconds as above. None was measured yet. The tuner
-#: tries them besides its space.
+#: blocks of a cluster along m and along n, microseconds as above.
 _BOTH_SHARED = tuple(
     (
         dict(MB=mb, NB=nb, TA=64, TB=tb, STAGES=stages, CLUSTER=down, CLUSTER_N=across, GROUP=1),
@@ -269,6 +270,8 @@ def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
         more += _WIDE
     if p.m <= 128:
         more += _SIDE_BY_SIDE if p.m <= 64 else _PAIRS
+    if p.m > 192 and (p.k > _SHALLOW[-1][0] or _by_threads(p)):
+        more += _THREE_WARPGROUPS
     if p.k <= _SHALLOW[-1][0]:
         more += _FEW_STEPS if _by_threads(p) else _FEW_STEPS_STORED
     if tiles_in(p, 64, 64) * p.batch <= d.sms:
@@ -380,6 +383,7 @@ WGMMA = Kernel(
     extra_points=tuple(
         dict(KB=64, CLUSTER=1, CLUSTER_N=1, SLOTS=1) | form[0] | dict(GROUP=group, SPLIT=parts)
         for form in (*_BOTH_SHARED, *_SIDE_BY_SIDE, *_PAIRS)
+        if form[0].get("CLUSTER_N", 1) > 1  # others are in the space
         for group in (1, 8)
         for parts in (1, 2, 4)
     ),
