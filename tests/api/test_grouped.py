@@ -1,8 +1,11 @@
 """pymm.grouped: the products of lists of matrices, against NumPy in float64."""
 
+import gc
+
 import numpy as np
 import pytest
 from captures import captured
+from host_device import HostDevice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import laid_out
@@ -345,3 +348,20 @@ def test_tiles_grow_with_the_products():
     assert sizes == sorted(sizes) and sizes[0] == 16 and sizes[-1] == 128
     alone = kernel.choose_config([Problem(512, 512, 64)], device)
     assert kernel.tiles_of(alone, Problem(512, 512, 64)) >= 64, "tiles for the multiprocessors"
+
+
+def test_a_plan_of_numpy_arrays_owns_the_memory_that_it_uses():
+    """On a device with memory of its own: operands are copied there when the plan runs."""
+    device = HostDevice("simulator")
+    a, b = np.arange(6 * 5, dtype=np.float32).reshape(6, 5), np.ones((5, 7), np.float32)
+    plan = pymm.plan_grouped([a, a[:3]], [b, b], device=device)
+    gc.collect()
+    assert len(device.live) == 6  # both operands and the result of each product
+    for wanted in (a @ b, 2 * a @ b):
+        whole, upper = plan()
+        np.testing.assert_array_equal(whole, wanted)
+        np.testing.assert_array_equal(upper, wanted[:3])
+        a *= 2
+    del plan
+    gc.collect()
+    assert not device.live

@@ -70,8 +70,10 @@ def test_the_shipped_survey_is_what_its_times_give(slug, dtype):
 
 @MEASURED
 def test_products_left_out_of_the_fit_are_predicted_better_than_by_the_models_alone(slug, dtype):
-    """A third of them."""
+    """A third of them; of large surveys of every second one, for a fit to all takes long."""
     data = measured(slug, dtype)
+    if len(data.measured) > 8000:
+        data = tool.part(data, tool.fold(data, 2, 0))
     own = tool.fold(data, 3, 0)
     third = tool.part(data, own)
     alone, choices_alone = tool.errors(third, np.zeros(len(third.measured)))

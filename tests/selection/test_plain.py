@@ -185,7 +185,8 @@ def test_all_ways_to_multiply_agree(precision):
     np.testing.assert_array_equal(all_of_it, x @ y)
     launched = [entry[1].dtype for entry in device.log if entry[0] == "launch"]
     assert set(launched) == {"f32"}
-    pymm.plan_grouped([large], [large], **options)()
+    (product,) = pymm.plan_grouped([large], [large], **options)()
+    np.testing.assert_array_equal(product, large @ large)
     assert [entry[1].dtype for entry in device.log if entry[0] == "launch"] == [*launched, told]
     with pytest.raises(ValueError, match="no kernel"):
         pymm.explain(x, y, kernel=["a"], **options)
