@@ -260,8 +260,7 @@ def _run(
     prepared = prepare(backend, call, options)
     if not call.on_host:  # a graph replays the launches after this call has returned
         backend.own_captured(prepared.placed.stream, prepared)
-    for step in prepared.steps:
-        step()
+    prepared.run()
     if key is not None and prepared.cacheable:
         if arguments.out is None:
             if call.on_host and not call.shape:

@@ -103,17 +103,22 @@ _LARGE_PAIRS = (
     (dict(MB=128, NB=256, TA=64, TB=256, STAGES=4, CLUSTER=2), 0.64, 0.64, 1.8),
     (dict(MB=256, NB=128, TA=128, TB=128, STAGES=4, CLUSTER=2), 0.64, 0.64, 1.8),
 )
-
-#: The same with 192 rows, for products of more rows and of more than few steps.
-_THREE_WARPGROUPS = ((dict(MB=192, NB=176, TA=64, TB=176, STAGES=4, CLUSTER=2), 0.7, 0.72, 2.0),)
-
 _WIDE = (
     (dict(MB=64, NB=128, KB=128, TA=64, TB=64, STAGES=4), 0.2, 0.23, 0.3),
     (dict(MB=64, NB=192, TA=64, TB=64, STAGES=6), 0.25, 0.27, 0.35),
     (dict(MB=64, NB=256, TA=64, TB=128, STAGES=4), 0.33, 0.35, 0.5),
 )
-#: The same for up to 64 rows in clusters whose blocks share A, and for 65 to 128 rows in pairs, one
-#: above the other or side by side (64 x 24576 x 1536: 27.3 us, not 30.3).
+_FEW_STEPS = (
+    (dict(MB=128, NB=128, KB=32, TA=64, TB=128, STAGES=8, SLOTS=2, GROUP=1), 0.36, 0.37, 0.7),
+    (dict(MB=128, NB=256, TA=128, TB=128, STAGES=4, GROUP=1), 0.65, 0.65, 1.7),
+    (dict(MB=256, NB=128, TA=128, TB=128, STAGES=4, GROUP=1), 0.65, 0.65, 1.7),
+)
+
+#: A pair with tiles of 192 rows, for products of more rows and of more than few steps.
+_THREE_WARPGROUPS = ((dict(MB=192, NB=176, TA=64, TB=176, STAGES=4, CLUSTER=2), 0.7, 0.72, 2.0),)
+
+#: For few rows: up to 64 in clusters whose blocks share A; 65 to 128 in pairs of blocks, one above
+#: the other or side by side (64 x 24576 x 1536: 27.3 us, not 30.3).
 _SIDE_BY_SIDE = (
     (dict(MB=64, NB=32, KB=128, TA=64, TB=64, STAGES=8, CLUSTER_N=2, GROUP=1), 0.125, 0.15, 0.1),
     (dict(MB=64, NB=32, KB=128, TA=64, TB=64, STAGES=8, CLUSTER_N=4, GROUP=1), 0.125, 0.15, 0.1),
@@ -123,11 +128,6 @@ _PAIRS = (
     (dict(MB=64, NB=64, TA=64, TB=64, STAGES=12, CLUSTER=2, GROUP=1), 0.16, 0.175, 0.15),
     (dict(MB=128, NB=64, TA=64, TB=64, STAGES=8, CLUSTER_N=2, GROUP=1), 0.21, 0.25, 0.25),
     (dict(MB=64, NB=256, TA=64, TB=128, STAGES=4, CLUSTER=2, GROUP=1), 0.33, 0.35, 0.5),
-)
-_FEW_STEPS = (
-    (dict(MB=128, NB=128, KB=32, TA=64, TB=128, STAGES=8, SLOTS=2, GROUP=1), 0.36, 0.37, 0.7),
-    (dict(MB=128, NB=256, TA=128, TB=128, STAGES=4, GROUP=1), 0.65, 0.65, 1.7),
-    (dict(MB=256, NB=128, TA=128, TB=128, STAGES=4, GROUP=1), 0.65, 0.65, 1.7),
 )
 
 #: The same for products of few steps whose C is stored by TMA: clusters of four. And for small

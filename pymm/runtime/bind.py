@@ -211,6 +211,11 @@ class PreparedCall:
         """The array to return."""
         return self.placed.result
 
+    def run(self) -> None:
+        """All steps. Who keeps this method keeps the memory that they use."""
+        for step in self.steps:
+            step()
+
     @property
     def cacheable(self) -> bool:
         """True if the call is one launch, of the best kernel."""

@@ -13,14 +13,7 @@ from pymm.core.problem import Problem
 from pymm.kernels.grouped import TYPES, choose_config, render_grouped
 from pymm.runtime.arguments import Call, MatmulOptions
 from pymm.runtime.arrays import Operand, adopt
-from pymm.runtime.bind import (
-    Binding,
-    PreparedCall,
-    find_backend,
-    find_product,
-    find_route,
-    prepare,
-)
+from pymm.runtime.bind import Binding, find_backend, find_product, find_route, prepare
 from pymm.runtime.layout import MatrixOffset, Product
 from pymm.runtime.transfer import PlacedOperands
 
@@ -194,14 +187,8 @@ def prepare_grouped(
             results[number] = prepared.result
             if not call.on_host:
                 steps.append(partial(backend.own_captured, prepared.placed.stream, prepared))
-            steps.append(partial(_run, prepared))
+            steps.append(prepared.run)
     return results, steps
-
-
-def _run(prepared: PreparedCall) -> None:
-    """All steps of a call. The step of a group that does so owns the memory that they use."""
-    for step in prepared.steps:
-        step()
 
 
 def _group_steps(backend: Backend, group: Sequence[_Placed]) -> list[Step]:
