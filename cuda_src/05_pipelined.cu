@@ -94,10 +94,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) gemm
     tile_of(BLOCK.x, (m + MB - 1u) / MB, (n + NB - 1u) / NB, i0, j0);
     i0 *= MB;
     j0 *= NB;
-    if (GUARDED) {
-        i0 = moved_inside<MB, TRANS_A ? PIECE : 1>(i0, m);
-        j0 = moved_inside<NB, PIECE>(j0, n);
-    }
 
     REAL sum[TA][TB] = {};
     const unsigned all = (k + KB - 1u) / KB, share = (all + SPLIT - 1) / SPLIT;
@@ -107,79 +103,62 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) gemm
         AsyncCopies copies;
         TileA tile_a(A + BLOCK.z * batch_a, lda, i0, m, begin * KB, k, thread);
         TileB tile_b(B + BLOCK.z * batch_b, ldb, j0, n, begin * KB, k, thread);
-        const auto fetch = [&](int stage) {
-            tile_a.fetch<GUARDED>(As + stage * TileA::ELEMENTS, copies);
-            tile_b.fetch<GUARDED>(Bs + stage * TileB::ELEMENTS, copies);
+        // Only tiles on the edges of the matrices have anything to check.
+        const bool inner = i0 + MB <= m && j0 + NB <= n;
+        const auto fetch = [&](int stage, unsigned step) {
+            REAL* const a = As + stage * TileA::ELEMENTS;
+            REAL* const b = Bs + stage * TileB::ELEMENTS;
+            if (!GUARDED || (inner && (begin + step + 1) * KB <= k)) {
+                tile_a.fetch<false>(a, copies);
+                tile_b.fetch<false>(b, copies);
+            } else {
+                tile_a.fetch<true>(a, copies);
+                tile_b.fetch<true>(b, copies);
+            }
         };
 #pragma unroll
         for (int stage = 0; stage < STAGES - 1; stage++) {
-            if (stage < steps) fetch(stage);
+            if (stage < steps) fetch(stage, stage);
             copies.commit();
         }
         copies.wait<STAGES - 2>();
         __syncthreads();
         REAL a[2][TA], b[2][TB];
         const REAL *row_a = As + y, *row_b = Bs + x;
-        const auto read = [&](int to, int row) {
-            read_fragment<TA, LANES>(a[to], row_a + row * TileA::PITCH);
-            read_fragment<TB, LANES_N>(b[to], row_b + row * TileB::PITCH);
-        };
+        read_fragment<TA, LANES>(a[0], row_a);
+        read_fragment<TB, LANES_N>(b[0], row_b);
         int reading = 0, writing = STAGES - 1;
-        const auto enter = [&] {  // the next tile: when all warps have its rows and left the last
-            copies.commit();
-            copies.wait<STAGES - 2>();
-            __syncthreads();
-            reading = reading + 1 == STAGES ? 0 : reading + 1;
-            writing = writing + 1 == STAGES ? 0 : writing + 1;
-            row_a = As + reading * TileA::ELEMENTS + y;
-            row_b = Bs + reading * TileB::ELEMENTS + x;
-        };
-        read(0, 0);
-        // While a tile is multiplied another is fetched, a part with each row. Without checks: the
-        // tiles of the first steps lie in the matrix, unless the block is on its edge.
-        const bool inner = i0 + MB <= m && j0 + NB <= n;
-        const int inside = !GUARDED ? steps : inner ? int(k / KB) - int(begin) : 0;
-        const int whole = (inside < steps ? inside : steps) - (STAGES - 1);
-        int step = 0;
+        // Where the second half of the last tile is past the end of k, only the first is
+        // multiplied. Not of doubles, which nvcc spills then.
+        const bool half =
+            GUARDED && sizeof(REAL) == 4 && end == all && (k - 1) % KB < KB / 2;
 #pragma unroll 1
-        for (; step < whole; step++) {
+        for (int step = 0; step < steps; step++) {
 #pragma unroll
             for (int p = 0; p < KB; p++) {
-                if (p == KB - 1) enter();
-                read((p + 1) % 2, (p + 1) % KB);
-                if (p < KB - 1) {
-                    tile_a.fetch<false>(As + writing * TileA::ELEMENTS, copies, p, KB - 1);
-                    tile_b.fetch<false>(Bs + writing * TileB::ELEMENTS, copies, p, KB - 1);
+                if (p == KB / 2 && half && step + 1 == steps) break;
+                if (p == KB - 1) {  // the next tile, whose first row is read now, must be there
+                    copies.wait<STAGES - 2>();
+                    __syncthreads();
+                    reading = reading + 1 == STAGES ? 0 : reading + 1;
+                    writing = writing + 1 == STAGES ? 0 : writing + 1;
+                    row_a = As + reading * TileA::ELEMENTS + y;
+                    row_b = Bs + reading * TileB::ELEMENTS + x;
+                }
+                if (p < KB - 1 || step + 1 < steps) {
+                    read_fragment<TA, LANES>(a[(p + 1) % 2], row_a + (p + 1) % KB * TileA::PITCH);
+                    read_fragment<TB, LANES_N>(b[(p + 1) % 2], row_b + (p + 1) % KB * TileB::PITCH);
+                }
+                if (p == 0) {  // every warp has left the tile that is overwritten
+                    if (step + STAGES - 1 < steps) fetch(writing, step + STAGES - 1);
+                    copies.commit();
                 }
                 add_outer_product(sum, a[p % 2], b[p % 2]);
-            }
-        }
-        // The last steps, in little code: it is read from memory for them alone. Where the second
-        // half of the last tile is past the end of k, only the first is multiplied.
-        const bool half = GUARDED && end == all && (k - 1) % KB < KB / 2;
-#pragma unroll 1
-        for (; step < steps; step++) {
-            const bool last = step + 1 == steps;
-            const int rows = half && last ? KB / 2 : KB;
-            if (step + STAGES - 1 < steps) fetch(writing);
-#pragma unroll 1
-            for (int p = 0; p < rows; p += 2) {
-                read(1, 1);
-                add_outer_product(sum, a[0], b[0]);
-                if (p + 2 < KB) {
-                    row_a += 2 * TileA::PITCH;
-                    row_b += 2 * TileB::PITCH;
-                } else {
-                    enter();
-                }
-                if (p + 2 < KB || !last) read(0, 0);
-                add_outer_product(sum, a[1], b[1]);
             }
         }
     }
     if (!combine<THREADS>(sum, workspace, thread BLOCK_ARGUMENTS)) return;
     C += BLOCK.z * batch_c;
-    const unsigned own_i = own_begin<MB>(i0), own_j = own_begin<NB>(j0);
     if constexpr (BY_ROWS) {
         __syncthreads();  // no warp reads a tile any more
         REAL* const rows = As + warp * (LANES * WIDE);
@@ -197,8 +176,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) gemm
             for (unsigned e = lane; e < LANES * WIDE; e += 32) {
                 const unsigned row = first + (i / VECTOR * LANES + e / WIDE) * VECTOR + i % VECTOR;
                 const unsigned column = left + e % WIDE;
-                if (GUARDED && (row < own_i || column < own_j || row >= m || column >= n)) continue;
-                if (is_stored(row, column))
+                if ((!GUARDED || (row < m && column < n)) && is_stored(row, column))
                     store(C + row * ldc + column, alpha, rows[e], beta EPILOGUE_AT(row, column));
             }
             __syncwarp();
@@ -210,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) gemm
             for (int j = 0; j < TB; j += PIECE) {
                 const unsigned row = i0 + y + i / VECTOR * LANES * VECTOR + i % VECTOR;
                 const unsigned column = j0 + x + j / VECTOR * LANES_N * VECTOR + j % VECTOR;
-                if (GUARDED && (row < own_i || column < own_j || row >= m || column >= n)) continue;
+                if (GUARDED && (row >= m || column >= n)) continue;
                 if (partly_stored(row, column, 1, PIECE)) {
 #pragma unroll
                     for (int e = 0; e < PIECE; e++)

@@ -103,9 +103,7 @@ constexpr int BOX = KB < 64 ? KB : 64, K_BOXES = KB / BOX;
 // rounded up.
 constexpr int COLUMNS_B = TRANS_B || NB < 64 ? NB : (NB + 63) / 64 * 64;
 constexpr int A_BYTES = MB * KB * sizeof(REAL);
-constexpr int B_BYTES = COLUMNS_B * KB * sizeof(REAL);
-constexpr bool STAYS = STAGES % 2 == 1 && MB >= 128;
-constexpr int STAGE_BYTES = A_BYTES + (STAYS ? 0 : B_BYTES);
+constexpr int STAGE_BYTES = A_BYTES + COLUMNS_B * KB * sizeof(REAL);
 // A block of 16 or 32 rows or columns multiplies 64; the rest is whatever follows in memory.
 constexpr int PADDING_BYTES = NB < 64 ? (64 - NB) * 128 : 0;
 constexpr int ROWS = TA / 64;            // pieces of 64 rows
@@ -182,18 +180,9 @@ struct Producer {
     Operand a, b;
 
     __device__ __forceinline__ void load_stage(unsigned stage, const Unit& unit,
-                                               unsigned step, bool with_b = true) const {
+                                               unsigned step) const {
         const unsigned tile = base + stage * STAGE_BYTES, filled = full + 8 * stage;
         const unsigned k0 = (unit.first + step) * KB;
-        if constexpr (STAYS) {
-            mbarrier_expect_tx(filled, STAGE_BYTES + (with_b ? B_BYTES : 0));
-            fetch<!TRANS_A, CLUSTER_N, MB>(tile, a, filled, unit.i0, k0, unit.matrix,
-                                       column_in_cluster(), blocks_of_row());
-            if (with_b)
-                fetch<TRANS_B, CLUSTER, COLUMNS_B>(base + STAGES * STAGE_BYTES, b, filled, unit.j0, k0, unit.matrix,
-                                           row_in_cluster(), blocks_of_column());
-            return;
-        }
         mbarrier_expect_tx(filled, STAGE_BYTES);
         fetch<!TRANS_A, CLUSTER_N, MB>(tile, a, filled, unit.i0, k0, unit.matrix,
                                        column_in_cluster(), blocks_of_row());
@@ -210,16 +199,6 @@ struct Producer {
     }
     __device__ __forceinline__ void produce(const Product& p, unsigned first_loads) const {
         Ring ring{first_loads % STAGES, first_loads < STAGES};
-        if constexpr (STAYS) {
-            const unsigned stride = gridDim.x / p.tiles_n * p.tiles_n;
-            if (blockIdx.x >= stride) return;
-            for (unsigned id = blockIdx.x; id < p.units(); id += stride, ring.advance()) {
-                const Unit unit = p[id];
-                mbarrier_wait(empty + 8 * ring.stage, ring.parity);
-                load_stage(ring.stage, unit, 0, id == blockIdx.x);
-            }
-            return;
-        }
         for (unsigned id = blockIdx.x / CLUSTER_BLOCKS; id < p.units();
              id += gridDim.x / CLUSTER_BLOCKS) {
             const Unit unit = p[id];
@@ -247,7 +226,7 @@ __device__ __forceinline__ void multiply(float (&sum)[ROWS][TB / 2], unsigned st
         for (int e = 0; e < ROWS * TB / 2; e++) sum[e / (TB / 2)][e % (TB / 2)] = 0.0f;
     }
     for (unsigned step = 0; step < steps; step++, ring.advance()) {
-        const unsigned at = ring.stage * STAGE_BYTES, at_a = tile_a + at, at_b = tile_b + (STAYS ? 0 : at);
+        const unsigned at = ring.stage * STAGE_BYTES, at_a = tile_a + at, at_b = tile_b + at;
         const unsigned long long a =
             TRANS_A ? mn_major_descriptor<WIDE_A, BOX>(at_a) : k_major_descriptor<BOX>(at_a);
         const unsigned long long b =
@@ -282,19 +261,17 @@ __device__ __forceinline__ void consume(const Product& p, const Output& result,
                                         const Producer& producer, unsigned char* staging,
                                         unsigned group) {
     const unsigned tile_a = producer.base + group / WARPGROUPS_N * TA * 2 * BOX;
-    const unsigned tile_b = producer.base + (STAYS ? STAGES * STAGE_BYTES : A_BYTES) + group % WARPGROUPS_N * TB * 2 * BOX;
+    const unsigned tile_b = producer.base + A_BYTES + group % WARPGROUPS_N * TB * 2 * BOX;
     Ring ring;
     unsigned slot = 0, warm_up = !EARLY_LOADS, left = CLUSTER_BLOCKS > 1 ? p.steps_of_block() : 0;
     if (!EARLY_LOADS) make_opaque(warm_up);  // else the code would be there twice
-    const unsigned stride = STAYS ? gridDim.x / p.tiles_n * p.tiles_n : gridDim.x / CLUSTER_BLOCKS;
-    if (STAYS && blockIdx.x >= stride) return;
     for (unsigned id = blockIdx.x / CLUSTER_BLOCKS; id < p.units();) {
         const Unit unit = p[id];
         float sum[ROWS][TB / 2];
         multiply(sum, warm_up ? 0 : unit.steps, ring, left, tile_a, tile_b, producer.full,
                  producer.empty);
         store_tile(sum, result, unit, staging, slot, group, warm_up);
-        id += warm_up ? 0 : stride;
+        id += warm_up ? 0 : gridDim.x / CLUSTER_BLOCKS;
         warm_up = 0;
     }
     if (threadIdx.x % 128 == 0) bulk_wait_group_read();
@@ -306,7 +283,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
          float* parts EPILOGUE_PARAMETER) {
     extern __shared__ unsigned char shared[];
     unsigned char* const aligned = shared + (-address_of_shared(shared) & 1023);
-    unsigned char* const staging = aligned + STAGES * STAGE_BYTES + (STAYS ? B_BYTES : 0) + PADDING_BYTES;
+    unsigned char* const staging = aligned + STAGES * STAGE_BYTES + PADDING_BYTES;
     const unsigned full = address_of_shared(staging + CONSUMERS * SLOTS * STAGED_BYTES);
     const Product p{unsigned(batch), (k + KB - 1u) / KB, (m + TILE_M - 1u) / TILE_M,
                     (n + TILE_N - 1u) / TILE_N};

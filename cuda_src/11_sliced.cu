@@ -87,49 +87,21 @@ struct SliceOf<true, K_MAJOR, OUTER, T> {
 using SliceA = SliceOf<BY_ROWS && !TRANS_A, !TRANS_A, MB, TA>::Type;
 using SliceB = SliceOf<BY_ROWS && TRANS_B, TRANS_B, NB, TB>::Type;
 
-// What a warp fetches: its slices of both operands, in its ring of stages.
-template <typename SliceA, typename SliceB>
-struct Ring {
-    SliceA& slice_a;
-    SliceB& slice_b;
-    REAL *As, *Bs;
-    unsigned lane, begin, end;  // from slice `begin` of k to before `end`
-    unsigned whole;             // the slices before this one lie in the matrices
-    AsyncCopies copies;
-
-    // Ask for part `part` of `parts` of a slice, to a stage.
-    template <bool CHECKED>
-    __device__ __forceinline__ void fetch(int stage, unsigned slice, int part = 0, int parts = 1) {
-        slice_a.template fetch<CHECKED>(As + stage * SliceA::ELEMENTS, slice * KB, lane, copies,
-                                        part, parts);
-        slice_b.template fetch<CHECKED>(Bs + stage * SliceB::ELEMENTS, slice * KB, lane, copies,
-                                        part, parts);
-    }
-    // Ask for the whole slice, if there is one.
-    __device__ __forceinline__ void fetch_any(int stage, unsigned slice) {
-        if (slice < end) {
-            if (!GUARDED || slice < whole)
-                fetch<false>(stage, slice);
-            else
-                fetch<true>(stage, slice);
-        }
-        copies.commit();
-    }
-};
-constexpr unsigned AHEAD = (STAGES - 1) * SLICE_STRIDE;  // slices from the one in use to the fetched
-
+// The slices of one warp, from slice `begin` of k on; `fetch` asks for a slice to go to a stage.
 // Here VECTOR steps along k at a time: fragments as an operand along k gives them.
-template <typename SliceA, typename SliceB>
-__device__ __forceinline__ void multiply_vectors(REAL (&sum)[TA][TB], Ring<SliceA, SliceB>& ring,
-                                                 unsigned y, unsigned x) {
+template <typename SliceA, typename SliceB, typename Fetch>
+__device__ __forceinline__ void multiply_vectors(REAL (&sum)[TA][TB], const REAL* As,
+                                                 const REAL* Bs, unsigned y, unsigned x,
+                                                 unsigned begin, unsigned end, AsyncCopies& copies,
+                                                 const Fetch& fetch) {
     int reading = 0, writing = STAGES - 1;
 #pragma unroll 1
-    for (unsigned slice = ring.begin; slice < ring.end; slice += SLICE_STRIDE) {
-        ring.copies.template wait<STAGES - 2>();
+    for (unsigned slice = begin; slice < end; slice += SLICE_STRIDE) {
+        copies.wait<STAGES - 2>();
         __syncwarp();  // the copies of all lanes are there, and all have left the slice before
-        ring.fetch_any(writing, slice + AHEAD);
-        const REAL* const a = ring.As + reading * SliceA::ELEMENTS;
-        const REAL* const b = ring.Bs + reading * SliceB::ELEMENTS;
+        fetch(writing, slice + (STAGES - 1) * SLICE_STRIDE);
+        const REAL* const a = As + reading * SliceA::ELEMENTS;
+        const REAL* const b = Bs + reading * SliceB::ELEMENTS;
 #pragma unroll
         for (int p = 0; p < KB; p += VECTOR) {
             REAL rows[VECTOR][TA], columns[VECTOR][TB];
@@ -143,24 +115,19 @@ __device__ __forceinline__ void multiply_vectors(REAL (&sum)[TA][TB], Ring<Slice
 }
 
 // Here one row at a time, both operands across k. The next row is read ahead, the first of the next
-// slice before the last of this one is multiplied. While a slice is multiplied another is fetched, a
-// part with each row: the last slices have none to fetch, or one that may stick out.
-template <typename SliceA, typename SliceB>
-__device__ __forceinline__ void multiply_rows(REAL (&sum)[TA][TB], Ring<SliceA, SliceB>& ring,
-                                              unsigned y, unsigned x) {
+// slice before the last of this one is multiplied; at the end the first of the last, for nothing.
+template <typename SliceA, typename SliceB, typename Fetch>
+__device__ __forceinline__ void multiply_rows(REAL (&sum)[TA][TB], const REAL* As, const REAL* Bs,
+                                              unsigned y, unsigned x, unsigned begin, unsigned end,
+                                              AsyncCopies& copies, const Fetch& fetch) {
     int reading = 0, writing = STAGES - 1;
     REAL a[2][TA], b[2][TB];
     const REAL *row_a, *row_b;
     const auto enter = [&] {
-        row_a = ring.As + reading * SliceA::ELEMENTS + y * VECTOR;
-        row_b = ring.Bs + reading * SliceB::ELEMENTS + x * VECTOR;
-        ring.copies.template wait<STAGES - 2>();
+        row_a = As + reading * SliceA::ELEMENTS + y * VECTOR;
+        row_b = Bs + reading * SliceB::ELEMENTS + x * VECTOR;
+        copies.wait<STAGES - 2>();
         __syncwarp();  // the copies of all lanes are there, and all have left the slice before
-    };
-    const auto leave = [&] {
-        ring.copies.commit();
-        reading = reading + 1 == STAGES ? 0 : reading + 1;
-        writing = writing + 1 == STAGES ? 0 : writing + 1;
     };
     const auto read = [&](int to, int row) {
         read_fragment<TA, MB / TA>(a[to], row_a + row * SliceA::PITCH);
@@ -168,33 +135,46 @@ __device__ __forceinline__ void multiply_rows(REAL (&sum)[TA][TB], Ring<SliceA, 
     };
     enter();
     read(0, 0);
-    const unsigned whole = !GUARDED || ring.end < ring.whole ? ring.end : ring.whole;
-    unsigned slice = ring.begin;
 #pragma unroll 1
-    for (; slice + AHEAD < whole; slice += SLICE_STRIDE) {
+    for (unsigned slice = begin; slice < end; slice += SLICE_STRIDE) {
+        fetch(writing, slice + (STAGES - 1) * SLICE_STRIDE);
+        reading = reading + 1 == STAGES ? 0 : reading + 1;
+        writing = writing + 1 == STAGES ? 0 : writing + 1;
 #pragma unroll
         for (int q = 0; q < ROWS; q++) {
-            if (q + 1 == ROWS) leave(), enter();
+            if (q + 1 == ROWS && slice + SLICE_STRIDE < end) enter();
             read((q + 1) % 2, (q + 1) % ROWS);
-            if (q + 1 < ROWS) ring.template fetch<false>(writing, slice + AHEAD, q, ROWS - 1);
             add_outer_product(sum, a[q % 2], b[q % 2]);
         }
     }
-#pragma unroll 1
-    for (; slice < ring.end; slice += SLICE_STRIDE) {
-        const bool last = slice + SLICE_STRIDE >= ring.end;
-        if (slice + AHEAD < ring.end) ring.template fetch<GUARDED>(writing, slice + AHEAD);
-#pragma unroll 1
-        for (int q = 0; q < ROWS; q += 2) {
-            read(1, 1);
-            add_outer_product(sum, a[0], b[0]);
-            row_a += 2 * SliceA::PITCH;
-            row_b += 2 * SliceB::PITCH;
-            if (q + 2 == ROWS) leave(), enter();
-            if (q + 2 < ROWS || !last) read(0, 0);
-            add_outer_product(sum, a[1], b[1]);
+}
+
+template <typename SliceA, typename SliceB>
+__device__ __forceinline__ void multiply_slices(REAL (&sum)[TA][TB], REAL* As, REAL* Bs, unsigned y,
+                                                unsigned x, unsigned lane, unsigned begin,
+                                                unsigned end, unsigned whole, SliceA& slice_a,
+                                                SliceB& slice_b) {
+    AsyncCopies copies;
+    const auto fetch = [&](int stage, unsigned slice) {
+        if (slice < end) {
+            REAL* const a = As + stage * SliceA::ELEMENTS;
+            REAL* const b = Bs + stage * SliceB::ELEMENTS;
+            if (!GUARDED || slice < whole) {
+                slice_a.template fetch<false>(a, slice * KB, lane, copies);
+                slice_b.template fetch<false>(b, slice * KB, lane, copies);
+            } else {
+                slice_a.template fetch<true>(a, slice * KB, lane, copies);
+                slice_b.template fetch<true>(b, slice * KB, lane, copies);
+            }
         }
-    }
+        copies.commit();
+    };
+#pragma unroll
+    for (int stage = 0; stage < STAGES - 1; stage++) fetch(stage, begin + stage * SLICE_STRIDE);
+    if constexpr (BY_ROWS)
+        multiply_rows<SliceA, SliceB>(sum, As, Bs, y, x, begin, end, copies, fetch);
+    else
+        multiply_vectors<SliceA, SliceB>(sum, As, Bs, y, x, begin, end, copies, fetch);
 }
 
 constexpr int RING = STAGES * (SliceA::ELEMENTS + SliceB::ELEMENTS);  // elements of a warp's ring
@@ -263,10 +243,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     tile_of(blockIdx.x, (m + MB - 1u) / MB, (n + NB - 1u) / NB, i0, j0);
     i0 *= MB;
     j0 *= NB;
-    if (GUARDED) {
-        i0 = moved_inside<MB, TRANS_A ? PIECE : 1>(i0, m);
-        j0 = moved_inside<NB, PIECE>(j0, n);
-    }
 
     REAL sum[TA][TB] = {};
     // The blocks that share a tile take turns as their warps do.
@@ -278,21 +254,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         SliceB slice_b(B + blockIdx.z * batch_b, ldb, j0, n, begin * KB, k, lane);
         // Only slices on the edges of the matrices have anything to check.
         const unsigned whole = i0 + MB <= m && j0 + NB <= n ? k / KB : 0;
-        Ring<SliceA, SliceB> ring{slice_a, slice_b, As, Bs, lane, begin, end, whole, {}};
-#pragma unroll
-        for (int stage = 0; stage < STAGES - 1; stage++)
-            ring.fetch_any(stage, begin + stage * SLICE_STRIDE);
-        if constexpr (BY_ROWS)
-            multiply_rows(sum, ring, y, x);
-        else
-            multiply_vectors(sum, ring, y, x);
+        multiply_slices(sum, As, Bs, y, x, lane, begin, end, whole, slice_a, slice_b);
     }
     Vector total[VECTORS];
     add_slices(total, sum, alpha, shared, thread, y, x);
     unsigned& arrived = *reinterpret_cast<unsigned*>(bytes);
     if (!combine_tree<THREADS>(total, workspace, thread, arrived)) return;
     C += blockIdx.z * batch_c;
-    const unsigned own_i = own_begin<MB>(i0), own_j = own_begin<NB>(j0);
     const REAL scale = IN_VECTORS ? REAL(1) : alpha;  // what is left to do
     const bool cut = partly_stored(i0, j0, MB, NB);
 #pragma unroll
@@ -301,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         for (int e = 0; e < VECTOR; e += PIECE) {
             const unsigned at = place_of(v, e, thread);
             const unsigned row = i0 + at / NB, column = j0 + at % NB;
-            if (GUARDED && (row < own_i || column < own_j || row >= m || column >= n)) continue;
+            if (GUARDED && (row >= m || column >= n)) continue;
             if (cut) {
 #pragma unroll
                 for (int i = 0; i < PIECE; i++)

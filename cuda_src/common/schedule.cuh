@@ -99,18 +99,3 @@ __device__ __forceinline__ unsigned id_of(unsigned tile_m, unsigned tile_n, unsi
         return id;
     }
 }
-
-// Where a tile that would stick out of its matrix begins instead: it is moved back until it lies
-// inside, so that nothing needs to be checked while it is computed. It stays where it is if it then
-// began between multiples of STEP. Of what it shares with its neighbour it stores nothing.
-template <int TILE, int STEP>
-__device__ __forceinline__ unsigned moved_inside(unsigned begin, unsigned extent) {
-    const bool out = extent >= TILE && begin + TILE > extent && extent % STEP == 0;
-    return out ? extent - TILE : begin;
-}
-
-// Where that begins which such a tile stores.
-template <int TILE>
-__device__ __forceinline__ unsigned own_begin(unsigned begin) {
-    return (begin + TILE - 1) / TILE * TILE;
-}

@@ -16,19 +16,16 @@ struct StagedTile {
                       IN_LINE * LINES % THREADS == 0,
                   "threads share the pieces of both tiles evenly");
 
-    static constexpr int LINES_APART = THREADS > IN_LINE ? THREADS / IN_LINE : 1;
-
-    const REAL* source;    // what the thread copies next
-    long long apart, next;  // from its line to that of a later copy, from the last to the next tile
-    int lines, length;      // of the matrix, from its first copy of the next tile on
-    unsigned at;            // where that goes in a stage
+    const REAL* source;     // what the thread copies first of the next tile
+    long long apart, step;  // from its line to that of its next copy, from tile to tile: elements
+    int lines, length;      // of the matrix, from there on
+    unsigned at;            // where it goes in a stage
 
     // The tiles that begin at line or column `first` of the matrix and, along k, at `begin`.
     __device__ __forceinline__ StagedTile(const REAL* X, long long ld, unsigned first,
                                           unsigned outer, unsigned begin, unsigned k,
                                           unsigned thread)
-        : apart(LINES_APART * ld),
-          next((K_MAJOR ? KB : KB * ld) - (LINES / LINES_APART - 1) * apart) {
+        : apart((THREADS > IN_LINE ? THREADS / IN_LINE : 1) * ld), step(K_MAJOR ? KB : KB * ld) {
         const unsigned line = thread / IN_LINE, along = thread % IN_LINE * MOVED;
         source = X + (K_MAJOR ? (first + line) * ld + begin + along
                               : (begin + line) * ld + first + along);
@@ -37,28 +34,19 @@ struct StagedTile {
         at = K_MAJOR ? along * PITCH + line : line * PITCH + along;
     }
 
-    // Ask for part `part` of `parts` of the next tile, the parts in their order. CHECKED: it may
-    // stick out of the matrix.
+    // Ask for the next tile. CHECKED: it may stick out of the matrix.
     template <bool CHECKED>
-    __device__ __forceinline__ void fetch(REAL* tile, AsyncCopies& copies, int part = 0,
-                                          int parts = 1) {
+    __device__ __forceinline__ void fetch(REAL* tile, AsyncCopies& copies) {
+        const REAL* line = source;
 #pragma unroll
         for (int i = 0; i < COPIES; i++) {
-            if (i < part * COPIES / parts || i >= (part + 1) * COPIES / parts) continue;
-            if (i > 0 && along(i) == 0) source += apart;
-            copies.copy<MOVED * sizeof(REAL)>(tile + at + place(i), source + along(i),
-                                              !CHECKED || (down(i) < lines && along(i) < length));
+            const int down = i * THREADS / IN_LINE, along = i * THREADS % IN_LINE * MOVED;
+            const int to = K_MAJOR ? along * PITCH + down : down * PITCH + along;
+            if (i > 0 && along == 0) line += apart;
+            copies.copy<MOVED * sizeof(REAL)>(tile + at + to, line + along,
+                                              !CHECKED || (down < lines && along < length));
         }
-        if (part + 1 < parts) return;
-        source += next;
+        source += step;
         (K_MAJOR ? length : lines) -= KB;
-    }
-
-  private:
-    // Copy i of a thread, from its first one: lines further, elements further along them, and where.
-    static __device__ __forceinline__ constexpr int down(int i) { return i * THREADS / IN_LINE; }
-    static __device__ __forceinline__ constexpr int along(int i) { return i * THREADS % IN_LINE * MOVED; }
-    static __device__ __forceinline__ constexpr int place(int i) {
-        return K_MAJOR ? along(i) * PITCH + down(i) : down(i) * PITCH + along(i);
     }
 };

@@ -35,25 +35,23 @@ struct Slice {
         return line * TURNS / 8 % TURNS;
     }
 
-    // Ask for part `part` of `parts` of the warp's next slice, the parts in their order. It begins at
-    // k0. CHECKED: it may stick out of the matrix.
+    // Ask for the next slice of the warp, which begins at k0. CHECKED: it may stick out.
     template <bool CHECKED>
-    __device__ __forceinline__ void fetch(REAL* slice, int k0, unsigned lane, AsyncCopies& copies,
-                                          int part = 0, int parts = 1) {
+    __device__ __forceinline__ void fetch(REAL* slice, int k0, unsigned lane, AsyncCopies& copies) {
+        const REAL* from = source;
         const int lines = K_MAJOR ? down : down - k0, length = K_MAJOR ? along - k0 : along;
         const unsigned vector = at / VECTOR ^ swizzle(line);
 #pragma unroll
         for (int i = 0; i < COPIES; i += 32) {
-            if (i < part * COPIES / parts || i >= (part + 1) * COPIES / parts) continue;
             const int below = i / IN_LINE, beside = i % IN_LINE * PIECE;
             if (COPIES % 32 != 0 && COPIES - i < 32 && lane >= COPIES - i) break;
             const bool inside = !CHECKED || (below < lines && beside < length);
             const unsigned place =
                 (vector ^ swizzle(below) ^ beside / VECTOR) * VECTOR + at % VECTOR;
             copies.copy_of_line<PIECE * sizeof(REAL)>(slice + (line + below) * LINE + place,
-                                                      source + below * ld + beside, inside);
+                                                      from + below * ld + beside, inside);
         }
-        if (part + 1 == parts) source += SLICE_STRIDE * KB * (K_MAJOR ? 1 : ld);
+        source += SLICE_STRIDE * KB * (K_MAJOR ? 1 : ld);
     }
 
     // Which row of the tile (of op(B)^T) is number i of the T that lane number `lane` computes.
@@ -99,16 +97,14 @@ struct TransposedSlice {
         along = k - int(lane % 8);
     }
     template <bool CHECKED>
-    __device__ __forceinline__ void fetch(REAL* slice, int k0, unsigned, AsyncCopies& copies,
-                                          int part = 0, int parts = 1) {
+    __device__ __forceinline__ void fetch(REAL* slice, int k0, unsigned, AsyncCopies& copies) {
+        const REAL* from = source;
 #pragma unroll
-        for (int i = 0; i < OUTER; i += 4) {
-            if (i < part * OUTER / parts || i >= (part + 1) * OUTER / parts) continue;
-            if (i > 0) source += 4 * ld;
+        for (int i = 0; i < OUTER; i += 4, from += 4 * ld) {
             const bool inside = !CHECKED || (i < down && k0 < along);
-            copies.copy_of_line<sizeof(REAL)>(slice + place + i, source, inside);
+            copies.copy_of_line<sizeof(REAL)>(slice + place + i, from, inside);
         }
-        if (part + 1 == parts) source += SLICE_STRIDE * KB - (OUTER - 4) * ld;
+        source += SLICE_STRIDE * KB;
     }
     static __device__ __forceinline__ unsigned outer(unsigned lane, int i) {
         return Slice<false, OUTER, T>::outer(lane, i);

@@ -53,8 +53,6 @@ def _shared_bytes(c: Config, p: Problem) -> int:
     barriers for each stage; up to 1 KiB for the alignment of swizzled boxes.
     """
     stages = c.STAGES * (c.MB + columns(c, p)) * c.KB * 2 + max(64 - c.NB, 0) * _ROW
-    if c.STAGES % 2 and c.MB >= 128:
-        stages = (c.STAGES * c.MB + columns(c, p)) * c.KB * 2
     size = p.out_dtype.itemsize
     piece = 64 * (128 if c.TB % 128 == 0 and size == 2 else 64) * size if c.SPLIT == 1 else 0
     return stages + _consumers(c) * c.SLOTS * piece + 16 * c.STAGES + 1024
