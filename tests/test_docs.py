@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import pymm
@@ -159,6 +160,19 @@ def test_the_examples_of_choices_are_todays():
     for dtype, m, n, k, transposed, said in rows:
         problem = Problem(int(m), int(n), int(k), dtype, bool(transposed))
         assert select(problem, device_of(facts), None, tools).reason == said
+
+
+def test_the_counts_of_the_surveys_are_those_of_the_files():
+    text = (DOCS / "explanation" / "selection.md").read_text()
+    figures = r"on the H200 ([\d,]+) of ([\d,]+) .* on an H100 ([\d,]+) of ([\d,]+)"
+    found = re.search(figures, text, re.DOTALL)
+    counts = []
+    for slug in ("nvidia-h200", "nvidia-h100-80gb-hbm3"):
+        with np.load(ROOT / "tuning_configs" / f"{slug}.survey.npz", allow_pickle=False) as file:
+            rows = [file[name].astype(int) for name in file.files if name.endswith("_rows")]
+        products = sum(len(np.unique(of_type[:, :5], axis=0)) for of_type in rows)
+        counts += [sum(map(len, rows)), products]
+    assert [int(one.replace(",", "")) for one in found.groups()] == counts
 
 
 def test_the_figures_of_the_origins_are_those_of_the_files():

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import lru_cache
 
 from pymm.core.device import Device
 from pymm.core.forking import cached_property
@@ -268,10 +269,11 @@ class Kernel:
         if given.keys() != self.space.keys():
             got = ", ".join(map(str, parameters)) or "none"
             raise ValueError(f"{self.name} takes {', '.join(self.space)}; got {got}")
-        for name, value in given.items():
-            if type(value) is not int or not 1 <= value <= MAX_PARAMETER:
-                raise ValueError(f"{name}={value!r} is not an integer from 1 to {MAX_PARAMETER}")
-        return self.point([given[name] for name in self.space])
+        values = [given[name] for name in self.space]
+        try:
+            return _checked(self, *values)
+        except TypeError:  # a value that is not hashable, hence no integer
+            return _checked.__wrapped__(self, *values)
 
     def shared_bytes(self, config: Config, problem: Problem, alignment: int | None = None) -> int:
         """Bytes of shared memory that one block takes, for rows that start at multiples of
@@ -331,6 +333,17 @@ class Kernel:
         config = Config(self.name, tuple(zip(self.space, values, strict=True)), self.backend)
         config.__dict__["kernel"] = self
         return config
+
+
+@lru_cache(maxsize=2**14, typed=True)
+def _checked(kernel: Kernel, *values: int) -> Config:
+    """The kernel's configuration with these values: one object for all that ask for it, for each
+    choice asks for hundreds. `ValueError` if one is not an integer in bounds.
+    """
+    for name, value in zip(kernel.space, values, strict=True):
+        if type(value) is not int or not 1 <= value <= MAX_PARAMETER:
+            raise ValueError(f"{name}={value!r} is not an integer from 1 to {MAX_PARAMETER}")
+    return kernel.point(values)
 
 
 @dataclass(frozen=True)
