@@ -216,6 +216,17 @@ _COMBINING, _PART, _BY_THREADS, _STORED = 3.0, 0.04, (1.45e-4, 5e-5), (0.5, 3.4e
 _MEMORY, _COPIED, _L2 = 4e6, 8e6, (14e6, 10.5e6)
 
 
+#: Products of at most `_ROWS` rows: microseconds of a step of 64 and of a tile, each for any tile
+#: and for 128 x 128 elements of it; of adding parts of k; of what device memory could give at most,
+#: how much it gives; the power whose root adds the times of memory and of steps. Fitted to 5,000
+#: times of an H200 and an H100 (benchmarks/LOG.md, "A model for few rows").
+_ROWS, _STEP, _TILE, _ADDING = 128, (0.0763, 0.218), (0.533, 0.911), 1.7
+_GIVEN, _POWER = 0.883, 1.5
+
+#: Bytes of a second from an H200's memory: for devices that do not say theirs.
+_BANDWIDTH = 4.8e12
+
+
 def _heuristic(p: Problem, d: Device) -> dict[str, int]:
     """The form and the parts of k with the least expected time, but for batches that were
     measured.
@@ -296,6 +307,17 @@ def _by_threads(p: Problem) -> bool:
     return p.out_dtype.itemsize == 2 and p.n % 8 != 0
 
 
+def is_of_few_rows(p: Problem) -> bool:
+    """Whether it is a single product of few rows that TMA reads and stores."""
+    stored = p.out_dtype.itemsize == 2 and not _by_threads(p)
+    return p.m <= _ROWS and p.batch == 1 and p.alignment >= 16 and stored
+
+
+def memory_us(p: Problem, d: Device) -> float:
+    """Microseconds that device memory takes for a product."""
+    return p.bytes * 1e6 / (d.bandwidth or _BANDWIDTH)
+
+
 def _unaligned(p: Problem) -> bool:
     """Whether dense rows of A or B start within lines of memory."""
     return any(shape[2] * 2 % _ROW for shape in stored_shapes(p)[:2])
@@ -343,14 +365,22 @@ def _microseconds(form: tuple, parts: int, p: Problem, d: Device) -> float:
     given, *steps, rest = form
     count, unaligned = _count(form, p) * parts, _unaligned(p)
     deep, mb, nb = given.get("KB", 64), given["MB"], given["NB"]
+    waves = ceil_div(count, d.sms)
+    steps_of_64 = math.ceil(ceil_div(p.k, deep) / parts) * deep / 64
+    sums = 4 * p.m * p.n * p.batch * parts if parts > 1 else 0
+    adding = _PART * parts + 2 * sums / _MEMORY if parts > 1 else 0.0
+    if is_of_few_rows(p):
+        area = mb * nb / 128**2
+        step, tile = (one + more * area for one, more in (_STEP, _TILE))
+        times = waves * steps_of_64 * step, memory_us(p, d) / _GIVEN
+        adding += _ADDING if parts > 1 else 0.0
+        return waves * tile + sum(one**_POWER for one in times) ** (1 / _POWER) + adding
     if parts == 1 and _by_threads(p):
         rest += _BY_THREADS[0] * given["TA"] * given["TB"] + _BY_THREADS[1] * mb * nb
     elif p.k <= _SHALLOW[-1][0]:
         rest = _STORED[0] + _STORED[1] * mb * nb
-    waves = ceil_div(count, d.sms)
-    busy = waves * (math.ceil(ceil_div(p.k, deep) / parts) * deep / 64 * steps[unaligned] + rest)
-    sums = 4 * p.m * p.n * p.batch * parts if parts > 1 else 0
-    adding = _COMBINING + _PART * parts + 2 * sums / _MEMORY if parts > 1 else 0.0
+    busy = waves * (steps_of_64 * steps[unaligned] + rest)
+    adding += _COMBINING if parts > 1 else 0.0
     fetched = p.bytes / ((_MEMORY if p.alignment >= 16 else _COPIED) * min(1.0, count / d.sms))
     of_each = mb / given.get("CLUSTER_N", 1) + nb / given.get("CLUSTER", 1)
     read = 2 * count / parts * of_each * p.k
