@@ -48,10 +48,11 @@ def _tiles(c: Config, p: Problem) -> tuple[int, int]:
 _LAUNCH, _REST, _STEP_128, _STEP_64 = 4.0, 0.4, (2.6e-3, 1.2e-3), (1.0e-3, 0.075)
 _MEMORY, _BLOCKS = 3.6e6, 60
 
-#: Of products of few rows, as kernel 7's model has them: microseconds of a launch; of blocks in
-#: pairs; of a step of 64 of any tile, and for 128 x 128 elements of it; of a tile, for as many; of
-#: what device memory could give at most, how much it gives.
-_OF_FEW, _PAIRED, _STEP_OF_FEW, _TILE_OF_FEW, _GIVEN = 6.94, 1.43, (0.0416, 0.039), 1.77, 0.934
+#: Of products of few rows (`wgmma.is_of_few_rows`), fitted to the same surveys as kernel 7's model:
+#: microseconds of a launch; of blocks in pairs; of a step of 64 of any tile, and for 128 x 128
+#: elements of it; of a tile, for as many; the part of the nominal memory bandwidth that is reached.
+_LAUNCH_OF_FEW, _PAIRED, _STEP_OF_FEW, _TILE_OF_FEW = 6.94, 1.43, (0.0416, 0.039), 1.77
+_PART_OF_BANDWIDTH = 0.934
 
 #: Large products lower the clock: from so many operations on, up to so many more, by these parts of
 #: a step's time, of this kernel and of kernel 7.
@@ -153,8 +154,8 @@ def _microseconds(given: dict[str, int], p: Problem, d: Device) -> float:
         area = mb * nb / 128**2
         step = _STEP_OF_FEW[0] + _STEP_OF_FEW[1] * area
         busy = ceil_div(tiles, d.sms) * (ceil_div(p.k, 64) * step + _TILE_OF_FEW * area)
-        start = _OF_FEW + (_PAIRED if cluster > 1 else 0.0)
-        return start + busy + wgmma.memory_us(p, d) / _GIVEN
+        start = _LAUNCH_OF_FEW + (_PAIRED if cluster > 1 else 0.0)
+        return start + busy + wgmma.memory_us(p, d) / _PART_OF_BANDWIDTH
     if mb == 128:
         step = _STEP_128[0] * nb + _STEP_128[1] * max(128 - nb, 0)
     else:
@@ -205,6 +206,8 @@ def _preferred(p: Problem, d: Device) -> bool:
         return False
     own = min(_microseconds(tile, p, d) for tile in _tiles_for(p))
     other = _LAUNCH + wgmma.expected_us(p, d) * (1 + _SLOWER_7 * _hot(p))
+    if wgmma.is_of_few_rows(p):
+        other = wgmma.repacked_us(p, d)
     if _unaligned(p) and p.flops > _LITTLE:
         other *= _UNALIGNED_7
     if p.batch > 1 and min(p.m, p.n, p.k) > _LARGE and not _unaligned(p):

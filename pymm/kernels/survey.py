@@ -1,14 +1,14 @@
 """Expected times of configurations on a GPU that was surveyed: those of the kernels' models,
 corrected by measured times of similar products.
 
-A survey holds some hundreds of random products of each type, and products of language models, with
-the measured times of the configurations that were expected to be quickest and of two others. The
-correction of a time is the logarithm of measured / expected. Corrections are predicted by a
-Gaussian process (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, section
-2.2) over features of the product and the configuration: near points have similar corrections; far
-from all points that were measured, the mean correction is predicted. benchmarks/survey.py measures,
-fits and writes the file that is read here. benchmarks/LOG.md says how good the predictions are for
-products left out of the fit.
+A survey holds hundreds to thousands of random products of each type, and products of language
+models, with the measured times of the configurations that were expected to be quickest and of two
+others. The correction of a time is the logarithm of measured / expected. Corrections are predicted
+by a Gaussian process (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006,
+section 2.2) over features of the product and the configuration: near points have similar
+corrections; far from all points that were measured, the mean correction is predicted.
+benchmarks/survey.py measures, fits and writes the file that is read here. benchmarks/LOG.md says
+how good the predictions are for products left out of the fit.
 """
 
 from __future__ import annotations

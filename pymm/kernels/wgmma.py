@@ -216,15 +216,15 @@ _COMBINING, _PART, _BY_THREADS, _STORED = 3.0, 0.04, (1.45e-4, 5e-5), (0.5, 3.4e
 _MEMORY, _COPIED, _L2 = 4e6, 8e6, (14e6, 10.5e6)
 
 
-#: Products of at most `_ROWS` rows: microseconds of a step of 64 and of a tile, each for any tile
-#: and for 128 x 128 elements of it; of adding parts of k; of what device memory could give at most,
-#: how much it gives; the power whose root adds the times of memory and of steps. Fitted to 5,000
-#: times of an H200 and an H100 (benchmarks/LOG.md, "A model for few rows").
-_ROWS, _STEP, _TILE, _ADDING = 128, (0.0763, 0.218), (0.533, 0.911), 1.7
-_GIVEN, _POWER = 0.883, 1.5
+#: Products of at most `_FEW_ROWS` rows: microseconds of a step of 64 and of a tile, each for any
+#: tile and for 128 x 128 elements of it; of adding parts of k; the part of the nominal memory
+#: bandwidth that is reached; the power whose root adds the times of memory and of steps. Fitted to
+#: 4,843 times of an H200 and an H100 (benchmarks/LOG.md, "A model for few rows").
+_FEW_ROWS, _STEP_OF_FEW, _TILE_OF_FEW, _ADDING_OF_FEW = 128, (0.0763, 0.218), (0.533, 0.911), 1.7
+_PART_OF_BANDWIDTH, _POWER = 0.883, 1.5
 
-#: Bytes of a second from an H200's memory: for devices that do not say theirs.
-_BANDWIDTH = 4.8e12
+#: An H200's memory bandwidth in bytes per second, for devices whose own is unknown.
+_BANDWIDTH = 4.916736e12
 
 
 def _heuristic(p: Problem, d: Device) -> dict[str, int]:
@@ -308,13 +308,15 @@ def _by_threads(p: Problem) -> bool:
 
 
 def is_of_few_rows(p: Problem) -> bool:
-    """Whether it is a single product of few rows that TMA reads and stores."""
-    stored = p.out_dtype.itemsize == 2 and not _by_threads(p)
-    return p.m <= _ROWS and p.batch == 1 and p.alignment >= 16 and stored
+    """Whether it is a single product of at most 128 rows with C in 16 bits, all of whose rows
+    start at multiples of 16 bytes.
+    """
+    narrow = p.out_dtype.itemsize == 2
+    return p.m <= _FEW_ROWS and p.batch == 1 and p.alignment >= 16 and narrow
 
 
 def memory_us(p: Problem, d: Device) -> float:
-    """Microseconds that device memory takes for a product."""
+    """Microseconds of a product's least memory traffic at the device's nominal bandwidth."""
     return p.bytes * 1e6 / (d.bandwidth or _BANDWIDTH)
 
 
@@ -371,10 +373,10 @@ def _microseconds(form: tuple, parts: int, p: Problem, d: Device) -> float:
     adding = _PART * parts + 2 * sums / _MEMORY if parts > 1 else 0.0
     if is_of_few_rows(p):
         area = mb * nb / 128**2
-        step, tile = (one + more * area for one, more in (_STEP, _TILE))
-        times = waves * steps_of_64 * step, memory_us(p, d) / _GIVEN
-        adding += _ADDING if parts > 1 else 0.0
-        return waves * tile + sum(one**_POWER for one in times) ** (1 / _POWER) + adding
+        step, tile = (base + more * area for base, more in (_STEP_OF_FEW, _TILE_OF_FEW))
+        times = waves * steps_of_64 * step, memory_us(p, d) / _PART_OF_BANDWIDTH
+        adding += _ADDING_OF_FEW if parts > 1 else 0.0
+        return waves * tile + sum(time**_POWER for time in times) ** (1 / _POWER) + adding
     if parts == 1 and _by_threads(p):
         rest += _BY_THREADS[0] * given["TA"] * given["TB"] + _BY_THREADS[1] * mb * nb
     elif p.k <= _SHALLOW[-1][0]:

@@ -2,11 +2,13 @@
 
 import csv
 import itertools
+import json
 import math
 import random
 from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from pymm.kernels import KERNELS, find_kernel, kernels_for, survey
 from pymm.selection.records import Environment
 from pymm.selection.select import select
 
+RESULTS = Path(tool.__file__).parent / "results"
 H200, H100 = (tool.DEVICES[slug] for slug in ("nvidia-h200", "nvidia-h100-80gb-hbm3"))
 #: No GPU with so many multiprocessors was surveyed.
 UNKNOWN = replace(H200, name="another", sms=114)
@@ -45,6 +48,14 @@ MEASURED = pytest.mark.parametrize(
         for dtype in dtypes
     ],
 )
+
+
+@pytest.mark.parametrize("slug", SHIPPED)
+def test_the_surveyed_devices_are_what_they_report(slug):
+    """The kernels' models then expect the same on a device as in the fit."""
+    told = json.loads((RESULTS / slug / "device.json").read_text())
+    facts = "sms", "clock_hz", "bandwidth", "l2_bytes", "shared_per_block", "shared_per_sm"
+    assert [getattr(tool.DEVICES[slug], fact) for fact in facts] == [told[fact] for fact in facts]
 
 
 @lru_cache(maxsize=1)
