@@ -205,9 +205,10 @@ def _preferred(p: Problem, d: Device) -> bool:
     if not _competes(p) or tensor.repacking_takes_longer(p, d):
         return False
     own = min(_microseconds(tile, p, d) for tile in _tiles_for(p))
-    other = _LAUNCH + wgmma.expected_us(p, d) * (1 + _SLOWER_7 * _hot(p))
     if wgmma.is_of_few_rows(p):
         other = wgmma.repacked_us(p, d)
+    else:
+        other = _LAUNCH + wgmma.expected_us(p, d) * (1 + _SLOWER_7 * _hot(p))
     if _unaligned(p) and p.flops > _LITTLE:
         other *= _UNALIGNED_7
     if p.batch > 1 and min(p.m, p.n, p.k) > _LARGE and not _unaligned(p):

@@ -58,6 +58,17 @@ def test_the_surveyed_devices_are_what_they_report(slug):
     assert [getattr(tool.DEVICES[slug], fact) for fact in facts] == [told[fact] for fact in facts]
 
 
+def test_few_rows_wait_for_memory():
+    """The time of a product with wide weights nearly doubles at half the bandwidth."""
+    kernel, problem = find_kernel("wgmma"), Problem(16, 32768, 8192, "bf16", False, True)
+
+    def least(bandwidth):
+        return min(time for time, _ in kernel.options(problem, replace(H200, bandwidth=bandwidth)))
+
+    assert least(0.0) == least(H200.bandwidth)  # unknown: an H200's
+    assert 1.5 < least(H200.bandwidth / 2) / least(H200.bandwidth) < 2
+
+
 @lru_cache(maxsize=1)
 def measured(slug: str, dtype: str) -> tool.Measured:
     return tool.read(tool.results(slug), dtype, tool.DEVICES[slug])

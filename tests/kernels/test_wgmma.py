@@ -188,6 +188,15 @@ def test_blocks_side_by_side_load_equal_parts_of_a(mb, blocks, kb, trans_a):
     assert rest == 0 and box.rows % 8 == 0 and count % blocks == 0
 
 
+@pytest.mark.parametrize("value", [True, 64.0, "64", [64], None, 0, 65537])
+def test_a_value_that_is_no_integer_in_bounds_is_refused(value):
+    """Also if a value that is equal was asked for before."""
+    WGMMA.config(dict(WGMMA.default) | {"MB": 64})
+    WGMMA.config(dict(WGMMA.default) | {"MB": 1})
+    with pytest.raises(ValueError, match="MB=.* is not an integer from 1 to 65536"):
+        WGMMA.config(dict(WGMMA.default) | {"MB": value})
+
+
 def test_a_cluster_whose_blocks_share_b_alone_is_spelled_as_before():
     before = "wgmma-MB64-NB128-KB64-TA64-TB64-STAGES8-CLUSTER2-GROUP8-SPLIT1-SLOTS1"
     config = parse_slug(before)
