@@ -149,14 +149,20 @@ def covers(problem: Problem, device: Device) -> bool:
 @lru_cache(maxsize=8192)
 def quickest(kernel: Kernel, problem: Problem, device: Device) -> tuple[float, Config] | None:
     """The least expected time of the kernel's configurations, in microseconds, and its
-    configuration. Forms with fewer than `_ENOUGH` times do not count. None where the survey does
-    not cover the product, and if no configuration that counts may run.
+    configuration: the first of `ranked`. None if there is none.
+    """
+    return next(iter(ranked(kernel, problem, device)), None)
+
+
+def ranked(kernel: Kernel, problem: Problem, device: Device) -> list[tuple[float, Config]]:
+    """The expected times of those of the kernel's configurations that its model expects to be the
+    quickest, in microseconds, and the configurations, the quickest first. Forms with fewer than
+    `_ENOUGH` times do not count. Empty where the survey does not cover the product, and if no
+    configuration that counts may run.
     """
     survey = survey_of(problem, device)
-    if survey is None:
-        return None
-    if kernel.options is None or not kernel.runs_on(device):
-        return None
+    if survey is None or kernel.options is None or not kernel.runs_on(device):
+        return []
     expected: dict[Config, float] = {}
     limit = math.inf
     for time, config in sorted(kernel.options(problem, device), key=lambda option: option[0]):
@@ -167,11 +173,10 @@ def quickest(kernel: Kernel, problem: Problem, device: Device) -> tuple[float, C
             expected[config] = time
             limit = min(limit, _WITHIN * time)
     if not expected:
-        return None
+        return []
     corrections = np.exp(survey.corrections(problem, list(expected)))
-    times = dict(zip(expected, corrections * list(expected.values()), strict=True))
-    config = min(times, key=times.__getitem__)
-    return float(times[config]), config
+    times = (corrections * list(expected.values())).tolist()
+    return sorted(zip(times, expected, strict=True), key=lambda pair: pair[0])
 
 
 def row(problem: Problem, config: Config) -> list[int]:

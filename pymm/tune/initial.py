@@ -1,6 +1,6 @@
 """What a search begins with, prepared while others measure: the valid configurations, and the first
-of them to be tried: the default, stored ones of the nearest problems, and those that the cost model
-predicts to be fastest.
+of them to be tried: the default, stored ones of the nearest problems, and those that should be
+fastest, by measured times of similar products where the device was surveyed.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import multiprocessing
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,21 +18,22 @@ from pymm.console import spared
 from pymm.core.device import Device
 from pymm.core.errors import StoreError
 from pymm.core.problem import Problem
-from pymm.kernels import Config, Kernel, find_kernel
+from pymm.kernels import Config, Kernel, find_kernel, survey
 from pymm.measure.precompile import config_directory, settle_beside
 from pymm.measure.verify import sources
-from pymm.selection.cost_model import most_promising, predicted_seconds
+from pymm.selection.cost_model import TILE, most_promising, predicted_seconds
 from pymm.selection.records import Record, device_facts
 from pymm.selection.store import files, read
 from pymm.tune.finals import rivals_of
 from pymm.tune.tasks import Task
 
 #: How many stored configurations of other problems are tried, the first of them those of the
-#: nearest, the others diverse ones of so many that are considered; how many of the cost model's,
-#: and how many that differ from the best known one in a single parameter; and how many of all of
-#: them if there is no budget.
+#: nearest, the others diverse ones of so many that are considered; how many that should be fast, of
+#: these how many by the kernel's own model, and how many of one tile; how many that differ from the
+#: best known one in a single parameter; and how many of all of them if there is no budget.
 PORTFOLIO, NEAREST, CONSIDERED = 6, 3, 24
-PROMISING, NEAR = 24, 8
+PROMISING, BY_OWN_MODEL, OF_A_TILE = 24, 12, 2
+NEAR = 8
 FIRST = 24
 
 #: A stored configuration is left out if the model predicts so many times the default's time: tiles
@@ -100,8 +102,9 @@ class InitialConfigs:
 
     def first(self, stored: Iterable[Record], count: int = FIRST) -> dict[Config, str]:
         """Up to `count` configurations in their order, each with its origin: the default, then in
-        turn one of the nearest stored problems, here or on other devices (`warm`), one of the cost
-        model's and one near the best known (`queue`): the model ignores some parameters.
+        turn one of the nearest stored problems, here or on other devices (`warm`), one that should
+        be fast and one near the best known (`queue`): the models ignore some parameters. The best
+        known is the default where it was made for the problem, else the nearest stored one.
         """
         alike, foreign = self._nearest(stored), []
         if self.device is not None and self.device.times_are_real:
@@ -112,12 +115,17 @@ class InitialConfigs:
         own = {record.config for record in alike if record.problem == self.problem}
         fitting = (config for config in configs if config in own or self._fits(config))
         portfolio = diverse(list(fitting), PORTFOLIO, NEAREST)
-        near = self._near(portfolio[0] if portfolio else self.default)
+        near = self._near(portfolio[0] if portfolio and not self._adapted else self.default)
         turns = itertools.zip_longest(portfolio, self.promising, near)
         mixed = [config for turn in turns for config in turn if config is not None]
         chosen = list(dict.fromkeys([self.default, *mixed]))[:count]
         warm = set(portfolio) - {self.default}
         return {config: "warm" if config in warm else "queue" for config in chosen}
+
+    @property
+    def _adapted(self) -> bool:
+        """Whether the default was made for the problem."""
+        return self.device is not None and self.kernel.adapts_to(self.problem, self.device)
 
     def _seconds(self, config: Config) -> float:
         if self.device is None or self.device.shares_host_cores:
@@ -129,17 +137,18 @@ class InitialConfigs:
         return self._seconds(config) <= UNFIT * self._seconds(self.default)
 
     def _near(self, base: Config) -> list[Config]:
-        """Configurations that differ from `base` in one parameter, the smallest changes first."""
+        """Configurations that differ from `base` in one parameter: those first that the cost model
+        expects to be fastest, to two digits, and of these the smallest changes.
+        """
         if self.device is None or self.device.shares_host_cores:
             return []
         given, found, longest = base.as_dict(), [], UNFIT_NEAR * self._seconds(base)
         for config in self.valid:
             changed = [(v, given[name]) for name, v in config.parameters if v != given[name]]
-            if len(changed) == 1:
+            if len(changed) == 1 and (seconds := self._seconds(config)) <= longest:
                 ((new, old),) = changed
-                found.append((abs(math.log2(new / old)), self._seconds(config), config))
-        found = sorted((e for e in found if e[1] <= longest), key=lambda entry: entry[:2])
-        return [config for *_, config in found[:NEAR]]
+                found.append((float(f"{seconds:.2g}"), abs(math.log2(new / old)), config))
+        return [config for *_, config in sorted(found, key=lambda entry: entry[:2])[:NEAR]]
 
     def _nearest(self, records: Iterable[Record]) -> list[Record]:
         """Those of this kernel that may help, of the nearest problems first."""
@@ -174,7 +183,8 @@ def prepare(
     problem: Problem, kernel: str | Kernel, device: Device, most: int | None = None
 ) -> tuple[tuple[Config, ...], Config, tuple[Config, ...]]:
     """The part of a search that needs no measurement, and up to seconds: the valid configurations
-    (the `most` best ones by the cost model), the default, and the promising ones.
+    (the `most` best ones by the cost model), the default, and the promising ones: those of the
+    kernel's own model, then those of the cost model.
     """
     if isinstance(kernel, str):
         kernel = find_kernel(kernel, device.kernel_backend)
@@ -182,10 +192,32 @@ def prepare(
     if most is not None and not device.shares_host_cores and len(valid) > most:
         valid = sorted(valid, key=lambda c: predicted_seconds(c, problem, device))[:most]
     default = kernel.default_for(problem, device)
-    if not kernel.violations(default, problem, device) and default not in valid:
-        valid.append(default)
-    promising = most_promising(valid, problem, device, PROMISING)
-    return tuple(valid), default, tuple(promising)
+    own = by_own_model(kernel, problem, device)
+    sure = [] if kernel.violations(default, problem, device) else [default]
+    promising = [*own, *most_promising(valid, problem, device, PROMISING)]
+    every = dict.fromkeys([*valid, *sure, *own])
+    return tuple(every), default, tuple(dict.fromkeys(promising))[:PROMISING]
+
+
+def by_own_model(kernel: Kernel, problem: Problem, device: Device) -> list[Config]:
+    """Up to `BY_OWN_MODEL` configurations that may run and that the kernel's model expects to be
+    fastest, the fastest first, corrected by measured times of similar products where a survey of
+    the device covers the problem. Empty for a kernel without `options`.
+    """
+    if kernel.options is None or not kernel.runs_on(device):
+        return []
+    expected = survey.ranked(kernel, problem, device) or kernel.options(problem, device)
+    found: dict[Config, None] = {}
+    tiles: Counter[tuple] = Counter()
+    for _, config in sorted(expected, key=lambda option: option[0]):
+        tile = tuple(value for name, value in config.parameters if name in TILE)
+        if config in found or tiles[tile] == OF_A_TILE or kernel.violations(config, problem, device):
+            continue
+        found[config] = None
+        tiles[tile] += 1
+        if len(found) == BY_OWN_MODEL:
+            break
+    return list(found)
 
 
 class Prefetcher:
