@@ -116,7 +116,8 @@ class InitialConfigs:
         fitting = (config for config in configs if config in own or self._fits(config))
         portfolio = diverse(list(fitting), PORTFOLIO, NEAREST)
         near = self._near(portfolio[0] if portfolio and not self._adapted else self.default)
-        turns = itertools.zip_longest(portfolio, self.promising, near)
+        promising = (config for config in self.promising if config != self.default)
+        turns = itertools.zip_longest(portfolio, promising, near)
         mixed = [config for turn in turns for config in turn if config is not None]
         chosen = list(dict.fromkeys([self.default, *mixed]))[:count]
         warm = set(portfolio) - {self.default}

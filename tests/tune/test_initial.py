@@ -8,10 +8,10 @@ from recorded import NoCompiler
 
 from pymm.core.device import Device
 from pymm.core.problem import Problem
-from pymm.kernels import find_kernel
+from pymm.kernels import find_kernel, survey
 from pymm.kernels.source import kernel_digest
 from pymm.selection import store
-from pymm.selection.cost_model import predicted_seconds
+from pymm.selection.cost_model import TILE, predicted_seconds
 from pymm.selection.records import Environment, Record
 from pymm.tune import initial
 from pymm.tune.initial import FIRST, PORTFOLIO, PROMISING, InitialConfigs, Prefetcher
@@ -42,7 +42,7 @@ def test_default_then_stored_and_promising_by_turns():
     first = list(outset.first(stored))
     assert first[0] == outset.default
     assert first[1] == stored[-1].config, "of the nearest problem"
-    assert first[2] == outset.promising[0]
+    assert first[2] == next(c for c in outset.promising if c != outset.default)
     assert len(first) == len(set(first)) == FIRST
     assert len(outset.first(stored, 9)) == 9
 
@@ -59,6 +59,62 @@ def test_variants_of_the_best_known_are_tried():
     ]
     assert sum(len(change) == 1 for change in changes) >= 4
     assert base in first
+
+
+def changes(config, base):
+    return [name for name, value in config.parameters if value != base.as_dict()[name]]
+
+
+def test_variants_of_a_default_that_was_made_for_the_problem_are_tried():
+    """Not of the nearest stored configuration, which may be for quite another product; those first
+    that the cost model expects to be fastest."""
+    kernel, problem = find_kernel("wgmma"), Problem(163, 3177, 6471, "bf16")
+    outset = prepare(problem, kernel, H200)
+    assert kernel.adapts_to(problem, H200)
+    small = kernel.default_for(Problem(16, 512, 512, "bf16"), H200)
+    assert len(changes(small, outset.default)) > 1
+    near = outset._near(outset.default)
+    assert all(len(changes(config, outset.default)) == 1 for config in near)
+    seconds = [float(f"{predicted_seconds(c, problem, H200):.2g}") for c in near]
+    assert seconds == sorted(seconds)
+    stored = replace(record(small, 900), problem=Problem(16, 512, 512, "bf16"))
+    first = list(outset.first([stored], 40))
+    assert set(near) <= set(first) and len(near) == initial.NEAR
+
+
+@pytest.mark.parametrize(
+    "name, problem",
+    [
+        ("pipelined", Problem(935, 1851, 228)),
+        ("tensor_f64", Problem(2495, 100, 364, "f64")),
+        ("wgmma", Problem(163, 3177, 6471, "bf16")),
+    ],
+)
+def test_what_a_survey_expects_to_be_fastest_is_tried_first(name, problem):
+    """Before what the cost model for all kernels expects; also parts of k that no search tries by
+    itself."""
+    kernel = find_kernel(name)
+    outset, own = prepare(problem, kernel, H200), initial.by_own_model(kernel, problem, H200)
+    ranked = [config for _, config in survey.ranked(kernel, problem, H200)]
+    assert outset.default == own[0] == ranked[0]
+    assert 1 < len(own) <= initial.BY_OWN_MODEL and outset.promising[: len(own)] == tuple(own)
+    assert own == sorted(own, key=ranked.index) and set(own) <= set(outset.valid)
+    assert len(outset.promising) == PROMISING == len(set(outset.promising))
+    tiles = [tuple(v for n, v in config.parameters if n in TILE) for config in own]
+    assert max(map(tiles.count, tiles)) <= initial.OF_A_TILE
+    first = list(outset.first(()))
+    assert first.index(own[1]) < 3
+
+
+def test_without_a_survey_the_kernel_s_own_model_says_what_is_tried_first():
+    other = replace(H200, name="another GPU", capability=(8, 0), sms=108)
+    kernel, problem = find_kernel("tensor"), Problem(300, 500, 700, "bf16")
+    assert not survey.covers(problem, other)
+    own = initial.by_own_model(kernel, problem, other)
+    expected = dict((config, time) for time, config in kernel.options(problem, other))
+    assert own and [expected[c] for c in own] == sorted(expected[c] for c in own)
+    assert all(not kernel.violations(config, problem, other) for config in own)
+    assert initial.by_own_model(find_kernel("register_tile"), PROBLEM, other) == []
 
 
 def test_what_is_stored_for_another_shape_is_not_tried_where_it_cannot_fit():
