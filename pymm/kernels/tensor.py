@@ -206,6 +206,16 @@ _FORMS = {
     ),
 }
 
+#: More of 2 bytes, for a survey (survey.py) to choose from: what searches found for products whose
+#: survey chose worst.
+_SURVEYED = (
+    (32, 32, 128, 32, 32, 4, 5, 2),
+    (32, 32, 128, 16, 16, 2, 5, 2),
+    (32, 32, 32, 16, 16, 1, 5, 4),
+    (32, 64, 64, 32, 32, 2, 5, 3),
+    (64, 128, 32, 32, 64, 1, 5, 2),
+    (64, 128, 128, 32, 64, 1, 4, 1),
+)
 
 #: The least of many uncertain times is too small by about this factor.
 _DOUBT = 1.05
@@ -229,14 +239,22 @@ def _config(form: tuple[int, ...], parts: int) -> Config:
 @lru_cache(maxsize=1024)
 def _quickest(p: Problem, d: Device) -> Config | None:
     """The form and the parts of k with the least expected time. None if none may run."""
-    return TENSOR.quickest(_options(p, d), p, d)
+    return TENSOR.quickest(_timed(_FORMS[p.numpy_dtype.itemsize], p, d), p, d)
 
 
 def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
-    """Every form with every split of k."""
+    """Every form, and those that only a survey chooses from."""
+    size = p.numpy_dtype.itemsize
+    return _timed(_FORMS[size] + (_SURVEYED if size == 2 else ()), p, d)
+
+
+def _timed(
+    forms: tuple[tuple[int, ...], ...], p: Problem, d: Device
+) -> Iterator[tuple[float, Config]]:
+    """Forms with every split of k, and what is expected of each."""
     size = p.numpy_dtype.itemsize
     splits = TENSOR.space["SPLIT"] if size == 4 else range(1, _MOST_PARTS + 1)
-    for form, parts in itertools.product(_FORMS[size], splits):
+    for form, parts in itertools.product(forms, splits):
         if parts == 1 or form[2] * (2 if size == 4 else 1) * parts <= p.k:
             config = _config(form, parts)
             yield _expected(config, p, d), config

@@ -130,6 +130,11 @@ _PAIRS = (
     (dict(MB=64, NB=256, TA=64, TB=128, STAGES=4, CLUSTER=2, GROUP=1), 0.33, 0.35, 0.5),
 )
 
+#: For few tiles and k from so many on: clusters of four (163 x 3177 x 6471: 53.8 us, not 59.7 in
+#: pairs).
+_DEEP = 1024
+_FOURS = ((dict(MB=64, NB=128, TA=64, TB=128, STAGES=8, CLUSTER=4, GROUP=1), 0.22, 0.23, 0.2),)
+
 #: The same for products of few steps whose C is stored by TMA: clusters of four. And for small
 #: products: tiles of 64 x 64 with half as many, deeper steps.
 _FEW_STEPS_STORED = (
@@ -287,6 +292,8 @@ def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
         more += _FEW_STEPS if _by_threads(p) else _FEW_STEPS_STORED
     if tiles_in(p, 64, 64) * p.batch <= d.sms:
         more += (*_NARROW, *_SMALL)
+    if p.k >= _DEEP and tiles_in(p, 64, 128) * p.batch <= 2 * d.sms:
+        more += _FOURS
     if _is_about_a_wave(p, d):
         more += (*_FILLING, *_BOTH_SHARED)
     for form, parts in (*_forms(p, d), *((f, n) for f in more for n in _parts(f, p, d))):
