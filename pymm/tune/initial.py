@@ -212,7 +212,9 @@ def by_own_model(kernel: Kernel, problem: Problem, device: Device) -> list[Confi
     tiles: Counter[tuple] = Counter()
     for _, config in sorted(expected, key=lambda option: option[0]):
         tile = tuple(value for name, value in config.parameters if name in TILE)
-        if config in found or tiles[tile] == OF_A_TILE or kernel.violations(config, problem, device):
+        if config in found or tiles[tile] == OF_A_TILE:
+            continue
+        if kernel.violations(config, problem, device):
             continue
         found[config] = None
         tiles[tile] += 1
