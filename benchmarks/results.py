@@ -204,6 +204,8 @@ def unseen(rows: Sequence[Row]) -> list[str]:
         f"Written by `python benchmarks/unseen.py` into `{UNSEEN.relative_to(ROOT)}`: random",
         "extents with a search each, whose result was thrown away; then what is chosen without it,",
         f"the default, and what the search found, measured in turn. The last run, of seed {seed}.",
+        "The default is the quickest of all kernels' defaults; until 2026-11-29 it was that of the",
+        "chosen kernel, which on a surveyed GPU is the choice itself.",
         "",
         "| type | products | chosen / fastest, geometric mean | least | default / chosen, least |",
         "|---|--:|--:|--:|--:|",

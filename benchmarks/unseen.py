@@ -4,12 +4,12 @@
 
 Each of `--count` random products (extents log-uniform between 64 and 8192, drawn from `--seed`, the
 types in turn) gets an equal share of the budget for a search of its own, whose result is thrown
-away. Then what `matmul` chooses, the default of its kernel, what it would choose had nothing been
-tuned on this device, what the search found, and the baselines are measured in turn; the default is
-the quicker of the two. Prints the geometric mean of chosen against the fastest of pymm's, and the
-worst case against the default. With `--budget 0` nothing is searched, and only products are
-measured whose choice is not the default in both senses: the others cannot be slower. Exit status 0
-if the mean is at least 0.97 and no choice is more than 3 % slower than the default, else 1.
+away. Then what `matmul` chooses, the default of every kernel that a search would try, what `matmul`
+would choose had nothing been tuned on this device, what the search found, and the baselines are
+measured in turn. Prints the geometric mean of chosen against the fastest of pymm's, and the worst
+case against the quickest default. With `--budget 0` nothing is searched, and a product whose
+defaults are all what is chosen is left out: it cannot be slower. Exit status 0 if the mean is at
+least 0.97 and no choice is more than 3 % slower than the quickest default, else 1.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from pymm.selection.records import Environment, Record  # noqa: E402
 from pymm.selection.select import Choice, select  # noqa: E402
 from pymm.selection.store import load  # noqa: E402
 from pymm.tune.options import Options  # noqa: E402
+from pymm.tune.tasks import competitors  # noqa: E402
 from pymm.tune.tuner import Tuner  # noqa: E402
 
 #: Extents are drawn between these, and products of more operations are drawn again: they would take
@@ -67,20 +68,20 @@ class Products(Options):
 
 @dataclass(frozen=True)
 class Entry:
-    """A product: what is chosen for it, the default of that kernel and of a device of which nothing
-    is known, what its own search found.
+    """A product: what is chosen for it, the defaults of all kernels and of a device of which
+    nothing is known, what its own search found.
     """
 
     problem: Problem
     choice: Choice
-    defaults: tuple[Config, Config]
+    defaults: tuple[Config, ...]
     found: Config | None
 
     @property
     def configs(self) -> tuple[Config, ...]:
-        """Each of the four once."""
-        four = (self.choice.config, *self.defaults, self.found)
-        return tuple(dict.fromkeys(config for config in four if config is not None))
+        """Each of them once."""
+        every = (self.choice.config, *self.defaults, self.found)
+        return tuple(dict.fromkeys(config for config in every if config is not None))
 
 
 def draw(count: int, dtypes: Sequence[str], seed: int, most: int = MOST) -> list[Problem]:
@@ -120,7 +121,7 @@ def main(arguments: Sequence[str]) -> int:
             entries = [_entry(worker, p, found, given) for p in products]
             if not given.budget:
                 entries = [entry for entry in entries if len(entry.configs) > 1]
-                print(f"{len(entries)} of {len(products)} products have another choice")
+                print(f"{len(entries)} of {len(products)} products have another default")
             _compile(worker, entries)
             rows = []
             for entry in entries:
@@ -161,10 +162,10 @@ def _entry(
     device = worker.device
     environment = Environment.of(device, worker.compiler.toolchain)
     choice = select(problem, device, given.records or config_directory(), environment)
-    default = choice.config.kernel.default_for(problem, device)
+    defaults = [kernel.default_for(problem, device) for kernel in competitors(problem, device)]
     untuned = select(problem, replace(device, name="untuned"), None, environment).config
     own = min((r for r in found if r.problem == problem), key=lambda r: r.seconds, default=None)
-    return Entry(problem, choice, (default, untuned), own and own.config)
+    return Entry(problem, choice, (*defaults, untuned), own and own.config)
 
 
 def _compile(worker: Worker, entries: Sequence[Entry]) -> None:

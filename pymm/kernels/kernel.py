@@ -146,11 +146,12 @@ class Kernel:
     the configurations that one for a single product is chosen from, whether they may run or not,
     each with the microseconds that the kernel's model expects of it, all launches included: where
     the device was surveyed they are corrected, and decide (survey.py); without a `heuristic` the
-    quickest of them is the default elsewhere. `extra_points` are searched besides the space. For
-    problems that it is not `preferred_for`, a kernel ranks below all others; where it cannot be
-    near the fastest, by its declaration, it does not take part in the tuner's race between kernels
-    (`competes`). `forceable` names the macros that an experiment may set instead of the problem,
-    and their values: `GUARDED` (`Guards`), and `FILL`, whose 0 means all of a symmetric C.
+    quickest of them is the default elsewhere; a search of the product begins with the quickest.
+    `extra_points` are searched besides the space. For problems that it is not `preferred_for`, a
+    kernel ranks below all others; where it cannot be near the fastest, by its declaration, it does
+    not take part in the tuner's race between kernels (`competes`). `forceable` names the macros
+    that an experiment may set instead of the problem, and their values: `GUARDED` (`Guards`), and
+    `FILL`, whose 0 means all of a symmetric C.
 
     `expected` gives the microseconds that a configuration should take, where nothing was surveyed.
     The kernels that multiply tf32 declare it, and where it is known for all of them

@@ -206,8 +206,8 @@ _FORMS = {
     ),
 }
 
-#: More of 2 bytes, for a survey (survey.py) to choose from: what searches found for products whose
-#: survey chose worst.
+#: More of 2 bytes, which a search begins with and a survey (survey.py) chooses from, but no
+#: default: what searches found for products for which the survey had chosen worst.
 _SURVEYED = (
     (32, 32, 128, 32, 32, 4, 5, 2),
     (32, 32, 128, 16, 16, 2, 5, 2),
@@ -243,7 +243,7 @@ def _quickest(p: Problem, d: Device) -> Config | None:
 
 
 def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
-    """Every form, and those that only a survey chooses from."""
+    """Every form, and those that are no defaults."""
     size = p.numpy_dtype.itemsize
     return _timed(_FORMS[size] + (_SURVEYED if size == 2 else ()), p, d)
 

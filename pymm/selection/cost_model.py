@@ -56,8 +56,10 @@ HELD, HELD_BY_WGMMA = 1.4, 2.0
 #: Registers of a thread besides accumulators and fragments.
 OTHER_REGISTERS = 32
 
-#: Parameters that make up the tile: configurations that differ only in others are variants.
+#: Parameters that make up the tile: configurations that differ only in others are variants. How
+#: many of one tile a search begins with, at most.
 TILE = ("MB", "NB", "TA", "TB", "TK", "SPLIT", "SLICES")
+OF_A_TILE = 2
 
 #: Clock, bandwidth and L2 of one multiprocessor for devices that do not say: those of an H200.
 CLOCK, BANDWIDTH, L2 = 1.5e9, 3e10, 4e5
@@ -141,9 +143,9 @@ def predicted_seconds(config: Config, problem: Problem, device: Device) -> float
 def most_promising(
     configs: Iterable[Config], problem: Problem, device: Device, count: int
 ) -> list[Config]:
-    """Up to `count` of the configurations, the one that should be fastest first, at most two of one
-    tile, and none that the model cannot tell from one before it. None for a CPU, of which the model
-    knows nothing.
+    """Up to `count` of the configurations, the one that should be fastest first, at most
+    `OF_A_TILE` of one tile, and none that the model cannot tell from one before it. None for a CPU,
+    of which the model knows nothing.
     """
     if device.kernel_backend == "cpu":
         return []
@@ -162,7 +164,7 @@ def most_promising(
         if len(found) == count:
             break
         tile = tuple(value for name, value in config.parameters if name in TILE)
-        if tiles[tile] < 2 and (seconds, tile) not in times:
+        if tiles[tile] < OF_A_TILE and (seconds, tile) not in times:
             times.add((seconds, tile))
             tiles[tile] += 1
             found.append(config)

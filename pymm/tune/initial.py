@@ -21,18 +21,19 @@ from pymm.core.problem import Problem
 from pymm.kernels import Config, Kernel, find_kernel, survey
 from pymm.measure.precompile import config_directory, settle_beside
 from pymm.measure.verify import sources
-from pymm.selection.cost_model import TILE, most_promising, predicted_seconds
+from pymm.selection.cost_model import OF_A_TILE, TILE, most_promising, predicted_seconds
 from pymm.selection.records import Record, device_facts
 from pymm.selection.store import files, read
 from pymm.tune.finals import rivals_of
 from pymm.tune.tasks import Task
 
 #: How many stored configurations of other problems are tried, the first of them those of the
-#: nearest, the others diverse ones of so many that are considered; how many that should be fast, of
-#: these how many by the kernel's own model, and how many of one tile; how many that differ from the
-#: best known one in a single parameter; and how many of all of them if there is no budget.
+#: nearest, the others diverse ones of so many that are considered; how many that should be fast,
+#: and of these how many by the kernel's own model (where there are so many, few searches come to
+#: those of the cost model for all kernels); how many that differ from the best known one in a
+#: single parameter; and how many of all of them if there is no budget.
 PORTFOLIO, NEAREST, CONSIDERED = 6, 3, 24
-PROMISING, BY_OWN_MODEL, OF_A_TILE = 24, 12, 2
+PROMISING, BY_OWN_MODEL = 24, 12
 NEAR = 8
 FIRST = 24
 
@@ -104,7 +105,8 @@ class InitialConfigs:
         """Up to `count` configurations in their order, each with its origin: the default, then in
         turn one of the nearest stored problems, here or on other devices (`warm`), one that should
         be fast and one near the best known (`queue`): the models ignore some parameters. The best
-        known is the default where it was made for the problem, else the nearest stored one.
+        known is what is stored for this very problem, else the default where it was made for the
+        problem, else the nearest stored one.
         """
         alike, foreign = self._nearest(stored), []
         if self.device is not None and self.device.times_are_real:
@@ -115,7 +117,8 @@ class InitialConfigs:
         own = {record.config for record in alike if record.problem == self.problem}
         fitting = (config for config in configs if config in own or self._fits(config))
         portfolio = diverse(list(fitting), PORTFOLIO, NEAREST)
-        near = self._near(portfolio[0] if portfolio and not self._adapted else self.default)
+        nearest = self.default if self._adapted or not portfolio else portfolio[0]
+        near = self._near(next((config for config in portfolio if config in own), nearest))
         promising = (config for config in self.promising if config != self.default)
         turns = itertools.zip_longest(portfolio, promising, near)
         mixed = [config for turn in turns for config in turn if config is not None]
@@ -184,8 +187,9 @@ def prepare(
     problem: Problem, kernel: str | Kernel, device: Device, most: int | None = None
 ) -> tuple[tuple[Config, ...], Config, tuple[Config, ...]]:
     """The part of a search that needs no measurement, and up to seconds: the valid configurations
-    (the `most` best ones by the cost model), the default, and the promising ones: those of the
-    kernel's own model, then those of the cost model.
+    (of the space the `most` best ones by the cost model, and whatever else follows, if it may run),
+    the default, and the promising ones: those of the kernel's own model, then those of the cost
+    model.
     """
     if isinstance(kernel, str):
         kernel = find_kernel(kernel, device.kernel_backend)
@@ -203,9 +207,12 @@ def prepare(
 def by_own_model(kernel: Kernel, problem: Problem, device: Device) -> list[Config]:
     """Up to `BY_OWN_MODEL` configurations that may run and that the kernel's model expects to be
     fastest, the fastest first, corrected by measured times of similar products where a survey of
-    the device covers the problem. Empty for a kernel without `options`.
+    the device covers the problem. Empty for a kernel without `options`, and for a batch or a
+    symmetric product, which they are not for.
     """
     if kernel.options is None or not kernel.runs_on(device):
+        return []
+    if problem.batch != 1 or problem.symmetric or problem.empty:
         return []
     expected = survey.ranked(kernel, problem, device) or kernel.options(problem, device)
     found: dict[Config, None] = {}

@@ -48,7 +48,7 @@ def test_default_then_stored_and_promising_by_turns():
 
 
 def test_variants_of_the_best_known_are_tried():
-    """One parameter of the nearest stored configuration is changed, by one step at first."""
+    """One parameter of the nearest stored configuration is changed."""
     outset = prepare(PROBLEM, KERNEL, H200)
     base = FITTING[70]
     first = list(outset.first([record(base, 1000)], 40))
@@ -79,7 +79,17 @@ def test_variants_of_a_default_that_was_made_for_the_problem_are_tried():
     assert seconds == sorted(seconds)
     stored = replace(record(small, 900), problem=Problem(16, 512, 512, "bf16"))
     first = list(outset.first([stored], 40))
-    assert set(near) <= set(first) and len(near) == initial.NEAR
+    assert small in first and set(near) <= set(first) and len(near) == initial.NEAR
+
+
+def test_variants_of_what_was_found_for_this_very_problem_are_tried():
+    kernel, problem = find_kernel("wgmma"), Problem(163, 3177, 6471, "bf16")
+    outset = prepare(problem, kernel, H200)
+    best = kernel.config(outset.default.as_dict() | dict(TB=128, CLUSTER=4))
+    near = outset._near(best)
+    assert len(near) == initial.NEAR and near != outset._near(outset.default)
+    first = outset.first([replace(record(best, 900), problem=problem)], 40)
+    assert first[best] == "warm" and set(near) <= set(first)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +101,7 @@ def test_variants_of_a_default_that_was_made_for_the_problem_are_tried():
     ],
 )
 def test_what_a_survey_expects_to_be_fastest_is_tried_first(name, problem):
-    """Before what the cost model for all kernels expects; also parts of k that no search tries by
-    itself."""
+    """Before what the cost model for all kernels expects."""
     kernel = find_kernel(name)
     outset, own = prepare(problem, kernel, H200), initial.by_own_model(kernel, problem, H200)
     ranked = [config for _, config in survey.ranked(kernel, problem, H200)]
@@ -104,17 +113,39 @@ def test_what_a_survey_expects_to_be_fastest_is_tried_first(name, problem):
     assert max(map(tiles.count, tiles)) <= initial.OF_A_TILE
     first = list(outset.first(()))
     assert first.index(own[1]) < 3
+    outside = [config for config in own if config not in kernel.configs(problem, H200)[0]]
+    assert name != "wgmma" or {config.SPLIT for config in outside} & {3, 5}  # not in its space
 
 
 def test_without_a_survey_the_kernel_s_own_model_says_what_is_tried_first():
     other = replace(H200, name="another GPU", capability=(8, 0), sms=108)
     kernel, problem = find_kernel("tensor"), Problem(300, 500, 700, "bf16")
     assert not survey.covers(problem, other)
-    own = initial.by_own_model(kernel, problem, other)
+    outset, own = prepare(problem, kernel, other), initial.by_own_model(kernel, problem, other)
     expected = dict((config, time) for time, config in kernel.options(problem, other))
-    assert own and [expected[c] for c in own] == sorted(expected[c] for c in own)
-    assert all(not kernel.violations(config, problem, other) for config in own)
+    able = [config for config in expected if not kernel.violations(config, problem, other)]
+    assert own[0] == min(able, key=expected.__getitem__) and set(own) <= set(able)
+    assert [expected[c] for c in own] == sorted(expected[c] for c in own)
+    assert outset.promising[: len(own)] == tuple(own)
     assert initial.by_own_model(find_kernel("register_tile"), PROBLEM, other) == []
+
+
+@pytest.mark.parametrize(
+    "problem", [Problem(128, 128, 128, "bf16", batch=256), Problem(0, 500, 700, "bf16")]
+)
+def test_models_for_single_products_are_not_asked_for_others(problem):
+    kernel = find_kernel("tensor")
+    assert initial.by_own_model(kernel, problem, H200) == []
+    outset = prepare(problem, kernel, H200)
+    assert outset.default in outset.valid and outset.default in outset.first(())
+
+
+def test_a_quick_search_keeps_what_the_kernel_s_own_model_expects():
+    kernel, problem = find_kernel("wgmma"), Problem(163, 3177, 6471, "bf16")
+    valid, default, promising = prepared(problem, kernel, H200, 20)
+    own = initial.by_own_model(kernel, problem, H200)
+    assert len(valid) < 20 + 1 + len(own) + 1 and {default, *own} <= set(valid)
+    assert promising[: len(own)] == tuple(own)
 
 
 def test_what_is_stored_for_another_shape_is_not_tried_where_it_cannot_fit():
