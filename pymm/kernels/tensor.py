@@ -208,7 +208,7 @@ _FORMS = {
 
 #: More of 2 bytes, which a search begins with and a survey (survey.py) chooses from, but no
 #: default: what searches found for products for which the survey had chosen worst.
-_SURVEYED = (
+_MORE_FORMS = (
     (32, 32, 128, 32, 32, 4, 5, 2),
     (32, 32, 128, 16, 16, 2, 5, 2),
     (32, 32, 32, 16, 16, 1, 5, 4),
@@ -245,7 +245,7 @@ def _quickest(p: Problem, d: Device) -> Config | None:
 def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
     """Every form, and those that are no defaults."""
     size = p.numpy_dtype.itemsize
-    return _timed(_FORMS[size] + (_SURVEYED if size == 2 else ()), p, d)
+    return _timed(_FORMS[size] + (_MORE_FORMS if size == 2 else ()), p, d)
 
 
 def _timed(

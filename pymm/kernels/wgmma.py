@@ -130,7 +130,7 @@ _PAIRS = (
     (dict(MB=64, NB=256, TA=64, TB=128, STAGES=4, CLUSTER=2, GROUP=1), 0.33, 0.35, 0.5),
 )
 
-#: For few tiles and at least so large a k: clusters of four (163 x 3177 x 6471: 54.1 us, not 60.2
+#: For few tiles and at least so large a k: clusters of four (163 x 3177 x 6471: 53.8 us, not 59.4
 #: in pairs).
 _DEEP = 1024
 _FOURS = ((dict(MB=64, NB=128, TA=64, TB=128, STAGES=8, CLUSTER=4, GROUP=1), 0.22, 0.23, 0.2),)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pymm.core.device import Device
@@ -155,20 +155,36 @@ def most_promising(
         more = config.as_dict()
         return float(f"{seconds:.3g}"), -more.get("STAGES", 0), -more.get("BLOCKS", 0)
 
+    def told_apart() -> Iterator[Config]:
+        seen: set[tuple] = set()
+        ranked = ((rank(config), config) for config in configs)
+        for (seconds, *_), config in sorted(ranked, key=lambda pair: pair[0]):
+            if (key := (seconds, tile_of(config))) not in seen:
+                seen.add(key)
+                yield config
+
+    return few_of_a_tile(told_apart(), count)
+
+
+def few_of_a_tile(configs: Iterable[Config], count: int) -> list[Config]:
+    """The first `count` of the configurations, without those that come after `OF_A_TILE` others of
+    their tile.
+    """
     found: list[Config] = []
     tiles: Counter[tuple] = Counter()
-    times: set[tuple] = set()
-    for (seconds, *_), config in sorted(
-        ((rank(config), config) for config in configs), key=lambda pair: pair[0]
-    ):
+    for config in configs:
         if len(found) == count:
             break
-        tile = tuple(value for name, value in config.parameters if name in TILE)
-        if tiles[tile] < OF_A_TILE and (seconds, tile) not in times:
-            times.add((seconds, tile))
+        tile = tile_of(config)
+        if tiles[tile] < OF_A_TILE:
             tiles[tile] += 1
             found.append(config)
     return found
+
+
+def tile_of(config: Config) -> tuple[int, ...]:
+    """The values of the parameters in `TILE`."""
+    return tuple(value for name, value in config.parameters if name in TILE)
 
 
 def _resident(config: Config, problem: Problem, device: Device, shape: Shape) -> int:

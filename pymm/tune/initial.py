@@ -1,6 +1,7 @@
 """What a search begins with, prepared while others measure: the valid configurations, and the first
-of them to be tried: the default, stored ones of the nearest problems, and those that should be
-fastest, by measured times of similar products where the device was surveyed.
+of them to be tried: the default, stored ones of the nearest problems, those that measured times of
+similar products (on a surveyed GPU) or the models expect to be fastest, and those that differ from
+the best known one in one parameter.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 import multiprocessing
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from pymm.core.problem import Problem
 from pymm.kernels import Config, Kernel, find_kernel, survey
 from pymm.measure.precompile import config_directory, settle_beside
 from pymm.measure.verify import sources
-from pymm.selection.cost_model import OF_A_TILE, TILE, most_promising, predicted_seconds
+from pymm.selection.cost_model import few_of_a_tile, most_promising, predicted_seconds
 from pymm.selection.records import Record, device_facts
 from pymm.selection.store import files, read
 from pymm.tune.finals import rivals_of
@@ -215,19 +215,9 @@ def by_own_model(kernel: Kernel, problem: Problem, device: Device) -> list[Confi
     if problem.batch != 1 or problem.symmetric or problem.empty:
         return []
     expected = survey.ranked(kernel, problem, device) or kernel.options(problem, device)
-    found: dict[Config, None] = {}
-    tiles: Counter[tuple] = Counter()
-    for _, config in sorted(expected, key=lambda option: option[0]):
-        tile = tuple(value for name, value in config.parameters if name in TILE)
-        if config in found or tiles[tile] == OF_A_TILE:
-            continue
-        if kernel.violations(config, problem, device):
-            continue
-        found[config] = None
-        tiles[tile] += 1
-        if len(found) == BY_OWN_MODEL:
-            break
-    return list(found)
+    ordered = dict.fromkeys(config for _, config in sorted(expected, key=lambda option: option[0]))
+    able = (config for config in ordered if not kernel.violations(config, problem, device))
+    return few_of_a_tile(able, BY_OWN_MODEL)
 
 
 class Prefetcher:
