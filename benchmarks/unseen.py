@@ -3,13 +3,14 @@
     python benchmarks/unseen.py --count 60 --budget 240 --records DIR --csv unseen.csv
 
 Each of `--count` random products (extents log-uniform between 64 and 8192, drawn from `--seed`, the
-types in turn) gets an equal share of the budget for a search of its own, whose result is thrown
-away. Then what `matmul` chooses, the default of every kernel that a search would try, what `matmul`
-would choose had nothing been tuned on this device, what the search found, and the baselines are
-measured in turn. Prints the geometric mean of chosen against the fastest of pymm's, and the worst
-case against the quickest default. With `--budget 0` nothing is searched, and a product whose
-defaults are all what is chosen is left out: it cannot be slower. Exit status 0 if the mean is at
-least 0.97 and no choice is more than 3 % slower than the quickest default, else 1.
+types in turn) gets an equal share of the budget for a search of its own. The searches see one
+another's results; all are thrown away at the end, and `matmul` does not see them. Then what
+`matmul` chooses, the default of every kernel that a search would try, what `matmul` would choose
+had nothing been tuned on this device, what the search found, and the baselines are measured in
+turn. Prints the geometric mean of chosen against the fastest of pymm's, and the worst case against
+the quickest default. With `--budget 0` nothing is searched, and a product whose defaults are all
+what is chosen is left out: it cannot be slower. Exit status 0 if the mean is at least 0.97 and no
+choice is more than 3 % slower than the quickest default, else 1.
 """
 
 from __future__ import annotations
