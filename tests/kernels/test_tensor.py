@@ -249,6 +249,8 @@ def test_small_devices_get_smaller_tiles_or_fewer_stages():
         ("tensor-MB64-NB128-KB16-TA32-TB64-STAGES4-BLOCKS3-GROUP8-SPLIT1", "tf32", 4097),
         ("tensor-MB32-NB128-KB64-TA16-TB32-STAGES3-BLOCKS2-GROUP8-SPLIT6", "bf16", 1024),
         ("tensor-MB128-NB32-KB64-TA32-TB16-STAGES3-BLOCKS2-GROUP8-SPLIT5", "f16", 1024),
+        ("tensor-MB32-NB32-KB32-TA16-TB16-STAGES5-BLOCKS4-GROUP8-SPLIT9", "bf16", 4097),
+        ("tensor-MB32-NB32-KB32-TA16-TB16-STAGES5-BLOCKS4-GROUP8-SPLIT15", "bf16", 1024),
     ],
 )
 def test_configurations_that_spilled_are_refused(slug, dtype, n):
