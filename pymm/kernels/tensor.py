@@ -71,11 +71,12 @@ def _registers(c: Config, p: Problem) -> int:
 
 
 def _left_over(c: Config) -> int:
-    """Registers more of a thread with 16 x 16 sums in a warp where k is split into more than eight
-    parts, which are added up eight at a time, and some are left over (checked like `_registers`: 40
-    bytes are spilled without them, where rows are aligned 8).
+    """Registers more of a thread where a warp has a whole tile of 16 x 16 and k is in more than
+    eight parts, which are added up eight at a time, and some are left over (checked like
+    `_registers`: without them 40 bytes are spilled, or 8 where rows are aligned).
     """
-    return 16 if c.TA * c.TB == 256 and c.SPLIT > 8 and c.SPLIT % 8 else 0
+    left_over = c.SPLIT > 8 and c.SPLIT % 8
+    return 16 if c.SLICES == 1 and c.TA * c.TB == 256 and left_over else 0
 
 
 def _padding(c: Config, p: Problem, alignment: int) -> int:

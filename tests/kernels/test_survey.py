@@ -245,6 +245,15 @@ def test_float16_is_like_bfloat16():
     assert chosen[0] == chosen[1]
 
 
+@pytest.mark.parametrize("count", [1, 2, 7, 300])
+def test_equations_are_solved_as_numpy_does(count):
+    generator = np.random.default_rng(count)
+    root, right = generator.normal(size=(count, count)), generator.normal(size=count)
+    left = root @ root.T + count * np.eye(count)
+    expected = np.linalg.solve(left, right)
+    np.testing.assert_allclose(tool.solved(left, right), expected, rtol=1e-9, atol=1e-12)
+
+
 def test_far_from_what_was_measured_the_mean_correction_is_left():
     found = survey.survey_of(COVERED, H200)
     config = next(kernels_for(COVERED, H200)[-1].options(COVERED, H200))[1]

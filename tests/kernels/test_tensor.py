@@ -258,6 +258,20 @@ def test_configurations_that_spilled_are_refused(slug, dtype, n):
     assert any("registers" in reason for reason in broken), broken
 
 
+@pytest.mark.parametrize(
+    "form, parts",
+    [
+        ("MB32-NB32-KB64-TA16-TB16-SLICES2-STAGES4-BLOCKS2", 13),
+        ("MB32-NB32-KB64-TA16-TB16-STAGES4-BLOCKS2", 13),
+        ("MB32-NB32-KB32-TA16-TB16-STAGES5-BLOCKS4", 8),
+        ("MB32-NB32-KB32-TA16-TB16-STAGES5-BLOCKS4", 16),
+    ],
+)
+def test_configurations_like_them_that_do_not_spill_may_run(form, parts):
+    config = parse_slug(f"tensor-{form}-GROUP8-SPLIT{parts}")
+    assert not TENSOR.violations(config, Problem(58, 83, 1690, "bf16"), HOPPER)
+
+
 # The whole way
 
 
