@@ -211,7 +211,8 @@ def _last_draw(rows: Sequence[Row]) -> list[Row]:
     for row in rows:
         draws.setdefault(row["class"], []).append(row)
     for name, of in reversed(draws.items()):
-        if len(of) >= len(class_problems((name,), (of[0]["dtype"],), LAYOUTS)):
+        measured = [row for row in of if row["outcome"] == "ok"]
+        if len(measured) >= len(class_problems((name,), (of[0]["dtype"],), LAYOUTS)):
             return of
     return []
 

@@ -50,7 +50,7 @@ _MEMORY, _BLOCKS = 3.6e6, 60
 
 #: Microseconds for each column of a tile of 128 rows that threads store, not TMA (773 times of the
 #: H200's survey).
-_BY_THREADS = 0.012
+_STORED_BY_THREADS = 0.012
 
 #: Of products of few rows (`wgmma.is_of_few_rows`), fitted to the same surveys as kernel 7's model:
 #: microseconds of a launch; of blocks in pairs; of a step of 64 of any tile, and for 128 x 128
@@ -126,7 +126,7 @@ def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
     """Every tile, where this kernel may be the faster at all, whether TMA or threads store C; where
     C is wide, tiles of 128 rows also in clusters of two, and larger groups of rows.
     """
-    if _is_deep_and_long(p, _LONG_SURVEYED):
+    if _has_enough_work(p, _LONG_SURVEYED):
         before = wgmma.repacking_us(p)
         for tile in _tiles_for(p):
             wide = tile["MB"] == 128 and tile["CLUSTER"] == 1 and p.n >= _WIDER * p.m
@@ -165,7 +165,7 @@ def _microseconds(given: dict[str, int], p: Problem, d: Device) -> float:
     else:
         step = _STEP_64[0] * nb + _STEP_64[1]
     step *= (1 + _SLOWER * _hot(p)) * (_UNALIGNED if _unaligned(p) else 1)
-    stored = 0.0 if _is_stored_by_tma(p) else _BY_THREADS * mb / 128 * nb
+    stored = 0.0 if _is_stored_by_tma(p) else _STORED_BY_THREADS * mb / 128 * nb
     busy = ceil_div(tiles, d.sms) * (ceil_div(p.k, 64) * step + _REST + stored)
     moved = p.bytes / (_MEMORY * min(1.0, max(tiles / cluster, 1) / _BLOCKS))
     return _LAUNCH + max(busy, moved) + 0.05 * min(busy, moved)
@@ -182,7 +182,7 @@ def _hot(p: Problem) -> float:
     return min(max(p.flops - _COOL, 0.0) / _HOT, 1.0)
 
 
-def _is_deep_and_long(p: Problem, long: float = _LONG) -> bool:
+def _has_enough_work(p: Problem, long: float = _LONG) -> bool:
     """Whether there are enough steps, and a product of few rows has more than `long` bytes."""
     return p.k > _SHALLOW and (p.m > _FEW or p.bytes > long)
 
@@ -205,9 +205,8 @@ def _preferred(p: Problem, d: Device) -> bool:
         return False
     if _has_a_tile_for_each(p, d):
         return True
-    if not _is_stored_by_tma(p) or not _is_deep_and_long(p):
-        return False
-    if tensor.repacking_takes_longer(p, d):
+    offered = _is_stored_by_tma(p) and _has_enough_work(p)
+    if not offered or tensor.repacking_takes_longer(p, d):
         return False
     own = min(_microseconds(tile, p, d) for tile in _tiles_for(p))
     if wgmma.is_of_few_rows(p):

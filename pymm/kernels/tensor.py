@@ -70,10 +70,11 @@ def _registers(c: Config, p: Problem) -> int:
     return kept + (aligned if p.alignment == 16 else uneven)
 
 
-def _left_over(c: Config) -> int:
-    """Registers more of a thread where a warp has a whole tile of 16 x 16 and k is in more than
-    eight parts, which are added up eight at a time, and some are left over (checked like
-    `_registers`: without them 40 bytes are spilled, or 8 where rows are aligned).
+def _for_parts_left_over(c: Config) -> int:
+    """Registers more of a thread where one warp alone (SLICES is 1) has a tile of 16 x 16 and k is
+    in more than eight parts, which are added up eight at a time, so that some are left over
+    (checked like `_registers`: 32 x 32 x 32 with BLOCKS 4 spills 40 bytes, or 8 where rows are
+    aligned).
     """
     left_over = c.SPLIT > 8 and c.SPLIT % 8
     return 16 if c.SLICES == 1 and c.TA * c.TB == 256 and left_over else 0
@@ -390,7 +391,8 @@ TENSOR = Kernel(
         Rule(
             "BLOCKS blocks fit in a multiprocessor's registers, threads and shared memory",
             lambda c, p, d: (
-                registers_fit(c, d, _registers(c, p) + _left_over(c)) and blocks_fit(c, p, d)
+                registers_fit(c, d, _registers(c, p) + _for_parts_left_over(c))
+                and blocks_fit(c, p, d)
             ),
         ),
     ),

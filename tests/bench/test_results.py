@@ -89,6 +89,8 @@ def test_the_summary_shows_the_last_draw_of_which_all_products_were_measured():
     rows = [*drawn([2.0], "random-7"), *drawn([3.0], "random-8"), *drawn([9.0], "random-9")[:-1]]
     rows += drawn([1.0], "random-7", "f64")[:-1]
     rows += drawn([4.0], "random-7", "tf32", time="2026-11-24T01:00:00+00:00")
+    failed = drawn([5.0], "random-10")
+    rows += [*failed[:-1], failed[-1] | {"outcome": "compile_failed", "ratio": ""}]
     lines = class_tables.summary(rows)
     (random,) = [line for line in lines if line.startswith("| 100 random products")]
     assert random.endswith("| 3.00 (3.00) |  |  | 4.00 (4.00) | 2026-11-21 to 2026-11-24 |")

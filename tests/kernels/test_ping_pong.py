@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 from fed_products import HOPPER, check, check_many, check_on_gpu
+from h200 import H200
 from test_wgmma import check_half
 
 from pymm.backends import open_device
@@ -133,3 +134,14 @@ def test_many_small_products_have_a_tile_each(mnkb, preferred):
         config = PING_PONG.default_for(problem, HOPPER)
         assert (config.MB, config.NB) == (64, 64)
         assert not PING_PONG.violations(config, problem, HOPPER)
+
+
+@pytest.mark.parametrize("trans_b", [False, True])
+def test_products_whose_c_threads_store_are_offered_but_no_defaults(trans_b):
+    """Their tiles take longer than those of as wide a C that TMA stores."""
+    by_threads, by_tma = (Problem(1600, n, 960, "bf16", False, trans_b) for n in (1598, 1600))
+    offered, faster = (list(PING_PONG.options(p, H200)) for p in (by_threads, by_tma))
+    assert offered and not PING_PONG.preferred_for(by_threads, H200)
+    assert min(time for time, _ in offered) > min(time for time, _ in faster)
+    for _, config in offered:
+        assert not PING_PONG.violations(config, by_threads, H200)
