@@ -292,6 +292,7 @@ def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
         more += _FEW_STEPS if _by_threads(p) else _FEW_STEPS_STORED
     if tiles_in(p, 64, 64) * p.batch <= d.sms:
         more += (*_NARROW, *_SMALL)
+        more += _SIDE_BY_SIDE if p.m > 64 else ()
     if p.k >= _DEEP and tiles_in(p, 64, 128) * p.batch <= 2 * d.sms:
         more += _FOURS
     if _is_about_a_wave(p, d):
@@ -303,10 +304,10 @@ def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
 
 def _is_about_a_wave(p: Problem, d: Device) -> bool:
     """Whether C is 1/4 to 2 waves of tiles of 128 x 128 and has at least 256 rows and columns, and
-    k is above the few steps of `_SHALLOW` and at most 4096: so much was surveyed.
+    k is above the few steps of `_SHALLOW` and at most 8192: so much was surveyed.
     """
     waves = tiles_in(p, 128, 128) * p.batch / d.sms
-    return 0.25 < waves <= 2 and min(p.m, p.n) >= 256 and _SHALLOW[-1][0] < p.k <= 4096
+    return 0.25 < waves <= 2 and min(p.m, p.n) >= 256 and _SHALLOW[-1][0] < p.k <= 8192
 
 
 def _by_threads(p: Problem) -> bool:
