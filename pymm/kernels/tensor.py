@@ -61,12 +61,13 @@ def _registers(c: Config, p: Problem) -> int:
     sm_90a).
     """
     kept = c.TA * c.TB // 32 + c.TA // 4 + c.TB // 2
-    plain = p.alignment == 16 and c.SPLIT == 1 and not c.kernel.guarded(c, p)
+    plain = c.SPLIT == 1 and not c.kernel.guarded(c, p)
     size = p.numpy_dtype.itemsize
+    aligned = 52 if plain else 80 if _power_of_two(c.SPLIT) else 98
     uneven = 104 if size == 2 else 96
     if c.SPLIT == 1 and c.KB * size <= 128:
         uneven = 72 if c.TA * c.TB < 64 * 64 else 80
-    aligned = 52 if plain else 80 if _power_of_two(c.SPLIT) else 98
+        aligned = min(aligned, uneven)
     return kept + (aligned if p.alignment == 16 else uneven)
 
 
