@@ -159,9 +159,13 @@ class Race:
         return None
 
     def _next(self, most: int | None) -> str | None:
-        """The kernel that gets the next trial: one that has had none; else, of those in question,
-        the one with the fewest, and if there is a choice one whose first time is known.
+        """The kernel that gets the next trial: that of the first one that was interrupted; else
+        one that has had none; else, of those in question, the one with the fewest, and if there is
+        a choice one whose first time is known.
         """
+        begun = {name: search.interrupted_at for name, search in self.searches.items()}
+        if interrupted := {name: at for name, at in begun.items() if at}:
+            return min(interrupted, key=interrupted.__getitem__)
         able = [n for n, s in self.searches.items() if not s.exhausted and not self._is_out(n)]
         if untried := [name for name in able if not self.searches[name].begun]:
             return untried[0]

@@ -55,6 +55,9 @@ FRESH, LASTING = 100, 20
 #: another problem or device, the surrogate over the whole space or near the best, or chance.
 ORIGINS = ("queue", "warm", "model", "neighbour", "random")
 
+#: Those that a queue has.
+QUEUED = ("queue", "warm")
+
 
 class Suggestion(NamedTuple):
     """The index of a configuration, and one of `ORIGINS`."""

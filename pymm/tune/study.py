@@ -15,6 +15,8 @@ import uuid
 import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from pymm.kernels import Config
 from pymm.measure.workbench import OUTCOMES, Trial
 from pymm.tune.objective import OBJECTIVES, TIME, Cost
 from pymm.tune.strategies import (
+    QUEUED,
     STRATEGIES,
     Known,
     Pool,
@@ -42,6 +45,10 @@ from pymm.tune.strategies import (
 #: Outcomes that say something of a configuration, whoever tries it again with the same compiler.
 #: Any other may have been the machine's, and is forgotten by the next run.
 LASTING = ("ok", "too_slow", "wrong", "compile_failed")
+
+#: Outcome of a trial that was begun and not measured: its configuration is asked for again, before
+#: any other.
+INTERRUPTED = "interrupted"
 
 #: Names for `--sampler`.
 SAMPLERS = (*STRATEGIES, "tpe")
@@ -163,9 +170,13 @@ def _machine() -> str:
 
 class Search:
     """One study: ask for configurations that are valid and new, tell what became of them. `queued`
-    counts those that `enqueue` has brought and nobody asked for yet, `from_queue` those that were
-    asked for. With `company` other tuners work on the study, too; without, whatever it says is
-    under way was begun by one that is dead.
+    counts those that wait to be asked for, `from_queue` those of the study that `enqueue` had
+    brought and that were asked for. With `company` other tuners work on the study, too; without,
+    whatever it says is under way was begun by one that is dead.
+
+    Trials that a run had begun and not measured are asked for first by the next one, in their
+    order, and results are taken over in the order in which they were told. So a study that was
+    interrupted, with however many trials under way, goes on as it would have without.
 
     What is minimised is the `objective`, one of `OBJECTIVES`: `best`, `ranking` and the values of
     the study are in its unit, `costs` has seconds and joules of each correct configuration.
@@ -199,6 +210,7 @@ class Search:
         self._asked: dict[int, tuple[int, Suggestion]] = {}  # number: id, what was suggested
         self._others: dict[int, int] = {}  # number: index
         self._queue: deque[Suggestion] = deque()
+        self._interrupted: deque[tuple[datetime, Suggestion]] = deque()  # and when each was begun
         self.from_queue = 0
         self._settled: dict[int, int | None] = {}  # number: index of one that counts
         self._refresh(LASTING)
@@ -210,7 +222,16 @@ class Search:
     @property
     def queued(self) -> int:
         """How many configurations wait to be asked for."""
-        return len(self._queue)
+        return len(self._interrupted) + len(self._queue)
+
+    @property
+    def interrupted_at(self) -> datetime | None:
+        """When the first of the trials was begun that were interrupted and wait to be asked for
+        again; None if there is none.
+        """
+        while self._interrupted and not self._is_free(self._interrupted[0][1].index):
+            self._interrupted.popleft()
+        return self._interrupted[0][0] if self._interrupted else None
 
     @property
     def begun(self) -> int:
@@ -269,12 +290,12 @@ class Search:
         """
         self._refresh(OUTCOMES)
         while not self.exhausted and (most is None or self.begun < most):
-            queued = self._queue_head()
-            suggestion = queued or self._chosen()
+            again = self.interrupted_at is not None
+            suggestion = self._first_waiting() or self._chosen()
             number = self._create(suggestion)
             self._refresh(OUTCOMES)
             if self._may_have(number, suggestion.index, most):
-                self.from_queue += queued is not None
+                self.from_queue += suggestion.origin in QUEUED and not again
                 return number, self.configs[suggestion.index]
             self._fail(number, "repeated")
         return None
@@ -299,8 +320,8 @@ class Search:
         self._count_pending()
 
     def forget(self, number: int, config: Config) -> None:
-        """Give up a trial that was asked for and not measured."""
-        self._fail(number, "interrupted")
+        """Give up a trial that was asked for and not measured. The next run asks for it again."""
+        self._fail(number, INTERRUPTED)
 
     def best_configs(self, count: int) -> list[Config]:
         """The configurations with the smallest times, fastest first."""
@@ -321,8 +342,10 @@ class Search:
         self._asked[number] = trial_id, suggestion
         return number
 
-    def _queue_head(self) -> Suggestion | None:
-        """The first that was queued and is still free."""
+    def _first_waiting(self) -> Suggestion | None:
+        """The first that was interrupted, else the first that was queued, and is still free."""
+        if self.interrupted_at:
+            return self._interrupted.popleft()[1]
         while self._queue:
             suggestion = self._queue.popleft()
             if self._is_free(suggestion.index):
@@ -334,8 +357,7 @@ class Search:
 
     def _chosen(self) -> Suggestion:
         """What the strategy names."""
-        count = len(self._settled) + len(self._asked) + len(self._others)
-        generator = np.random.default_rng((*self._seed, count))
+        generator = np.random.default_rng((*self._seed, self.begun))
         return self._strategy(self.pool, self.known, generator)
 
     def _may_have(self, number: int, index: int, most: int | None) -> bool:
@@ -391,36 +413,45 @@ class Search:
 
     def _refresh(self, counting: Sequence[str]) -> None:
         """Take over what other tuners, or an earlier run, have found out, where the outcome is one
-        of `counting`; queue what dead ones had begun.
+        of `counting`; have asked for again what was interrupted and what dead ones had begun.
         """
         self._others = {}
-        dropped: list[tuple[FrozenTrial, int | None]] = []
+        finished, interrupted = [], {}
         for trial in self.study.get_trials(deepcopy=False):
-            number = trial.number
-            if number in self._settled or number in self._asked:
+            if trial.number in self._settled or trial.number in self._asked:
                 continue
             index = self._of(_parameters(trial))
             if trial.state.is_finished():
-                outcome = trial.user_attrs.get("outcome", "")
-                self._settled[number] = index
-                if index is not None and index not in self.known.seconds and outcome in counting:
-                    self._remember(index, outcome, _value(trial), _cost(trial))
+                self._settled[trial.number] = index
+                if index is not None:
+                    finished.append(trial)
+                    interrupted.pop(index, None)
+                    if trial.user_attrs.get("outcome") == INTERRUPTED:
+                        interrupted[index] = trial
             elif trial.state == TrialState.RUNNING:
                 owner = trial.user_attrs.get("tuner", "")
-                if self.company is None or not self.company.lives(owner, number):
-                    dropped.append((trial, index))
-                elif index is not None:
-                    self._others[number] = index
-        for trial, _ in dropped:
-            self._settled[trial.number] = None
-            self._end(trial._trial_id, {"outcome": "interrupted"}, None)
+                if self.company is not None and self.company.lives(owner, trial.number):
+                    if index is not None:
+                        self._others[trial.number] = index
+                    continue
+                self._settled[trial.number] = None
+                self._end(trial._trial_id, {"outcome": INTERRUPTED}, None)
+                if index is not None:
+                    interrupted[index] = trial
+        for trial in sorted(finished, key=attrgetter("datetime_complete")):
+            self._take_over(trial, counting)
         self._count_pending()
-        again = {
-            self.configs[i]: t.user_attrs.get("origin", "queue")
-            for t, i in dropped
-            if i is not None
-        }
-        self.enqueue(again)
+        for index, trial in interrupted.items():
+            suggestion = Suggestion(index, trial.user_attrs.get("origin", "queue"))
+            self._interrupted.append((trial.datetime_start or datetime.min, suggestion))
+            self.from_queue += suggestion.origin in QUEUED
+
+    def _take_over(self, trial: FrozenTrial, counting: Sequence[str]) -> None:
+        """Remember a finished trial if it is the first of its configuration that counts."""
+        index, outcome = self._settled[trial.number], trial.user_attrs.get("outcome", "")
+        if index is not None and index not in self.known.seconds and outcome in counting:
+            self._remember(index, outcome, _value(trial), _cost(trial))
+            self.from_queue += trial.user_attrs.get("origin") in QUEUED
 
 
 def _value(trial: FrozenTrial) -> float:

@@ -18,6 +18,7 @@ from pymm.measure import results
 from pymm.tune import __main__ as command
 from pymm.tune import surrogate
 from pymm.tune.replay import GOALS, Settings, main, portfolio, replay, summary
+from pymm.tune.storage import open_storage, open_study
 from pymm.tune.study import Search
 from pymm.tune.t4 import Recording, read_recordings, write_t4
 
@@ -247,27 +248,35 @@ def test_a_portfolio_has_the_winner_of_each_other_device():
     assert portfolio(here, []) == []
 
 
-def test_a_stopped_search_goes_on_as_if_it_had_not_been(tmp_path):
-    """Same seed, any point: a new sampler over the same study asks for the same configurations."""
+def measured(study, space, depth, stops=()):
+    """What a search measures, `depth` compiled ahead, that is stopped before the measurements of
+    these numbers and begun again: by turns it gives up what is under way, and is killed.
+    """
+    search, ahead, found = Search(study, space.configs), [], []
+    for count in range(32):
+        if count in stops:
+            for number, config in ahead if count % 2 else ():
+                search.forget(number, config)
+            search, ahead = Search(study, space.configs), []
+        search.enqueue(space.configs[:3000:100])
+        search.limit_queue(32, count / 32)
+        while len(ahead) < depth:
+            ahead.append(search.ask())
+        number, config = ahead.pop(search.most_promising([config for _, config in ahead]))
+        index = space.configs.index(config)
+        search.tell(number, command.replay._measured(space, index, False, math.inf, None))
+        found.append(index)
+    return found
+
+
+@pytest.mark.parametrize("depth", [1, 16])
+def test_a_search_stopped_at_every_trial_measures_what_it_would_have(tmp_path, depth):
+    """Same seed: a new sampler over the same study, whatever was under way."""
     space = recording("gemm_rtx_3060_laptop")
-    times = dict(zip(space.configs, space.seconds.tolist(), strict=True))
-
-    def asked(stops):
-        study, found = optuna.create_study(), []
-        search = Search(study, space.configs)
-        for count in range(40):
-            if count in stops:
-                search = Search(study, space.configs)
-            number, config = search.ask()
-            found.append(config)
-            trial = command.replay._measured(
-                space, space.configs.index(config), False, math.inf, None
-            )
-            assert trial.seconds == times[config]
-            search.tell(number, trial)
-        return found
-
-    assert asked(()) == asked((3, 11, 17, 26, 33))
+    whole = measured(optuna.create_study(), space, depth)
+    assert len(set(whole)) == 32
+    with open_storage(tmp_path / "a.journal") as storage:
+        assert measured(open_study(storage, "k", {}), space, depth, range(32)) == whole
 
 
 def test_at_most_one_process_is_fitted_after_a_result():
