@@ -55,7 +55,8 @@ Row = dict[str, str]
 
 #: Columns of numbers of each file.
 REPEATED_NUMBERS = ("us", "seconds", "tried")
-UNSEEN_NUMBERS = ("of_fastest", "of_default", "ratio")
+LIBRARIES = ("cublas_us", "cublaslt_us", "nvmath_us")
+UNSEEN_NUMBERS = ("of_fastest", "of_default", "ratio", "found_us", *LIBRARIES)
 CALL_NUMBERS = ("us", "quartile_1", "quartile_3")
 SUITE_NUMBERS = ("seconds", "gflops")
 
@@ -206,18 +207,27 @@ def unseen(rows: Sequence[Row]) -> list[str]:
         f"the default, and what the search found, measured in turn. The last run, of seed {seed}.",
         "The default is the quickest of all kernels' defaults; until 2026-11-29 it was that of the",
         "chosen kernel, which on a surveyed GPU is the choice itself.",
+        "Library: the time of the fastest one / the time of what the search found.",
         "",
-        "| type | products | chosen / fastest, geometric mean | least | default / chosen, least |",
-        "|---|--:|--:|--:|--:|",
+        "| type | products | chosen / fastest, geometric mean | least | default / chosen, least "
+        "| library / found, least |",
+        "|---|--:|--:|--:|--:|--:|",
     ]
     for dtype in [*dict.fromkeys(row["dtype"] for row in rows), "all"]:
         at = [row for row in rows if dtype in (row["dtype"], "all")]
         parts = [float(row["of_fastest"]) for row in at]
         beside = [float(row["of_default"]) for row in at if row["of_default"]]
         average = math.exp(sum(map(math.log, parts)) / len(parts))
-        least = f"{min(beside):.2f}" if beside else ""
-        lines.append(f"| {dtype} | {len(at)} | {average:.3f} | {min(parts):.2f} | {least} |")
+        tuned = [ratio for row in at if (ratio := _beside_libraries(row)) is not None]
+        leasts = " | ".join(f"{min(one):.2f}" if one else "" for one in (beside, tuned))
+        lines.append(f"| {dtype} | {len(at)} | {average:.3f} | {min(parts):.2f} | {leasts} |")
     return lines
+
+
+def _beside_libraries(row: Row) -> float | None:
+    """The fastest library's time / the time of what a search found; None if none was measured."""
+    times = [float(row[name]) for name in LIBRARIES if row[name]]
+    return min(times) / float(row["found_us"]) if times and row["found_us"] else None
 
 
 def repeated(rows: Sequence[Row]) -> list[str]:

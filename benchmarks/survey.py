@@ -418,7 +418,7 @@ def equations(data: Measured, at: np.ndarray, some: slice = slice(None)) -> np.n
     covariances of the rows with these features, and the noise of measured times, some of which all
     configurations of one product share.
     """
-    found = survey.covariance(at[some], at)
+    found = survey.covariance(at[some], at.T)
     found += COMMON * (data.product[some, None] == data.product)
     here = np.arange(len(at))[some]
     found[np.arange(len(here)), here] += NOISE * (1 + SHORT / data.measured[some])
@@ -464,7 +464,7 @@ def predicted_by_others(data: Measured, own: np.ndarray, dtype: str, sms: int = 
     """Corrections of the rows `own`, predicted by a fit to all other rows."""
     at = survey.features(data.rows, dtype, sms)
     weights, mean = fit(part(data, ~own), dtype, sms)
-    return mean + survey.covariance(at[own], at[~own]) @ weights
+    return mean + survey.covariance(at[own], at[~own].T) @ weights
 
 
 def errors(data: Measured, corrections: np.ndarray) -> tuple[float, list[float]]:

@@ -100,6 +100,9 @@ _ENDING = ".survey.npz"
 #: length scales of the rough part are.
 SMOOTH, ROUGH, ROUGHER = 0.0070, 0.0005, 3.5
 
+#: Measured points whose covariances are computed at a time: so many fit into a core's cache.
+_AT_A_TIME = 4096
+
 #: The column of a row that has the kernel's number, and how many features stand for it: one for
 #: each number.
 _KERNEL, _KERNELS = 5, 32
@@ -107,14 +110,16 @@ _KERNEL, _KERNELS = 5, 32
 
 @dataclass(frozen=True)
 class Survey:
-    """The fit for one type on the GPU with the slug `where`: the features and the weight of each
-    measured point, the mean correction, the forms of kernels that were measured often enough, and
-    of the products the least m, n and k with A as it is stored and with A transposed, the greatest
-    extent and the most operations.
+    """The fit for one type on the GPU with the slug `where`: the features of each measured point,
+    a column for each, of those `used` that are not 0 everywhere; the weight of each point, the mean
+    correction, the forms of kernels that were measured often enough, and of the products the least
+    m, n and k with A as it is stored and with A transposed, the greatest extent and the most
+    operations.
     """
 
     where: str
     features: np.ndarray
+    used: np.ndarray
     weights: np.ndarray
     mean: float
     forms: frozenset[tuple[int, ...]]
@@ -127,8 +132,12 @@ class Survey:
     def corrections(self, problem: Problem, configs: Sequence[Config]) -> np.ndarray:
         """The predicted logarithms of measured / expected time."""
         rows = np.array([row(problem, config) for config in configs])
-        here = features(rows, self.dtype, self.sms).astype(self.features.dtype)
-        return self.mean + covariance(here, self.features) @ self.weights
+        here = features(rows, self.dtype, self.sms)[:, self.used].astype(self.features.dtype)
+        found = np.full(len(here), self.mean)
+        for first in range(0, len(self.weights), _AT_A_TIME):
+            points = slice(first, first + _AT_A_TIME)
+            found += covariance(here, self.features[:, points]) @ self.weights[points]
+        return found
 
     def covers(self, problem: Problem) -> bool:
         """Whether products like this one were measured."""
@@ -235,20 +244,25 @@ def _alignment(length: np.ndarray) -> np.ndarray:
 
 
 def covariance(some: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Covariances of the corrections at each of some points and each of others: the sum of a smooth
-    and a rough squared exponential. Without BLAS, whose threads wait long for busy cores.
+    """Covariances of the corrections at each of some points, a row for each, and each of others, a
+    column for each: the sum of a smooth and a rough squared exponential. Without BLAS, whose
+    threads wait long for busy cores.
     """
     alike = (some == some[0]).all(axis=0)  # of configurations for one product more than half
-    from_all = ((others[:, alike] - some[0, alike]) ** 2).sum(1)
-    some, others = some[:, ~alike], others[:, ~alike]
-    apart = np.einsum("ij,kj->ik", some, others)
+    from_all = ((others[alike] - some[0, alike, None]) ** 2).sum(0)
+    some, others = some[:, ~alike], others[~alike]
+    apart = np.einsum("ij,jk->ik", some, others)
     apart *= -2
     apart += (some**2).sum(1)[:, None]
-    apart += (others**2).sum(1) + from_all
+    apart += (others**2).sum(0) + from_all
     np.maximum(apart, 0, out=apart)
     rough = np.exp(apart * (-0.5 * ROUGHER**2))
+    rough *= ROUGH
     apart *= -0.5
-    return SMOOTH * np.exp(apart, out=apart) + ROUGH * rough
+    np.exp(apart, out=apart)
+    apart *= SMOOTH
+    apart += rough
+    return apart
 
 
 def survey_of(problem: Problem, device: Device) -> Survey | None:
@@ -313,7 +327,8 @@ def _load(device: str, dtype: str) -> Survey | None:
         if f"{dtype}_rows" not in file:
             return None
         rows, sms = _whole(file[f"{dtype}_rows"].astype(np.int64)), int(file["sms"])
-        at = features(rows, dtype, sms).astype(np.float32)  # quicker than in double precision
+        at = features(rows, dtype, sms).T.astype(np.float32, "C")  # quicker than in float64
+        used = at.any(axis=1)
         columns = [_KERNEL, *(_KERNEL + 1 + PARAMETERS.index(name) for name in _OF_FORM)]
         forms, times = np.unique(rows[:, columns], axis=0, return_counts=True)
         known = frozenset(map(tuple, forms[times >= _ENOUGH].tolist()))
@@ -326,4 +341,4 @@ def _load(device: str, dtype: str) -> Survey | None:
             2.0 * extents.prod(axis=1).max(),
         )
         weights, mean = file[f"{dtype}_weights"], float(file[f"{dtype}_mean"])
-        return Survey(device, at, weights, mean, known, *limits, dtype, sms)
+        return Survey(device, at[used], used, weights, mean, known, *limits, dtype, sms)

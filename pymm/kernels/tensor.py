@@ -54,11 +54,10 @@ def _shared_elements(c: Config, p: Problem) -> int:
 
 
 def _registers(c: Config, p: Problem) -> int:
-    """Registers of a thread: sums, the fragments of A, those of B twice, and the rest, which is
-    less where nothing is checked, 16 bytes are copied at a time and k is not split, and more where
-    rows start at multiples of less than 16 bytes and k is split or a step is longer than 128 bytes,
-    or where k is split into a number of parts that is no power of two (checked with nvcc 13.0 for
-    sm_90a).
+    """Registers of a thread: sums, the fragments of A, those of B twice, and the rest. That is
+    least where k is not split, nothing is checked and rows start at multiples of 16 bytes; then
+    where k is not split and a step has at most 128 bytes; most where k is split and rows start at
+    multiples of less, or parts of k are no power of two (checked with nvcc 13.0 for sm_90a).
     """
     kept = c.TA * c.TB // 32 + c.TA // 4 + c.TB // 2
     plain = c.SPLIT == 1 and not c.kernel.guarded(c, p)

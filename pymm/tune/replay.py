@@ -56,8 +56,8 @@ examples:
       16 configurations compiled ahead, single recorded runs as noise, three strategies
   python -m pymm.tune replay a.json b.json c.json --warm
       each device warm-started with the best configurations of the others
-  python -m pymm.tune replay trials.csv --t4 recorded.json
-      no search: write pymm's table of trials as T4, the format of the auto-tuning community
+  python -m pymm.tune replay trials.csv --only f32-NN-512x512x512 --t4 recorded.json
+      no search: write one of pymm's table of trials as T4, the format of the auto-tuning community
 
 Files: T4 (JSON), Kernel Tuner's cache files, pymm's trials.csv; each perhaps compressed (.gz).
 """
@@ -212,7 +212,11 @@ def main(argv: Sequence[str] | None = None, console: Console | None = None) -> i
     if min(given.seeds, given.depth, given.trials) < 1 or given.compiling < 0:
         return refuse("--seeds, --depth and --trials are at least 1, --compiling at least 0")
     try:
-        recordings = [found for path in given.files for found in read_recordings(path)]
+        found = [one for path in given.files for one in read_recordings(path)]
+        recordings = [one for one in found if given.only in f"{one.device} {one.name}"]
+        if not recordings:
+            there = ", ".join(f"{one.device} {one.name}" for one in found)
+            return refuse(f"--only {given.only}: no search has that in its name; there are {there}")
         if given.t4:
             return _export(recordings, given.t4, refuse)
         if given.warm and len({recording.device for recording in recordings}) < 2:
@@ -249,7 +253,9 @@ def _searches(
 def _export(recordings: Sequence[Recording], path: Path, refuse: Callable[[object], int]) -> int:
     if len(recordings) != 1:
         named = ", ".join(f"{recording.device} {recording.name}" for recording in recordings)
-        return refuse(f"--t4 writes one search, and there are {len(recordings)}: {named}")
+        return refuse(
+            f"--t4 writes one search, and there are {len(recordings)}; choose with --only: {named}"
+        )
     write_t4(recordings[0], path)
     return DONE
 
@@ -294,6 +300,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--trials", type=int, default=MOST, help=f"evaluations at most (default: {MOST})")
     add("--warm", action="store_true", help="begin with the best ones of the other devices")
     add("--csv", type=Path, metavar="FILE", help="append the table's rows to this file")
+    add("--only", default="", metavar="TEXT", help="searches with this in their device or problem")
     add("--t4", type=Path, metavar="FILE", help="only write the recording as T4 to this file")
     return parser
 

@@ -330,6 +330,12 @@ def test_files_that_are_not_there_or_hold_several_searches(tmp_path):
     two = (tmp_path / "a.json", tmp_path / "a.json", "--t4", tmp_path / "b.json")
     status, said = run(*two)
     assert status == 2 and "there are 2" in said and not (tmp_path / "b.json").exists()
+    write_t4(small("another"), tmp_path / "c.json")
+    two = (tmp_path / "a.json", tmp_path / "c.json", "--t4", tmp_path / "b.json")
+    status, said = run(*two, "--only", "none")
+    assert status == 2 and "there are a GPU a kernel, another a kernel" in said
+    assert run(*two, "--only", "another a")[0] == 0
+    same(read_recordings(tmp_path / "b.json")[0], small("another"))
 
 
 def test_the_tuners_command_has_it(tmp_path, capsys):
