@@ -110,11 +110,11 @@ _KERNEL, _KERNELS = 5, 32
 
 @dataclass(frozen=True)
 class Survey:
-    """The fit for one type on the GPU with the slug `where`: the features of each measured point,
-    a column for each, of those `used` that are not 0 everywhere; the weight of each point, the mean
-    correction, the forms of kernels that were measured often enough, and of the products the least
-    m, n and k with A as it is stored and with A transposed, the greatest extent and the most
-    operations.
+    """The fit for one type on the GPU with the slug `where`: the features of the measured points,
+    a column for each point, without those that are 0 for all (`used` is False for them); the
+    weights of the points, the mean correction, the forms of kernels that were measured often
+    enough, and of the products the least m, n and k with A as it is stored and with A transposed,
+    the greatest extent and the most operations.
     """
 
     where: str
@@ -130,7 +130,9 @@ class Survey:
     sms: int
 
     def corrections(self, problem: Problem, configs: Sequence[Config]) -> np.ndarray:
-        """The predicted logarithms of measured / expected time."""
+        """The predicted logarithms of measured / expected time. Kernels without any time in the
+        survey are not told from each other.
+        """
         rows = np.array([row(problem, config) for config in configs])
         here = features(rows, self.dtype, self.sms)[:, self.used].astype(self.features.dtype)
         found = np.full(len(here), self.mean)

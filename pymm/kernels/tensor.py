@@ -55,9 +55,10 @@ def _shared_elements(c: Config, p: Problem) -> int:
 
 def _registers(c: Config, p: Problem) -> int:
     """Registers of a thread: sums, the fragments of A, those of B twice, and the rest. That is
-    least where k is not split, nothing is checked and rows start at multiples of 16 bytes; then
-    where k is not split and a step has at most 128 bytes; most where k is split and rows start at
-    multiples of less, or parts of k are no power of two (checked with nvcc 13.0 for sm_90a).
+    least where k is not split, nothing is checked and rows start at multiples of 16 bytes. It is
+    more where something is checked or rows start at multiples of less, most where then k is split,
+    a step has more than 128 bytes, or the parts of k are no power of two (checked with nvcc 13.0
+    for sm_90a).
     """
     kept = c.TA * c.TB // 32 + c.TA // 4 + c.TB // 2
     plain = c.SPLIT == 1 and not c.kernel.guarded(c, p)

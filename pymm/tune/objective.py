@@ -28,7 +28,9 @@ ENERGY_TIE = 0.03
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds and joules of one product; joules are NaN where only the time was measured."""
+    """Seconds and joules of one product; joules are NaN where only the time was measured. Their
+    quotient is no power: the energy is of calls back to back, perhaps at a lower clock.
+    """
 
     seconds: float
     joules: float = math.nan
@@ -37,11 +39,6 @@ class Cost:
     def of(cls, trial: Trial) -> Cost:
         """That of a trial."""
         return cls(trial.seconds, trial.joules)
-
-    @property
-    def watts(self) -> float:
-        """The device's power."""
-        return self.joules / self.seconds
 
 
 #: Configurations that none other is both faster and thriftier than, fastest first.

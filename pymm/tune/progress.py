@@ -201,14 +201,13 @@ def show_front(problem: Problem, front: Front, console: Console) -> None:
     if not console.is_terminal:
         console = Console(file=console.file, width=TABLE_WIDTH)
     table = Table(title=f"time and energy of {problem.slug} (Pareto front)", title_style="")
-    for name in ("time", "energy", "power", "GFLOP/J"):
+    for name in ("time", "energy", "GFLOP/J"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("configuration", overflow="fold")
     for config, cost in front:
         table.add_row(
             duration(cost.seconds),
             f"{significant(cost.joules * 1e3)} mJ",
-            f"{cost.watts:.0f} W",
             f"{problem.flops / cost.joules / 1e9:.1f}",
             config.slug,
         )

@@ -159,17 +159,19 @@ class Race:
         return None
 
     def _next(self, most: int | None) -> str | None:
-        """The kernel that gets the next trial: that of the first one that was interrupted; else
-        one that has had none; else, of those in question, the one with the fewest, and if there is
-        a choice one whose first time is known.
+        """The kernel that gets the next trial: one that has had none; else that of the first trial
+        that a run left unmeasured; else, of those in question, the one with the fewest, and if
+        there is a choice one whose first time is known.
         """
-        begun = {name: search.interrupted_at for name, search in self.searches.items()}
-        if interrupted := {name: at for name, at in begun.items() if at}:
-            return min(interrupted, key=interrupted.__getitem__)
         able = [n for n, s in self.searches.items() if not s.exhausted and not self._is_out(n)]
         if untried := [name for name in able if not self.searches[name].begun]:
             return untried[0]
-        if not able or (most is not None and self.begun >= most):
+        if most is not None and self.begun >= most:
+            return None
+        since = {name: search.unmeasured_since for name, search in self.searches.items()}
+        if unmeasured := {name: began for name, began in since.items() if began}:
+            return min(unmeasured, key=unmeasured.__getitem__)
+        if not able:
             return None
         began = {name: self.searches[name].begun for name in able}
         return min(able, key=lambda name: (not len(self.searches[name]), began[name]))

@@ -56,8 +56,8 @@ examples:
       16 configurations compiled ahead, single recorded runs as noise, three strategies
   python -m pymm.tune replay a.json b.json c.json --warm
       each device warm-started with the best configurations of the others
-  python -m pymm.tune replay trials.csv --only f32-NN-512x512x512 --t4 recorded.json
-      no search: write one of pymm's table of trials as T4, the format of the auto-tuning community
+  python -m pymm.tune replay trials.csv --only "f32-NN-512x512x512 sliced" --t4 recorded.json
+      write one search of pymm's table of trials as T4, the format of the auto-tuning community
 
 Files: T4 (JSON), Kernel Tuner's cache files, pymm's trials.csv; each perhaps compressed (.gz).
 """
@@ -300,7 +300,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--trials", type=int, default=MOST, help=f"evaluations at most (default: {MOST})")
     add("--warm", action="store_true", help="begin with the best ones of the other devices")
     add("--csv", type=Path, metavar="FILE", help="append the table's rows to this file")
-    add("--only", default="", metavar="TEXT", help="searches with this in their device or problem")
+    add(
+        "--only",
+        default="",
+        metavar="TEXT",
+        help="searches with this in the name of device, problem or kernel",
+    )
     add("--t4", type=Path, metavar="FILE", help="only write the recording as T4 to this file")
     return parser
 

@@ -16,7 +16,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from pymm.tune.strategies import (
     Pool,
     Strategy,
     Suggestion,
+    exhaustive,
     local,
     most_promising,
 )
@@ -46,9 +47,10 @@ from pymm.tune.strategies import (
 #: Any other may have been the machine's, and is forgotten by the next run.
 LASTING = ("ok", "too_slow", "wrong", "compile_failed")
 
-#: Outcome of a trial that was begun and not measured: its configuration is asked for again, before
-#: any other.
-INTERRUPTED = "interrupted"
+#: Outcomes of trials that ended without a result: begun, and not measured when the run ended, so
+#: that the next one asks for the configuration again; and given up because another tuner has the
+#: same one.
+UNMEASURED, REPEATED = "unmeasured", "repeated"
 
 #: Names for `--sampler`.
 SAMPLERS = (*STRATEGIES, "tpe")
@@ -124,8 +126,8 @@ def _trial(
 
 
 class Company:
-    """The tuners that share a study. Each writes a number there that grows while it lives; nothing
-    depends on the clocks of their hosts.
+    """The tuners that share a study. Each writes a number there that grows while it lives; whether
+    one lives does not depend on the clocks of their hosts.
     """
 
     def __init__(self, study: Study) -> None:
@@ -174,9 +176,9 @@ class Search:
     brought and that were asked for. With `company` other tuners work on the study, too; without,
     whatever it says is under way was begun by one that is dead.
 
-    Trials that a run had begun and not measured are asked for first by the next one, in their
-    order, and results are taken over in the order in which they were told. So a study that was
-    interrupted, with however many trials under way, goes on as it would have without.
+    What a run had begun and not measured is asked for first by the next one, in the same order, and
+    a lone tuner takes over results in the order in which they were told. So its search, if it was
+    interrupted with however many trials under way, asks for what it would have asked for.
 
     What is minimised is the `objective`, one of `OBJECTIVES`: `best`, `ranking` and the values of
     the study are in its unit, `costs` has seconds and joules of each correct configuration.
@@ -210,8 +212,8 @@ class Search:
         self._asked: dict[int, tuple[int, Suggestion]] = {}  # number: id, what was suggested
         self._others: dict[int, int] = {}  # number: index
         self._queue: deque[Suggestion] = deque()
-        self._interrupted: deque[tuple[datetime, Suggestion]] = deque()  # and when each was begun
-        self.from_queue = 0
+        self._unmeasured: deque[tuple[datetime, Suggestion]] = deque()  # with when it was begun
+        self._from_queue: set[int] = set()
         self._settled: dict[int, int | None] = {}  # number: index of one that counts
         self._refresh(LASTING)
 
@@ -222,16 +224,22 @@ class Search:
     @property
     def queued(self) -> int:
         """How many configurations wait to be asked for."""
-        return len(self._interrupted) + len(self._queue)
+        waiting = (*(suggestion for _, suggestion in self._unmeasured), *self._queue)
+        return sum(self._is_free(suggestion.index) for suggestion in waiting)
 
     @property
-    def interrupted_at(self) -> datetime | None:
-        """When the first of the trials was begun that were interrupted and wait to be asked for
-        again; None if there is none.
+    def from_queue(self) -> int:
+        """How many configurations of the study came from a queue and were asked for."""
+        return len(self._from_queue)
+
+    @property
+    def unmeasured_since(self) -> datetime | None:
+        """When the first was begun of those that a run left unmeasured and that wait to be asked
+        for again; None if there is none.
         """
-        while self._interrupted and not self._is_free(self._interrupted[0][1].index):
-            self._interrupted.popleft()
-        return self._interrupted[0][0] if self._interrupted else None
+        while self._unmeasured and not self._is_free(self._unmeasured[0][1].index):
+            self._unmeasured.popleft()
+        return self._unmeasured[0][0] if self._unmeasured else None
 
     @property
     def begun(self) -> int:
@@ -260,6 +268,7 @@ class Search:
         """
         origins = configs if isinstance(configs, Mapping) else {}
         waiting = {suggestion.index for suggestion in self._queue}
+        waiting |= {suggestion.index for _, suggestion in self._unmeasured}
         for config in configs:
             index = self._index.get(config)
             if index is not None and index not in self.known.seconds and index not in waiting:
@@ -268,9 +277,12 @@ class Search:
 
     def limit_queue(self, most: int | None, spent: float) -> None:
         """Empty the queue if it has had its part of `most` trials, or of the time, of which `spent`
-        (0 to 1) is over: from now on the strategy is asked.
+        (0 to 1) is over: from now on the strategy is asked. A strategy that names everything in any
+        case has no limit.
         """
         asked = self.from_queue
+        if self._strategy is exhaustive:
+            return
         if asked >= queue_limit(most) or (spent >= QUEUE_PART and asked >= FEWEST_QUEUED):
             self._queue.clear()
 
@@ -290,14 +302,13 @@ class Search:
         """
         self._refresh(OUTCOMES)
         while not self.exhausted and (most is None or self.begun < most):
-            again = self.interrupted_at is not None
             suggestion = self._first_waiting() or self._chosen()
             number = self._create(suggestion)
             self._refresh(OUTCOMES)
             if self._may_have(number, suggestion.index, most):
-                self.from_queue += suggestion.origin in QUEUED and not again
+                self._count_queued(suggestion)
                 return number, self.configs[suggestion.index]
-            self._fail(number, "repeated")
+            self._fail(number, REPEATED)
         return None
 
     def tell(self, number: int, trial: Trial) -> None:
@@ -321,7 +332,7 @@ class Search:
 
     def forget(self, number: int, config: Config) -> None:
         """Give up a trial that was asked for and not measured. The next run asks for it again."""
-        self._fail(number, INTERRUPTED)
+        self._fail(number, UNMEASURED)
 
     def best_configs(self, count: int) -> list[Config]:
         """The configurations with the smallest times, fastest first."""
@@ -343,14 +354,18 @@ class Search:
         return number
 
     def _first_waiting(self) -> Suggestion | None:
-        """The first that was interrupted, else the first that was queued, and is still free."""
-        if self.interrupted_at:
-            return self._interrupted.popleft()[1]
+        """The first that a run left unmeasured, else the first in the queue that is still free."""
+        if self.unmeasured_since:
+            return self._unmeasured.popleft()[1]
         while self._queue:
             suggestion = self._queue.popleft()
             if self._is_free(suggestion.index):
                 return suggestion
         return None
+
+    def _count_queued(self, suggestion: Suggestion) -> None:
+        if suggestion.origin in QUEUED:
+            self._from_queue.add(suggestion.index)
 
     def _is_free(self, index: int) -> bool:
         return index not in self.known.seconds and index not in self.known.pending
@@ -413,45 +428,49 @@ class Search:
 
     def _refresh(self, counting: Sequence[str]) -> None:
         """Take over what other tuners, or an earlier run, have found out, where the outcome is one
-        of `counting`; have asked for again what was interrupted and what dead ones had begun.
+        of `counting`; have asked for again what they left unmeasured and what dead ones had begun.
         """
         self._others = {}
-        finished, interrupted = [], {}
+        finished: list[FrozenTrial] = []
+        unmeasured: dict[int, tuple[datetime, Suggestion]] = {}
         for trial in self.study.get_trials(deepcopy=False):
             if trial.number in self._settled or trial.number in self._asked:
                 continue
-            index = self._of(_parameters(trial))
-            if trial.state.is_finished():
-                self._settled[trial.number] = index
-                if index is not None:
-                    finished.append(trial)
-                    interrupted.pop(index, None)
-                    if trial.user_attrs.get("outcome") == INTERRUPTED:
-                        interrupted[index] = trial
-            elif trial.state == TrialState.RUNNING:
+            index, outcome = self._of(_parameters(trial)), trial.user_attrs.get("outcome", "")
+            if trial.state == TrialState.RUNNING:
                 owner = trial.user_attrs.get("tuner", "")
                 if self.company is not None and self.company.lives(owner, trial.number):
                     if index is not None:
                         self._others[trial.number] = index
                     continue
-                self._settled[trial.number] = None
-                self._end(trial._trial_id, {"outcome": INTERRUPTED}, None)
-                if index is not None:
-                    interrupted[index] = trial
-        for trial in sorted(finished, key=attrgetter("datetime_complete")):
+                outcome = UNMEASURED
+                self._end(trial._trial_id, {"outcome": outcome}, None)
+            elif not trial.state.is_finished():
+                continue
+            self._settled[trial.number] = index
+            if index is None:
+                continue
+            if outcome == UNMEASURED:  # perhaps once more: its place is that of the first time
+                began = trial.datetime_start or datetime.min
+                origin = trial.user_attrs.get("origin", "queue")
+                unmeasured.setdefault(index, (began, Suggestion(index, origin)))
+            elif outcome != REPEATED:
+                unmeasured.pop(index, None)
+                finished.append(trial)
+        told = attrgetter("number" if self.company else "datetime_complete")
+        for trial in sorted(finished, key=told):
             self._take_over(trial, counting)
         self._count_pending()
-        for index, trial in interrupted.items():
-            suggestion = Suggestion(index, trial.user_attrs.get("origin", "queue"))
-            self._interrupted.append((trial.datetime_start or datetime.min, suggestion))
-            self.from_queue += suggestion.origin in QUEUED
+        for began, suggestion in sorted(unmeasured.values(), key=itemgetter(0)):
+            self._unmeasured.append((began, suggestion))
+            self._count_queued(suggestion)
 
     def _take_over(self, trial: FrozenTrial, counting: Sequence[str]) -> None:
         """Remember a finished trial if it is the first of its configuration that counts."""
         index, outcome = self._settled[trial.number], trial.user_attrs.get("outcome", "")
         if index is not None and index not in self.known.seconds and outcome in counting:
             self._remember(index, outcome, _value(trial), _cost(trial))
-            self.from_queue += trial.user_attrs.get("origin") in QUEUED
+            self._count_queued(Suggestion(index, trial.user_attrs.get("origin", "")))
 
 
 def _value(trial: FrozenTrial) -> float:

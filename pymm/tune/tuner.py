@@ -480,11 +480,11 @@ class Tuner:
             self.saved = put(records, self.device, self.output)
 
     def _save_energy(self, problem: Problem, trial: Trial) -> None:
-        """Save the configuration of least energy, and say what it draws."""
+        """Save the configuration of least energy, and say what that is."""
         cost = Cost.of(trial)
         self.say(
-            f"{problem.slug}: least energy {significant(cost.joules * 1e3)} mJ at "
-            f"{cost.watts:.0f} W, {duration(cost.seconds)}: {trial.config.slug}"
+            f"{problem.slug}: least energy {significant(cost.joules * 1e3)} mJ, "
+            f"{duration(cost.seconds)}: {trial.config.slug}"
         )
         record = replace(record_of(trial, self.environment), joules=trial.joules)
         if self.options.objective == ENERGY:

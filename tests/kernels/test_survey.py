@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +91,22 @@ def test_the_shipped_survey_is_what_its_times_give(slug, dtype):
     assert not at[:, ~shipped.used].any()
     there = tool.equations(data, at, some) @ shipped.weights
     np.testing.assert_allclose(there, wanted[some] - wanted.mean(), atol=2e-3)
+
+
+def test_corrections_are_those_of_all_features_and_all_times():
+    """Without those left out that say nothing, and all times at once."""
+    problem, kernel = Problem(700, 300, 900, "tf32"), find_kernel("tensor")
+    found = survey.survey_of(problem, H200)
+    configs = [config for _, config in sorted(kernel.options(problem, H200), key=itemgetter(0))[:6]]
+    with np.load(Path(tool.__file__).parents[1] / "tuning_configs/nvidia-h200.survey.npz") as file:
+        rows, weights = survey._whole(file["tf32_rows"].astype(int)), file["tf32_weights"]
+    assert len(weights) > 2 * survey._AT_A_TIME and not found.used.all()
+    here = np.array([survey.row(problem, config) for config in configs])
+    here, there = (survey.features(of, "tf32", H200.sms) for of in (here, rows))
+    apart = np.array([((there - one) ** 2).sum(1) for one in here])
+    smooth, rough = np.exp(-apart / 2), np.exp(-(survey.ROUGHER**2) * apart / 2)
+    wanted = found.mean + (survey.SMOOTH * smooth + survey.ROUGH * rough) @ weights
+    np.testing.assert_allclose(found.corrections(problem, configs), wanted, atol=2e-4)
 
 
 @MEASURED

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from guarded_products import Stored, check, hurting, whole
+from h200 import H200
 
 import pymm
 from pymm.core.device import Device
@@ -269,6 +270,22 @@ def test_configurations_that_spilled_are_refused(slug, dtype, n):
 def test_configurations_like_them_that_do_not_spill_may_run(form, parts):
     config = parse_slug(f"tensor-{form}-GROUP8-SPLIT{parts}")
     assert not TENSOR.violations(config, Problem(58, 83, 1690, "bf16"), HOPPER)
+
+
+@pytest.mark.parametrize(
+    "dtype, form",
+    [
+        ("bf16", "MB64-NB64-KB64-TA32-TB32-STAGES3-BLOCKS4"),
+        ("bf16_f32", "MB64-NB128-KB64-TA32-TB32-STAGES2-BLOCKS2"),
+        ("tf32", "MB64-NB64-KB16-TA32-TB32-STAGES4-BLOCKS4"),
+    ],
+)
+def test_more_blocks_where_tiles_at_the_edges_are_copied_in_whole_lines(dtype, form):
+    """Unless k is split."""
+    problem = Problem(552, 6840, 680, dtype)
+    one, two = (parse_slug(f"tensor-{form}-GROUP8-SPLIT{parts}") for parts in (1, 2))
+    assert TENSOR.guarded(one, problem) and not TENSOR.violations(one, problem, H200)
+    assert any("registers" in reason for reason in TENSOR.violations(two, problem, H200))
 
 
 # The whole way

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from fed_products import HOPPER, Placed, check_many, check_on_gpu
+from h200 import H200
 
 from pymm.backends import open_device
 from pymm.core import dtypes, reference
@@ -336,3 +337,17 @@ def test_batches_of_a_few_tiles_each_have_128_x_64(mnkb):
     config = WGMMA.default_for(Problem(m, n, k, "bf16", batch=batch), HOPPER)
     assert (config.MB, config.NB, config.KB, config.STAGES) == (128, 64, 64, 8)
     assert not WGMMA.violations(config, Problem(m, n, k, "bf16", batch=batch), HOPPER)
+
+
+@pytest.mark.parametrize(
+    "mnk, form, offered",
+    [
+        ((1549, 1011, 7071), "MB128-NB128-KB64-TA64-TB64-STAGES6-CLUSTER2-CLUSTER_N2-", True),
+        ((1549, 1011, 8300), "MB128-NB128-KB64-TA64-TB64-STAGES6-CLUSTER2-CLUSTER_N2-", False),
+        ((468, 279, 992), "MB64-NB32-KB128-TA64-TB64-STAGES8-CLUSTER1-CLUSTER_N4-", True),
+        ((1468, 1279, 992), "MB64-NB32-KB128-TA64-TB64-STAGES8-CLUSTER1-CLUSTER_N4-", False),
+    ],
+)
+def test_clusters_whose_blocks_share_a_are_offered_for_few_tiles(mnk, form, offered):
+    options = [config.slug for _, config in WGMMA.options(Problem(*mnk, "bf16"), H200)]
+    assert any(slug.startswith(f"wgmma-{form}") for slug in options) == offered

@@ -115,6 +115,47 @@ def test_a_goal_is_kept_by_an_interrupted_run_alone():
     assert again.goal(5) == 13 + 5
 
 
+def resumed(race):
+    """A race over the studies of another, as the next run makes it."""
+    searches = {
+        name: Search(old.study, old.configs, "random") for name, old in race.searches.items()
+    }
+    for kernel in KERNELS:
+        searches[kernel.name].enqueue([kernel.default_for(PROBLEM, GPU)])
+    return Race(searches)
+
+
+def test_a_race_stopped_at_every_trial_measures_what_it_would_have():
+    """With five under way, by turns given up and killed."""
+    best = {"register_tile": 1.0, "shared_tile": 1.2, "coalesced": 9.0}
+
+    def measured(stops):
+        race, waiting, found = race_of(), [], []
+        for count in range(30):
+            if count in stops:
+                for number, config in waiting if count % 2 else ():
+                    race.forget(number, config)
+                race, waiting = resumed(race), []
+            while len(waiting) < 5 and (one := race.ask(34)):
+                waiting.append(one)
+            number, config = waiting.pop(0)
+            race.tell(number, Trial(PROBLEM, config, "ok", best[config.kernel_name]))
+            found.append(config)
+        return found
+
+    whole = measured(())
+    assert measured(range(30)) == whole and len(set(whole)) == 30
+
+
+def test_every_kernel_gets_its_default_whatever_was_left_unmeasured():
+    race = race_of()
+    alone = Race({"register_tile": race.searches["register_tile"]})
+    for number, config in [alone.ask() for _ in range(4)]:
+        alone.forget(number, config)
+    asked = run(resumed(race), lambda config: 1.0, 3)
+    assert {config.kernel_name for config in asked} == {kernel.name for kernel in KERNELS}
+
+
 # Which kernels compete
 
 

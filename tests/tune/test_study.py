@@ -8,6 +8,7 @@ import optuna
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from optuna.trial import TrialState, create_trial
 
 from pymm.core.device import Device
 from pymm.core.errors import Busy
@@ -291,6 +292,43 @@ def test_a_killed_run_goes_on(tmp_path, sampler):
         assert [search.ask()[1] for _ in range(2)] == begun
         number, config = search.ask()
         assert config not in done and config not in begun
+
+
+def test_what_was_left_unmeasured_comes_first_in_its_order():
+    """Also if it is left once more, if another tuner had it too, and if it is in the queue."""
+    search = new_search()
+    search.enqueue(VALID[:2])
+    begun = [search.ask() for _ in range(4)]
+    (number, config), *others = begun
+    given_up = create_trial(
+        state=TrialState.FAIL,
+        params=config.as_dict(),
+        distributions=search._space,
+        user_attrs={"outcome": "repeated"},
+    )
+    search.study.add_trial(given_up)
+    for one in reversed(others):
+        search.forget(*one)
+    search.forget(number, config)
+
+    search = Search(search.study, VALID)
+    search.forget(*search.ask())
+    search = Search(search.study, VALID)
+    search.enqueue(VALID[:3])
+    assert search.queued == 5 and search.from_queue == 2
+    assert [search.ask()[1] for _ in range(4)] == [config for _, config in begun]
+    assert search.queued == 1 and search.from_queue == 2
+    assert search.ask()[1] == VALID[2] and search.from_queue == 3 and not search.queued
+
+
+def test_an_exhaustive_search_has_no_limit_for_its_queue():
+    search = new_search("exhaustive", VALID[:9])
+    search.enqueue(VALID[5:9])
+    for _ in range(4):
+        search.limit_queue(4, 1.0)
+        number, config = search.ask()
+        search.tell(number, trial(config))
+        assert config in VALID[5:9]
 
 
 @pytest.mark.parametrize("outcome", [o for o in OUTCOMES if o not in LASTING])
