@@ -253,13 +253,13 @@ def measured(study, space, depth, stops=()):
     these numbers and begun again: by turns it gives up what is under way, and is killed.
     """
     search, ahead, found = Search(study, space.configs), [], []
-    for count in range(32):
+    for count in range(22):
         if count in stops:
             for number, config in ahead if count % 2 else ():
                 search.forget(number, config)
             search, ahead = Search(study, space.configs), []
         search.enqueue(space.configs[:3000:100])
-        search.limit_queue(32, count / 32)
+        search.limit_queue(22, count / 22)
         while len(ahead) < depth:
             ahead.append(search.ask())
         number, config = ahead.pop(search.most_promising([config for _, config in ahead]))
@@ -274,9 +274,9 @@ def test_a_search_stopped_at_every_trial_measures_what_it_would_have(tmp_path, d
     """Same seed: a new sampler over the same study, whatever was under way."""
     space = recording("gemm_rtx_3060_laptop")
     whole = measured(optuna.create_study(), space, depth)
-    assert len(set(whole)) == 32
+    assert len(set(whole)) == 22
     with open_storage(tmp_path / "a.journal") as storage:
-        assert measured(open_study(storage, "k", {}), space, depth, range(32)) == whole
+        assert measured(open_study(storage, "k", {}), space, depth, range(22)) == whole
 
 
 def test_at_most_one_process_is_fitted_after_a_result():
