@@ -294,19 +294,23 @@ def test_a_killed_run_goes_on(tmp_path, sampler):
         assert config not in done and config not in begun
 
 
+def failed(search, config, outcome):
+    """A trial of a configuration that ended so, for a study."""
+    return create_trial(
+        state=TrialState.FAIL,
+        params=config.as_dict(),
+        distributions=search._space,
+        user_attrs={"outcome": outcome},
+    )
+
+
 def test_what_was_left_unmeasured_comes_first_in_its_order():
     """Also if it is left once more, if another tuner had it too, and if it is in the queue."""
     search = new_search()
     search.enqueue(VALID[:2])
     begun = [search.ask() for _ in range(4)]
     (number, config), *others = begun
-    given_up = create_trial(
-        state=TrialState.FAIL,
-        params=config.as_dict(),
-        distributions=search._space,
-        user_attrs={"outcome": "repeated"},
-    )
-    search.study.add_trial(given_up)
+    search.study.add_trial(failed(search, config, "repeated"))
     for one in reversed(others):
         search.forget(*one)
     search.forget(number, config)
@@ -319,6 +323,15 @@ def test_what_was_left_unmeasured_comes_first_in_its_order():
     assert [search.ask()[1] for _ in range(4)] == [config for _, config in begun]
     assert search.queued == 1 and search.from_queue == 2
     assert search.ask()[1] == VALID[2] and search.from_queue == 3 and not search.queued
+
+
+def test_what_an_older_pymm_gave_up_stays_given_up():
+    """Its studies may have the leavings of many runs."""
+    search = new_search()
+    search.study.add_trial(failed(search, VALID[3], "interrupted"))
+    search.study.add_trial(failed(search, VALID[4], "unmeasured"))
+    search = Search(search.study, VALID)
+    assert search.queued == 1 and search.ask()[1] == VALID[4]
 
 
 def test_an_exhaustive_search_has_no_limit_for_its_queue():
