@@ -4,8 +4,8 @@
 The others: Optuna's TPE, CMA-ES (if cmaes is installed) and Gaussian process (if torch is), whose
 suggestions are moved to the nearest valid configuration; and strategies of Kernel Tuner in its
 simulation mode (if kernel_tuner is installed). All get the space of valid configurations only.
-What is not installed is named and left out (`pip install -e '.[replay]'` installs all). Rows that
-the file has already are not repeated.
+What is not installed is named and left out; `pip install -e '.[replay,test-torch]'` installs all.
+Rows that the file has already are not repeated.
 
 `--seeds`, `--spaces` and `--samplers` shorten it: `python benchmarks/replay.py --seeds 5 --samplers
 local,random --spaces gemm_rtx_3090`. `--asks` times questions to pymm's sampler instead.

@@ -117,8 +117,9 @@ _FEW_STEPS = (
 #: A pair with tiles of 192 rows, for products of more rows and of more than few steps.
 _THREE_WARPGROUPS = ((dict(MB=192, NB=176, TA=64, TB=176, STAGES=4, CLUSTER=2), 0.7, 0.72, 2.0),)
 
-#: For few rows: up to 64 in clusters whose blocks share A; 65 to 128 in pairs of blocks, one above
-#: the other or side by side (64 x 24576 x 1536: 27.3 us, not 30.3).
+#: For few rows: up to 64 in clusters whose blocks share A, as for any product of few tiles; 65 to
+#: 128 in pairs of blocks, one above the other or side by side (64 x 24576 x 1536: 27.3 us, not
+#: 30.3).
 _SIDE_BY_SIDE = (
     (dict(MB=64, NB=32, KB=128, TA=64, TB=64, STAGES=8, CLUSTER_N=2, GROUP=1), 0.125, 0.15, 0.1),
     (dict(MB=64, NB=32, KB=128, TA=64, TB=64, STAGES=8, CLUSTER_N=4, GROUP=1), 0.125, 0.15, 0.1),

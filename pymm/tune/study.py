@@ -214,7 +214,7 @@ class Search:
         self._queue: deque[Suggestion] = deque()
         self._unmeasured: deque[tuple[datetime, Suggestion]] = deque()  # with when it was begun
         self._from_queue: set[int] = set()
-        self._settled: dict[int, int | None] = {}  # number: index of one that counts
+        self._settled: set[int] = set()  # numbers of trials that ended
         self._refresh(LASTING)
 
     def __len__(self) -> int:
@@ -326,7 +326,7 @@ class Search:
         trial_id, _ = self._asked.pop(number)
         pruned = trial.outcome == "too_slow"
         self._end(trial_id, said, value if worked else None, pruned)
-        self._settled[number] = index
+        self._settled.add(number)
         self._remember(index, trial.outcome if worked else "unknown", value, cost)
         self._count_pending()
 
@@ -386,7 +386,7 @@ class Search:
     def _fail(self, number: int, outcome: str) -> None:
         """End an own trial that says nothing of its configuration."""
         trial_id, _ = self._asked.pop(number)
-        self._settled[number] = None
+        self._settled.add(number)
         self._end(trial_id, {"outcome": outcome}, None)
         self._count_pending()
 
@@ -431,7 +431,7 @@ class Search:
         of `counting`; have asked for again what they left unmeasured and what dead ones had begun.
         """
         self._others = {}
-        finished: list[FrozenTrial] = []
+        finished: list[tuple[FrozenTrial, int]] = []
         unmeasured: dict[int, tuple[datetime, Suggestion]] = {}
         for trial in self.study.get_trials(deepcopy=False):
             if trial.number in self._settled or trial.number in self._asked:
@@ -447,7 +447,7 @@ class Search:
                 self._end(trial._trial_id, {"outcome": outcome}, None)
             elif not trial.state.is_finished():
                 continue
-            self._settled[trial.number] = index
+            self._settled.add(trial.number)
             if index is None:
                 continue
             if outcome == UNMEASURED:  # perhaps once more: its place is that of the first time
@@ -456,19 +456,19 @@ class Search:
                 unmeasured.setdefault(index, (began, Suggestion(index, origin)))
             elif outcome != REPEATED:
                 unmeasured.pop(index, None)
-                finished.append(trial)
+                finished.append((trial, index))
         told = attrgetter("number" if self.company else "datetime_complete")
-        for trial in sorted(finished, key=told):
-            self._take_over(trial, counting)
+        for trial, index in sorted(finished, key=lambda one: told(one[0])):
+            self._take_over(trial, index, counting)
         self._count_pending()
         for began, suggestion in sorted(unmeasured.values(), key=itemgetter(0)):
             self._unmeasured.append((began, suggestion))
             self._count_queued(suggestion)
 
-    def _take_over(self, trial: FrozenTrial, counting: Sequence[str]) -> None:
+    def _take_over(self, trial: FrozenTrial, index: int, counting: Sequence[str]) -> None:
         """Remember a finished trial if it is the first of its configuration that counts."""
-        index, outcome = self._settled[trial.number], trial.user_attrs.get("outcome", "")
-        if index is not None and index not in self.known.seconds and outcome in counting:
+        outcome = trial.user_attrs.get("outcome", "")
+        if index not in self.known.seconds and outcome in counting:
             self._remember(index, outcome, _value(trial), _cost(trial))
             self._count_queued(Suggestion(index, trial.user_attrs.get("origin", "")))
 

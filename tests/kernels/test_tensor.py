@@ -263,6 +263,7 @@ def test_configurations_that_spilled_are_refused(slug, dtype, n):
     "form, parts",
     [
         ("MB32-NB32-KB64-TA16-TB16-SLICES2-STAGES4-BLOCKS2", 13),
+        ("MB32-NB32-KB64-TA16-TB16-STAGES4-BLOCKS2", 13),
         ("MB32-NB32-KB32-TA16-TB16-STAGES5-BLOCKS4", 8),
         ("MB32-NB32-KB32-TA16-TB16-STAGES5-BLOCKS4", 16),
     ],
