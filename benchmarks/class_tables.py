@@ -174,7 +174,7 @@ IN_WORDS = {
     "rank-k": "8192 x 8192 x 32, 64 and 128",
     "skinny": "8192 x 16 x 8192, 64 x 64 x 262144 and two more",
     "syrk-large": "A A^T and A^T A, 4096 to 10500",
-    "random": "100 random products, extents of 32 to 8192 (the last draw of which all were measured)",
+    "random": "100 random products, extents of 32 to 8192 (the last draw measured whole)",
     "llm": "18 products of language models, 64 to 4096 rows",
     "batch": "batches: 10000 of 16 squared to 16 of 1024 squared",
 }
