@@ -119,10 +119,11 @@ struct alignas(PAIR * sizeof(OUT)) Results {
 struct alignas(2 * sizeof(OUT)) Neighbours {
     OUT x[2];
 };
-// Whether C is stored by way of shared memory, whole rows of the tile at a time: one element at a
-// time from where the mma leave it, an instruction would write to parts of 8 rows. The rows of the
-// tile are 8 elements longer than they need to be, which keeps them out of each other's banks.
-constexpr bool BY_ROWS = PAIR == 1;
+// Whether C is stored by way of shared memory, whole rows of the tile at a time: from where the mma
+// leave it, an instruction would write to 8 rows, of each less than the 32 bytes of a sector. The
+// rows of the tile are 8 elements longer than they need to be, which keeps them out of each other's
+// banks.
+constexpr bool BY_ROWS = ALIGN < 16 || sizeof(OUT) == 2;
 constexpr int PITCH = NB + 8;
 
 #undef REAL
@@ -225,12 +226,45 @@ struct StagedRows {
     }
 };
 
-// The tile in shared memory to C, which points at the first element. Warps take eight rows at
-// a time.
+// The tile to rows of C that start at multiples of 8 or 16 bytes, so many at a time.
+template <int BYTES>
+struct WordOf {
+    using Type = uint2;
+};
+template <>
+struct WordOf<16> {
+    using Type = uint4;
+};
+using Word = WordOf<ALIGN>::Type;
+__device__ __forceinline__ void store_words(const Output* tile, Output* C, long long ldc,
+                                            unsigned rows, unsigned columns, unsigned thread) {
+    constexpr unsigned IN_WORD = sizeof(Word) / sizeof(Output), IN_ROW = NB / IN_WORD;
+    constexpr unsigned WORDS = MB * IN_ROW, EACH = (WORDS + THREADS - 1) / THREADS;
+    constexpr unsigned BATCH = EACH < 4 ? EACH : 4;  // words that are read before one is stored
+    static_assert(THREADS % IN_ROW == 0, "threads store whole rows of words at a time");
+#pragma unroll 1
+    for (unsigned first = thread; first < WORDS; first += BATCH * THREADS) {
+        Word x[BATCH];
+#pragma unroll
+        for (unsigned b = 0; b < BATCH; b++) {
+            const unsigned i = (first + b * THREADS) / IN_ROW, j = first % IN_ROW * IN_WORD;
+            if (WORDS % (BATCH * THREADS) == 0 || i < MB)
+                x[b] = *reinterpret_cast<const Word*>(tile + i * PITCH + j);
+        }
+#pragma unroll
+        for (unsigned b = 0; b < BATCH; b++) {
+            const unsigned i = (first + b * THREADS) / IN_ROW, j = first % IN_ROW * IN_WORD;
+            if (i < MB && i < rows && j < columns)
+                __stwb(reinterpret_cast<Word*>(C + i * ldc + j), x[b]);  // nvcc would split it
+        }
+    }
+}
+
+// The tile in shared memory to C, which points at the first element.
 __device__ __forceinline__ void store_tile(const Output* tile, Output* C, long long ldc,
                                            unsigned i0, unsigned j0, unsigned m, unsigned n,
                                            unsigned thread) {
-    constexpr unsigned MOST = 256 / sizeof(Output), WIDE = NB < MOST ? NB : MOST;  // columns
+    constexpr unsigned MOST = 256 / sizeof(Output), COUNT = NB < MOST ? NB : MOST;  // columns
     if (partly_stored(i0, j0, MB, NB)) {
 #pragma unroll 8
         for (unsigned e = thread; e < MB * NB; e += THREADS) {
@@ -240,14 +274,19 @@ __device__ __forceinline__ void store_tile(const Output* tile, Output* C, long l
         }
         return;
     }
+    if constexpr (ALIGN >= 8) {
+        store_words(tile, C, ldc, m - i0, n - j0, thread);
+    } else {
+        // Warps take eight rows at a time.
 #pragma unroll 1
-    for (unsigned i = thread / 32 * 8; i < MB && i0 + i < m; i += THREADS / 4)
+        for (unsigned i = thread / 32 * 8; i < MB && i0 + i < m; i += THREADS / 4)
 #pragma unroll
-        for (unsigned j = 0; j < NB; j += WIDE)
-            if (j == 0 || j0 + j < n)
-                store_unaligned_rows<8, WIDE>(
-                    C + i * ldc + j, ldc, m - i0 - i, n - j0 - j,
-                    StagedRows{reinterpret_cast<const unsigned char*>(tile + i * PITCH + j)});
+            for (unsigned j = 0; j < NB; j += COUNT)
+                if (j == 0 || j0 + j < n)
+                    store_unaligned_rows<8, COUNT>(
+                        C + i * ldc + j, ldc, m - i0 - i, n - j0 - j,
+                        StagedRows{reinterpret_cast<const unsigned char*>(tile + i * PITCH + j)});
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)

@@ -66,7 +66,7 @@ def _registers(c: Config, p: Problem) -> int:
     aligned = 52 if plain else 80 if _power_of_two(c.SPLIT) else 98
     uneven = 104 if size == 2 else 96
     if c.SPLIT == 1 and c.KB * size <= 128:
-        uneven = 72 if c.TA * c.TB < 64 * 64 else 80
+        uneven = 72 if c.TA * c.TB < 64 * 64 else 79 if p.alignment >= 4 else 80
         aligned = min(aligned, uneven)
     return kept + (aligned if p.alignment == 16 else uneven)
 
@@ -92,7 +92,7 @@ def _padding(c: Config, p: Problem, alignment: int) -> int:
         lines_a, lines_b = lines_a * (not p.trans_a), lines_b * p.trans_b
     narrow = alignment < (4 if size == 2 else 16)
     shifted = narrow * c.STAGES * (lines_a + lines_b) * 16 // size
-    rows = c.MB * (c.NB + _APART) * stored // size if alignment < 2 * stored else 0
+    rows = c.MB * (c.NB + _APART) * stored // size if stored == 2 or alignment < 16 else 0
     return max(shifted, rows - _shared_elements(c, p))
 
 
@@ -217,16 +217,31 @@ _FORMS = {
     ),
 }
 
-#: More of 2 bytes, which a search begins with and a survey (survey.py) chooses from, but no
-#: default: what searches found for products for which the survey had chosen worst.
-_MORE_FORMS = (
-    (32, 32, 128, 32, 32, 4, 5, 2),
-    (32, 32, 128, 16, 16, 2, 5, 2),
-    (32, 32, 32, 16, 16, 1, 5, 4),
-    (32, 64, 64, 32, 32, 2, 5, 3),
-    (64, 128, 32, 32, 64, 1, 5, 2),
-    (64, 128, 128, 32, 64, 1, 4, 1),
-)
+#: More, which a search begins with and a survey (survey.py) chooses from, but no default: what
+#: searches found for products for which the survey had chosen worst, and large tiles of few warps.
+_MORE_FORMS = {
+    4: (
+        (256, 64, 16, 64, 64, 1, 4, 1),
+        (64, 256, 16, 64, 64, 1, 4, 1),
+        (128, 128, 16, 64, 64, 1, 4, 1),
+        (128, 128, 32, 64, 64, 1, 3, 1),
+        (128, 64, 16, 64, 32, 1, 5, 2),
+        (64, 128, 16, 32, 64, 1, 4, 2),
+    ),
+    2: (
+        (32, 32, 128, 32, 32, 4, 5, 2),
+        (32, 32, 128, 16, 16, 2, 5, 2),
+        (32, 32, 32, 16, 16, 1, 5, 4),
+        (32, 64, 64, 32, 32, 2, 5, 3),
+        (64, 128, 32, 32, 64, 1, 5, 2),
+        (64, 128, 128, 32, 64, 1, 4, 1),
+        (128, 128, 64, 64, 64, 1, 3, 1),
+        (128, 128, 32, 64, 64, 1, 4, 1),
+        (256, 64, 32, 64, 64, 1, 4, 1),
+        (64, 256, 32, 64, 64, 1, 4, 1),
+        (128, 64, 32, 64, 32, 1, 4, 2),
+    ),
+}
 
 #: The least of many uncertain times is too small by about this factor.
 _DOUBT = 1.05
@@ -256,7 +271,7 @@ def _quickest(p: Problem, d: Device) -> Config | None:
 def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
     """Every form, and those that are no defaults."""
     size = p.numpy_dtype.itemsize
-    return _timed(_FORMS[size] + (_MORE_FORMS if size == 2 else ()), p, d)
+    return _timed(_FORMS[size] + _MORE_FORMS[size], p, d)
 
 
 def _timed(
