@@ -78,7 +78,7 @@ class Problem:
         """The NumPy dtype of C."""
         return self.type.out
 
-    @property
+    @cached_property
     def scalar_dtype(self) -> np.dtype:
         """The NumPy dtype of alpha, beta and of every sum."""
         return self.type.scalar
@@ -111,7 +111,7 @@ class Problem:
         small = self.n <= self.type.syrk_full_rows
         return self.fill == "full" and (small or self.k <= self.type.syrk_full_depth)
 
-    @property
+    @cached_property
     def halved(self) -> bool:
         """True if a GPU computes one half of C, and mirrors it if `fill` is "full"."""
         return self.symmetric and not self.in_full
@@ -134,7 +134,7 @@ class Problem:
         read = self.m * self.k + (0 if self.symmetric else self.k * self.n)
         return read * self.numpy_dtype.itemsize * self.batch
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Fewest bytes of memory traffic with beta = 0: A and B read once, C written once."""
         written = self.m * self.n if self.fill in ("all", "full") else self.elements

@@ -171,7 +171,8 @@ def _default(p: Problem, d: Device) -> Config:
 
 
 def _timed_options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
-    return ((expected_microseconds(c, p, d), c) for c in options(p, d))
+    repacking = repacking_us(sum(repacked_of(p)))
+    return ((computed_us(c, p, d) + repacking, c) for c in options(p, d))
 
 
 def options(p: Problem, d: Device) -> Iterator[Config]:
