@@ -257,6 +257,7 @@ def _expected(c: Config, p: Problem, d: Device) -> float:
 _ONE_TILE = (64, 64, 32, 32, 64, 1, 2, 1)
 
 
+@lru_cache(maxsize=2**12)
 def _config(form: tuple[int, ...], parts: int) -> Config:
     names = ("MB", "NB", "KB", "TA", "TB", "SLICES", "STAGES", "BLOCKS")
     return TENSOR.config(dict(zip(names, form, strict=True)) | dict(GROUP=8, SPLIT=parts))

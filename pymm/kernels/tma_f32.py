@@ -200,7 +200,12 @@ def _split(form: dict[str, int], p: Problem, d: Device) -> Iterator[Config]:
     left = tiles(whole, p) * p.batch % slots
     for parts in TMA_F32.space["SPLIT"]:
         if parts == 1 or 0 < left * parts <= _WAVES * slots:
-            yield TMA_F32.config(form | dict(SPLIT=parts))
+            yield _in_parts(whole, parts)
+
+
+@lru_cache(maxsize=2**12)
+def _in_parts(whole: Config, parts: int) -> Config:
+    return TMA_F32.config(whole.as_dict() | dict(SPLIT=parts))
 
 
 def expected_microseconds(c: Config, p: Problem, d: Device) -> float:

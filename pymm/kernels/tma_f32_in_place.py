@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 from pymm.core.device import Device
 from pymm.core.integers import ceil_div, round_up
@@ -66,10 +67,16 @@ def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
     others = repacking_us(repacked_of(p)[1 - _in_place(p)])
     for config in options(p, d):
         for deep in {config.KB, 16}:
-            own = TMA_F32_IN_PLACE.config(config.as_dict() | {"KB": deep})
+            own = _own(config, deep, config.STAGES)
             if not STAGES_FIT.holds(own, p, d):
-                own = TMA_F32_IN_PLACE.config(own.as_dict() | {"STAGES": 2})
+                own = _own(config, deep, 2)
             yield computed_us(own, p, d) + others, own
+
+
+@lru_cache(maxsize=2**12)
+def _own(config: Config, deep: int, stages: int) -> Config:
+    """A configuration of kernel 8 as one of this kernel."""
+    return TMA_F32_IN_PLACE.config(config.as_dict() | dict(KB=deep, STAGES=stages))
 
 
 def _competes(p: Problem, d: Device) -> bool:
