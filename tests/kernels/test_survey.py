@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from benchmarks import survey as tool
 from pymm.core.problem import Problem
-from pymm.kernels import KERNELS, find_kernel, kernels_for, survey
+from pymm.kernels import KERNELS, find_kernel, kernels_for, parse_slug, survey
 from pymm.selection.records import Environment
 from pymm.selection.select import select
 
@@ -325,7 +325,23 @@ def test_a_form_needs_some_times_to_be_chosen(few, tmp_path):
     times = Counter(tuple(itertools.compress(row, kept)) for row in kernels_on)
     least = survey._ENOUGH
     assert min(times.values()) < least <= max(times.values())
-    assert few[0].forms == {form for form, count in times.items() if count >= least}
+    assert set(few[0].forms) == {form for form, count in times.items() if count >= least}
+
+
+def test_a_form_counts_for_products_not_much_deeper_than_those_measured():
+    slug = "tensor-MB32-NB32-KB128-TA32-TB32-SLICES4-STAGES5-BLOCKS2-GROUP8-SPLIT1"
+    config = parse_slug(slug)
+    alone = replace(config.kernel, options=lambda p, d: [(1.0, config)])
+    deepest = survey.survey_of(Problem(700, 118, 100, "bf16"), H200).forms[survey.form(config)]
+    same = [
+        row["k"]
+        for row in csv.DictReader(tool.results("nvidia-h200").read_text().splitlines())
+        if row["config"].startswith(slug.removesuffix("1"))
+    ]
+    assert deepest == 2 * sorted(map(int, same))[-3]
+    for k, counts in ((deepest, True), (deepest + 1, False)):
+        found = survey.quickest(alone, Problem(700, 118, k, "bf16"), H200)
+        assert (found is not None) == counts
 
 
 def test_a_survey_without_transposed_products_covers_none(few):
