@@ -56,7 +56,7 @@ Row = dict[str, str]
 #: Columns of numbers of each file.
 REPEATED_NUMBERS = ("us", "seconds", "tried")
 LIBRARIES = ("cublas_us", "cublaslt_us", "nvmath_us")
-UNSEEN_NUMBERS = ("of_fastest", "of_default", "ratio", "found_us", *LIBRARIES)
+UNSEEN_NUMBERS = ("of_fastest", "of_default", "slower", "ratio", "found_us", *LIBRARIES)
 CALL_NUMBERS = ("us", "quartile_1", "quartile_3")
 SUITE_NUMBERS = ("seconds", "gflops")
 
@@ -207,11 +207,12 @@ def unseen(rows: Sequence[Row]) -> list[str]:
         f"the default, and what the search found, measured in turn. The last run, of seed {seed}.",
         "The default is the quickest of all kernels' defaults; until 2026-11-29 it was that of the",
         "chosen kernel, which on a surveyed GPU is the choice itself.",
-        "Library: the time of the fastest one / the time of what the search found.",
+        "Library: the time of the fastest one / the time of what the search found. Surely slower:",
+        "choices slower than a default by more than noise; not known of runs until 2026-11-29.",
         "",
         "| type | products | chosen / fastest, geometric mean | least | default / chosen, least "
-        "| library / found, least |",
-        "|---|--:|--:|--:|--:|--:|",
+        "| surely slower | library / found, least |",
+        "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for dtype in [*dict.fromkeys(row["dtype"] for row in rows), "all"]:
         at = [row for row in rows if dtype in (row["dtype"], "all")]
@@ -219,8 +220,16 @@ def unseen(rows: Sequence[Row]) -> list[str]:
         beside = [float(row["of_default"]) for row in at if row["of_default"]]
         average = math.exp(sum(map(math.log, parts)) / len(parts))
         tuned = [ratio for row in at if (ratio := _beside_libraries(row)) is not None]
-        leasts = " | ".join(f"{min(one):.2f}" if one else "" for one in (beside, tuned))
-        lines.append(f"| {dtype} | {len(at)} | {average:.3f} | {min(parts):.2f} | {leasts} |")
+        slower = [float(row["slower"]) > 0 for row in at if row["slower"]]
+        cells = (
+            f"{len(at)}",
+            f"{average:.3f}",
+            f"{min(parts):.2f}",
+            f"{min(beside):.2f}" if beside else "",
+            f"{sum(slower)}" if slower else "",
+            f"{min(tuned):.2f}" if tuned else "",
+        )
+        lines.append(f"| {dtype} | {' | '.join(cells)} |")
     return lines
 
 

@@ -118,8 +118,8 @@ class Survey:
     """The fit for one type on the GPU with the slug `where`: the features of the measured points,
     a column for each point, without those that are 0 for all (`used` is False for them); the
     weights of the points, the mean correction, the forms of kernels that were measured often
-    enough with the deepest k for which they count, and of the products the least m, n and k with A as it is stored and with A transposed,
-    the greatest extent and the most operations.
+    enough with the deepest k for which they count, and of the products the least m, n and k with A
+    as it is stored and with A transposed, the greatest extent and the most operations.
     """
 
     where: str

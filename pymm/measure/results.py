@@ -154,13 +154,13 @@ CLASSES = Schema(
 #: chosen; of_default: that of the default / that of what is chosen; ratio: time of the fastest
 #: baseline / that of what is chosen.
 UNSEEN = Schema(
-    2,
+    3,
     (
         *("schema", "time", "device", *_ORIGIN[:-1], "seed", *_PRODUCT),
         *("chosen", "reason", "chosen_us", "default", "default_us", "found", "found_us"),
-        *("of_fastest", "of_default", *_COMPARED, "ratio"),
+        *("of_fastest", "of_default", "slower", *_COMPARED, "ratio"),
     ),
-    added=frozenset({"schema", *_COMPARED, "ratio"}),
+    added=frozenset({"schema", "slower", *_COMPARED, "ratio"}),
 )
 
 #: `benchmarks/repeated.py`: one row for each tuning of a product, of several. seed: that of its

@@ -159,18 +159,18 @@ def test_calls_are_measured_where_pycuda_is(tmp_path):
 
 
 def test_unseen_shapes_by_type_and_all_together():
-    empty = {"cublas_us": "", "cublaslt_us": "", "nvmath_us": "", "found_us": "8"}
+    empty = {"cublas_us": "", "cublaslt_us": "", "nvmath_us": "", "found_us": "8", "slower": ""}
     rows = [
         {"seed": "4", "dtype": "f32", "of_fastest": "0.5", "of_default": "1"},
         {"seed": "5", "dtype": "f32", "of_fastest": "1", "of_default": "1.5", "cublas_us": "9"},
         {"seed": "5", "dtype": "f32", "of_fastest": "0.81", "of_default": "0.99", "nvmath_us": "6"},
         {"seed": "5", "dtype": "f64", "of_fastest": "0.9", "of_default": ""},
     ]
-    rows[2]["cublaslt_us"] = "7"
+    rows[2] |= {"cublaslt_us": "7", "slower": "0.004"}
     lines = results.unseen([empty | row for row in rows])  # those of the last run
-    assert "| f32 | 2 | 0.900 | 0.81 | 0.99 | 0.75 |" in lines
-    assert "| f64 | 1 | 0.900 | 0.90 |  |  |" in lines
-    assert lines[-1] == "| all | 3 | 0.900 | 0.81 | 0.99 | 0.75 |"
+    assert "| f32 | 2 | 0.900 | 0.81 | 0.99 | 1 | 0.75 |" in lines
+    assert "| f64 | 1 | 0.900 | 0.90 |  |  |  |" in lines
+    assert lines[-1] == "| all | 3 | 0.900 | 0.81 | 0.99 | 1 | 0.75 |"
 
 
 def test_tunings_of_one_product_are_compared():

@@ -1,5 +1,7 @@
 """Shapes never tuned: what a choice is compared with, and when the comparison fails."""
 
+import random
+import statistics
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -28,12 +30,17 @@ class Measured:
 
     device, compiler = H200, SimpleNamespace(toolchain="nvcc 13.0")
 
-    def __init__(self, seconds):
-        self.seconds = seconds
+    def __init__(self, seconds, noise=0.0):
+        self.seconds, self.noise = seconds, noise
 
     def ask(self, request, limit):
-        trials = [Trial(PROBLEM, c, "ok", self.seconds(c)) for c in request.configs]
-        return Reply(tuple(trials))
+        return Reply(tuple(self.trial(config) for config in request.configs))
+
+    def trial(self, config):
+        """Thirty times, with a spread of twice the noise; the rounds of all differ alike."""
+        draw = random.Random(config.slug)
+        times = [self.seconds(config) * (1 + draw.gauss(0, self.noise)) for _ in range(31)]
+        return Trial(PROBLEM, config, "ok", statistics.median(times), times=tuple(times))
 
 
 def entry():
@@ -49,19 +56,25 @@ def test_a_choice_is_compared_with_the_default_of_every_kernel_of_a_search():
     assert found.choice.config in found.configs
 
 
-@pytest.mark.parametrize("faster, status", [(1.0, 0), (0.98, 0), (0.96, 1)])
-def test_a_choice_that_is_slower_than_any_kernel_s_default_fails(faster, status, capsys):
+@pytest.mark.parametrize(
+    "faster, noise, status",
+    [(1.0, 0, 0), (0.996, 0, 0), (0.98, 0, 1), (0.98, 0.05, 0), (0.9, 0.02, 1)],
+)
+def test_a_choice_that_is_surely_slower_than_any_kernel_s_default_fails(faster, noise, status):
     found = entry()
     other = next(c for c in found.defaults if c.kernel_name != found.choice.config.kernel_name)
     times = {found.choice.config: 1e-3, other: faster * 1e-3}
-    row = unseen._row(Measured(lambda config: times.get(config, 2e-3)), found, GIVEN)
-    assert float(row["of_default"]) == pytest.approx(faster)
-    others = [row | {"of_fastest": "1", "of_default": "1"} for _ in range(9)]
+    row = unseen._row(Measured(lambda config: times.get(config, 2e-3), noise), found, GIVEN)
+    assert float(row["of_default"]) == pytest.approx(faster, rel=3 * noise or 1e-6)
+    assert (float(row["slower"]) > 0) == bool(status)
+    by = 1 / faster - 1 if status else 0
+    assert float(row["slower"]) == pytest.approx(by, abs=2 * noise + 1e-3)
+    others = [row | {"of_fastest": "1", "of_default": "1", "slower": "0"} for _ in range(9)]
     assert unseen._judge([row, *others], 10) == status
 
 
 def test_what_could_not_be_measured_fails():
-    row = {"of_fastest": "1", "of_default": "1"}
+    row = {"of_fastest": "1", "of_default": "1", "slower": "0"}
     assert unseen._judge([row], 1) == 0 and unseen._judge([row], 2) == 1
     assert unseen._judge([], 1) == 1 and unseen._judge([], 0) == 0
 
