@@ -241,19 +241,20 @@ __device__ __forceinline__ void store_words(const Output* tile, Output* C, long 
     constexpr unsigned IN_WORD = sizeof(Word) / sizeof(Output), IN_ROW = NB / IN_WORD;
     constexpr unsigned WORDS = MB * IN_ROW, EACH = (WORDS + THREADS - 1) / THREADS;
     constexpr unsigned BATCH = EACH < 4 ? EACH : 4;  // words that are read before one is stored
-    static_assert(THREADS % IN_ROW == 0, "threads store whole rows of words at a time");
 #pragma unroll 1
     for (unsigned first = thread; first < WORDS; first += BATCH * THREADS) {
         Word x[BATCH];
 #pragma unroll
         for (unsigned b = 0; b < BATCH; b++) {
-            const unsigned i = (first + b * THREADS) / IN_ROW, j = first % IN_ROW * IN_WORD;
+            const unsigned word = first + b * THREADS;
+            const unsigned i = word / IN_ROW, j = word % IN_ROW * IN_WORD;
             if (WORDS % (BATCH * THREADS) == 0 || i < MB)
                 x[b] = *reinterpret_cast<const Word*>(tile + i * PITCH + j);
         }
 #pragma unroll
         for (unsigned b = 0; b < BATCH; b++) {
-            const unsigned i = (first + b * THREADS) / IN_ROW, j = first % IN_ROW * IN_WORD;
+            const unsigned word = first + b * THREADS;
+            const unsigned i = word / IN_ROW, j = word % IN_ROW * IN_WORD;
             if (i < MB && i < rows && j < columns)
                 __stwb(reinterpret_cast<Word*>(C + i * ldc + j), x[b]);  // nvcc would split it
         }
@@ -394,7 +395,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         const float scale = beta == 0.0f ? alpha : 1.0f;
         __syncthreads();  // no warp reads a tile, or the sums of a slice, any more
 #pragma unroll
-        for (int i = 0; i < LINES; i++)
+        for (int i = 0; i < LINES; i++) {
 #pragma unroll
             for (int j = 0; j < PLACES; j++) {
                 const float* const s = two_of(own, i, j);
@@ -403,6 +404,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 put(two.x[1], FINISHED(scale * s[1], row + i * 8, column + j * 8 + 1));
                 first[(i * 8 * PITCH + j * 8) / 2] = two;
             }
+            if (EPILOGUE) __syncwarp();  // registers for all activations at once there are not
+        }
         __syncthreads();
         store_tile(out, C - ((row - i0) * ldc + column - j0), ldc, i0, j0, m, n, thread);
         return;
