@@ -179,19 +179,17 @@ def _compile(worker: Worker, entries: Sequence[Entry]) -> None:
 
 
 def _row(worker: Worker, entry: Entry, given: argparse.Namespace) -> dict[str, object] | None:
-    device, problem, choice = worker.device, entry.problem, entry.choice
-    environment = Environment.of(device, worker.compiler.toolchain)
-    own, configs = entry.found, entry.configs
+    problem, choice, own = entry.problem, entry.choice, entry.found
     request = Request(
         "compare",
         problem,
-        configs,
+        entry.configs,
         rounds=31,
         quick=True,
         budget=COMPARISON,
         against_others=True,
     )
-    reply = worker.ask(request, time_limit(problem, device, quick=True))
+    reply = worker.ask(request, time_limit(problem, worker.device, quick=True))
     trials = {t.config: t for t in reply.trials if t.outcome == "ok"}
     seconds = {config: trial.seconds for config, trial in trials.items()}
     if choice.config not in seconds:
@@ -202,11 +200,7 @@ def _row(worker: Worker, entry: Entry, given: argparse.Namespace) -> dict[str, o
     slower = surely_slower(trials[choice.config], list(others.values()))
     chosen, usual = seconds[choice.config], seconds.get(default, math.nan)
     row = {
-        "time": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "device": device.slug,
-        "driver": environment.driver,
-        "compiler": environment.compiler,
-        "pymm": environment.pymm,
+        **_origin(worker),
         "seed": given.seed,
         "dtype": problem.dtype,
         "layout": problem.layout,
@@ -230,6 +224,18 @@ def _row(worker: Worker, entry: Entry, given: argparse.Namespace) -> dict[str, o
         flush=True,
     )
     return row
+
+
+def _origin(worker: Worker) -> dict[str, str]:
+    """When a row was measured, and with what."""
+    environment = Environment.of(worker.device, worker.compiler.toolchain)
+    return {
+        "time": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "device": worker.device.slug,
+        "driver": environment.driver,
+        "compiler": environment.compiler,
+        "pymm": environment.pymm,
+    }
 
 
 def _beside(reply: Reply, chosen: float) -> dict[str, str]:

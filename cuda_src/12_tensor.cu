@@ -241,20 +241,19 @@ __device__ __forceinline__ void store_words(const Output* tile, Output* C, long 
     constexpr unsigned IN_WORD = sizeof(Word) / sizeof(Output), IN_ROW = NB / IN_WORD;
     constexpr unsigned WORDS = MB * IN_ROW, EACH = (WORDS + THREADS - 1) / THREADS;
     constexpr unsigned BATCH = EACH < 4 ? EACH : 4;  // words that are read before one is stored
+    static_assert(THREADS % IN_ROW == 0, "threads store whole rows of C, 8 bytes each");
 #pragma unroll 1
     for (unsigned first = thread; first < WORDS; first += BATCH * THREADS) {
         Word x[BATCH];
 #pragma unroll
         for (unsigned b = 0; b < BATCH; b++) {
-            const unsigned word = first + b * THREADS;
-            const unsigned i = word / IN_ROW, j = word % IN_ROW * IN_WORD;
+            const unsigned i = (first + b * THREADS) / IN_ROW, j = first % IN_ROW * IN_WORD;
             if (WORDS % (BATCH * THREADS) == 0 || i < MB)
                 x[b] = *reinterpret_cast<const Word*>(tile + i * PITCH + j);
         }
 #pragma unroll
         for (unsigned b = 0; b < BATCH; b++) {
-            const unsigned word = first + b * THREADS;
-            const unsigned i = word / IN_ROW, j = word % IN_ROW * IN_WORD;
+            const unsigned i = (first + b * THREADS) / IN_ROW, j = first % IN_ROW * IN_WORD;
             if (i < MB && i < rows && j < columns)
                 __stwb(reinterpret_cast<Word*>(C + i * ldc + j), x[b]);  // nvcc would split it
         }

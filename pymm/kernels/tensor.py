@@ -403,6 +403,10 @@ TENSOR = Kernel(
             "threads copy whole lines of both tiles at a time",
             lambda c, p, d: whole_lines(c, p),
         ),
+        Rule(
+            "threads store whole rows of C, 8 bytes each",
+            lambda c, p, d: 8 * _threads(c) % (c.NB * p.out_dtype.itemsize) == 0,
+        ),
         *SPLIT_RULES,
         STAGES_FIT,
         Rule(
