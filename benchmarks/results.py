@@ -208,7 +208,7 @@ def unseen(rows: Sequence[Row]) -> list[str]:
         "The default is the quickest of all kernels' defaults; until 2026-11-29 it was that of the",
         "chosen kernel, which on a surveyed GPU is the choice itself.",
         "Library: the time of the fastest one / the time of what the search found. Surely slower:",
-        "choices slower than a default by more than noise; not known of runs until 2026-11-29.",
+        "choices slower than a default by more than noise; recorded only in later runs.",
         "",
         "| type | products | chosen / fastest, geometric mean | least | default / chosen, least "
         "| surely slower | library / found, least |",

@@ -9,7 +9,7 @@ another's results; all are thrown away at the end, and `matmul` does not see the
 had nothing been tuned on this device, what the search found, and the baselines are measured in
 turn. Prints the geometric mean of chosen against the fastest of pymm's, the worst case against the
 quickest default, and which choices are surely slower than a default: by more than 0.5 %, and by
-more than noise brings about with a probability of 4 % in any comparison of one product. With
+more than noise brings about with a probability of 4 % in any of all comparisons. With
 `--budget 0` nothing is searched, and a product whose defaults are all what is chosen is left out:
 it cannot be slower. Exit status 0 if the mean is at least 0.97 and no choice is surely slower than
 a default, else 1.
@@ -197,7 +197,8 @@ def _row(worker: Worker, entry: Entry, given: argparse.Namespace) -> dict[str, o
         return None
     default = min(entry.defaults, key=lambda config: seconds.get(config, math.inf))
     others = {d: trials[d] for d in entry.defaults if d in trials and d != choice.config}
-    slower = surely_slower(trials[choice.config], list(others.values()))
+    comparisons = len(others) * given.count
+    slower = surely_slower(trials[choice.config], list(others.values()), comparisons)
     chosen, usual = seconds[choice.config], seconds.get(default, math.nan)
     row = {
         **_origin(worker),

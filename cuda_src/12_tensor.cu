@@ -21,7 +21,8 @@
 // - Rows of 16-bit elements may start at any multiple of 2 bytes, and cp.async copies 4 at least.
 //   Such rows are copied with what is before and behind them, 16 bytes at a time, and are read
 //   word by word (common/shifted_tile.cuh). So are K-major rows of tf32 that are not aligned.
-// - Rows of C that start anywhere are stored by way of shared memory, the whole tile at a time.
+// - C of 16 bits, and of 32 bits where rows start at multiples of less than 16 bytes, is stored by
+//   way of shared memory, the whole tile at a time.
 //
 // Main loop of 128 x 128 x 32, 64 x 64 per warp, bf16, nvcc 13.0 for sm_90a: 64 HMMA of 147
 // instructions, 16 LDSM, 8 LDGSTS. One H200: 455 TFLOP/s at 4096; these HMMA without
@@ -120,8 +121,8 @@ struct alignas(2 * sizeof(OUT)) Neighbours {
     OUT x[2];
 };
 // Whether C is stored by way of shared memory, whole rows of the tile at a time: from where the mma
-// leave it, an instruction would write to 8 rows, of each less than the 32 bytes of a sector. The
-// rows of the tile are 8 elements longer than they need to be, which keeps them out of each other's
+// leave it, an instruction would write to 8 rows, and of none a whole sector of 32 bytes. The rows
+// of the tile are 8 elements longer than they need to be, which keeps them out of each other's
 // banks.
 constexpr bool BY_ROWS = ALIGN < 16 || sizeof(OUT) == 2;
 constexpr int PITCH = NB + 8;
@@ -241,7 +242,7 @@ __device__ __forceinline__ void store_words(const Output* tile, Output* C, long 
     constexpr unsigned IN_WORD = sizeof(Word) / sizeof(Output), IN_ROW = NB / IN_WORD;
     constexpr unsigned WORDS = MB * IN_ROW, EACH = (WORDS + THREADS - 1) / THREADS;
     constexpr unsigned BATCH = EACH < 4 ? EACH : 4;  // words that are read before one is stored
-    static_assert(THREADS % IN_ROW == 0, "threads store whole rows of C, 8 bytes each");
+    static_assert(THREADS % IN_ROW == 0, "threads store whole rows of C, 8 bytes or more each");
 #pragma unroll 1
     for (unsigned first = thread; first < WORDS; first += BATCH * THREADS) {
         Word x[BATCH];
@@ -403,7 +404,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 put(two.x[1], FINISHED(scale * s[1], row + i * 8, column + j * 8 + 1));
                 first[(i * 8 * PITCH + j * 8) / 2] = two;
             }
-            if (EPILOGUE) __syncwarp();  // registers for all activations at once there are not
+            if (EPILOGUE) __syncwarp();  // one row at a time: all need too many registers
         }
         __syncthreads();
         store_tile(out, C - ((row - i0) * ldc + column - j0), ldc, i0, j0, m, n, thread);

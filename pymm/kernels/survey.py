@@ -51,10 +51,10 @@ _COMPARED = 32
 #: 0.5 %.
 _ENOUGH = 12
 
-#: The form counts for products at most so many times as deep as the third deepest of them: a form
-#: of kernel 12 measured 101 times, but once for k above 2000, was expected to multiply 782 x 118 x
-#: 4813 in 13.4 us and took 22.5.
-_DEEPER, _AS_DEEP = 2, 3
+#: The form counts for products at most so many times as deep as the third deepest of those that it
+#: was measured for: a form of kernel 12 with 101 times, of which two are of k above 300 (1476 and
+#: 2535), was expected to multiply 782 x 118 x 4813 in 13.4 us and took 22.5.
+_DEEPER, _AS_DEEP = 2.5, 3
 
 #: The parameters of a configuration in a survey's .npz file; 1 for those that a kernel lacks. New
 #: ones come last: files that were written before lack their columns.
@@ -127,7 +127,7 @@ class Survey:
     used: np.ndarray
     weights: np.ndarray
     mean: float
-    forms: dict[tuple[int, ...], int]
+    forms: dict[tuple[int, ...], float]
     least: tuple[tuple[int, ...], tuple[int, ...]]
     greatest: int
     flops: float
@@ -173,8 +173,8 @@ def quickest(kernel: Kernel, problem: Problem, device: Device) -> tuple[float, C
 def ranked(kernel: Kernel, problem: Problem, device: Device) -> list[tuple[float, Config]]:
     """The expected times of those of the kernel's configurations that its model expects to be the
     quickest, in microseconds, and the configurations, the quickest first. Forms with fewer than
-    `_ENOUGH` times do not count. Empty where the survey does not cover the product, and if no
-    configuration that counts may run.
+    `_ENOUGH` times do not count, nor those of much shallower products only (`_DEEPER`). Empty where
+    the survey does not cover the product, and if no configuration that counts may run.
     """
     survey = survey_of(problem, device)
     if survey is None or kernel.options is None or not kernel.runs_on(device):
@@ -337,7 +337,7 @@ def _load(device: str, dtype: str) -> Survey | None:
         at = features(rows, dtype, sms).T.astype(np.float32, "C")  # quicker than in float64
         used = at.any(axis=1)
         columns = [_KERNEL, *(_KERNEL + 1 + PARAMETERS.index(name) for name in _OF_FORM)]
-        known = _deepest(rows[:, columns], rows[:, 2])
+        known = _deepest(rows[:, columns], rows[:, :5])
         extents = rows[:, :3]
         most = np.iinfo(extents.dtype).max  # the least of a layout of A that was not measured
         least = [extents[rows[:, 3] == trans].min(axis=0, initial=most) for trans in (0, 1)]
@@ -350,12 +350,16 @@ def _load(device: str, dtype: str) -> Survey | None:
         return Survey(device, at[used], used, weights, mean, known, *limits, dtype, sms)
 
 
-def _deepest(forms: np.ndarray, depths: np.ndarray) -> dict[tuple[int, ...], int]:
-    """The forms that were measured often enough, by those of all times, and the deepest k for which
-    each counts.
+def _deepest(forms: np.ndarray, products: np.ndarray) -> dict[tuple[int, ...], float]:
+    """The forms that were measured often enough and the deepest k for which each counts, by the
+    forms and the products (m, n, k and the layout) of all times.
     """
-    found: dict[tuple[int, ...], list[int]] = {}
-    for form, k in zip(map(tuple, forms.tolist()), depths.tolist(), strict=True):
-        found.setdefault(form, []).append(k)
-    enough = {form: sorted(of) for form, of in found.items() if len(of) >= _ENOUGH}
-    return {form: _DEEPER * of[-_AS_DEEP] for form, of in enough.items()}
+    found: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+    for form, product in zip(forms.tolist(), products.tolist(), strict=True):
+        found.setdefault(tuple(form), []).append(tuple(product))
+    enough = {
+        form: sorted(k for _, _, k, *_ in set(of))
+        for form, of in found.items()
+        if len(of) >= _ENOUGH
+    }
+    return {form: _DEEPER * depths[-min(_AS_DEEP, len(depths))] for form, depths in enough.items()}

@@ -58,7 +58,8 @@ def _registers(c: Config, p: Problem) -> int:
     least where k is not split, nothing is checked and rows start at multiples of 16 bytes. It is
     more where something is checked or rows start at multiples of less, most where then k is split,
     a step has more than 128 bytes, or the parts of k are no power of two (checked with nvcc 13.0
-    for sm_90a).
+    for sm_90a). A warp's 64 x 64 just fit where k is not split, except where 16-bit rows start at
+    odd multiples of 2 bytes.
     """
     kept = c.TA * c.TB // 32 + c.TA // 4 + c.TB // 2
     plain = c.SPLIT == 1 and not c.kernel.guarded(c, p)
@@ -83,8 +84,8 @@ def _for_parts_left_over(c: Config) -> int:
 
 def _padding(c: Config, p: Problem, alignment: int) -> int:
     """16 bytes more for each line that is copied with what is before and behind it
-    (common/shifted_tile.cuh); and what the tile of C takes more than that, if elements of C are
-    stored one by one.
+    (common/shifted_tile.cuh); and what the tile of C takes more than that, where it is stored by
+    way of shared memory.
     """
     lines_a, lines_b = c.KB if p.trans_a else c.MB, c.NB if p.trans_b else c.KB
     size, stored = p.numpy_dtype.itemsize, p.out_dtype.itemsize
@@ -217,7 +218,7 @@ _FORMS = {
     ),
 }
 
-#: More, which a search begins with and a survey (survey.py) chooses from, but no default: what
+#: More, which a survey (survey.py) measures and chooses from, but no default without it: what
 #: searches found for products for which the survey had chosen worst, and large tiles of few warps.
 _MORE_FORMS = {
     4: (
@@ -404,7 +405,7 @@ TENSOR = Kernel(
             lambda c, p, d: whole_lines(c, p),
         ),
         Rule(
-            "threads store whole rows of C, 8 bytes each",
+            "threads store whole rows of C, 8 bytes or more each",
             lambda c, p, d: 8 * _threads(c) % (c.NB * p.out_dtype.itemsize) == 0,
         ),
         *SPLIT_RULES,

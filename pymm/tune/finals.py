@@ -266,14 +266,16 @@ def tied(default: Timing, other: Timing, others: int) -> bool:
     return gain <= max(TIE, error)
 
 
-def surely_slower(default: Trial, others: Sequence[Trial]) -> float:
-    """By what part the default takes longer than one of the others of the same comparison, at
-    least: the greatest lower end of the intervals; 0 where it is as fast as each (`tied`).
+def surely_slower(one: Trial, others: Sequence[Trial], comparisons: int) -> float:
+    """By what part `one` takes longer than one of the others of the same comparison, at least: the
+    greatest lower end of the intervals, of so many `comparisons` in all; 0 where it is as fast as
+    each (`tied`). Nothing is sure of fewer than `FEWEST_PAIRS` times.
     """
-    own, found = Timing.of(default), [0.0]
-    for other in others:
-        gain, error = _noise(own, Timing.of(other), len(others))
-        found += [gain - error] if gain > max(TIE, error) else []
+    own, found = Timing.of(one), [0.0]
+    for other in map(Timing.of, others):
+        gain, error = _noise(own, other, comparisons)
+        sure = min(own.count, other.count) >= FEWEST_PAIRS and gain > max(TIE, error)
+        found += [gain - error] if sure else []
     return max(found)
 
 

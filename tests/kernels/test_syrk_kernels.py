@@ -74,6 +74,16 @@ def test_a_half_and_what_mirrors_it(slug, dtype, never_in_full):
 
 
 @pytest.mark.simulator
+@pytest.mark.parametrize("slug, dtype", [case for case in CASES if case[0].startswith("tensor-")])
+def test_halves_of_c_with_rows_at_multiples_of_16_and_8_bytes(slug, dtype, never_in_full):
+    """Kernel 12 stores tiles across the diagonal one element at a time, others in words."""
+    backend, config = open_device("cuda"), parse_slug(slug)
+    for seed, (op, n) in enumerate((("syrk", 136), ("syrk_upper", 104), ("syrk_lower", 92))):
+        problem = Problem(n, n, config.SPLIT * config.KB + 8, dtype, True, False, 1, op)
+        check(backend, config, problem, seed)
+
+
+@pytest.mark.simulator
 def test_random_halves_in_the_simulator(never_in_full):
     check_many(open_device("cuda"), "shared_tile-MB8-NB8-KB8", ("f32",), most=90, deepest=40)
 

@@ -44,6 +44,7 @@ ALIGNED = (
     ("tensor-MB32-NB32-KB64-TA16-TB16-STAGES3-BLOCKS1-GROUP8-SPLIT3", "bf16_f32", "TT", 4, True),
     ("tensor-MB32-NB64-KB32-TA16-TB32-STAGES3-BLOCKS1-GROUP8-SPLIT1", "bf16", "NT", 4, True),
     ("tensor-MB128-NB64-KB32-TA64-TB64-STAGES3-BLOCKS1-GROUP8-SPLIT1", "bf16", "TT", 8, True),
+    ("tensor-MB64-NB64-KB32-TA32-TB32-STAGES3-BLOCKS1-GROUP8-SPLIT1", "f16_f32", "NN", 8, True),
     ("tensor-MB32-NB32-KB128-TA16-TB16-SLICES4-STAGES2-BLOCKS1-GROUP8-SPLIT1", "f16", "NN", 16, 1),
     ("tensor-MB64-NB32-KB32-TA32-TB16-STAGES2-BLOCKS1-GROUP1-SPLIT2", "tf32", "TT", 16, True),
     ("tensor-MB32-NB32-KB16-TA16-TB32-STAGES3-BLOCKS1-GROUP8-SPLIT1", "tf32", "NN", 8, False),
@@ -260,6 +261,18 @@ def test_small_devices_get_smaller_tiles_or_fewer_stages():
 def test_configurations_that_spilled_are_refused(slug, dtype, n):
     broken = TENSOR.violations(parse_slug(slug), Problem(n, n, n, dtype), HOPPER)
     assert any("registers" in reason for reason in broken), broken
+
+
+@pytest.mark.parametrize("dtype, n, fits", [("bf16", 4097, False), ("bf16", 4098, True)])
+@pytest.mark.parametrize("layout", ["NN", "TT"])
+def test_warps_with_64_x_64_fit_where_rows_are_not_at_odd_multiples_of_2_bytes(
+    dtype, n, fits, layout
+):
+    config = parse_slug("tensor-MB128-NB128-KB32-TA64-TB64-STAGES4-BLOCKS1-GROUP8-SPLIT1")
+    problem = Problem(n, n, n, dtype, layout[0] == "T", layout[1] == "T")
+    assert bool(TENSOR.violations(config, problem, HOPPER)) != fits
+    in_parts = TENSOR.config(config.as_dict() | {"SPLIT": 2})
+    assert TENSOR.violations(in_parts, problem, HOPPER)
 
 
 @pytest.mark.parametrize(

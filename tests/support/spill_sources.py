@@ -4,6 +4,7 @@ the shipped ones.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from pymm.core.device import Device
@@ -93,6 +94,11 @@ HOPPER = (
     (f"tma_f64-{THREE_F64}-KI8-DEPTHS1-STAGES4-BLOCKS3-GROUP8-SPLIT1", "f64", True, False),
     (f"tma_f64-{TWO_F64}-KI8-DEPTHS1-STAGES4-BLOCKS2-GROUP8-SPLIT2", "f64", True, True),
 )
+#: Warps of kernel 12 with 64 x 64, which have hardly a register to spare, in tiles with edges.
+EDGES = (
+    ("tensor-MB128-NB128-KB32-TA64-TB64-STAGES4-BLOCKS1-GROUP8-SPLIT1", "bf16"),
+    ("tensor-MB128-NB128-KB16-TA64-TB64-STAGES4-BLOCKS1-GROUP8-SPLIT1", "tf32"),
+)
 #: The same for kernel 17, A and then B in place.
 IN_PLACE = (
     (f"{TF32_IN_PLACE}-MB256-NB128-KB32-TA128-TB128-STAGES3-GROUP8-SPLIT1", False, False),
@@ -138,6 +144,9 @@ def finished() -> Iterator[tuple[Config, Problem, Epilogue]]:
                 config = kernel.default_for(problem, H200)
                 for activation in ACTIVATIONS if top else ("gelu",):
                     yield config, problem, Epilogue(activation, problem.out_dtype)
+    for slug, dtype in EDGES:
+        problem = Problem(530, 5802, 38, dtype)
+        yield parse_slug(slug), problem, Epilogue("gelu", problem.out_dtype)
 
 
 def sources() -> dict[str, Source]:
@@ -156,6 +165,8 @@ def sources() -> dict[str, Source]:
                 wanted.append((kernel.default_for(problem, ANY), problem))
     wanted += shipped_sample()
     wanted += [(parse_slug(slug), Problem(4096, 4096, 4096, dtype)) for slug, dtype in TIGHT]
+    for (slug, dtype), trans in itertools.product(EDGES, ((False, False), TT)):
+        wanted.append((parse_slug(slug), Problem(530, 5802, 38, dtype, *trans)))
     for slug, *trans in IN_PLACE:
         wanted.append((parse_slug(slug), Problem(4096, 1024, 4096, "tf32", *trans)))
     for slug, *trans in TURNED_IN_PLACE:

@@ -9,7 +9,7 @@ from recorded_run import BEST, KERNEL, Run
 from pymm import kernels
 from pymm.core.problem import Problem
 from pymm.measure.workbench import Trial, median_and_spread
-from pymm.tune.finals import choose, saved_for, student
+from pymm.tune.finals import choose, saved_for, student, surely_slower
 
 
 def test_a_tie_goes_to_the_default():
@@ -93,6 +93,28 @@ def test_what_is_faster_replaces_it(noise):
         low, gain, high = decision.gain
         assert low <= gain <= high
     assert chosen >= 57
+
+
+def test_what_is_surely_slower():
+    """Than the quickest of the others, by the lower end of the interval; more comparisons make it
+    wider, and of a few times nothing is sure.
+    """
+    p, generator = Problem(8, 8, 8), np.random.default_rng(1)
+
+    def trial(seconds, noise, count=31):
+        times = seconds * (1 + noise * generator.standard_normal(count))
+        return Trial(p, BEST, "ok", *median_and_spread(times.tolist()), tuple(times.tolist()))
+
+    one, quick, quicker = trial(1.0, 0.002), trial(0.98, 0.002), trial(0.95, 0.002)
+    assert 0.015 < surely_slower(one, [quick], 1) < 1 / 0.98 - 1 < surely_slower(one, [quicker], 1)
+    assert surely_slower(one, [quick, quicker], 2) == surely_slower(one, [quicker], 2)
+    assert 0 < surely_slower(one, [quicker], 500) < surely_slower(one, [quicker], 2)
+    assert surely_slower(quicker, [one, quick], 2) == surely_slower(one, [], 1) == 0
+    assert surely_slower(one, [trial(0.997, 0)], 1) == 0  # within a tie
+    assert surely_slower(trial(1.0, 0.05), [trial(0.99, 0.05)], 1) == 0
+    assert surely_slower(trial(1.0, 0, 4), [trial(0.9, 0, 4)], 1) == 0
+    one, quick = trial(1.0, 0.02), trial(0.985, 0.02)
+    assert surely_slower(one, [quick], 500) == 0 < surely_slower(one, [quick], 1)
 
 
 def test_quantiles_are_those_of_tables():
