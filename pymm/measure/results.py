@@ -151,8 +151,9 @@ CLASSES = Schema(
 
 #: `benchmarks/unseen.py`: one row for each product: what is chosen without a search of its own, the
 #: default and what its search found. of_fastest: time of the fastest of these / that of what is
-#: chosen; of_default: that of the default / that of what is chosen; ratio: time of the fastest
-#: baseline / that of what is chosen.
+#: chosen; of_default: that of the default / that of what is chosen; slower: part by which what is
+#: chosen is slower than a default, at least; ratio: time of the fastest baseline / that of what is
+#: chosen.
 UNSEEN = Schema(
     3,
     (

@@ -59,8 +59,9 @@ MAX_BYTES = 4 * 2**20
 #: Deepest nesting that is read: file, records, type, layout, problem, record, configuration.
 MAX_DEPTH = 7
 
-#: Columns from which on a line is continued on the next one, between two fields.
-WIDTH = 76
+#: Columns from which on a line is continued on the next one, between two fields; the last of them
+#: may be a digest that YAML quotes, as it has digits only.
+WIDTH = 74
 
 HEADER = """\
 # Tuned configurations, written by `python -m pymm.tune` and read by pymm.matmul.

@@ -56,6 +56,17 @@ def test_what_is_written_is_what_is_read(records):
     assert all(len(line) < 100 for line in text.splitlines())
 
 
+@given(st.lists(records_of_gpu, min_size=1, max_size=8, unique_by=lambda r: r.key))
+@settings(max_examples=60, deadline=None)
+def test_digests_of_digits_alone_are_text_in_lines_that_fit(records):
+    """Quoted, as YAML would read 521487362520 as a number and 12345678e123 as another."""
+    for digest in ("521487362520", "12345678e123", "000000000000"):
+        given = [replace(record, digest=digest) for record in records]
+        text = store.render_table(store.Table(device_facts(GPU), tuple(given)))
+        assert set(store.parse_table(text, "x.yaml").records) == set(given)
+        assert all(len(line) < 100 for line in text.splitlines())
+
+
 @given(
     st.lists(st.lists(records_of_gpu, max_size=4, unique_by=lambda r: r.key), max_size=3),
     st.data(),
