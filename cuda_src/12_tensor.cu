@@ -123,8 +123,8 @@ struct alignas(2 * sizeof(OUT)) Neighbours {
 // Whether C is stored by way of shared memory, whole rows of the tile at a time: from where the mma
 // leave it, an instruction would write to 8 rows, and of none a whole sector of 32 bytes. (If two
 // elements of 32 bits can be stored at a time, warps with less than 32 x 32 lose more by the way
-// than they gain.) The rows of the tile are 8 elements longer than they need to be, which keeps them
-// out of each other's banks.
+// than they gain.) The rows of the tile are 8 elements longer than they need to be, which keeps
+// them out of each other's banks.
 constexpr bool BY_ROWS = sizeof(OUT) == 2 || PAIR == 1 || (ALIGN < 16 && TA * TB >= 32 * 32);
 constexpr int PITCH = NB + 8;
 
