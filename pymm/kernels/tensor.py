@@ -93,7 +93,8 @@ def _padding(c: Config, p: Problem, alignment: int) -> int:
         lines_a, lines_b = lines_a * (not p.trans_a), lines_b * p.trans_b
     narrow = alignment < (4 if size == 2 else 16)
     shifted = narrow * c.STAGES * (lines_a + lines_b) * 16 // size
-    rows = c.MB * (c.NB + _APART) * stored // size if stored == 2 or alignment < 16 else 0
+    by_rows = stored == 2 or alignment < (8 if c.TA * c.TB < 32 * 32 else 16)
+    rows = c.MB * (c.NB + _APART) * stored // size if by_rows else 0
     return max(shifted, rows - _shared_elements(c, p))
 
 
