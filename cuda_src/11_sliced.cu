@@ -62,14 +62,13 @@ constexpr int LANES_N = NB / TB;  // threads of a warp along n; MB / TA along m
 constexpr int THREADS = 32 * SLICES;
 constexpr int SLICE_STRIDE = SPLIT * SLICES;  // slices from one of a warp to its next
 constexpr int ROWS = 8;                       // of a slice that is multiplied row by row
-constexpr bool BY_ROWS = sizeof(REAL) == 4 && TA * TB >= 128 && KB == ROWS;
+constexpr bool BY_ROWS = sizeof(REAL) == 4 && TA * TB >= 96 && KB == ROWS;
 
 static_assert(MB % TA == 0 && NB % TB == 0 && MB / TA * (NB / TB) == 32,
               "each warp computes the whole tile: MB / TA * NB / TB is 32");
-static_assert(TA % VECTOR == 0 && TB % VECTOR == 0 && KB % VECTOR == 0,
-              "fragments are made of 16-byte vectors");
+static_assert(TA % 2 == 0 && TB % 2 == 0 && KB % VECTOR == 0,
+              "fragments are made of vectors of 16 or 8 bytes");
 static_assert(STAGES >= 2, "a slice is fetched while another is used: STAGES >= 2");
-static_assert(MB * NB % (THREADS * VECTOR) == 0, "threads share the vectors of a tile evenly");
 
 #include "common/warp_slices.cuh"
 
@@ -124,8 +123,8 @@ __device__ __forceinline__ void multiply_rows(REAL (&sum)[TA][TB], const REAL* A
     REAL a[2][TA], b[2][TB];
     const REAL *row_a, *row_b;
     const auto enter = [&] {
-        row_a = As + reading * SliceA::ELEMENTS + y * VECTOR;
-        row_b = Bs + reading * SliceB::ELEMENTS + x * VECTOR;
+        row_a = As + reading * SliceA::ELEMENTS + y * SIDE_BY_SIDE<TA>;
+        row_b = Bs + reading * SliceB::ELEMENTS + x * SIDE_BY_SIDE<TB>;
         copies.wait<STAGES - 2>();
         __syncwarp();  // the copies of all lanes are there, and all have left the slice before
     };
@@ -178,11 +177,26 @@ __device__ __forceinline__ void multiply_slices(REAL (&sum)[TA][TB], REAL* As, R
 }
 
 constexpr int RING = STAGES * (SliceA::ELEMENTS + SliceB::ELEMENTS);  // elements of a warp's ring
-constexpr int VECTORS = MB * NB / (THREADS * VECTOR);  // of the tile, for each thread at the end
+constexpr int WHOLE = MB * NB / (THREADS * VECTOR);  // vectors of the tile for each thread at the
+constexpr int REST = MB * NB % (THREADS * VECTOR);   // end, and elements that are left for some
+constexpr int VECTORS = WHOLE + (REST > 0);
 
 // Position in the tile of the thread's element e of vector v.
 __device__ __forceinline__ unsigned place_of(int v, int e, unsigned thread) {
     return PIECE == 1 ? (v * VECTOR + e) * THREADS + thread : (v * THREADS + thread) * VECTOR + e;
+}
+
+// Elements from one row of the sums of a warp to the next in shared memory. Lanes that store 8 bytes
+// at a time would meet in half of the banks if rows followed each other.
+constexpr int PITCH = NB + (SIDE_BY_SIDE<TB> < VECTOR ? LANES_N : 0);
+
+__device__ __forceinline__ unsigned in_shared(unsigned at) {
+    return PITCH == NB ? at : at / NB * PITCH + at % NB;
+}
+
+// Whether the tile has that element.
+__device__ __forceinline__ bool has(int v, int e, unsigned thread) {
+    return v < WHOLE || place_of(v, e, thread) < MB * NB;
 }
 
 // Whether a thread's sums are neighbours in a row of the tile. They are then stored VECTOR at a
@@ -193,18 +207,19 @@ constexpr bool IN_VECTORS = BY_ROWS || !TRANS_B;
 __device__ __forceinline__ void add_slices(Vector (&total)[VECTORS], const REAL (&sum)[TA][TB],
                                            REAL alpha, REAL* shared, unsigned thread, unsigned y,
                                            unsigned x) {
+    constexpr int WIDTH = SIDE_BY_SIDE<TB>;
     __syncthreads();  // no warp reads its ring any more
-    REAL* const mine = shared + thread / 32 * (MB * NB);
+    REAL* const mine = shared + thread / 32 * (MB * PITCH);
 #pragma unroll
     for (int i = 0; i < TA; i++) {
-        REAL* const row = mine + SliceA::outer(y, i) * NB;
+        REAL* const row = mine + SliceA::outer(y, i) * PITCH;
         if (IN_VECTORS) {
 #pragma unroll
-            for (int j = 0; j < TB; j += VECTOR) {
-                Vector v;
+            for (int j = 0; j < TB; j += WIDTH) {
+                Elements<WIDTH> v;
 #pragma unroll
-                for (int e = 0; e < VECTOR; e++) v.x[e] = alpha * sum[i][j + e];
-                *reinterpret_cast<Vector*>(row + SliceB::outer(x, j)) = v;
+                for (int e = 0; e < WIDTH; e++) v.x[e] = alpha * sum[i][j + e];
+                *reinterpret_cast<Elements<WIDTH>*>(row + SliceB::outer(x, j)) = v;
             }
         } else {
 #pragma unroll
@@ -217,13 +232,14 @@ __device__ __forceinline__ void add_slices(Vector (&total)[VECTORS], const REAL 
         total[v] = Vector{};
 #pragma unroll
         for (int slice = 0; slice < SLICES; slice++) {
-            const REAL* from = shared + slice * (MB * NB);
+            const REAL* from = shared + slice * (MB * PITCH);
             if (PIECE == 1) {
 #pragma unroll
-                for (int e = 0; e < VECTOR; e++) total[v].x[e] += from[place_of(v, e, thread)];
-            } else {
+                for (int e = 0; e < VECTOR; e++)
+                    if (has(v, e, thread)) total[v].x[e] += from[in_shared(place_of(v, e, thread))];
+            } else if (has(v, 0, thread)) {
                 const Vector other =
-                    *reinterpret_cast<const Vector*>(from + place_of(v, 0, thread));
+                    *reinterpret_cast<const Vector*>(from + in_shared(place_of(v, 0, thread)));
 #pragma unroll
                 for (int e = 0; e < VECTOR; e++) total[v].x[e] += other.x[e];
             }
@@ -267,6 +283,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     for (int v = 0; v < VECTORS; v++)
 #pragma unroll
         for (int e = 0; e < VECTOR; e += PIECE) {
+            if (!has(v, e, thread)) continue;
             const unsigned at = place_of(v, e, thread);
             const unsigned row = i0 + at / NB, column = j0 + at % NB;
             if (GUARDED && (row >= m || column >= n)) continue;

@@ -2,13 +2,18 @@
 
 #include "common/vector.cuh"
 
-// The T elements of one lane: 16-byte vectors, SPAN vectors apart.
+// Elements of a fragment of T that lie side by side: 16 bytes of them, or 8 if T is no multiple.
+template <int T>
+constexpr int SIDE_BY_SIDE = T % VECTOR == 0 ? VECTOR : VECTOR / 2;
+
+// The T elements of one lane: vectors that lie SPAN vectors apart.
 template <int T, int SPAN>
 __device__ __forceinline__ void read_fragment(REAL (&fragment)[T], const REAL* row) {
+    constexpr int WIDTH = SIDE_BY_SIDE<T>;
 #pragma unroll
-    for (int i = 0; i < T; i += VECTOR) {
-        const Vector v = *reinterpret_cast<const Vector*>(row + i * SPAN);
+    for (int i = 0; i < T; i += WIDTH) {
+        const auto v = *reinterpret_cast<const Elements<WIDTH>*>(row + i * SPAN);
 #pragma unroll
-        for (int e = 0; e < VECTOR; e++) fragment[i + e] = v.x[e];
+        for (int e = 0; e < WIDTH; e++) fragment[i + e] = v.x[e];
     }
 }

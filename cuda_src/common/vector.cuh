@@ -7,9 +7,9 @@
 constexpr int PIECE = ALIGN / sizeof(REAL) > 0 ? ALIGN / sizeof(REAL) : 1;  // elements at a time
 constexpr int VECTOR = 16 / sizeof(REAL);  // elements of a 16-byte access to shared memory
 
-struct alignas(16) Vector {
-    REAL x[VECTOR];
+template <int COUNT>
+struct alignas(COUNT * sizeof(REAL)) Elements {
+    REAL x[COUNT];
 };
-struct alignas(PIECE * sizeof(REAL)) Piece {
-    REAL x[PIECE];
-};
+using Vector = Elements<VECTOR>;
+using Piece = Elements<PIECE>;

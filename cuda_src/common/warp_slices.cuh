@@ -1,19 +1,33 @@
 // What a warp of kernel 11 keeps of an operand: a slice of KB columns of op(A) or KB rows of op(B).
 // The kernel defines KB, and SLICE_STRIDE, the slices from one of a warp to its next.
 
+#include "common/fragment.cuh"
+
+// Of the lanes of a warp those that copy lines of so many pieces.
+constexpr int lanes_that_copy(int in_line) {
+    int lanes = in_line < 32 ? 32 / in_line * in_line : 32;
+    while (in_line > lanes && in_line % lanes) lanes--;
+    return lanes;
+}
+
 // OUTER x KB elements of op(A) (or of op(B)^T) in shared memory. Stored K-major (K_MAJOR) they are
 // OUTER lines of KB elements, otherwise KB lines of OUTER. Eight lanes that read 16 bytes each from
 // one column of eight lines along k would meet in few banks: so the vectors of a line are swapped
 // (`swizzle`), and what eight lanes read or write at a time lies in eight different groups of
 // banks.
+//
+// The lanes of a warp copy as many whole lines as they can at a time, or an even part of a longer
+// one. Some may have nothing to do: a line of 80 floats is copied by 20 lanes.
 template <bool K_MAJOR, int OUTER, int T>
 struct Slice {
     static constexpr int PITCH = OUTER;  // from one row to the next of what is MN-major
     static constexpr int LINE = K_MAJOR ? KB : OUTER, LINES = K_MAJOR ? OUTER : KB;
     static constexpr int IN_LINE = LINE / PIECE, COPIES = IN_LINE * LINES;
+    static constexpr int COPYING = lanes_that_copy(IN_LINE);
+    static constexpr bool RAGGED = 32 % COPYING != 0;  // then MN-major
     static constexpr int ELEMENTS = LINE * LINES, LANES = OUTER / T;
-    static_assert(LINE % PIECE == 0 && (32 % IN_LINE == 0 || IN_LINE % 32 == 0),
-                  "the lanes of a warp share the lines of a slice evenly");
+    static constexpr int WIDTH = SIDE_BY_SIDE<T>;
+    static_assert(LINE % PIECE == 0, "lines are made of what is copied at a time");
 
     const REAL* source;  // the lane's first piece of the next slice
     long long ld;
@@ -42,12 +56,14 @@ struct Slice {
         const int lines = K_MAJOR ? down : down - k0, length = K_MAJOR ? along - k0 : along;
         const unsigned vector = at / VECTOR ^ swizzle(line);
 #pragma unroll
-        for (int i = 0; i < COPIES; i += 32) {
+        for (int i = 0; i < COPIES; i += COPYING) {
             const int below = i / IN_LINE, beside = i % IN_LINE * PIECE;
-            if (COPIES % 32 != 0 && COPIES - i < 32 && lane >= COPIES - i) break;
+            const int left = COPIES - i < COPYING ? COPIES - i : COPYING;
+            if (left < 32 && lane >= left) break;
             const bool inside = !CHECKED || (below < lines && beside < length);
             const unsigned place =
-                (vector ^ swizzle(below) ^ beside / VECTOR) * VECTOR + at % VECTOR;
+                RAGGED ? at + beside
+                       : (vector ^ swizzle(below) ^ beside / VECTOR) * VECTOR + at % VECTOR;
             copies.copy_of_line<PIECE * sizeof(REAL)>(slice + (line + below) * LINE + place,
                                                       from + below * ld + beside, inside);
         }
@@ -57,22 +73,25 @@ struct Slice {
     // Which row of the tile (of op(B)^T) is number i of the T that lane number `lane` computes.
     static __device__ __forceinline__ unsigned outer(unsigned lane, int i) {
         return K_MAJOR ? lane + i * LANES
-                       : lane * VECTOR + i / VECTOR * VECTOR * LANES + i % VECTOR;
+                       : lane * WIDTH + i / WIDTH * WIDTH * LANES + i % WIDTH;
     }
 
     // The lane's T rows, VECTOR columns from p on.
     static __device__ __forceinline__ void read(REAL (&fragment)[VECTOR][T], const REAL* slice,
                                                 unsigned lane, int p) {
+        if constexpr (K_MAJOR) {
 #pragma unroll
-        for (int i = 0; i < T * VECTOR; i += VECTOR) {
-            const int q = K_MAJOR ? i / VECTOR : i % T, e = K_MAJOR ? 0 : i / T;
-            const unsigned turned = swizzle(lane) ^ swizzle(q * LANES) ^ p / VECTOR;
-            const unsigned place =
-                K_MAJOR ? outer(lane, q) * KB + turned * VECTOR : (p + e) * OUTER + outer(lane, q);
-            const Vector v = *reinterpret_cast<const Vector*>(slice + place);
+            for (int q = 0; q < T; q++) {
+                const unsigned turned = swizzle(lane) ^ swizzle(q * LANES) ^ p / VECTOR;
+                const Vector v = *reinterpret_cast<const Vector*>(slice + outer(lane, q) * KB +
+                                                                  turned * VECTOR);
 #pragma unroll
-            for (int x = 0; x < VECTOR; x++)
-                fragment[K_MAJOR ? x : e][K_MAJOR ? q : q + x] = v.x[x];
+                for (int x = 0; x < VECTOR; x++) fragment[x][q] = v.x[x];
+            }
+        } else {
+#pragma unroll
+            for (int e = 0; e < VECTOR; e++)
+                read_fragment<T, LANES>(fragment[e], slice + (p + e) * OUTER + lane * WIDTH);
         }
     }
 };
@@ -130,5 +149,3 @@ __device__ __forceinline__ void multiply(REAL (&sum)[TA][TB], const REAL (&a)[VE
                 sum[i][j] += a[e][i] * b[e][j];
             }
 }
-
-#include "common/fragment.cuh"

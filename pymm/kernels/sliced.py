@@ -41,26 +41,17 @@ def _by_rows(c: Config, p: Problem) -> bool:
     """True if both operands are MN-major in shared memory and are multiplied row by row: the
     largest register tiles of floats, slices of 8 rows.
     """
-    return _is_float(p) and c.TA * c.TB >= 128 and c.KB == 8
+    return _is_float(p) and c.TA * c.TB >= 96 and c.KB == 8
 
 
 def _shared_elements(c: Config, p: Problem) -> int:
     """The stages of all warps, whose memory holds the sums of all warps at the end. Operands that
-    are transposed when they are loaded have rows longer by 4 elements.
+    are transposed when they are loaded have rows longer by 4 elements, sums that are stored 8 bytes
+    at a time rows longer by an element for each lane along n.
     """
     more = 4 * ((not p.trans_a) + p.trans_b) if _by_rows(c, p) else 0
-    return c.SLICES * max(c.STAGES * c.KB * (c.MB + c.NB + more), c.MB * c.NB)
-
-
-def _lines_are_shared(c: Config, p: Problem) -> bool:
-    """True if the lanes of a warp share the lines of a slice evenly, with 16 bytes at a time as
-    well as with one element.
-    """
-    for line in (c.MB if p.trans_a else c.KB, c.KB if p.trans_b else c.NB):
-        for pieces in (line, line // _vector(p)):
-            if not pieces or (32 % pieces and pieces % 32):
-                return False
-    return True
+    pitch = c.NB + (c.NB // c.TB if c.TB % _vector(p) else 0)
+    return c.SLICES * max(c.STAGES * c.KB * (c.MB + c.NB + more), c.MB * pitch)
 
 
 def _groups(parts: int) -> int:
@@ -73,7 +64,8 @@ def _workspace_bytes(c: Config, p: Problem) -> int:
     """Bytes for the counters and the parts of tiles that several blocks share."""
     if c.SPLIT == 1:
         return 0
-    elements = tiles(c, p) * p.batch * c.SPLIT * c.MB * c.NB
+    part = round_up(c.MB * c.NB, c.kernel.threads(c) * _vector(p))
+    elements = tiles(c, p) * p.batch * c.SPLIT * part
     return 4 * COUNTERS + elements * p.numpy_dtype.itemsize
 
 
@@ -417,11 +409,11 @@ SLICED = Kernel(
     file="11_sliced.cu",
     title="the warps of a block share a tile and split k; for skinny, deep and small products",
     space=dict(
-        MB=(4, 16, 32, 64, 128),
-        NB=(4, 16, 32, 64, 128),
+        MB=(4, 16, 32, 40, 48, 64, 80, 96, 128),
+        NB=(4, 16, 32, 40, 48, 64, 80, 96, 128),
         KB=(8, 16, 32),
-        TA=(4, 8, 16),
-        TB=(4, 8, 16),
+        TA=(4, 8, 10, 12, 16),
+        TB=(4, 8, 10, 12, 16),
         SLICES=(4, 8),
         STAGES=(2, 3, 4),
         BLOCKS=(1, 2, 3),
@@ -451,20 +443,12 @@ SLICED = Kernel(
             ),
         ),
         Rule(
-            "fragments are made of 16-byte vectors",
-            lambda c, p, d: not (c.TA % _vector(p) or c.TB % _vector(p) or c.KB % _vector(p)),
+            "fragments are made of vectors of 16 or 8 bytes",
+            lambda c, p, d: not (c.TA % 2 or c.TB % 2 or c.KB % _vector(p)),
         ),
         Rule(
             "a slice is fetched while another is used: STAGES >= 2",
             lambda c, p, d: c.STAGES >= 2,
-        ),
-        Rule(
-            "threads share the vectors of a tile evenly",
-            lambda c, p, d: c.MB * c.NB % (c.kernel.threads(c) * _vector(p)) == 0,
-        ),
-        Rule(
-            "the lanes of a warp share the lines of a slice evenly",
-            lambda c, p, d: _lines_are_shared(c, p),
         ),
         THREADS_FIT,
         Rule(

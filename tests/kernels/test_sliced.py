@@ -10,8 +10,9 @@ from fed_products import HOPPER
 from guarded_products import Runner, Stored, check, make
 
 from pymm.core.device import Device
+from pymm.core.integers import round_up
 from pymm.core.problem import Problem
-from pymm.kernels import find_kernel, kernels_for
+from pymm.kernels import find_kernel, kernels_for, parse_slug
 from pymm.kernels.sliced import FAN, _groups
 from pymm.kernels.source import kernel_text
 
@@ -88,20 +89,28 @@ def test_three_levels_of_parts(cuda):
         ("MB64-NB64-KB8-TA16-TB8", "NN", 4, 3),
         ("MB64-NB64-KB8-TA8-TB16", "NT", 16, 2),
         ("MB128-NB32-KB8-TA16-TB8", "TT", 4, 2),
+        ("MB40-NB80-KB8-TA10-TB10", "NN", 16, 4),
+        ("MB80-NB40-KB8-TA10-TB10", "TN", 4, 3),
+        ("MB80-NB40-KB16-TA10-TB10", "TT", 8, 2),
+        ("MB40-NB80-KB16-TA10-TB10", "NT", 4, 2),
+        ("MB48-NB64-KB8-TA12-TB8", "TN", 16, 3),
+        ("MB32-NB96-KB16-TA8-TB12", "NN", 4, 2),
     ],
 )
-def test_the_largest_register_tiles_row_by_row(cuda, tile, layout, alignment, stages):
-    """One operand turned and both; no slice, a part of one, fewer and more than there are warps;
-    tiles on the edges, and a product without one, whose parts of k are shared.
+def test_large_register_tiles(cuda, tile, layout, alignment, stages):
+    """Row by row (KB 8) and several columns at a time; one operand turned and both; vectors of 8
+    bytes, lines and tiles that the lanes and the threads do not share evenly; no slice, a part of
+    one, fewer and more than there are warps; tiles on the edges, and a product without one, whose
+    parts of k are shared.
     """
     slug = f"sliced-{tile}-SLICES4-STAGES{stages}-BLOCKS1-GROUP8-SPLIT%d"
     runner, trans = Runner(cuda), [letter == "T" for letter in layout]
     for shape in ((1, 1, 0), (64, 64, 3), (36, 68, 44), (7, 9, 150)):
-        if alignment == 16:
-            shape = tuple(-(-extent // 4) * 4 for extent in shape)
+        shape = tuple(round_up(extent, alignment // 4) for extent in shape)
         problem = Problem(*shape, "f32", *trans)
         executable = runner.executable(slug % 1, "f32", layout, True, alignment)
         check(runner, executable, problem, make(problem), 1.5, 0.5, pad=alignment // 4)
-    problem = Problem(128, 64, 96, "f32", *trans)
+    config = parse_slug(slug % 1)
+    problem = Problem(2 * config.MB, config.NB, 96, "f32", *trans)
     executable = runner.executable(slug % 3, "f32", layout, False, alignment)
     check(runner, executable, problem, make(problem), -1.0, 0.0, pad=4)
