@@ -227,13 +227,10 @@ class Counts:
 
 
 def renew_records(path: Path, comparison: Comparison, counts: Counts) -> None:
-    """The records of one YAML, each with its digest in a line."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    places = [i for i, line in enumerate(lines) if "source: " in line]
-    records = store.read(path).records
-    assert len(places) == len(records), f"{path}: a digest in a line is what this renews"
-    waiting = []
-    for place, record in zip(places, records, strict=True):
+    """The records of one YAML."""
+    table = store.read(path)
+    renewed, waiting = list(table.records), []
+    for place, record in enumerate(table.records):
         kernel = record.config.kernel
         old, new = comparison.digests(kernel.backend, kernel.name)
         if record.digest == old != new:
@@ -241,12 +238,11 @@ def renew_records(path: Path, comparison: Comparison, counts: Counts) -> None:
     comparison.add([(record.config, record.problem) for _, record, _ in waiting])
     for place, record, new in waiting:
         if comparison.same(record.config, record.problem):
-            assert lines[place].count(f"source: {record.digest}") == 1
-            lines[place] = lines[place].replace(record.digest, new)
+            renewed[place] = replace(record, digest=new)
             counts.renewed[record.config.kernel_name] += 1
         else:
             counts.stale[record.config.kernel_name] += 1
-    replace_text(path, "".join(lines))
+    replace_text(path, store.render_table(replace(table, records=renewed)))
 
 
 def renew_rows(path: Path, comparison: Comparison, counts: Counts) -> None:
