@@ -196,7 +196,7 @@ __device__ __forceinline__ unsigned in_shared(unsigned at) {
 
 // Whether the tile has that element.
 __device__ __forceinline__ bool has(int v, int e, unsigned thread) {
-    return v < WHOLE || place_of(v, e, thread) < MB * NB;
+    return REST == 0 || v < WHOLE || place_of(v, e, thread) < MB * NB;
 }
 
 // Whether a thread's sums are neighbours in a row of the tile. They are then stored VECTOR at a

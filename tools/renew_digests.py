@@ -242,7 +242,7 @@ def renew_records(path: Path, comparison: Comparison, counts: Counts) -> None:
             counts.renewed[record.config.kernel_name] += 1
         else:
             counts.stale[record.config.kernel_name] += 1
-    replace_text(path, store.render_table(replace(table, records=renewed)))
+    replace_text(path, store.render_table(replace(table, records=tuple(renewed))))
 
 
 def renew_rows(path: Path, comparison: Comparison, counts: Counts) -> None:

@@ -58,8 +58,8 @@ struct Slice {
 #pragma unroll
         for (int i = 0; i < COPIES; i += COPYING) {
             const int below = i / IN_LINE, beside = i % IN_LINE * PIECE;
-            const int left = COPIES - i < COPYING ? COPIES - i : COPYING;
-            if (left < 32 && lane >= left) break;
+            if (COPYING < 32 && lane >= COPYING) break;
+            if (COPIES % COPYING != 0 && COPIES - i < COPYING && lane >= COPIES - i) break;
             const bool inside = !CHECKED || (below < lines && beside < length);
             const unsigned place =
                 RAGGED ? at + beside
