@@ -16,11 +16,15 @@
 //   (common/split_k_tree.cuh), both in a fixed order.
 // - An operand is stored in shared memory as in global memory. One that is K-major is read 16 bytes
 //   of k at a time: TA reads give a thread its TA rows of four columns.
-// - Or, with the largest register tiles of floats and slices of 8 rows: both operands are MN-major,
+// - Or, with register tiles of 96 floats and more and slices of 8 rows: both operands are MN-major,
 //   what is K-major is transposed by copies of 4 bytes, and rows are read one ahead. Then 6 % of
 //   the multiply-adds read two registers of one bank, where four columns at a time had 20 to 30.
 //   Copies of 4 bytes cost as much as that gains, except for rows at odd addresses, which need them
 //   anyway: 641 in 24 us instead of 27, 1024 in 53 either way.
+// - Tiles of 40 x 80, 48 x 64 or 56 x 64 floats are there so that small products have one for nearly
+//   each multiprocessor: 640 cubed is 128 of 40 x 80, with 10 x 10 floats a thread (18.8 us), but
+//   100 of 64 x 64 (20.7 us). Where a side of a register tile is no multiple of four floats, it is
+//   read 8 bytes at a time.
 //
 // One H200: 8192 x 16 x 8192 in 76 us, where reading takes 60 and cuBLAS 144; 64 x 64 x 262144 in
 // 60 us (92); 256 x 256 x 256 in 5.9 us (11.4). Large products are not for it: each warp fetches
