@@ -149,8 +149,6 @@ _FLOAT_TILES = (
     (80, 40, 10, 10),
     (48, 64, 12, 8),
     (64, 48, 8, 12),
-    (96, 32, 12, 8),
-    (32, 96, 8, 12),
     (56, 64, 14, 8),
     (64, 56, 8, 14),
     (32, 64, 8, 8),
@@ -164,21 +162,19 @@ _FLOAT_TILES = (
 )
 _NARROW = (128, 4, 4, 4), (4, 128, 4, 4)
 
-#: Elements of a thread in tiles whose sides are no powers of two.
-_UNEVEN = 96, 100, 112
-
 #: Their pipelines, by the elements of a thread, those that are quicker than the model knows first:
-#: for rows that are aligned to 16 bytes, and for others.
+#: for tiles whose sides are no powers of two, then others with rows aligned to 16 bytes, and not.
+_UNEVEN = dict.fromkeys((96, 100, 112), ((8, 8, 3, 1), (8, 4, 4, 2), (16, 8, 2, 1), (16, 4, 2, 2)))
 _ALIGNED = {
     128: ((16, 8, 2, 1), (8, 4, 4, 2), (16, 4, 3, 2), (8, 8, 3, 1)),
-    **dict.fromkeys(_UNEVEN, ((8, 8, 4, 1), (8, 8, 3, 1), (16, 8, 2, 1), (8, 4, 4, 2), (16, 4, 2, 2))),
+    **_UNEVEN,
     64: ((32, 8, 2, 1), (16, 8, 2, 1), (16, 4, 2, 2), (8, 4, 4, 3)),
     32: ((32, 8, 2, 1), (16, 8, 2, 1), (16, 4, 2, 2), (16, 4, 2, 3)),
     16: ((16, 4, 4, 2), (32, 8, 2, 1), (16, 4, 2, 3)),
 }
 _OTHERS = {
     128: ((8, 4, 4, 2), (8, 8, 3, 1), (8, 8, 2, 1), (16, 8, 2, 1)),
-    **dict.fromkeys(_UNEVEN, ((8, 8, 4, 1), (8, 8, 3, 1), (16, 8, 2, 1), (8, 4, 4, 2), (8, 4, 2, 2))),
+    **_UNEVEN,
     64: ((8, 4, 2, 2), (8, 4, 4, 3), (8, 8, 4, 1), (16, 8, 2, 1), (16, 4, 2, 3)),
     32: ((16, 4, 2, 3), (16, 4, 2, 2), (16, 8, 2, 1), (8, 8, 2, 1), (8, 4, 2, 1), (8, 4, 4, 1)),
     16: ((16, 4, 4, 2), (16, 4, 2, 3), (16, 8, 2, 1), (8, 4, 4, 1)),
@@ -305,8 +301,10 @@ def expected_microseconds(c: Config, p: Problem, d: Device) -> float:
     waves, rest = divmod(each, together)
     depth = ceil_div(p.k, c.KB * c.SLICES * c.SPLIT) * c.KB * c.SLICES
     multiply = c.MB * c.NB * (_ISSUE + _READ * (1 / c.TA + 1 / c.TB)) / 128
-    copy = _COPY * (c.MB + c.NB) * size / (32 * min(p.alignment, 16))
-    if not _by_rows(c, p):
+    by_rows, most = _by_rows(c, p), min(p.alignment, 16)
+    at_once = [size if by_rows and along else most for along in (not p.trans_a, p.trans_b)]
+    copy = _COPY * size / 32 * (c.MB / at_once[0] + c.NB / at_once[1])
+    if not by_rows:
         copy += (_TURN_A * (not p.trans_a) * c.MB + _TURN_B * p.trans_b * c.NB) / 32
     one = depth * max(multiply + copy, (c.MB + c.NB) * size / _L2)
     clocks = one * (waves * together * _waiting(c, together) + rest * _waiting(c, rest))
