@@ -145,12 +145,6 @@ _SMALLEST, _FEW = ((16, 32, 4, 4), (32, 16, 4, 4)), 2
 _FLOAT_TILES = (
     (64, 64, 16, 8),
     (32, 128, 8, 16),
-    (40, 80, 10, 10),
-    (80, 40, 10, 10),
-    (48, 64, 12, 8),
-    (64, 48, 8, 12),
-    (56, 64, 14, 8),
-    (64, 56, 8, 14),
     (32, 64, 8, 8),
     (64, 32, 8, 8),
     (64, 16, 8, 4),
@@ -162,19 +156,32 @@ _FLOAT_TILES = (
 )
 _NARROW = (128, 4, 4, 4), (4, 128, 4, 4)
 
+#: Such whose sides are no powers of two, so that there are tiles for nearly all multiprocessors. Of
+#: float32: those of tf32 have no times in a survey.
+_BETWEEN = (
+    (40, 80, 10, 10),
+    (80, 40, 10, 10),
+    (48, 64, 12, 8),
+    (64, 48, 8, 12),
+    (56, 64, 14, 8),
+    (64, 56, 8, 14),
+)
+
 #: Their pipelines, by the elements of a thread, those that are quicker than the model knows first:
-#: for tiles whose sides are no powers of two, then others with rows aligned to 16 bytes, and not.
-_UNEVEN = dict.fromkeys((96, 100, 112), ((8, 8, 3, 1), (8, 4, 4, 2), (16, 8, 2, 1), (16, 4, 2, 2)))
+#: of `_BETWEEN`, then of others for rows that are aligned to 16 bytes, and for others.
+_OF_BETWEEN = dict.fromkeys(
+    (96, 100, 112), ((8, 8, 3, 1), (8, 4, 4, 2), (16, 8, 2, 1), (16, 4, 2, 2))
+)
 _ALIGNED = {
     128: ((16, 8, 2, 1), (8, 4, 4, 2), (16, 4, 3, 2), (8, 8, 3, 1)),
-    **_UNEVEN,
+    **_OF_BETWEEN,
     64: ((32, 8, 2, 1), (16, 8, 2, 1), (16, 4, 2, 2), (8, 4, 4, 3)),
     32: ((32, 8, 2, 1), (16, 8, 2, 1), (16, 4, 2, 2), (16, 4, 2, 3)),
     16: ((16, 4, 4, 2), (32, 8, 2, 1), (16, 4, 2, 3)),
 }
 _OTHERS = {
     128: ((8, 4, 4, 2), (8, 8, 3, 1), (8, 8, 2, 1), (16, 8, 2, 1)),
-    **_UNEVEN,
+    **_OF_BETWEEN,
     64: ((8, 4, 2, 2), (8, 4, 4, 3), (8, 8, 4, 1), (16, 8, 2, 1), (16, 4, 2, 3)),
     32: ((16, 4, 2, 3), (16, 4, 2, 2), (16, 8, 2, 1), (8, 8, 2, 1), (8, 4, 2, 1), (8, 4, 4, 1)),
     16: ((16, 4, 4, 2), (16, 4, 2, 3), (16, 8, 2, 1), (8, 4, 4, 1)),
@@ -273,6 +280,7 @@ def _of_floats(p: Problem, d: Device) -> Iterator[Config]:
     little = _LITTLE if d.shared_per_block < _ENOUGH else ()
     few = ceil_div(p.m, 16) * ceil_div(p.n, 32) * p.batch <= _FEW * d.sms
     forms = (*_SMALLEST, *_FLOAT_TILES) if few else (*_FLOAT_TILES, *_SMALLEST)
+    forms += _BETWEEN if p.dtype == "f32" else ()
     for mb, nb, ta, tb in _NARROW if min(p.m, p.n) <= 4 < 128 <= max(p.m, p.n) else forms:
         blocks = max(ceil_div(p.m, mb) * ceil_div(p.n, nb) * p.batch, 1)
         tile = dict(MB=mb, NB=nb, TA=ta, TB=tb, GROUP=8, SPLIT=1)
