@@ -21,10 +21,10 @@
 //   the multiply-adds read two registers of one bank, where four columns at a time had 20 to 30.
 //   Copies of 4 bytes cost as much as that gains, except for rows at odd addresses, which need them
 //   anyway: 641 in 24 us instead of 27, 1024 in 53 either way.
-// - Tiles of 40 x 80, 48 x 64 or 56 x 64 floats are there so that small products have one for nearly
-//   each multiprocessor: 640 cubed is 128 of 40 x 80, with 10 x 10 floats a thread (18.8 us), but
-//   100 of 64 x 64 (20.7 us). Where a side of a register tile is no multiple of four floats, it is
-//   read 8 bytes at a time.
+// - With tiles of 40 x 80, 48 x 64 or 56 x 64 floats a small product has one for nearly each
+//   multiprocessor of an H200: 640 cubed is 128 tiles of 40 x 80 (10 x 10 floats of a thread, 18.8
+//   us), but 100 of 64 x 64 (20.7 us); 641 cubed 132 of 56 x 64 (22.1 us; 121 of 64 x 64: 23.4). A
+//   side of a register tile that is no multiple of four floats is read 8 bytes at a time.
 //
 // One H200: 8192 x 16 x 8192 in 76 us, where reading takes 60 and cuBLAS 144; 64 x 64 x 262144 in
 // 60 us (92); 256 x 256 x 256 in 5.9 us (11.4). Large products are not for it: each warp fetches
@@ -70,8 +70,9 @@ constexpr bool BY_ROWS = sizeof(REAL) == 4 && TA * TB >= 96 && KB == ROWS;
 
 static_assert(MB % TA == 0 && NB % TB == 0 && MB / TA * (NB / TB) == 32,
               "each warp computes the whole tile: MB / TA * NB / TB is 32");
-static_assert(TA % 2 == 0 && TB % 2 == 0 && KB % VECTOR == 0,
-              "fragments are made of vectors of 16 or 8 bytes");
+static_assert(TA % 2 == 0 && TB % 2 == 0 && MB % VECTOR == 0 && NB % VECTOR == 0 &&
+                  KB % VECTOR == 0,
+              "fragments are made of vectors of 16 or 8 bytes, lines of those of 16");
 static_assert(STAGES >= 2, "a slice is fetched while another is used: STAGES >= 2");
 
 #include "common/warp_slices.cuh"
@@ -190,8 +191,8 @@ __device__ __forceinline__ unsigned place_of(int v, int e, unsigned thread) {
     return PIECE == 1 ? (v * VECTOR + e) * THREADS + thread : (v * THREADS + thread) * VECTOR + e;
 }
 
-// Elements from one row of the sums of a warp to the next in shared memory. Lanes that store 8 bytes
-// at a time would meet in half of the banks if rows followed each other.
+// Elements from one row of the sums of a warp to the next in shared memory. Lanes that store 8
+// bytes at a time would meet in half of the banks if rows followed each other.
 constexpr int PITCH = NB + (SIDE_BY_SIDE<TB> < VECTOR ? LANES_N : 0);
 
 __device__ __forceinline__ unsigned in_shared(unsigned at) {

@@ -27,7 +27,6 @@ struct Slice {
     static constexpr bool RAGGED = 32 % COPYING != 0;  // then MN-major
     static constexpr int ELEMENTS = LINE * LINES, LANES = OUTER / T;
     static constexpr int WIDTH = SIDE_BY_SIDE<T>;
-    static_assert(LINE % PIECE == 0, "lines are made of what is copied at a time");
 
     const REAL* source;  // the lane's first piece of the next slice
     long long ld;

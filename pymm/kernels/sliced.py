@@ -462,8 +462,10 @@ SLICED = Kernel(
             ),
         ),
         Rule(
-            "fragments are made of vectors of 16 or 8 bytes",
-            lambda c, p, d: not (c.TA % 2 or c.TB % 2 or c.KB % _vector(p)),
+            "fragments are made of vectors of 16 or 8 bytes, lines of those of 16",
+            lambda c, p, d: (
+                not (c.TA % 2 or c.TB % 2 or any(line % _vector(p) for line in (c.MB, c.NB, c.KB)))
+            ),
         ),
         Rule(
             "a slice is fetched while another is used: STAGES >= 2",
