@@ -114,3 +114,12 @@ def test_large_register_tiles(cuda, tile, layout, alignment, stages):
     problem = Problem(2 * config.MB, config.NB, 96, "f32", *trans)
     executable = runner.executable(slug % 3, "f32", layout, False, alignment)
     check(runner, executable, problem, make(problem), -1.0, 0.0, pad=4)
+
+
+def test_rows_of_sums_are_aligned():
+    """20 columns, 10 of a thread: rows of 22 sums would begin in the middle of a vector."""
+    slug = "sliced-MB160-NB20-KB8-TA10-TB10-SLICES4-STAGES2-BLOCKS1-GROUP8-SPLIT1"
+    broken = SLICED.violations(parse_slug(slug), Problem(640, 640, 640), HOPPER)
+    assert broken == [
+        "rows of sums that are stored 8 bytes at a time start at multiples of 16 bytes"
+    ]
