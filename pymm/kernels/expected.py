@@ -20,6 +20,14 @@ _MEMORY, _CLOCKS = 4e6, 1980.0
 _L2 = 45.0
 
 
+def places(d: Device, blocks: int) -> int:
+    """Multiprocessors on which clusters of so many blocks have room at a time, a block each. Pairs
+    fill all; clusters of four and eight fill 120 of the 132 of an H100 or H200, whose groups of
+    multiprocessors are of 16 or 18 (benchmarks/LOG.md, "Clusters of four and the 31st").
+    """
+    return d.sms if blocks < 4 else d.sms * 10 // 11
+
+
 def is_modelled(p: Problem, d: Device) -> bool:
     """Whether the times of all kernels that multiply tf32 were measured and fitted: of single
     products on Hopper, whose rows TMA cannot read (kernel 10 repacks them; elsewhere it is rarely

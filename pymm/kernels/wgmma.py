@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pymm.core.device import Device
 from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem, stored_shapes
+from pymm.kernels.expected import places
 from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma, cluster_blocks
 from pymm.kernels.rules import ACCUMULATORS, PARTS_FIT, PARTS_HAVE_STEPS, STAGES_FIT, STAGES_OVERLAP
 from pymm.kernels.tiles import tiles_in
@@ -345,7 +346,7 @@ def _forms(p: Problem, d: Device) -> Iterator[tuple[tuple, int]]:
 def _parts(form: tuple, p: Problem, d: Device) -> Iterator[int]:
     """As many parts of k as fill the device once or twice, and one."""
     for full in (1, 2):
-        parts = min(p.k // (4 * 64), full * d.sms // _count(form, p))
+        parts = min(p.k // (4 * 64), full * _places(form, d) // _count(form, p))
         if parts > 1:
             yield parts
     yield 1
@@ -372,11 +373,16 @@ def _count(form: tuple, p: Problem) -> int:
     return max(1, tiles) * down * across
 
 
+def _places(form: tuple, d: Device) -> int:
+    """Blocks that run at a time."""
+    return places(d, form[0].get("CLUSTER", 1) * form[0].get("CLUSTER_N", 1))
+
+
 def _microseconds(form: tuple, parts: int, p: Problem, d: Device) -> float:
     given, *steps, rest = form
     count, unaligned = _count(form, p) * parts, _unaligned(p)
     deep, mb, nb = given.get("KB", 64), given["MB"], given["NB"]
-    waves = ceil_div(count, d.sms)
+    waves = ceil_div(count, _places(form, d))
     steps_of_64 = math.ceil(ceil_div(p.k, deep) / parts) * deep / 64
     sums = 4 * p.m * p.n * p.batch * parts if parts > 1 else 0
     adding = _PART * parts + 2 * sums / _MEMORY if parts > 1 else 0.0

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from pymm.core.device import Device
 from pymm.core.integers import ceil_div, round_up
 from pymm.core.problem import Problem, stored_shapes
-from pymm.kernels.expected import beside_memory
+from pymm.kernels.expected import beside_memory, places
 from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma
 from pymm.kernels.rules import (
     ACCUMULATORS,
@@ -117,9 +117,6 @@ _REPACKED, _ADDED, _INTO_ONE, _FROM_ALL = 3.9e6, 2.7e6, 2.6e5, 1.85e7
 #: shorter of computing and memory the longer does not hide.
 _LATENCY, _MULTIPLY, _READ, _TRANSPOSE, _OVERLAP = 0.98, 0.42, 0.00039, 0.065, 0.26
 
-#: Part of the multiprocessors on which clusters of four have room (120 of 132 on one H100).
-_OF_FOURS = 10 / 11
-
 #: Operations, elements of C and depth up to which times were fitted: above, power, stores and
 #: memory decide.
 _FITTED, _FITTED_C, _FITTED_K = 2e10, 2**24, 2**14
@@ -157,7 +154,7 @@ def _expected(c: Config, p: Problem, d: Device) -> float:
     """
     loaded = WGMMA_TF32.tma.as_loaded(p)
     units = WGMMA_TF32.units(c, p)
-    sms = d.sms * _OF_FOURS if c.CLUSTER > 2 else d.sms
+    sms = places(d, c.CLUSTER)
     into_one = (c.MB + c.NB) / _INTO_ONE
     from_all = (c.MB / c.CLUSTER + c.NB) / _FROM_ALL * max(min(units, sms), 1)
     step = 128 * max(into_one, from_all) + _TRANSPOSE * _transposes_a(loaded) * c.MB / 64
@@ -214,8 +211,8 @@ def _candidates(
             given["STAGES"] -= slices
         tiles = kernel.units(kernel.config(given), p)
         most = p.k // (4 * form.KB * slices)
-        places = int(d.sms * _OF_FOURS) if form.CLUSTER > 2 else d.sms
-        for parts in {1, *(min(most, full * places // max(tiles, 1)) for full in (1, 2))} - {0}:
+        sms = places(d, form.CLUSTER)
+        for parts in {1, *(min(most, full * sms // max(tiles, 1)) for full in (1, 2))} - {0}:
             anywhere = parts == 1 and _swapped(received) and rows_start_anywhere(p)
             store = dict(STORE=2) if anywhere and "STORE" in kernel.space else {}
             config = kernel.config(dict(given, SPLIT=parts, **store))
