@@ -17,13 +17,13 @@
 // - An operand is stored in shared memory as in global memory. One that is K-major is read 16 bytes
 //   of k at a time: TA reads give a thread its TA rows of four columns.
 // - Or, with register tiles of 96 floats and more and slices of 8 rows: both operands are MN-major,
-//   what is K-major is transposed by copies of 4 bytes, and rows are read one ahead. Then 6 % of
-//   the multiply-adds read two registers of one bank, where four columns at a time had 20 to 30.
+//   what is K-major is transposed by copies of 4 bytes, and rows are read one ahead. Then 6 to
+//   17 % of the multiply-adds read two registers of one bank; four columns at a time had 20 to 30.
 //   Copies of 4 bytes cost as much as that gains, except for rows at odd addresses, which need them
 //   anyway: 641 in 24 us instead of 27, 1024 in 53 either way.
 // - With tiles of 40 x 80, 48 x 64 or 56 x 64 floats a small product has one for nearly each
 //   multiprocessor of an H200: 640 cubed is 128 tiles of 40 x 80 (10 x 10 floats of a thread, 18.8
-//   us), but 100 of 64 x 64 (20.7 us); 641 cubed 132 of 56 x 64 (22.1 us; 121 of 64 x 64: 23.4). A
+//   us), but 100 of 32 x 128 (20.4 us); 641 cubed 132 of 56 x 64 (22.1 us; 121 of 64 x 64: 23.4). A
 //   side of a register tile that is no multiple of four floats is read 8 bytes at a time.
 //
 // One H200: 8192 x 16 x 8192 in 76 us, where reading takes 60 and cuBLAS 144; 64 x 64 x 262144 in
@@ -73,6 +73,7 @@ static_assert(MB % TA == 0 && NB % TB == 0 && MB / TA * (NB / TB) == 32,
 static_assert(TA % 2 == 0 && TB % 2 == 0 && MB % VECTOR == 0 && NB % VECTOR == 0 &&
                   KB % VECTOR == 0,
               "fragments are made of vectors of 16 or 8 bytes, lines of those of 16");
+static_assert((KB & (KB - 1)) == 0, "the depth of a slice is a power of two");
 static_assert(STAGES >= 2, "a slice is fetched while another is used: STAGES >= 2");
 
 #include "common/warp_slices.cuh"
@@ -182,8 +183,8 @@ __device__ __forceinline__ void multiply_slices(REAL (&sum)[TA][TB], REAL* As, R
 }
 
 constexpr int RING = STAGES * (SliceA::ELEMENTS + SliceB::ELEMENTS);  // elements of a warp's ring
-constexpr int WHOLE = MB * NB / (THREADS * VECTOR);  // vectors of the tile for each thread at the
-constexpr int REST = MB * NB % (THREADS * VECTOR);   // end, and elements that are left for some
+constexpr int WHOLE = MB * NB / (THREADS * VECTOR);  // vectors of the tile that each thread adds up
+constexpr int REST = MB * NB % (THREADS * VECTOR);   // elements that are left for the first threads
 constexpr int VECTORS = WHOLE + (REST > 0);
 
 // Position in the tile of the thread's element e of vector v.
@@ -191,9 +192,11 @@ __device__ __forceinline__ unsigned place_of(int v, int e, unsigned thread) {
     return PIECE == 1 ? (v * VECTOR + e) * THREADS + thread : (v * THREADS + thread) * VECTOR + e;
 }
 
-// Elements from one row of the sums of a warp to the next in shared memory. Lanes that store 8
-// bytes at a time would meet in half of the banks if rows followed each other.
+// Elements from one row of the sums of a warp to the next in shared memory. If a thread's sums lie
+// side by side in pairs, lanes that store them by rows would meet in half of the banks if rows
+// followed each other.
 constexpr int PITCH = NB + (SIDE_BY_SIDE<TB> < VECTOR ? LANES_N : 0);
+static_assert(PITCH % VECTOR == 0, "rows of sums start at multiples of 16 bytes");
 
 __device__ __forceinline__ unsigned in_shared(unsigned at) {
     return PITCH == NB ? at : at / NB * PITCH + at % NB;

@@ -21,8 +21,8 @@
 // - Rows of 16-bit elements may start at any multiple of 2 bytes, and cp.async copies 4 at least.
 //   Such rows are copied with what is before and behind them, 16 bytes at a time, and are read
 //   word by word (common/shifted_tile.cuh). So are K-major rows of tf32 that are not aligned.
-// - C of 16 bits is stored by way of shared memory, the whole tile at a time. So is C of 32 bits
-//   where rows start anywhere, and with large tiles of a warp where they start at multiples of 8.
+// - C of 16 bits is stored through shared memory, the whole tile at a time. So is one of 32 bits
+//   whose rows start at multiples of 4 bytes, or of 8 if a warp has 32 x 32 elements or more.
 //
 // Main loop of 128 x 128 x 32, 64 x 64 per warp, bf16, nvcc 13.0 for sm_90a: 64 HMMA of 147
 // instructions, 16 LDSM, 8 LDGSTS. One H200: 455 TFLOP/s at 4096; these HMMA without
@@ -122,9 +122,9 @@ struct alignas(2 * sizeof(OUT)) Neighbours {
 };
 // Whether C is stored by way of shared memory, whole rows of the tile at a time: from where the mma
 // leave it, an instruction would write to 8 rows, and of none a whole sector of 32 bytes. (If two
-// elements of 32 bits can be stored at a time, warps with less than 32 x 32 lose more by the way
-// than they gain.) The rows of the tile are 8 elements longer than they need to be, which keeps
-// them out of each other's banks.
+// elements of 32 bits can be stored at a time, warps with less than 32 x 32 are quicker without
+// shared memory.) The rows of the tile are 8 elements longer than they need to be, which keeps them
+// out of each other's banks.
 constexpr bool BY_ROWS = sizeof(OUT) == 2 || PAIR == 1 || (ALIGN < 16 && TA * TB >= 32 * 32);
 constexpr int PITCH = NB + 8;
 

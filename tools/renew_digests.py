@@ -227,7 +227,7 @@ class Counts:
 
 
 def renew_records(path: Path, comparison: Comparison, counts: Counts) -> None:
-    """The records of one YAML."""
+    """The records of one YAML, which is written as the store does."""
     table = store.read(path)
     renewed, waiting = list(table.records), []
     for place, record in enumerate(table.records):

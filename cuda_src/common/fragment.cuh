@@ -2,7 +2,8 @@
 
 #include "common/vector.cuh"
 
-// Elements of a fragment of T that lie side by side: 16 bytes of them, or 8 if T is no multiple.
+// Elements of a fragment of T that lie side by side: as many as 16 bytes hold, or half as many if T
+// is no multiple of that.
 template <int T>
 constexpr int SIDE_BY_SIDE = T % VECTOR == 0 ? VECTOR : VECTOR / 2;
 

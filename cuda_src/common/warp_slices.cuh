@@ -3,7 +3,8 @@
 
 #include "common/fragment.cuh"
 
-// Of the lanes of a warp those that copy lines of so many pieces.
+// How many lanes of a warp copy at a time if a line has so many pieces: those that as many whole
+// lines take as there are lanes for, or the largest even part of one longer line.
 constexpr int lanes_that_copy(int in_line) {
     int lanes = in_line < 32 ? 32 / in_line * in_line : 32;
     while (in_line > lanes && in_line % lanes) lanes--;
@@ -24,7 +25,7 @@ struct Slice {
     static constexpr int LINE = K_MAJOR ? KB : OUTER, LINES = K_MAJOR ? OUTER : KB;
     static constexpr int IN_LINE = LINE / PIECE, COPIES = IN_LINE * LINES;
     static constexpr int COPYING = lanes_that_copy(IN_LINE);
-    static constexpr bool RAGGED = 32 % COPYING != 0;  // then MN-major
+    static constexpr bool RAGGED = 32 % COPYING != 0;  // then MN-major: KB is a power of two
     static constexpr int ELEMENTS = LINE * LINES, LANES = OUTER / T;
     static constexpr int WIDTH = SIDE_BY_SIDE<T>;
 

@@ -38,16 +38,16 @@ def _is_float(p: Problem) -> bool:
 
 
 def _by_rows(c: Config, p: Problem) -> bool:
-    """True if both operands are MN-major in shared memory and are multiplied row by row: the
-    largest register tiles of floats, slices of 8 rows.
+    """True if both operands are MN-major in shared memory and are multiplied row by row: register
+    tiles of 96 floats or more, slices of 8 rows.
     """
     return _is_float(p) and c.TA * c.TB >= 96 and c.KB == 8
 
 
 def _shared_elements(c: Config, p: Problem) -> int:
     """The stages of all warps, whose memory holds the sums of all warps at the end. Operands that
-    are transposed when they are loaded have rows longer by 4 elements, sums that are stored 8 bytes
-    at a time rows longer by an element for each lane along n.
+    are transposed when they are loaded have rows longer by 4 elements; rows of sums are longer by
+    an element for each lane along n, if a thread's do not lie side by side in whole vectors.
     """
     more = 4 * ((not p.trans_a) + p.trans_b) if _by_rows(c, p) else 0
     pitch = c.NB + (c.NB // c.TB if c.TB % _vector(p) else 0)
@@ -78,8 +78,8 @@ def _split_pays(c: Config, p: Problem, d: Device) -> bool:
 def _registers(c: Config, p: Problem) -> int:
     """Registers of a thread. By rows: accumulators, two rows of both fragments, and 64 for the
     rest. Else accumulators, 16 bytes of k of both fragments, one or two addresses
-    for each vector of a line along k, and 33 for the rest (49 for doubles). The largest register
-    tiles need 10 less, and 9 less
+    for each vector of a line along k, and 33 for the rest (49 for doubles). Register tiles of 128
+    registers or more need 10 less, and 9 less
 
     - if a K-major operand has their shorter side, or
     - if both operands are K-major, in two stages;
@@ -156,8 +156,8 @@ _FLOAT_TILES = (
 )
 _NARROW = (128, 4, 4, 4), (4, 128, 4, 4)
 
-#: Tiles whose sides are no powers of two: a small product has one for nearly each multiprocessor
-#: of an H200. Of float32 alone: a survey has no times of them in tf32.
+#: Tiles with a side that is no power of two, so that a small product has one for nearly each
+#: multiprocessor of an H200. Of float32 alone: a survey has no times of them in tf32.
 _BETWEEN = (
     (40, 80, 10, 10),
     (80, 40, 10, 10),
@@ -190,7 +190,8 @@ _OTHERS = {
 #: More of them for GPUs whose blocks have less shared memory than so many bytes.
 _LITTLE, _ENOUGH = ((16, 4, 2, 1), (8, 4, 2, 1)), 200_000
 
-# The expected time of floats, fitted to 952 times on one H200 (benchmarks/LOG.md)
+# The expected time of floats, fitted to 952 times on one H200 (benchmarks/LOG.md), before copies of
+# 4 bytes were counted as such
 
 #: Clocks of a microsecond. Microseconds of a launch, of a block's first loads and of one level of
 #: the tree that adds up parts.
@@ -468,7 +469,11 @@ SLICED = Kernel(
             ),
         ),
         Rule(
-            "rows of sums that are stored 8 bytes at a time start at multiples of 16 bytes",
+            "the depth of a slice is a power of two",
+            lambda c, p, d: c.KB & (c.KB - 1) == 0,
+        ),
+        Rule(
+            "rows of sums start at multiples of 16 bytes",
             lambda c, p, d: not (c.TB % _vector(p) and c.NB // c.TB % _vector(p)),
         ),
         Rule(
