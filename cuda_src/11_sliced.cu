@@ -20,10 +20,10 @@
 //   what is K-major is transposed by copies of 4 bytes, and rows are read one ahead. Then 6 to
 //   17 % of the multiply-adds read two registers of one bank; four columns at a time had 20 to 30.
 //   Copies of 4 bytes cost as much as that gains, except for rows at odd addresses, which need them
-//   anyway: 641 in 24 us instead of 27, 1024 in 53 either way.
+//   anyway: 641 in 24 us instead of 27 (64 x 64), 1024 in 53 either way.
 // - With tiles of 40 x 80, 48 x 64 or 56 x 64 floats a small product has one for nearly each
-//   multiprocessor of an H200: 640 cubed is 128 tiles of 40 x 80 (10 x 10 floats of a thread, 18.8
-//   us), but 100 of 32 x 128 (20.4 us); 641 cubed 132 of 56 x 64 (22.1 us; 121 of 64 x 64: 23.4). A
+//   multiprocessor of an H200: 640 cubed is 128 tiles of 40 x 80 (10 x 10 floats of a thread; NN in
+//   18.8 us), but 100 of 32 x 128 (20.4); 641 cubed 132 of 56 x 64 (22.1; 121 of 64 x 64: 23.4). A
 //   side of a register tile that is no multiple of four floats is read 8 bytes at a time.
 //
 // One H200: 8192 x 16 x 8192 in 76 us, where reading takes 60 and cuBLAS 144; 64 x 64 x 262144 in
@@ -207,8 +207,8 @@ __device__ __forceinline__ bool has(int v, int e, unsigned thread) {
     return REST == 0 || v < WHOLE || place_of(v, e, thread) < MB * NB;
 }
 
-// Whether a thread's sums are neighbours in a row of the tile. They are then stored VECTOR at a
-// time, scaled, so that registers side by side are needed for the results and not for the sums.
+// Whether a thread's sums are neighbours in a row of the tile. They are then stored in vectors,
+// scaled, so that registers side by side are needed for the results and not for the sums.
 constexpr bool IN_VECTORS = BY_ROWS || !TRANS_B;
 
 // The sums of all warps, added in their order; each thread gets its vectors of the tile.

@@ -3,8 +3,8 @@
 
 #include "common/fragment.cuh"
 
-// How many lanes of a warp copy at a time if a line has so many pieces: those that as many whole
-// lines take as there are lanes for, or the largest even part of one longer line.
+// Lanes of a warp that copy at a time where a line has so many pieces: a piece each, of as many
+// whole lines as 32 lanes can take, or of an even part of a line with more than 32 pieces.
 constexpr int lanes_that_copy(int in_line) {
     int lanes = in_line < 32 ? 32 / in_line * in_line : 32;
     while (in_line > lanes && in_line % lanes) lanes--;
@@ -17,8 +17,7 @@ constexpr int lanes_that_copy(int in_line) {
 // (`swizzle`), and what eight lanes read or write at a time lies in eight different groups of
 // banks.
 //
-// The lanes of a warp copy as many whole lines as they can at a time, or an even part of a longer
-// one. Some may have nothing to do: a line of 80 floats is copied by 20 lanes.
+// Some lanes may have nothing to copy: a line of 80 floats is copied by 20.
 template <bool K_MAJOR, int OUTER, int T>
 struct Slice {
     static constexpr int PITCH = OUTER;  // from one row to the next of what is MN-major

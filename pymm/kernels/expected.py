@@ -22,8 +22,8 @@ _L2 = 45.0
 
 def places(d: Device, blocks: int) -> int:
     """Multiprocessors on which clusters of so many blocks have room at a time, a block each. Pairs
-    fill all; clusters of four and eight fill 120 of the 132 of an H100 or H200, whose groups of
-    multiprocessors are of 16 or 18 (benchmarks/LOG.md, "Clusters of four and the 31st").
+    fill all; clusters of four and eight fill 120 of the 132 of an H100 or H200 (benchmarks/LOG.md,
+    "Clusters of four and the 31st"). At a launch the driver counts them (backends/cuda/tma.py).
     """
     return d.sms if blocks < 4 else d.sms * 10 // 11
 
