@@ -167,8 +167,8 @@ _BETWEEN = (
     (64, 56, 8, 14),
 )
 
-#: Pipelines of float tiles, by the elements of a thread, those that are quicker than the model knows
-#: first: of `_BETWEEN`; of all tiles for rows that are aligned to 16 bytes, and for others.
+#: Pipelines of float tiles, by the elements of a thread. First those that are quicker than the
+#: model knows. Of `_BETWEEN`; of all tiles for rows that are aligned to 16 bytes, and for others.
 _OF_BETWEEN = dict.fromkeys(
     (96, 100, 112), ((8, 8, 3, 1), (8, 4, 4, 2), (16, 8, 2, 1), (16, 4, 2, 2))
 )
