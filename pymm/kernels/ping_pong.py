@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pymm.core.device import Device
-from pymm.core.integers import ceil_div, round_up
+from pymm.core.integers import ceil_div
 from pymm.core.problem import Problem, stored_shapes
 from pymm.kernels import tensor, wgmma
 from pymm.kernels.kernel import Box, Config, Kernel, Persistent, Rule, Tma
@@ -62,9 +62,8 @@ _PART_OF_BANDWIDTH = 0.934
 #: a step's time, of this kernel and of kernel 7.
 _COOL, _HOT, _SLOWER, _SLOWER_7 = 1e11, 2e11, 0.16, 0.22
 
-#: Rows that start within sectors lengthen a step of this kernel, with blocks in pairs, by the first
-#: factor; a product of kernel 7 by the second, from so many operations on.
-_UNALIGNED, _UNALIGNED_7, _LITTLE = 1.17, 1.25, 2e10
+#: Bytes of a microsecond from L2 to all multiprocessors, where rows start within sectors.
+_L2 = 10.5e6
 
 #: Part of kernel 7's expected time below which this one is preferred, for both are expected within
 #: a few percent; up to so many rows, where memory is the limit, all of it, from so many bytes on.
@@ -96,6 +95,10 @@ _WIDER, _WALKED = 4, 0.97
 #: pairs.
 _DEEP = 4096
 
+#: Parts by which products take longer with one slot where TMA stores C, and with two where threads
+#: do (H200, 62 products, each with both; of few rows not measured).
+_ONE_SLOT, _TWO_SLOTS = 0.022, 0.006
+
 
 def _heuristic(p: Problem, d: Device) -> dict[str, int]:
     """The tile with the least expected time, with as many stages as there is room for."""
@@ -123,27 +126,30 @@ def _most_slots(mb: int, nb: int, cluster: int, p: Problem) -> int:
 
 
 def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
-    """Every tile, where this kernel may be the faster at all, whether TMA or threads store C; where
-    C is wide, tiles of 128 rows also in clusters of two, and larger groups of rows.
+    """Every tile, where this kernel may be the faster at all, with one slot and with two, whether
+    TMA or threads store C. Tiles of 128 rows in pairs of blocks and without, where rows are uneven
+    or C is wide; there also larger groups of rows.
     """
     if _has_enough_work(p, _LONG_SURVEYED):
         before = wgmma.repacking_us(p)
         for tile in _tiles_for(p):
-            wide = tile["MB"] == 128 and tile["CLUSTER"] == 1 and p.n >= _WIDER * p.m
-            for cluster in (1, 2) if wide else (tile["CLUSTER"],):
-                given = tile | dict(CLUSTER=cluster)
-                expected = before + _microseconds(given, p, d)
-                yield expected, _given(given, p, d)
-                if wide and p.m > 8 * tile["MB"] * cluster:
-                    yield _WALKED * expected, _given(given | dict(GROUP=16), p, d)
+            wide = tile["MB"] == 128 and p.n >= _WIDER * p.m
+            both = wide or tile["MB"] == 128 and _uneven(p)
+            for cluster in (1, 2) if both else (tile["CLUSTER"],):
+                for slots in range(1, _most_slots(tile["MB"], tile["NB"], cluster, p) + 1):
+                    given = tile | dict(CLUSTER=cluster, SLOTS=slots)
+                    expected = before + _microseconds(given, p, d)
+                    yield expected, _given(given, p, d)
+                    if wide and p.m > 8 * tile["MB"] * cluster:
+                        yield _WALKED * expected, _given(given | dict(GROUP=16), p, d)
 
 
 def _tiles_for(p: Problem) -> Iterator[dict[str, int]]:
     """Tiles for the problem: of any width where rows of B lie along k, else of whole boxes."""
     deep = p.k >= _DEEP
     few = p.m <= _FEW
-    paired = (deep and few or _unaligned(p)) and p.m > (64 if few else 128)
-    rows, slots = (64, 1) if few else (128, 1 if deep or paired else 2)
+    paired = p.m > 64 and deep if few else any(wgmma.within_sectors(p))
+    rows, slots = (64, 1) if few else (128, 2 if _is_stored_by_tma(p) and not deep else 1)
     for nb in range(64, 193, 16) if p.trans_b else (64, 128, 192):
         if _hot(p) == 1 and nb < _WIDE:
             continue  # L2 and the clock suffer from narrow tiles
@@ -164,18 +170,20 @@ def _microseconds(given: dict[str, int], p: Problem, d: Device) -> float:
         step = _STEP_128[0] * nb + _STEP_128[1] * max(128 - nb, 0)
     else:
         step = _STEP_64[0] * nb + _STEP_64[1]
-    step *= (1 + _SLOWER * _hot(p)) * (_UNALIGNED if _unaligned(p) else 1)
+    step *= 1 + _SLOWER * _hot(p)
     stored = 0.0 if _is_stored_by_tma(p) else _STORED_BY_THREADS * mb / 128 * nb
     busy = ceil_div(tiles, d.sms) * (ceil_div(p.k, 64) * step + _REST + stored)
     moved = p.bytes / (_MEMORY * min(1.0, max(tiles / cluster, 1) / _BLOCKS))
-    return _LAUNCH + max(busy, moved) + 0.05 * min(busy, moved)
+    if any(wgmma.within_sectors(p)):
+        moved = max(moved, wgmma.read_from_l2(tiles * mb, tiles * nb / cluster, p) / _L2)
+    one, two = (_ONE_SLOT, 0.0) if _is_stored_by_tma(p) else (0.0, _TWO_SLOTS)
+    slots = 1 + (one if given["SLOTS"] == 1 else two)
+    return slots * (_LAUNCH + max(busy, moved) + 0.05 * min(busy, moved))
 
 
-def _unaligned(p: Problem) -> bool:
-    """Whether rows of A or B, as TMA reads them, start within sectors of 32 bytes, so that more are
-    read.
-    """
-    return any(round_up(shape[2] * 2, 16) % 32 for shape in stored_shapes(p)[:2])
+def _uneven(p: Problem) -> bool:
+    """Whether dense rows of A or B do not start at multiples of 32 bytes, a sector of memory."""
+    return any(shape[2] * 2 % wgmma.SECTOR for shape in stored_shapes(p)[:2])
 
 
 def _hot(p: Problem) -> float:
@@ -213,9 +221,7 @@ def _preferred(p: Problem, d: Device) -> bool:
         other = wgmma.repacked_us(p, d)
     else:
         other = _LAUNCH + wgmma.expected_us(p, d) * (1 + _SLOWER_7 * _hot(p))
-    if _unaligned(p) and p.flops > _LITTLE:
-        other *= _UNALIGNED_7
-    if p.batch > 1 and min(p.m, p.n, p.k) > _LARGE and not _unaligned(p):
+    if p.batch > 1 and min(p.m, p.n, p.k) > _LARGE and not _uneven(p):
         return own < other * _SURELY_OF_BATCH[p.out_dtype.itemsize]
     return own < other * (1 if p.m <= _FEW else _SURELY)
 

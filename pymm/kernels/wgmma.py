@@ -222,6 +222,10 @@ _SHALLOW_WIDE = (_SHALLOW[0], (256, _SMALLER))
 _COMBINING, _PART, _BY_THREADS, _STORED = 3.0, 0.04, (1.45e-4, 5e-5), (0.5, 3.4e-5)
 _MEMORY, _COPIED, _L2 = 4e6, 8e6, (14e6, 10.5e6)
 
+#: A sector of memory in bytes, and how many times as long TMA takes to read an operand in place
+#: whose rows start within sectors (benchmarks/LOG.md, "Rows that start within sectors").
+SECTOR, _WITHIN_SECTORS = 32, 1.75
+
 
 #: Products of at most `_FEW_ROWS` rows: microseconds of a step of 64 and of a tile, each for any
 #: tile and for 128 x 128 elements of it; of adding parts of k; the part of the nominal memory
@@ -335,6 +339,22 @@ def _unaligned(p: Problem) -> bool:
     return any(shape[2] * 2 % _ROW for shape in stored_shapes(p)[:2])
 
 
+def within_sectors(p: Problem) -> tuple[bool, bool]:
+    """Whether rows of A, and of B, start within sectors of memory where TMA reads them: dense rows
+    at multiples of 16 but not of 32 bytes. Repacked rows start at multiples of 128 bytes.
+    """
+    a, b = (shape[2] * 2 % SECTOR == 16 for shape in stored_shapes(p)[:2])
+    return a, b
+
+
+def read_from_l2(rows: float, columns: float, p: Problem) -> float:
+    """Bytes of so many rows of A and columns of B; those in rows that start within sectors count
+    as often as it takes times as long to read them.
+    """
+    a, b = (_WITHIN_SECTORS if within else 1.0 for within in within_sectors(p))
+    return 2 * p.k * (a * rows + b * columns)
+
+
 def _forms(p: Problem, d: Device) -> Iterator[tuple[tuple, int]]:
     """Every form that competes, with the parts of k to consider."""
     for form in (*_FORMS, *_NARROW):
@@ -399,8 +419,10 @@ def _microseconds(form: tuple, parts: int, p: Problem, d: Device) -> float:
     busy = waves * (steps_of_64 * steps[unaligned] + rest)
     adding += _COMBINING if parts > 1 else 0.0
     fetched = p.bytes / ((_MEMORY if p.alignment >= 16 else _COPIED) * min(1.0, count / d.sms))
-    of_each = mb / given.get("CLUSTER_N", 1) + nb / given.get("CLUSTER", 1)
-    read = 2 * count / parts * of_each * p.k
+    each = count / parts
+    read = read_from_l2(
+        each * mb / given.get("CLUSTER_N", 1), each * nb / given.get("CLUSTER", 1), p
+    )
     fetched = max(fetched, read / _L2[unaligned])
     return max(busy, fetched) + 0.05 * min(busy, fetched) + adding
 

@@ -145,3 +145,24 @@ def test_products_whose_c_threads_store_are_offered_but_no_defaults(trans_b):
     assert min(time for time, _ in offered) > min(time for time, _ in faster)
     for _, config in offered:
         assert not PING_PONG.violations(config, by_threads, H200)
+
+
+@pytest.mark.parametrize(
+    "n, k, clusters",
+    [
+        (1600, 960, {1}),  # rows start at multiples of 32 bytes
+        (1600, 1000, {1, 2}),  # those of A within sectors
+        (1600, 1001, {1, 2}),  # A is repacked
+        (6400, 960, {1, 2}),  # C is wide
+    ],
+)
+def test_pairs_and_slots_that_are_offered(n, k, clusters):
+    options = [c for _, c in PING_PONG.options(Problem(1600, n, k, "bf16"), H200)]
+    assert {c.CLUSTER for c in options} == clusters
+    assert {c.SLOTS for c in options} == {1, 2}
+
+
+@pytest.mark.parametrize("n, slots", [(1600, 2), (1598, 1)])
+def test_what_tma_stores_has_two_slots_by_default(n, slots):
+    for k in (960, 1000):
+        assert PING_PONG.default_for(Problem(1600, n, k, "bf16"), HOPPER).SLOTS == slots

@@ -263,8 +263,9 @@ def test_float16_is_like_bfloat16():
     assert chosen[0] == chosen[1]
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 300])
-def test_equations_are_solved_as_numpy_does(count):
+@pytest.mark.parametrize("count", [1, 2, 7, 63, 64, 65, 300])
+def test_equations_are_solved_as_numpy_does(count, monkeypatch):
+    monkeypatch.setattr(tool, "AT_A_TIME", 64)
     generator = np.random.default_rng(count)
     root, right = generator.normal(size=(count, count)), generator.normal(size=count)
     left = root @ root.T + count * np.eye(count)

@@ -15,7 +15,7 @@ from pymm.core import dtypes, reference
 from pymm.core.device import Device
 from pymm.core.problem import Problem
 from pymm.core.reference import mirrored, other_half
-from pymm.kernels import find_kernel, kernels_for, parse_slug
+from pymm.kernels import find_kernel, kernels_for, parse_slug, wgmma
 from pymm.kernels.kernel import cluster_blocks, parts_of
 from pymm.kernels.source import render
 from pymm.measure.verify import NUMBER, POISON, compare, normal
@@ -351,3 +351,31 @@ def test_batches_of_a_few_tiles_each_have_128_x_64(mnkb):
 def test_clusters_whose_blocks_share_a_are_offered_for_few_tiles(mnk, form, offered):
     options = [config.slug for _, config in WGMMA.options(Problem(*mnk, "bf16"), H200)]
     assert any(slug.startswith(f"wgmma-{form}") for slug in options) == offered
+
+
+@pytest.mark.parametrize("trans_a", [False, True])
+@pytest.mark.parametrize("trans_b", [False, True])
+def test_rows_within_sectors_take_longer_to_read(trans_a, trans_b):
+    """Of three sizes the second has rows at odd multiples of 16 bytes, the third is repacked."""
+
+    def read(size):
+        p = Problem(size, size, size, "bf16", trans_a, trans_b)
+        return wgmma.read_from_l2(size, size, p) / size**2
+
+    plain, within, repacked = map(read, (4080, 4088, 4089))
+    assert within > plain == repacked
+    least = [
+        min(
+            time
+            for kernel in (WGMMA, find_kernel("ping_pong"))
+            for time, _ in kernel.options(p, H200)
+        )
+        for p in (Problem(n, n, n, "bf16", trans_a, trans_b) for n in (4080, 4088))
+    ]
+    assert least[1] > 1.03 * least[0]
+
+
+def test_one_operand_within_sectors_counts_by_itself():
+    p = Problem(512, 512, 1000, "bf16")  # rows of A have 2000 bytes, those of B 1024
+    assert wgmma.within_sectors(p) == (True, False)
+    assert wgmma.read_from_l2(0, 8, p) == 8 * 2000 < wgmma.read_from_l2(8, 0, p)
