@@ -26,7 +26,8 @@ _DRIVER_FLAGS = [
     "-pthread",
     "-U_FORTIFY_SOURCE",  # its longjmp refuses to leave a fiber's stack
 ]
-_LINK_FLAGS = ["-shared", "-pthread", "-Wl,-soname,libcuda.so.1"]
+_DRIVER = "libcuda.so.1"
+_LINK_FLAGS = ["-shared", "-pthread", f"-Wl,-soname,{_DRIVER}"]
 
 
 class CannotSimulate(Error, RuntimeError):
@@ -91,6 +92,16 @@ def key() -> str:
     return digest.hexdigest()[:16]
 
 
+def _driver() -> Path:
+    """The stand-in driver: one for all ways to compile kernels, built when there is none."""
+    digest = hashlib.sha256(_run([compiler(), "--version"]).encode())
+    for path in (*sorted((_HERE / "driver").iterdir()), _HERE / "device" / "abi.hpp"):
+        digest.update(f"{path.name}\0".encode() + path.read_bytes() + b"\0")
+    digest.update(" ".join([*_DRIVER_FLAGS, *_LINK_FLAGS]).encode())
+    root = cache_directory() / "simulator"
+    return obtain_folder(root / f"driver-{digest.hexdigest()[:16]}", _build_driver) / _DRIVER
+
+
 def _build_driver(folder: Path) -> None:
     """The stand-in driver in `folder`, its sources compiled on all cores."""
 
@@ -102,7 +113,7 @@ def _build_driver(folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as objects:
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             parts = list(pool.map(compiled, sorted((_HERE / "driver").glob("*.cpp"))))
-        target = str(folder / "libcuda.so.1")
+        target = str(folder / _DRIVER)
         _run([compiler(), *_LINK_FLAGS, *parts, "-o", target, "-ldl"], folder)
 
 
@@ -128,7 +139,7 @@ def _fill(folder: Path, name: str) -> None:
     """Put everything into `folder`, which is moved to its place when it is whole."""
     (folder / "lib").mkdir()
     shutil.copytree(_HERE / "device", folder / "device")
-    _build_driver(folder / "lib")
+    shutil.copy(_driver(), folder / "lib")
     # A copy of the compiler, so that this folder outlives the checkout or environment it came from.
     _copy_compiler(folder / "compiler")
     script = str(folder / "compiler" / "start.py")
