@@ -383,9 +383,11 @@ def _again(path: Path, kernels: Sequence[Kernel], device: Device) -> dict[Proble
 # Fitting
 
 
-def measurements(path: Path) -> Iterator[tuple[Problem, Config, float]]:
-    """Product, configuration and microseconds of each row of a file."""
+def measurements(path: Path, dtype: str = "") -> Iterator[tuple[Problem, Config, float]]:
+    """Product, configuration and microseconds of each row of a file, or of those of one type."""
     for row in SURVEY.rows(path, ("us",)):
+        if dtype not in ("", row["dtype"]):
+            continue
         trans = (letter == "T" for letter in row["layout"])
         problem = Problem(*(int(row[axis]) for axis in "mnk"), row["dtype"], *trans)
         yield problem, parse_slug(row["config"]), float(row["us"])
@@ -393,7 +395,7 @@ def measurements(path: Path) -> Iterator[tuple[Problem, Config, float]]:
 
 def read(path: Path, dtype: str, device: Device) -> Measured:
     """The newest times of one type, of configurations that are still among the options."""
-    times = {(p, config): us for p, config, us in measurements(path) if p.dtype == dtype}
+    times = {(p, config): us for p, config, us in measurements(path, dtype)}
     measured: dict[Problem, set[Config]] = {}
     for problem, config in times:
         measured.setdefault(problem, set()).add(config)

@@ -8,17 +8,15 @@ bounds and clusters), and ``#pragma unroll``. Everything else is macros and func
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from brackets import Refused, match, split, statement_begin
 
 
-@dataclass(frozen=True)
 class Kernel:
-    name: str
-    begin: int  # of the body
-    end: int
-    pointer: str  # expression for its address inside its own body
+    """A __global__ function: its body's place, and its address as an expression in that body."""
+
+    def __init__(self, name: str, begin: int, end: int, pointer: str) -> None:
+        self.name, self.begin, self.end, self.pointer = name, begin, end, pointer
 
 
 _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)+\'|^[ \t]*#[^\n]*', re.MULTILINE)

@@ -145,17 +145,27 @@ class Simulator:
     def __init__(self, folder, sanitizers):
         self.sanitizers = sanitizers
         self.flags, self.kernel_flags = UNDER[sanitizers]
+        self.ahead = self.precompile(folder)
         self.harness = self.compile(PRODUCTS.with_name("simulator.cpp"), folder)
         self.objects = {
             path.name: self.compile(path, folder) for path in sorted(DRIVER.glob("*.cpp"))
         }
 
+    def precompile(self, folder):
+        """What nearly every file includes: that takes a third of the time of compiling them."""
+        header = folder / "ahead.hpp"
+        header.write_text('#include "driver.hpp"\n#include "worker.hpp"\n')
+        self.run_compiler("-x", "c++-header", str(header), "-o", f"{header}.gch")
+        return ["-include", str(header)]
+
     def compile(self, path, folder):
         made = folder / f"{path.stem}.o"
-        flags = [*DRIVER_FLAGS, *self.flags, *self.sanitizers, f"-I{DRIVER}"]
-        command = [CXX, *flags, "-c", str(path), "-o", str(made)]
-        subprocess.run(command, check=True, capture_output=True, text=True)
+        self.run_compiler(*self.ahead, "-c", str(path), "-o", str(made))
         return str(made)
+
+    def run_compiler(self, *words):
+        flags = [*DRIVER_FLAGS, *self.flags, *self.sanitizers, f"-I{DRIVER}"]
+        subprocess.run([CXX, *flags, *words], check=True, capture_output=True, text=True)
 
     def program(self, folder, planted=None):
         objects = dict(self.objects)

@@ -121,3 +121,22 @@ def test_a_cut_driver_does_not_kill_its_process(tmp_path):
     assert done.returncode == 0 and "pymm simulator" in done.stdout, done.stderr
     driver = Path("lib", "libcuda.so.1")
     assert (own / driver).read_bytes() == (whole / driver).read_bytes()
+
+
+def test_one_driver_serves_all_ways_to_compile_kernels(tmp_path, monkeypatch):
+    """Watched for races or not, kernels have a folder of their own."""
+    module = importlib.import_module("pymm.simulator.build")
+    monkeypatch.setenv("PYMM_CACHE_DIR", str(tmp_path / "cache"))
+    made = []
+
+    def build_driver(folder: Path) -> None:
+        made.append(folder)
+        (folder / "libcuda.so.1").write_bytes(b"code")
+
+    monkeypatch.setattr(module, "_build_driver", build_driver)
+    folders = set()
+    for races in "01":
+        monkeypatch.setenv("PYMM_SIMULATOR_RACES", races)
+        folders.add(module.build())
+    assert len(folders) == 2 and len(made) == 1
+    assert all((folder / "lib" / "libcuda.so.1").read_bytes() == b"code" for folder in folders)

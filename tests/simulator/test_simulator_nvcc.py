@@ -1,6 +1,7 @@
 """The stand-in nvcc: what it refuses, in which words, and PyCUDA's cache on top of it."""
 
 import os
+import shutil
 import subprocess
 import warnings
 from pathlib import Path
@@ -154,6 +155,60 @@ def test_declarations_of_shared_memory(run):
     done = run(text, "--cubin", "-Xptxas", "-v")
     assert done.returncode == 0, done.stderr
     assert "ptxas info    : Function 'f': Used 32 registers" in done.stderr
+
+
+def test_a_module_loads_no_library_that_it_does_not_need(run, tmp_path):
+    """Neither the C++ library nor g++'s sanitizers; the first where a kernel uses it."""
+    for text, wanted in ((RIGHT, False), (RIGHT.replace("= 1", "= *new float(1)"), True)):
+        assert run(text, "--cubin").returncode == 0
+        needed = subprocess.run(
+            ["readelf", "-d", str(tmp_path / "kernel.cubin")],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        assert ("libstdc++" in needed) == wanted and "san.so" not in needed
+
+
+def test_a_function_that_is_nowhere_is_refused(run, tmp_path):
+    done = run("extern __device__ void nowhere();\n" + RIGHT.replace("a[0]", "nowhere(), a[0]"))
+    assert done.returncode != 0 and "nowhere" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["kernel.cu"]
+
+
+@pytest.mark.parametrize(
+    "options, environment, anew",
+    [
+        (["-std=c++17", "-O3", "-I/usr/include"], {}, False),
+        (["-std=c++20"], {}, True),
+        (["-fmad=false"], {}, True),
+        ([], {"PYMM_SIMULATOR_MARCH": "-march=x86-64"}, True),
+    ],
+)
+def test_what_kernels_share_is_compiled_with_the_flags_of_each(
+    run, tmp_path, monkeypatch, options, environment, anew
+):
+    """Anew where they are not those that it was built with."""
+    asked = tmp_path / "asked"
+    compiler = tmp_path / "counting-compiler"
+    compiler.write_text(f'#!/bin/sh\necho "$*" >> "{asked}"\nexec g++ "$@"\n')
+    compiler.chmod(0o700)
+    for name, value in {"CXX": str(compiler), **environment}.items():
+        monkeypatch.setenv(name, value)
+    assert run(RIGHT, "--cubin", *options).returncode == 0
+    assert (" -c " in asked.read_text()) and ("runtime.cpp" in asked.read_text()) == anew
+
+
+def test_the_compiler_is_read_as_bytecode(nvcc, tmp_path):
+    """In a copy of its folder, whose files have other dates, too."""
+    own = tmp_path / "own"
+    shutil.copytree(Path(nvcc).parents[1], own)
+    for name in ("nvcc", "translate", "brackets"):
+        (own / "compiler" / f"{name}.py").write_text("neither read nor Python")
+    (tmp_path / "kernel.cu").write_text(RIGHT)
+    command = [str(own / "bin" / "nvcc"), "--cubin", "kernel.cu"]
+    assert subprocess.run(command, cwd=tmp_path, check=False).returncode == 0
+    assert (tmp_path / "kernel.cubin").exists()
 
 
 def test_the_architecture_is_a_macro(run):

@@ -251,14 +251,11 @@ struct Numbers {
     float values[MOST];  // [p][row]
 };
 
-PYMM_SIM_UNCHECKED inline bool same_bytes(const void* a, const void* b, std::size_t bytes) {
-    return __builtin_memcmp(a, b, bytes) == 0;
-}
-// Word by word: a module's own `memcpy` checks what it copies.
-PYMM_SIM_UNCHECKED inline void copy_words(void* to, const void* from, std::size_t bytes) {
-    for (std::size_t i = 0; i < bytes / 8; i++)
-        static_cast<std::uint64_t*>(to)[i] = static_cast<const std::uint64_t*>(from)[i];
-}
+// Unchecked, as is what is added to: d is the thread's own, b the driver's.
+bool same_bytes(const void* a, const void* b, std::size_t bytes);
+void copy_words(void* to, const void* from, std::size_t bytes);
+// d += a b for `count` elements of d: two of a at each depth, of b those at b[p * count * 2].
+void add_products(float* d, unsigned count, const float* a, const float* b, unsigned depth);
 
 // What `read(row, p)` gives for all of an operand of `rows` x DEPTH words.
 template <class Word, unsigned DEPTH, class Read>
@@ -291,24 +288,6 @@ const float* numbers(const Described& of, bool k_major, unsigned rows, Read read
     found.depth = DEPTH;
     found.k_major = k_major;
     return found.values;
-}
-
-// d += a b for `count` elements of d: two of a at each depth, of b those at b[p * count * 2].
-// Nothing is checked: d is the thread's own, b the driver's.
-PYMM_SIM_UNCHECKED inline void add_products(float* d, unsigned count, const float* a,
-                                            const float* b, unsigned depth) {
-    for (unsigned j = 0; j < count; j += 4, d += 4, b += 8) {
-        float sums[4] = {d[0], d[1], d[2], d[3]};
-        for (unsigned p = 0; p < depth; p++) {
-            const float upper = a[p * 2], lower = a[p * 2 + 1];
-            const float left = b[p * count * 2], right = b[p * count * 2 + 1];
-            sums[0] += upper * left;
-            sums[1] += upper * right;
-            sums[2] += lower * left;
-            sums[3] += lower * right;
-        }
-        for (unsigned e = 0; e < 4; e++) d[e] = sums[e];
-    }
 }
 
 // d += a b, of 64 x COUNT / 2 and so on: `left` is asked for numbers of a; those of b are at

@@ -1,37 +1,21 @@
 // The table of a module's kernels and shared variables, and what translate.py writes into the text.
 #pragma once
 
-extern "C" {
-#ifndef PYMM_SIM_RACES
-__attribute__((visibility("default"), used)) inline pymm_sim::Module pymm_module{};
-#endif
-}
+extern "C" __attribute__((visibility("default"))) pymm_sim::Module pymm_module;
 
 namespace pymm_sim {
 
+// Run while the module is loaded, before anything may be checked.
 struct SetArchitecture {
-    PYMM_SIM_UNCHECKED SetArchitecture(int architecture) {
-        pymm_module.architecture = architecture;
-    }
+    SetArchitecture(int architecture);
 };
-
-// Runs while the module is loaded, before anything may be checked.
 struct AddShared {
     SharedVariable variable;
-    PYMM_SIM_UNCHECKED AddShared(SharedVariable v) : variable(v) {
-        variable.index = pymm_module.shared_count++;
-        SharedVariable** last = &pymm_module.shared;
-        while (*last) last = &(*last)->next;
-        *last = &variable;
-    }
+    AddShared(SharedVariable v);
 };
-
 struct AddKernel {
     Kernel kernel;
-    PYMM_SIM_UNCHECKED AddKernel(Kernel k) : kernel(k) {
-        kernel.next = pymm_module.kernels;
-        pymm_module.kernels = &kernel;
-    }
+    AddKernel(Kernel k);
 };
 
 // `Place` is a class local to the declaration, so that every declaration, in every instance of a
@@ -126,13 +110,3 @@ PYMM_SIM_UNCHECKED inline Kernel in_clusters(Kernel kernel, unsigned x, unsigned
 }
 
 }  // namespace pymm_sim
-
-// For the stand-in nvcc: name and static shared memory of kernel `number`, null past the last.
-extern "C" PYMM_SIM_UNCHECKED __attribute__((visibility("default"))) inline const char*
-pymm_kernel_shared(int number, std::size_t* bytes) {
-    const pymm_sim::Kernel* k = pymm_module.kernels;
-    while (k && number-- > 0) k = k->next;
-    if (!k) return nullptr;
-    *bytes = pymm_sim::static_shared(pymm_module, *k);
-    return k->name;
-}

@@ -6,34 +6,10 @@
 
 #ifdef PYMM_SIM_RACES
 
-extern "C" {
-__attribute__((visibility("default"), used)) inline pymm_sim::Module pymm_module{
-    nullptr, nullptr, 0, 0, true, false};
-}
-
 namespace pymm_sim {
 
-// Whether all of these bytes are good, by the shadow (driver/memory.cpp).
-PYMM_SIM_UNCHECKED inline bool may_access(std::uintptr_t address, std::size_t bytes) {
-    const std::uintptr_t last = address + bytes - 1;
-    for (std::uintptr_t granule = address >> 3; granule <= last >> 3; granule++) {
-        const auto good = *reinterpret_cast<const signed char*>(granule + 0x7fff8000);
-        const int end = granule == last >> 3 ? static_cast<int>(last & 7) : 7;
-        if (good && end >= good) return false;
-    }
-    return true;
-}
-
-PYMM_SIM_UNCHECKED inline void touch(std::uintptr_t address, std::size_t bytes, Access access,
-                                     const void* where) {
-    if (!pymm_module.loaded || !bytes) return;
-    Thread& thread = self();
-    thread.where = where;
-    if (address - thread.shared_window < shared_window_bytes)
-        thread.calls->touch(address, bytes, access, where);
-    else if (!may_access(address, bytes))
-        (access == Access::load ? thread.calls->load : thread.calls->store)(address, bytes, where);
-}
+// Checks an access, and tells the driver of it.
+void touch(std::uintptr_t address, std::size_t bytes, Access access, const void* where);
 
 #define PYMM_SIM_ATOMIC_ACCESS PYMM_SIM_UNCHECKED
 inline __attribute__((always_inline, no_sanitize("kernel-address", "thread"))) void
@@ -68,34 +44,6 @@ PYMM_SIM_UNCHECKED inline void order(Sync event, std::uintptr_t key = 0) {
 }
 
 }  // namespace pymm_sim
-
-#define PYMM_SIM_TOUCH(name, access, bytes)                                             \
-    extern "C" PYMM_SIM_UNCHECKED void __tsan_##name##bytes(std::uintptr_t address) {   \
-        pymm_sim::touch(address, bytes, pymm_sim::Access::access,                       \
-                        __builtin_return_address(0));                                   \
-    }
-#define PYMM_SIM_TOUCHES(bytes)                \
-    PYMM_SIM_TOUCH(read, load, bytes)          \
-    PYMM_SIM_TOUCH(write, store, bytes)        \
-    PYMM_SIM_TOUCH(unaligned_read, load, bytes) \
-    PYMM_SIM_TOUCH(unaligned_write, store, bytes)
-PYMM_SIM_TOUCHES(1)
-PYMM_SIM_TOUCHES(2)
-PYMM_SIM_TOUCHES(4)
-PYMM_SIM_TOUCHES(8)
-PYMM_SIM_TOUCHES(16)
-#undef PYMM_SIM_TOUCHES
-#undef PYMM_SIM_TOUCH
-extern "C" PYMM_SIM_UNCHECKED void __tsan_read_range(std::uintptr_t address, std::size_t bytes) {
-    pymm_sim::touch(address, bytes, pymm_sim::Access::load, __builtin_return_address(0));
-}
-extern "C" PYMM_SIM_UNCHECKED void __tsan_write_range(std::uintptr_t address, std::size_t bytes) {
-    pymm_sim::touch(address, bytes, pymm_sim::Access::store, __builtin_return_address(0));
-}
-extern "C" PYMM_SIM_UNCHECKED void __tsan_init() {}
-extern "C" PYMM_SIM_UNCHECKED void __tsan_atomic_thread_fence(int) {
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
-}
 
 #else
 
