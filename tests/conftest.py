@@ -157,7 +157,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Python's collector of garbage need not look at what lasts to the end, again and again."""
+    """What was collected lasts to the end: Python's garbage collector skips it from now on."""
     gc.collect()
     gc.freeze()
 

@@ -62,9 +62,6 @@ _PART_OF_BANDWIDTH = 0.934
 #: a step's time, of this kernel and of kernel 7.
 _COOL, _HOT, _SLOWER, _SLOWER_7 = 1e11, 2e11, 0.16, 0.22
 
-#: Bytes of a microsecond from L2 to all multiprocessors, where rows start within sectors.
-_L2 = 10.5e6
-
 #: Part of kernel 7's expected time below which this one is preferred, for both are expected within
 #: a few percent; up to so many rows, where memory is the limit, all of it, from so many bytes on.
 _SURELY, _FEW, _LONG = 0.955, 128, 1e8
@@ -91,12 +88,13 @@ _SHALLOW, _WIDE, _LONG_SURVEYED = 192, 160, 2e7
 #: not 196).
 _WIDER, _WALKED = 4, 0.97
 
-#: From this k on, products have more stages instead of a second slot, and few rows have blocks in
-#: pairs.
+#: From this k on, where nothing is surveyed, products have more stages instead of a second slot,
+#: and few rows have blocks in pairs.
 _DEEP = 4096
 
 #: Parts by which products take longer with one slot where TMA stores C, and with two where threads
-#: do (H200, 62 products, each with both; of few rows not measured).
+#: do (H200, 62 products, each with both; few of them with k above 4096, none of few rows or with C
+#: in float32).
 _ONE_SLOT, _TWO_SLOTS = 0.022, 0.006
 
 
@@ -127,14 +125,14 @@ def _most_slots(mb: int, nb: int, cluster: int, p: Problem) -> int:
 
 def _options(p: Problem, d: Device) -> Iterator[tuple[float, Config]]:
     """Every tile, where this kernel may be the faster at all, with one slot and with two, whether
-    TMA or threads store C. Tiles of 128 rows in pairs of blocks and without, where rows are uneven
-    or C is wide; there also larger groups of rows.
+    TMA or threads store C. Tiles of 128 rows both in pairs of blocks and without, where rows start
+    off sectors or C is wide; where it is wide also larger groups of rows.
     """
     if _has_enough_work(p, _LONG_SURVEYED):
         before = wgmma.repacking_us(p)
         for tile in _tiles_for(p):
             wide = tile["MB"] == 128 and p.n >= _WIDER * p.m
-            both = wide or tile["MB"] == 128 and _uneven(p)
+            both = wide or tile["MB"] == 128 and _off_sectors(p)
             for cluster in (1, 2) if both else (tile["CLUSTER"],):
                 for slots in range(1, _most_slots(tile["MB"], tile["NB"], cluster, p) + 1):
                     given = tile | dict(CLUSTER=cluster, SLOTS=slots)
@@ -175,14 +173,16 @@ def _microseconds(given: dict[str, int], p: Problem, d: Device) -> float:
     busy = ceil_div(tiles, d.sms) * (ceil_div(p.k, 64) * step + _REST + stored)
     moved = p.bytes / (_MEMORY * min(1.0, max(tiles / cluster, 1) / _BLOCKS))
     if any(wgmma.within_sectors(p)):
-        moved = max(moved, wgmma.read_from_l2(tiles * mb, tiles * nb / cluster, p) / _L2)
+        moved = max(moved, wgmma.read_from_l2(tiles * mb, tiles * nb / cluster, p) / wgmma.L2[True])
     one, two = (_ONE_SLOT, 0.0) if _is_stored_by_tma(p) else (0.0, _TWO_SLOTS)
     slots = 1 + (one if given["SLOTS"] == 1 else two)
     return slots * (_LAUNCH + max(busy, moved) + 0.05 * min(busy, moved))
 
 
-def _uneven(p: Problem) -> bool:
-    """Whether dense rows of A or B do not start at multiples of 32 bytes, a sector of memory."""
+def _off_sectors(p: Problem) -> bool:
+    """Whether dense rows of A or B start off multiples of 32 bytes, a sector of memory: those that
+    are repacked, too.
+    """
     return any(shape[2] * 2 % wgmma.SECTOR for shape in stored_shapes(p)[:2])
 
 
@@ -221,7 +221,7 @@ def _preferred(p: Problem, d: Device) -> bool:
         other = wgmma.repacked_us(p, d)
     else:
         other = _LAUNCH + wgmma.expected_us(p, d) * (1 + _SLOWER_7 * _hot(p))
-    if p.batch > 1 and min(p.m, p.n, p.k) > _LARGE and not _uneven(p):
+    if p.batch > 1 and min(p.m, p.n, p.k) > _LARGE and not _off_sectors(p):
         return own < other * _SURELY_OF_BATCH[p.out_dtype.itemsize]
     return own < other * (1 if p.m <= _FEW else _SURELY)
 

@@ -220,7 +220,7 @@ _SHALLOW_WIDE = (_SHALLOW[0], (256, _SMALLER))
 #: few steps, and each element of it. Bytes of a microsecond: from memory; of copies, which are
 #: in L2; from there to all multiprocessors, and where rows start within lines.
 _COMBINING, _PART, _BY_THREADS, _STORED = 3.0, 0.04, (1.45e-4, 5e-5), (0.5, 3.4e-5)
-_MEMORY, _COPIED, _L2 = 4e6, 8e6, (14e6, 10.5e6)
+_MEMORY, _COPIED, L2 = 4e6, 8e6, (14e6, 10.5e6)
 
 #: A sector of memory in bytes, and how many times as long TMA takes to read an operand in place
 #: whose rows start within sectors (benchmarks/LOG.md, "Rows that start within sectors").
@@ -348,8 +348,8 @@ def within_sectors(p: Problem) -> tuple[bool, bool]:
 
 
 def read_from_l2(rows: float, columns: float, p: Problem) -> float:
-    """Bytes of so many rows of A and columns of B; those in rows that start within sectors count
-    as often as it takes times as long to read them.
+    """Bytes that so many rows of A and columns of B take to read from L2. Those of an operand whose
+    rows start within sectors count `_WITHIN_SECTORS` times.
     """
     a, b = (_WITHIN_SECTORS if within else 1.0 for within in within_sectors(p))
     return 2 * p.k * (a * rows + b * columns)
@@ -423,7 +423,7 @@ def _microseconds(form: tuple, parts: int, p: Problem, d: Device) -> float:
     read = read_from_l2(
         each * mb / given.get("CLUSTER_N", 1), each * nb / given.get("CLUSTER", 1), p
     )
-    fetched = max(fetched, read / _L2[unaligned])
+    fetched = max(fetched, read / L2[unaligned])
     return max(busy, fetched) + 0.05 * min(busy, fetched) + adding
 
 

@@ -95,7 +95,7 @@ def key() -> str:
 def _driver() -> Path:
     """The stand-in driver: one for all ways to compile kernels, built when there is none."""
     digest = hashlib.sha256(_run([compiler(), "--version"]).encode())
-    for path in (*sorted((_HERE / "driver").iterdir()), _HERE / "device" / "abi.hpp"):
+    for path in (*sorted((_HERE / "driver").glob("*.[ch]pp")), _HERE / "device" / "abi.hpp"):
         digest.update(f"{path.name}\0".encode() + path.read_bytes() + b"\0")
     digest.update(" ".join([*_DRIVER_FLAGS, *_LINK_FLAGS]).encode())
     root = cache_directory() / "simulator"
@@ -130,7 +130,7 @@ def _copy_compiler(folder: Path) -> None:
             # Not by date: this folder may be copied.
             invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
         )
-    # What is started is never read as bytecode.
+    # Python reads no bytecode for the script that it starts: so that only imports the compiler.
     start = "import sys\nimport nvcc\n\nsys.exit(nvcc.main(sys.argv[1:]))\n"
     (folder / "start.py").write_text(start)
 

@@ -150,7 +150,7 @@ def test_products_whose_c_threads_store_are_offered_but_no_defaults(trans_b):
 @pytest.mark.parametrize(
     "n, k, clusters",
     [
-        (1600, 960, {1}),  # rows start at multiples of 32 bytes
+        (1600, 960, {1}),  # rows at multiples of 32 bytes, C not wide
         (1600, 1000, {1, 2}),  # those of A within sectors
         (1600, 1001, {1, 2}),  # A is repacked
         (6400, 960, {1, 2}),  # C is wide
@@ -162,7 +162,23 @@ def test_pairs_and_slots_that_are_offered(n, k, clusters):
     assert {c.SLOTS for c in options} == {1, 2}
 
 
-@pytest.mark.parametrize("n, slots", [(1600, 2), (1598, 1)])
-def test_what_tma_stores_has_two_slots_by_default(n, slots):
-    for k in (960, 1000):
-        assert PING_PONG.default_for(Problem(1600, n, k, "bf16"), HOPPER).SLOTS == slots
+@pytest.mark.parametrize(
+    "mnk, slots",
+    [
+        ((1600, 1600, 960), 2),
+        ((1600, 1600, 1000), 2),
+        ((1600, 1598, 960), 1),  # threads store C
+        ((1600, 1600, 4096), 1),  # more stages instead
+        ((128, 32768, 960), 1),  # few rows
+    ],
+)
+def test_slots_of_defaults(mnk, slots):
+    assert PING_PONG.default_for(Problem(*mnk, "bf16"), HOPPER).SLOTS == slots
+
+
+def test_a_c_of_float32_has_as_many_slots_as_registers_allow():
+    problem = Problem(1600, 1600, 1000, "bf16_f32", True, True)
+    options = [config for _, config in PING_PONG.options(problem, H200)]
+    assert {c.SLOTS for c in options if c.NB <= 160} == {1, 2}
+    assert {c.SLOTS for c in options if c.NB > 160} == {1}
+    assert not any(PING_PONG.violations(config, problem, H200) for config in options)

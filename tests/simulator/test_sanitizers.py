@@ -152,7 +152,7 @@ class Simulator:
         }
 
     def precompile(self, folder):
-        """What nearly every file includes: that takes a third of the time of compiling them."""
+        """The headers that nearly every file includes, a third of the time of compiling them."""
         header = folder / "ahead.hpp"
         header.write_text('#include "driver.hpp"\n#include "worker.hpp"\n')
         self.run_compiler("-x", "c++-header", str(header), "-o", f"{header}.gch")

@@ -124,7 +124,7 @@ def test_a_cut_driver_does_not_kill_its_process(tmp_path):
 
 
 def test_one_driver_serves_all_ways_to_compile_kernels(tmp_path, monkeypatch):
-    """Watched for races or not, kernels have a folder of their own."""
+    """Each way, watched for races or not, has its own folder, with a copy of the same driver."""
     module = importlib.import_module("pymm.simulator.build")
     monkeypatch.setenv("PYMM_CACHE_DIR", str(tmp_path / "cache"))
     made = []

@@ -1,5 +1,5 @@
-// The running thread's own record, and what g++ does not check. What it calls instead, when the
-// shadow of an address is not 0 (see driver/memory.cpp), is in runtime.cpp.
+// The running thread's own record, and the mark of functions that are not checked. What g++ calls
+// for an address whose shadow is not 0 (see driver/memory.cpp) is in runtime.cpp.
 #pragma once
 
 namespace pymm_sim {

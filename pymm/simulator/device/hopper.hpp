@@ -251,7 +251,7 @@ struct Numbers {
     float values[MOST];  // [p][row]
 };
 
-// Unchecked, as is what is added to: d is the thread's own, b the driver's.
+// None of these three is checked: d is the thread's own, b the driver's.
 bool same_bytes(const void* a, const void* b, std::size_t bytes);
 void copy_words(void* to, const void* from, std::size_t bytes);
 // d += a b for `count` elements of d: two of a at each depth, of b those at b[p * count * 2].
